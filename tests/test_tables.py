@@ -111,7 +111,7 @@ FIGURES = Judged(better=0.8, worse=0.6, differences=(0.2, 0.21, 0.19), sentence_
         ({"untrained": 0.9}, "undecided", "untrained"),
         ({"untrained": None, "better": 0.1, "worse": 0.2}, "holds", "above zero"),
         ({"sentence_error": None}, "undecided", "not known"),
-        ({"smaller_is_better": True, "untrained": 0.9}, "fails", "below zero"),
+        ({"smaller_is_better": True, "untrained": 0.9}, "fails", "above zero"),
         ({"searched": (0.1, 0.05)}, "holds", "above zero"),
         ({"searched": (0.1, -0.05)}, "undecided", "at equal rates"),
         ({"searched": (-0.1, -0.05), "smaller_is_better": True, "untrained": 0.9}, "undecided", "at equal rates"),

@@ -71,10 +71,9 @@ def judge(found: Judged) -> Verdict:
         return _level(widest, found.margin)
     if (widest[0] > 0 or widest[1] < 0) and not all(sign * each * mean > 0 for each in found.searched):
         return Verdict("undecided", "the learning rates differ, and at equal rates the dev sets do not show this order")
-    if widest[0] > 0:
-        return Verdict("holds", "both intervals lie above zero")
-    if widest[1] < 0:
-        return Verdict("fails", "both intervals lie below zero")
+    if widest[0] > 0 or widest[1] < 0:
+        side = "above" if sign * mean > 0 else "below"  # as the differences are written
+        return Verdict("holds" if widest[0] > 0 else "fails", f"both intervals lie {side} zero")
     by_seeds, by_sentences = low <= 0 <= high, abs(mean) <= reach
     causes = ["the seeds differ by more than the rows"] if by_seeds else []
     causes += ["the test set is too small for this difference"] if by_sentences else []
