@@ -73,13 +73,15 @@ class LocalClient:
         from babeltune.cli.render import show_comparison, show_leaderboard
         from babeltune.files import plain
         from babeltune.planning.warnings import about_order
+        from babeltune.sweep.state.leaderboard import whole_name
         from babeltune.sweep.state.progress import standing
         from babeltune.sweep.state.seed_summary import compare
 
         if tables.name is None and not any((tables.sort, tables.over, tables.front, tables.by, tables.languages)):
             all_sweeps(self._file, self._as_json)
             return
-        folder, sort = folder_of(tables.name, self._file), tables.sort
+        folder = folder_of(tables.name, self._file)
+        sort = None if tables.sort is None else whole_name(folder.sweep(), tables.sort)
         if tables.front:
             show_pareto(folder, tables.metric, self._as_json)
         elif tables.languages:

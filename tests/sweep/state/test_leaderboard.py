@@ -1,8 +1,9 @@
-"""Which row of a leaderboard leads."""
+"""Which row of a leaderboard leads, and by which metric it is sorted."""
 
 import pytest
 
-from babeltune.sweep.state.leaderboard import Row, leading
+from babeltune.planning.sweep_file import read_sweep
+from babeltune.sweep.state.leaderboard import Row, leading, whole_name
 
 TEACHER = Row(name="teacher", state="finished")
 
@@ -22,3 +23,9 @@ def row(name, state, best=1):
 def test_a_finished_trial_leads_before_any_other_and_a_baseline_never(rows, name):
     found = leading(rows)
     assert (found and found.name) == name
+
+
+def test_a_metric_may_be_named_as_tables_show_it(tiny_file):
+    sweep = read_sweep(tiny_file)
+    names = ("everyday/accuracy", "dev/everyday/accuracy", "train/loss", "absent/accuracy")
+    assert [whole_name(sweep, name) for name in names] == ["dev/everyday/accuracy", *names[1:]]
