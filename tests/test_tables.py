@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import yaml
 from scipy.stats import t
+from sklearn.metrics import adjusted_rand_score
 
 from babeltune.data.prepared import TextTask
 from babeltune.data.teacher import teacher_folder
@@ -20,8 +21,9 @@ from babeltune.planning.sweep_file import read_sweep
 from babeltune.schema.records import Teacher
 from benchmarks.tables import page
 from benchmarks.tables.__main__ import TABLES, show_plan
+from benchmarks.tables.clusters import ari_of
 from benchmarks.tables.cpu import CpuSeconds
-from benchmarks.tables.definition import UNTRAINED, Claim, Column, Row, Table
+from benchmarks.tables.definition import MEGABYTES, PAIRS, UNTRAINED, Claim, Column, Row, Table
 from benchmarks.tables.record import run
 from benchmarks.tables.sampling import Scored, sampling_error
 from benchmarks.tables.sweeps import planned
@@ -43,7 +45,14 @@ SMALL = Table(
     ),
     columns=(Column(metric=METRIC, title="everyday"),),
     claims=(Claim(better="soft", worse="hard", metrics=(METRIC,), paper="table 1: 2 against 1"),),
-    logged={"train/label_entropy": "label entropy", "train/of_another_method": "of another method"},
+    logged={
+        "train/label_entropy": "label entropy",
+        "train/of_another_method": "of another method",
+        PAIRS: "pairs",
+        MEGABYTES: "MB",
+    },
+    uses={METRIC: "find everyday sentences"},
+    limits="It is a small table.",
     rates=(1e-3, 3e-3),
     seeds=(0, 1),
 )
@@ -68,7 +77,7 @@ def test_a_record_says_what_its_figures_depend_on(name):
     assert [row["name"] for row in record["rows"]] == [row.name for row in table.rows]
     assert len(record["claims"]) == sum(len(claim.metrics) for claim in table.claims)
     for row in record["rows"]:
-        assert all(len(values) == len(record["run"]["seeds"]) == 5 for values in row["values"].values())
+        assert all(len(values) == len(record["run"]["seeds"]) == len(table.seeds) for values in row["values"].values())
         assert {row["sweep"]} <= set(record["run"]["sweeps"])
     assert "dirty" not in record["run"]["commit"]
     assert record["run"]["cpu_seconds"] > 0
@@ -157,6 +166,22 @@ def test_equal_rows_have_no_sampling_error_in_a_correlation():
     assert 0.03 < sampling_error("test/set/spearman", tasks, good, bad) < 0.3
 
 
+def test_the_index_of_resampled_clusters_is_scikit_learns_on_all_sentences():
+    random = np.random.default_rng(2)
+    labels = [str(topic) for topic in random.integers(0, 5, 200)]
+    clusters = {str(seed): random.integers(0, 5, 200).tolist() for seed in (0, 1)}
+    clusters["1"][:100] = [int(label) for label in labels[:100]]
+    expected = statistics.fmean(adjusted_rand_score(labels, found) for found in clusters.values())
+    assert ari_of(labels, clusters)(np.ones((1, 200)))[0] == pytest.approx(expected)
+    tasks = [replace(task("clustering", 200), labels=tuple(labels))]
+    good, bad = (
+        [Scored({"test/set/ari": 0.1}, {"test/set/fra-eng/ari": {"0": clusters[seed]}})] for seed in ("1", "0")
+    )
+    assert sampling_error("test/set/ari", tasks, good, good) == 0
+    assert 0.01 < sampling_error("test/set/ari", tasks, good, bad) < 0.1
+    assert sampling_error("test/set/ari", tasks, good, [Scored({"test/set/ari": 0.1}, {})]) is None
+
+
 def test_an_error_without_sentences_has_that_of_two_shares():
     rows = [[Scored({"test/set/xsim_error": value}, {})] for value in (0.5, 0.2)]
     found = sampling_error("test/set/xsim_error", [task("bitext", 100)], *rows)
@@ -171,7 +196,7 @@ def test_each_sweep_of_a_table_can_be_read_and_has_a_trial_for_each_point(name):
         assert sweep.budget.trials == len(sweep.sampler.points)
         assert sweep.training.pairs > 0
     named = {f"test/{task.name}" for task in sweep.data.test}
-    assert {column.metric.rpartition("/")[0] for column in table.columns} <= named
+    assert {"/".join(column.metric.split("/")[:2]) for column in table.columns} <= named
 
 
 def test_rows_share_sweeps_unless_they_change_what_is_no_setting(tiny_file):
@@ -231,7 +256,13 @@ def test_a_small_table_runs_and_becomes_a_page(
         best = max(row["searched"], key=lambda rate: row["searched"][rate] or 0.0)
         assert float(best) == row["learning_rate"]
         assert f"{statistics.fmean(row['values'][METRIC]):.4f} ±" in written
-    assert list(rows["soft"]["logged"]) == ["train/label_entropy"]
+    assert list(rows["soft"]["logged"]) == ["train/label_entropy", PAIRS, MEGABYTES]
+    assert rows["soft"]["logged"][PAIRS] == [640, 640]
+    assert 0.01 < rows["soft"]["logged"][MEGABYTES][0] < 10
+    (use,) = record["uses"]
+    best = max(rows, key=lambda name: sum(rows[name]["values"][METRIC]))
+    assert (use["best"], [other["worse"] for other in use["others"]]) == (best, [name for name in rows if name != best])
+    assert f"| find everyday sentences | everyday | **{best}** |" in written
     (claim,) = record["claims"]
     soft, hard = (rows[name]["values"][METRIC] for name in ("soft", "hard"))
     assert claim["differences"] == pytest.approx([a - b for a, b in zip(soft, hard, strict=True)], abs=2e-6)

@@ -12,7 +12,11 @@ from babeltune.cli.plan_page import machine_of
 from babeltune.errors import SpecError
 from babeltune.planning.plan import make_plan
 from babeltune.schema.cluster import read_cluster
+from benchmarks.tables.chen_losses import CHEN_LOSSES
 from benchmarks.tables.definition import Table
+from benchmarks.tables.li_depth import LI_DEPTH
+from benchmarks.tables.mao_dims import MAO_DIMS
+from benchmarks.tables.mao_shapes import MAO_SHAPES
 from benchmarks.tables.mao_terms import MAO_TERMS
 from benchmarks.tables.page import write
 from benchmarks.tables.park_gather import PARK_GATHER
@@ -23,10 +27,24 @@ from benchmarks.tables.record import run
 from benchmarks.tables.sweeps import planned, read_planned
 from benchmarks.tables.tan_sigma import TAN_SIGMA
 from benchmarks.tables.tan_variants import TAN_VARIANTS
+from benchmarks.tables.which_method import WHICH_METHOD
 
 TABLES = {
     table.name: table
-    for table in (MAO_TERMS, PARK_GATHER, PARK_LABELS, PARK_PAIRS, PARK_TEACHERS, TAN_SIGMA, TAN_VARIANTS)
+    for table in (
+        CHEN_LOSSES,
+        LI_DEPTH,
+        MAO_DIMS,
+        MAO_SHAPES,
+        MAO_TERMS,
+        PARK_GATHER,
+        PARK_LABELS,
+        PARK_PAIRS,
+        PARK_TEACHERS,
+        TAN_SIGMA,
+        TAN_VARIANTS,
+        WHICH_METHOD,
+    )
 }
 
 

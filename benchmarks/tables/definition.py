@@ -12,6 +12,10 @@ SEEDS = (0, 1, 2, 3, 4)
 """Seeds of every row."""
 UNTRAINED = "untrained"
 """The row of the student before its first step, which claims may name."""
+START = "start"
+"""The row of the last model that is promoted first, which claims may name."""
+PAIRS, MEGABYTES = "pairs", "model/megabytes"
+"""Pairs that a training has seen, and the size of the exported folder, for `Table.logged`."""
 SEARCH_SEED = 100
 """The seed with which learning rates are compared, which is none of the table's."""
 
@@ -23,7 +27,7 @@ class Row:
     name: str
     settings: dict[str, Scalar] = field(default_factory=dict)
     """Searched settings and their values, such as `{"beta": 100.0}`."""
-    when: dict[str, dict[str, Scalar]] = field(default_factory=dict)
+    when: dict[str, dict[str, Scalar | list[Scalar]]] = field(default_factory=dict)
     """Setting -> the values of others under which alone it exists; rows of the same sweep leave it out."""
     changes: tuple[str, ...] = ()
     """Words of `--set`, for what is no searched setting. Rows with the same words share a sweep."""
@@ -64,7 +68,7 @@ class Table:
     paper: str
     """The citation, and the tables of the paper."""
     budget: str
-    """What the paper trained, on what."""
+    """What the paper trained, on what. Empty for a table of our own."""
     ours: str
     """What is trained here instead."""
     sweep: str
@@ -78,15 +82,24 @@ class Table:
     """Rows that are both no better than the untrained student say nothing of an order. Not so of rows that begin with
     a trained model, which a loss may well harm."""
     logged: dict[str, str] = field(default_factory=dict)
-    """Metric of the training -> title, for columns beside the sealed sets'."""
+    """Metric of the training or the model -> title, for columns beside the sealed sets'."""
+    uses: dict[str, str] = field(default_factory=dict)
+    """Metric of a column -> what a reader wants who asks for it. The page then says which row to take for each."""
+    limits: str = ""
+    """What this budget cannot say, beside the choice of a row."""
     before: tuple[str, ...] = ()
     """Sweep files whose best models are trained and promoted first."""
     start: str | None = None
-    """The static model that the students of all rows begin with, such as `models:/NAME@champion`."""
+    """The model that the students of all rows begin with, such as `models:/NAME@champion`."""
+    start_kind: Literal["static", "transformer"] = "static"
+    start_name: str | None = None
+    """What the page calls the last model of `before`, which then has a row of its own."""
+    heat_map: bool = False
+    """Whether the page shows the cosines of a few translations before and after the best training."""
     seeds: tuple[int, ...] = SEEDS
 
     def __post_init__(self) -> None:
-        names = {UNTRAINED, *(row.name for row in self.rows)}
+        names = {UNTRAINED, *([START] if self.start_name else []), *(row.name for row in self.rows)}
         for claim in self.claims:
             if unknown := {claim.better, claim.worse} - names:
                 raise ValueError(f"table {self.name} claims an order of {', '.join(unknown)}, which is no row")

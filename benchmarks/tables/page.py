@@ -9,6 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from babeltune.evaluation.evaluate import SPEED
+from benchmarks.tables.clusters import ARI
+from benchmarks.tables.definition import MEGABYTES, PAIRS, START, UNTRAINED
+from benchmarks.tables.heat_map import draw
 from benchmarks.tables.verdict import NORMAL, Judged, Verdict, judge, over_seeds
 
 ROOT = Path(__file__).parents[2]
@@ -26,6 +30,13 @@ ordering holds, or fails, if both intervals lie on one side of zero. If the rows
 sets must show the same order at each rate that was searched. There is no correction for the number of orderings."""
 LEVEL = """\
 Where the paper sees no difference, the order holds if both intervals lie within the margin."""
+CLUSTERED = """\
+The interval of an adjusted Rand index draws sentences anew and keeps the clusters."""
+CHOICE = "## Which to take"
+CHOOSING = """\
+A row is level with the best if the rule of the orderings below cannot put it behind. The best is chosen by the scores
+that are shown, so its own score is a little too high."""
+UNITS = {MEGABYTES: "MB", SPEED: "sentences a second"}
 INDEX = """\
 # The papers' tables
 
@@ -58,22 +69,30 @@ def verdict(claim: Record) -> Verdict:
 def page(record: Record) -> str:
     """The page of a table."""
     run, seeds = record["run"], len(record["run"]["seeds"])
+    length = (
+        f"costs {run['compute']:g} counted seconds of one worker"
+        if "compute" in run
+        else f"sees {run['pairs']:,} pairs in batches of {run['batch']:,}"
+    )
     ours = (
-        f"{record['ours']} Each training sees {run['pairs']:,} pairs in batches of {run['batch']:,}. "
+        f"{record['ours']} Each training {length}. "
         f"There are {seeds} seeds. The whole table cost {run['cpu_seconds'] / 3600:.2f} CPU hours. {COST}"
     )
     level = [LEVEL] if any(claim["kind"] == "level" for claim in record["claims"]) else []
     parts = [
         f"# {record['title']}",
         f"{record['paper']} `{record['command']}` writes this page.",
-        f"The paper's budget: {record['budget']}",
+        *([f"The paper's budget: {record['budget']}"] if record["budget"] else []),
         f"Ours: {ours}",
+        *([CHOICE, CHOOSING, _choices(record), *_advice(record), record["limits"]] if "uses" in record else []),
         "## Scores",
         READING,
         _scores(record),
+        *([_picture(record)] if "heat_map" in record else []),
         "## Orderings",
         JUDGING,
         *level,
+        *([CLUSTERED] if any(claim["metric"].endswith(f"/{ARI}") for claim in record["claims"]) else []),
         _orderings(record),
         "## The run",
         _run(record),
@@ -104,9 +123,18 @@ def write(record: Record, root: Path = ROOT) -> Path:
     text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
     (root / RECORDS / f"{record['name']}.json").write_text(text, encoding="utf-8")
     for kept in read_records(root):
+        if "heat_map" in kept:
+            draw(kept["heat_map"], root / PAGES / f"{kept['name']}.svg")
         (root / PAGES / f"{kept['name']}.md").write_text(page(kept), encoding="utf-8")
     (root / PAGES / "index.md").write_text(index(read_records(root)), encoding="utf-8")
     return root / PAGES / f"{record['name']}.md"
+
+
+def _picture(record: Record) -> str:
+    maps = record["heat_map"]
+    left, right = maps["languages"]
+    words = f"cosines of sentences in {left} and {right}, before and after training"
+    return f"![{words}]({record['name']}.svg)\n\nThe picture shows {words}, of the best trial, `{maps['trial']}`."
 
 
 def _table(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -127,12 +155,65 @@ def _scores(record: Record) -> str:
             row["name"],
             f"{row['learning_rate']:g}",
             *(_mean(row["values"][column["metric"]]) for column in columns),
-            *(_mean(row["logged"][metric]) if metric in row["logged"] else "" for metric in logged),
+            *(_logged(metric, row["logged"][metric]) if metric in row["logged"] else "" for metric in logged),
         ]
         for row in record["rows"]
     ]
-    untrained = ["*untrained*", "", *(f"{column['untrained']:.4f}" for column in columns), *("" for _ in logged)]
-    return _table(titles, [*rows, untrained])
+    single = {UNTRAINED: UNTRAINED, **({START: record["start_name"]} if "start_name" in record else {})}
+    for key, name in single.items():
+        rows.append([f"*{name}*", "", *(f"{column[key]:.4f}" for column in columns), *("" for _ in logged)])
+    return _table(titles, rows)
+
+
+def _logged(metric: str, values: Sequence[float]) -> str:
+    """Sizes, speeds and counts without a spread."""
+    if metric not in (PAIRS, MEGABYTES) and not metric.startswith("model/"):
+        return _mean(values)
+    return f"{statistics.fmean(values):,.{1 if metric == MEGABYTES else 0}f}"
+
+
+def _choices(record: Record) -> str:
+    """For each use, which row to take, and which are level with it."""
+    titles = {column["metric"]: column["title"] for column in record["columns"]}
+    values = {row["name"]: row["values"] for row in record["rows"]}
+    rows = [
+        [
+            each["use"],
+            titles[each["metric"]],
+            f"**{each['best']}**",
+            _mean(values[each["best"]][each["metric"]]),
+            ", ".join(level(each)) or "none",
+        ]
+        for each in record["uses"]
+    ]
+    return _table(["you want to", "score", "take", "its score", "level with it"], rows)
+
+
+def level(use: Record) -> list[str]:
+    """The rows that are not shown to be below the best one."""
+    return [each["worse"] for each in use["others"] if verdict(each).said != "holds"]
+
+
+def _advice(record: Record) -> list[str]:
+    """What the table of choices comes to."""
+    first = Counter(name for use in record["uses"] for name in (use["best"], *level(use)))
+    most, uses = max(first.values()), len(record["uses"])
+    said = [
+        f"`{row['name']}` is best, or level with the best, for {most} of {uses} uses."
+        for row in record["rows"]
+        if first[row["name"]] == most
+    ]
+    said.append(f"{len(record['rows']) - len(first)} of {len(record['rows'])} rows are behind the best for every use.")
+    for metric, word, sign in ((MEGABYTES, "Smallest", -1), (SPEED, "Fastest", 1)):
+        means = [
+            (sign * statistics.fmean(row["logged"][metric]), row["name"])
+            for row in record["rows"]
+            if metric in row["logged"]
+        ]
+        if means:
+            value, name = max(means)
+            said.append(f"{word}: `{name}`, {_logged(metric, [abs(value)])} {UNITS[metric]}.")
+    return [" ".join(said)]
 
 
 def _orderings(record: Record) -> str:
@@ -156,7 +237,8 @@ def _orderings(record: Record) -> str:
                 found.why,
             ]
         )
-    heads = ["order", "the paper", "score", "difference", "over seeds", "over sentences", "verdict", "why"]
+    source = "the paper" if record["budget"] else "who says so"
+    heads = ["order", source, "score", "difference", "over seeds", "over sentences", "verdict", "why"]
     return _table(heads, rows)
 
 

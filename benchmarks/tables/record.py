@@ -8,10 +8,12 @@ from dataclasses import asdict
 from typing import Any
 
 from babeltune.schema.cluster import read_cluster
+from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.provenance import environment_facts
 from babeltune.sweep.workers.connection import connected
 from benchmarks.tables.cpu import CpuSeconds
-from benchmarks.tables.definition import UNTRAINED, Claim, Table
+from benchmarks.tables.definition import START, UNTRAINED, Claim, Table
+from benchmarks.tables.heat_map import heat_maps_of
 from benchmarks.tables.sampling import Scored, sampling_error
 from benchmarks.tables.sealed import SealedSets
 from benchmarks.tables.sweeps import Trained, promote_starts, train_rows
@@ -32,10 +34,10 @@ def run(table: Table, cluster: str | None = None) -> Record:
         rows = train_rows(table, cluster)
         names = [[f"{row.sweep}/{trial}" for trial in row.trials] for row in rows]
         sealed = SealedSets(names[0][0], place)
-        scored = dict(sealed.score([*(name for some in names for name in some), sealed.untrained]))
+        single = {UNTRAINED: sealed.untrained, **({START: f"{starts[-1]}/t0000"} if table.start_name else {})}
+        scored = dict(sealed.score([*(name for some in names for name in some), *single.values()]))
         scores = {row.row.name: [scored[name] for name in some] for row, some in zip(rows, names, strict=True)}
-        scores[UNTRAINED] = [scored[sealed.untrained]] * len(table.seeds)
-        untrained = scored[sealed.untrained].scores
+        scores |= {row: [scored[name]] * len(table.seeds) for row, name in single.items()}
         return {
             "name": table.name,
             "title": table.title,
@@ -44,10 +46,21 @@ def run(table: Table, cluster: str | None = None) -> Record:
             "ours": table.ours,
             "command": f"make table TABLE={table.name}",
             "columns": [
-                {**asdict(column), "items": sealed.items(column.metric), "untrained": _round(untrained[column.metric])}
+                {
+                    **asdict(column),
+                    "items": sealed.items(column.metric),
+                    **{row: _round(scores[row][0].scores[column.metric]) for row in single},
+                }
                 for column in table.columns
             ],
             "logged": table.logged,
+            **({"start_name": table.start_name} if table.start_name else {}),
+            **(
+                {"heat_map": heat_maps_of(SweepFolder(place.folder / "sweeps" / rows[0].sweep))}
+                if table.heat_map
+                else {}
+            ),
+            **({"uses": _uses(table, rows, scores, sealed), "limits": table.limits} if table.uses else {}),
             "rows": [_row(table, row, scores[row.row.name]) for row in rows],
             "claims": [
                 _claim(claim, metric, scores, sealed, table.from_scratch)
@@ -73,8 +86,34 @@ def _row(table: Table, trained: Trained, scored: Sequence[Scored]) -> Record:
         "sweep": trained.sweep,
         "trials": list(trained.trials),
         "values": {column.metric: [_round(one.scores[column.metric]) for one in scored] for column in table.columns},
-        "logged": {metric: [_round(value) for value in values] for metric, values in trained.logged.items()},
+        "logged": {
+            metric: [_round(value) for value in values]
+            for metric in table.logged
+            if (values := trained.logged.get(metric) or [one.scores[metric] for one in scored if metric in one.scores])
+        },
     }
+
+
+def _uses(table: Table, rows: Sequence[Trained], scores: Scores, sealed: SealedSets) -> list[Record]:
+    """For each use the best row, and how far it is above each of the others."""
+    found = []
+    for metric, use in table.uses.items():
+        names = [row.name for row in table.rows]
+        best = max(names, key=lambda name: statistics.fmean(one.scores[metric] for one in scores[name]))
+        others = [Claim(better=best, worse=name, metrics=(metric,), paper="") for name in names if name != best]
+        found.append(
+            {
+                "metric": metric,
+                "use": use,
+                "best": best,
+                "others": [
+                    _claim(other, metric, scores, sealed, table.from_scratch)
+                    | {"searched": at_equal_rates(other, metric, rows)}
+                    for other in others
+                ],
+            }
+        )
+    return found
 
 
 def _claim(claim: Claim, metric: str, scores: Scores, sealed: SealedSets, from_scratch: bool) -> Record:
@@ -114,6 +153,7 @@ def _facts(table: Table, rows: Sequence[Trained], starts: Sequence[str], sealed:
         "seeds": list(table.seeds),
         "objective": sweep.objectives[0].metric,
         "pairs": sweep.training.pairs,
+        **({"compute": sweep.training.compute} if sweep.budget.unit == "compute" else {}),
         "batch": sweep.training.global_batch,
         "commit": facts["git.commit"],
         "versions": {

@@ -14,13 +14,14 @@ import numpy as np
 
 from babeltune.data.prepared import TextTask
 from babeltune.promotion.compare import METRICS, Outcomes, cell_name
-from babeltune.promotion.statistics import paired_bootstrap, spearman_of, standard_error
+from babeltune.promotion.statistics import Statistic, paired_bootstrap, spearman_of, standard_error
+from benchmarks.tables.clusters import ARI, ari_of, cluster_cell
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 RESAMPLES = 400
-"""Draws of a test set for the sampling error of a rank correlation."""
+"""Draws of a test set for the sampling error of a rank correlation or of clusters."""
 ONE_ERROR = 0.6827
 """The confidence of an interval that reaches one standard error to each side."""
 
@@ -52,6 +53,9 @@ def sampling_error(
     if all(METRICS.get(task.kind) == kind for task in own):
         error = _of_shares if kind == "accuracy" else _of_correlations
         return error(own, sides)
+    clustered = all(task.kind == "clustering" for task in own) and kind == ARI
+    if clustered and all(cluster_cell(task) in one.outcomes for task in own for one in (*better, *worse)):
+        return _of_correlations(own, sides)
     items = sum(len(task.left) for task in own)
     errors = [standard_error(metric, float(np.mean([one.scores[metric] for one in side])), items) for _, side in sides]
     return None if None in errors else math.hypot(*(by * (e or 0.0) for (by, _), e in zip(sides, errors, strict=True)))
@@ -80,8 +84,11 @@ def _of_correlations(tasks: Sequence[TextTask], sides: Sides) -> float:
 
 
 def _difference(task: TextTask, sides: Sides) -> Callable[[NDArray[np.float64]], NDArray[np.float64]]:
-    name = cell_name(task, "test")
-    parts = [
-        (by / len(side), spearman_of(task.scores, one.outcomes[name]["cosine"])) for by, side in sides for one in side
-    ]
+    parts = [(by / len(side), _statistic(task, one)) for by, side in sides for one in side]
     return lambda counts: np.sum([by * statistic(counts) for by, statistic in parts], axis=0)
+
+
+def _statistic(task: TextTask, one: Scored) -> Statistic:
+    if task.kind == "clustering":
+        return ari_of(task.labels, one.outcomes[cluster_cell(task)])
+    return spearman_of(task.scores, one.outcomes[cell_name(task, "test")]["cosine"])

@@ -21,8 +21,14 @@ from babeltune.promotion.model_names import model_folder
 from babeltune.promotion.sealed_test_log import record_opening
 from babeltune.schema.cluster import Cluster
 from babeltune.sweep.sync.view import StorageView
-from benchmarks.tables.definition import UNTRAINED
+from benchmarks.tables.clusters import cluster_outcomes
+from benchmarks.tables.definition import MEGABYTES, UNTRAINED
 from benchmarks.tables.sampling import Scored, subsets_of
+
+
+def megabytes(folder: Path) -> float:
+    """The size of all files in it."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 1e6
 
 
 class SealedSets:
@@ -65,7 +71,9 @@ class SealedSets:
             for name, folder in folders.items():
                 record_opening(self.view.folder, name, folder, self.rows)
             found = rescore.scored(folders, self.tasks, "test", target=self.target)
-        return {name: Scored(*both) for name, both in found.items()}
+            sizes = {name: {MEGABYTES: megabytes(Path(folder))} for name, folder in folders.items()}
+            clusters = {name: cluster_outcomes(folder, self.tasks) for name, folder in folders.items()}
+        return {name: Scored(scores | sizes[name], items | clusters[name]) for name, (scores, items) in found.items()}
 
     @contextmanager
     def _model(self, name: str) -> Iterator[Path]:

@@ -23,7 +23,7 @@ from babeltune.schema.cluster import read_cluster
 from babeltune.schema.records import Scalar, Sweep
 from babeltune.tracking.registry import champion_of
 from babeltune.training.checkpoint import read_reports
-from benchmarks.tables.definition import SEARCH_SEED, Row, Table
+from benchmarks.tables.definition import PAIRS, SEARCH_SEED, Row, Table
 
 RATE = "training.learning_rate"
 Points = list[dict[str, Scalar]]
@@ -47,7 +47,8 @@ class Trained:
     trials: tuple[str, ...]
     """Names such as `t0003`, in the order of the seeds."""
     logged: dict[str, tuple[float, ...]]
-    """Metric -> its mean over the training, by seed; without those that a row's method does not have."""
+    """Metric -> its mean over the training, or what the last report says of it, by seed; without those that a row's
+    method does not have."""
 
 
 def assignments(table: Table, group: int, rows: Sequence[Row], points: Points, kind: str) -> list[str]:
@@ -64,13 +65,14 @@ def assignments(table: Table, group: int, rows: Sequence[Row], points: Points, k
     return [
         f"name={table.name}_{kind}_{group}",
         "parameters={}",
-        *([f"student={{kind: static, start: {json.dumps(table.start)}}}"] if table.start else []),
+        *([f"student={{kind: {table.start_kind}, start: {json.dumps(table.start)}}}"] if table.start else []),
         *rows[0].changes,
         *(f"parameters.{key}={json.dumps(value)}" for key, value in parameters.items()),
         "sampler={kind: random}",
         f"sampler.points={json.dumps(points)}",
         "scheduler={kind: none}",
-        f"budget={{trials: {len(points)}, workers: 1}}",
+        f"budget.trials={len(points)}",
+        "budget.workers=1",
     ]
 
 
@@ -179,15 +181,20 @@ def _scores(runs: pd.DataFrame, row: Row, rates: Sequence[float], metric: str) -
 
 
 def _logged(table: Table, folder: Path, trials: Sequence[str]) -> dict[str, tuple[float, ...]]:
-    """Metric -> its mean over the training, by seed."""
-    points = [
-        [point.values for report in read_reports(folder / "trials" / name) for point in report.points]
-        for name in trials
-    ]
-    return {
+    """Metric -> its mean over the training, or what the last report says of it, by seed."""
+    reports = [read_reports(folder / "trials" / name) for name in trials]
+    points = [[point.values for report in of_trial for point in report.points] for of_trial in reports]
+    last = [{PAIRS: float(of_trial[-1].pairs), **of_trial[-1].metrics} for of_trial in reports]
+    means = {
         metric: tuple(
             statistics.fmean(values[metric] for values in of_trial if metric in values) for of_trial in points
         )
         for metric in table.logged
         if all(any(metric in values for values in of_trial) for of_trial in points)
     }
+    facts = {
+        metric: tuple(values[metric] for values in last)
+        for metric in table.logged
+        if metric not in means and all(metric in values for values in last)
+    }
+    return means | facts

@@ -1,0 +1,47 @@
+"""The picture of a table's page: cosines of a few translations before and after training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from babeltune.errors import SweepError
+from babeltune.sweep.state.examples import read_examples
+from babeltune.sweep.state.folder import SweepFolder
+
+Maps = Mapping[str, Any]
+
+
+def heat_maps_of(folder: SweepFolder) -> dict[str, Any]:
+    """The maps of the best trial of a sweep, which has made them at its end."""
+    found = read_examples(folder)
+    if not found.similarities:
+        raise SweepError(f"{folder.id} has no heat map: {found.missing or 'no language has enough sentences'}")
+    first = found.similarities[0]
+    return {
+        "trial": f"{folder.id}/{found.trial}",
+        "languages": [first.left, first.right],
+        "before": [list(line) for line in first.before],
+        "after": [list(line) for line in first.after],
+    }
+
+
+def draw(maps: Maps, picture: Path) -> None:
+    """Two panels, before and after training, one square for each two sentences."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams.update({"svg.hashsalt": "table", "font.size": 9, "svg.fonttype": "none"})
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(1, 2, figsize=(7, 3.2), layout="constrained")
+    for panel, when in zip(panels, ("before", "after"), strict=True):
+        mesh = panel.pcolormesh(maps[when], vmin=0, vmax=1, cmap="Blues")
+        panel.set(title=f"{when} training", ylabel=maps["languages"][0], xlabel=maps["languages"][1], aspect="equal")
+        panel.invert_yaxis()
+        panel.set_xticks([])
+        panel.set_yticks([])
+    figure.colorbar(mesh, ax=panels, label="cosine")
+    figure.savefig(picture, metadata={"Date": None})
+    pyplot.close(figure)

@@ -1,0 +1,57 @@
+"""How few dimensions a frozen encoder needs: Mao and Nakagawa 2023, table 6."""
+
+from __future__ import annotations
+
+import itertools
+
+from benchmarks.tables.definition import START, Claim, Column, Row, Table
+
+FEW, MANY = "test/tatoeba/accuracy", "test/news/accuracy"
+DIMS = (512, 384, 256, 128, 64, 32)
+TATOEBA = {768: "83.7", 512: "83.7", 384: "83.7", 256: "83.6", 128: "83.1", 64: "81.8", 32: "78.4"}
+UN = {768: "89.6", 512: "88.8", 384: "88.8", 256: "88.7", 128: "87.7", 64: "86.0", 32: "77.9"}
+
+
+def named(dim: int) -> str:
+    """The row of so many dimensions."""
+    return START if dim == 768 else f"{dim} dimensions"
+
+
+def claims(more: int, fewer: int) -> tuple[Claim, Claim]:
+    """What the paper prints of two numbers of dimensions; scores within 0.1 are level."""
+    found = []
+    for metric, printed, name in ((FEW, TATOEBA, "Tatoeba"), (MANY, UN, "UN")):
+        level = abs(float(printed[more]) - float(printed[fewer])) < 0.15
+        found.append(
+            Claim(
+                better=named(more),
+                worse=named(fewer),
+                metrics=(metric,),
+                kind="level" if level else "above",
+                paper=f"table 6: {name} {printed[more]} against {printed[fewer]}",
+            )
+        )
+    return found[0], found[1]
+
+
+MAO_DIMS = Table(
+    name="mao_dims",
+    title="Dimension reduction: how few dimensions are enough",
+    paper="Mao and Nakagawa 2023, table 6.",
+    budget="a dense layer on the frozen LaBSE, 5,000 steps of 8,192 pairs in 109 languages.",
+    ours="A dense layer stands on a frozen static student of 768 dimensions, which has learnt to rank translations "
+    "with an additive margin. It learns French and Russian with English. Tatoeba has 1,000 candidates and French news "
+    "has 10,000.",
+    sweep="search_spaces/reproduce/mao_dims.yaml",
+    before=("search_spaces/reproduce/mao_dims_start.yaml",),
+    start_name="768, the frozen encoder",
+    from_scratch=False,
+    rows=tuple(Row(name=named(dim), settings={"dim": dim}) for dim in DIMS),
+    columns=(Column(metric=FEW, title="Tatoeba, 1,000"), Column(metric=MANY, title="news, 10,000")),
+    claims=(
+        *claims(768, 512),
+        *claims(768, 128),
+        *(claim for more, fewer in itertools.pairwise(DIMS) for claim in claims(more, fewer)),
+    ),
+    rates=(5e-4, 3e-3),
+)

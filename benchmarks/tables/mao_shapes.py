@@ -1,0 +1,46 @@
+"""Thin and deep Transformers beside wide and shallow ones: Mao and Nakagawa 2023, tables 1 and 7."""
+
+from __future__ import annotations
+
+from benchmarks.tables.definition import Claim, Column, Row, Table
+
+FEW, MANY = "test/tatoeba/accuracy", "test/news/accuracy"
+BOTH = (FEW, MANY)
+
+
+def shape(layers: int, width: int) -> Row:
+    """A Transformer whose layers have about 1.2 million weights."""
+    student = (
+        f"student={{layers: {layers}, width: {width}, heads: 4, feed_forward: {4 * width}, vocabulary: 8000, "
+        "max_tokens: 64, projection: 128}"
+    )
+    return Row(name=f"{layers} × {width}", changes=(student,))
+
+
+MAO_SHAPES = Table(
+    name="mao_shapes",
+    title="Thin and deep, or wide and shallow",
+    paper="Mao and Nakagawa 2023, tables 1 and 7.",
+    budget="100,000 to 200,000 steps of 8,192 pairs in 109 languages. At about 20 million weights in the layers, 24 "
+    "layers of 256 are compared with 12 of 384 and 3 of 768.",
+    ours="Transformers from scratch, with a vocabulary of 8,000, 1.2 million weights in their layers and vectors of "
+    "128 dimensions, learn French and Russian with English by additive margin softmax. Batches have 64 pairs. Compute "
+    "is counted and not timed, and each row has the same, so a wide one sees more pairs. Tatoeba has 1,000 "
+    "candidates and French news has 10,000.",
+    sweep="search_spaces/reproduce/mao_shapes.yaml",
+    rows=(shape(6, 128), shape(3, 184), shape(2, 224), shape(1, 320)),
+    columns=(Column(metric=FEW, title="Tatoeba, 1,000"), Column(metric=MANY, title="news, 10,000")),
+    logged={"pairs": "pairs", "model/parameters": "parameters", "model/sentences_per_second": "sentences a second"},
+    claims=(
+        Claim(
+            better="6 × 128", worse="1 × 320", metrics=BOTH, paper="table 7: 82.9 against 82.2, UN 88.5 against 87.5"
+        ),
+        Claim(
+            better="6 × 128", worse="3 × 184", metrics=BOTH, paper="table 7: 82.9 against 82.6, UN 88.5 against 88.4"
+        ),
+        Claim(
+            better="3 × 184", worse="1 × 320", metrics=BOTH, paper="table 7: 82.6 against 82.2, UN 88.4 against 87.5"
+        ),
+    ),
+    rates=(5e-4, 2e-3),
+)
