@@ -34,9 +34,9 @@ CLUSTERED = """\
 The interval of an adjusted Rand index draws sentences anew and keeps the clusters."""
 CHOICE = "## Which to take"
 CHOOSING = """\
-A row is level with the best if the rule of the orderings below cannot put it behind. The best is chosen by the scores
-that are shown, so its own score is a little too high."""
-UNITS = {MEGABYTES: "MB", SPEED: "sentences a second"}
+A row is level with the best if an interval of their difference reaches zero, over seeds or over sentences. Each row has
+the learning rate that suits it. The best is chosen by the scores that are shown, so its own score is a little too
+high."""
 INDEX = """\
 # The papers' tables
 
@@ -190,8 +190,8 @@ def _choices(record: Record) -> str:
 
 
 def level(use: Record) -> list[str]:
-    """The rows that are not shown to be below the best one."""
-    return [each["worse"] for each in use["others"] if verdict(each).said != "holds"]
+    """The rows that are not shown to be below the best one. Each may have the learning rate that suits it."""
+    return [each["worse"] for each in use["others"] if verdict({**each, "searched": []}).said != "holds"]
 
 
 def _advice(record: Record) -> list[str]:
@@ -204,15 +204,17 @@ def _advice(record: Record) -> list[str]:
         if first[row["name"]] == most
     ]
     said.append(f"{len(record['rows']) - len(first)} of {len(record['rows'])} rows are behind the best for every use.")
-    for metric, word, sign in ((MEGABYTES, "Smallest", -1), (SPEED, "Fastest", 1)):
-        means = [
-            (sign * statistics.fmean(row["logged"][metric]), row["name"])
-            for row in record["rows"]
-            if metric in row["logged"]
-        ]
-        if means:
-            value, name = max(means)
-            said.append(f"{word}: `{name}`, {_logged(metric, [abs(value)])} {UNITS[metric]}.")
+    facts = {
+        metric: {
+            row["name"]: statistics.fmean(row["logged"][metric]) for row in record["rows"] if metric in row["logged"]
+        }
+        for metric in (SPEED, MEGABYTES)
+    }
+    for metric, unit in ((SPEED, "sentences a second"), (MEGABYTES, "MB")):
+        if means := facts[metric]:
+            low, high = (pick(means, key=lambda name: means[name]) for pick in (min, max))
+            least, most_of_all = (_logged(metric, [means[name]]) for name in (low, high))
+            said.append(f"From {least} {unit} (`{low}`) to {most_of_all} (`{high}`).")
     return [" ".join(said)]
 
 

@@ -74,7 +74,7 @@ WHICH_METHOD = Table(
     },
     limits="One text, one small budget and one weak teacher decide these figures. A method may need other "
     "temperatures, more text or a longer training. A Transformer from scratch sees few pairs here. A pretrained one "
-    "was not tried, and ML-CTL is meant for one. For your own text run a sweep over the first rows.",
+    "was not tried, and ML-CTL is meant for one. For your own text run a sweep over the rows that are best here.",
     claims=tuple(
         Claim(better=THREE, worse=row.name, metrics=(EVERYDAY, LONG, ENGLISH), paper="search_spaces/encoder.yaml")
         for row in (Row(name=TWO), *STATIC)
