@@ -69,6 +69,7 @@ def test_the_commands_are_those_that_are_promised():
         "resume",
         "runs",
         "schema",
+        "show",
         "status",
         "stop",
         "submit",

@@ -6,14 +6,19 @@ import json
 import os
 import re
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Literal
 
 import huggingface_hub
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Normalize, StaticEmbedding
+from tokenizers import Tokenizer
 
 from babeltune.data.corpus import build_corpus
 from babeltune.data.eval_sets import read_eval
@@ -1045,9 +1050,18 @@ OVERLAYS = [name for name in FILES if name not in (*SHIPPED, *EVALUATED)]
 
 
 def promoted(name):
-    """The folder of a registered model: some sentence-transformers model."""
+    """The folder of a registered model: some sentence-transformers model, a static one where tokens are taken."""
     assert name.startswith("models:/")
-    return str(teacher_folder(Teacher()))
+    return static_model() if "tokens" in name else str(teacher_folder(Teacher()))
+
+
+@cache
+def static_model():
+    """A folder with a table of random token vectors."""
+    folder = mkdtemp()
+    tokenizer = Tokenizer.from_file(str(teacher_folder(Teacher()) / "tokenizer.json"))
+    SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_dim=128), Normalize()]).save(folder)
+    return folder
 
 
 def test_a_registered_model_is_replaced_by_its_folder(tmp_path):

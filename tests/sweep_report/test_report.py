@@ -274,7 +274,7 @@ def test_a_promotion_is_kept_and_the_report_compares_dev_with_sealed(copied, rep
     assert len(made.verdict) == 2
     root = Tree(render(made, "html")).root
     (table,) = (cells(each) for each in root.all("table") if each.words().startswith("Dev against sealed"))
-    assert table[1] == ["everyday fra-eng", "0.5000", "0.4567", "–", "0.0100"]
+    assert table[1] == ["everyday fra-eng", "0.5000", "0.4567", "–", "–", "0.0100"]
 
 
 def test_a_damaged_decision_is_named_and_passed_over(copied, report):
