@@ -211,6 +211,7 @@ def toys(tmp_path, monkeypatch):
     return "toys"
 
 
+@pytest.mark.long
 def test_all_benchmarks_run_though_goals_are_missed_and_end_in_one_table(toys, capfd):
     assert everything.main(["gone", "slow", "uneven", "stalled", "wrong", "fast"], toys) == 1
     head, *rows = capfd.readouterr().out.splitlines()[-7:]

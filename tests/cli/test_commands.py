@@ -156,6 +156,7 @@ def test_plan_warns_of_teachers_labels_that_are_nearly_hard_or_flat(babeltune, t
     assert (said in " ".join(err.split()), "labels are nearly" in err) == (True, bool(said))
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("ray_cluster")
 def test_config_paper_reaches_a_trial_by_plan_and_submit(babeltune, with_stores, tiny_file, monkeypatch, tmp_path):
     storage = with_stores(tmp_path / "storage")

@@ -226,6 +226,7 @@ def test_submitting_a_finished_sweep_again_adds_nothing(copied):
     assert ((folder.path / "results.jsonl").read_bytes(), folder.study.read_bytes()) == before
 
 
+@pytest.mark.long
 def test_resume_makes_again_what_is_said_to_be_made_again(copied):
     sweep, folder, cluster = copied
 

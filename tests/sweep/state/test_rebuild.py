@@ -137,6 +137,7 @@ def test_a_trial_whose_checkpoints_records_are_empty_goes_on_without_them(stoppe
     assert read_outcome(folder.trial(1)) == "finished"
 
 
+@pytest.mark.long
 def test_a_sweep_whose_small_files_are_all_empty_goes_on(stopped):
     folder, cluster = stopped
     sweep, params = folder.sweep(), [row["params"] for row in rows_of(folder)]
