@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from babeltune.schema.records import Scalar
-from benchmarks.tables.definition import UNTRAINED, Claim, Column, Row, Table
+from benchmarks.tables.definition import UNTRAINED, Claim, Row, Table
+from benchmarks.tables.park import BITEXT, ENGLISH, LOGGED, OF_ENGLISH, OF_OTHER, OF_TATOEBA, OTHER
 
-BITEXT, ENGLISH, OTHER = "test/tatoeba/accuracy", "test/sts_eng/spearman", "test/sts_other/spearman"
 TEMPERATURES = (0.05, 0.1, 0.2, 0.5)
 """Temperatures of priority labels. The student has 0.1 in every row."""
 MIDDLE = 0.1
@@ -43,11 +43,11 @@ PARK_LABELS = Table(
         Row(name="mUSE", settings={"method": "translation_ranking"}),
     ),
     columns=(
-        Column(metric=BITEXT, title="Tatoeba"),
-        Column(metric=ENGLISH, title="STS English"),
-        Column(metric=OTHER, title="STS French, Russian"),
+        OF_TATOEBA,
+        OF_ENGLISH,
+        OF_OTHER,
     ),
-    logged={"train/label_entropy": "label entropy, of log N", "train/label_own": "own pair"},
+    logged=LOGGED,
     claims=(
         Claim(
             better="priority + TCM, 0.1", worse="hard", metrics=(BITEXT,), paper="table 2: en-fr 0.960 against 0.937"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.tables.definition import Claim, Column, Row, Table
+from benchmarks.tables.tan_variants import level_queues
 
 SHORT, WIKI = "test/tatoeba/accuracy", "test/flores/accuracy"
 BOTH = (SHORT, WIKI)
@@ -62,17 +63,7 @@ TAN_SIGMA = Table(
             if sigma != 0.9
         ),
         Claim(better=PEAK, worse="CO", metrics=BOTH, paper="table 4, BLEU: 9.05 against 8.88"),
-        *(
-            Claim(
-                better="CO",
-                worse=f"CO, queue {size}",
-                metrics=BOTH,
-                kind="level",
-                margin=0.02,
-                paper="section 5.1: of 512 to 4,096, none has a noticeable advantage",
-            )
-            for size in QUEUES
-        ),
+        *level_queues(QUEUES, BOTH),
     ),
     rates=(1e-4, 1e-3),
 )

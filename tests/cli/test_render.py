@@ -7,22 +7,13 @@ import threading
 import pytest
 from rich.console import Console
 
-from babeltune.cli.render import (
-    attach,
-    live,
-    method_document,
-    minutes,
-    number,
-    picture,
-    show_decision,
-    show_front,
-    show_languages,
-    show_method,
-    table_of,
-    time_left,
-)
+from babeltune.cli.live_view import attach, live, picture, time_left
+from babeltune.cli.render import method_document, show_decision, show_front, show_languages, show_method
+from babeltune.cli.table import table_of
+from babeltune.cli.words import minutes
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.promotion.gates import Decision
+from babeltune.schema.base import number
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.leaderboard import Row, by_language
 from babeltune.sweep.state.progress import SweepProgress
@@ -126,7 +117,7 @@ def test_the_time_left_is_that_of_what_this_submission_has_to_do(tiny_file, tmp_
     sweep = read_sweep(tiny_file, assignments=["budget.trials=6"])
     progress = SweepProgress(sweep, SweepFolder(tmp_path), before=2, ended=2)
     assert time_left(progress, []) == "", "the search has not begun"
-    monkeypatch.setattr("babeltune.cli.render.time.monotonic", lambda: 160.0)
+    monkeypatch.setattr("babeltune.cli.live_view.time.monotonic", lambda: 160.0)
     progress.searching = 100.0
     half = [Row(name="t0002", state="running", step=50, steps=100)]
     assert time_left(progress, [Row(name="t0002", state="running", step=1, steps=100)]) == ""
@@ -141,7 +132,7 @@ def test_a_terminal_shows_stage_bar_time_and_trials(searched, monkeypatch):
     sweep, folder = searched
     progress = SweepProgress(sweep, folder, stage="searching", done=3, of=4, ended=3, started=100.0)
     with monkeypatch.context() as patch:
-        patch.setattr("babeltune.cli.render.time.monotonic", lambda: 165.0)
+        patch.setattr("babeltune.cli.live_view.time.monotonic", lambda: 165.0)
         drawn = shown(picture(progress))
     assert f"{folder.id} · searching 3/4 · 1:05 gone" in drawn
     assert "t0002" in drawn

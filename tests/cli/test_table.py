@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from babeltune.cli.render import doing_words, picture, show_leaderboard, stage_words
+from babeltune.cli.live_view import doing_words, picture
+from babeltune.cli.render import show_leaderboard
 from babeltune.cli.table import TrialsTable, running_first, table_of
+from babeltune.cli.words import stage_words
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.sweep.driver.run import only_driver
 from babeltune.sweep.state.leaderboard import Row

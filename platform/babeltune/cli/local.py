@@ -27,7 +27,8 @@ class LocalClient:
         self._where = with_cluster(file)
 
     def status(self, name: str | None, *, follow: bool) -> None:
-        from babeltune.cli.render import attach, show_status
+        from babeltune.cli.live_view import attach
+        from babeltune.cli.render import show_status
         from babeltune.sweep.state.progress import sweep_document
 
         folder = folder_of(name, self._file)

@@ -288,7 +288,7 @@ def _about_lines(done: dict[str, Any], *files: tuple[str, Path]) -> list[str]:
 def meter() -> Callable[[str, int, int], None]:
     """Writes progress to standard error: at each stage's end, and every few seconds between, with the rate and the time
     left."""
-    from babeltune.cli.render import pace
+    from babeltune.cli.words import pace
     from babeltune.sweep.state.progress import Stage
 
     begun: dict[str, tuple[float, int]] = {}

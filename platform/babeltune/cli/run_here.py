@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from babeltune.cli.common import cluster_of, err, out, say, warn, with_cluster
+from babeltune.cli.common import cluster_of, err, out, say, say_line, warn, with_cluster
 from babeltune.program import INTERRUPTED
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ def run_sweep(sweep: Sweep, file: str | None, asked: Submission, *, as_json: boo
 
     name = into or sweep_id(sweep)
     err.print(f"sweep {name}", markup=False, highlight=False)  # what follows takes some seconds to import
-    from babeltune.cli.common import say_line
     from babeltune.cli.render import show_leaderboard
     from babeltune.planning.warnings import about_gpus, about_precision, about_sweep
     from babeltune.sweep.driver.run import submit
@@ -57,7 +56,7 @@ def watched_or_run(
     name: str, sweep: Sweep, cluster: Cluster, where: str, run: Callable[..., SweepFolder]
 ) -> SweepFolder:
     """The sweep's folder once it has ended: watched if another process drives it, else run in this one."""
-    from babeltune.cli.render import attach, live
+    from babeltune.cli.live_view import attach, live
     from babeltune.errors import SweepError
     from babeltune.planning.space import within_grid
     from babeltune.signals import acknowledged

@@ -89,18 +89,13 @@ class FreshScorer:
         `prompt` is put before every sentence; without it, the model's own one is. `target` encodes the right sides of
         tasks with `right_model: teacher`. Raises `PromotionError` with the process's last words when it fails.
         """
-        texts: dict[str, int] = {}  # each once: a multi-way set has a language in many subsets
-        numbered = [task.mapped(lambda text, _: texts.setdefault(text, len(texts))) for task in tasks]
-        asked = {"models": models, "texts": list(texts), "tasks": plain(numbered), "prefix": prefix, "prompt": prompt}
-        answer = self._answer({**asked, "target": plain(target)})
+        asked = {"models": models, "prefix": prefix, "prompt": prompt, "target": plain(target)}
+        answer = self._answer({**asked, **_numbered(tasks)})
         return {name: (scores, items) for name, (scores, items) in answer.items()}
 
     def of_teacher(self, teacher: Teacher, tasks: Sequence[TextTask], prefix: str) -> Scores:
         """The metrics of the raw teacher on the tasks. Raises `TeacherError` where it cannot be had now."""
-        texts: dict[str, int] = {}
-        numbered = [task.mapped(lambda text, _: texts.setdefault(text, len(texts))) for task in tasks]
-        asked = {"teacher": plain(teacher), "texts": list(texts), "tasks": plain(numbered), "prefix": prefix}
-        answer = self._answer({**asked, "target": None})
+        answer = self._answer({"teacher": plain(teacher), "prefix": prefix, "target": None, **_numbered(tasks)})
         if "missing" in answer:
             raise TeacherError(str(answer["missing"]))
         found: Scores = answer["scores"]
@@ -143,6 +138,14 @@ class FreshScorer:
             raise PromotionError(f"the model could not be scored with sentence-transformers: {reason}")
         found: dict[str, Any] = json.loads(answer)
         return found
+
+
+def _numbered(tasks: Sequence[TextTask]) -> dict[str, object]:
+    """The tasks with a number in place of each text, and the texts, each once: a multi-way set has a language in many
+    subsets."""
+    texts: dict[str, int] = {}
+    numbered = [task.mapped(lambda text, _: texts.setdefault(text, len(texts))) for task in tasks]
+    return {"texts": list(texts), "tasks": plain(numbered)}
 
 
 def score(model: str, tasks: Sequence[TextTask], prefix: str, prompt: str | None = None) -> Scores:
