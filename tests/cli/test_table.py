@@ -75,6 +75,14 @@ def test_a_wide_table_has_what_a_narrow_one_leaves_out(rows, tiny_file):
     assert titles(80)[-2].endswith("accuracy"), "of a long title the end is kept"
 
 
+@pytest.mark.parametrize("width", [120, 160, 200])
+def test_titles_that_end_alike_differ(rows, tiny_file, width):
+    other = "dev/everyday/fra-eng/accuracy"
+    scored = [replace(row, metrics={**row.metrics, other: 0.5}) for row in rows]
+    head = shown(table_of(scored, read_sweep(tiny_file), other, costs=True), width).splitlines()[0].split()
+    assert len({title for title in head if title.endswith("accuracy")}) == 2, head
+
+
 def test_a_sweep_with_several_objectives_keeps_them_all(rows, tiny_file):
     two = read_sweep(tiny_file, assignments=[f"objectives=[{{metric: {METRIC}}}, {{metric: dev/sts/spearman}}]"])
     starred = [replace(row, front=True, metrics={**row.metrics, "dev/sts/spearman": 0.7123}) for row in rows]

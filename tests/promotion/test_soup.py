@@ -249,7 +249,7 @@ def test_a_trial_that_is_unknown_or_has_no_checkpoint_is_one_line(noisy, base, t
     write_json(empty / "trial.json", {**trial, "number": 7})
     try:
         for name, words in (
-            (f"{noisy.id}/t0007", "t0007 has no checkpoint yet"),
+            (f"{noisy.id}/t0007", "t0007 has no checkpoint, and its state is"),
             (f"{noisy.id}/t0009", "has no trial 't0009'; trials: "),
             ("nosweep/t0001", "no sweep 'nosweep' in "),
             (

@@ -33,7 +33,7 @@ def status(
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(help="A trial, such as SWEEP/t0003, or a sweep.")],
+    name: Annotated[str, typer.Argument(help="A trial, such as SWEEP/t0003, or a sweep.", metavar="SWEEP/TRIAL")],
     cluster: ClusterFile = None,
     as_json: Json = False,
 ) -> None:

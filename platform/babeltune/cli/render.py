@@ -158,8 +158,6 @@ def show_decision(decision: Decision, console: Console) -> None:
     """The verdict, its reasons, and where the model is."""
     from babeltune.evaluation.evaluate import MAIN_METRICS
 
-    from babeltune.evaluation.evaluate import MAIN_METRICS
-
     color = {"promote": "green", "tie": "yellow", "refuse": "red"}[decision.verdict]
     console.print(f"[bold {color}]{decision.verdict}[/] {decision.sweep} {decision.trial}", highlight=False)
     for reason in decision.reasons:

@@ -5,6 +5,7 @@ Columns that fit are shown, the most important ones first. Reasons and warnings 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -176,19 +177,21 @@ def shortened(name: str) -> str:
 
 
 def fitted(columns: Sequence[Column], width: int) -> list[Column]:
-    """The columns that fit in the width: long titles are cut first, then columns are dropped."""
+    """The columns that fit in the width: long titles are cut first, if they still differ, then columns are dropped."""
 
     def fits(found: Sequence[Column]) -> bool:
         return sum(column.width + GAP for column in found) <= width
 
     kept = list(columns)
     if not fits(kept):
-        kept = [column.shortened() if column.right else column for column in kept]
+        short = [column.shortened() if column.right else column for column in kept]
+        counts = Counter(column.title for column in short)
+        kept = [each if counts[each.title] == 1 else whole for whole, each in zip(kept, short, strict=True)]
     for key in DROPPED:
         if fits(kept):
             break
         kept = [column for column in kept if column.key != key]
-    return kept
+    return kept if fits(kept) else [column.shortened() if column.right else column for column in kept]
 
 
 def notes_of(rows: Sequence[Row]) -> Iterator[Text]:

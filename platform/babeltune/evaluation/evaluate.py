@@ -14,8 +14,8 @@ over a task's subsets is `<prefix>/<task>/<metric>`, and over the subsets of a g
   not meaningful (neighbourhoods of non-positive mean cosine), with the share of candidates concerned.
 * bitext and mining with `right_model: teacher`: the same metrics under the same names. The left vectors are the
   student's and the right ones the teacher's.
-* mining: F1 by each way to pair sentences (`f1_forward`, `f1_backward` and so on), at the threshold that is best on the
-  task's `fit`; with `_oracle`, at the one that is best on the set itself.
+* mining: F1 by each way to pair sentences, such as `f1_forward`. The threshold is the one that is best on the task's
+  `fit`; with `_oracle`, the one that is best on the set itself.
 * sts: `spearman` and `pearson` of the cosines with the grades.
 * clustering: `ari` and `v_measure` of k-means and the labels, means over the seeds; `_sd`, their spread.
 * transfer: `accuracy` and `macro_f1` of a linear head that has learnt the labels in one language.

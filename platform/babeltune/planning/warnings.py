@@ -8,6 +8,8 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from babeltune.schema.records import Training
+
 MANY_EPOCHS = 1_000
 """Times that a trial may see a pair before it is said."""
 
@@ -25,6 +27,7 @@ LABELLED = 128
 def about_sweep(sweep: Sweep) -> Iterator[str]:
     """What can be said without reading the data."""
     yield from about_trials(sweep)
+    yield from about_length(sweep)
     yield from about_memory(sweep)
     yield from about_languages(sweep)
     yield from about_projection(sweep)
@@ -46,6 +49,15 @@ def about_trials(sweep: Sweep) -> Iterator[str]:
         yield (
             f"nothing is searched, so all {sweep.budget.trials} trials are one and the same; search something, or "
             "seeds: --set 'parameters.seed={int: [0, 9]}'"
+        )
+
+
+def about_length(sweep: Sweep) -> Iterator[str]:
+    """A number of pairs where compute decides how long a trial is."""
+    if sweep.budget.unit == "compute" and sweep.training.pairs != Training().pairs:
+        yield (
+            f"training.pairs {sweep.training.pairs:,} has no effect: with budget.unit compute a trial is as long as "
+            "training.compute; remove it, or set budget.unit to pairs"
         )
 
 

@@ -74,8 +74,10 @@ def find_candidate(name: str | None, storage: Path, *, weights: bool = True) -> 
         raise SweepError(f"{folder.id}/{place.name} is still training; wait, or `babeltune stop {folder.id}` first")
     report = best_report(read_reports(place), *sweep.objectives)
     if report is None:
+        state = trial_row(place, *sweep.objectives).state
         raise SweepError(
-            f"{folder.id}/{place.name} has no checkpoint yet; `babeltune status {folder.id}` shows how far it is"
+            f"{folder.id}/{place.name} has no checkpoint, and its state is {state}; `babeltune status {folder.id}` "
+            "shows those that have reported"
         )
     if weights and (rule := why_removed(place)) is not None:
         left = [path.name for path in folder.trials() if why_removed(path) is None and read_reports(path)]

@@ -25,6 +25,13 @@ from babeltune.training.step import make_method, make_student
 INSTEAD = "promote without --soup"
 
 
+def _possible(finished: int) -> str:
+    """What may be averaged of so many finished trials."""
+    if finished < 2:
+        return INSTEAD
+    return "ask for 2" if finished == 2 else f"ask for 2 to {finished}"
+
+
 def members_of(folder: SweepFolder, count: int) -> list[Candidate]:
     """The best `count` finished trials, the best first.
 
@@ -34,7 +41,7 @@ def members_of(folder: SweepFolder, count: int) -> list[Candidate]:
     if not 2 <= count <= len(rows):
         raise SpecError(
             f"--soup {count}: an average needs at least 2 trials, and sweep {folder.id} has {len(rows)} finished ones; "
-            f"{f'ask for 2 to {len(rows)}' if len(rows) > 1 else INSTEAD}"
+            f"{_possible(len(rows))}"
         )
     members = [find_candidate(f"{folder.id}/{row.name}", folder.path.parents[1]) for row in rows[:count]]
     for member in members[1:]:

@@ -50,7 +50,8 @@ def teacher_of(model: str | None, languages: Sequence[str], knows: Sequence[str]
         if not english:
             raise DataError(
                 f"the bundled teacher knows English, and your text is in {', '.join(languages)}; name a teacher that "
-                "knows one of these: --teacher sentence-transformers/LaBSE, or the folder of one"
+                "knows one of these: --teacher sentence-transformers/LaBSE, or the folder of one; a language that is "
+                "misread is named with --columns eng=COLUMN,fra=COLUMN"
             )
         return Teacher(languages=tuple(english))
     return Teacher(model=model, languages=tuple(english or languages))

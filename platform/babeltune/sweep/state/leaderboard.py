@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from pathlib import Path
 
 from babeltune.errors import DamagedError, SpecError, SweepError, UnknownNameError, nearest
@@ -213,6 +214,10 @@ def by_language(rows: Sequence[Row], metric: str) -> dict[str, dict[str, float]]
     return found
 
 
+MOST_NAMED = 6
+"""Metrics that the error of an unknown one names: the nearest."""
+
+
 def whole_name(sweep: Sweep, metric: str) -> str:
     """The metric's name with the `dev/` that tables leave out."""
     sets = {name for task in sweep.data.dev for name in (task.name, task.group)}
@@ -223,8 +228,10 @@ def check_known(folder: SweepFolder, rows: Sequence[Row], metric: str) -> None:
     """Raises `UnknownNameError` for a metric that no row has."""
     known = {key for row in rows for key in row.metrics}
     if metric not in known and known:
+        near = get_close_matches(metric, known, n=MOST_NAMED, cutoff=0.0)
+        more = f" and {len(known) - len(near)} more" if len(known) > len(near) else ""
         raise UnknownNameError(
-            f"no metric {metric!r} in sweep {folder.id}; known: {', '.join(sorted(known))}{nearest(metric, known)}"
+            f"no metric {metric!r} in sweep {folder.id}; known: {', '.join(near)}{more}{nearest(metric, known)}"
         )
 
 
