@@ -75,6 +75,10 @@ class Column:
         title = self.title if len(self.title) <= kept else ELLIPSIS + self.title[1 - kept :]
         return Column(self.key, title, self.cells, self.right)
 
+    def end(self) -> Column:
+        """The column with the last two parts of its title, such as `fra-eng/accuracy`."""
+        return Column(self.key, "/".join(self.title.split("/")[-2:]), self.cells, self.right)
+
 
 @dataclass(frozen=True)
 class TrialsTable:
@@ -186,7 +190,7 @@ def fitted(columns: Sequence[Column], width: int) -> list[Column]:
     if not fits(kept):
         short = [column.shortened() if column.right else column for column in kept]
         counts = Counter(column.title for column in short)
-        kept = [each if counts[each.title] == 1 else whole for whole, each in zip(kept, short, strict=True)]
+        kept = [each if counts[each.title] == 1 else whole.end() for whole, each in zip(kept, short, strict=True)]
     for key in DROPPED:
         if fits(kept):
             break
