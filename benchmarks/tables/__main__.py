@@ -21,6 +21,7 @@ from benchmarks.tables.mao_terms import MAO_TERMS
 from benchmarks.tables.page import write
 from benchmarks.tables.park_gather import PARK_GATHER
 from benchmarks.tables.park_labels import PARK_LABELS
+from benchmarks.tables.park_one_pair import PARK_ONE_PAIR
 from benchmarks.tables.park_pairs import PARK_PAIRS
 from benchmarks.tables.park_teachers import PARK_TEACHERS
 from benchmarks.tables.record import run
@@ -39,6 +40,7 @@ TABLES = {
         MAO_TERMS,
         PARK_GATHER,
         PARK_LABELS,
+        PARK_ONE_PAIR,
         PARK_PAIRS,
         PARK_TEACHERS,
         TAN_SIGMA,

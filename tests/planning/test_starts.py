@@ -9,11 +9,13 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from babeltune.bundled.templates import __file__ as bundled
-from babeltune.data.starts import DIGITS, PIN, digest_of_start
+from babeltune.data.starts import DIGITS, PIN, copy_start, digest_of_start
 from babeltune.data.tokens import load_tokenizer, train_tokenizer
 from babeltune.errors import SpecError
 from babeltune.models.encoder import build_student
 from babeltune.models.vocabulary import Vocabulary
+from babeltune.planning.calibration import Machine
+from babeltune.planning.plan import make_plan
 from babeltune.planning.space import make_trial, preparations, sample
 from babeltune.planning.sweep_file import read_sweep, sweep_id
 from babeltune.planning.written import spec_yaml
@@ -193,3 +195,17 @@ def test_a_pinned_start_is_taken_as_it_is_where_its_storage_is_not_asked(tiny_fi
     sweep = read_sweep(tiny_file, assignments=[f"student={{start: '{name}', projection: teacher}}"])
     assert sweep.student.start == name
     assert replace(sweep.student, start=None).start is None
+
+
+def test_plan_times_a_trial_whose_start_only_the_storage_has(tiny_file, models, tmp_path):
+    def fetch(name):
+        return str(copy_start(tmp_path / "storage", models / "transformer"))
+
+    asked = ["student={start: 'models:/first@champion', projection: teacher}"]
+    sweep = read_sweep(tiny_file, assignments=asked, fetch=fetch)
+    machine = Machine(groups=1, workers=1, threads=1, memory_bytes=8 * 2**30, storage=tmp_path / "storage")
+    report = make_plan(sweep, samples=0, machine=machine)
+    assert report.not_measured == ""
+    assert report.estimate is not None
+    report = make_plan(sweep, samples=0, machine=replace(machine, storage=tmp_path))
+    assert "is not in" in report.not_measured, "another storage has it not"

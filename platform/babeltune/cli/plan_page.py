@@ -55,6 +55,7 @@ def machine_of(cluster: Cluster, sweep: Sweep) -> Machine | None:
         threads=max(1, int(there.cpus_per_worker)),
         memory_bytes=psutil.virtual_memory().total,
         device="cuda" if there.gpus_per_worker and torch.cuda.is_available() else "cpu",
+        storage=cluster.folder,
     )
 
 

@@ -23,6 +23,7 @@ from babeltune.data.corpus import Corpus
 from babeltune.data.prepare import PreparationInputs
 from babeltune.data.prepared import Prepared
 from babeltune.data.shards import read_texts, run_here
+from babeltune.data.starts import place_of, split_pin, start_name
 from babeltune.data.store import open_ragged
 from babeltune.data.teacher import encode_shard, load_teacher
 from babeltune.errors import BabeltuneError
@@ -66,6 +67,8 @@ class Machine:
     """Threads of a worker."""
     memory_bytes: int
     device: str = "cpu"
+    storage: Path | None = None
+    """The cluster's, which holds the models that students start from."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +114,7 @@ def _measured(sweep: Sweep, trial: Trial, corpus: Corpus, machine: Machine, stor
     part = part_of(corpus, trial, sweep.seed)
     device = torch.device(machine.device)
     teacher_s, dim = _teacher_seconds(sweep, part, machine.device)
+    link_start(start_name(trial.student), machine.storage, storage)
     inputs = PreparationInputs(sweep, data_root(sweep), wanted_of(sweep), (trial.student,))
     prepared = stores.prepare(inputs, storage, corpus=part, run_shards=_random_vectors(dim))
     prepared = _with_whole_vocabulary(prepared, trial)
@@ -122,6 +126,16 @@ def _measured(sweep: Sweep, trial: Trial, corpus: Corpus, machine: Machine, stor
         teacher_sentence_s=teacher_s,
         worker_bytes=None if not peak else WORKER_BYTES + peak[0],
     )
+
+
+def link_start(start: str | None, kept: Path | None, storage: Path) -> None:
+    """Shows the other storage the start that this one keeps, if there is one: its name may be no folder here."""
+    digest = split_pin(start)[1] if start else None
+    if kept is None or digest is None or not place_of(kept, digest).is_dir():
+        return
+    place = place_of(storage, digest)
+    place.parent.mkdir(parents=True)
+    place.symlink_to(place_of(kept, digest).absolute(), target_is_directory=True)
 
 
 def part_of(corpus: Corpus, trial: Trial, seed: int) -> Corpus:
