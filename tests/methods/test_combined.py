@@ -12,7 +12,7 @@ from babeltune.errors import MethodError, SpecError
 from babeltune.method import Needs, available, encode_together, load_method, make_config
 from babeltune.method.distributed import ProcessGroup
 from babeltune.method.gradcache import CachedEncode, chunks
-from babeltune.planning.space import default_params, possible_needs
+from babeltune.planning.space import default_params, make_trial, possible_needs, sample
 from babeltune.planning.sweep_file import read_sweep
 from babeltune_methods.combined import METHODS, Combined, Shared, Views, union
 from toy_batches import batch_of, gaussian, run
@@ -273,3 +273,42 @@ def test_the_default_of_a_searched_weight_is_one_that_a_trial_can_have():
     params = default_params(sweep)
     assert params["soft_contrastive"] > 0
     assert {name for name, _, _ in possible_needs(sweep)} == {"combined"}
+
+
+SUM = (
+    "method=combined",
+    "config={laser3_co: 1, lealla: 1, settings: {laser3_co: {variant: in_batch}, lealla: {beta: 0, gamma: 0}}}",
+)
+
+
+def test_a_setting_of_a_combined_method_can_be_searched(tiny_file):
+    searched = "parameters={settings.lealla.margin: {float: [0.1, 0.5]}, settings.laser3_co.temperature: {const: 0.08}}"
+    sweep = read_sweep(tiny_file, assignments=[*SUM, searched])
+    assert default_params(sweep) == {"settings.lealla.margin": 0.3, "settings.laser3_co.temperature": 0.08}
+    trials = [make_trial(sweep, number, sample(sweep, number)) for number in range(5)]
+    for trial in trials:
+        margin = trial.params["settings.lealla.margin"]
+        assert trial.config["settings"]["lealla"] == {"beta": 0, "gamma": 0, "margin": margin}
+        assert trial.config["settings"]["laser3_co"] == {"variant": "in_batch", "temperature": 0.08}
+    assert len({trial.params["settings.lealla.margin"] for trial in trials}) == 5
+    assert sweep.fixed["settings"]["lealla"] == {"beta": 0, "gamma": 0}, "the sweep keeps its own"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (["parameters={settings.lealla.magin: {float: [0, 1]}}"], r"no setting 'magin'; .*did you mean 'margin'\?"),
+        (["parameters={settings.leala.margin: {float: [0, 1]}}"], r"no method to combine; .*did you mean 'lealla'\?"),
+        (["parameters={settings.lealla.margin: {float: [0, 5]}}"], "margin is 5.0; it is a difference of cosines"),
+        (["parameters={settings.lealla.margin: {choice: [wide]}}"], "'wide' is not possible; allowed: a number"),
+        (["parameters={settings.lealla.beta: {float: [0, 1]}}"], "is fixed in `config.settings` and searched here"),
+        (
+            ["method=lealla", "config={}", "parameters={settings.lealla.margin: {float: [0, 1]}}"],
+            "combines no other methods; name its own setting: 'margin'",
+        ),
+    ],
+)
+def test_what_is_no_setting_of_a_combined_method_is_refused(tiny_file, changes, words):
+    with pytest.raises(SpecError, match=words) as caught:
+        read_sweep(tiny_file, assignments=[*SUM, *changes])
+    assert len(str(caught.value).splitlines()) == 1

@@ -18,7 +18,7 @@ from babeltune.planning.goals import goal_problems
 from babeltune.planning.languages import languages, taught_languages, taught_pairs
 from babeltune.planning.model_checks import model_files, right_models, unused_student
 from babeltune.planning.name_checks import name_problems
-from babeltune.planning.parameters import is_bare, values_of
+from babeltune.planning.parameters import of_method, values_of
 from babeltune.planning.rules import RANGES, kind_of
 from babeltune.planning.space import config_for, configurations, frozen_only, possible_needs
 from babeltune.planning.value_checks import blamed, student_with, value_problems
@@ -156,7 +156,7 @@ def _needs_of_ranges(sweep: Sweep) -> Iterator[Problem]:
     """Ranges over settings that decide what is prepared once for all trials."""
     for params, method, config in configurations(sweep):
         for name in params:
-            if is_bare(name) and kind_of(sweep.parameters[name]) in RANGES:
+            if of_method(name) and kind_of(sweep.parameters[name]) in RANGES:
                 for end in (0, 1):
                     value = values_of(sweep.parameters[name], end)[0]
                     other = config_for(sweep, method, {**params, name: value})
@@ -196,7 +196,9 @@ def _teacher_languages(
 def _chosen(sweep: Sweep, params: Mapping[str, Scalar]) -> str:
     """The fixed and chosen settings of a configuration, in words."""
     chosen = ({"config": "paper"} if sweep.config == "paper" else sweep.fixed) | {
-        name: value for name, value in params.items() if is_bare(name) and kind_of(sweep.parameters[name]) not in RANGES
+        name: value
+        for name, value in params.items()
+        if of_method(name) and kind_of(sweep.parameters[name]) not in RANGES
     }
     return f" with {', '.join(f'{name} {value}' for name, value in chosen.items())}" if chosen else ""
 

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from babeltune.errors import MethodError, SpecError, nearest
 from babeltune.method import Method, available, load_method
-from babeltune.planning.parameters import accepted_values, allows, is_bare, ordered, split_name, values_of, words_for
+from babeltune.planning.parameters import (
+    INNER,
+    accepted_values,
+    allows,
+    is_bare,
+    ordered,
+    split_name,
+    values_of,
+    words_for,
+)
 from babeltune.planning.rules import RANGES, kind_of
 from babeltune.planning.space import (
     MANY,
@@ -18,6 +27,8 @@ from babeltune.planning.space import (
     fields_of,
     grid,
     has_paper,
+    has_setting,
+    inner_setting,
     proposable_methods,
     section_of,
 )
@@ -101,6 +112,9 @@ def _method_names(sweep: Sweep) -> Iterator[Problem]:
 def _parameter_name(sweep: Sweep, name: str, parameter: Parameter, methods: list[type[Method]]) -> Iterator[Problem]:
     """Whether a parameter names something that can be searched."""
     key: Key = ("parameters", name)
+    if name.startswith(INNER):
+        yield from _inner_name(sweep, name, methods)
+        return
     if "." in name:
         yield from _section_name(sweep, name, parameter)
         return
@@ -127,6 +141,33 @@ def _parameter_name(sweep: Sweep, name: str, parameter: Parameter, methods: list
             )
     if name in sweep.fixed and not parameter.when:
         yield key, f"{name!r} is fixed in `config` and searched here; keep one"
+
+
+def _inner_name(sweep: Sweep, name: str, methods: list[type[Method]]) -> Iterator[Problem]:
+    """Whether a name such as `settings.lealla.margin` is a setting of a method that is combined."""
+    key: Key = ("parameters", name)
+    part, field = inner_setting(name)
+    combining = [method for method in methods if "settings" in fields_of(method)]
+    parts = sorted(set(available()).intersection(*(fields_of(method) for method in combining))) if combining else []
+    if not combining:
+        yield key, f"{name!r}: method {listed(methods)} combines no other methods; name its own setting: {field!r}"
+    elif part not in parts:
+        yield key, f"{name!r}: {part!r} is no method to combine; allowed: {', '.join(parts)}{nearest(part, parts)}"
+    elif not any(has_setting(method, name) for method in combining):
+        known = sorted(fields_of(load_method(part)))
+        yield (
+            key,
+            f"{name!r}: method {part!r} has no setting {field!r}; allowed: {', '.join(known)}{nearest(field, known)}",
+        )
+    elif _fixed_inside(sweep, part, field) and not sweep.parameters[name].when:
+        yield key, f"{name!r} is fixed in `config.settings` and searched here; keep one"
+
+
+def _fixed_inside(sweep: Sweep, method: str, field: str) -> bool:
+    """Whether `config.settings` has the field of this combined method."""
+    settings = sweep.fixed.get("settings")
+    fields = settings.get(method) if isinstance(settings, Mapping) else None
+    return isinstance(fields, Mapping) and field in fields
 
 
 def methods_with(sweep: Sweep, name: str) -> set[str]:

@@ -14,6 +14,8 @@ from babeltune.schema.records import Parameter, Scalar, Sweep
 
 OTHERS = ("method", "seed")
 """Bare names that are not fields of a method's `Config`."""
+INNER = "settings."
+"""Before a setting of a method that another one combines, as in `settings.lealla.margin`."""
 
 
 def ordered(parameters: Mapping[str, Parameter]) -> tuple[str, ...]:
@@ -75,6 +77,11 @@ def values_of(parameter: Parameter, end: int) -> tuple[Scalar, ...]:
 def is_bare(name: str) -> bool:
     """Whether a parameter names a field of the method's `Config`."""
     return "." not in name and name not in OTHERS
+
+
+def of_method(name: str) -> bool:
+    """Whether a parameter names a setting of the method, or of one that it combines."""
+    return is_bare(name) or name.startswith(INNER)
 
 
 def split_name(name: str) -> tuple[str, str]:

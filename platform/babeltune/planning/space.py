@@ -16,7 +16,17 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 from babeltune.errors import SpecError
 from babeltune.files import plain
 from babeltune.method import Method, Needs, load_method, make_config
-from babeltune.planning.parameters import allows, is_active, is_bare, ordered, split_name, values_of, words_for
+from babeltune.planning.parameters import (
+    INNER,
+    allows,
+    is_active,
+    is_bare,
+    of_method,
+    ordered,
+    split_name,
+    values_of,
+    words_for,
+)
 from babeltune.planning.parameters import same as same
 from babeltune.planning.rules import RANGES, kind_of
 from babeltune.schema.base import record_from
@@ -209,6 +219,21 @@ def fields_of(method: type[Method]) -> set[str]:
     return {field.name for field in dataclasses.fields(method.Config)}
 
 
+def inner_setting(name: str) -> tuple[str, str]:
+    """`settings.lealla.margin` as (`lealla`, `margin`)."""
+    method, _, field = name.removeprefix(INNER).partition(".")
+    return method, field
+
+
+def has_setting(method: type[Method], name: str) -> bool:
+    """Whether the method has this setting, or combines others and one of them has it."""
+    if not name.startswith(INNER):
+        return name in fields_of(method)
+    part, field = inner_setting(name)
+    combines = INNER.rstrip(".") in fields_of(method) and part in fields_of(method)
+    return combines and field in fields_of(load_method(part))
+
+
 def has_paper(method: type[Method]) -> bool:
     """Whether the method's `Config` has the literal paper's settings, `Config.paper()`."""
     return callable(getattr(method.Config, "paper", None))
@@ -228,8 +253,19 @@ def config_for(sweep: Sweep, method: type[Method], params: Mapping[str, Scalar])
     """
     known = fields_of(method)
     fixed = as_printed(method) if sweep.config == "paper" and has_paper(method) else sweep.fixed
-    values = {**fixed, **{name: value for name, value in params.items() if is_bare(name)}}
+    values: dict[str, Any] = {**fixed, **{name: value for name, value in params.items() if is_bare(name)}}
+    if inner := {name: value for name, value in params.items() if name.startswith(INNER) and has_setting(method, name)}:
+        values["settings"] = _with_inner(values.get("settings", {}), inner)
     return make_config(method, {name: value for name, value in values.items() if name in known})
+
+
+def _with_inner(settings: Mapping[str, Mapping[str, object]], params: Mapping[str, Scalar]) -> dict[str, object]:
+    """The settings of combined methods with these parameters among them."""
+    found = {method: dict(fields) for method, fields in settings.items()}
+    for name, value in params.items():
+        method, field = inner_setting(name)
+        found.setdefault(method, {})[field] = value
+    return {**found}
 
 
 def configurations(sweep: Sweep, extra: Iterable[str] = ()) -> Iterator[tuple[Params, type[Method], object]]:
@@ -237,7 +273,7 @@ def configurations(sweep: Sweep, extra: Iterable[str] = ()) -> Iterator[tuple[Pa
 
     `extra` names parameters with a dot that vary too. Raises `MethodError` as `config_for` does.
     """
-    names = [name for name in sweep.parameters if is_bare(name) or name == "method"] + list(extra)
+    names = [name for name in sweep.parameters if of_method(name) or name == "method"] + list(extra)
     for end in (0, 1):
         for params in combinations(sweep.parameters, names, end=end):
             method = load_method(str(params.get("method", sweep.method)))
@@ -335,16 +371,25 @@ def default_params(sweep: Sweep) -> Params:
     for name in ordered(sweep.parameters):
         parameter = sweep.parameters[name]
         prefix, last = split_name(name)
-        if not is_active(parameter, params) or (is_bare(name) and name not in config):
+        if not is_active(parameter, params) or (of_method(name) and not has_setting(method, name)):
             continue
         if kind_of(parameter) == "const":
             params[name] = parameter.const
+        elif name.startswith(INNER):
+            params[name] = _within(parameter, _inner_default(config, name))
         elif prefix:
             params[name] = getattr(section_of(sweep, prefix), last)
         else:
             named: Params = {"method": method.name, "seed": sweep.seed}
             params[name] = named[name] if name in named else _within(parameter, config[name])
     return params
+
+
+def _inner_default(config: Mapping[str, Any], name: str) -> Scalar:
+    """What a setting of a combined method is where nothing is searched."""
+    part, field = inner_setting(name)
+    own = make_config(load_method(part), config["settings"].get(part, {}))
+    return cast("Scalar", plain(own)[field])
 
 
 def _within(parameter: Parameter, value: Scalar) -> Scalar:

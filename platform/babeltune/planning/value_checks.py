@@ -17,13 +17,15 @@ from babeltune.errors import MethodError
 from babeltune.files import plain
 from babeltune.method import Method, load_method
 from babeltune.planning.name_checks import methods_with
-from babeltune.planning.parameters import accepted_values, is_bare, split_name, values_of
+from babeltune.planning.parameters import INNER, accepted_values, of_method, split_name, values_of
 from babeltune.planning.rules import kind_of
 from babeltune.planning.space import (
     SECTIONS,
     combinations,
     config_for,
     fields_of,
+    has_setting,
+    inner_setting,
     largest,
     proposable_methods,
     section_of,
@@ -53,7 +55,7 @@ def value_problems(sweep: Sweep) -> Iterator[Problem]:
 
 def _single_values(sweep: Sweep) -> Iterator[Problem]:
     for name, parameter in sweep.parameters.items():
-        if "." in name:
+        if "." in name and not of_method(name):
             yield from _section_values(sweep, name, parameter)
         if name == "seed":
             for end in (0, 1):
@@ -142,7 +144,7 @@ def _config_types(sweep: Sweep, method: type[Method]) -> Iterator[Problem]:
     searched = [
         (("parameters", name, kind_of(parameter)), name, value)
         for name, parameter in sweep.parameters.items()
-        if is_bare(name) and method.name in methods_with(sweep, name)
+        if of_method(name) and method.name in methods_with(sweep, name)
         for end in (0, 1)
         for value in values_of(parameter, end)
     ]
@@ -151,19 +153,27 @@ def _config_types(sweep: Sweep, method: type[Method]) -> Iterator[Problem]:
     except NameError:
         return  # a type that only checkers import: the constructor alone judges
     for key, name, value in [*fixed, *searched]:
-        if name not in known:
+        if name not in known and not has_setting(method, name):
             continue
         try:
-            TypeAdapter(hints[name]).validate_json(json.dumps(value), strict=True)
+            TypeAdapter(_type_of(name, hints)).validate_json(json.dumps(value), strict=True)
         except ValidationError as error:
             yield key, f"{refusal(value, error.errors(include_url=False))} (method {method.name!r})"
         except PydanticUserError:
             continue  # a type that pydantic does not know: the constructor alone judges
 
 
+def _type_of(name: str, hints: Mapping[str, object]) -> Any:
+    """The type of a method's setting, or of a method's that it combines."""
+    if not name.startswith(INNER):
+        return hints[name]
+    part, field = inner_setting(name)
+    return typing.get_type_hints(load_method(part).Config)[field]
+
+
 def _config_combinations(sweep: Sweep) -> Iterator[Problem]:
     """Every combination of choices, with ranges at both ends, as the method's own checks see it."""
-    names = [name for name in sweep.parameters if is_bare(name) or name == "method"]
+    names = [name for name in sweep.parameters if of_method(name) or name == "method"]
     for end in (0, 1):
         for params in combinations(sweep.parameters, names, end=end):
             method = load_method(str(params.get("method", sweep.method)))
