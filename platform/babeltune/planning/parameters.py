@@ -15,7 +15,7 @@ from babeltune.schema.records import Parameter, Scalar, Sweep
 OTHERS = ("method", "seed")
 """Bare names that are not fields of a method's `Config`."""
 INNER = "settings."
-"""Before a setting of a method that another one combines, as in `settings.lealla.margin`."""
+"""How `settings.lealla.margin` begins, the setting of a method that another one combines."""
 
 
 def ordered(parameters: Mapping[str, Parameter]) -> tuple[str, ...]:
