@@ -42,8 +42,8 @@ from benchmarks.work import start
 
 SWEEP = "search_spaces/encoder.yaml"
 SETTINGS = {
-    "translation_ranking": 3.6,
-    "mse_distillation": 22,
+    "lealla": 3.6,
+    "settings.lealla.margin": 0.3,
     "student.width": 512,
     "student.vocabulary": 48000,
     "student.ngrams": 50000,

@@ -195,7 +195,7 @@ def word_samples(
         name: language(corpus, corpus.pairs[languages == name], settings, stores, seed) for name in np.unique(languages)
     }
     samples = [np.empty((0, 5), np.int64)]
-    for group in range(len(corpus.groups)):
+    for group in np.unique(corpus.pair_groups):
         pairs = np.flatnonzero(corpus.pair_groups == group)
         a, b = (by_name[name] for name in languages[pairs[0]])
         texts = np.stack([np.searchsorted(side.ids, corpus.pairs[pairs, n]) for n, side in enumerate((a, b))], axis=1)
