@@ -9,7 +9,7 @@ from rich.console import Console
 
 from babeltune.cli.plan_page import Z95, detectable, machine_of, show_plan
 from babeltune.planning.calibration import Machine, Measured, estimate
-from babeltune.planning.plan import Counted, describe
+from babeltune.planning.plan import Counted, describe, make_plan
 from babeltune.planning.space import default_params, make_trial
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.schema.cluster import Cluster
@@ -139,3 +139,10 @@ def test_plan_times_the_default_trial_on_this_machine(command, tiny_file):
     assert plan["objective_rows"] == 30, "translations of one another count once"
     assert plan["dev_texts"] > 60
     assert 0 < plan["detectable"] < 1
+
+
+def test_plan_times_tokens_that_begin_with_the_teachers_vectors():
+    sweep = read_sweep("search_spaces/encoder.yaml", assignments=["training.global_batch=64"])
+    report = make_plan(sweep, samples=0, machine=MACHINE)
+    assert report.not_measured == "", "a part of the corpus has not all of its tokens"
+    assert report.estimate.trial_s > 0

@@ -214,3 +214,12 @@ def test_samples_are_stored_once_with_their_counts_and_each_tokenizers_spans(tmp
     other = lexicon_at(tmp_path / "l.tsv", ["fr\tart\tART"])
     with pytest.raises(NameError):
         build_words(corpus, other, tmp_path, tmp_path, 0)
+
+
+def test_a_pair_of_languages_without_pairs_has_no_words(tmp_path):
+    corpus = corpus_of(("eng", "fra", PAIRS), ("eng", "rus", [("the cat", "кот")]))
+    part = replace(corpus, pairs=corpus.pairs[:-1], pair_groups=corpus.pair_groups[:-1])
+    settings = Words(stop_words=0, least=0.5)
+    alone = word_samples(corpus_of(("eng", "fra", PAIRS)), settings, tmp_path, tmp_path, 0)
+    assert len(alone)
+    assert word_samples(part, settings, tmp_path, tmp_path, 0).tolist() == alone.tolist()
