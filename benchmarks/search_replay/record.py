@@ -33,7 +33,7 @@ from benchmarks.race import one_thread
 from benchmarks.search_replay.table import FIRST, TABLE, Setting, Surrogate, portfolio, read_table
 from benchmarks.work import Silent
 
-CORPORA = ("deu", "jpn", "tur", "fra", "rus", "ara", "zho")
+CORPORA = ("deu", "jpn", "tur", "rus")
 """Languages whose sentences with English are a corpus each."""
 SETTINGS = 200
 """Random settings, the same for each corpus."""
