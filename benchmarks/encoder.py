@@ -42,11 +42,12 @@ from benchmarks.work import start
 
 SWEEP = "search_spaces/encoder.yaml"
 SETTINGS = {
-    "lealla": 3.6,
-    "settings.lealla.margin": 0.3,
+    "lealla": 2,
+    "settings.lealla.margin": 0.4,
     "student.width": 512,
     "student.vocabulary": 48000,
     "student.ngrams": 50000,
+    "data.sampling.temperature": 3,
     "training.learning_rate": 0.0004,
     "training.embedding_learning_rate": 10,
 }
