@@ -14,7 +14,6 @@ from benchmarks.search_replay.record import CORPORA, sweep_of
 from benchmarks.search_replay.table import Surrogate, features, portfolio, read_table
 
 SETTINGS, REPORTS, JUDGED = 30, 9, 1000
-SOME = CORPORA[:3]
 
 
 def objective(sweep, params, shift):
@@ -27,7 +26,7 @@ def objective(sweep, params, shift):
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
     corpora = {}
-    for shift, corpus in zip((0, 0.05, -0.05), SOME, strict=True):
+    for shift, corpus in zip((0, 0.05, -0.05), CORPORA, strict=True):
         sweep = sweep_of(corpus)
         settings = [
             {
@@ -59,7 +58,7 @@ def test_a_replay_prints_the_same_figures_twice(short, table, tmp_path, capsys):
     code = replay.main(arguments)
     first = capsys.readouterr().out
     kept = json.loads((tmp_path / "rows.json").read_text())["rows"]
-    assert {name: list(found) for name, found in kept.items()} == {name: list(SOME) for name in names}
+    assert {name: list(found) for name, found in kept.items()} == {name: list(CORPORA) for name in names}
     assert all(len(outcomes) == 2 for found in kept.values() for outcomes in found.values())
     assert "winner: " in first
     (tmp_path / "rows.json").unlink()
@@ -84,7 +83,7 @@ def test_the_surrogate_gives_back_what_was_recorded(table):
     corpus = read_table(table)["deu"]
     surrogate = Surrogate(corpus, sweep_of("deu"))
     params = [setting.params for setting in corpus.settings]
-    assert surrogate.curves(params) == pytest.approx(corpus.curves(), abs=0.05)
+    assert surrogate.curves(params) == pytest.approx(corpus.curves(), abs=0.03)
     assert surrogate.best == corpus.curves()[:, -1].max()
     assert surrogate.best - surrogate.enough == pytest.approx(math.sqrt(surrogate.best * (1 - surrogate.best) / JUDGED))
     assert min(surrogate.rank_correlation()) > 0.3
