@@ -18,8 +18,8 @@ from benchmarks.tables.li_depth import LI_DEPTH
 from benchmarks.tables.mao_dims import MAO_DIMS
 from benchmarks.tables.mao_shapes import MAO_SHAPES
 from benchmarks.tables.mao_terms import MAO_TERMS
-from benchmarks.tables.page import write
 from benchmarks.tables.margins import MARGINS_TABLE
+from benchmarks.tables.page import write
 from benchmarks.tables.park_gather import PARK_GATHER
 from benchmarks.tables.park_labels import PARK_LABELS
 from benchmarks.tables.park_one_pair import PARK_ONE_PAIR
