@@ -9,7 +9,8 @@ teacher. The texts and arrays of a prepared sweep are written. Tokens and vector
 Each size runs in a process of its own. `memory` is its peak of anonymous memory: files that are mapped into memory do
 not count, as the kernel takes their pages back. The ratio is the CPU time of a pair at the smallest size by that at the
 largest. By default the sizes and the bounds on memory are a 64th of the real ones. `--pairs` runs other sizes once,
-with the real bounds.
+with the real bounds. `python -m benchmarks.corpus --pairs 1000000 5000000 --json docs/measured/corpus.json` writes the
+table of the site.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ import numpy as np
 
 from babeltune.data import arrays, texts
 from babeltune.data.contamination import find_near_anew
-from babeltune.data.corpus import build_corpus
-from babeltune.data.prepare import Wanted, asked_of_teacher, write_arrays
+from babeltune.data.corpus import build_corpus, check_corpus
+from babeltune.data.prepare import Wanted, asked_of_teacher, facts_of_corpus, write_arrays
 from babeltune.schema.records import Data, Source, Split, Task
+from benchmarks.__main__ import commit
 from benchmarks.race import Options, Row, options, verdict
 
 SIZES = (20_000, 40_000, 80_000)
@@ -175,6 +177,8 @@ def measure(folder: Path, pairs: int, smaller: int = 1) -> Figures:
     started, cpu = time.monotonic(), time.process_time()
     with watched() as peak, arrays.scratch_in(folder):
         corpus = build_corpus(data, folder, 0, near=find_near_anew)
+        check_corpus(corpus)
+        facts_of_corpus(corpus)
         _, rows = asked_of_teacher(corpus, Wanted(frozenset({"source", "target"}), ()), copy_anchor=False)
         write_arrays(folder, corpus, rows, LANGUAGES)
     took = time.process_time() - cpu
@@ -225,7 +229,7 @@ def main(given: Options | None = None, pairs: Sequence[int] = ()) -> None:
             print(kept[-1][-1].shown(), flush=True)
     rows = [Row(ours=some[-1].cpu / some[-1].pairs, peer=some[0].cpu / some[0].pairs) for some in kept]
     best = [min(of_size, key=lambda figures: figures.memory) for of_size in zip(*kept, strict=True)]
-    facts: dict[str, Any] = {"sizes": [asdict(figures) for figures in best]}
+    facts: dict[str, Any] = {"commit": commit(), "sizes": [asdict(figures) for figures in best]}
     verdict("corpus", rows, 1 / SLOWER, given, broken=faults(best), unit="CPU seconds of a pair", **facts)
 
 

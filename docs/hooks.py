@@ -190,9 +190,33 @@ def benchmarks() -> str:
             f"## The last `make bench`\n\nCommit `{found['commit']}`.",
             table(tuple(found["titles"]), found["rows"]),
         ]
+    parts += corpus_sizes()
     figures = json.loads((MEASURED / "figures.json").read_text(encoding="utf-8"))["rows"]
     parts += ["## Single commands", table(("what", "command", "figures"), [(a, f"`{b}`", c) for a, b, c in figures])]
     return "\n\n".join(parts) + "\n"
+
+
+def corpus_sizes() -> list[str]:
+    """What `benchmarks.corpus --pairs` has measured."""
+    if not (file := MEASURED / "corpus.json").exists():
+        return []
+    found = json.loads(file.read_text(encoding="utf-8"))
+    rows = [
+        (
+            f"{size['pairs']:,}",
+            f"{size['cpu']:,.0f}",
+            f"{size['cpu'] / size['pairs'] * 1e6:.1f}",
+            f"{size['seconds']:,.0f}",
+            f"{size['memory'] >> 20:,}",
+        )
+        for size in found["sizes"]
+    ]
+    lead = (
+        "`python -m benchmarks.corpus --pairs` reads and cleans made text in one process, near-duplicates included. "
+        "Memory is the peak of anonymous memory."
+    )
+    titles = ("pairs", "CPU seconds", "microseconds of CPU a pair", "seconds", "memory in MiB")
+    return [f"## Cleaning a large corpus\n\nCommit `{found['commit']}`. {lead}", table(titles, rows)]
 
 
 PAGES: dict[str, Callable[[], str]] = {

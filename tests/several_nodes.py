@@ -21,14 +21,18 @@ import ray
 from ray.autoscaler._private.monitor import BASE_READONLY_CONFIG
 from ray.cluster_utils import Cluster
 
+from babeltune.data.text_shards import TextShards, work_on_shard
 from babeltune.errors import ClusterError
 from babeltune.schema.cluster import Cluster as ClusterFile
 from babeltune.sweep.state.messages import EndMessage, TrialAssignment
 from babeltune.sweep.workers import pool as pool_module
 from babeltune.sweep.workers import worker_groups
 from babeltune.sweep.workers.autoscaling import nodes_asked
+from babeltune.sweep.workers.nodes import are_several
+from babeltune.sweep.workers.tasks import ray_shards
 from marked import MARK
 from ports import free_port
+from shared_corpus import cleaned, data_in, digest_of, tiny_shards
 from toy_trials import pool_of, toy
 from waiting import PATIENCE_S, wait_until
 
@@ -431,9 +435,34 @@ def offer(pool, folder, name, **assignment):
     pool.dispatcher.offer(name, toy(folder / name, **assignment))
 
 
+def noted(path, place, function, *more):
+    """A shard's work, once two nodes have such work."""
+    (place / ray.get_runtime_context().get_node_id()).touch()
+    wait_until(lambda: len(list(place.iterdir())) > 1, every=0.05)
+    return work_on_shard(path, function, *more)
+
+
+def share_a_corpus(folder):
+    """Two nodes clean a corpus together: with a folder that all see, and with files that travel."""
+    data, digests, used = data_in(folder), [], []
+    with nodes(1, 1):
+        assert are_several()
+        for carried in (False, True):
+            place = folder / f"nodes-{carried}"
+            place.mkdir()
+
+            def run(function, arguments, *, gpu=False, place=place, carried=carried):
+                return ray_shards(noted, [(path, place, *more) for path, *more in arguments], carried=carried)
+
+            with tiny_shards():
+                digests.append(digest_of(cleaned(data, folder, TextShards(run, folder / "stores"))))
+            used.append(len(list(place.iterdir())))
+    return {"alone": digest_of(cleaned(data, folder)), "shared": digests, "nodes": used}
+
+
 if __name__ == "__main__":
     worker_groups.UNPLACED_TIMEOUT_S = pool_module.SURVEY = 1.0
     scenes = (come_and_go, shrink_and_grow, lose_one_of_two, wait_for_room, stop_without_nodes, one_bad_node)
     scenes += (one_blind_node, from_none, regrow, share_a_gpu, two_gpus, fill_a_gpu, with_tls)
-    scenes += (controllers_beside_ranks,)
+    scenes += (controllers_beside_ranks, share_a_corpus)
     print(json.dumps({scene.__name__: scene for scene in scenes}[sys.argv[1]](Path(sys.argv[2]))))

@@ -1,3 +1,4 @@
+import hashlib
 import tracemalloc
 
 import numpy as np
@@ -5,9 +6,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from babeltune.data import arrays
 from babeltune.errors import TrainingError
 from babeltune.schema.records import Sampling
+from babeltune.training import sampler
 from babeltune.training.sampler import DrawnPairs, Schedule, local_sizes, lots, own_rows
+
+
+@pytest.fixture(scope="module", params=["drawn", "computed"], autouse=True)
+def epochs(request):
+    """Every test holds for small corpora, whose epochs are arrays, and for large ones, whose epochs are functions."""
+    before = sampler.COMPUTED_ABOVE
+    sampler.COMPUTED_ABOVE = before if request.param == "drawn" else 0
+    yield request.param
+    sampler.COMPUTED_ABOVE = before
 
 
 def schedule(sizes, *, weights=None, batch=8, pairs=200, seed=3, **sampling):
@@ -174,3 +186,56 @@ def test_a_language_pair_of_few_rows_makes_no_schedule_of_steps_that_never_come(
     assert tracemalloc.get_traced_memory()[1] < 200e6  # at two pairs a step, 50 million steps were laid out
     tracemalloc.stop()
     assert int(plan.seen[-1]) in (100_000_000, 99_999_999)
+
+
+def test_a_small_corpus_is_drawn_as_by_earlier_versions(epochs):
+    draw = np.random.default_rng(5)
+    groups = draw.integers(0, 3, 500).astype(np.int16)
+    digest = hashlib.sha256()
+    for weights in (np.ones(500), np.full(500, 40.0), draw.choice([0.3, 1, 2.5], 500), draw.choice([5.0, 90.0], 500)):
+        for order in (None, draw.integers(0, 20, 500)):
+            for only in (None, np.flatnonzero(draw.random(500) < 0.7)):
+                for batches in ("one_pair", "mixed"):
+                    pairs = DrawnPairs(groups, weights.astype(np.float32), order, only)
+                    plan = Schedule(pairs, Sampling(batches=batches), global_batch=16, total_pairs=2000, seed=3)
+                    for step in range(len(plan)):
+                        digest.update(plan.rows(step).tobytes())
+    earlier = "71c9f2ca79cec43e4f2566f569b8d2c061f111a627a2c9eedc71a8fe49164135"
+    assert (digest.hexdigest() == earlier) == (epochs == "drawn")
+
+
+def test_a_weight_decides_how_often_each_row_of_a_source_occurs_in_an_epoch():
+    weights = [2.5] * 40 + [0.5] * 60 + [1.0] * 20
+    _, plan = schedule([120], weights=weights, batch=10, pairs=1000)
+    stream = plan.streams[0]
+    seen = [np.bincount(stream.epoch(number)[:], minlength=120) for number in range(200)]
+    assert {*np.unique(np.stack(seen)[:, :40])} == {2, 3}
+    assert {*np.unique(np.stack(seen)[:, 40:100])} == {0, 1}
+    assert {*np.unique(np.stack(seen)[:, 100:])} == {1}
+    assert np.abs(np.mean(seen, axis=0) - weights).max() < 0.15
+
+
+def test_the_memory_of_a_large_corpus_order_does_not_depend_on_its_pairs():
+    def most(pairs):
+        groups, weights = np.zeros(pairs, np.int16), np.ones(pairs, np.float32)
+        groups[pairs // 2 :], weights[pairs // 4 :] = 1, 1.5
+        tracemalloc.start()
+        plan = Schedule(DrawnPairs(groups, weights), Sampling(), global_batch=64, total_pairs=10_000, seed=3)
+        for step in range(len(plan)):
+            plan.rows(step)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return peak
+
+    small, large = most(arrays.PART), most(8 * arrays.PART)
+    assert large < 1.1 * small
+
+
+def test_the_order_is_computed_above_four_million_pairs_only(epochs):
+    if epochs == "drawn":
+        pairs = sampler.COMPUTED_ABOVE + 1
+        facts = np.zeros(pairs, np.int16), np.ones(pairs, np.float32)
+        for some, kind in ((pairs - 1, sampler.DrawnStream), (pairs, sampler.ComputedStream)):
+            drawn = DrawnPairs(*(each[:some] for each in facts))
+            plan = Schedule(drawn, Sampling(), global_batch=64, total_pairs=64, seed=3)
+            assert [type(stream) for stream in plan.streams] == [kind]

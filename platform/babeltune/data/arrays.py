@@ -131,6 +131,37 @@ def kept(array: NDArray[Value], mask: NDArray[np.bool_]) -> NDArray[Value]:
     return out
 
 
+def taken(array: NDArray[Value], where: NDArray[np.integer]) -> NDArray[Value]:
+    """The rows of the array at these places."""
+    out: NDArray[Value] = zeros((len(where), *array.shape[1:]), array.dtype)
+    for part in parts(len(where)):
+        out[part] = array[where[part]]
+    return out
+
+
+def numbered(count: int) -> NDArray[np.int64]:
+    """The numbers from 0 to `count` - 1."""
+    out = zeros(count, np.int64)
+    for part in parts(count):
+        out[part] = np.arange(part.start, part.stop)
+    return out
+
+
+def inverted(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """True where the mask is false."""
+    return np.logical_not(mask, out=zeros(len(mask), np.bool_))
+
+
+def histogram(values: NDArray[np.integer], least: int = 0) -> NDArray[np.int64]:
+    """How often each of 0, 1, 2 and so on occurs, for few different values; at least `least` counts."""
+    found = np.zeros(least, np.int64)
+    for part in parts(len(values)):
+        counts = np.bincount(values[part], minlength=len(found))
+        counts[: len(found)] += found
+        found = counts
+    return found
+
+
 def joined(arrays: Sequence[NDArray[Value]]) -> NDArray[Value]:
     """The arrays end to end; there is at least one."""
     shape = (sum(map(len, arrays)), *arrays[0].shape[1:])
@@ -191,12 +222,16 @@ def _of_residue(keys: NDArray[np.uint64], count: int, residue: int) -> NDArray[n
     return np.concatenate([np.empty(0, np.int64), *found])
 
 
+def residues(*sides: NDArray[np.uint64]) -> Iterator[list[NDArray[np.int64]]]:
+    """The places of the keys of each side that leave the same residue, about `PART` at a time."""
+    count = max(1, -(-sum(map(len, sides)) // PART))
+    return ([_of_residue(keys, count, residue) for keys in sides] for residue in range(count))
+
+
 def first_places(keys: NDArray[np.uint64]) -> NDArray[np.int64]:
     """[keys] the place of the first equal key. Keys are compared within those of one residue at a time."""
     out: NDArray[np.int64] = zeros(len(keys), np.int64)
-    count = max(1, -(-len(keys) // PART))
-    for residue in range(count):
-        where = _of_residue(keys, count, residue)
+    for (where,) in residues(keys):
         _, first, inverse = np.unique(keys[where], return_index=True, return_inverse=True)
         out[where] = where[first[inverse]]
     return out
@@ -226,14 +261,43 @@ def numbers(first: NDArray[np.int64], new: NDArray[np.bool_]) -> NDArray[np.int6
 def unseen(keys: NDArray[np.uint64], earlier: Sequence[NDArray[np.uint64]]) -> NDArray[np.bool_]:
     """Which keys are the first of their kind, here and among the earlier ones."""
     out: NDArray[np.bool_] = zeros(len(keys), np.bool_)
-    count = max(1, -(-(len(keys) + sum(map(len, earlier))) // PART))
-    for residue in range(count):
-        where = _of_residue(keys, count, residue)
-        known = np.sort(np.concatenate([keys[:0], *(each[_of_residue(each, count, residue)] for each in earlier)]))
+    for where, *known_places in residues(keys, *earlier):
+        before = [each[own] for each, own in zip(earlier, known_places, strict=True)]
+        known = np.sort(np.concatenate([keys[:0], *before]))
         different, first = np.unique(keys[where], return_index=True)
         out[where] = False
         out[where[first[~in_sorted(different, known)]]] = True
     return out
+
+
+class Grouped:
+    """The places of each number, in order, for numbers from 0 up to `count` or the largest."""
+
+    def __init__(self, numbers: NDArray[np.int64], count: int | None = None) -> None:
+        if count is None:
+            count = max((int(numbers[part].max()) + 1 for part in parts(len(numbers))), default=0)
+        self.sizes: NDArray[np.int64] = zeros(count, np.int64)
+        self.places: NDArray[np.int64] = zeros(len(numbers), np.int64)
+        """The places, by their number."""
+        self._starts: NDArray[np.int64] = zeros(count, np.int64)
+        for part in parts(len(numbers)):
+            np.add.at(self.sizes, numbers[part], 1)
+        end = 0
+        for part in parts(count):
+            self._starts[part] = end + np.cumsum(self.sizes[part]) - self.sizes[part]
+            end += int(self.sizes[part].sum())
+        filled: NDArray[np.int64] = zeros(count, np.int64)
+        for part in parts(len(numbers)):
+            order = np.argsort(numbers[part], kind="stable")
+            own = numbers[part][order]
+            begin = np.flatnonzero(np.diff(own, prepend=-1))
+            turn = np.arange(len(own)) - np.repeat(begin, np.diff(begin, append=len(own)))
+            self.places[self._starts[own] + filled[own] + turn] = part.start + order
+            np.add.at(filled, own, 1)
+
+    def place(self, number: NDArray[np.int64], turn: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The place of the `turn`-th occurrence of each number, which starts over after the last."""
+        return self.places[self._starts[number] + turn % self.sizes[number]]
 
 
 BINS = 1 << 16

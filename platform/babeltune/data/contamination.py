@@ -20,10 +20,12 @@ from typing import TYPE_CHECKING, NotRequired, TypedDict, cast
 import numpy as np
 from rensa import RMinHash, RMinHashLSH  # type: ignore[import-untyped]
 
+from babeltune.data import text_shards
 from babeltune.data.arrays import in_sorted, parts
 from babeltune.data.sources import Rows
 from babeltune.data.store import Contents, build, digest_of_texts
 from babeltune.data.text_keys import sentence_keys, text_key
+from babeltune.data.texts import Texts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -40,6 +42,8 @@ EXAMPLES = 3
 """Examples that are kept for each source, set and side."""
 BLOCK = 4096
 """Texts whose signatures are held at once."""
+KNOWN = "evaluation.arrow"
+"""The file of an index's texts, for tasks."""
 ASKED = 1 << 16
 """Texts that are asked for at once. Equal ones among them are looked for once."""
 
@@ -118,6 +122,31 @@ class EvalIndex:
             yield from ((start + row, j) for j in near[int(where[row])])
 
 
+def near_of(index: EvalIndex, rows: Rows, language: str) -> Near:
+    """The near-duplicates of a column of a source."""
+    texts = rows.columns[language]
+    if rows.shards is None or len(texts) <= text_shards.MANY:
+        return index.near(texts, rows.keys[language])
+    known = Texts.of(index.texts)
+    found = [
+        some + np.array([[part.start], [0]])
+        for part, some in rows.shards.each(near_in_shard, texts, KNOWN, files={KNOWN: known})
+    ]
+    return Near(*np.concatenate(found, axis=1))
+
+
+def near_in_shard(texts: Texts, known: str) -> NDArray[np.int64]:
+    """[2, found] rows of a shard, and the texts of an index that they nearly equal. `known` is the index's file."""
+    near = _index_of(Path(known).read_bytes()).near(texts)
+    return np.stack([near.rows, near.texts])
+
+
+@functools.lru_cache(maxsize=1)
+def _index_of(content: bytes) -> EvalIndex:
+    """The index of a file of texts, made once for all shards that a process works on."""
+    return EvalIndex({"": Texts.read(content)[:]})
+
+
 FindNear = Callable[[EvalIndex, Rows], dict[str, Near]]
 """The near-duplicates of every column of a source."""
 MakeFindNear = Callable[[Mapping[str, str]], FindNear]
@@ -126,7 +155,7 @@ MakeFindNear = Callable[[Mapping[str, str]], FindNear]
 
 def find_near_anew(_: Mapping[str, str]) -> FindNear:
     """A `FindNear` that searches at every call and keeps nothing. It needs no digests of the sets."""
-    return lambda index, rows: {name: index.near(texts, rows.keys[name]) for name, texts in rows.columns.items()}
+    return lambda index, rows: {name: near_of(index, rows, name) for name in rows.columns}
 
 
 def find_near_once(stores: Path, evals: Mapping[str, str]) -> FindNear:
@@ -137,8 +166,8 @@ def find_near_once(stores: Path, evals: Mapping[str, str]) -> FindNear:
         settings = [GRAM, BANDS, ROWS, THRESHOLD]
 
         def write(folder: Path) -> Contents:
-            for place, (language, texts) in enumerate(rows.columns.items()):
-                near = index.near(texts, rows.keys[language])
+            for place, language in enumerate(rows.columns):
+                near = near_of(index, rows, language)
                 np.save(folder / f"{place}.npy", np.stack([near.rows, near.texts]))
             return Contents()
 

@@ -10,15 +10,18 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 import numpy as np
 
+from babeltune.data import arrays
 from babeltune.data.arrays import (
     first_places,
+    histogram,
     in_sorted,
+    inverted,
     is_first,
     joined,
     kept,
@@ -38,6 +41,7 @@ from babeltune.data.shards import Count, uncounted
 from babeltune.data.sources import Rows, language_pairs, read_source
 from babeltune.data.split import HELDOUT, Block, hold_out, salt_of
 from babeltune.data.text_keys import sentence_keys
+from babeltune.data.text_shards import TextShards, hashes_of
 from babeltune.data.texts import Texts, text_hashes, written
 from babeltune.data.translation import Translate
 from babeltune.errors import DataError
@@ -94,12 +98,14 @@ def build_corpus(
     near: MakeFindNear | None = None,
     *,
     progress: Count = uncounted,
+    shards: TextShards | None = None,
 ) -> Corpus:
     """Reads and cleans all training sources and dev sets; relative paths start at `root`.
 
     `translate` makes the sources that are translations. `near`, given the sets' digests, finds near-duplicates of the
     sets' texts. Without it they are searched for only if the data section removes them. `progress` counts the steps:
-    the dev sets, the test sets, and for each source its reading and its cleaning.
+    the dev sets, the test sets, and for each source its reading and its cleaning. `shards`: where the work on many
+    texts is done.
 
     The result depends on the data, the records and the seed only. Raises `DataError` for text that cannot be read as
     its source says, and, when no pair is left, with the step that removed what.
@@ -118,7 +124,7 @@ def build_corpus(
         for source in data.train:
             if made == (source.format if source.format in ("translate", "pivot") else None):
                 rows = read_source(source, root, others=read, translate=translate, longest=data.max_line_bytes)
-                read[source.name] = step(rows)
+                read[source.name] = step(replace(rows, shards=shards))
     for source in data.train:
         rows = read[source.name]
         cleaning.note_set(source.name, rows.digest, rows.dropped)
@@ -128,13 +134,7 @@ def build_corpus(
     blocks = [block for block in blocks if len(block.rows)]
     if not blocks:
         raise DataError(f"no pairs are left to train on; {words_of(cleaning.counts)}")
-    held_out = [np.zeros(len(block.rows), bool) for block in blocks]
-    if data.split is not None:
-        held_out = hold_out(blocks, data.split, seed)
-    for block, mask in zip(blocks, held_out, strict=True):
-        cleaning.count(block.source, HELDOUT, int(mask.sum()))
-        cleaning.count(block.source, "train", int((~mask).sum()))
-    train = [block.keep(~mask) for block, mask in zip(blocks, held_out, strict=True)]
+    train, kept_back = split(blocks, cleaning)
     for name, found in cleaning.near.items():
         rows_kept = [block.rows for block in train if block.source.name == name]
         cleaning.contamination.near(name, read[name], found, rows_kept, index)
@@ -142,10 +142,21 @@ def build_corpus(
     cleaning.contamination.both({**sealed, **asked})
     if find:
         cleaning.contamination.close(index)
-    kept_back = [block.keep(mask) for block, mask in zip(blocks, held_out, strict=True)]
     heldout_sets = heldout_tasks(kept_back, data.split.right_model if data.split else "student")
     dev_sets = [task for rows in dev for task in subsets(rows, data.anchor_priority)]
-    return numbered(train, [*dev_sets, *heldout_sets], cleaning)
+    return numbered(train, [*dev_sets, *heldout_sets], cleaning, shards)
+
+
+def split(blocks: Sequence[Block], cleaning: Cleaning) -> tuple[list[Block], list[Block]]:
+    """The pairs of each block that are trained on, and those that are held out; both are counted."""
+    held_out: list[NDArray[np.bool_]] = [zeros(len(block.rows), np.bool_) for block in blocks]
+    if cleaning.data.split is not None:
+        held_out = hold_out(blocks, cleaning.data.split, cleaning.seed)
+    for block, mask in zip(blocks, held_out, strict=True):
+        cleaning.count(block.source, HELDOUT, count := int(np.count_nonzero(mask)))
+        cleaning.count(block.source, "train", len(mask) - count)
+    train = [block.keep(inverted(mask)) for block, mask in zip(blocks, held_out, strict=True)]
+    return train, [block.keep(mask) for block, mask in zip(blocks, held_out, strict=True)]
 
 
 def steps_of(progress: Count, of: int) -> Callable[[Done], Done]:
@@ -162,7 +173,7 @@ def steps_of(progress: Count, of: int) -> Callable[[Done], Done]:
 
 def check_corpus(corpus: Corpus) -> None:
     """Raises `DataError` where no language pair has two pairs to train on, or a dev set one row and no more."""
-    if np.bincount(corpus.pair_groups).max() < 2:
+    if histogram(corpus.pair_groups).max() < 2:
         raise DataError(
             "one pair is left to train on in each language pair, and no batch of it has a negative; give data.train "
             f"more rows; {words_of(corpus.counts)}"
@@ -227,7 +238,7 @@ class Cleaning:
                 group=(anchor, other),
                 anchors=rows.columns[anchor],
                 others=rows.columns[other],
-                rows=numbered_rows(len(rows)),
+                rows=arrays.numbered(len(rows)),
                 keys=side_by_side(rows.keys[anchor], rows.keys[other]),
             )
             self.count(source, "pairs", len(rows))
@@ -284,22 +295,14 @@ class Cleaning:
     def no_near_overlap(self, block: Block) -> NDArray[np.bool_]:
         """Which pairs have no near-duplicate of a dev or test text in their row, on any side."""
         near = np.unique(np.concatenate([side.rows for side in self.near[block.source.name].values()]))
-        return ~where_in(block.rows, near)
+        return inverted(where_in(block.rows, near))
 
     def cap(self, block: Block) -> NDArray[np.bool_]:
         """Which pairs a seeded draw keeps. A pair's rank depends on itself, its source and the seed alone."""
         cap = block.source.cap
         if cap is None or cap >= len(block.rows):
-            return np.ones(len(block.rows), bool)
+            return inverted(zeros(len(block.rows), np.bool_))
         return smallest(block.pair_keys(salt_of(self.seed, "cap", block.source.name, *block.group)), cap)
-
-
-def numbered_rows(count: int) -> NDArray[np.int64]:
-    """All rows of a source."""
-    rows = zeros(count, np.int64)
-    for part in parts(count):
-        rows[part] = np.arange(part.start, part.stop)
-    return rows
 
 
 def side_by_side(left: NDArray[np.uint64], right: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -335,12 +338,14 @@ def heldout_tasks(blocks: Sequence[Block], right_model: Literal["student", "teac
     ]
 
 
-def numbered(train: Sequence[Block], dev: Sequence[TextTask], cleaning: Cleaning) -> Corpus:
+def numbered(
+    train: Sequence[Block], dev: Sequence[TextTask], cleaning: Cleaning, shards: TextShards | None = None
+) -> Corpus:
     """The corpus: every distinct (language, text) numbered by first appearance, training pairs before dev sets."""
     noted = NotedTexts()
     tasks = [task.mapped(noted.note) for task in dev]
     sides = [side for block in train for side in sides_of(block)]
-    hashes = joined([*(text_hashes(texts, language) for texts, language in sides), noted.hashes()])
+    hashes = joined([*(hashes_of(texts, language, shards) for texts, language in sides), noted.hashes()])
     first = first_places(hashes)
     new = is_first(first)
     ids = numbers(first, new)

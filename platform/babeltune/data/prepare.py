@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypedDict
 import numpy as np
 
 from babeltune.data.alignment import build_words
-from babeltune.data.arrays import first_places, is_first, kept, numbers, scratch_in, zeros
+from babeltune.data.arrays import first_places, histogram, is_first, kept, numbers, scratch_in, zeros
 from babeltune.data.contamination import find_near_once
 from babeltune.data.corpus import Corpus, build_corpus, check_corpus
 from babeltune.data.negatives import mine_negatives
@@ -23,6 +23,7 @@ from babeltune.data.shards import Progress, RunShards, no_progress, run_here
 from babeltune.data.store import Contents, build, digest_of_array, digest_of_texts, facts_of, key_of, open_matrix
 from babeltune.data.student_tokens import StudentTokens, ids_among
 from babeltune.data.teacher import build_teacher_store
+from babeltune.data.text_shards import TextShards
 from babeltune.data.texts import Texts, text_hashes
 from babeltune.data.token_vectors import build_token_vectors
 from babeltune.data.tokens import (
@@ -66,18 +67,22 @@ class PreparationInputs:
     """Every student whose text is tokenized on its own."""
 
 
-def read_corpus(inputs: PreparationInputs, storage: Path, progress: Progress = no_progress) -> Corpus:
-    """The sweep's clean corpus, read without a cluster; `DataError` for text that is broken or missing.
+def read_corpus(
+    inputs: PreparationInputs, storage: Path, progress: Progress = no_progress, run_shards: RunShards | None = None
+) -> Corpus:
+    """The sweep's clean corpus; `DataError` for text that is broken or missing.
 
-    What a model has to translate is translated here, once for all sweeps of this storage.
+    `run_shards` shares the work on many texts; without it, all is done in this process. What a model has to translate
+    is translated here, once for all sweeps of this storage.
     """
     sweep = inputs.sweep
     stage = "reading and cleaning the corpus"
     translate = Translator(storage / "stores", sweep.seed, progress)
     near = functools.partial(find_near_once, storage / "stores")
     counted = functools.partial(progress, stage)
+    shards = TextShards(run_shards, storage / "stores") if run_shards else None
     with scratch_in(storage / "stores"):
-        corpus = build_corpus(sweep.data, inputs.root, sweep.seed, translate, near, progress=counted)
+        corpus = build_corpus(sweep.data, inputs.root, sweep.seed, translate, near, progress=counted, shards=shards)
     check_corpus(corpus)
     return corpus
 
@@ -108,7 +113,9 @@ def prepare(
     begun = {tokenizer_key(each, text_digest) for each in inputs.students if each.token_vectors == "teacher"}
     for key in begun & tokens.keys():
         tokens[key] = with_vectors(tokens[key], corpus.pairs, teacher, teacher_rows, progress)
-    languages = tuple(dict.fromkeys([*itertools.chain.from_iterable(corpus.group_languages), *corpus.languages]))
+    languages = tuple(
+        dict.fromkeys([*itertools.chain.from_iterable(corpus.group_languages), *corpus.languages.names()])
+    )
     description = {
         **described(sweep, corpus, text_digest, teacher_rows),
         "teacher": teacher.name,
@@ -145,7 +152,7 @@ def facts_of_corpus(corpus: Corpus) -> CorpusFacts:
     return CorpusFacts(
         texts=len(corpus.texts),
         groups=corpus.groups,
-        group_rows=tuple(np.bincount(corpus.pair_groups, minlength=len(corpus.groups)).tolist()),
+        group_rows=tuple(histogram(corpus.pair_groups, len(corpus.groups)).tolist()),
         group_languages=corpus.group_languages,
         tasks=corpus.tasks,
         digests=corpus.digests,
@@ -228,9 +235,7 @@ def write_arrays(folder: Path, corpus: Corpus, teacher_rows: NDArray[np.int32], 
     np.save(folder / "groups.npy", corpus.pair_groups)
     np.save(folder / "weights.npy", corpus.weights)
     np.save(folder / "teacher_rows.npy", teacher_rows)
-    codes_of = {language: code for code, language in enumerate(languages)}
-    codes = (codes_of[language] for language in corpus.languages)
-    np.save(folder / "languages.npy", np.fromiter(codes, np.int16, len(corpus.languages)))
+    np.save(folder / "languages.npy", corpus.languages.codes(languages))
     corpus.texts.save(folder / TEXTS)
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar
 
 import numpy as np
 
+from babeltune.data.arrays import parts
 from babeltune.data.store import open_matrix
 from babeltune.data.texts import Texts
 from babeltune.errors import StoreError
@@ -210,7 +211,16 @@ class Prepared:
     def negatives_seen(self, context: TrialContext, global_batch: int) -> int:
         """Different negatives that an anchor can see: of a queue, which holds anchors, no more than there are."""
         negatives = context.method_class.negatives(context.config, global_batch)
-        return min(negatives, len(self.distinct_anchors())) if context.needs.warm_up else negatives
+        return self.anchors_up_to(negatives) if context.needs.warm_up else negatives
+
+    def anchors_up_to(self, most: int) -> int:
+        """How many different anchors there are, if these are at most so many; else `most`."""
+        pairs, seen = self.pairs(), np.empty(0, np.int32)
+        for part in parts(len(pairs)):
+            seen = np.union1d(seen, pairs[part, 0])
+            if len(seen) >= most:
+                return most
+        return len(seen)
 
     def pair_groups(self) -> NDArray[np.int16]:
         """[pairs] index into `groups`."""

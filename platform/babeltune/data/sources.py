@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from babeltune.data.arrays import first_places, inverted, is_first, kept, places, unseen, zeros
 from babeltune.data.arrow_readers import dataset_rows, parquet_rows
 from babeltune.data.file_readers import (
     MAX_LINE_BYTES,
@@ -35,8 +36,9 @@ from babeltune.data.file_readers import (
     shortened,
     tsv_rows,
 )
-from babeltune.data.text_keys import sentence_keys, text_key
-from babeltune.data.texts import TableWriter, Texts
+from babeltune.data.joins import matching, paired_in_turn
+from babeltune.data.text_shards import TextShards, keys_of
+from babeltune.data.texts import TableWriter, Texts, text_hashes
 from babeltune.data.translation import Translate
 from babeltune.errors import DataError, nearest
 from babeltune.schema.languages import by_priority
@@ -63,6 +65,8 @@ class Rows:
     """SHA-256 of the content read (of what was compressed, not of the archive)."""
     dropped: dict[str, int]
     """Rows left out by reason."""
+    shards: TextShards | None = field(default=None, repr=False, compare=False)
+    """Tasks that do the work on many texts; None: it is done in this process."""
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
@@ -70,7 +74,7 @@ class Rows:
     @functools.cached_property
     def keys(self) -> dict[str, NDArray[np.uint64]]:
         """The `sentence_keys` of every column."""
-        return {language: sentence_keys(texts) for language, texts in self.columns.items()}
+        return {language: keys_of(texts, self.shards) for language, texts in self.columns.items()}
 
 
 @dataclass
@@ -157,14 +161,14 @@ def read_table(source: Source, root: Path, refusals: Refusals, longest: int) -> 
     else:
         path = located(source.path or "", root)
         place, table = str(path), read_file(source, path, names, content, longest)
-    kept = TableWriter(len(names))
+    rows = TableWriter(len(names))
     for line, values in refusals.count(table):
         if isinstance(values, Fault):
             refusals.refuse(f"{place}:{line}", values)
         elif values[len(columns) :][: len(source.where)] == list(source.where.values()):
-            kept.add(values)
+            rows.add(values)
     refusals.refuse_too_many(source)
-    by_column = kept.done()
+    by_column = rows.done()
     texts = dict(zip(columns, by_column, strict=False))
     ids = by_column[-1] if source.id else Texts.of([])
     return Rows(columns=texts, ids=ids, digest=content.hexdigest(), dropped=dict(refusals.counts))
@@ -256,7 +260,7 @@ def read_files(source: Source, paths: Mapping[str, str], root: Path, refusals: R
 
 def join_lines(files: Mapping[str, Path], tables: Mapping[str, Iterator[Row]], refusals: Refusals) -> dict[str, Texts]:
     """Line i of every file is one row; all files must be equally long."""
-    kept = TableWriter(len(files))
+    rows = TableWriter(len(files))
     last = dict.fromkeys(files, 0)
     for cells in itertools.zip_longest(*tables.values()):
         refusals.rows += 1
@@ -274,8 +278,8 @@ def join_lines(files: Mapping[str, Path], tables: Mapping[str, Iterator[Row]], r
                 break
             texts.append(cell[1][0])
         else:
-            kept.add(texts)
-    return dict(zip(files, kept.done(), strict=True))
+            rows.add(texts)
+    return dict(zip(files, rows.done(), strict=True))
 
 
 def join_ids(
@@ -285,35 +289,40 @@ def join_ids(
 
     Each file may drop its share of broken rows, so that one misread file is noticed among many.
     """
-    texts: dict[str, Texts] = {}
-    rows: dict[str, dict[str, int]] = {}
+    read = {}
     for language, table in tables.items():
-        seen = rows[language] = dict[str, int]()
-        kept = TableWriter(1)
         here = Refusals(refusals.switch, refusals.drop)
-        for line, values in here.count(table):
-            if isinstance(values, Fault):
-                here.refuse(f"{files[language]}:{line}", values)
-                continue
-            text, name = values
-            if name in seen:
-                words = f"{shortened(name)} names an earlier row too; an id that joins files is unique in each"
-                here.refuse(f"{files[language]}:{line}", Fault("duplicate id", words))
-            else:
-                seen[name] = len(seen)
-                kept.add([text])
+        read[language] = read_named(table, files[language], here)
         here.refuse_too_many(source, files[language])
         refusals.counts += here.counts
-        (texts[language],) = kept.done()
-    first, *others = rows.values()
-    ids = [name for name in first if all(name in other for other in others)]
-    if unmatched := len(set(itertools.chain.from_iterable(rows.values()))) - len(ids):
+    keys = {language: text_hashes(names) for language, (_, names) in read.items()}
+    first, *others = keys.values()
+    matches = [matching(first, other) for other in others]
+    everywhere = inverted(zeros(len(first), np.bool_))
+    for places_there in matches:
+        everywhere &= places_there >= 0
+    rows = [places(everywhere), *(kept(places_there, everywhere) for places_there in matches)]
+    different = sum(np.count_nonzero(unseen(own, [first, *others][:place])) for place, own in enumerate(keys.values()))
+    if unmatched := int(different) - len(rows[0]):
         refusals.counts["id not in every file"] = unmatched
-    columns = {
-        language: texts[language].at(np.fromiter((numbers[name] for name in ids), np.int64, len(ids)))
-        for language, numbers in rows.items()
-    }
-    return columns, Texts.of(ids)
+    columns = {language: texts.at(own) for (language, (texts, _)), own in zip(read.items(), rows, strict=True)}
+    return columns, next(iter(read.values()))[1].at(rows[0])
+
+
+def read_named(table: Iterable[Row], file: Path, refusals: Refusals) -> tuple[Texts, Texts]:
+    """The texts of a file and their ids. A row whose id names an earlier row is broken."""
+    rows = TableWriter(3)
+    for line, values in refusals.count(table):
+        if isinstance(values, Fault):
+            refusals.refuse(f"{file}:{line}", values)
+        else:
+            rows.add([*values, str(line)])
+    texts, names, lines = rows.done()
+    new = is_first(first_places(text_hashes(names)))
+    for place in np.flatnonzero(~new).tolist():
+        words = f"{shortened(names[place])} names an earlier row too; an id that joins files is unique in each"
+        refusals.refuse(f"{file}:{lines[place]}", Fault("duplicate id", words))
+    return texts.at(places(new)), names.at(places(new))
 
 
 # --- Two sources through a pivot ---------------------------------------------------------------------------------
@@ -331,18 +340,7 @@ def join_pivot(source: Source, others: Mapping[str, Rows]) -> Rows:
             known = ", ".join(others) or "none"
             raise DataError(f"pivot {source.name!r} joins {name!r}, no source; sources: {known}{nearest(name, others)}")
     left, right = others[source.left or ""], others[source.right or ""]
-    places: dict[str, tuple[list[int], list[int]]] = {}
-    for side, rows in enumerate((left, right)):
-        for index, key in enumerate(pivot_keys(source, rows, side)):
-            places.setdefault(key, ([], []))[side].append(index)
-    pairs: list[tuple[int, int]] = []
-    combinations = 0
-    for ours, theirs in places.values():
-        if ours and theirs:
-            combinations += len(ours) * len(theirs)
-            for index in range(max(len(ours), len(theirs))):
-                pairs.append((ours[index % len(ours)], theirs[index % len(theirs)]))
-    joined = np.array(pairs, np.int64).reshape(-1, 2)
+    joined, combinations = paired_in_turn(*(pivot_keys(source, rows, side) for side, rows in enumerate((left, right))))
     columns = {language: texts.at(joined[:, 1]) for language, texts in right.columns.items()}
     columns |= {language: texts.at(joined[:, 0]) for language, texts in left.columns.items()}
     ordered = {language: columns[language] for language in dict.fromkeys([*left.columns, *right.columns])}
@@ -355,20 +353,20 @@ def join_pivot(source: Source, others: Mapping[str, Rows]) -> Rows:
     )
 
 
-def pivot_keys(source: Source, rows: Rows, side: int) -> Iterable[str]:
-    """What a row of the left (0) or right (1) source is joined on."""
+def pivot_keys(source: Source, rows: Rows, side: int) -> NDArray[np.uint64]:
+    """[rows] the key of what a row of the left (0) or right (1) source is joined on."""
     name = (source.left, source.right)[side]
     if source.join == "id":
         if not rows.ids:
             raise DataError(f"source {name!r} has no ids; name its `id` column, or join {source.name!r} on a language")
-        return rows.ids
+        return text_hashes(rows.ids)
     if source.join not in rows.columns:
         allowed = ["id", *rows.columns]
         raise DataError(
             f"pivot {source.name!r} joins on {source.join!r}, which {name!r} does not hold; "
             f"allowed: {', '.join(allowed)}{nearest(source.join, allowed)}"
         )
-    return map(text_key, rows.columns[source.join])
+    return rows.keys[source.join]
 
 
 # --- Machine translation -------------------------------------------------------------------------------------------

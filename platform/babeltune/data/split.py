@@ -18,6 +18,7 @@ from babeltune.data.arrays import (
     joined,
     kept,
     leading,
+    numbered,
     numbers,
     parts,
     repeated,
@@ -167,9 +168,7 @@ def components(keys: NDArray[np.uint64]) -> NDArray[np.int64]:
     first = first_places(keys.reshape(-1))
     nodes = numbers(first, is_first(first)).reshape(keys.shape)
     count = max((int(nodes[part].max()) + 1 for part in parts(len(nodes))), default=0)
-    points = zeros(count, np.int64)
-    for part in parts(count):
-        points[part] = np.arange(part.start, part.stop)
+    points = numbered(count)
     apart = True
     while apart:
         apart = False

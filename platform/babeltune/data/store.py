@@ -370,9 +370,11 @@ class Ragged(Generic[Value]):
     def __len__(self) -> int:
         return len(self._offsets) - 1
 
-    def lengths(self) -> NDArray[np.int64]:
-        """[rows] the length of every row."""
-        return np.diff(self._offsets).astype(np.int64, copy=False)
+    def lengths(self, ids: Ids | None = None) -> NDArray[np.int64]:
+        """The length of every row, or of these."""
+        if ids is None:
+            return np.diff(self._offsets).astype(np.int64, copy=False)
+        return (self._offsets[np.asarray(ids) + 1] - self._offsets[ids]).astype(np.int64, copy=False)
 
     def take(self, ids: Ids) -> tuple[NDArray[Value], NDArray[np.int64]]:
         """These rows' values end to end, and their lengths; `StoreError` for a row that does not exist."""

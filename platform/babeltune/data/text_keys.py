@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from babeltune.data.arrays import joined
-from babeltune.data.texts import batches
+from babeltune.data.arrays import joined, parts, zeros
+from babeltune.data.texts import BATCH, batches
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -43,8 +43,14 @@ def text_key(text: str) -> str:
 def sentence_keys(texts: Iterable[str]) -> NDArray[np.uint64]:
     """[texts] 64 bits of a digest of each text's `text_key`: equal where texts differ in case, punctuation, blanks or
     Unicode form only. A million sentences share a key by accident once in 30 million corpora."""
-    found = [np.empty(0, np.uint64)]
-    for some in batches(texts):
-        digests = b"".join([hashlib.blake2b(text_key(text).encode(), digest_size=8).digest() for text in some])
-        found.append(np.frombuffer(digests, "<u8").astype(np.uint64, copy=False))
-    return joined(found)
+    if not isinstance(texts, Sequence):
+        return joined([np.empty(0, np.uint64), *map(_keys, batches(texts))])
+    found: NDArray[np.uint64] = zeros(len(texts), np.uint64)
+    for part in parts(len(texts), BATCH):
+        found[part] = _keys(texts[part])
+    return found
+
+
+def _keys(texts: Sequence[str]) -> NDArray[np.uint64]:
+    digests = b"".join([hashlib.blake2b(text_key(text).encode(), digest_size=8).digest() for text in texts])
+    return np.frombuffer(digests, "<u8").astype(np.uint64, copy=False)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
-from babeltune.data.arrays import ScratchFile, parts, zeros
+from babeltune.data.arrays import ScratchFile, parts, taken, zeros
 from babeltune.errors import StoreError
 
 if TYPE_CHECKING:
@@ -62,6 +62,13 @@ class Texts(Sequence[str]):
             raise StoreError(
                 f"{path} is damaged or gone ({error}); submit the sweep again to rebuild its store"
             ) from error
+
+    @classmethod
+    def read(cls, content: bytes) -> Texts:
+        """The texts of a file that `save` wrote, from its bytes."""
+        import pyarrow as pa
+
+        return cls(pa.ipc.open_file(pa.py_buffer(content)).get_batch(0).column(0))
 
     def save(self, path: Path) -> None:
         """Writes an Arrow file of one column."""
@@ -117,7 +124,21 @@ class Texts(Sequence[str]):
 
     def at(self, ids: NDArray[np.integer]) -> Texts:
         """A view of the texts of these numbers, which copies none."""
-        return Texts(self._array, ids if self._ids is None else self._ids[ids])
+        return Texts(self._array, ids if self._ids is None else taken(self._ids, ids))
+
+    def names(self) -> list[str]:
+        """The different texts by first appearance, where they are few."""
+        return list(dict.fromkeys(name for some in self.batches() for name in some.unique().to_pylist()))
+
+    def codes(self, names: Sequence[str]) -> NDArray[np.int16]:
+        """[texts] the place of each text among `names`, which are few and have all of them."""
+        place = {name: code for code, name in enumerate(names)}
+        found: NDArray[np.int16] = zeros(len(self), np.int16)
+        for part in parts(len(self), BATCH):
+            coded = self.part(part).dictionary_encode()
+            codes = np.array([place[name] for name in coded.dictionary.to_pylist()], np.int16)
+            found[part] = codes[np.asarray(coded.indices)]
+        return found
 
     def lengths(self) -> NDArray[np.int64]:
         """[texts] the characters of each text."""

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from babeltune.evaluation.distinct_rows import distinct_rows, tasks_behind
 from babeltune.method import needs_of
 from babeltune.planning.availability import model_vocabulary
@@ -24,7 +22,7 @@ from babeltune.planning.sweep_file import check_reachable, data_root, sweep_id
 from babeltune.planning.warnings import about_labels
 from babeltune.planning.written import spec_yaml
 from babeltune.schema.records import Scalar, Student, Sweep, Teacher, Trial
-from babeltune.training.sampler import DrawnPairs, Schedule
+from babeltune.training.sampler import batch_counts, with_negatives
 
 if TYPE_CHECKING:
     from babeltune.data.corpus import Corpus
@@ -123,12 +121,13 @@ def make_plan(sweep: Sweep, *, samples: int = 3, machine: Machine | None = None)
 
 def counted(sweep: Sweep, corpus: Corpus) -> Counted:
     """What the sweep's cleaned corpus holds. `DataError` where aligned words are too few."""
+    from babeltune.data.arrays import histogram
     from babeltune.data.prepare import asked_of_teacher
     from babeltune.data.student_tokens import ids_among
     from babeltune.planning.preparation import wanted_of
 
     wanted, copy_anchor = wanted_of(sweep), sweep.teacher.target_side == "copy_anchor"
-    rows = np.bincount(corpus.pair_groups, minlength=len(corpus.groups))
+    rows = histogram(corpus.pair_groups, len(corpus.groups))
     return Counted(
         counts=corpus.counts,
         pairs=dict(zip(corpus.groups, rows.tolist(), strict=True)),
@@ -203,15 +202,15 @@ def _sampled(trial: Trial, teacher: Teacher, pairs: Mapping[str, int]) -> Sample
 
 
 def _steps_of(trial: Trial, pairs: Mapping[str, int]) -> int:
-    groups = np.repeat(np.arange(len(pairs), dtype=np.int16), list(pairs.values()))
-    schedule = Schedule(
-        DrawnPairs(groups, np.ones(len(groups), np.float32)),
+    rows = list(pairs.values())
+    counts = batch_counts(
+        [rows[group] for group in with_negatives(rows)],
         trial.sampling,
-        global_batch=trial.training.global_batch,
+        global_batch=min(trial.training.global_batch, sum(rows)),
         total_pairs=trial.training.pairs,
         seed=trial.seed,
     )
-    return len(schedule)
+    return len(counts)
 
 
 def student_parameters(student: Student, teacher: Teacher) -> int | None:

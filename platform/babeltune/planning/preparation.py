@@ -41,9 +41,11 @@ def inputs_of(sweep: Sweep) -> PreparationInputs:
     return PreparationInputs(sweep, data_root(sweep), wanted_of(sweep), tuple(preparations(sweep)))
 
 
-def read_corpus(sweep: Sweep, storage: Path, progress: Progress = no_progress) -> Corpus:
+def read_corpus(
+    sweep: Sweep, storage: Path, progress: Progress = no_progress, run_shards: RunShards | None = None
+) -> Corpus:
     """`data.prepare.read_corpus` of this sweep."""
-    return stores.read_corpus(inputs_of(sweep), storage, progress)
+    return stores.read_corpus(inputs_of(sweep), storage, progress, run_shards)
 
 
 def prepare(

@@ -13,13 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from babeltune.data.arrays import parts, places, zeros
 from babeltune.data.store import Matrix, Ragged, open_matrix, open_ragged
 from babeltune.data.tokens import tokenizer_key
 from babeltune.errors import TrainingError
 from babeltune.method import Batch, Masked, Needs, Tokens, TrialContext, trial_context
 from babeltune.method.masked_lm import Masking
 from babeltune.models.encoder import TextIds
-from babeltune.training.sampler import DrawnPairs, Schedule, lots
+from babeltune.training.permutation import Permutation
+from babeltune.training.sampler import COMPUTED_ABOVE, DrawnPairs, Schedule, lots
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -48,11 +50,18 @@ class Reader:
         self.teacher_rows = self.prepared.teacher_rows()
         self.languages = self.prepared.text_languages()
         if self.words is not None:
-            self.first_word = np.searchsorted(self.words[:, 0], np.arange(len(self.pairs) + 1))
+            self.first_word = zeros(len(self.pairs) + 1, np.int64)
+            for part in parts(len(self.first_word)):
+                self.first_word[part] = np.searchsorted(self.words[:, 0], np.arange(part.start, part.stop))
 
     def usable(self) -> NDArray[np.int64] | None:
         """The pairs that a trial can train on, where not all: those with a word and its translation."""
-        return None if self.words is None else np.flatnonzero(np.diff(self.first_word))
+        if self.words is None:
+            return None
+        has_words: NDArray[np.bool_] = zeros(len(self.pairs), np.bool_)
+        for part in parts(len(self.pairs)):
+            has_words[part] = np.diff(self.first_word[part.start : part.stop + 1]) > 0
+        return places(has_words)
 
     def sentences(self, ids: NDArray[np.int64]) -> Tokens:
         values, lengths = self.tokens.take(ids)
@@ -87,13 +96,29 @@ class Reader:
     def target_lengths(self) -> NDArray[np.int64]:
         """[pairs] the number of tokens of each pair's target."""
         assert isinstance(self.tokens, Ragged)
-        lengths: NDArray[np.int64] = self.tokens.lengths()[np.asarray(self.pairs[:, 1])]
+        lengths: NDArray[np.int64] = zeros(len(self.pairs), np.int64)
+        for part in parts(len(self.pairs)):
+            lengths[part] = self.tokens.lengths(self.pairs[part, 1])
         return lengths
 
     def anchors(self, count: int, seed: int) -> tuple[Tensor, Tensor]:
         """The teacher's vectors and the text ids of `count` distinct anchors drawn at random, or of all there are."""
-        drawn = np.random.default_rng((seed, 9)).permutation(self.prepared.distinct_anchors())[:count]
+        if len(self.pairs) > COMPUTED_ABOVE:
+            drawn = self._anchors_of_many(count, Permutation(len(self.pairs), (seed, 9)))
+        else:
+            drawn = np.random.default_rng((seed, 9)).permutation(self.prepared.distinct_anchors())[:count]
         return self.vectors(drawn), torch.from_numpy(drawn).to(self.device)
+
+    def _anchors_of_many(self, count: int, order: Permutation) -> NDArray[np.int64]:
+        """Distinct anchors of pairs in this order: `count`, or all there are."""
+        drawn = np.empty(0, np.int64)
+        for part in parts(len(order)):
+            rows = order(np.arange(part.start, part.stop))
+            drawn = np.concatenate([drawn, self.pairs[rows, 0].astype(np.int64)])
+            drawn = drawn[np.sort(np.unique(drawn, return_index=True)[1])][:count]
+            if len(drawn) == count:
+                break
+        return drawn
 
     def batch(self, rows: NDArray[np.int64], total: int, *, step: int = 0, first: int = 0) -> Batch:
         """This rank's rows, from place `first` on, of global batch `step` of `total` pairs."""

@@ -13,6 +13,7 @@ import torch
 from babeltune.data.prepared import write_prepared
 from babeltune.sweep.driver.assignment import assignment
 from babeltune.sweep.state.folder import SweepFolder
+from babeltune.sweep.workers.nodes import are_several
 from babeltune.training.checkpoint import read_reports
 from marked import MARK, end_marked
 
@@ -178,3 +179,14 @@ def test_worker_groups_train_over_tls_and_who_has_no_certificate_stays_out(tmp_p
     )
     assert (saw["last"], saw["why"]) == ({"a": 3, "b": 3}, {"a": None, "b": None})
     assert saw["answers"] == {"node": "OK", "stranger": "UNAVAILABLE", "plain": "UNAVAILABLE"}
+
+
+@pytest.mark.long
+def test_several_nodes_clean_a_corpus_together_to_the_bytes_of_one_process(tmp_path):
+    saw = play("share_a_corpus", tmp_path)
+    assert saw["shared"] == [saw["alone"]] * 2
+    assert saw["nodes"] == [2, 2]
+
+
+def test_one_node_is_not_several(ray_cluster):
+    assert not are_several()

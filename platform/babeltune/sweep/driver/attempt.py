@@ -11,6 +11,7 @@ from typing import Literal
 
 from babeltune.data.corpus import Corpus
 from babeltune.data.prepared import Prepared, write_prepared
+from babeltune.data.shards import RunShards
 from babeltune.planning.preparation import prepare, read_corpus
 from babeltune.planning.space import Suggests, suggest
 from babeltune.schema.cluster import Cluster
@@ -33,7 +34,7 @@ from babeltune.sweep.state.provenance import check_unchanged
 from babeltune.sweep.sync.driver import DriverSync
 from babeltune.sweep.workers.autoscaling import nodes_asked
 from babeltune.sweep.workers.connection import connected
-from babeltune.sweep.workers.nodes import worker_groups_that_fit
+from babeltune.sweep.workers.nodes import are_several, worker_groups_that_fit
 from babeltune.sweep.workers.pool import WorkerPool
 from babeltune.sweep.workers.pool_settings import PoolSettings
 from babeltune.sweep.workers.tasks import ray_refusals, ray_shards
@@ -66,12 +67,14 @@ class Attempt:
         try:
             self.stop.raise_if_stopped()
             warm_trials(folder.path, sweep, self._suggest)
-            corpus = read_corpus(sweep, folder.path.parents[1], self.said)
+            here = cluster.address == "local"
+            corpus = self._read(None) if here else None  # broken text is known before Ray starts
             asked = functools.partial(nodes_asked, cluster, note=self.progress.note, progress=self.said)
             with connected(cluster), ray_refusals():
                 if not cluster.nodes_within:  # it is known before all that is prepared
                     shares = cluster.cpus_per_worker, cluster.gpus_per_worker
                     worker_groups_that_fit(cluster.workers, *shares, least=cluster.least_workers)
+                corpus = corpus or self._read(self._shards() if are_several() else None)
                 with asked(trials=1):
                     prepared = self._prepare(corpus)
                 del corpus  # its files take room on the disk
@@ -83,16 +86,24 @@ class Attempt:
     def _suggest(self, trial: Suggests) -> dict[str, Scalar]:
         return suggest(self.sweep.parameters, trial)
 
+    def _shards(self) -> RunShards:
+        """Runs shards as tasks of the cluster."""
+        return functools.partial(
+            ray_shards,
+            share=self.cluster.gpus_per_worker,
+            carried=self.driver_sync.where is not None,
+            poll=self.stop.raise_if_stopped,
+            progress_timeout=self.cluster.progress_timeout,
+        )
+
+    def _read(self, shards: RunShards | None) -> Corpus:
+        """The clean corpus. The nodes share the work on many texts, if `shards` runs them there."""
+        return read_corpus(self.sweep, self.folder.path.parents[1], self.said, shards)
+
     def _prepare(self, corpus: Corpus) -> Prepared:
         """The stores and the baselines' scores, made on the cluster where they are not there yet."""
         sweep, folder, where, poll = self.sweep, self.folder, self.driver_sync.where, self.stop.raise_if_stopped
-        shards = functools.partial(
-            ray_shards,
-            share=self.cluster.gpus_per_worker,
-            carried=where is not None,
-            poll=poll,
-            progress_timeout=self.cluster.progress_timeout,
-        )
+        shards = self._shards()
         prepared = prepare(sweep, folder.path.parents[1], corpus=corpus, run_shards=shards, progress=self.said)
         check_unchanged(folder, {"data": prepared.digest}, accept=self.accept)
         with folder.guard():

@@ -45,6 +45,11 @@ def nodes_there() -> dict[str, dict[str, float]]:
     return {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
 
 
+def are_several() -> bool:
+    """Whether more than one node has CPUs to work with."""
+    return sum(resources.get("CPU", 0.0) > 0 for resources in nodes_there().values()) > 1
+
+
 def named(node: str) -> str:
     """The address and short id of the node with this id, for messages."""
     places = [each["NodeManagerAddress"] for each in ray.nodes() if each["NodeID"] == node]
