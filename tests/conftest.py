@@ -55,11 +55,9 @@ NEEDS_GPU = "needs_gpu"
 """The marker of tests that are skipped where there is no GPU."""
 NEEDS_PAPERS = "needs_papers"
 """The marker of tests that are skipped where the papers' texts are not at hand."""
-NEEDS_AXE = "needs_axe"
-"""The marker of tests that are skipped where the environment names no axe-core."""
 NEEDS_CHROMIUM = "needs_chromium"
 """The marker of tests that are skipped where there is no Chromium: it is no package of Python."""
-EXCUSED = frozenset({NEEDS_GPU, NEEDS_PAPERS, NEEDS_AXE, NEEDS_CHROMIUM})
+EXCUSED = frozenset({NEEDS_GPU, NEEDS_PAPERS, NEEDS_CHROMIUM})
 """A test with one of these markers may be skipped on a machine without what it needs."""
 skipped: list[str] = []
 
@@ -80,8 +78,6 @@ def pytest_runtest_setup(item):
 
         if not torch.cuda.is_available():
             pytest.skip("CUDA is not available")
-    if item.get_closest_marker(NEEDS_AXE) and not Path(os.environ.get("BABELTUNE_AXE", "")).is_file():
-        pytest.skip("BABELTUNE_AXE names no axe.min.js; `npm pack axe-core` has one")
     if item.get_closest_marker(NEEDS_CHROMIUM) and CHROMIUM is None:
         pytest.skip("there is no Chromium; on Debian: apt-get install chromium")
 

@@ -10,8 +10,6 @@ from waiting import PATIENCE_S
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 SHOTS = "BABELTUNE_SCREENSHOTS"
 """The environment variable that names a folder for screenshots."""
-AXE = "BABELTUNE_AXE"
-"""The environment variable with the path of `axe.min.js`, of the npm package axe-core."""
 
 
 @contextmanager
@@ -32,6 +30,17 @@ def page_of(browser, **settings):
     context.set_default_timeout(1000 * PATIENCE_S)
     yield context.new_page()
     context.close()
+
+
+def barriers(page):
+    """What axe-core finds that keeps people from reading the page, with all of its parts unfolded."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    for folded in page.locator("details").all():
+        folded.evaluate("each => each.open = true")
+    found = Axe().run(page).response
+    assert len(found["passes"]) > 15, "it has looked at the page"
+    return [(each["id"], [node["html"][:200] for node in each["nodes"]]) for each in found["violations"]]
 
 
 def kept(page, name, **settings):

@@ -230,10 +230,12 @@ def report(
     `sweep` is an id or a name; the latest sweep if it is left out.
     """
     from babeltune.sweep.sync.view import StorageView
-    from babeltune.sweep_report.write import write_report
+    from babeltune.sweep_report.write import complete_examples, write_report
 
     view = StorageView(_cluster(cluster))
-    return write_report(view.sweep(sweep), view, format, None if out is None else Path(out)).path
+    folder = view.sweep(sweep)
+    complete_examples(folder, view)
+    return write_report(folder, view, format, None if out is None else Path(out)).path
 
 
 def _cluster(file: str | Path | None) -> Cluster:

@@ -3,20 +3,21 @@
 import io
 import re
 import threading
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
-from babeltune.cli.live_view import attach, live, picture, time_left
+from babeltune.cli.live_view import attach, live, picture
 from babeltune.cli.render import method_document, show_decision, show_front, show_languages, show_method
 from babeltune.cli.table import table_of
-from babeltune.cli.words import minutes
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.promotion.gates import Decision
 from babeltune.schema.base import number
+from babeltune.stages import Stage, minutes
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.leaderboard import Row, by_language
-from babeltune.sweep.state.progress import SweepProgress
+from babeltune.sweep.state.progress import SweepProgress, time_left
 from waiting import PATIENCE_S, wait_until
 
 
@@ -113,19 +114,14 @@ def test_any_number_of_languages_fits_the_terminal_with_whole_numbers(width, pai
         assert lines[-1] == f"{30 - len(shown_trials)} more in a wider terminal, or with --json"
 
 
-def test_the_time_left_is_that_of_what_this_submission_has_to_do(tiny_file, tmp_path, monkeypatch):
-    sweep = read_sweep(tiny_file, assignments=["budget.trials=6"])
-    progress = SweepProgress(sweep, SweepFolder(tmp_path), before=2, ended=2)
-    assert time_left(progress, []) == "", "the search has not begun"
-    monkeypatch.setattr("babeltune.cli.live_view.time.monotonic", lambda: 160.0)
-    progress.searching = 100.0
+def test_the_time_left_is_that_of_what_this_submission_has_to_do():
+    search = Stage(name="searching", done=2, of=6, begun=100.0, time=130.0, first=2)
     half = [Row(name="t0002", state="running", step=50, steps=100)]
-    assert time_left(progress, [Row(name="t0002", state="running", step=1, steps=100)]) == ""
-    assert time_left(progress, half) == " · about 7:00 left"
-    progress.begun = 0.25  # of t0002, before a resume
-    assert time_left(progress, half) == " · about 14:00 left"
-    progress.ended = 6
-    assert time_left(progress, []) == "", "nothing is left to do"
+    assert time_left(replace(search, name="tokenizing"), half, 160.0) == "", "the search has not begun"
+    assert time_left(search, [Row(name="t0002", state="running", step=1, steps=100)], 160.0) == ""
+    assert time_left(search, half, 160.0) == " · about 7:00 left"
+    assert time_left(replace(search, first=2.25), half, 160.0) == " · about 14:00 left", "a quarter is older"
+    assert time_left(replace(search, done=6), [], 160.0) == "", "nothing is left to do"
 
 
 def test_a_terminal_shows_stage_bar_time_and_trials(searched, monkeypatch):
@@ -173,7 +169,6 @@ def test_a_method_shows_every_setting_with_its_source():
 
 
 def test_without_a_terminal_progress_is_printed_as_lines(tiny_file, tmp_path):
-    from babeltune.sweep.state.folder import SweepFolder
 
     console = Console(file=io.StringIO(), width=120)
     with live(console) as watch:
@@ -192,7 +187,6 @@ def test_without_a_terminal_progress_is_printed_as_lines(tiny_file, tmp_path):
 
 def test_attaching_without_a_terminal_prints_lines_until_the_sweep_ends(tiny_file, tmp_path):
     from babeltune.sweep.driver.run import only_driver
-    from babeltune.sweep.state.folder import SweepFolder
 
     folder = SweepFolder(tmp_path / "sweeps" / "tiny-0123456789")
     folder.path.mkdir(parents=True)

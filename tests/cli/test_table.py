@@ -1,20 +1,22 @@
 """The table of trials at the widths that terminals have, and the live view around it."""
 
 import io
+import json
 import re
 from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
-from babeltune.cli.live_view import doing_words, picture
+from babeltune.cli.live_view import picture
 from babeltune.cli.render import show_leaderboard
 from babeltune.cli.table import TrialsTable, running_first, table_of
-from babeltune.cli.words import stage_words
+from babeltune.files import plain
 from babeltune.planning.sweep_file import read_sweep
+from babeltune.stages import Stage
 from babeltune.sweep.driver.run import only_driver
-from babeltune.sweep.state.leaderboard import Row
-from babeltune.sweep.state.progress import Stage, SweepProgress, read_stage, sweep_document
+from babeltune.sweep.state.leaderboard import Row, leaderboard
+from babeltune.sweep.state.progress import SweepProgress, doing_words, read_stage, running_words, sweep_document
 from made_sweeps import add_trial, make_sweep
 
 METRIC = "dev/everyday/accuracy"
@@ -153,21 +155,22 @@ def test_status_shows_running_trials_first_and_the_stage_of_its_driver(command, 
     assert sweep_document(folder)["stage"] is None, "its driver is gone"
 
 
-def test_a_stage_says_its_rate_and_the_time_left():
-    stage = Stage(name="encoding with the teacher", done=3000, of=12_000, begun=100.0, time=110.0)
-    assert stage_words(stage) == "encoding with the teacher 3000/12000 · 300 sentences/s · about 0:30 left"
-    assert stage_words(replace(stage, done=0)) == "encoding with the teacher 0/12000"
-    assert stage_words(replace(stage, done=12_000)) == "encoding with the teacher 12000/12000 · 1,200 sentences/s"
-    assert stage_words(replace(stage, time=100.5)) == "encoding with the teacher 3000/12000", "too early to tell"
-    assert stage_words(replace(stage, name="scoring the baselines", done=1, of=3)) == (
-        "scoring the baselines 1/3 · about 0:20 left"
-    )
-    assert stage_words(replace(stage, name="searching")) == "searching 3000/12000", "trials have a time left of theirs"
+def test_a_running_trial_says_that_it_evaluates_how_fast_and_how_long(folder):
+    stage = Stage(name="evaluating", done=1200, of=3000, begun=100.0, time=104.0)
+    progress = {"step": 30, "steps": 60, "loss": 1.5, "stage": plain(stage)}
+    (folder.trial(1) / "progress.json").write_text(json.dumps(progress), encoding="utf-8")
+    words = "evaluating 1,200/3,000 · 300 sentences/s · about 0:06 left"
+    with only_driver(folder):
+        assert running_words(leaderboard(folder)) == f" · running t0001 50% ({words})"
+        drawn = shown(picture(SweepProgress(folder.sweep(), folder, stage="searching", done=1, of=2)), 80)
+    assert f"t0001 (running): {words}" in drawn
+    (folder.trial(1) / "progress.json").write_text('{"step": 30, "stage": {"of": "another"}}', encoding="utf-8")
+    assert running_words(leaderboard(folder)) == " · running t0001"
 
 
 def test_a_stage_is_written_at_its_beginning_and_end(folder):
     assert read_stage(folder) is None
-    assert doing_words(folder) == "running", "the last line of the log"
+    assert doing_words(folder, []) == "running", "the last line of the log"
     progress = SweepProgress(folder.sweep(), folder)
     for done in range(1, 101):
         progress.progress("tokenizing", done, 100)

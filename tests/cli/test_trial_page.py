@@ -45,6 +45,21 @@ def test_a_trial_is_a_page_with_curve_scores_settings_and_cost(command, home):
     assert f"babeltune promote {home.id}/t0000" in out
 
 
+@pytest.mark.parametrize("words", [["show", "t0001"], ["runs", "t0001"], ["compare", "t0001", "t0002"]])
+def test_a_trial_without_its_sweep_is_refused_with_how_it_is_named(command, home, words):
+    code, out, err = command(*words)
+    assert (code, out) == (2, "")
+    assert " ".join(err.split()) == (
+        f"error: 't0001' is a trial without its sweep; write SWEEP/t0001, such as {home.id}/t0001"
+    )
+
+
+def test_a_word_that_is_an_option_is_refused_with_the_option(command):
+    code, _, err = command("version")
+    assert code == 2
+    assert "No such command 'version' (did you mean '--version'?);" in err
+
+
 def test_a_failed_trials_reason_is_whole(command, home):
     code, out, _ = command("status", f"{home.id}/1")
     assert code == 0

@@ -27,6 +27,7 @@ from babeltune.sweep_report.live import LivePage
 from bucket_servers import BUCKET
 from made_sweeps import METRIC, add_trial, make_sweep
 from ports import free_port, listens
+from screens import barriers, chromium, page_of
 from waiting import PATIENCE_S, wait_until
 
 SAVED = Path(__file__).parents[1] / "sweep" / "saved"
@@ -105,6 +106,28 @@ def test_a_running_sweeps_page_follows_it_and_freezes_at_its_end(running):
         _, page = get(url)
     assert "this page no longer changes" in page
     assert "live.js" not in page
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as window:
+        yield window
+
+
+@pytest.mark.needs_chromium
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_no_violation_in_the_live_page(browser, running, scheme):
+    with served(running) as url, page_of(browser, color_scheme=scheme, bypass_csp=True) as shown:
+        with only_driver(running):
+            SweepProgress(running.sweep(), running).progress("tokenizing", 3, 9)
+            shown.goto(url, wait_until="domcontentloaded")
+            assert "tokenizing 3/9" in shown.locator("#live").text_content()
+            assert barriers(shown) == [], "no trial has finished"
+            add_trial(running, 0, [0.2, 0.6], "finished", temperature=0.1)
+            shown.get_by_role("heading", name="Leaderboard").wait_for()
+            assert barriers(shown) == [], "the report that grows"
+        shown.get_by_text("this page no longer changes").wait_for()
+        assert barriers(shown) == [], "frozen"
 
 
 def test_the_page_asks_nothing_of_the_network_and_is_for_this_machine(saved):

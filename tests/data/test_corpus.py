@@ -10,6 +10,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet as parquet
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -57,6 +59,27 @@ def sides(corpus: Corpus, name: str) -> set[str]:
 
 def build(root: Path, *train: Source, seed: int = 0, **settings: object) -> Corpus:
     return build_corpus(Data(train=train, **settings), root, seed)
+
+
+def test_reading_counts_the_bytes_of_the_files_and_cleaning_the_pairs(tmp_path, monkeypatch):
+    monkeypatch.setattr("babeltune.data.reading.BUFFER", 1000)
+    plain_text, packed, table = (source(tmp_path, name, "fra eng", numbered(name, 300)) for name in "abc")
+    (tmp_path / "b.tsv").write_bytes(gzip.compress((tmp_path / "b.tsv").read_bytes()))
+    rows = [dict(zip(("id", "fra", "eng"), row, strict=True)) for row in zip("12", "ab", "cd", strict=True)]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "c.parquet")
+    table = replace(table, format="parquet", path="c.parquet")
+    dev = Task(name="d", source=source(tmp_path, "d", "fra eng", [("Merci.", "Thanks.")]))
+    noticed: dict[str, list[tuple[int, int]]] = {}
+    data = Data(train=(plain_text, packed, table), dev=(dev,))
+    build_corpus(data, tmp_path, 0, progress=lambda what, *far: noticed.setdefault(what, []).append(far))
+    assert [*noticed] == ["reading the corpus", "cleaning the corpus"]
+    size = sum((tmp_path / name).stat().st_size for name in ("a.tsv", "b.tsv", "c.parquet", "d.tsv"))
+    read, cleaned = noticed.values()
+    assert read[0] == (0, size)
+    assert read[-1] == (size, size)
+    assert [done for done, _ in read] == sorted(done for done, _ in read)
+    assert len({done for done, _ in read}) > 10, "a large file counts while it is read"
+    assert cleaned == [(0, 602), (300, 602), (600, 602), (602, 602)]
 
 
 # --- shape ---------------------------------------------------------------------------------------------------------

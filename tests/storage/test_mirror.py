@@ -56,6 +56,25 @@ def test_a_package_arrives_whole_and_is_not_sent_twice(mirrors, bucket_server):
     }
 
 
+def test_a_package_that_is_sent_tells_its_bytes_and_takes_back_failed_tries(mirrors, monkeypatch):
+    one, _ = mirrors
+    sizes, seen, put = sum(map(len, FILES.values())), [], one.store._fs.put_file
+
+    def fails_once(path, place, callback):
+        if path.endswith("rows.bin") and not any("half" in each for each in seen):
+            callback.relative_update(12_800)
+            seen.append(("half", sizes))
+            raise OSError("the connection is gone")
+        put(path, place, callback=callback)
+
+    monkeypatch.setattr(one.store._fs, "put_file", fails_once)
+    assert one.push_package(package(one, FILES), tell=lambda *far: seen.append(far))
+    assert seen[0] == (0, sizes)
+    assert seen[-1] == (sizes, sizes)
+    assert all(0 <= done <= of == sizes for done, of in seen if done != "half")
+    assert not one.push_package(one.path("stores/tokens-1"), tell=lambda *far: pytest.fail("nothing is sent"))
+
+
 def test_a_package_without_its_seal_is_not_there(mirrors):
     one, other = mirrors
     one.push_package(package(one, FILES))

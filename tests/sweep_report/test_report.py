@@ -21,10 +21,11 @@ from babeltune.sweep.sync.view import StorageView
 from babeltune.sweep_report.gather import gather
 from babeltune.sweep_report.page import document
 from babeltune.sweep_report.render import markdown, render
+from babeltune.sweep_report.sections.sealed_tests import matched
 from babeltune.sweep_report.write import LARGEST, page, write_report
 from babeltune.training.checkpoint import read_reports, write_reports
 
-VOID = {"meta", "link", "br", "hr", "img", "input"}
+VOID = {"meta", "link", "br", "hr", "img", "input", "wbr"}
 FETCHING = ("src", "href", "xlink:href", "action", "data", "poster", "srcset", "background")
 
 
@@ -274,7 +275,35 @@ def test_a_promotion_is_kept_and_the_report_compares_dev_with_sealed(copied, rep
     assert len(made.verdict) == 2
     root = Tree(render(made, "html")).root
     (table,) = (cells(each) for each in root.all("table") if each.words().startswith("Dev against sealed"))
-    assert table[1] == ["everyday fra-eng", "0.5000", "0.4567", "–", "–", "0.0100"]
+    assert table[1] == ["everyday fra-eng", "everyday", "0.5000", "0.4567", "–", "–", "0.0100"]
+
+
+def test_a_sealed_test_is_compared_with_a_dev_set_of_its_kind_and_languages():
+    dev = dict.fromkeys(
+        (
+            "dev/mean_cosine",
+            "dev/sts/eng/spearman",
+            "dev/sts/spearman",
+            *(f"dev/{name}/{pair}/accuracy" for name in ("news", "talks") for pair in ("fra-eng", "deu-eng")),
+            *(f"dev/{name}/accuracy" for name in ("news", "talks", "group")),
+        ),
+        0.5,
+    )
+    tests = ["test/talks/fra-eng/accuracy", "test/ntrex/fr-en/accuracy", "test/ntrex/deu-eng/accuracy"]
+    tests += ["test/ntrex/accuracy", "test/flores/kor-eng/accuracy", "test/flores/accuracy", "test/all/accuracy"]
+    tests += ["test/stsb/eng/spearman", "test/group/accuracy"]
+    found = {name: matched(name, tests, dev, preferred="news") for name in tests}
+    assert found == {
+        "test/talks/fra-eng/accuracy": "dev/talks/fra-eng/accuracy",
+        "test/ntrex/fr-en/accuracy": "dev/news/fra-eng/accuracy",
+        "test/ntrex/deu-eng/accuracy": "dev/news/deu-eng/accuracy",
+        "test/ntrex/accuracy": "dev/news/accuracy",
+        "test/flores/kor-eng/accuracy": None,
+        "test/flores/accuracy": None,
+        "test/all/accuracy": None,
+        "test/stsb/eng/spearman": "dev/sts/eng/spearman",
+        "test/group/accuracy": "dev/group/accuracy",
+    }
 
 
 def test_a_damaged_decision_is_named_and_passed_over(copied, report):
@@ -340,7 +369,7 @@ def test_translations_that_could_not_be_shown_are_a_line(copied):
     folder.write("examples.json", {"missing": "they took longer than 60 s"})
     assert "Not made: they took longer than 60 s." in page(gather(folder), "md")
     (folder.path / "examples.json").unlink()
-    assert "Not made: the sweep has not ended since; a sweep makes them when it ends." in page(gather(folder), "md")
+    assert "Not made: the sweep has not ended since; a sweep makes them when it ends, or " in page(gather(folder), "md")
 
 
 def test_without_the_record_of_the_data_there_are_no_intervals_and_it_says_so(copied):

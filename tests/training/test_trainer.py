@@ -35,6 +35,7 @@ from babeltune.training.checkpoint import (
     load_checkpoint,
     read_reports,
     read_state,
+    stage_of,
     state_of,
     stopped_folder,
 )
@@ -101,6 +102,26 @@ def weights(folder, index):
 def same(a, b):
     names = [{(part, name) for part in tensors for name in tensors[part]} for tensors in (a, b)]
     return names[0] == names[1] and all(torch.equal(a[part][name], b[part][name]) for part, name in names[0])
+
+
+def test_an_evaluation_says_how_many_sentences_it_has_encoded(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr("babeltune.training.trainer.PROGRESS_INTERVAL_S", 0.0)
+    seen = []
+
+    class Looking(Collect):
+        def stopped(self):
+            if (tmp_path / "progress.json").exists():
+                seen.append(json.loads((tmp_path / "progress.json").read_text(encoding="utf-8")))
+            return super().stopped()
+
+    run(*tiny, tmp_path, Looking(), pairs=640, reports=1)
+    stages = [stage for each in seen if (stage := stage_of(each)) is not None]
+    texts = {text for task in tiny[1].tasks for text in task.texts_of("student")}
+    assert {(stage.name, stage.of) for stage in stages} == {("evaluating", len(texts))}
+    assert [stage.done for stage in stages] == sorted(stage.done for stage in stages)
+    assert stages[-1].done == len(texts)
+    assert seen[-1]["step"] == seen[-1]["steps"]
+    assert seen[-1]["loss"] > 0
 
 
 @pytest.mark.trap(7, 38)

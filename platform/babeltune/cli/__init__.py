@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 
@@ -79,6 +80,8 @@ def refused(error: TyperException, arguments: list[str]) -> str:
     if given and words.startswith("Invalid value"):
         rule = str(error).removeprefix("Value error, ").replace("Input should be", "must be").removesuffix(".")
         words = f"{given}: {rule.partition(', unable to parse')[0]}"
+    if (unknown := re.match(r"No such command '(version|help)'", words)) is not None:
+        words += f" (did you mean '--{unknown[1]}'?)"
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "babeltune"
     return f"{words}; `{command} --help` lists what it takes" if words else ""

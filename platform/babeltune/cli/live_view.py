@@ -12,14 +12,19 @@ from rich.live import Live
 from rich.text import Text
 
 from babeltune.cli.table import TrialsTable, running_first
-from babeltune.cli.words import minutes, stage_words
 from babeltune.schema.records import Sweep
-from babeltune.sweep.state.folder import SweepFolder, read_log
+from babeltune.stages import SEARCHING, minutes, stage_words
+from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.leaderboard import Row, leaderboard
-from babeltune.sweep.state.progress import SweepProgress, is_driven, read_stage, standing
+from babeltune.sweep.state.progress import (
+    SweepProgress,
+    doing_words,
+    is_driven,
+    running_words,
+    standing,
+    time_left,
+)
 
-SETTLED = 0.25
-"""Share of the trials that must be done before the remaining time is estimated."""
 LINES_EVERY = 15.0
 """Seconds between progress lines where the output is not a terminal."""
 BAR = 60
@@ -33,8 +38,8 @@ def picture(progress: SweepProgress, height: int | None = None) -> RenderableTyp
     """
     rows = leaderboard(progress.folder) if (progress.folder.path / "baselines.json").exists() else []
     gone = minutes(time.monotonic() - progress.started)
-    left = time_left(progress, rows)
     stage = progress.now()
+    left = time_left(stage, rows, stage.time)
     head = Text(f"{progress.folder.id} · {stage_words(stage)} · {gone} gone{left}")
     bar = bar_of(progress.done / max(progress.of, 1))
     latest = [Text(progress.latest, style="yellow")] if progress.latest else []
@@ -47,19 +52,6 @@ def bar_of(share: float) -> Text:
     """A line of `BAR` columns, bright as far as the work is done. rich's own bar does not end its line in a group."""
     done = round(BAR * min(max(share, 0.0), 1.0))
     return Text.assemble(("━" * done, "cyan"), ("━" * (BAR - done), "bright_black"))
-
-
-def time_left(progress: SweepProgress, rows: list[Row]) -> str:
-    """How long the rest of the search takes at the pace of this submission, once some of it is done."""
-    if progress.searching is None or progress.ended >= progress.sweep.budget.trials:
-        return ""
-    begun = progress.before + progress.begun
-    done = progress.ended + sum(r.step / r.steps for r in rows if r.state == "running" and r.steps) - begun
-    gone = time.monotonic() - progress.searching
-    if done < SETTLED:
-        return ""
-    left = (progress.sweep.budget.trials - begun - done) * gone / done
-    return f" · about {minutes(max(left, 0))} left"
 
 
 def best_so_far(rows: list[Row], sweep: Sweep) -> str:
@@ -107,9 +99,10 @@ def _lines(console: Console) -> Iterator[Callable[[SweepProgress], None]]:
                     logged += 1
                 if progress.stage != last[0] or now - last[1] > LINES_EVERY:
                     last = (progress.stage, now)
-                    head = f"[{minutes(now - progress.started)}] {stage_words(progress.now())}"
-                    rows = leaderboard(progress.folder) if progress.searching is not None else []
-                    tail = best_so_far(rows, progress.sweep) + time_left(progress, rows)
+                    stage = progress.now()
+                    head = f"[{minutes(now - progress.started)}] {stage_words(stage)}"
+                    rows = leaderboard(progress.folder) if stage.name == SEARCHING else []
+                    tail = best_so_far(rows, progress.sweep) + time_left(stage, rows, stage.time)
                     console.print(head + running_words(rows) + tail, markup=False)
 
     thread = threading.Thread(target=work, daemon=True)
@@ -121,13 +114,6 @@ def _lines(console: Console) -> Iterator[Callable[[SweepProgress], None]]:
         thread.join()
 
 
-def running_words(rows: list[Row]) -> str:
-    """The trials that run, and how far each is."""
-    running = sorted((row for row in rows if row.state == "running"), key=lambda row: row.name)
-    words = ", ".join(row.name + (f" {row.step / row.steps:.0%}" if row.steps else "") for row in running)
-    return f" · running {words}" if words else ""
-
-
 class _Attached:
     """The live view of a sweep that another process drives."""
 
@@ -135,19 +121,9 @@ class _Attached:
         self.folder, self.sweep = folder, sweep
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield Text(f"{self.folder.id} · {doing_words(self.folder)}")
-        yield TrialsTable(running_first(standing(self.folder)), self.sweep, height=console.size.height - 1)
-
-
-def doing_words(folder: SweepFolder) -> str:
-    """What the sweep's driver is doing: its stage, or the last line of its log."""
-    stage = read_stage(folder)
-    return latest_note(folder) if stage is None else stage_words(stage)
-
-
-def latest_note(folder: SweepFolder) -> str:
-    """The last line of the sweep's log, without its time."""
-    return (read_log(folder).splitlines() or [""])[-1][20:]
+        rows = standing(self.folder)
+        yield Text(f"{self.folder.id} · {doing_words(self.folder, rows)}")
+        yield TrialsTable(running_first(rows), self.sweep, height=console.size.height - 1)
 
 
 def attach(folder: SweepFolder, console: Console) -> SweepFolder:
@@ -163,8 +139,8 @@ def attach(folder: SweepFolder, console: Console) -> SweepFolder:
             if time.monotonic() - shown > LINES_EVERY:
                 shown = time.monotonic()
                 rows = standing(folder)
-                doing = running_words(rows) or f" · {doing_words(folder)}"
-                console.print(f"{folder.id}{doing}{best_so_far(rows, sweep)}", markup=False)
+                doing = f"{doing_words(folder, rows)}{running_words(rows)}"
+                console.print(f"{folder.id} · {doing}{best_so_far(rows, sweep)}", markup=False)
             time.sleep(1)
         return folder
     with Live(Text("attached"), console=console, refresh_per_second=1, transient=True) as display:

@@ -288,8 +288,7 @@ def _about_lines(done: dict[str, Any], *files: tuple[str, Path]) -> list[str]:
 def meter() -> Callable[[str, int, int], None]:
     """Writes progress to standard error: at each stage's end, and every few seconds between, with the rate and the time
     left."""
-    from babeltune.cli.words import pace
-    from babeltune.sweep.state.progress import Stage
+    from babeltune.stages import Stage, pace
 
     begun: dict[str, tuple[float, int]] = {}
     last: dict[str, float] = {}
@@ -300,7 +299,7 @@ def meter() -> Callable[[str, int, int], None]:
             return
         last[name] = now
         since, before = begun.setdefault(name, (now, done))  # what an earlier command did says nothing of the pace
-        stage = Stage(name=name, done=done - before, of=of - before, begun=since, time=now)
+        stage = Stage(name=name, done=done, of=of, begun=since, time=now, first=before)
         err.print(f"{name}: {done:,}" + (f" of {of:,}" if of else "") + pace(stage), highlight=False)
 
     return tell

@@ -13,7 +13,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from babeltune.cli.words import ELLIPSIS, duration, size, weights
+from babeltune.cli.words import ELLIPSIS, duration, weights
 from babeltune.planning.calibration import Machine
 from babeltune.planning.parameters import words_for
 from babeltune.planning.plan import PlanReport
@@ -22,6 +22,7 @@ from babeltune.planning.space import default_params, make_trial, proposable_meth
 from babeltune.promotion.statistics import standard_error
 from babeltune.schema.cluster import Cluster
 from babeltune.schema.records import Scalar, Student, Sweep
+from babeltune.stages import size
 
 Z95 = 1.96
 """Standard errors on each side of a 95 % interval."""

@@ -11,13 +11,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from babeltune.cli.live_view import doing_words
 from babeltune.cli.table import running_first, table_of
 from babeltune.method import load_method
 from babeltune.schema.base import number
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.leaderboard import Row
-from babeltune.sweep.state.progress import standing
+from babeltune.sweep.state.progress import doing_words, standing
 from babeltune.sweep.state.provenance import accepted_lines
 from babeltune.sweep.state.seed_summary import Comparison, cells, footnote
 from babeltune.sweep.state.seed_summary import markdown as as_markdown
@@ -116,7 +115,7 @@ def show_comparison(comparison: Comparison, console: Console, *, markdown: bool 
 def show_status(folder: SweepFolder, state: str, reason: str, console: Console) -> None:
     console.print(f"sweep {folder.id}: {state}")
     if state == "running":
-        console.print(f"  {doing_words(folder)}", markup=False)
+        console.print(f"  {doing_words(folder, standing(folder))}", markup=False)
     if reason:
         console.print(f"  {reason}", markup=False)
     if refit_of := folder.sweep().refit_of:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from babeltune.cli.common import ClusterFile, Json, SweepName, app, cluster_of, folder_of, out, say, warn
+from babeltune.cli.common import ClusterFile, Json, SweepName, app, cluster_of, err, folder_of, out, say, warn
 
 if TYPE_CHECKING:
     pass
@@ -29,11 +29,13 @@ def report(
     """
     from babeltune.files import plain
     from babeltune.sweep.sync.view import StorageView
-    from babeltune.sweep_report.write import check_place, write_report
+    from babeltune.sweep_report.write import check_place, complete_examples, write_report
 
     if out_ is not None:
         check_place(out_)
-    written = write_report(folder_of(name, cluster), StorageView(cluster_of(cluster)), format_, out_)
+    folder, view = folder_of(name, cluster), StorageView(cluster_of(cluster))
+    complete_examples(folder, view, lambda words: err.print(words, markup=False))
+    written = write_report(folder, view, format_, out_)
     warn(note for note in written.notes if "damaged" in note)
     say(
         {**plain(written), "path": str(written.path)},

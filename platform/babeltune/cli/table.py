@@ -14,10 +14,11 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from babeltune.cli.words import ELLIPSIS, minutes, settings_words, short_names, sparkline
+from babeltune.cli.words import ELLIPSIS, settings_words, short_names, sparkline
 from babeltune.evaluation.evaluate import COMPUTE, PARAMETERS, SPEED
 from babeltune.planning.space import reports_of
 from babeltune.schema.records import Sweep
+from babeltune.stages import minutes, stage_words
 from babeltune.sweep.state.leaderboard import Row
 
 COLORS = {
@@ -209,6 +210,9 @@ def notes_of(rows: Sequence[Row]) -> Iterator[Text]:
     for (state, text), names in found.items():
         who = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
         yield Text(f"{who} ({state}): {text}", style="" if state == "finished" else COLORS.get(state, ""))
+    for row in rows:
+        if row.stage is not None:
+            yield Text(f"{row.name} ({row.state}): {stage_words(row.stage)}", style=COLORS["running"])
 
 
 def running_first(rows: Sequence[Row]) -> list[Row]:

@@ -10,10 +10,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from babeltune.cli.common import with_cluster
-from babeltune.cli.words import minutes, settings_words, sparkline, weights
+from babeltune.cli.words import settings_words, sparkline, weights
 from babeltune.evaluation.evaluate import PARAMETERS, SPEED
 from babeltune.schema.base import flat, number
 from babeltune.schema.records import Training, Trial
+from babeltune.stages import minutes
 from babeltune.sweep.state.trial_page import HIDDEN, TrialPage
 
 CURVE_WIDTH = 32

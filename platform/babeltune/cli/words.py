@@ -5,17 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from babeltune.schema.base import number
-from babeltune.sweep.state.progress import Stage
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 """Heights of a sparkline, the lowest first."""
 ELLIPSIS = "…"
-SEARCHING = "searching"
-"""The stage that counts trials: its time left is that of the whole search."""
-
-
-def minutes(seconds: float) -> str:
-    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 
 def duration(seconds: float) -> str:
@@ -25,11 +18,6 @@ def duration(seconds: float) -> str:
         return f"{whole} s" if whole >= 2 else f"{seconds:.1f} s"
     minute = round(whole / 60)
     return f"{minute} min" if minute < 60 else f"{minute // 60:,} h {minute % 60:02d} min"
-
-
-def size(count: float) -> str:
-    """Bytes in the unit that fits."""
-    return f"{count / 2**30:.1f} GB" if count >= 2**30 else f"{count / 2**20:,.0f} MB"
 
 
 def weights(count: float) -> str:
@@ -76,18 +64,3 @@ def settings_words(
             break
         kept = longer
     return f"{kept} {ELLIPSIS}".strip()
-
-
-def stage_words(stage: Stage) -> str:
-    """What a driver is doing: how far, how fast, and the time left. A search says its own time left."""
-    words = f"{stage.name} {stage.done}/{stage.of}"
-    return words if stage.name == SEARCHING else words + pace(stage)
-
-
-def pace(stage: Stage) -> str:
-    """How fast a stage is, and the time left; nothing until that can be said."""
-    if stage.rate is None:
-        return ""
-    rate = f"{stage.rate:,.0f}" if stage.rate >= 10 else f"{stage.rate:.2g}"
-    words = f" · {rate} {stage.unit}/s" if stage.unit else ""
-    return words + (f" · about {minutes(stage.left_s)} left" if stage.left_s is not None else "")

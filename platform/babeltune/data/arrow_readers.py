@@ -6,8 +6,9 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+from babeltune.data import reading
 from babeltune.data.file_readers import (
     MAX_LINE_BYTES,
     Digest,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     import datasets
     import pyarrow as pa
 
+Batch = TypeVar("Batch", "pa.Table", "pa.RecordBatch")
 ARROW_ROWS = 10_000
 """Rows of a Parquet file or data set that are in memory at a time, at most."""
 ARROW_BYTES = 1 << 26
@@ -49,7 +51,8 @@ def parquet_rows(
             groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
             widest = max((group.total_byte_size / max(1, group.num_rows) for group in groups), default=0)
             rows = max(1, min(ARROW_ROWS, int(ARROW_BYTES / max(1, widest))))
-            yield from arrow_rows(file.iter_batches(rows, columns=roots), names, id_name, longest)
+            batches = _counted(file.iter_batches(rows, columns=roots), path.stat().st_size, file.metadata.num_rows)
+            yield from arrow_rows(batches, names, id_name, longest)
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"{path} cannot be read as Parquet: {error}; correct `format` or write it again") from error
 
@@ -61,10 +64,19 @@ def dataset_rows(
     dataset = load_dataset(source, root)
     place = f"data set {source.dataset!r}"
     roots = arrow_roots(place, dataset.features.arrow_schema, names)
-    batches = dataset.select_columns(roots).with_format("arrow").iter(ARROW_ROWS)
+    chosen = dataset.select_columns(roots)
+    reading.count(0, of=chosen.data.nbytes)  # the hub did not say before
+    batches = _counted(chosen.with_format("arrow").iter(ARROW_ROWS), chosen.data.nbytes, len(chosen))
     for line, values in arrow_rows(batches, names, source.id, longest):
         content.update(json.dumps(values.reason if isinstance(values, Fault) else values).encode() + b"\n")
         yield line, values
+
+
+def _counted(batches: Iterable[Batch], size: int, rows: int) -> Iterator[Batch]:
+    """The same batches; each counts its share of the bytes once its rows have been read."""
+    for batch in batches:
+        yield batch
+        reading.count(size * batch.num_rows // max(1, rows))
 
 
 def load_dataset(source: Source, root: Path) -> datasets.Dataset:

@@ -12,11 +12,11 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from babeltune.data import arrays
+from babeltune.data import arrays, reading
 from babeltune.data.arrays import (
     first_places,
     histogram,
@@ -37,7 +37,7 @@ from babeltune.data.arrays import (
 from babeltune.data.contamination import Contamination, EvalIndex, MakeFindNear, Near, find_near_anew
 from babeltune.data.eval_sets import labelled, read_eval, subsets
 from babeltune.data.prepared import IdTask, TextTask
-from babeltune.data.shards import Count, uncounted
+from babeltune.data.shards import Count, Progress, no_progress
 from babeltune.data.sources import Rows, language_pairs, read_source
 from babeltune.data.split import HELDOUT, Block, hold_out, salt_of
 from babeltune.data.text_keys import sentence_keys
@@ -46,12 +46,10 @@ from babeltune.data.texts import Texts, text_hashes, written
 from babeltune.data.translation import Translate
 from babeltune.errors import DataError
 from babeltune.schema.records import Data, Source
+from babeltune.stages import CLEANING, READING
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-
-Done = TypeVar("Done")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,38 +95,28 @@ def build_corpus(
     translate: Translate | None = None,
     near: MakeFindNear | None = None,
     *,
-    progress: Count = uncounted,
+    progress: Progress = no_progress,
     shards: TextShards | None = None,
 ) -> Corpus:
     """Reads and cleans all training sources and dev sets; relative paths start at `root`.
 
     `translate` makes the sources that are translations. `near`, given the sets' digests, finds near-duplicates of the
-    sets' texts. Without it they are searched for only if the data section removes them. `progress` counts the steps:
-    the dev sets, the test sets, and for each source its reading and its cleaning. `shards`: where the work on many
-    texts is done.
+    sets' texts. Without it they are searched for only if the data section removes them. `progress` counts the bytes
+    that are read, and then the pairs that are cleaned. `shards`: where the work on many texts is done.
 
     The result depends on the data, the records and the seed only. Raises `DataError` for text that cannot be read as
     its source says, and, when no pair is left, with the step that removed what.
     """
-    step = steps_of(progress, 2 + 2 * len(data.train))
-    dev, test = (step(read_eval(tasks, root, data.max_line_bytes)) for tasks in (data.dev, data.test))
+    with reading.counted(data, root, functools.partial(progress, READING)):
+        dev, test = (read_eval(tasks, root, data.max_line_bytes) for tasks in (data.dev, data.test))
+        read = read_sources(data, root, translate, shards)
     evals = {label: rows for kind, found in (("dev", dev), ("test", test)) for label, rows in labelled(kind, found)}
     sealed = {name: np.unique(sentence_keys(rows.texts())) for name, rows in evals.items()}
     near = near or (find_near_anew if data.overlap == "near" else None)
     find = near({name: rows.digest for name, rows in evals.items()}) if near else None
     index = EvalIndex({name: list(rows.texts()) for name, rows in evals.items() if find})
     cleaning = Cleaning(data, seed, sealed, find and functools.partial(find, index))
-    blocks: list[Block] = []
-    read: dict[str, Rows] = {}
-    for made in (None, "translate", "pivot"):  # what is made of others comes after them
-        for source in data.train:
-            if made == (source.format if source.format in ("translate", "pivot") else None):
-                rows = read_source(source, root, others=read, translate=translate, longest=data.max_line_bytes)
-                read[source.name] = step(replace(rows, shards=shards))
-    for source in data.train:
-        rows = read[source.name]
-        cleaning.note_set(source.name, rows.digest, rows.dropped)
-        blocks += step(cleaning.clean(source, rows) if source.train else [])
+    blocks = clean_sources(data, read, cleaning, functools.partial(progress, CLEANING))
     for name, eval_rows in evals.items():
         cleaning.note_set(name, eval_rows.digest, eval_rows.dropped)
     blocks = [block for block in blocks if len(block.rows)]
@@ -159,16 +147,33 @@ def split(blocks: Sequence[Block], cleaning: Cleaning) -> tuple[list[Block], lis
     return train, [block.keep(mask) for block, mask in zip(blocks, held_out, strict=True)]
 
 
-def steps_of(progress: Count, of: int) -> Callable[[Done], Done]:
-    """A function that counts a step as done and passes on what the step has made."""
-    done = itertools.count(1)
-    progress(0, of)
+def read_sources(
+    data: Data, root: Path, translate: Translate | None, shards: TextShards | None = None
+) -> dict[str, Rows]:
+    """The rows of every training source by its name."""
+    read: dict[str, Rows] = {}
+    for made in (None, "translate", "pivot"):  # what is made of others comes after them
+        for source in data.train:
+            if made == (source.format if source.format in ("translate", "pivot") else None):
+                rows = read_source(source, root, others=read, translate=translate, longest=data.max_line_bytes)
+                read[source.name] = replace(rows, shards=shards)
+    return read
 
-    def step(made: Done) -> Done:
-        progress(next(done), of)
-        return made
 
-    return step
+def clean_sources(data: Data, read: Mapping[str, Rows], cleaning: Cleaning, tell: Count) -> list[Block]:
+    """What is left of the sources that are trained on; `tell` counts their pairs."""
+    trained = [source for source in data.train if source.train]
+    done, of = 0, sum(len(read[each.name]) * len(cleaning.pairs_of(each, read[each.name])) for each in trained)
+    tell(done, of)
+    blocks: list[Block] = []
+    for source in data.train:
+        rows = read[source.name]
+        cleaning.note_set(source.name, rows.digest, rows.dropped)
+        for block in cleaning.clean(source, rows) if source.train else ():
+            blocks.append(block)
+            done += len(rows)
+            tell(done, of)
+    return blocks
 
 
 def check_corpus(corpus: Corpus) -> None:
@@ -220,10 +225,13 @@ class Cleaning:
         for reason, rows in dropped.items():
             self.counts.setdefault(name, {})[f"dropped: {reason}"] = rows
 
-    def clean(self, source: Source, rows: Rows) -> list[Block]:
+    def pairs_of(self, source: Source, rows: Rows) -> tuple[tuple[str, str], ...]:
+        """The language pairs that a source is read for."""
+        return language_pairs(source, list(rows.columns), self.data.anchor_priority)
+
+    def clean(self, source: Source, rows: Rows) -> Iterator[Block]:
         """The source's pairs that are left after all steps, one block for each language pair."""
         self.count(source, "rows", len(rows))
-        pairs = language_pairs(source, list(rows.columns), self.data.anchor_priority)
         self._find_equal(source, rows)
         self.overlap[source.name] = dict.fromkeys(self.sealed, 0)
         if self.find_near:
@@ -231,8 +239,7 @@ class Cleaning:
         steps = [self.max_characters, self.sides_differ, self.distinct, self.no_overlap, self.cap]
         if self.data.overlap == "near":
             steps.insert(-1, self.no_near_overlap)
-        blocks = []
-        for anchor, other in pairs:
+        for anchor, other in self.pairs_of(source, rows):
             block = Block(
                 source=source,
                 group=(anchor, other),
@@ -245,8 +252,7 @@ class Cleaning:
             for step in steps:
                 block = block.keep(step(block))
                 self.count(source, step.__name__, len(block.rows))
-            blocks.append(block)
-        return blocks
+            yield block
 
     def _find_equal(self, source: Source, rows: Rows) -> None:
         """Finds and counts the rows that have a text of an eval set."""

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Protocol
 
+from babeltune.data.reading import opened
 from babeltune.errors import UTF_16, DataError, nearest, to_utf8
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def lines_of(path: Path, content: Digest, longest: int = MAX_LINE_BYTES) -> Iter
     """
     number = 0
     try:
-        with path.open("rb") as raw:
+        with opened(path) as raw:
             packed = raw.peek(2)[:2] == b"\x1f\x8b"
             stream = io.BufferedReader(gzip.GzipFile(fileobj=raw), 1 << 16) if packed else raw
             while line := stream.readline(longest + 1):

@@ -76,13 +76,11 @@ def read_corpus(
     is translated here, once for all sweeps of this storage.
     """
     sweep = inputs.sweep
-    stage = "reading and cleaning the corpus"
     translate = Translator(storage / "stores", sweep.seed, progress)
     near = functools.partial(find_near_once, storage / "stores")
-    counted = functools.partial(progress, stage)
     shards = TextShards(run_shards, storage / "stores") if run_shards else None
     with scratch_in(storage / "stores"):
-        corpus = build_corpus(sweep.data, inputs.root, sweep.seed, translate, near, progress=counted, shards=shards)
+        corpus = build_corpus(sweep.data, inputs.root, sweep.seed, translate, near, progress=progress, shards=shards)
     check_corpus(corpus)
     return corpus
 

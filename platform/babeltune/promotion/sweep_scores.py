@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from babeltune.data.eval_sets import subsets
 from babeltune.data.prepared import Prepared, read_prepared
@@ -16,7 +17,7 @@ from babeltune.promotion.model_names import model_folder, trial_of
 from babeltune.promotion.training_text import trained_on
 from babeltune.schema.cluster import Cluster
 from babeltune.schema.records import Sweep
-from babeltune.sweep.state.folder import SweepFolder, find_run
+from babeltune.sweep.state.folder import SweepFolder, find_run, find_sweep, is_bare_trial
 from babeltune.sweep.sync.view import StorageView
 
 
@@ -87,11 +88,14 @@ def compare_models(first: str, second: str, cluster: Cluster, *, sweep: str | No
     Both are exported and scored in one fresh process. Intervals and p are as in promotion (`promotion.compare`), at
     the confidence of the sweep's `promotion`.
 
-    Raises `SpecError` where no sweep is named, for a trial in its place, and for a sweep without a dev set whose
-    sentences can be compared one by one.
+    Raises `UnknownNameError` for a trial without its sweep. Raises `SpecError` where no sweep is named, for a trial in
+    its place, and for a sweep without a dev set whose sentences can be compared one by one.
     """
     view = StorageView(cluster)
     view.update(every=True)
+    for name in (first, second):
+        if is_bare_trial(name) and not Path(name).exists():
+            find_sweep(view.folder, name)  # which says how a trial is named
     trials = [trial_of(name, view.folder) for name in (first, second)]
     named = sweep or next((trial.folder.id for trial in trials if trial is not None), None)
     if named is None:

@@ -189,10 +189,22 @@ class ObjectStore:
             self._fs.pipe_file(place, data)
         return _entry(self._fs.info(place))
 
-    def upload(self, path: Path, key: str) -> None:
-        place = self._place(key)
+    def upload(self, path: Path, key: str, sent: Callable[[int], None] = lambda _: None) -> None:
+        """`sent` hears how many bytes more are there, and takes back those of a try that failed."""
+        place, counted = self._place(key), 0
+
+        def tell(more: int) -> None:
+            nonlocal counted
+            counted += more
+            sent(more)
+
+        def put() -> None:
+            tell(-counted)
+            self._fs.put_file(str(path), place, callback=_counting(tell))
+            tell(path.stat().st_size - counted)  # not every protocol counts
+
         with self._a_bucket():
-            self._tried(f"written at {key}", lambda: self._fs.put_file(str(path), place))
+            self._tried(f"written at {key}", put)
 
     def remove(self, key: str) -> None:
         """Nothing happens where there is no such object."""
@@ -246,6 +258,17 @@ def inside(key: str) -> str:
     if any(part in ("", ".", "..") or "\\" in part or "\0" in part for part in parts) or PurePosixPath(key).root:
         raise ObjectStoreError(f"the storage holds an object {key!r}, whose name leaves its folder; remove that object")
     return key
+
+
+def _counting(tell: Callable[[int], None]) -> Any:
+    """What fsspec calls for each part of a file."""
+    from fsspec.callbacks import Callback
+
+    class Counting(Callback):  # type: ignore[misc]
+        def relative_update(self, inc: int = 1) -> None:
+            tell(inc)
+
+    return Counting()
 
 
 def _opened(uri: str) -> tuple[Any, str]:

@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from babeltune.storage.mirror_base import MirrorBase, digest, document, together
 from babeltune.storage.object_store import Entry, inside
 
 PACKAGE_MANIFEST = ".seal.json"
+Tell = Callable[[int, int], None]
+"""Called with the bytes of a package that have been sent, and all of its bytes."""
 TRIES = 2
 """Downloads of a package before its objects are held to be damaged."""
 log = logging.getLogger(__name__)
@@ -24,20 +26,28 @@ log = logging.getLogger(__name__)
 class Packages(MirrorBase):
     """Sends, brings and removes packages."""
 
-    def push_package(self, folder: Path, key: str = "") -> None:
+    def push_package(self, folder: Path, key: str = "", tell: Tell = lambda done, of: None) -> bool:
         """Uploads the folder, to its own key or to another one, unless the bucket has it as it is. The seal comes
-        last."""
+        last. `tell` hears of the bytes that are sent. Returns whether anything was."""
         key = key or self.key(folder)
         there = self.store.entries(key)
         if self.has_package(folder, key, there):
-            return
+            return False
         files = self.sealed(folder)
+        of, sent = sum(facts["bytes"] for facts in files.values()), list[int]()
+
+        def count(more: int) -> None:
+            sent.append(more)  # by several threads
+            tell(sum(sent), of)
+
+        tell(0, of)
         manifest = document({"files": files})
         names = {name: f"{key}/{name}" for name in files}
         self.store.remove(f"{key}/{PACKAGE_MANIFEST}")
-        together(lambda name: self.store.upload(folder / name, names[name]), files)
+        together(lambda name: self.store.upload(folder / name, names[name], count), files)
         together(self.store.remove, there.keys() - set(names.values()) - {f"{key}/{PACKAGE_MANIFEST}"})
         self.store.write(f"{key}/{PACKAGE_MANIFEST}", manifest)
+        return True
 
     def has_package(self, folder: Path, key: str, there: Mapping[str, Entry]) -> bool:
         """Whether the bucket has the folder as it is at this key, below which it lists the objects `there`."""

@@ -28,7 +28,7 @@ from babeltune.sweep.state.folder import SweepFolder, read_log
 from babeltune.sweep.state.leaderboard import Row, front, goal_of, scores_of, winner
 from babeltune.sweep.state.progress import is_driven, standing
 from babeltune.sweep.state.provenance import accepted_lines
-from babeltune.sweep.state.rebuild import spooled_tags
+from babeltune.sweep.state.rebuild import digests_in, spooled_tags
 from babeltune.sweep_report.record import (
     Z95,
     Cost,
@@ -234,7 +234,7 @@ def _provenance(sweep: Sweep, folder: SweepFolder, best: Row) -> Provenance:
     found |= {f"code of {name}": digest for name, digest in code.items()} if isinstance(code, dict) else {"code": code}
     versions = {key.removeprefix("version."): tags[key] for key in sorted(tags) if key.startswith("version.")}
     machine = {key: tags[key] for key in ("python", "platform", "cpus") if key in tags}
-    digests = {key.removeprefix("digest."): tags[key] for key in sorted(tags) if key.startswith("digest.")}
+    digests = dict(sorted(digests_in(tags).items()))
     return Provenance(
         spec=spec_yaml(sweep),
         file=f"{sweep.name}.yaml",

@@ -23,7 +23,8 @@ from fastapi.responses import HTMLResponse, PlainTextResponse, StreamingResponse
 from babeltune.errors import SweepError
 from babeltune.promotion.decisions import FOLDER
 from babeltune.sweep.state.folder import SweepFolder
-from babeltune.sweep.state.progress import is_driven, read_stage, standing
+from babeltune.sweep.state.leaderboard import leaderboard
+from babeltune.sweep.state.progress import doing_words, is_driven, running_words, standing
 from babeltune.sweep_report.document import Document, Section, Table, Text
 from babeltune.sweep_report.gather import gather
 from babeltune.sweep_report.page import document
@@ -100,8 +101,8 @@ class LivePage:
             state = self.folder.state()
             ended = "was interrupted" if state == "running" else f"is {state}"
             return f"Sweep {self.folder.id} {ended}: this page no longer changes."
-        stage = read_stage(self.folder)
-        doing = f"{stage.name} {stage.done}/{stage.of}" if stage is not None else "starting"
+        rows = leaderboard(self.folder)
+        doing = f"{doing_words(self.folder, rows) or 'starting'}{running_words(rows)}"
         return f"Live: {doing}. The page follows the sweep."
 
     def html(self) -> str:

@@ -15,7 +15,7 @@ from babeltune.sweep_report.sections.settings import what_mattered
 from babeltune.sweep_report.sections.size_and_speed import pareto
 from babeltune.sweep_report.sections.training import diagnostics, learning_curves
 from babeltune.sweep_report.sections.translations import translations
-from babeltune.sweep_report.words import better, duration, interval, score, settings, short, verdict
+from babeltune.sweep_report.words import all_settings, better, duration, interval, score, short, verdict
 
 MOST_ROWS = 200
 """Trials that tables and charts show at most, the best first."""
@@ -48,7 +48,7 @@ def document(report: SweepReport, most: int = MOST_ROWS) -> Document:
 
 def _facts(report: SweepReport) -> Iterator[Fact]:
     best = report.winner
-    yield Fact(label="best trial", value=best.row.name, detail=settings(best))
+    yield Fact(label="best trial", value=best.row.name, detail=all_settings(best))
     yield Fact(
         label=short(report.objective.metric),
         value=score(best.value),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -12,6 +14,8 @@ from markupsafe import Markup, escape
 from babeltune.sweep_report.document import Code, Document, Figure, Items, Table, Text
 
 Format = Literal["html", "md"]
+MOST_COLUMNS = 9
+"""Columns of a table on a page. One with more is folded: its other columns follow below."""
 KINDS = {Text: "text", Items: "items", Table: "table", Figure: "figure", Code: "code"}
 
 
@@ -37,9 +41,34 @@ def render(document: Document, format_: Format, *, live: LiveNote | None = None)
         keep_trailing_newline=True,
     )
     environment.filters |= {"kind": lambda block: KINDS[type(block)], "md": markdown, "fence": fence, "code": code}
+    environment.filters |= {"folded": folded, "breakable": breakable}
     environment.globals["markup"] = Markup
     text: str = environment.get_template(f"report.{format_}.j2").render(document=document, live=live)
     return text if format_ == "html" else re.sub(r"\n{3,}", "\n\n", text)
+
+
+def folded(table: Table) -> list[Table]:
+    """The table in parts that fit a page, each with the names of the rows: on paper nobody scrolls."""
+    count = len(table.columns)
+    parts = max(1, math.ceil((count - 1) / (MOST_COLUMNS - 1)))
+    ends = [1 + (count - 1) * part // parts for part in range(parts + 1)]
+    return [_part(table, first, end) for first, end in itertools.pairwise(ends)]
+
+
+def _part(table: Table, first: int, end: int) -> Table:
+    columns = (0, *range(first, end))
+    return replace(
+        table,
+        caption=table.caption + (", continued" if first > 1 else ""),
+        columns=tuple(table.columns[column] for column in columns),
+        rows=tuple(tuple(row[column] for column in columns) for row in table.rows),
+        left=frozenset(place for place, column in enumerate(columns) if column in table.left),
+    )
+
+
+def breakable(text: str) -> Markup:
+    """Words as HTML that may go on in the next line between the parts of a name, and never inside a number."""
+    return Markup(re.sub(r"([/_=]|\.(?=[A-Za-z]))", r"\1<wbr>", str(escape(text))))
 
 
 SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|!~$])")

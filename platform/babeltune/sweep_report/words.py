@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections.abc import Sequence
 
 from babeltune.schema.base import number
 from babeltune.schema.records import Goal
@@ -36,9 +37,19 @@ def interval(each: Standing) -> str:
     return "–" if each.interval is None else "{:.4f} to {:.4f}".format(*each.interval)
 
 
-def settings(each: Standing) -> str:
+def all_settings(each: Standing) -> str:
     """All searched values of a trial."""
     return ", ".join(f"{name}={number(value)}" for name, value in each.row.params.items())
+
+
+def setting(each: Standing, name: str) -> str:
+    """A trial's value of a searched setting."""
+    return number(each.row.params[name]) if name in each.row.params else "–"
+
+
+def is_words(standings: Sequence[Standing], name: str) -> bool:
+    """Whether a setting has values that are no numbers."""
+    return any(isinstance(each.row.params.get(name), str) for each in standings)
 
 
 def duration(seconds: float | None) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from babeltune.errors import SpecError, SweepError
+from babeltune.errors import ObjectStoreError, SpecError, SweepError
 from babeltune.files import write_whole
+from babeltune.sweep.state.examples import EXAMPLES, read_examples
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.sync.view import StorageView
 from babeltune.sweep_report.gather import gather
@@ -77,6 +80,18 @@ def write_report(
     if out is None:
         places.keep_record(path)
     return Written(sweep=folder.id, path=path, bytes=len(data), winner=report.winner.row.name, notes=report.notes)
+
+
+def complete_examples(folder: SweepFolder, places: StorageView, note: Callable[[str], None] = lambda _: None) -> None:
+    """Makes the examples of translations that the sweep's end did not. `note` is called before that, with words for
+    whoever waits. A storage that takes no examples changes nothing."""
+    if not read_examples(folder).missing:
+        return
+    from babeltune.sweep.driver.examples import make_missing_examples  # and with it Ray, which takes seconds
+
+    with suppress(OSError, SweepError, ObjectStoreError):
+        make_missing_examples(folder, places.cluster.mirrored, note)
+        places.keep_record(folder.path / EXAMPLES)
 
 
 def check_place(out: Path) -> None:

@@ -3,7 +3,7 @@
     trials/t0007/checkpoints/000003/   student, method and optimizer tensors, state.json, manifest.json
     trials/t0007/reports.jsonl         one line per report, written after its checkpoint
     trials/t0007/checkpoints/stopped/  the same between two reports: at a stop, or every few minutes; until the next one
-    trials/t0007/progress.json         step and loss of this moment
+    trials/t0007/progress.json         step, loss and stage of this moment
 
 The number of a checkpoint is the report's. The best one (`best_report`) and the last one are kept.
 """
@@ -16,9 +16,9 @@ import math
 import shutil
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict, cast
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import torch
 from safetensors import SafetensorError
@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from babeltune.errors import CheckpointError, StorageError
 from babeltune.files import as_new_files, plain, sha256_of, sync, write_whole
 from babeltune.schema.records import Objective, Report, report_from
+from babeltune.stages import Stage
 
 if TYPE_CHECKING:
     from babeltune.files import JsonObject
@@ -55,6 +56,13 @@ class CheckpointState(TypedDict, total=False):
     reports: int
     """Reports before a checkpoint that a stop left between two of them."""
     interval: IntervalJson
+
+
+def stage_of(progress: Mapping[str, Any]) -> Stage | None:
+    """What a trial does between two steps, as its `progress.json` says."""
+    with suppress(TypeError):  # of another version
+        return Stage(**progress["stage"]) if progress.get("stage") else None
+    return None
 
 
 def save_checkpoint(

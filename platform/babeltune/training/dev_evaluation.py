@@ -14,7 +14,7 @@ import torch
 from babeltune.data.store import open_ragged
 from babeltune.evaluation.evaluate import PARAMETERS, SPEED, UNTRIMMED, evaluate
 from babeltune.files import plain
-from babeltune.method import Method
+from babeltune.method import Method, Tokens
 from babeltune.method.distributed import ProcessGroup
 from babeltune.models.encoder import FrozenEncoder, StudentEncoder, TextIds, encode_all
 from babeltune.models.static import StaticEncoder
@@ -38,7 +38,15 @@ class EvaluationLeftError(Exception):
     """A stop request ended an evaluation. All ranks raise it."""
 
 
-@dataclass(frozen=True)
+Poll = Callable[[int, int], None]
+"""Called with how many sentences this rank has encoded, and how many it has to."""
+
+
+def no_poll(done: int, of: int) -> None:
+    """Asks nobody."""
+
+
+@dataclass
 class _SharedEncoding:
     """Encodes sentences on all ranks together. If one rank leaves, all do."""
 
@@ -49,7 +57,10 @@ class _SharedEncoding:
     """The token ids of texts end to end, and their lengths."""
     ranks: ProcessGroup
     device: torch.device
-    poll: Callable[[], None]
+    poll: Poll
+    done: int = 0
+    """Sentences that this rank has encoded."""
+    of: int = 0
 
     def on_all(self, found: Found | None) -> Found:
         """What this rank has found, if none has left."""
@@ -62,17 +73,22 @@ class _SharedEncoding:
         """Calls `poll` on every rank."""
         stays = None
         with contextlib.suppress(EvaluationLeftError):
-            self.poll()
+            self.poll(self.done, self.of)
             stays = True
         self.on_all(stays)
+
+    def count(self, _: torch.nn.Module, inputs: tuple[Tokens, ...]) -> None:
+        """Before a batch is encoded."""
+        self.poll(self.done, self.of)
+        self.done += len(inputs[0].lengths)
 
     def embed(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
         """[ids, dim] vectors of these texts. Each rank encodes its part."""
         ranks, languages = self.ranks, self.prepared.text_languages()
         order = np.random.default_rng(0).permutation(len(ids))
         mine = ids[own_rows(order, ranks.rank, ranks.world)]
-        encoded = None
-        with contextlib.suppress(EvaluationLeftError), self.encoder.register_forward_pre_hook(lambda *_: self.poll()):
+        encoded, self.of = None, self.of + len(mine)
+        with contextlib.suppress(EvaluationLeftError), self.encoder.register_forward_pre_hook(self.count):
             encoded = torch.from_numpy(encode_all(self.encoder, self.take, mine, device=self.device)).to(self.device)
         own = self.on_all(encoded)
         ranks.set_sizes(local_sizes(len(ids), ranks.world))
@@ -91,7 +107,7 @@ def dev_scores(
     prepared: Prepared,
     ranks: ProcessGroup,
     device: torch.device,
-    poll: Callable[[], None] = lambda: None,
+    poll: Poll = no_poll,
 ) -> dict[str, float]:
     """All dev metrics of the student with its method's layers, and its size and speed (`model/…`). With
     `training.matryoshka` those of each smaller dimension (`dim128/dev/…`), from the same vectors. The ranks share the

@@ -24,6 +24,7 @@ from babeltune.memory import give_back_memory
 from babeltune.method import Needs, TrialContext, trial_context
 from babeltune.method.distributed import ProcessGroup
 from babeltune.schema.records import Point, Report, Scalar, Trial
+from babeltune.stages import EVALUATING, Stage
 from babeltune.training.averages import Averages, Interval
 from babeltune.training.batches import make_reader, make_schedule, token_set
 from babeltune.training.checkpoint import (
@@ -110,6 +111,8 @@ class TrialTrainer:
         self.looked = self.kept = time.monotonic()
         self.interval: Interval | None = None
         """The interval that a stop cut between two reports, until training goes on."""
+        self.values: Mapping[str, float] = {}
+        """What the latest step gave."""
         self.facts: dict[str, Scalar] = {
             "world_size": ranks.world,
             "backend": ranks.backend,
@@ -250,7 +253,7 @@ class TrialTrainer:
                     self.keep(interval, step + 1, time.perf_counter() - started)
             trained = time.perf_counter() - started
             try:
-                metrics = self.scores()
+                metrics = self.scores(end)
             except EvaluationLeftError:
                 return self.leave(interval, end, trained)
             spent += time.perf_counter() - started
@@ -282,9 +285,15 @@ class TrialTrainer:
             facts={**self.facts, **warning(self.context, points), **collapse(self.needs, metrics)},
         )
 
-    def scores(self) -> dict[str, float]:
-        """All dev metrics, with the averages of the weights where there are some."""
-        train_step = self.train_step
+    def scores(self, step: int) -> dict[str, float]:
+        """All dev metrics after this step, with the averages of the weights where there are some."""
+        train_step, begun = self.train_step, time.time()
+
+        def poll(done: int, of: int) -> None:
+            self.poll_stop_while_evaluating()
+            stage = Stage(name=EVALUATING, done=done, of=of, begun=begun, time=time.time())
+            self.note_progress(step, self.values, stage=stage)
+
         with train_step.averaged():
             return dev_scores(
                 train_step.encoder,
@@ -293,7 +302,7 @@ class TrialTrainer:
                 self.prepared,
                 self.ranks,
                 self.device,
-                self.poll_stop_while_evaluating,
+                poll,
             )
 
     def leave(self, interval: Interval, step: int, seconds: float) -> list[Report]:
@@ -323,13 +332,15 @@ class TrialTrainer:
         self.looked = time.monotonic()
         return self.reporter.stopped()
 
-    def note_progress(self, step: int, values: Mapping[str, float], *, now: bool = False) -> None:
-        """Writes step and loss to `progress.json` now and then, or `now`, for readers between reports."""
+    def note_progress(
+        self, step: int, values: Mapping[str, float], *, now: bool = False, stage: Stage | None = None
+    ) -> None:
+        """Writes step, loss and stage to `progress.json` now and then, or `now`, for readers between reports."""
         if self.ranks.rank or (time.monotonic() - self.noted < PROGRESS_INTERVAL_S and not now):
             return
         self.noted = time.monotonic()
         with contextlib.suppress(OSError), self.guard():  # a checkpoint will say what the disk refuses
-            now_at = {"step": step, "steps": len(self.schedule), "loss": values.get("loss")}
+            now_at = {"step": step, "steps": len(self.schedule), "loss": values.get("loss"), "stage": plain(stage)}
             write_json(self.folder / PROGRESS, now_at, durable=False)
 
     def seen(self, steps: int) -> int:
@@ -348,6 +359,7 @@ class TrialTrainer:
         except TrainingError as error:
             raise TrainingError(f"step {step + 1}: {error}") from error
         meter.add(step + 1, values, learning_rate_at(self.trial.training, seen, self.train_step.halvings), flush=flush)
+        self.values = values
         self.note_progress(step + 1, values)
         self.trim_memory()
 

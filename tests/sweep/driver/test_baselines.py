@@ -26,11 +26,13 @@ ROW = "all-MiniLM-L6-v2"
 
 def test_a_baseline_has_the_scores_of_the_model_alone_with_size_and_speed(tiny):
     _, prepared = tiny
-    found = bought_scores(BUNDLED, prepared)
+    seen = []
+    found = bought_scores(BUNDLED, prepared, lambda *far: seen.append(far))
     alone = score(str(model_folder(BUNDLED, None, setting="baselines")), dev_texts(prepared), "dev")
     assert {name: found[name] for name in alone} == pytest.approx(alone, abs=1e-5)
     assert found["model/parameters"] == 22_713_216
     assert found["model/sentences_per_second"] > 0
+    assert [done for done, _ in seen] == [*range(0, seen[0][1], 64)], "each batch of sentences is counted"
 
 
 @pytest.mark.usefixtures("ray_cluster")
@@ -40,17 +42,20 @@ def test_a_baseline_is_a_row_that_is_scored_once_and_wins_nothing(copied):
     from babeltune.data.prepared import read_prepared
 
     prepared = read_prepared(folder.prepared)
-    said = []
+    said, sentences = [], len({text for task in prepared.tasks for text in task.texts_of("student")})
     with_one = replace(sweep, baselines=(BUNDLED,))
-    score_baselines(with_one, prepared, folder, lambda what, *_: said.append(what))
-    assert said == ["scoring the baselines"], "the untrained student and the teacher are not scored again"
+    score_baselines(with_one, prepared, folder, lambda *stage: said.append(stage))
+    assert {what for what, _, _ in said} == {f"scoring {ROW}"}, "the untrained student is not scored again"
+    assert said[0][1:] == (0, sentences)
+    assert said[-1][1:] == (sentences, sentences)
+    before_again = len(said)
     found = folder.baselines()
     assert {name: found[name] for name in before} == before
     assert found[ROW]["dev/sts/spearman"] > 0.7
     assert ROW in [row.name for row in leaderboard(folder)]
     assert winner(folder).name == best
-    score_baselines(with_one, prepared, folder, lambda what, *_: said.append(what))
-    assert len(said) == 1
+    score_baselines(with_one, prepared, folder, lambda *stage: said.append(stage))
+    assert len(said) == before_again
     score_baselines(replace(sweep, baselines=()), prepared, folder)
     assert folder.baselines() == before, "a baseline that the sweep names no more is no row"
 

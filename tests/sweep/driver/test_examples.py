@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from babeltune.data.prepared import IdTask, read_prepared
+from babeltune.data.prepared import IdTask
 from babeltune.errors import DataError
 from babeltune.evaluation.projection import cosines, in_plane
 from babeltune.files import plain
@@ -15,8 +15,15 @@ from babeltune.method.distributed import ProcessGroup
 from babeltune.planning.space import make_trial
 from babeltune.sweep.driver import examples
 from babeltune.sweep.driver.baselines import untrained_scores
-from babeltune.sweep.driver.examples import Asked, aligned_rows, examples_at_the_end, make_examples
-from babeltune.sweep.state.examples import EXAMPLES, read_examples
+from babeltune.sweep.driver.examples import (
+    Asked,
+    aligned_rows,
+    examples_at_the_end,
+    make_examples,
+    make_missing_examples,
+)
+from babeltune.sweep.driver.run import only_driver
+from babeltune.sweep.state.examples import EXAMPLES, Examples, read_examples
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.leaderboard import winner
 from babeltune.train import Printer
@@ -117,12 +124,41 @@ def test_vectors_without_positions_are_an_error_in_words(vectors, words):
         in_plane(vectors.astype(np.float32))
 
 
+def test_a_report_makes_the_examples_that_the_sweeps_end_did_not(command, copied, monkeypatch):
+    _, folder, _ = copied
+    monkeypatch.setenv("BABELTUNE_HOME", str(folder.path.parents[1]))
+    folder.write(EXAMPLES, Examples(missing="they took longer than 60 s"))
+    with only_driver(folder):
+        make_missing_examples(folder, None, pytest.fail)  # that driver makes them
+    code, _, err = command("report", folder.id)
+    assert code == 0
+    assert "making the examples of translations, which this sweep lacks (they took longer than 60 s)" in err
+    made = read_examples(folder)
+    assert (made.missing, made.trial) == ("", winner(folder).name)
+    page = (folder.path / "report.html").read_text(encoding="utf-8")
+    assert "Cosines of translations" in page
+    code, _, err = command("report", folder.id)
+    assert (code, err) == (0, ""), "what is there is not made again"
+
+
+def test_a_report_without_examples_says_why_there_are_none_still(copied):
+    _, folder, _ = copied
+    best = winner(folder)
+    shutil.rmtree(checkpoint_folder(folder.trial(int(best.name[1:])), best.best))
+    (folder.path / EXAMPLES).unlink(missing_ok=True)
+    noted = []
+    make_missing_examples(folder, None, noted.append)
+    assert len(noted) == 1
+    assert "there is no" in read_examples(folder).missing
+    assert "student.safetensors" in read_examples(folder).missing
+
+
 def test_a_checkpoint_that_is_gone_is_a_line_of_the_report_and_fails_no_sweep(ray_cluster, copied):
     _, folder, _ = copied
-    best, prepared = winner(folder), read_prepared(folder.prepared)
+    best = winner(folder)
     shutil.rmtree(checkpoint_folder(folder.trial(int(best.name[1:])), best.best))
-    with examples_at_the_end(folder, prepared, None) as begin:
+    with examples_at_the_end(folder, None) as begin:
         begin()
     assert "student.safetensors" in read_examples(folder).missing
-    with pytest.raises(KeyError), examples_at_the_end(folder, prepared, None) as begin:
+    with pytest.raises(KeyError), examples_at_the_end(folder, None) as begin:
         raise KeyError  # the block fails as it would without

@@ -18,7 +18,7 @@ from babeltune.promotion.sealed_test_log import sealed_elsewhere
 from babeltune.sweep.driver.run import submit
 from babeltune.sweep.state.folder import SweepFolder, read_log, read_outcome
 from babeltune.sweep.state.leaderboard import leaderboard
-from babeltune.sweep.state.rebuild import damage, spooled_tags
+from babeltune.sweep.state.rebuild import DIGESTS, damage, digests_in, spooled_tags
 from conftest import cluster_at
 from waiting import when
 
@@ -187,6 +187,13 @@ def test_a_change_that_was_accepted_is_known_without_the_facts(copied):
     assert submit(more, cluster, into=folder.id).state() == "finished"
     assert json.loads((folder.path / "facts.json").read_text()) == facts
     assert damage(folder.path / "conditions" / "1" / "sweep.json") == ""
+
+
+def test_digests_are_read_from_one_tag_and_from_the_many_of_earlier_versions():
+    digests = {"natural": "1a", "test/everyday": "2b"}
+    assert digests_in({DIGESTS: json.dumps(digests), "data": "3c"}) == digests
+    assert digests_in({"digest.natural": "1a", "digest.test/everyday": "2b", "data": "3c"}) == digests
+    assert digests_in({}) == {}
 
 
 def test_a_sealed_test_is_known_without_what_was_prepared(copied, tiny_file):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import shutil
 import sqlite3
 import subprocess
@@ -20,8 +21,10 @@ from babeltune.data.store import read_store
 from babeltune.data.teacher import build_teacher_store
 from babeltune.data.tokens import Cut, build_token_store, load_tokenizer
 from babeltune.errors import NodeError, ObjectStoreError, StorageError, storage_refusals
+from babeltune.files import write_json
 from babeltune.schema.records import Report
 from babeltune.schema.storage_location import StorageLocation
+from babeltune.stages import amount, stage_words
 from babeltune.storage.mirror import Mirror
 from babeltune.storage.packages import PACKAGE_MANIFEST
 from babeltune.sweep.state.messages import TrialAssignment
@@ -38,10 +41,12 @@ from babeltune.sweep.sync.worker import (
     with_retries,
 )
 from babeltune.training.checkpoint import (
+    PROGRESS,
     checkpoint_folder,
     last_good,
     read_state,
     save_checkpoint,
+    stage_of,
     state_of,
     stopped_folder,
     write_reports,
@@ -85,6 +90,19 @@ def test_the_best_and_the_last_checkpoint_are_kept_in_the_bucket(nodes):
     pull_trial(other, other.path(KEY))
     assert [report.index for report in last_good(other.path(KEY))] == [1, 2, 3]
     assert {path.name for path in (other.path(KEY) / "checkpoints").iterdir()} == sealed(one)
+
+
+def test_while_a_checkpoint_is_sent_the_trial_says_how_much_of_it(nodes, monkeypatch):
+    one, other = nodes
+    monkeypatch.setattr(worker, "LEAST_RATED_S", 0.0)
+    folder = train(one, 1, {1})
+    write_json(folder / PROGRESS, {"step": 3, "steps": 9, "loss": 0.5}, durable=False)
+    push_trial(one, folder)
+    other.fetch(f"{KEY}/{PROGRESS}")
+    noted = json.loads((other.path(KEY) / PROGRESS).read_text(encoding="utf-8"))
+    stage, size = stage_of(noted), sum(each.stat().st_size for each in checkpoint_folder(folder, 1).iterdir())
+    assert (noted["step"], stage.name, stage.done, stage.of) == (3, "uploading a checkpoint", size, size)
+    assert f"/{amount(size, 'bytes')}" in stage_words(stage)
 
 
 def test_a_node_that_is_further_than_the_bucket_keeps_what_it_has(nodes):

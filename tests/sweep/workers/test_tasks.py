@@ -7,7 +7,8 @@ import pytest
 import ray
 
 from babeltune.errors import ClusterError, DataError
-from babeltune.sweep.workers.tasks import fetched, ray_refusals, ray_shards
+from babeltune.sweep.workers.tasks import counted, fetched, followed, ray_refusals, ray_shards
+from waiting import wait_until
 
 
 def die():
@@ -20,6 +21,36 @@ def break_off():
 
 def refuse():
     raise DataError("line 7 is none")
+
+
+def count_to(most, folder, prepared, tell):
+    """Tells each number once the one before has been noticed."""
+    for number in range(1, most + 1):
+        tell(number, most)
+        wait_until((folder / str(number)).exists)
+    return f"counted for {prepared}"
+
+
+def test_a_long_task_tells_how_far_it_is_before_it_returns(ray_cluster, tmp_path):
+    noticed = []
+
+    def tell(done, of):
+        noticed.append((done, of))
+        (tmp_path / str(done)).touch()
+
+    task = ray.remote(counted).remote(None, "", count_to, 3, tmp_path, "the data")
+    assert followed(task, tell) == "counted for the data"
+    assert sorted(set(noticed)) == [(1, 3), (2, 3), (3, 3)]
+
+
+def refuse_it(prepared, tell):
+    raise DataError(f"{prepared} is none")
+
+
+def test_an_error_of_a_task_that_tells_is_raised_as_itself(ray_cluster):
+    task = ray.remote(counted).remote(None, "", refuse_it, "line 7")
+    with pytest.raises(DataError, match=r"^line 7 is none$"):
+        followed(task, lambda done, of: None)
 
 
 @pytest.mark.parametrize(

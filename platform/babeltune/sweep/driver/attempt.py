@@ -17,6 +17,7 @@ from babeltune.planning.space import Suggests, suggest
 from babeltune.schema.cluster import Cluster
 from babeltune.schema.records import Scalar, Sweep
 from babeltune.signals import StopRequestedError, StopSignal, interrupts
+from babeltune.stages import SEARCHING
 from babeltune.sweep.driver.assignment import assignment
 from babeltune.sweep.driver.baselines import score_baselines
 from babeltune.sweep.driver.examples import examples_at_the_end
@@ -108,7 +109,7 @@ class Attempt:
         check_unchanged(folder, {"data": prepared.digest}, accept=self.accept)
         with folder.guard():
             write_prepared(prepared, folder.prepared)
-        self.driver_sync.publish(prepared)
+        self.driver_sync.publish(prepared, self.progress.progress)
         score_baselines(sweep, prepared, folder, self.said, poll, gpus=self.cluster.gpus_per_worker, where=where)
         return prepared
 
@@ -121,7 +122,7 @@ class Attempt:
             self._pool_settings(), note=progress.note, surveyed=surveyed, waiting=self.stop.raise_if_stopped
         )
         with (
-            examples_at_the_end(folder, prepared, self.driver_sync.where) as begin_examples,
+            examples_at_the_end(folder, self.driver_sync.where) as begin_examples,
             self._recorder(prepared) as recorder,
             pool,
         ):
@@ -174,9 +175,8 @@ class Attempt:
     def _begin(self) -> None:
         """Notes that the search begins, and when its minutes end."""
         sweep, progress = self.sweep, self.progress
-        progress.progress("searching", progress.ended, sweep.budget.trials)
-        progress.begun = sum(r.step / r.steps for r in leaderboard(self.folder) if r.state not in ENDED and r.steps)
-        progress.searching = time.monotonic()
+        begun = sum(r.step / r.steps for r in leaderboard(self.folder) if r.state not in ENDED and r.steps)
+        progress.progress(SEARCHING, progress.ended, sweep.budget.trials, first=progress.ended + begun)
         minutes = sweep.budget.minutes
         self.stop.last_start = math.inf if minutes is None else time.monotonic() + 60 * minutes
 

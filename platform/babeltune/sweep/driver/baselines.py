@@ -4,16 +4,18 @@ The driver hands some of these functions to workers and does not load transforme
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import ray
 import torch
 
 from babeltune.data.prepared import Prepared
-from babeltune.data.shards import Progress, no_progress
+from babeltune.data.shards import Count, Progress, no_progress, uncounted
 from babeltune.data.teacher import folder_digest
 from babeltune.errors import TeacherError
 from babeltune.evaluation.evaluate import PARAMETERS, SPEED, evaluate
@@ -24,12 +26,14 @@ from babeltune.schema.records import Sweep, Trial
 from babeltune.schema.storage_location import StorageLocation
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.sync.worker import with_prepared
-from babeltune.sweep.workers.tasks import fetched
+from babeltune.sweep.workers.tasks import counted, fetched, followed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+BATCH = 64
+"""Sentences that a bought model encodes at a time."""
 OWN = ("untrained", "teacher")
 """Rows that every sweep has."""
 
@@ -52,22 +56,25 @@ def score_baselines(
     scores, models = known.get("scores", {}), known.get("models", {})
     digests = {row: _digest(name, models.get(row)) for name in sweep.baselines for row in (baseline_row(name),)}
     missing = {row: name for name in sweep.baselines if models.get(row := baseline_row(name)) != digests[row]}
-    task, there = ray.remote(with_prepared), (where, f"sweeps/{folder.id}/{folder.prepared.name}")
+    counting, there = ray.remote(counted), (where, f"sweeps/{folder.id}/{folder.prepared.name}")
+    sentences = len(_own_texts(prepared))
     if not scores:
-        scores = _score_own(sweep, prepared, task, there, progress, poll, gpus)
+        scores = _score_own(sweep, prepared, there, progress, poll, gpus)
     elif not missing and scores.keys() <= {*OWN, *digests}:
         return
     bought = {row: digest for row, digest in models.items() if row in digests and row not in missing}
     scores = {row: found for row, found in scores.items() if row in OWN or row in bought}
     _write(folder, prepared, scores, bought)
-    for number, (row, name) in enumerate(missing.items()):
-        progress("scoring the baselines", number, len(missing))
-        asked = task.options(num_cpus=1, num_gpus=gpus)
+    for row, name in missing.items():
+        asked = counting.options(num_cpus=1, num_gpus=gpus).remote(*there, bought_scores, name, prepared)
+        tell = partial(progress, f"scoring {row}")
+        tell(0, sentences)
         try:
-            scores[row] = fetched(asked.remote(*there, bought_scores, name, prepared), poll)
+            scores[row] = followed(asked, tell, poll)
         except TeacherError as error:  # the trials need none of them
             folder.note(f"not scored: {error}")
             continue
+        tell(sentences, sentences)
         bought[row] = digests[row]
         _write(folder, prepared, scores, bought)
 
@@ -96,26 +103,29 @@ def baseline_folder(name: str) -> Path:
 def _score_own(
     sweep: Sweep,
     prepared: Prepared,
-    task: Any,
     there: tuple[StorageLocation | None, str],
     progress: Progress,
     poll: Callable[[], None],
     gpus: float,
 ) -> dict[str, dict[str, float]]:
     """The scores of the untrained student and the raw teacher."""
-    stage = "scoring the untrained student and the teacher"
-    progress(stage, 0, 2)
+    tell, sentences = partial(progress, "scoring the untrained student and the teacher"), len(_own_texts(prepared))
+    tell(0, sentences)
     trial = make_trial(sweep, 0, default_params(sweep))
-    untrained = task.options(num_cpus=1, num_gpus=gpus).remote(*there, untrained_scores, trial, prepared)
-    teacher = task.options(num_cpus=1).remote(*there, teacher_scores, prepared)
-    scores = {"untrained": fetched(untrained, poll)}
-    progress(stage, 1, 2)
-    scores["teacher"] = fetched(teacher, poll)
-    progress(stage, 2, 2)
+    counting, plain = ray.remote(counted), ray.remote(with_prepared)
+    untrained = counting.options(num_cpus=1, num_gpus=gpus).remote(*there, untrained_scores, trial, prepared)
+    teacher = plain.options(num_cpus=1).remote(*there, teacher_scores, prepared)
+    scores = {"untrained": followed(untrained, tell, poll), "teacher": fetched(teacher, poll)}
+    tell(sentences, sentences)
     return scores
 
 
-def untrained_scores(trial: Trial, prepared: Prepared) -> dict[str, float]:
+def _own_texts(prepared: Prepared) -> NDArray[np.int64]:
+    """The dev texts that a student encodes, in order."""
+    return np.unique(np.fromiter((text for task in prepared.tasks for text in task.texts_of("student")), np.int64))
+
+
+def untrained_scores(trial: Trial, prepared: Prepared, tell: Count = uncounted) -> dict[str, float]:
     """Dev metrics of the trial's student and layers before the first step."""
     from babeltune.training.dev_evaluation import dev_scores
     from babeltune.training.step import make_method, make_student
@@ -123,7 +133,7 @@ def untrained_scores(trial: Trial, prepared: Prepared) -> dict[str, float]:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     encoder = make_student(trial, prepared).to(device)
     method = make_method(trial, prepared, encoder).to(device)
-    return dev_scores(encoder, method, trial, prepared, ProcessGroup(), device)
+    return dev_scores(encoder, method, trial, prepared, ProcessGroup(), device, tell)
 
 
 def teacher_scores(prepared: Prepared) -> dict[str, float]:
@@ -131,8 +141,9 @@ def teacher_scores(prepared: Prepared) -> dict[str, float]:
     return evaluate(prepared.tasks, prepared.teacher_vectors, teacher=prepared.teacher_vectors)
 
 
-def bought_scores(name: str, prepared: Prepared) -> dict[str, float]:
+def bought_scores(name: str, prepared: Prepared, tell: Count = uncounted) -> dict[str, float]:
     """Dev metrics of an off-the-shelf model (`baselines` of a sweep file) with its own prompt, its size and speed.
+    `tell` counts the sentences.
 
     Raises:
         TeacherError: it cannot be reached, is not in safetensors, or sentence-transformers does not load it.
@@ -144,7 +155,9 @@ def bought_scores(name: str, prepared: Prepared) -> dict[str, float]:
     texts = prepared.all_texts()
 
     def embed(ids: NDArray[np.int64]) -> NDArray[np.float32]:
-        vectors: NDArray[np.float32] = model.encode(texts.at(ids)[:], batch_size=64, show_progress_bar=False)
+        done = itertools.count(0, BATCH)
+        with model[0].register_forward_pre_hook(lambda *_: tell(next(done), len(ids))):
+            vectors: NDArray[np.float32] = model.encode(texts.at(ids)[:], batch_size=BATCH, show_progress_bar=False)
         return vectors
 
     own = [task for task in prepared.tasks if task.right_model != "teacher"]

@@ -1,7 +1,8 @@
-"""Makes the examples of a sweep's report when the sweep ends: what the best trial does to a few translations.
+"""Makes the examples of a sweep's report: what the best trial does to a few translations.
 
-A Ray task makes the vectors, for the driver does not load transformers, which takes seconds. It runs while worker
-groups and MLflow are closed. What goes wrong is a line of the report and never fails a sweep.
+When a sweep ends, a Ray task makes the vectors, for the driver does not load transformers, which takes seconds. It runs
+while worker groups and MLflow are closed. What goes wrong is a line of the report and never fails a sweep. The command
+that writes a report makes missing examples in its own process, and takes its time.
 """
 
 from __future__ import annotations
@@ -17,15 +18,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import ray
 
-from babeltune.data.prepared import IdTask, Prepared
+from babeltune.data.prepared import IdTask, Prepared, read_prepared
 from babeltune.errors import DataError, SweepError
 from babeltune.evaluation.projection import cosines, in_plane
 from babeltune.schema.records import Trial, trial_from
 from babeltune.schema.storage_location import StorageLocation
 from babeltune.storage.mirror import Mirror
-from babeltune.sweep.state.examples import EXAMPLES, Examples, ExampleSentence, LanguageAlignment, Similarities
+from babeltune.sweep.state.examples import (
+    EXAMPLES,
+    Examples,
+    ExampleSentence,
+    LanguageAlignment,
+    Similarities,
+    read_examples,
+)
 from babeltune.sweep.state.folder import SweepFolder, read_of_trial
 from babeltune.sweep.state.leaderboard import winner
+from babeltune.sweep.state.progress import is_driven
 from babeltune.sweep.sync.checkpoint_names import bring_checkpoint
 from babeltune.sweep.sync.worker import with_prepared
 from babeltune.training.checkpoint import checkpoint_folder
@@ -45,6 +54,8 @@ FEWEST_ROWS = 4
 """Translations below which a language is left out."""
 MAP_ROWS, MAPS = 8, 4
 """Translations in a heat map, and languages beside the first that have one."""
+STUDENT = "student.safetensors"
+"""The student's weights in a checkpoint."""
 MOST_CHARACTERS = 160
 """Characters of a sentence that are kept."""
 TIMEOUT_S = 60.0
@@ -64,9 +75,7 @@ class Asked:
 
 
 @contextmanager
-def examples_at_the_end(
-    folder: SweepFolder, prepared: Prepared, where: StorageLocation | None
-) -> Iterator[Callable[[], None]]:
+def examples_at_the_end(folder: SweepFolder, where: StorageLocation | None) -> Iterator[Callable[[], None]]:
     """Gives a function that begins to make the examples; where it was called, the block's end writes them.
 
     `where` is the storage, if it is behind a URI.
@@ -74,11 +83,27 @@ def examples_at_the_end(
     begun: list[Any] = []
 
     def begin() -> None:
-        begun.append(_made(partial(_begin, folder, prepared, where)))
+        begun.append(_made(partial(_begin, folder, where)))
 
     yield begin
     for each in begun:
         folder.write(EXAMPLES, each if isinstance(each, Examples) else _made(partial(_result, each)))
+
+
+def make_missing_examples(
+    folder: SweepFolder, where: StorageLocation | None, note: Callable[[str], None] = lambda _: None
+) -> None:
+    """Makes the examples that a sweep lacks, in this process; none while a driver runs the sweep, which makes them.
+
+    `note` is called before, with words for whoever waits.
+    """
+    known = read_examples(folder)
+    if not known.missing or is_driven(folder):
+        return
+    note(f"making the examples of translations, which this sweep lacks ({known.missing})")
+    found = _made(lambda: _call(folder, where, with_prepared))
+    if found != known:
+        folder.write(EXAMPLES, found)
 
 
 def _made(make: Callable[[], Any]) -> Any:
@@ -93,8 +118,13 @@ def _made(make: Callable[[], Any]) -> Any:
         )
 
 
-def _begin(folder: SweepFolder, prepared: Prepared, where: StorageLocation | None) -> Any:
+def _begin(folder: SweepFolder, where: StorageLocation | None) -> Any:
     """The Ray task that makes the examples of the winner."""
+    return _call(folder, where, ray.remote(with_prepared).options(num_cpus=0, max_retries=0).remote)
+
+
+def _call(folder: SweepFolder, where: StorageLocation | None, call: Callable[..., Any]) -> Any:
+    """`make_examples` of the winner, called as `with_prepared` is."""
     best = winner(folder)
     number = int(best.name.removeprefix("t"))
     values = read_of_trial(folder.trial(number), "trial.json")
@@ -107,8 +137,7 @@ def _begin(folder: SweepFolder, prepared: Prepared, where: StorageLocation | Non
         report=best.best or 0,
         dev_set=folder.sweep().objectives[0].metric.split("/")[1],
     )
-    task = ray.remote(with_prepared).options(num_cpus=0, max_retries=0)
-    return task.remote(where, key, make_examples, where, asked, prepared)
+    return call(where, key, make_examples, where, asked, None if where else read_prepared(folder.prepared))
 
 
 def _result(task: Any) -> Examples:
@@ -132,8 +161,11 @@ def make_examples(where: StorageLocation | None, asked: Asked, prepared: Prepare
         mirror = Mirror(where)
         place = mirror.path(asked.place)
         bring_checkpoint(mirror, checkpoint_folder(place, asked.report))
+    checkpoint = checkpoint_folder(place, asked.report)
     languages, rows = aligned_rows(prepared, asked.dev_set)
-    before, after = _vectors(asked.trial, checkpoint_folder(place, asked.report), prepared, rows)
+    if not (weights := checkpoint / STUDENT).is_file():
+        raise SweepError(f"there is no {weights}")
+    before, after = _vectors(asked.trial, checkpoint, prepared, rows)
     texts = prepared.texts_of(rows.ravel())
     flat = [vectors.reshape(-1, vectors.shape[-1]) for vectors in (before, after)]
     positions = [np.round(in_plane(vectors), 3).tolist() for vectors in flat]
@@ -204,7 +236,7 @@ def _vectors(trial: Trial, checkpoint: Path, prepared: Prepared, rows: NDArray[n
     encoder = make_student(trial, prepared)
     method = make_method(trial, prepared, encoder)
     before = vectors_of(encoder, method, trial, prepared, rows.ravel())
-    encoder.load_state_dict(load_file(checkpoint / "student.safetensors"))
+    encoder.load_state_dict(load_file(checkpoint / STUDENT))
     if (layers := checkpoint / "method.safetensors").is_file():
         method.load_state_dict(load_file(layers))
     after = vectors_of(encoder, method, trial, prepared, rows.ravel())

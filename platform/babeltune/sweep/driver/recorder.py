@@ -8,14 +8,13 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
 
 from babeltune.data.contamination import contaminated
 from babeltune.data.prepared import Prepared
 from babeltune.data.store import facts_of
 from babeltune.errors import BabeltuneError, DamagedError
 from babeltune.evaluation.evaluate import COMPUTE
-from babeltune.files import plain
+from babeltune.files import plain, write_whole
 from babeltune.method import trial_context
 from babeltune.planning.checks import exported_width, student_width
 from babeltune.schema.cluster import DEFAULT_METRICS
@@ -36,16 +35,12 @@ from babeltune.sweep.state.folder import ENDED, State, SweepFolder, condition_of
 from babeltune.sweep.state.leaderboard import trial_row
 from babeltune.sweep.state.messages import EndLine, TrialEnd, TrialOutcome, end_of
 from babeltune.sweep.state.provenance import environment_facts
-from babeltune.sweep.state.rebuild import ACCEPTED, ENDS, FACTS, SPEC, damage
+from babeltune.sweep.state.rebuild import ACCEPTED, DIGESTS, ENDS, FACTS, SPEC, damage
 from babeltune.tracking.checkpoint_models import CheckpointModel
 from babeltune.tracking.metric_choice import OBJECTIVE, MetricChoice
 from babeltune.tracking.mlflow_client import NOTE, SWEEP, TRIAL
 from babeltune.tracking.tracker import SpooledRun, Status, Tracker
 from babeltune.training.checkpoint import best_report, checkpoint_folder, is_good, read_reports, stopped_folder
-
-if TYPE_CHECKING:
-    from babeltune.data.contamination import ContaminationRecord
-    from babeltune.data.prepared import Counts
 
 SUMMARY_EVERY_S = 30.0
 """Seconds between two summaries of a running sweep: each reads all of its trials."""
@@ -54,19 +49,23 @@ LAST_WAIT, INTERRUPTED_WAIT = 60.0, 10.0
 
 
 def contamination_tags(counts: Mapping[str, object]) -> dict[str, str]:
-    """Near-duplicates by source, set and side, each set's share, and which sets are contaminated."""
-    found: ContaminationRecord = cast("Counts", counts).get("contamination", {})
-    tags = {
-        f"near.{source}.{name}.{side}": str(kinds["near"])
-        for source, sets in found.get("sources", {}).items()
-        for name, sides in sets.items()
-        for side, kinds in sides.items()
-        if "near" in kinds
+    """Which sets are contaminated, in words."""
+    found = ((kind, contaminated(counts, kind)) for kind in ("dev", "test"))
+    return {f"contaminated.{kind}.{name}": words for kind, sets in found for name, words in sets.items()}
+
+
+def write_corpus_facts(path: Path, prepared: Prepared) -> None:
+    """What is known of the sweep's text: pairs by source and step, overlap and contamination, cut and aligned texts,
+    and how much the teacher encoded. MLflow gets it as one artifact, for a sweep of many sets has hundreds of counts.
+    """
+    taught = facts_of(Path(prepared.teacher)) if prepared.teacher else {}
+    facts = {
+        **prepared.counts,
+        "truncated": {key: tokens.truncated for key, tokens in prepared.tokens.items()},
+        "teacher": {name: taught[name] for name in ("forwarded", "truncated") if name in taught},
+        "digests": prepared.digests,
     }
-    tags |= {f"near_share.{name}": f"{facts['share']:.4f}" for name, facts in found.get("sets", {}).items()}
-    for kind in ("dev", "test"):
-        tags |= {f"contaminated.{kind}.{name}": words for name, words in contaminated(counts, kind).items()}
-    return tags
+    write_whole(path, json.dumps(facts, ensure_ascii=False, indent=1).encode())
 
 
 def close_tracker(tracker: Tracker, folder: SweepFolder, wait: float = LAST_WAIT) -> None:
@@ -108,32 +107,22 @@ class Recorder:
 
     def __enter__(self) -> Recorder:
         facts = environment_facts()
-        digests = {f"digest.{k}": v for k, v in self.prepared.digests.items()}
-        overlap = {
-            f"overlap.{source}.{test}": str(n)
-            for source, tests in self.prepared.counts["overlap"].items()
-            for test, n in tests.items()
-        }
-        overlap |= contamination_tags(self.prepared.counts)
-        rows = {
-            f"rows.{source}.{step}": str(n)
-            for source, steps in self.prepared.counts["rows"].items()
-            for step, n in steps.items()
-        }
-        self.tags = {**facts, "data": self.prepared.digest, **digests}
+        self.tags = {**facts, "data": self.prepared.digest}
         params = {key: value for key, value in plain(self.sweep).items() if key != "data"}
-        texts = {f"truncated.{key}": str(tokens.truncated) for key, tokens in self.prepared.tokens.items()}
-        texts |= {f"words.{name}": str(n) for name, n in self.prepared.counts.get("words", {}).items()}
-        if self.prepared.teacher:
-            taught = facts_of(Path(self.prepared.teacher))
-            texts |= {f"teacher.{name}": str(taught[name]) for name in ("forwarded", "truncated") if name in taught}
         facts_now = {
             name: value for name, value in (self.folder.read("facts.json") or {}).items() if name != "accepted"
         }
-        spec = {SPEC: json.dumps(plain(self.sweep), ensure_ascii=False), FACTS: json.dumps(facts_now)}
+        spec = {
+            SPEC: json.dumps(plain(self.sweep), ensure_ascii=False),
+            FACTS: json.dumps(facts_now),
+            DIGESTS: json.dumps(self.prepared.digests, ensure_ascii=False),
+        }
         if history := self.folder.accepted():
             spec[ACCEPTED] = json.dumps(history, ensure_ascii=False)
-        self.tracker.start_sweep(self.folder.id, params, {**self.tags, **overlap, **rows, **texts, **spec})
+        self.tracker.start_sweep(
+            self.folder.id, params, {**self.tags, **contamination_tags(self.prepared.counts), **spec}
+        )
+        self._keep_corpus_facts()
         self.tracker.experiment_note(experiment_note(self.sweep))
         self.tracker.inputs(None, data_inputs(self.prepared.digests))
         for name, scores in self.folder.baselines().items():
@@ -142,6 +131,13 @@ class Recorder:
         if self.policy is not None:
             self.policy.catch_up()
         return self
+
+    def _keep_corpus_facts(self) -> None:
+        path = self.folder.path / "mlflow" / "corpus.json"
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_corpus_facts(path, self.prepared)
+            self.tracker.artifact(None, path)
 
     def _baseline(self, name: str, scores: dict[str, float]) -> None:
         aim = self.sweep.objectives[0].metric

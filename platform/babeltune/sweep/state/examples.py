@@ -1,6 +1,7 @@
 """What the best trial of a sweep made of a few translations, before and after training: `examples.json`.
 
-The driver makes it when the sweep ends (`driver/examples.py`), so that a report can show it without any model.
+The driver makes it when the sweep ends, or else the command that writes a report (`driver/examples.py`). So a report
+shows it without any model.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def read_examples(folder: SweepFolder) -> Examples:
     values = folder.read(EXAMPLES)
     if values is None:
         why = f"{EXAMPLES} is damaged" if (folder.path / EXAMPLES).exists() else "the sweep has not ended since"
-        return Examples(missing=f"{why}; a sweep makes them when it ends")
+        return Examples(missing=f"{why}; a sweep makes them when it ends, or `babeltune report`")
     try:
         return TypeAdapter(Examples).validate_python(values)
     except ValidationError:

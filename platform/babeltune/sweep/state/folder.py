@@ -203,11 +203,18 @@ def find_sweep(storage: Path, name: str | None) -> SweepFolder:
         if name in (folder.id, folder.id.rpartition("-")[0]):
             return folder
     ids = [folder.id for folder in folders]
+    if is_bare_trial(name):
+        raise UnknownNameError(f"{name!r} is a trial without its sweep; write SWEEP/{name}, such as {ids[0]}/{name}")
     begun = [folder for folder in folders if name and folder.id.startswith(name)]
     if len(begun) == 1:
         return begun[0]
     names = dict.fromkeys(id_.rpartition("-")[0] for id_ in ids)
     raise UnknownNameError(f"no sweep {name!r} in {storage}; sweeps: {', '.join(ids)}{nearest(name, [*names, *ids])}")
+
+
+def is_bare_trial(name: str) -> bool:
+    """Whether the name is a trial's, such as `t0007`, without that of its sweep."""
+    return name.startswith("t") and NUMBERED.fullmatch(name) is not None
 
 
 def find_run(storage: Path, name: str) -> tuple[SweepFolder, int | None]:

@@ -12,10 +12,11 @@ from babeltune.errors import DamagedError, SpecError, SweepError, UnknownNameErr
 from babeltune.evaluation.evaluate import PARAMETERS, SPEED
 from babeltune.files import version
 from babeltune.schema.records import Goal, Objective, Report, Scalar, Sweep
+from babeltune.stages import Stage
 from babeltune.sweep.state.folder import ENDED, State, SweepFolder, condition_of, has_begun, read_of_trial
 from babeltune.sweep.state.messages import end_of
 from babeltune.sweep.state.rebuild import damage, rebuilt
-from babeltune.training.checkpoint import PROGRESS, REPORTS, best_report, read_reports
+from babeltune.training.checkpoint import PROGRESS, REPORTS, best_report, read_reports, stage_of
 
 LOST = "its last report is lost"
 """The warning of a trial that finished and lacks its last report."""
@@ -38,6 +39,8 @@ class Row:
     """Steps of the whole training, if it has begun."""
     loss: float | None = None
     """At the latest step of a trial that runs."""
+    stage: Stage | None = None
+    """What a trial that runs does between two steps, if that takes long: it evaluates, or sends a checkpoint."""
     pairs: int = 0
     seconds: float = 0.0
     best: int | None = None
@@ -92,6 +95,7 @@ def _read_row(path: Path, objectives: tuple[Objective, ...]) -> Row:
     best: Report | None = best_report(reports, *objectives)
     aim = objectives[0].metric
     last = reports[-1] if reports else None
+    running = outcome.get("state", "running") == "running"
     lost = outcome.get("state") == "finished" and not (last and last.last)
     warning = LOST if lost else str(last.facts.get("warning", "")) if last else ""
     return Row(
@@ -102,7 +106,8 @@ def _read_row(path: Path, objectives: tuple[Objective, ...]) -> Row:
         reports=len(reports),
         step=max(last.step if last else 0, now.get("step", 0)),
         steps=now.get("steps"),
-        loss=now.get("loss") if outcome.get("state", "running") == "running" else None,
+        loss=now.get("loss") if running else None,
+        stage=stage_of(now) if running else None,
         pairs=last.pairs if last else 0,
         seconds=last.seconds if last else 0.0,
         best=best.index if best else None,

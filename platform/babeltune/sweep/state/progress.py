@@ -6,6 +6,7 @@ import fcntl
 import os
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,47 +14,17 @@ from typing import Any
 from babeltune.files import plain
 from babeltune.method.plugins import OWN
 from babeltune.schema.records import Sweep
-from babeltune.sweep.state.folder import SweepFolder
+from babeltune.stages import SEARCHING, Stage, minutes, stage_words
+from babeltune.sweep.state.folder import SweepFolder, read_log
 from babeltune.sweep.state.heartbeat import driven_elsewhere
 from babeltune.sweep.state.leaderboard import Row, leaderboard
 
 STAGE = "stage.json"
 """Names the file of a sweep's folder that says how far its driver is."""
+SETTLED = 0.25
+"""Trials that must be done, in parts or whole, before the search's time left is estimated."""
 STAGE_INTERVAL_S = 2.0
 """Seconds between two writes of that file within a stage."""
-LEAST_RATED_S = 2.0
-"""Seconds that a stage must have taken before it has a rate: the first texts of a stage pay for its start."""
-UNITS = {"encoding": "sentences", "tokenizing": "texts", "translating": "sentences"}
-"""What a stage counts, by the beginning of its name."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stage:
-    """What a sweep's driver is doing, and how far it is."""
-
-    name: str
-    done: int
-    of: int
-    begun: float
-    """When the stage began, in seconds since 1970."""
-    time: float
-    """When `done` was counted."""
-
-    @property
-    def rate(self) -> float | None:
-        """How much is done in a second; None until that can be said."""
-        gone = self.time - self.begun
-        return self.done / gone if self.done and gone >= LEAST_RATED_S else None
-
-    @property
-    def left_s(self) -> float | None:
-        """Seconds until the stage is done at its rate so far; None until that can be said."""
-        return (self.of - self.done) / self.rate if self.rate and self.done < self.of else None
-
-    @property
-    def unit(self) -> str:
-        """What is counted; empty for steps that need no name."""
-        return next((unit for begin, unit in UNITS.items() if self.name.startswith(begin)), "")
 
 
 def read_stage(folder: SweepFolder) -> Stage | None:
@@ -77,25 +48,27 @@ class SweepProgress:
     ended: int = 0
     before: int = 0
     """Trials that had ended before this submission."""
-    begun: float = 0.0
-    """How much of the trials that go on was done before this submission, in trials."""
-    searching: float | None = None
-    """When the search began."""
     messages: list[str] = field(default_factory=list)
     """What happened besides, in order."""
     latest: str = ""
     """The last of it, if it was in this stage."""
     stage_begun: float = field(default_factory=time.time)
+    stage_first: float = 0.0
+    """How much of the stage was done when it began."""
     written: float = 0.0
     """When the stage was last written to the folder, by the monotonic clock."""
     writing: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
-    def progress(self, stage: str, done: int, of: int) -> None:
-        """Sets how far a stage is, and writes it to the folder now and then for other processes."""
+    def progress(self, stage: str, done: int, of: int, first: float | None = None) -> None:
+        """Sets how far a stage is, and writes it to the folder now and then for other processes.
+
+        `first` is how much of a new stage was done before, if that is more than what is `done`.
+        """
         new = stage != self.stage
         if new:
             self.folder.note(stage)
             self.latest, self.stage_begun = "", time.time()
+            self.stage_first = done if first is None else first
         self.stage, self.done, self.of = stage, done, of
         with self.writing:
             if new or done >= of or time.monotonic() - self.written > STAGE_INTERVAL_S:
@@ -105,13 +78,52 @@ class SweepProgress:
 
     def now(self) -> Stage:
         """The stage at this moment."""
-        return Stage(name=self.stage, done=self.done, of=self.of, begun=self.stage_begun, time=time.time())
+        return Stage(
+            name=self.stage,
+            done=self.done,
+            of=self.of,
+            begun=self.stage_begun,
+            time=time.time(),
+            first=self.stage_first,
+        )
 
     def note(self, text: str) -> None:
         """Something that happened: in the sweep's log, and shown until the stage changes."""
         self.folder.note(text)
         self.messages.append(text)
         self.latest = text
+
+
+def time_left(stage: Stage, rows: Sequence[Row], now: float) -> str:
+    """How long the rest of a search takes at the pace of this submission, once some of it is done; else nothing."""
+    if stage.name != SEARCHING or stage.done >= stage.of:
+        return ""
+    running = sum(row.step / row.steps for row in rows if row.state == "running" and row.steps)
+    done = stage.done + running - stage.first
+    if done < SETTLED:
+        return ""
+    left = (stage.of - stage.first - done) * (now - stage.begun) / done
+    return f" · about {minutes(max(left, 0))} left"
+
+
+def doing_words(folder: SweepFolder, rows: Sequence[Row]) -> str:
+    """What the sweep's driver is doing, with the time left: its stage, or the last line of its log."""
+    stage = read_stage(folder)
+    if stage is None:
+        return (read_log(folder).splitlines() or [""])[-1][20:]  # without its time
+    return stage_words(stage) + time_left(stage, rows, time.time())
+
+
+def running_words(rows: Sequence[Row]) -> str:
+    """The trials that run, how far each is, and what they do besides training."""
+    running = sorted((row for row in rows if row.state == "running"), key=lambda row: row.name)
+    words = ", ".join(_running(row) for row in running)
+    return f" · running {words}" if words else ""
+
+
+def _running(row: Row) -> str:
+    share = f" {row.step / row.steps:.0%}" if row.steps else ""
+    return row.name + share + (f" ({stage_words(row.stage)})" if row.stage else "")
 
 
 def is_driven(folder: SweepFolder) -> bool:
@@ -134,7 +146,7 @@ def standing(folder: SweepFolder, metric: str | None = None) -> list[Row]:
     rows = leaderboard(folder, metric)
     if driven:
         return rows
-    return [replace(row, state="stopped", loss=None) if row.state == "running" else row for row in rows]
+    return [replace(row, state="stopped", loss=None, stage=None) if row.state == "running" else row for row in rows]
 
 
 def _plugins(folder: SweepFolder) -> list[str]:

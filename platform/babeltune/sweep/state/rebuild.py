@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 SPEC, FACTS, ACCEPTED = "babeltune.spec", "babeltune.facts", "babeltune.accepted_changes"
 """Tags of the sweep's own run in MLflow: JSON of the spec, of `facts.json`, and of the accepted changes in it."""
+DIGESTS = "babeltune.digests"
+"""The tag of that run with the digests of its texts. Earlier versions had a tag `digest.<name>` for each text."""
 ENDS: dict[str, Literal["finished", "pruned", "failed"]] = {
     "COMPLETE": "finished",
     "PRUNED": "pruned",
@@ -100,7 +102,13 @@ def sealed_digests(folder: SweepFolder) -> dict[str, str]:
     prepared = folder.read("prepared.json")
     if prepared is not None:
         return dict(prepared.get("digests", {}))
-    tags = spooled_tags(folder)
+    return digests_in(spooled_tags(folder))
+
+
+def digests_in(tags: Mapping[str, str]) -> dict[str, str]:
+    """The digests of a sweep's texts by name, from the tags of its run."""
+    if DIGESTS in tags:
+        return dict(json.loads(tags[DIGESTS]))
     return {key.removeprefix("digest."): str(tags[key]) for key in tags if key.startswith("digest.")}
 
 

@@ -16,15 +16,18 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
 from babeltune.data.prepared import Prepared
+from babeltune.data.shards import Progress, no_progress
 from babeltune.data.store import stores_from
 from babeltune.errors import ClusterError, ObjectStoreError, SweepError
 from babeltune.schema.cluster import Cluster
 from babeltune.schema.records import Report
+from babeltune.stages import UPLOADING
 from babeltune.storage.mirror import Mirror
 from babeltune.sweep.state.fencing import (
     RENEWAL_INTERVAL_S,
@@ -162,14 +165,14 @@ class DriverSync:
         if self._leased is not None:
             self._leased.refuse_if_late()
 
-    def publish(self, prepared: Prepared) -> None:
+    def publish(self, prepared: Prepared, progress: Progress = no_progress) -> None:
         """Sends the stores and the records of them, before a trial that may run elsewhere needs them."""
         if self.where is None:
             return
 
         def send() -> None:
             for key in stores_of(self.mirror, prepared):
-                self.mirror.push_package(self.mirror.path(key))
+                self.mirror.push_package(self.mirror.path(key), tell=partial(progress, f"{UPLOADING} {key}"))
             for record in (self.folder.prepared, *self.folder.path.glob(f"conditions/*/{self.folder.prepared.name}")):
                 self.mirror.push(record)
 

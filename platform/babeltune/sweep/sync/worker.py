@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,9 +24,11 @@ from safetensors import SafetensorError
 
 from babeltune.data.prepared import Prepared, read_prepared
 from babeltune.errors import ClusterError, FencedError, NodeError, ObjectStoreError, StorageError, StoreError
+from babeltune.files import plain, write_json
 from babeltune.method.distributed import ProcessGroup
 from babeltune.schema.records import Report
 from babeltune.schema.storage_location import StorageLocation
+from babeltune.stages import LEAST_RATED_S, UPLOADING, Stage
 from babeltune.storage.fence import Stamp, unstamped
 from babeltune.storage.mirror import Mirror
 from babeltune.storage.object_store import is_local
@@ -333,9 +336,20 @@ def _push_checkpoints(mirror: Mirror, folder: Path, mine: list[Path]) -> set[str
         if known is None or (_sound(mirror, path) and not mirror.has_package(path, f"{prefix}/{known}", there)):
             known = path.name if mirror.fence is None else f"{path.name}-{mirror.fence.token}"
             if _sound(mirror, path):
-                mirror.push_package(path, f"{prefix}/{known}")
+                mirror.push_package(path, f"{prefix}/{known}", partial(_note_upload, folder, time.time()))
         kept.add(known)
     return kept
+
+
+def _note_upload(folder: Path, begun: float, done: int, of: int) -> None:
+    """Writes to the trial's `progress.json` how much of a checkpoint has been sent, where that takes long."""
+    now = time.time()
+    if now - begun < LEAST_RATED_S:
+        return
+    with suppress(OSError, ValueError):  # it is for readers only
+        known = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
+        stage = Stage(name=f"{UPLOADING} a checkpoint", done=done, of=of, begun=begun, time=now)
+        write_json(folder / PROGRESS, {**known, "stage": plain(stage)}, durable=False)
 
 
 def _drop_older(mirror: Mirror, folder: Path, mine: list[Path], kept: set[str]) -> None:

@@ -5,13 +5,20 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import ray
 
+from babeltune.data.shards import Count
 from babeltune.errors import BabeltuneError, ClusterError
-from babeltune.sweep.sync.worker import files_of, put_files, with_files
+from babeltune.schema.storage_location import StorageLocation
+from babeltune.sweep.sync.worker import files_of, put_files, with_files, with_prepared
+
+TELL_INTERVAL_S = 1.0
+"""Seconds between two words of a task about how far it is."""
 
 HANG = (
     "no process of {} has made progress for {:g} s, also after a new start: its disk, its network or its device hangs; "
@@ -52,6 +59,40 @@ def fetched(reference: Any, poll: Callable[[], None] = lambda: None) -> Any:
         if isinstance(error.cause, BabeltuneError):
             raise error.cause from None
         raise
+
+
+def counted(
+    where: StorageLocation | None, key: str, function: Callable[..., Any], *arguments: Any
+) -> Iterator[tuple[int, int] | Any]:
+    """For a Ray task that yields: how far `function` is, about once a second, and last what it returns.
+
+    The function is called as by `with_prepared`, and with a `tell` that takes what is done and the total.
+    """
+    far: list[tuple[int, int]] = []
+
+    def tell(done: int, of: int) -> None:
+        far[:] = [(done, of)]
+
+    with ThreadPoolExecutor(1) as pool:
+        work = pool.submit(with_prepared, where, key, partial(function, tell=tell), *arguments)
+        while not wait([work], timeout=TELL_INTERVAL_S).done:
+            if far:
+                yield far[0]
+    yield work.result()
+
+
+def followed(task: Any, tell: Count, poll: Callable[[], None] = lambda: None) -> Any:
+    """The result of a task that `counted` runs; `tell` hears how far it is."""
+    found: list[Any] = []
+    while True:
+        first_of([task], poll)
+        try:
+            found.append(fetched(next(task)))
+        except StopIteration:
+            return found[-1]
+        for far in found[:-1]:
+            tell(*far)
+        del found[:-1]
 
 
 def ray_shards(

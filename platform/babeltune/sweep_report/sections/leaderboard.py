@@ -9,7 +9,7 @@ from babeltune.sweep_report.charts import BARS, WIDTH, Caption, clipped
 from babeltune.sweep_report.document import Block, Figure, Section, Table, Text
 from babeltune.sweep_report.record import Standing, SweepReport
 from babeltune.sweep_report.svg import SERIES, drawing, svg_of
-from babeltune.sweep_report.words import better, duration, interval, score, settings, short
+from babeltune.sweep_report.words import better, duration, interval, is_words, score, setting, short
 
 
 def leaderboard(report: SweepReport, most: int) -> Section:
@@ -54,6 +54,7 @@ COSTS = {PARAMETERS: "parameters", SPEED: "sentences/s", COMPUTE: "compute (s)"}
 def _leaderboard_table(report: SweepReport, shown: Sequence[Standing]) -> Table:
     metric, others = report.objective.metric, [o.metric for o in report.objectives[1:]]
     costs = [name for name in COSTS if any(name in each.row.metrics for each in shown)]
+    searched = tuple(dict.fromkeys(name for each in shown for name in each.row.params))
     rows = tuple(
         (
             each.row.name + (" ★" if each.row.front else ""),
@@ -64,17 +65,19 @@ def _leaderboard_table(report: SweepReport, shown: Sequence[Standing]) -> Table:
             *(f"{each.row.metrics[name]:,.0f}" if name in each.row.metrics else "–" for name in costs),
             f"{each.row.pairs:,}" if each.row.pairs else "–",
             duration(each.row.seconds) if each.row.seconds else "–",
-            settings(each),
+            *(setting(each, name) for name in searched),
         )
         for each in shown
     )
     columns = ("trial", "state", short(metric), "95 % interval", *map(short, others), *(COSTS[name] for name in costs))
-    columns += ("pairs", "time", "settings")
+    columns += ("pairs", "time")
+    words = {place for place, name in enumerate(searched, len(columns)) if is_words(shown, name)}
+    columns += searched
     return Table(
         caption=f"Trials and baselines by {short(metric)}, {better(report.objective.goal)}",
         columns=columns,
         rows=rows,
-        left=frozenset({0, 1, len(columns) - 1}),
+        left=frozenset({0, 1} | words),
         marked=next((i for i, each in enumerate(shown) if each is report.winner), None),
     )
 

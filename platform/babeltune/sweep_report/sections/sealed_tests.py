@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from babeltune.evaluation.evaluate import MAIN_METRICS
 from babeltune.promotion.compare import Contest
 from babeltune.promotion.decisions import DecisionRecord
+from babeltune.schema.languages import meaning
 from babeltune.sweep_report.charts import BARS, WIDTH, Caption, clipped
 from babeltune.sweep_report.document import Block, Figure, Items, Section, Table, Text
 from babeltune.sweep_report.record import SweepReport
@@ -25,20 +26,51 @@ def sealed(report: SweepReport) -> Section | None:
         words = f"The sealed tests ({names}) are unopened. `babeltune promote {report.sweep}` opens them."
         return Section(anchor=anchor, title=title, blocks=(Text(text=words),))
     record = report.decisions[-1]
-    blocks: list[Block] = [*_comparison(record)]
+    blocks: list[Block] = [*_comparison(record, set_of(report.objective.metric))]
     blocks.append(Items(items=(f"verdict: {record.decision.verdict}", *record.decision.reasons)))
     if len(report.decisions) > 1:
         blocks.append(_decisions_table(report.decisions))
     return Section(anchor=anchor, title=title, blocks=tuple(blocks))
 
 
-def _comparison(record: DecisionRecord) -> Iterator[Block]:
+def set_of(metric: str) -> str:
+    """The dev or test set of a metric, `everyday` of `dev/everyday/fra-eng/accuracy`."""
+    return metric.split("/")[1]
+
+
+def matched(sealed: str, tests: Collection[str], dev: Collection[str], preferred: str) -> str | None:
+    """The dev metric that a metric of a sealed test is compared with: of the same kind and the same languages.
+
+    A mean is of the same languages if its set has the same subsets. Of several dev sets, the one with the test's own
+    name comes first, then the `preferred` one.
+    """
+    wanted, same = languages_of(sealed, tests), "dev/" + sealed.removeprefix("test/")
+    if same in dev:
+        return same
+    candidates = [name for name in dev if wanted[1] and languages_of(name, dev) == wanted]
+    order = {set_of(sealed): 0, preferred: 1}
+    return min(candidates, key=lambda name: order.get(set_of(name), 2), default=None)
+
+
+def languages_of(metric: str, among: Collection[str]) -> tuple[str, frozenset[str]]:
+    """The kind of a metric, and the subset that it is of, or all subsets that it is the mean of."""
+    _, *of_set, kind = metric.split("/")
+    subsets = of_set[1:]
+    if not subsets:
+        parts = (name.split("/") for name in among)
+        subsets = [each[2] for each in parts if len(each) == 4 and (each[1:2], each[3]) == (of_set, kind)]
+    return kind, frozenset("-".join(meaning(code).variety for code in subset.split("-")) for subset in subsets)
+
+
+def _comparison(record: DecisionRecord, preferred: str) -> Iterator[Block]:
     decision = record.decision
     main = [name for name in decision.test if name.rpartition("/")[2] in MAIN_METRICS]
+    found = {name: matched(name, decision.test, decision.dev, preferred) for name in main}
     pairs = [
         Paired(
             name=name.removeprefix("test/").rpartition("/")[0].replace("/", " "),
-            dev=decision.dev.get(f"dev/{name.removeprefix('test/')}"),
+            dev_set="–" if (dev := found[name]) is None else set_of(dev),
+            dev=None if dev is None else decision.dev[dev],
             sealed=decision.test[name],
             untrained=decision.untrained.get(name),
             teacher=decision.teacher.get(name),
@@ -50,15 +82,18 @@ def _comparison(record: DecisionRecord) -> Iterator[Block]:
         yield Text(text="No sealed test was scored: the promotion compared dev scores only.")
         return
     description = (
-        f"{decision.trial} on dev sets and on the sealed tests of the same names. A large drop means overfitting."
+        f"{decision.trial} on the sealed tests, each beside a dev set of the same languages. If both are of one "
+        "kind of text, a large drop means overfitting."
     )
     rows = tuple(
-        (p.name, score(p.dev), score(p.sealed), score(p.untrained), score(p.teacher), score(p.chance)) for p in pairs
+        (p.name, p.dev_set, score(p.dev), score(p.sealed), score(p.untrained), score(p.teacher), score(p.chance))
+        for p in pairs
     )
     table = Table(
         caption="Dev against sealed",
-        columns=("test", "dev", "sealed", "sealed, untrained", "sealed, teacher", "chance"),
+        columns=("test", "dev set", "dev", "sealed", "sealed, untrained", "sealed, teacher", "chance"),
         rows=rows,
+        left=frozenset({0, 1}),
     )
     caption = Caption(name="sealed", title="Dev against sealed tests", description=description)
     yield Figure("", description, sealed_chart(caption, pairs), table)
@@ -105,9 +140,12 @@ def _decisions_table(records: Sequence[DecisionRecord]) -> Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Paired:
-    """A metric on a dev set and on the sealed test of the same name."""
+    """A metric on a sealed test and on a dev set of the same languages."""
 
     name: str
+    """The sealed test, with its languages."""
+    dev_set: str
+    """The dev set that it is compared with; a dash where there is none."""
     dev: float | None
     sealed: float
     untrained: float | None

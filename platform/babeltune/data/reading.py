@@ -1,0 +1,93 @@
+"""Counts the bytes of a corpus's files while they are read, so that a long reading has a rate and a time left.
+
+The readers open files by `opened` and count by `count`. Outside of `counted`, nothing is called.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from babeltune.schema.records import Data, Source, Task
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+BUFFER = 1 << 16
+"""Bytes that are read, and counted, at a time."""
+
+
+class _Meter:
+    def __init__(self, tell: Callable[[int, int], None], of: int) -> None:
+        self.tell, self.done, self.of = tell, 0, of
+
+    def count(self, done: int, of: int = 0) -> None:
+        self.done, self.of = self.done + done, self.of + of
+        self.tell(min(self.done, self.of), self.of)  # some files are read twice
+
+
+_meter: ContextVar[_Meter | None] = ContextVar("meter", default=None)
+
+
+@contextmanager
+def counted(data: Data, root: Path, tell: Callable[[int, int], None]) -> Iterator[None]:
+    """Within it `tell` hears how many bytes of the data's files have been read, and how many there are."""
+    meter = _Meter(tell, sum(map(_size, files_of(data, root))))
+    tell(0, meter.of)
+    token = _meter.set(meter)
+    try:
+        yield
+    finally:
+        _meter.reset(token)
+    tell(meter.of, meter.of)
+
+
+def count(done: int, of: int = 0) -> None:
+    """So many bytes more have been read, and `of` more are to be read than was known before."""
+    meter = _meter.get()
+    if meter is not None:
+        meter.count(done, of)
+
+
+class _Counted(io.FileIO):
+    def readinto(self, buffer: WriteableBuffer) -> int | None:
+        read = super().readinto(buffer)
+        count(read or 0)
+        return read
+
+
+def opened(path: Path) -> io.BufferedReader:
+    """The file, whose bytes are counted as they are read from the disk."""
+    return io.BufferedReader(_Counted(path), BUFFER)
+
+
+def files_of(data: Data, root: Path) -> Iterator[Path]:
+    """The files and folders that the data section names."""
+    for source in data.train:
+        yield from _of_source(source, root)
+    for task in (*data.dev, *data.test):
+        yield from _of_task(task, root)
+
+
+def _of_task(task: Task, root: Path) -> Iterator[Path]:
+    named = (task.path, task.gold, task.fit and task.fit.gold)
+    yield from (root / path for path in named if path)
+    for source in (task.source, task.augmented, task.fit and task.fit.source):
+        yield from _of_source(source, root) if source else ()
+
+
+def _of_source(source: Source, root: Path) -> Iterable[Path]:
+    return (root / path for path in (source.path, *(source.paths or {}).values()) if path)
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file, or of all files of a folder; 0 of what is not there."""
+    with suppress(OSError):
+        if path.is_dir():
+            return sum(each.stat().st_size for each in path.rglob("*") if each.is_file())
+        return path.stat().st_size
+    return 0

@@ -1,0 +1,88 @@
+"""How far a long step is, how fast it goes and how long it still takes; in words, the same wherever they are shown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+LEAST_RATED_S = 2.0
+"""Seconds that a stage must have taken before it has a rate: the first texts of a stage pay for its start."""
+BYTES = "bytes"
+"""The unit that is written as kB, MB or GB."""
+READING, CLEANING = "reading the corpus", "cleaning the corpus"
+UPLOADING, EVALUATING = "uploading", "evaluating"
+SEARCHING = "searching"
+"""The stage that counts trials: its time left is that of the whole search."""
+UNITS = {
+    READING: BYTES,
+    CLEANING: "pairs",
+    "encoding": "sentences",
+    "tokenizing": "texts",
+    "translating": "sentences",
+    "scoring": "sentences",
+    EVALUATING: "sentences",
+    UPLOADING: BYTES,
+}
+"""What a stage counts, by the beginning of its name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """What a driver or a trial is doing, and how far it is."""
+
+    name: str
+    done: int
+    of: int
+    begun: float
+    """When the stage began, in seconds since 1970."""
+    time: float
+    """When `done` was counted."""
+    first: float = 0.0
+    """How much was done when the stage began, by an earlier submission for example. It says nothing of the pace."""
+
+    @property
+    def rate(self) -> float | None:
+        """How much is done in a second; None until that can be said."""
+        gone, done = self.time - self.begun, self.done - self.first
+        return done / gone if done > 0 and gone >= LEAST_RATED_S else None
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until the stage is done at its rate so far; None until that can be said."""
+        return (self.of - self.done) / self.rate if self.rate and self.done < self.of else None
+
+    @property
+    def unit(self) -> str:
+        """What is counted; empty for steps that need no name."""
+        return next((unit for begin, unit in UNITS.items() if self.name.startswith(begin)), "")
+
+
+def stage_words(stage: Stage) -> str:
+    """What is being done: how far, how fast, and the time left. A search says its own time left."""
+    words = f"{stage.name} {amount(stage.done, stage.unit)}/{amount(stage.of, stage.unit)}"
+    return words if stage.name == SEARCHING else words + pace(stage)
+
+
+def pace(stage: Stage) -> str:
+    """How fast a stage is, and the time left; nothing until that can be said."""
+    if stage.rate is None:
+        return ""
+    rate = amount(stage.rate, stage.unit) if stage.rate >= 10 else f"{stage.rate:.2g}"
+    per = "/s" if stage.unit == BYTES else f" {stage.unit}/s"
+    words = f" · {rate}{per}" if stage.unit else ""
+    return words + (f" · about {minutes(stage.left_s)} left" if stage.left_s is not None else "")
+
+
+def amount(count: float, unit: str) -> str:
+    """So much of what a stage counts."""
+    return size(count) if unit == BYTES else f"{count:,.0f}"
+
+
+def minutes(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+def size(count: float) -> str:
+    """Bytes in the unit that fits."""
+    if count < 2**20:
+        return f"{count / 2**10:,.0f} kB"
+    return f"{count / 2**30:.1f} GB" if count >= 2**30 else f"{count / 2**20:,.0f} MB"
