@@ -92,7 +92,7 @@ def test_the_report_of_a_finished_sweep_is_an_artifact_of_its_run_and_is_made_on
     _, folder, cluster = copied
     path = report_at_the_end(folder, cluster, say_line)
     assert path == folder.path / "report.html"
-    assert artifacts(cluster) == ["report.html"]
+    assert artifacts(cluster) == ["corpus.json", "report.html"]
     made = path.stat().st_mtime_ns
     assert report_at_the_end(folder, cluster, say_line) == path
     assert path.stat().st_mtime_ns == made

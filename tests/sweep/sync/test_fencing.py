@@ -153,7 +153,7 @@ class Connection:
     def remove(self, key):
         self._asked(lambda: self._bucket.objects.pop(key, None))
 
-    def upload(self, path, key):
+    def upload(self, path, key, sent=None):
         self.write(key, path.read_bytes())
 
     def download(self, key, path):
