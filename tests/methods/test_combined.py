@@ -299,9 +299,20 @@ def test_a_setting_of_a_combined_method_can_be_searched(tiny_file):
     [
         (["parameters={settings.lealla.magin: {float: [0, 1]}}"], r"no setting 'magin'; .*did you mean 'margin'\?"),
         (["parameters={settings.leala.margin: {float: [0, 1]}}"], r"no method to combine; .*did you mean 'lealla'\?"),
-        (["parameters={settings.lealla.margin: {float: [0, 5]}}"], "margin is 5.0; it is a difference of cosines"),
+        (
+            ["parameters={settings.lealla.margin: {float: [0, 5]}}"],
+            r"parameters\.settings\.lealla\.margin: .*margin is 5.0; it is a difference of cosines",
+        ),
+        (
+            ["parameters={settings.translation_ranking.temperature: {float: [0.1, 1]}}"],
+            "has no weight, so it is no part",
+        ),
+        (
+            ["parameters={method: {choice: [combined, lealla]}, settings.lealla.margin: {float: [0, 1]}}"],
+            r"method 'lealla' has no setting 'settings.lealla.margin'; add `when: \{method: \[combined\]\}`",
+        ),
         (["parameters={settings.lealla.margin: {choice: [wide]}}"], "'wide' is not possible; allowed: a number"),
-        (["parameters={settings.lealla.beta: {float: [0, 1]}}"], "is fixed in `config.settings` and searched here"),
+        (["parameters={settings.lealla.beta: {float: [0, 1]}}"], "is fixed in `config` and searched here"),
         (
             ["method=lealla", "config={}", "parameters={settings.lealla.margin: {float: [0, 1]}}"],
             "combines no other methods; name its own setting: 'margin'",

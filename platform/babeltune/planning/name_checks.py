@@ -10,9 +10,11 @@ from babeltune.errors import MethodError, SpecError, nearest
 from babeltune.method import Method, available, load_method
 from babeltune.planning.parameters import (
     INNER,
+    SETTINGS,
     accepted_values,
     allows,
-    is_bare,
+    inner_setting,
+    of_method,
     ordered,
     split_name,
     values_of,
@@ -28,7 +30,6 @@ from babeltune.planning.space import (
     grid,
     has_paper,
     has_setting,
-    inner_setting,
     proposable_methods,
     section_of,
 )
@@ -112,24 +113,13 @@ def _method_names(sweep: Sweep) -> Iterator[Problem]:
 def _parameter_name(sweep: Sweep, name: str, parameter: Parameter, methods: list[type[Method]]) -> Iterator[Problem]:
     """Whether a parameter names something that can be searched."""
     key: Key = ("parameters", name)
-    if name.startswith(INNER):
-        yield from _inner_name(sweep, name, methods)
+    if not of_method(name):
+        if "." in name:
+            yield from _section_name(sweep, name, parameter)
         return
-    if "." in name:
-        yield from _section_name(sweep, name, parameter)
-        return
-    if not is_bare(name):
-        return
-    lacking = [method for method in methods if name not in fields_of(method)]
+    lacking = [method for method in methods if not has_setting(method, name)]
     if len(lacking) == len(methods):
-        known = sorted(set().union(*(fields_of(method) for method in methods)) | {"method", "seed"})
-        dotted = [f"{prefix}.{f.name}" for prefix, record in SECTIONS.items() for f in dataclasses.fields(record)]
-        near = nearest(name, known) or nearest(name, dotted) or _same_ending(name, dotted)
-        yield (
-            key,
-            f"{name!r} is not a setting of method {listed(methods)}; allowed: {', '.join(known)}, or a key of "
-            f"{', '.join(SECTIONS)} such as training.learning_rate{near}",
-        )
+        yield key, _no_inner_setting(name, methods) if name.startswith(INNER) else _no_setting(name, methods)
         return
     meets = methods_with(sweep, name)
     for method in lacking:
@@ -139,34 +129,49 @@ def _parameter_name(sweep: Sweep, name: str, parameter: Parameter, methods: list
                 key,
                 f"method {method.name!r} has no setting {name!r}; add `when: {{method: [{', '.join(having)}]}}`",
             )
-    if name in sweep.fixed and not parameter.when:
+    if name.startswith(INNER) and not _has_weight(sweep, part := inner_setting(name)[0]):
+        yield key, f"{name!r}: {part!r} has no weight, so it is no part of the sum; give `config: {{{part}: 1}}`"
+    if _is_fixed(sweep, name) and not parameter.when:
         yield key, f"{name!r} is fixed in `config` and searched here; keep one"
 
 
-def _inner_name(sweep: Sweep, name: str, methods: list[type[Method]]) -> Iterator[Problem]:
-    """Whether a name such as `settings.lealla.margin` is a setting of a method that is combined."""
-    key: Key = ("parameters", name)
+def _no_setting(name: str, methods: list[type[Method]]) -> str:
+    known = sorted(set().union(*(fields_of(method) for method in methods)) | {"method", "seed"})
+    dotted = [f"{prefix}.{f.name}" for prefix, record in SECTIONS.items() for f in dataclasses.fields(record)]
+    near = nearest(name, known) or nearest(name, dotted) or _same_ending(name, dotted)
+    return (
+        f"{name!r} is not a setting of method {listed(methods)}; allowed: {', '.join(known)}, or a key of "
+        f"{', '.join(SECTIONS)} such as training.learning_rate{near}"
+    )
+
+
+def _no_inner_setting(name: str, methods: list[type[Method]]) -> str:
+    """Why a name such as `settings.lealla.margin` is no setting of a method that is combined."""
     part, field = inner_setting(name)
-    combining = [method for method in methods if "settings" in fields_of(method)]
-    parts = sorted(set(available()).intersection(*(fields_of(method) for method in combining))) if combining else []
+    combining = [fields_of(method) for method in methods if SETTINGS in fields_of(method)]
+    parts = sorted(set(available()).intersection(set().union(*combining)))
     if not combining:
-        yield key, f"{name!r}: method {listed(methods)} combines no other methods; name its own setting: {field!r}"
-    elif part not in parts:
-        yield key, f"{name!r}: {part!r} is no method to combine; allowed: {', '.join(parts)}{nearest(part, parts)}"
-    elif not any(has_setting(method, name) for method in combining):
-        known = sorted(fields_of(load_method(part)))
-        yield (
-            key,
-            f"{name!r}: method {part!r} has no setting {field!r}; allowed: {', '.join(known)}{nearest(field, known)}",
-        )
-    elif _fixed_inside(sweep, part, field) and not sweep.parameters[name].when:
-        yield key, f"{name!r} is fixed in `config.settings` and searched here; keep one"
+        return f"{name!r}: method {listed(methods)} combines no other methods; name its own setting: {field!r}"
+    if part not in parts:
+        return f"{name!r}: {part!r} is no method to combine; allowed: {', '.join(parts)}{nearest(part, parts)}"
+    known = sorted(fields_of(load_method(part)))
+    return f"{name!r}: method {part!r} has no setting {field!r}; allowed: {', '.join(known)}{nearest(field, known)}"
 
 
-def _fixed_inside(sweep: Sweep, method: str, field: str) -> bool:
-    """Whether `config.settings` has the field of this combined method."""
-    settings = sweep.fixed.get("settings")
-    fields = settings.get(method) if isinstance(settings, Mapping) else None
+def _has_weight(sweep: Sweep, part: str) -> bool:
+    """Whether the combined method can have a weight above 0."""
+    parameter = sweep.parameters.get(part)
+    given = [sweep.fixed.get(part)] if parameter is None else [*values_of(parameter, 0), *values_of(parameter, 1)]
+    return any(given)
+
+
+def _is_fixed(sweep: Sweep, name: str) -> bool:
+    """Whether `config` has the setting, or its `settings` that of a combined method."""
+    if not name.startswith(INNER):
+        return name in sweep.fixed
+    part, field = inner_setting(name)
+    settings = sweep.fixed.get(SETTINGS)
+    fields = settings.get(part) if isinstance(settings, Mapping) else None
     return isinstance(fields, Mapping) and field in fields
 
 

@@ -14,7 +14,9 @@ from babeltune.schema.records import Parameter, Scalar, Sweep
 
 OTHERS = ("method", "seed")
 """Bare names that are not fields of a method's `Config`."""
-INNER = "settings."
+SETTINGS = "settings"
+"""The field of a method that combines others which holds their settings."""
+INNER = f"{SETTINGS}."
 """How `settings.lealla.margin` begins, the setting of a method that another one combines."""
 
 
@@ -82,6 +84,12 @@ def is_bare(name: str) -> bool:
 def of_method(name: str) -> bool:
     """Whether a parameter names a setting of the method, or of one that it combines."""
     return is_bare(name) or name.startswith(INNER)
+
+
+def inner_setting(name: str) -> tuple[str, str]:
+    """`settings.lealla.margin` as (`lealla`, `margin`)."""
+    method, _, field = name.removeprefix(INNER).partition(".")
+    return method, field
 
 
 def split_name(name: str) -> tuple[str, str]:

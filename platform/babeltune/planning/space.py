@@ -18,7 +18,9 @@ from babeltune.files import plain
 from babeltune.method import Method, Needs, load_method, make_config
 from babeltune.planning.parameters import (
     INNER,
+    SETTINGS,
     allows,
+    inner_setting,
     is_active,
     is_bare,
     of_method,
@@ -219,19 +221,12 @@ def fields_of(method: type[Method]) -> set[str]:
     return {field.name for field in dataclasses.fields(method.Config)}
 
 
-def inner_setting(name: str) -> tuple[str, str]:
-    """`settings.lealla.margin` as (`lealla`, `margin`)."""
-    method, _, field = name.removeprefix(INNER).partition(".")
-    return method, field
-
-
 def has_setting(method: type[Method], name: str) -> bool:
     """Whether the method has this setting, or combines others and one of them has it."""
     if not name.startswith(INNER):
         return name in fields_of(method)
     part, field = inner_setting(name)
-    combines = INNER.rstrip(".") in fields_of(method) and part in fields_of(method)
-    return combines and field in fields_of(load_method(part))
+    return {SETTINGS, part} <= fields_of(method) and field in fields_of(load_method(part))
 
 
 def has_paper(method: type[Method]) -> bool:
@@ -255,17 +250,19 @@ def config_for(sweep: Sweep, method: type[Method], params: Mapping[str, Scalar])
     fixed = as_printed(method) if sweep.config == "paper" and has_paper(method) else sweep.fixed
     values: dict[str, Any] = {**fixed, **{name: value for name, value in params.items() if is_bare(name)}}
     if inner := {name: value for name, value in params.items() if name.startswith(INNER) and has_setting(method, name)}:
-        values["settings"] = _with_inner(values.get("settings", {}), inner)
+        values[SETTINGS] = _with_inner(values.get(SETTINGS, {}), inner)
     return make_config(method, {name: value for name, value in values.items() if name in known})
 
 
-def _with_inner(settings: Mapping[str, Mapping[str, object]], params: Mapping[str, Scalar]) -> dict[str, object]:
+def _with_inner(
+    settings: Mapping[str, Mapping[str, object]], params: Mapping[str, Scalar]
+) -> dict[str, dict[str, object]]:
     """The settings of combined methods with these parameters among them."""
     found = {method: dict(fields) for method, fields in settings.items()}
     for name, value in params.items():
         method, field = inner_setting(name)
         found.setdefault(method, {})[field] = value
-    return {**found}
+    return found
 
 
 def configurations(sweep: Sweep, extra: Iterable[str] = ()) -> Iterator[tuple[Params, type[Method], object]]:
@@ -388,7 +385,7 @@ def default_params(sweep: Sweep) -> Params:
 def _inner_default(config: Mapping[str, Any], name: str) -> Scalar:
     """What a setting of a combined method is where nothing is searched."""
     part, field = inner_setting(name)
-    own = make_config(load_method(part), config["settings"].get(part, {}))
+    own = make_config(load_method(part), config[SETTINGS].get(part, {}))
     return cast("Scalar", plain(own)[field])
 
 

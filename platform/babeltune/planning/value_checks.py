@@ -17,7 +17,7 @@ from babeltune.errors import MethodError
 from babeltune.files import plain
 from babeltune.method import Method, load_method
 from babeltune.planning.name_checks import methods_with
-from babeltune.planning.parameters import INNER, accepted_values, of_method, split_name, values_of
+from babeltune.planning.parameters import INNER, accepted_values, inner_setting, of_method, split_name, values_of
 from babeltune.planning.rules import kind_of
 from babeltune.planning.space import (
     SECTIONS,
@@ -25,7 +25,6 @@ from babeltune.planning.space import (
     config_for,
     fields_of,
     has_setting,
-    inner_setting,
     largest,
     proposable_methods,
     section_of,
@@ -228,7 +227,8 @@ def _static_combinations(sweep: Sweep) -> Iterator[Problem]:
 
 def blamed(values: Mapping[str, object], section: str, message: str) -> Key:
     """The key of the setting that a method's message speaks of first, or the section."""
-    places = {name: re.search(rf"\b{re.escape(name)}\b", message) for name in values}
+    words = {name: inner_setting(name)[1] if name.startswith(INNER) else name for name in values}
+    places = {name: re.search(rf"\b{re.escape(word)}\b", message) for name, word in words.items()}
     named = sorted((found.start(), name) for name, found in places.items() if found)
     return (section, named[0][1]) if named else (section,)
 
