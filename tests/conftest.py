@@ -16,7 +16,7 @@ import hypothesis
 import pytest
 
 from corpora import BESIDE, DATA
-from screens import CHROMIUM
+from screens import CHROMIUM, chromium
 from selection import FAST, is_fast, place_in_run
 
 hypothesis.settings.register_profile("untimed", deadline=None)  # no test asserts wall time
@@ -196,6 +196,13 @@ def ray_cluster(loopback_only, s3_port):
     beside = {"PYTHONPATH": os.pathsep.join(path), "HF_HUB_OFFLINE": "1"}
     with local_ray(num_cpus=4, env={**beside, **environment(s3_port)}):
         yield
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """For tests with the marker `needs_chromium`."""
+    with chromium() as window:
+        yield window
 
 
 @pytest.fixture

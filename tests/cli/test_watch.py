@@ -27,7 +27,7 @@ from babeltune.sweep_report.live import LivePage
 from bucket_servers import BUCKET
 from made_sweeps import METRIC, add_trial, make_sweep
 from ports import free_port, listens
-from screens import barriers, chromium, page_of
+from screens import barriers, page_of
 from waiting import PATIENCE_S, wait_until
 
 SAVED = Path(__file__).parents[1] / "sweep" / "saved"
@@ -106,12 +106,6 @@ def test_a_running_sweeps_page_follows_it_and_freezes_at_its_end(running):
         _, page = get(url)
     assert "this page no longer changes" in page
     assert "live.js" not in page
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with chromium() as window:
-        yield window
 
 
 @pytest.mark.needs_chromium

@@ -20,7 +20,7 @@ from babeltune.sweep_report.picture import picture
 from babeltune.sweep_report.render import MOST_COLUMNS, breakable, folded
 from babeltune.sweep_report.write import LARGEST, page, write_report
 from made_sweeps import METRIC, add_trial, make_sweep
-from screens import barriers, chromium, kept, page_of
+from screens import barriers, kept, page_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,12 +36,6 @@ def address(report, tmp_path_factory):
     path = tmp_path_factory.mktemp("report") / "report.html"
     path.write_text(page(report, "html"), encoding="utf-8")
     return path.as_uri()
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with chromium() as window:
-        yield window
 
 
 @pytest.mark.needs_chromium

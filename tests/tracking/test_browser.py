@@ -14,7 +14,7 @@ from babeltune.tracking.mlflow_client import serve_command
 from babeltune.tracking.tracker import Tracker
 from babeltune.tracking.view import trials_page
 from ports import free_port
-from screens import chromium, kept, page_of
+from screens import kept, page_of
 from waiting import PATIENCE_S, wait_for_server
 
 pytestmark = pytest.mark.needs_chromium
@@ -88,12 +88,6 @@ def server(logged):
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with chromium() as window:
-        yield window
 
 
 @pytest.fixture
