@@ -151,7 +151,9 @@ def _no_inner_setting(name: str, methods: list[type[Method]]) -> str:
     combining = [fields_of(method) for method in methods if SETTINGS in fields_of(method)]
     parts = sorted(set(available()).intersection(set().union(*combining)))
     if not combining:
-        return f"{name!r}: method {listed(methods)} combines no other methods; name its own setting: {field!r}"
+        own = any(field in fields_of(method) for method in methods)
+        advice = f"name its own setting: {field!r}" if own else "`method: combined` does"
+        return f"{name!r}: method {listed(methods)} combines no other methods; {advice}"
     if part not in parts:
         return f"{name!r}: {part!r} is no method to combine; allowed: {', '.join(parts)}{nearest(part, parts)}"
     known = sorted(fields_of(load_method(part)))
