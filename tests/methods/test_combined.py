@@ -314,6 +314,10 @@ def test_a_setting_of_a_combined_method_can_be_searched(tiny_file):
         (["parameters={settings.lealla.margin: {choice: [wide]}}"], "'wide' is not possible; allowed: a number"),
         (["parameters={settings.lealla.beta: {float: [0, 1]}}"], "is fixed in `config` and searched here"),
         (
+            ["method=mse_distillation", "config={}", "parameters={settings.lealla.margin: {float: [0, 1]}}"],
+            "combines no other methods; `method: combined` does",
+        ),
+        (
             ["method=lealla", "config={}", "parameters={settings.lealla.margin: {float: [0, 1]}}"],
             "combines no other methods; name its own setting: 'margin'",
         ),
