@@ -114,10 +114,10 @@ def read_work(sweep_file: str, settings: Mapping[str, object], storage: Path, *a
 
 
 def read_fixed(sweep_file: str, settings: Mapping[str, object], *assignments: str) -> Sweep:
-    """The sweep file, with what it searches at these values, and without points where the search begins."""
-    fixed = [f"parameters.{key}={{const: {value}}}" for key, value in settings.items()]
+    """The sweep file, with these values in place of all that it searches, and without points where it begins."""
+    fixed = f"parameters={json.dumps({key: {'const': value} for key, value in settings.items()})}"
     other = ["student={max_tokens: 64, projection: teacher}"] if settings.get("student.kind") == "transformer" else []
-    return read_sweep(sweep_file, overlays=[REAL], assignments=["sampler.points=[]", *other, *fixed, *assignments])
+    return read_sweep(sweep_file, overlays=[REAL], assignments=["sampler.points=[]", *other, fixed, *assignments])
 
 
 def pairs_within(trial: Trial, prepared: Prepared, seconds: float) -> int:
