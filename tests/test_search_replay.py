@@ -83,7 +83,7 @@ def test_the_surrogate_gives_back_what_was_recorded(table):
     corpus = read_table(table)["deu"]
     surrogate = Surrogate(corpus, sweep_of("deu"))
     params = [setting.params for setting in corpus.settings]
-    assert surrogate.curves(params) == pytest.approx(corpus.curves(), abs=0.03)
+    assert surrogate.curves(params) == pytest.approx(corpus.curves(), abs=0.05)
     assert surrogate.best == corpus.curves()[:, -1].max()
     assert surrogate.best - surrogate.enough == pytest.approx(math.sqrt(surrogate.best * (1 - surrogate.best) / JUDGED))
     assert min(surrogate.rank_correlation()) > 0.3

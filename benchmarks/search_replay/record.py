@@ -35,7 +35,7 @@ from benchmarks.work import Silent
 
 CORPORA = ("deu", "jpn", "tur")
 """Languages whose sentences with English are a corpus each."""
-SETTINGS = 60
+SETTINGS = 200
 """Random settings, the same for each corpus."""
 JUDGED = 1000
 """Held-out pairs that each report is scored on."""
