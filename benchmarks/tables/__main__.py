@@ -26,7 +26,8 @@ from benchmarks.tables.park_one_pair import PARK_ONE_PAIR
 from benchmarks.tables.park_pairs import PARK_PAIRS
 from benchmarks.tables.park_teachers import PARK_TEACHERS
 from benchmarks.tables.record import run
-from benchmarks.tables.sweeps import planned, read_planned
+from benchmarks.tables.sweeps import make_text, planned, read_planned
+from benchmarks.tables.tan_bt import TAN_BT
 from benchmarks.tables.tan_sigma import TAN_SIGMA
 from benchmarks.tables.tan_variants import TAN_VARIANTS
 from benchmarks.tables.which_method import WHICH_METHOD
@@ -45,6 +46,7 @@ TABLES = {
         PARK_ONE_PAIR,
         PARK_PAIRS,
         PARK_TEACHERS,
+        TAN_BT,
         TAN_SIGMA,
         TAN_VARIANTS,
         WHICH_METHOD,
@@ -55,6 +57,7 @@ TABLES = {
 def show_plan(table: Table, cluster: str | None) -> None:
     """Prints the sweeps, and about what they cost on this machine."""
     total, place = 0.0, read_cluster(cluster)
+    make_text(table, cluster)
     for file in table.before:
         print(f"first: {file}, unless it is promoted already")
     for file, words in planned(table):

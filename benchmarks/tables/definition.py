@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from babeltune.schema.records import Scalar
@@ -87,6 +88,9 @@ class Table:
     """Metric of a column -> what a reader wants who asks for it. The page then says which row to take for each."""
     limits: str = ""
     """What this budget cannot say, beside the choice of a row."""
+    text: Callable[[Path, Path], None] | None = None
+    """Writes text that no corpus has: from the folder of the corpora into one that sweep files call
+    `${BABELTUNE_MADE}`."""
     before: tuple[str, ...] = ()
     """Sweep files whose best models are trained and promoted first."""
     start: str | None = None

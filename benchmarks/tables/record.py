@@ -16,7 +16,7 @@ from benchmarks.tables.definition import START, UNTRAINED, Claim, Table
 from benchmarks.tables.heat_map import heat_maps_of
 from benchmarks.tables.sampling import Scored, sampling_error
 from benchmarks.tables.sealed import SealedSets
-from benchmarks.tables.sweeps import Trained, promote_starts, train_rows
+from benchmarks.tables.sweeps import Trained, make_text, promote_starts, train_rows
 
 DIGITS = 6
 """Digits of a score in the record."""
@@ -30,6 +30,7 @@ def run(table: Table, cluster: str | None = None) -> Record:
     place = read_cluster(cluster)
     kept = place.folder / "tables" / f"{table.name}_cpu_seconds.json"
     with CpuSeconds(kept) as cpu, connected(place):  # one Ray for all sweeps
+        make_text(table, cluster)
         starts = promote_starts(table, cluster)
         rows = train_rows(table, cluster)
         names = [[f"{row.sweep}/{trial}" for trial in row.trials] for row in rows]

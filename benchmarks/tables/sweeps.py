@@ -6,6 +6,7 @@ A finished sweep is not run again, so a table that was cut off goes on where it 
 from __future__ import annotations
 
 import json
+import os
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ import pandas as pd
 import babeltune as bt
 from babeltune.api import SETTING
 from babeltune.errors import SweepError
-from babeltune.planning.sweep_file import read_sweep
+from babeltune.planning.sweep_file import data_root, read_sweep
 from babeltune.promotion.promote import promote
 from babeltune.promotion.starts import fetched
 from babeltune.schema.cluster import read_cluster
@@ -26,6 +27,8 @@ from babeltune.training.checkpoint import read_reports
 from benchmarks.tables.definition import PAIRS, SEARCH_SEED, Row, Table
 
 RATE = "training.learning_rate"
+MADE = "BABELTUNE_MADE"
+"""The variable by which sweep files name a table's own text."""
 Points = list[dict[str, Scalar]]
 
 
@@ -105,6 +108,14 @@ def read_planned(file: str, words: Sequence[str], cluster: str | None) -> Sweep:
 def sweep_of(table: Table, cluster: str | None) -> Sweep:
     """The table's first sweep, from which the lengths and the objective are read."""
     return read_planned(*planned(table)[0], cluster)
+
+
+def make_text(table: Table, cluster: str | None) -> None:
+    """Writes the table's own text into the storage, and says where it is."""
+    if table.text is not None:
+        folder = read_cluster(cluster).folder / "tables" / table.name
+        table.text(data_root(read_sweep(table.sweep)), folder)
+        os.environ[MADE] = str(folder.absolute())
 
 
 def promote_starts(table: Table, cluster: str | None) -> list[str]:
