@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from babeltune.errors import SpecError, SweepError
+from babeltune.planning.rules import problems
 from babeltune.promotion.promote import promote
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.leaderboard import leaderboard, winner
@@ -114,6 +115,16 @@ def test_what_cannot_be_trained_longer_is_refused(copied, command, tmp_path):
         (path / "outcome.json").write_text(json.dumps({"state": "pruned"}), encoding="utf-8")
     with pytest.raises(SweepError, match="no finished trial to train longer"):
         refit_of(folder, top=3, length="10x", seeds=3)
+
+
+def test_the_refit_of_any_search_is_a_sweep_that_plan_accepts(copied, tmp_path):
+    _, folder, _ = copied
+    values = folder.read("sweep.json")
+    values["sampler"] |= {"kind": "tpe", "multivariate": True, "group": True, "first_points": "static"}
+    folder.write("sweep.json", values)
+    refit = refit_of(folder, top=1, length="2x", seeds=2)
+    assert list(problems(refit)) == []
+    assert (refit.sampler.kind, len(refit.sampler.points), refit.sampler.first_points) == ("random", 2, None)
 
 
 def test_the_length_of_a_sweep_by_compute_is_a_multiple(copied):

@@ -168,6 +168,12 @@ def test_queries_of_each_language_are_a_subset_over_all_documents(tmp_path):
     assert (eng.mixed, fra.mixed) == (True, True)
     with pytest.raises(DataError, match=r"no judged query is in rus by its 'language'.*there are: eng, fra"):
         read(folder(tmp_path, judged=JUDGED[:3]), task(language=None, languages=("eng", "fra", "rus")))
+    unjudged = [row.replace("q3\td10\t1", "q3\td10\t0") for row in JUDGED]
+    with pytest.raises(DataError, match="no query in fra has a relevant document"):
+        read(
+            folder(tmp_path, judged=unjudged, name="zeros"),
+            task(language=None, languages=("eng", "fra"), source={"path": "zeros"}),
+        )
     with pytest.raises(DataError, match=r"queries.jsonl:3: unknown language: 'fra' of 'language'; .* has eng"):
         read(tmp_path, task(language=None, languages=("eng",)))
 

@@ -220,6 +220,19 @@ REFUSED = {
         ],
         r"data\.test has text in kor \(Kore\)",
     ),
+    "searched, from scratch": (
+        ["parameters.student.trim={choice: [false, true]}"],
+        r"parameters\.student\.trim: true needs student\.model",
+    ),
+    "searched, a script that is only tested": (
+        [
+            "student={model: 'bundled:all-MiniLM-L6-v2'}",
+            "parameters.student.trim={choice: [false, true]}",
+            "data.train=[{name: natural, path: natural_train.tsv, columns: {eng: eng, fra: fra}}]",
+            "data.dev.0.source.columns={eng: eng, fra: fra}",
+        ],
+        r"data\.test has text in kor \(Kore\)",
+    ),
 }
 
 

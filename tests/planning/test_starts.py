@@ -60,6 +60,18 @@ def test_a_start_brings_the_shape_that_the_file_does_not_write(tiny_file, models
     assert (static.kind, static.width, static.projection) == ("static", 24, "teacher"), "a layer after it is a new one"
 
 
+def test_a_student_goes_on_with_the_prompt_of_its_start(tiny_file, models):
+    file = models / "static" / "config_sentence_transformers.json"
+    before = file.read_text("utf-8")
+    file.write_text(json.dumps({"prompts": {"query": "query: "}, "default_prompt_name": "query"}), "utf-8")
+    try:
+        assert read_sweep(tiny_file, assignments=[student(models, "static", kind="static")]).student.prompt == "query: "
+        with pytest.raises(SpecError, match=r"'text: ': the start .* has 'query: '"):
+            read_sweep(tiny_file, assignments=[student(models, "static", kind="static", prompt="text: ")])
+    finally:
+        file.write_text(before, "utf-8")
+
+
 def test_a_starts_content_is_part_of_the_sweeps_id_and_of_the_written_file(tiny_file, models, tmp_path):
     asked = [student(models, "transformer")]
     sweep = read_sweep(tiny_file, assignments=asked)

@@ -18,6 +18,7 @@ from babeltune.training.checkpoint import checkpoint_folder, load_checkpoint, re
 from babeltune.training.dev_evaluation import dev_scores
 from babeltune.training.step import make_method, make_student, make_train_step
 from babeltune.training.trainer import train
+from babeltune.training.weight_average import WeightAverage
 
 pytestmark = pytest.mark.usefixtures("one_thread", "offline")
 
@@ -75,9 +76,9 @@ def test_the_average_is_its_definition_at_every_second_step(averaged, setting):
         if setting == LAST and seen < 0.6 * trial.training.pairs:
             continue
         steps += 1
-        if steps % 2 == 0:
+        if steps % 2 == 0 or step == len(schedule) - 1:
             kept.append([parameter.detach().double().clone() for parameter in train_step.module.parameters()])
-    assert (steps, len(kept)) == ((20, 10) if setting == EMA else (9, 4))
+    assert (steps, len(kept)) == ((20, 10) if setting == EMA else (9, 5))
     expected = kept[0]
     for times, weights in enumerate(kept[1:], 2):
         rate = min(0.9, (1 + 2 * times) / (10 + 2 * times)) ** 2 if setting == EMA else (times - 1) / times
@@ -89,6 +90,24 @@ def test_the_average_is_its_definition_at_every_second_step(averaged, setting):
         for found, wanted in zip(train_step.module.parameters(), expected, strict=True):
             torch.testing.assert_close(found.detach().double(), wanted, rtol=1e-5, atol=1e-7)
     assert not torch.equal(train_step.encoder.word_embeddings, expected[0].float()), "the weights themselves train on"
+
+
+@pytest.mark.parametrize("kind", ["last", "ema"])
+def test_the_last_step_is_read_whatever_the_number_of_steps(kind):
+    """Steps 3, 6, 9 and the 10th. The decay of `ema` is 1/2, and that of the last reading is of one step."""
+    layer = torch.nn.Linear(1, 1, bias=False).double()
+    average = WeightAverage(Average(kind=kind, decay=0.5, every=3, share=1.0), {"weight": layer.weight}, total=100)
+    values = []
+    for step in range(1, 11):
+        layer.weight.data.fill_(step**2)
+        average.after_update(10 * step)
+        values += [step**2] if step in (3, 6, 9, 10) else []
+    expected = values[0]
+    for number, (value, steps) in enumerate(zip(values[1:], (6, 9, 10), strict=True), 2):
+        since = 1 if steps == 10 else 3
+        rate = (number - 1) / number if kind == "last" else min(0.5, (1 + steps) / (10 + steps)) ** since
+        expected = rate * expected + (1 - rate) * value
+    assert average.values["weight"].item() == pytest.approx(expected)
 
 
 def test_the_average_is_scored_and_kept_and_training_goes_on_with_the_weights(averaged, tmp_path):
@@ -154,6 +173,8 @@ def test_an_average_survives_json_and_its_decay_can_be_searched(tiny_file):
         (["training.average={decay: 0}"], r"training.average.decay: 0.0 must be above 0 and below 1"),
         (["training.average={kind: last, share: 1.5}"], r"training.average.share: 1.5 must be above 0 and at most 1"),
         (["training.average={every: 0}"], r"training.average.every: 0 must be from 1 to 1,000,000"),
+        (["training.average={every: 20}"], r"every: 20: the average is over 20 steps, so .* once; lower it below 20"),
+        (["training.average={kind: last, share: 0.1}"], r"every: 10: the average is over 2 steps, .* below 2"),
         (["training.average={kind: mean}"], r"training.average.kind: .*'ema' or 'last'"),
         (
             ["parameters.training.average.decay={float: [0.9, 0.99]}"],

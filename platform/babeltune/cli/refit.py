@@ -50,6 +50,9 @@ def refit(
         write_file(text, write)
         return
     sweep = spelled(text, set_, cluster)
+    if len(sweep.refit_of) < top and not as_json:
+        words = f"{begun} has {len(sweep.refit_of)} finished settings, fewer than --top {top}: those are trained"
+        out.print(words, markup=False, highlight=False)
     client.submit(sweep, asked)
     client.show_gains(begun, sweep)
 

@@ -169,7 +169,7 @@ def read_mined(task: Task, mined: Mined, root: Path, longest: int) -> EvalRows:
 
 def read_retrieval(task: Task, root: Path, longest: int) -> EvalRows:
     """Queries and documents with their judgements, or the rows of a bitext. Raises `DataError` for a language that no
-    judged query has."""
+    judged query has, or none with a relevant document."""
     if source_of(task).format != "beir":
         return read_bitext(task, root, longest)
     found = read_beir(task, root, longest)
@@ -177,6 +177,14 @@ def read_retrieval(task: Task, root: Path, longest: int) -> EvalRows:
         raise DataError(
             f"retrieval task {task.name!r}: no judged query is in {', '.join(missing)} by its {task.language_field!r}; "
             f"remove it from `languages`; there are: {', '.join(dict.fromkeys(found.queries.languages))}"
+        )
+    relevant = {
+        found.queries.languages[query] for (query, _), grade in zip(found.pairs, found.grades, strict=True) if grade > 0
+    }
+    if bare := [language for language in task.languages if language not in relevant]:
+        raise DataError(
+            f"retrieval task {task.name!r}: no query in {', '.join(bare)} has a relevant document (no score is above "
+            "0); remove it from `languages`, or correct the judgements"
         )
     return EvalRows(
         task=task,

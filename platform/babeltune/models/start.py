@@ -55,10 +55,12 @@ class StartShape:
     max_tokens: int | None = None
     """At which it was exported to cut sentences."""
     positions: int | None = None
+    prompt: str | None = None
+    """What is put before each text by default; None where nothing is."""
 
     def fields(self) -> dict[str, bool | int | str]:
         """The values by the names of a student's fields, without what is unknown, tokens and positions."""
-        named = {"kind", "width", "layers", "heads", "feed_forward", "pooling", "projection", "normalize"}
+        named = {"kind", "width", "layers", "heads", "feed_forward", "pooling", "projection", "normalize", "prompt"}
         return {name: value for name, value in vars(self).items() if name in named and value is not None}
 
 
@@ -95,6 +97,7 @@ def _static(folder: Path, tokenizer: Tokenizer) -> StartShape:
         projection=dense,
         normalize="Normalize" in kinds,
         max_tokens=(tokenizer.truncation or {}).get("max_length"),
+        prompt=_prompt(folder),
     )
 
 
@@ -116,7 +119,16 @@ def _transformer(folder: Path, tokenizer: Tokenizer, name: str) -> StartShape:
         normalize="Normalize" in kinds,
         max_tokens=_json(folder / "sentence_bert_config.json").get("max_seq_length"),
         positions=config.get("max_position_embeddings"),
+        prompt=_prompt(folder),
     )
+
+
+def _prompt(folder: Path) -> str | None:
+    """The default prompt of an exported model, without which its vectors are others."""
+    file = folder / "config_sentence_transformers.json"
+    config = _json(file) if file.exists() else {}
+    name = config.get("default_prompt_name")
+    return config.get("prompts", {}).get(name) or None
 
 
 def _dense_width(folder: Path, kinds: dict[str, str]) -> int | None:

@@ -71,6 +71,8 @@ def _needs(sweep: Sweep) -> Iterator[Problem]:
         # its settings are named only where another choice of them needs something else
         who = f"method {method.name!r}{_chosen(sweep, params) if len(by_method[method.name]) > 1 else ''}"
         if needs.states and student.kind == "static":
+            if all(one.states for one in by_method[method.name]):
+                who = f"method {method.name!r}"
             yield (
                 ("parameters", "student.kind") if "student.kind" in sweep.parameters else ("student", "kind"),
                 f"'static': {who} reads token states, and a static student has none; choose another method, or a "

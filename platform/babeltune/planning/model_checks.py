@@ -12,10 +12,15 @@ from collections.abc import Iterator, Sequence
 from babeltune.models.hub import ROUTED
 from babeltune.planning.availability import is_at_hand, model_dense, model_modules, model_pooling, model_positions
 from babeltune.planning.languages import right_languages, task_languages, taught_languages
+from babeltune.planning.space import combinations
+from babeltune.planning.value_checks import student_with
 from babeltune.schema.bounds import Key, Problem
 from babeltune.schema.document import describe
 from babeltune.schema.languages import script_of
 from babeltune.schema.records import Student, Sweep, Task, Teacher
+
+TRIMMED = ("student.trim", "student.model")
+"""Parameters that decide whether a vocabulary is trimmed."""
 
 
 def right_models(sweep: Sweep) -> Iterator[Problem]:
@@ -108,10 +113,11 @@ def model_files(sweep: Sweep) -> Iterator[Problem]:
 
 def _trimming(sweep: Sweep) -> Iterator[Problem]:
     """A trimmed vocabulary without a model to trim, and tests in scripts that neither training nor dev text has."""
-    if not sweep.student.trim:
+    students = [student_with(sweep, params) for params in combinations(sweep.parameters, TRIMMED)]
+    if not any(student.trim for student in students):
         return
-    key: Key = ("student", "trim")
-    if sweep.student.model is None and "student.model" not in sweep.parameters:
+    key: Key = ("parameters", "student.trim") if "student.trim" in sweep.parameters else ("student", "trim")
+    if any(student.trim and student.model is None for student in students):
         yield key, "true needs student.model; the tokenizer of a student from scratch has the corpus's tokens alone"
     read = [
         *itertools.chain(*taught_languages(sweep)),

@@ -5,6 +5,7 @@ Pure: a record goes in, `(key, problem)` pairs come out; `sweep_file.py` adds fi
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 
@@ -19,6 +20,8 @@ TRIAL = re.compile(r"t\d+")
 """The name of a trial's row."""
 KINDS = ("float", "int", "log_float", "log_int", "choice", "const")
 RANGES = ("float", "int", "log_float", "log_int")
+STEPS = ("training.pairs", "training.global_batch", "training.average.")
+"""How the names of parameters begin that decide how often an average reads the weights."""
 
 
 def problems(sweep: Sweep) -> Iterator[Problem]:
@@ -72,16 +75,28 @@ def length_problems(sweep: Sweep) -> Iterator[Problem]:
     if sweep.budget.unit == "pairs" and given:
         key: Key = ("parameters", "training.compute") if "compute" in searched else ("training", "compute")
         yield key, "trials are as long as training.pairs says; set budget.unit to compute, or remove it"
+    if sweep.budget.unit == "pairs" and sweep.training.rates is not None:
+        yield ("training", "rates"), "nothing is counted in compute; set budget.unit to compute, or remove it"
 
 
 def average_problems(sweep: Sweep) -> Iterator[Problem]:
-    """A searched setting of an average that its kind does not read."""
-    average = sweep.training.average
+    """A searched setting of an average that its kind does not read, and an average of one reading."""
+    average, training = sweep.training.average, sweep.training
     for name, kind in OF_AVERAGE.items():
         searched = f"training.average.{name}"
         free = "training.average.kind" in sweep.parameters
         if average is not None and searched in sweep.parameters and average.kind != kind and not free:
             yield ("parameters", searched), f"is for kind {kind!r}, and training.average.kind is {average.kind!r}"
+    free = any(name.startswith(STEPS) for name in sweep.parameters)
+    if average is not None and sweep.budget.unit == "pairs" and not free and average.every > 0:
+        share = average.share if average.kind == "last" else 1.0
+        steps = math.ceil(share * training.pairs / max(training.global_batch, 1))
+        if steps <= average.every:
+            yield (
+                ("training", "average", "every"),
+                f"{average.every}: the average is over {steps} steps, so the weights would be read once; lower it "
+                f"below {steps}",
+            )
 
 
 def baseline_problems(sweep: Sweep) -> Iterator[Problem]:

@@ -23,7 +23,18 @@ from babeltune.schema.records import Student, Sweep
 
 KINDS = ("start", "embeddings_from")
 """The fields of a student that name a start."""
-SHAPED = ("kind", "width", "layers", "heads", "feed_forward", "pooling", "projection", "normalize", "max_tokens")
+SHAPED = (
+    "kind",
+    "width",
+    "layers",
+    "heads",
+    "feed_forward",
+    "pooling",
+    "projection",
+    "normalize",
+    "prompt",
+    "max_tokens",
+)
 """The fields of a student that are compared with a start's."""
 FEWEST = 300
 """Tokens of the smallest vocabulary that a sweep file can name."""

@@ -92,7 +92,8 @@ def sts_problems(key: Key, task: Task) -> Iterator[Problem]:
 
 
 ONLY = {
-    "language2": ("sts",),
+    **dict.fromkeys(("language2", "sentence1", "sentence2", "score"), ("sts",)),
+    "label": ("clustering", "transfer"),
     "augmented": ("bitext",),
     "compare": ("bitext",),
     "margin": ("bitext", "mining"),

@@ -1,11 +1,12 @@
 """An average of the weights over the steps of a training (`training.average`), kept beside the weights themselves.
 
 The training step calls it after each update. What is evaluated, checkpointed and exported is the average. All weights
-are read at every `average.every`-th step alone, so that a large table costs little.
+are read at every `average.every`-th step alone, and at the last, so that a large table costs little.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -18,15 +19,17 @@ if TYPE_CHECKING:
 
 
 class WeightAverage:
-    """avg ← decay · avg + (1 - decay) · weights, at every `every`-th step from `begin` on.
+    """avg ← decay · avg + (1 - decay) · weights, at every `every`-th step from `begin` on, and at the last step.
 
-    `ema` has the decay min(`average.decay`, (1 + t) / (10 + t)) to the power of `every` at step t. So the first
-    weights of a short training do not weigh for long. `last` is the plain mean: (n - 1) / n at its n-th time.
+    `ema` has the decay min(`average.decay`, (1 + t) / (10 + t)) at step t, to the power of the steps since the last
+    reading. So the first weights of a short training do not weigh for long. `last` is the plain mean: (n - 1) / n at
+    its n-th time.
     """
 
     def __init__(self, average: Average, named: Mapping[str, nn.Parameter], total: int) -> None:
         """`named` are the trained weights, and `total` the pairs of the whole training."""
         self.average, self.named = average, dict(named)
+        self.total = total
         self.begin = 0.0 if average.kind == "ema" else (1 - average.share) * total
         self.steps = 0
         """Steps since the beginning."""
@@ -38,7 +41,7 @@ class WeightAverage:
         if seen < self.begin:
             return
         self.steps += 1
-        if self.steps % self.average.every:
+        if self.steps % self.average.every and seen < self.total:
             return
         weights = [parameter.detach() for parameter in self.named.values()]
         if self.values:
@@ -48,10 +51,11 @@ class WeightAverage:
 
     def decay(self) -> float:
         """The share of the old average at this step."""
-        every, times = self.average.every, self.steps // self.average.every
+        times = math.ceil(self.steps / self.average.every)
         if self.average.kind == "last":
             return (times - 1) / times
-        return float(min(self.average.decay, (1 + self.steps) / (10 + self.steps)) ** every)
+        since = self.steps - (times - 1) * self.average.every
+        return float(min(self.average.decay, (1 + self.steps) / (10 + self.steps)) ** since)
 
     def start(self) -> None:
         """Begins with the weights as they are."""

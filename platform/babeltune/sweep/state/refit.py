@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from babeltune.errors import SpecError, SweepError
 from babeltune.planning.rules import TRIAL, kind_of
 from babeltune.planning.space import same
-from babeltune.schema.records import Parameter, Scalar, Scheduler, Sweep, Training
+from babeltune.schema.records import Parameter, Sampler, Scalar, Scheduler, Sweep, Training
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.leaderboard import Row, leaderboard
 from babeltune.sweep.state.seed_summary import grouped
@@ -69,7 +69,7 @@ def refit_of(folder: SweepFolder, *, top: int, length: str, seeds: int, one_star
         student=replace(sweep.student, seed=sweep.seed) if one_start else sweep.student,
         training=_longer(sweep, rows[0], length),
         scheduler=Scheduler(kind="none"),
-        sampler=replace(sweep.sampler, kind="random", points=points, warm_start=None),
+        sampler=Sampler(kind="random", points=points),
         budget=replace(sweep.budget, trials=len(points), minutes=None),
         promotion=replace(sweep.promotion, name=sweep.promotion.name or sweep.name),
     )
