@@ -1,5 +1,4 @@
-"""The machine below a training: memory that is given back to it, garbage that is not looked for, and instructions that
-it lacks."""
+"""The machine below a training: its memory, its garbage, and the instructions that it lacks."""
 
 from __future__ import annotations
 

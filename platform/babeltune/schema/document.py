@@ -254,7 +254,7 @@ EXPECTED = {
 
 @functools.cache
 def adapter_of(record: type) -> TypeAdapter[Any]:
-    """pydantic's checks of a record. They are made once, because a sweep's take 20 ms to make."""
+    """The checks of a record by pydantic. They are made once, because a sweep's take 20 ms to make."""
     return TypeAdapter(record)
 
 

@@ -124,8 +124,7 @@ def _own_texts(prepared: Prepared) -> NDArray[np.int64]:
 
 
 def own_scores(trial: Trial, prepared: Prepared, tell: Count = uncounted) -> dict[str, dict[str, float]]:
-    """The scores of both rows of `OWN`, one after the other: a second process would take seconds to import what it
-    needs."""
+    """The scores of both rows of `OWN`, one after the other. A second process would import for seconds."""
     return dict(zip(OWN, (untrained_scores(trial, prepared, tell), teacher_scores(prepared)), strict=True))
 
 
