@@ -18,7 +18,17 @@ def test_a_notebook_is_kept_without_outputs(path):
     assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code_of(path))
 
 
-@pytest.mark.usefixtures("ray_cluster")
+@pytest.fixture
+def short_quickstart(tmp_path, monkeypatch):
+    """In the working folder, the quickstart without its longer corpus, which the teacher would encode."""
+    text = (NOTEBOOKS[0].parents[1] / "search_spaces" / "quickstart.yaml").read_text(encoding="utf-8")
+    (tmp_path / "search_spaces").mkdir()
+    short = text[: text.index("    - name: templates")] + text[text.index("  dev:") :]
+    (tmp_path / "search_spaces" / "quickstart.yaml").write_text(short, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.usefixtures("ray_cluster", "short_quickstart")
 def test_the_notebook_of_a_sweep_runs_from_its_first_cell_to_its_last(tmp_path, monkeypatch):
     monkeypatch.setenv("BABELTUNE_HOME", str(tmp_path))
     names = {}

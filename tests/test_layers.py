@@ -1,6 +1,7 @@
 """Parts of Ray have one door each. import-linter knows packages as a whole, so this looks for their parts."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -10,13 +11,16 @@ import babeltune
 ROOT = Path(babeltune.__file__).parent
 
 
+@cache
 def imported(file):
     """The modules that a file imports, at its top and within functions; `from a import b` also counts as `a.b`."""
+    found = set()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
 
 
 @pytest.mark.parametrize(("part", "door"), [("ray.tune", "sweep/search"), ("ray.train", "sweep/workers")])

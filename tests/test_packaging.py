@@ -10,6 +10,7 @@ import sys
 import tarfile
 import tomllib
 import zipfile
+from functools import cache
 from importlib.metadata import distribution, entry_points, packages_distributions
 from pathlib import Path
 
@@ -243,23 +244,35 @@ def test_the_license_is_apaches_and_goes_into_wheel_sdist_and_image(planted, tmp
 
 CALLED = {"hatchling"}
 """What the code runs in a process of its own, and so does not import."""
+distributions_there = cache(packages_distributions)
 IMPORTERS = ("import_module", "importorskip", "find_spec")
 """Functions that import what their argument names, or ask for it."""
 
 
+def last_name(function):
+    """`c` of `c` and of `a.b.c`."""
+    return getattr(function, "attr", None) or getattr(function, "id", None)
+
+
+@cache
+def tree_of(path):
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
 def modules_of(tree):
     """The top names of all modules that a syntax tree imports; those of type checkers only are left out."""
     found, waiting = set(), [tree]
     while waiting:
         node = waiting.pop()
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        if isinstance(node, ast.If) and last_name(node.test) == "TYPE_CHECKING":
             waiting += node.orelse
             continue
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and not node.level:
             found.add(node.module)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in IMPORTERS:
+        elif isinstance(node, ast.Call) and last_name(node.func) in IMPORTERS:
             found |= {each.value for each in node.args[:1] if isinstance(each, ast.Constant)}
         waiting += ast.iter_child_nodes(node)
     return {name.partition(".")[0] for name in found}
@@ -284,7 +297,7 @@ def outside(names):
         "chaos",
         *(path.stem for path in (ROOT / "tests").glob("*.py")),
     }
-    there = packages_distributions()
+    there = distributions_there()
     return {
         name: {canonicalize_name(each) for each in there.get(name, [name])}
         for name in sorted(names - ours - sys.stdlib_module_names)
@@ -292,7 +305,7 @@ def outside(names):
 
 
 def imported(*folders, how=modules_of):
-    trees = [ast.parse(path.read_text(encoding="utf-8")) for each in folders for path in (ROOT / each).rglob("*.py")]
+    trees = [tree_of(path) for each in folders for path in (ROOT / each).rglob("*.py")]
     return outside(set().union(*map(how, trees)))
 
 

@@ -1,9 +1,11 @@
-"""The machine below a training: memory that is given back to it, and instructions that it lacks."""
+"""The machine below a training: its memory, its garbage, and the instructions that it lacks."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
+from collections.abc import Iterator
 
 import torch
 
@@ -11,6 +13,16 @@ import torch
 def emulates_bf16() -> bool:
     """Whether bf16 is slow here: no GPU, and a processor without instructions for it (50 times slower than fp32)."""
     return not torch.cuda.is_available() and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """No garbage is collected in the block. Imports leave none, and looking for it takes a sixth of their time."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def give_back_memory() -> None:

@@ -32,7 +32,8 @@ def test_a_refit_trains_the_best_settings_longer_and_promotes_under_the_same_nam
     first = promote(folder.id, cluster)
     assert first.verdict == "promote", first.reasons
     code, said, words = command(
-        "refit", sweep.name, "--top", "1", "--pairs", "1.25x", "--seeds", "2", "--cluster", file
+        *("refit", sweep.name, "--top", "1", "--pairs", "1.25x", "--seeds", "2", "--cluster", file),
+        *("--set", "budget.workers=1"),
     )
     assert code == 0, words
     best = winner(folder)

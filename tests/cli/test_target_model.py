@@ -13,7 +13,7 @@ from babeltune.promotion.export import export_trial
 from babeltune.promotion.sealed_test_log import read_openings
 from babeltune.training.step import make_method, make_student
 
-pytestmark = pytest.mark.usefixtures("one_thread", "offline")
+pytestmark = pytest.mark.usefixtures("one_thread", "offline", "one_scoring_process")
 K = 3
 
 

@@ -104,10 +104,10 @@ MOMENTS = {
 @pytest.mark.parametrize(
     ("command", "moment"),
     [
-        ("promote", "sealed tests are scored"),
-        ("evaluate", "its scorer starts"),
-        pytest.param("promote", "its scorer starts", marks=pytest.mark.long),
-        pytest.param("evaluate", "sealed tests are scored", marks=pytest.mark.long),
+        ("promote", "its scorer starts"),
+        ("evaluate", "sealed tests are scored"),
+        pytest.param("promote", "sealed tests are scored", marks=pytest.mark.long),
+        pytest.param("evaluate", "its scorer starts", marks=pytest.mark.long),
     ],
 )
 def test_sigterm_leaves_no_draft_and_no_scorer(copied, tiny_file, tmp_path, command, moment):

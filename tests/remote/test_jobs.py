@@ -43,9 +43,12 @@ TOKEN, PASSWORD = secrets.token_hex(32), secrets.token_hex(16)
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """Where cluster files, the token and the storage of these tests are."""
-    return tmp_path_factory.mktemp("jobs")
+def place(tiny, tiny_storage, tmp_path_factory):
+    """Where cluster files, the token and the storage of these tests are. The storage has the stores of the tiny
+    sweep, so that its jobs prepare nothing."""
+    place = tmp_path_factory.mktemp("jobs")
+    shutil.copytree(tiny_storage / "stores", place / "storage" / "stores")
+    return place
 
 
 @pytest.fixture(scope="module")
@@ -473,7 +476,7 @@ def open_dashboard(tmp_path, loopback_only, status):
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     path = tmp_path / "open.yaml"
     path.write_text(f"address: http://127.0.0.1:{server.server_port}\nstorage: /x\n", encoding="utf-8")

@@ -25,7 +25,7 @@ from babeltune.sweep.state.leaderboard import leaderboard
 from babeltune.tracking import tracker as track
 from babeltune.tracking.mlflow_client import open_client, serve_command
 from ports import free_port
-from waiting import PATIENCE_S, wait_for_server
+from waiting import PATIENCE_S, wait_for_server, wait_until
 
 CLUSTERS = Path(__file__).parents[2] / "clusters"
 PASSWORD = f"Marked-{secrets.token_hex(16)}"
@@ -145,7 +145,8 @@ def test_a_wrong_password_and_none_are_one_clear_line_and_lose_nothing(server, t
             monkeypatch.setenv(name, "admin" if value == "admin" else wrong)
     tracker = track.Tracker(uri, tmp_path / "spool.jsonl", "babeltune")
     numbers(tracker)
-    assert not tracker.flush(5)
+    wait_until(lambda: tracker.trouble)
+    assert not tracker.flush(0)
     tracker.close(0)
     (finding,) = tracking(cluster_with(uri))
     for said in (tracker.trouble, finding.text):

@@ -37,6 +37,7 @@ def test_status_and_runs_show_a_saved_sweep(saved, command):
         assert "temperature=0.0581" in out
 
 
+@pytest.mark.usefixtures("one_scoring_process")
 def test_promote_takes_a_saved_sweeps_best_checkpoint(saved, command, tmp_path):
     folder, cluster = saved
     tracker = Tracker(f"sqlite:///{folder.path.parents[1]}/mlflow.db", folder.path / "spool.jsonl", "saved")

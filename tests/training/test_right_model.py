@@ -20,7 +20,6 @@ from babeltune.planning.sweep_file import data_root, read_sweep
 from babeltune.promotion.candidate import Candidate, dev_texts, export_model
 from babeltune.promotion.champion import Champion
 from babeltune.promotion.evaluate import evaluate_model
-from babeltune.promotion.fresh_scorer import FreshScorer
 from babeltune.promotion.model_card import model_card
 from babeltune.promotion.sealed_test_log import read_openings
 from babeltune.promotion.verdict import weigh
@@ -32,7 +31,7 @@ from babeltune.training.dev_evaluation import dev_scores
 from babeltune.training.step import make_method, make_student
 from babeltune.training.trainer import TrialTrainer
 
-pytestmark = pytest.mark.usefixtures("one_thread", "offline")
+pytestmark = pytest.mark.usefixtures("one_thread", "offline", "one_scoring_process")
 ROWS = 30
 
 SWEEP = """
@@ -197,11 +196,10 @@ def test_the_baselines_follow_the_same_rule(laser, tmp_path):
     assert untrained["dev/theirs/xsim_error"] != untrained["dev/ours/xsim_error"]
 
 
-def test_promotion_scores_the_right_sides_with_the_real_teacher(laser, tmp_path):
+def test_promotion_scores_the_right_sides_with_the_real_teacher(laser, scoring_process, tmp_path):
     export_model(laser, tmp_path / "model")
     export_model(laser, tmp_path / "untrained", untrained=True)
-    with FreshScorer() as rescore:
-        decision = weigh(laser, tmp_path, rescore)
+    decision = weigh(laser, tmp_path, scoring_process())
     assert decision.verdict == "promote", decision.reasons
     logged = {k: v for k, v in laser.report.metrics.items() if k.startswith("dev/") and "flipped" not in k}
     assert {k: decision.dev[k] for k in logged} == pytest.approx(logged, abs=1e-4)
@@ -229,7 +227,7 @@ def test_a_trial_is_evaluated_with_the_teacher_of_its_sweep(laser, tmp_path):
     )
 
 
-def test_a_champion_is_compared_on_the_teachers_right_side(laser, tmp_path):
+def test_a_champion_is_compared_on_the_teachers_right_side(laser, scoring_process, tmp_path):
     """The untrained student as champion; one of another dimension is refused before a test is opened."""
     export_model(laser, tmp_path / "model")
     export_model(laser, tmp_path / "untrained", untrained=True)
@@ -239,13 +237,13 @@ def test_a_champion_is_compared_on_the_teachers_right_side(laser, tmp_path):
     narrow = replace(narrow, trial=replace(narrow.trial, method="soft_contrastive", config={}))
     export_model(narrow, tmp_path / "narrow", untrained=True)
     before = len(read_openings(storage))
-    with FreshScorer() as rescore:
-        contested = weigh(laser, tmp_path, rescore, Champion("models:/a@champion", version, tmp_path / "untrained"))
-        opened = len(read_openings(storage))
-        with pytest.raises(
-            TeacherError, match=r"^the champion models:/b@champion has vectors of 32 dim.* of 384.*one"
-        ) as e:
-            weigh(laser, tmp_path, rescore, Champion("models:/b@champion", version, tmp_path / "narrow"))
+    rescore = scoring_process()
+    contested = weigh(laser, tmp_path, rescore, Champion("models:/a@champion", version, tmp_path / "untrained"))
+    opened = len(read_openings(storage))
+    with pytest.raises(
+        TeacherError, match=r"^the champion models:/b@champion has vectors of 32 dim.* of 384.*one"
+    ) as e:
+        weigh(laser, tmp_path, rescore, Champion("models:/b@champion", version, tmp_path / "narrow"))
     assert "\n" not in str(e.value)
     (cell,) = contested.contest.cells
     assert cell.challenger == contested.test["test/sealed/fra-eng/accuracy"] > 2 * cell.champion

@@ -546,7 +546,8 @@ LEFT = {"left as it encodes": 1, "left as it scores": 3}
 def test_the_number_of_workers_does_not_change_the_training(tiny_file, tiny_storage, tmp_path):
     """Nor does a resume at four workers, of a queue that is smaller than a batch, bit for bit: after a report, or after
     a stop in an evaluation, that rank 0 alone notices and that all leave."""
-    jobs, changes = [], {"pairs": 190, "reports": 2, "global_batch": 31, "epsilon": 1e-4}
+    jobs, changes = [], {"pairs": 190, "global_batch": 31, "epsilon": 1e-4}
+    reports = {name: 2 if name == "laser3_co" else 1 for name in WORLDS}  # only what is cut off needs two
     more = {"laser3_co co": ("config.variant=co",), "bilingual_aligner": ("config.dropout=0",)}
     more["soft_contrastive static"] = (STATIC,)
     more["laser3_co matryoshka"] = ("config.variant=co", MATRYOSHKA)
@@ -557,7 +558,7 @@ def test_the_number_of_workers_does_not_change_the_training(tiny_file, tiny_stor
         sweep, prepared = of_method(name.split()[0], tiny_file, tiny_storage, *more.get(name, ()))
         write_prepared(prepared, tmp_path / f"{name}.json")
         trial = make_trial(sweep, 0, {})
-        trial = replace(trial, training=replace(trial.training, **changes))
+        trial = replace(trial, training=replace(trial.training, **changes, reports=reports[name]))
         job = {"trial": plain(trial), "prepared": str(tmp_path / f"{name}.json")}
         for world in (1, *worlds):
             chunk = 5 if name in CHUNKED and world > 1 else None
@@ -573,12 +574,12 @@ def test_the_number_of_workers_does_not_change_the_training(tiny_file, tiny_stor
     for folder in ("cut", *LEFT):
         assert same(weights(tmp_path / "laser3_co 4", 2), weights(tmp_path / folder, 2))
     for name, world in ((name, world) for name, worlds in WORLDS.items() for world in worlds):
-        alone, shared = weights(tmp_path / f"{name} 1", 2), weights(tmp_path / f"{name} {world}", 2)
+        alone, shared = (weights(tmp_path / f"{name} {ranks}", reports[name]) for ranks in (1, world))
         for part in {"student", "method"} & alone.keys():
             for key, value in alone[part].items():
                 at = f"{key} of {name} at {world} ranks"
                 torch.testing.assert_close(shared[part][key], value, rtol=2e-3, atol=2e-5, msg=at)
-    apart, together = (weights(tmp_path / f"soft_contrastive static{name} 1", 2) for name in (" parts", ""))
+    apart, together = (weights(tmp_path / f"soft_contrastive static{name} 1", 1) for name in (" parts", ""))
     assert not same(apart, together)
 
 

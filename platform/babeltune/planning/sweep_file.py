@@ -14,7 +14,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 import babeltune
 from babeltune.errors import BabeltuneError, SpecError
@@ -30,6 +30,7 @@ from babeltune.schema.bounds import Problem
 from babeltune.schema.document import (
     Document,
     Key,
+    adapter_of,
     assign,
     describe,
     dotted,
@@ -161,7 +162,8 @@ def read_teacher(path: str | Path, *, environ: Mapping[str, str] | None = None) 
 def sweep_from(values: Mapping[str, object]) -> Sweep:
     """The `Sweep` that `plain` wrote. Raises `SpecError` when the values are not one."""
     try:
-        return TypeAdapter(Sweep).validate_json(json.dumps(values), strict=True)
+        sweep: Sweep = adapter_of(Sweep).validate_json(json.dumps(values), strict=True)
+        return sweep
     except ValidationError as error:
         raise SpecError(f"the recorded sweep cannot be read by this version of babeltune: {error}") from error
 

@@ -31,7 +31,7 @@ from babeltune.planning.space import (
     smallest,
 )
 from babeltune.schema.bounds import ATTENTION, POOLER_OR_PROJECTION, Key, Problem, record_problems, static_problems
-from babeltune.schema.document import describe, refusal
+from babeltune.schema.document import adapter_of, describe, refusal
 from babeltune.schema.records import Parameter, Scalar, Student, Sweep
 from babeltune.training.parts import FEWEST
 
@@ -120,7 +120,7 @@ def _section_values(sweep: Sweep, name: str, parameter: Parameter) -> Iterator[P
     section = plain(section_of(sweep, prefix)) | {
         field: values[0] for part, field, values in conditions if part == prefix
     }
-    adapter: TypeAdapter[Any] = TypeAdapter(SECTIONS[prefix])
+    adapter = adapter_of(SECTIONS[prefix])
     key: Key = ("parameters", name, kind_of(parameter))
     for value in dict.fromkeys(_both_ends(parameter)):
         try:

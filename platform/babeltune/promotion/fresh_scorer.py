@@ -29,6 +29,7 @@ from babeltune.errors import PromotionError, TeacherError
 from babeltune.evaluation.evaluate import embedded_texts, score_vectors
 from babeltune.evaluation.projection import cosines
 from babeltune.files import plain
+from babeltune.memory import uncollected
 from babeltune.models.hub import open_model, routes_of
 from babeltune.promotion.compare import Outcomes, outcomes
 from babeltune.schema.languages import match
@@ -232,7 +233,8 @@ def main() -> None:
     os.dup2(2, 1)  # what libraries print is no answer
     requests: SimpleQueue[str] = SimpleQueue()
     threading.Thread(target=_listen, args=(requests,), daemon=True).start()
-    importlib.import_module("sentence_transformers")  # before the first request comes
+    with uncollected():
+        importlib.import_module("sentence_transformers")  # before the first request comes
     while True:
         answers.write(json.dumps(answered(json.loads(requests.get()))) + "\n")
         answers.flush()

@@ -8,6 +8,7 @@ mappings can come out of a file, so a hostile one cannot run code; anchors, tags
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import re
@@ -16,7 +17,7 @@ import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
@@ -251,10 +252,17 @@ EXPECTED = {
 }
 
 
+@functools.cache
+def adapter_of(record: type) -> TypeAdapter[Any]:
+    """The checks of a record by pydantic. They are made once, because a sweep's take 20 ms to make."""
+    return TypeAdapter(record)
+
+
 def validate(document: Document, record: type[Record]) -> Record:
     """The document as that record. Raises one `SpecError` with a line for each thing that is wrong."""
     try:
-        return TypeAdapter(record).validate_json(json.dumps(document.values), strict=True)
+        found: Record = adapter_of(record).validate_json(json.dumps(document.values), strict=True)
+        return found
     except ValidationError as error:
         raise SpecError("\n".join(explain(document, record, error))) from error
 

@@ -10,18 +10,31 @@ from safetensors.torch import load_file, save_file
 from babeltune.errors import SpecError, TeacherError
 from babeltune.files import plain
 from babeltune.models.hub import baseline_row, model_folder, split_revision
+from babeltune.planning.space import make_trial
 from babeltune.planning.sweep_file import read_sweep, sweep_id
 from babeltune.promotion.candidate import dev_texts
+from babeltune.promotion.export import export_trial
 from babeltune.promotion.fresh_scorer import score
 from babeltune.promotion.promote import promote
 from babeltune.sweep.driver.baselines import bought_scores, score_baselines
 from babeltune.sweep.state.folder import read_log
 from babeltune.sweep.state.leaderboard import leaderboard, winner
+from babeltune.training.step import make_method, make_student
 
 pytestmark = pytest.mark.usefixtures("offline")
 
 BUNDLED = "bundled:all-MiniLM-L6-v2"
 ROW = "all-MiniLM-L6-v2"
+
+
+@pytest.fixture
+def mine(tiny, tmp_path):
+    """The folder of a small model."""
+    sweep, prepared = tiny
+    trial = make_trial(sweep, 0, {})
+    encoder = make_student(trial, prepared)
+    export_trial(sweep, trial, prepared, encoder, make_method(trial, prepared, encoder), tmp_path / "mine")
+    return tmp_path / "mine"
 
 
 def test_a_baseline_has_the_scores_of_the_model_alone_with_size_and_speed(tiny):
@@ -61,22 +74,20 @@ def test_a_baseline_is_a_row_that_is_scored_once_and_wins_nothing(copied):
 
 
 @pytest.mark.usefixtures("ray_cluster")
-def test_a_changed_baseline_is_scored_again_and_a_broken_one_costs_no_other(copied, tmp_path):
+def test_a_changed_baseline_is_scored_again_and_a_broken_one_costs_no_other(copied, mine, tmp_path):
     sweep, folder, _ = copied
     from babeltune.data.prepared import read_prepared
 
     prepared, before = read_prepared(folder.prepared), folder.baselines()
-    mine, broken = tmp_path / "mine", tmp_path / "broken"
-    shutil.copytree(model_folder(BUNDLED, None, setting="baselines"), mine)
-    shutil.copytree(mine, broken)
+    broken = shutil.copytree(mine, tmp_path / "broken")
     (broken / "tokenizer.json").write_text("{", encoding="utf-8")
     with_both = replace(sweep, baselines=(str(broken), str(mine)))
     score_baselines(with_both, prepared, folder)
     assert folder.baselines().keys() == {*before, "mine"}
     assert "not scored: " in read_log(folder)
     first, weights = folder.baselines()["mine"], mine / "model.safetensors"
-    halved = {name: tensor / 2 for name, tensor in load_file(weights).items()}
-    save_file(halved, weights)
+    turned = {name: tensor.flip(0) for name, tensor in load_file(weights).items()}
+    save_file(turned, weights)
     score_baselines(with_both, prepared, folder)
     assert folder.baselines()["mine"]["dev/sts/spearman"] != first["dev/sts/spearman"]
     shutil.rmtree(mine)

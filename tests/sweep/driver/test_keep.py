@@ -43,6 +43,7 @@ def test_by_default_every_trial_keeps_all_that_it_has(copied):
     assert sorted(path for path in folder.path.rglob("*")) == before
 
 
+@pytest.mark.usefixtures("one_scoring_process")
 def test_only_the_best_trials_keep_their_checkpoints(copied):
     _, folder, cluster = copied
     names, scores = trained(folder), [(row.name, row.metrics) for row in leaderboard(folder)]

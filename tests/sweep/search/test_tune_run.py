@@ -526,13 +526,13 @@ def test_every_installed_method_is_registered_with_tune(ray_cluster):
     assert get_trainable_cls("soft_contrastive").method == "soft_contrastive"
 
 
-def test_a_method_is_a_trainable_of_plain_tune_by_its_name(ray_cluster, tiny_file, tmp_path):
+def test_a_method_is_a_trainable_of_plain_tune_by_its_name(ray_cluster, with_stores, tiny_file, tmp_path):
     from ray import tune
 
     from babeltune.sweep.search.tune_run import register_methods
 
     assert "soft_contrastive" in register_methods()
-    space = {"sweep": str(tiny_file), "out": str(tmp_path / "out"), "temperature": 0.05}
+    space = {"sweep": str(tiny_file), "out": str(with_stores(tmp_path / "out")), "temperature": 0.05}
     tuner = tune.Tuner(
         "soft_contrastive",
         param_space=space,

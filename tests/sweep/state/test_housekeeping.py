@@ -31,6 +31,7 @@ def paths(found, storage):
     return {removal.path.relative_to(storage).as_posix() for removal in found}
 
 
+@pytest.mark.usefixtures("one_scoring_process")
 def test_a_cleaned_sweep_keeps_its_scores_and_can_be_promoted(copied):
     _, folder, cluster = copied
     storage = folder.path.parents[1]

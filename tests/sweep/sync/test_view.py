@@ -67,7 +67,7 @@ def machine(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def far(ray_cluster, s3_server, tiny_file, machine):
+def far(ray_cluster, s3_server, with_stores, tiny_file, machine):
     """A finished sweep of two trials, which ran on machine `one` while the server was away for two seconds."""
     sweep = replace(read_sweep(tiny_file), name="far")
     folder = SweepFolder(machine("one").folder / "sweeps" / sweep_id(sweep))
@@ -77,6 +77,7 @@ def far(ray_cluster, s3_server, tiny_file, machine):
         time.sleep(2.0)
         s3_server.door.open()
 
+    with_stores(machine("one").folder)
     outage = when(lambda: (folder.trial(0) / "trial.json").exists(), away)
     submit(sweep, machine("one"))
     outage.join()

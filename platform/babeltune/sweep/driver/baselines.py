@@ -19,14 +19,14 @@ from babeltune.data.shards import Count, Progress, no_progress, uncounted
 from babeltune.data.teacher import folder_digest
 from babeltune.errors import TeacherError
 from babeltune.evaluation.evaluate import PARAMETERS, SPEED, evaluate
+from babeltune.memory import uncollected
 from babeltune.method.distributed import ProcessGroup
 from babeltune.models.hub import baseline_row, model_folder, split_revision
 from babeltune.planning.space import default_params, make_trial
 from babeltune.schema.records import Sweep, Trial
 from babeltune.schema.storage_location import StorageLocation
 from babeltune.sweep.state.folder import SweepFolder
-from babeltune.sweep.sync.worker import with_prepared
-from babeltune.sweep.workers.tasks import counted, fetched, followed
+from babeltune.sweep.workers.tasks import counted, followed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -112,10 +112,8 @@ def _score_own(
     tell, sentences = partial(progress, "scoring the untrained student and the teacher"), len(_own_texts(prepared))
     tell(0, sentences)
     trial = make_trial(sweep, 0, default_params(sweep))
-    counting, plain = ray.remote(counted), ray.remote(with_prepared)
-    untrained = counting.options(num_cpus=1, num_gpus=gpus).remote(*there, untrained_scores, trial, prepared)
-    teacher = plain.options(num_cpus=1).remote(*there, teacher_scores, prepared)
-    scores = {"untrained": followed(untrained, tell, poll), "teacher": fetched(teacher, poll)}
+    counting = ray.remote(counted).options(num_cpus=1, num_gpus=gpus)
+    scores: dict[str, dict[str, float]] = followed(counting.remote(*there, own_scores, trial, prepared), tell, poll)
     tell(sentences, sentences)
     return scores
 
@@ -125,10 +123,16 @@ def _own_texts(prepared: Prepared) -> NDArray[np.int64]:
     return np.unique(np.fromiter((text for task in prepared.tasks for text in task.texts_of("student")), np.int64))
 
 
+def own_scores(trial: Trial, prepared: Prepared, tell: Count = uncounted) -> dict[str, dict[str, float]]:
+    """The scores of both rows of `OWN`, one after the other. A second process would import for seconds."""
+    return dict(zip(OWN, (untrained_scores(trial, prepared, tell), teacher_scores(prepared)), strict=True))
+
+
 def untrained_scores(trial: Trial, prepared: Prepared, tell: Count = uncounted) -> dict[str, float]:
     """Dev metrics of the trial's student and layers before the first step."""
-    from babeltune.training.dev_evaluation import dev_scores
-    from babeltune.training.step import make_method, make_student
+    with uncollected():
+        from babeltune.training.dev_evaluation import dev_scores
+        from babeltune.training.step import make_method, make_student
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     encoder = make_student(trial, prepared).to(device)

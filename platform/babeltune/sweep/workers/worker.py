@@ -20,6 +20,7 @@ import torch
 from torch import distributed
 
 from babeltune.errors import BabeltuneError, ClusterError, NodeError, ObjectStoreError, StorageError
+from babeltune.memory import uncollected
 from babeltune.schema.records import Point, Report
 from babeltune.sweep.state.lease_actor import NAMESPACE
 from babeltune.sweep.state.messages import EndKind, Order, ReportMessage, TrialAssignment, TrialEnd
@@ -130,7 +131,8 @@ def _reason(error: Exception) -> str:
 def load(path: str) -> Callable[..., None]:
     """The function that an import path such as `babeltune.sweep.workers.run_trial:run` names."""
     module, _, name = path.partition(":")
-    found: Callable[..., None] = getattr(importlib.import_module(module), name)
+    with uncollected():
+        found: Callable[..., None] = getattr(importlib.import_module(module), name)
     return found
 
 
