@@ -1,6 +1,6 @@
 """Confirms the replay by real sweeps: `python -m benchmarks.search_replay.confirm spa ukr`.
 
-Each corpus is searched twice, as `today` and after the portfolio `static`, which was not learnt from it. It prints the
+Each corpus is searched twice, as `today` and after the portfolio `margin`, which was not learnt from it. It prints the
 counted seconds of the trials, in their order, until one is within one standard error of the best of both sweeps. A
 finished sweep is not run again.
 """
@@ -23,7 +23,7 @@ from babeltune.training.compute import work_of_a_pair
 from benchmarks.search_replay.record import CORPORA, JUDGED, sweep_of
 from benchmarks.search_replay.table import read_table
 
-WAYS = {"today": (), "portfolio": ("sampler.first_points=static",)}
+WAYS = {"today": (), "portfolio": ("sampler.first_points=margin",)}
 """How a corpus is searched -> what that changes in the sweep."""
 TRIALS = 40
 """How many each sweep has."""

@@ -17,7 +17,7 @@ from babeltune.sweep.search.study import Proposals
 from babeltune.sweep.search.tune_run import scheduler_for
 from benchmarks.search_replay.table import Surrogate
 
-MOST_TRIALS = 40
+MOST_TRIALS = 100
 """A search that has found nothing after this many trials ends."""
 
 

@@ -90,7 +90,10 @@ def test_each_portfolio_fits_the_search_space_of_static_students(name):
 @pytest.mark.parametrize(
     ("assignment", "expected"),
     [
-        ("sampler={first_points: statik}", "'statik' is not a portfolio; allowed: static; did you mean 'static'?"),
+        (
+            "sampler={first_points: statik}",
+            "'statik' is not a portfolio; allowed: margin, static; did you mean 'static'?",
+        ),
         ("sampler={kind: random, multivariate: true}", "is an option of `kind: tpe`, and this sampler is random"),
         ("sampler={group: true}", "groups settings that are modelled together; set multivariate to true"),
         ("scheduler={kind: pasha, grace: 99}", "99 must be at most training.reports"),

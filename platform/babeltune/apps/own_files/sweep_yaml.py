@@ -96,7 +96,7 @@ training: {{pairs: {proposal.pairs}, reports: 5, global_batch: {proposal.global_
 # Trials that are among the worse at a report are stopped there.
 scheduler: {{kind: asha, grace: 1, reduction: 3}}
 # The search begins with settings that were good on other text.
-sampler: {{kind: tpe, startup: {min(8, proposal.trials)}, first_points: static}}
+sampler: {{kind: tpe, startup: {min(8, proposal.trials)}, first_points: margin}}
 # More trials find better settings: `babeltune extend --trials {3 * proposal.trials} {name}`. `minutes: 30` ends sooner.
 budget: {{trials: {proposal.trials}}}
 # A model is registered if it finds the translation 5 times as often as chance ({1 / pool:.2%} in the smallest set) and
