@@ -91,7 +91,7 @@ def test_compared_models_are_shown_with_intervals(copied, exported, capsys):
     shown = capsys.readouterr().out
     assert f"A: {folder.id}/t0000, B: {exported}, on the dev sets of {folder.id}" in shown
     assert "mean bitext accuracy: A and B are equal; they differ on no item of 4" in shown
-    assert "Corrected for that (Holm): none differs." in shown
+    assert "dev sets (Holm): they differ in none." in shown
     mean = replace(found.overall[0], difference=0.05, differing=7)
     for low, high, said, words in (
         (0.01, 0.09, "better", "B is better, by +0.0500 [+0.0100, +0.0900], p 1"),

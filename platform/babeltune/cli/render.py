@@ -195,7 +195,8 @@ def show_compared(comparison: ModelComparison, console: Console) -> None:
     for verdict, mean in zip(comparison.verdicts, comparison.overall, strict=True):
         console.print(compared_words(verdict, mean), markup=False, highlight=False, soft_wrap=True)
     console.print(cells_table((*comparison.cells, *comparison.overall), ("dev set", "items", "A", "B")))
-    console.print(interval_words(comparison.cells, comparison.confidence), markup=False, highlight=False)
+    for line in interval_words(comparison.cells, len(comparison.overall), comparison.confidence):
+        console.print(line, markup=False, highlight=False)
 
 
 def compared_words(said: Said, mean: Cell) -> str:
@@ -211,19 +212,19 @@ def compared_words(said: Said, mean: Cell) -> str:
     return f"{mean.name}: {words}; they differ on {count}"
 
 
-def interval_words(cells: Sequence[Cell], confidence: float) -> str:
+def interval_words(cells: Sequence[Cell], means: int, confidence: float) -> Iterator[str]:
     """How the table of two models is to be read, and in which subsets they differ beyond chance."""
-    sure = f"Intervals have a confidence of {confidence:.0%}. One that excludes zero is a difference beyond chance."
+    joint = f" Those of the {means} means hold together." if means > 1 else ""
+    yield f"A {confidence:.0%} interval that excludes zero is a difference beyond chance.{joint}"
     if len(cells) < 2:
-        return sure
-    found: dict[str, list[str]] = {"B is better": [], "B is worse": []}
+        return
+    found: dict[str, list[str]] = {}
     for cell in cells:
         if (cell.corrected if cell.corrected is not None else cell.p) <= 1 - confidence:
-            found["B is better" if cell.difference > 0 else "B is worse"].append(cell.name)
-    names = "; ".join(f"{said} in {', '.join(some)}" for said, some in found.items() if some)
-    return (
-        f"{sure} Of {len(cells)} dev sets, some look so by luck. Corrected for that (Holm): {names or 'none differs'}."
-    )
+            said = "better" if cell.difference > 0 else "worse"
+            found.setdefault(said, []).append(cell.name.removeprefix("dev/"))
+    names = "; ".join(f"B is {said} in {', '.join(some)}" for said, some in found.items())
+    yield f"Corrected for the choice among {len(cells)} dev sets (Holm): {names or 'they differ in none'}."
 
 
 def cells_table(cells: Sequence[Cell], titles: Sequence[str]) -> Table:
