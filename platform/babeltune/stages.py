@@ -1,8 +1,18 @@
-"""How far a long step is, how fast it goes and how long it still takes; in words, the same wherever they are shown."""
+"""How far a long step is, how fast it goes and how long it still takes; in words, the same wherever they are shown.
+
+A step that is deep below a command says so with `tell`, and the command that waits for it listens.
+"""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+
+Tell = Callable[[str, int, int], None]
+"""Called with a stage's name, how much of it is done, and of how much. Of 0: nobody knows."""
 
 LEAST_RATED_S = 2.0
 """Seconds that a stage must have taken before it has a rate: the first texts of a stage pay for its start."""
@@ -10,6 +20,7 @@ BYTES = "bytes"
 """The unit that is written as kB, MB or GB."""
 READING, CLEANING = "reading the corpus", "cleaning the corpus"
 UPLOADING, EVALUATING = "uploading", "evaluating"
+STARTING, WRITING = "starting Ray", "writing to MLflow"
 SEARCHING = "searching"
 """The stage that counts trials: its time left is that of the whole search."""
 UNITS = {
@@ -21,6 +32,7 @@ UNITS = {
     "scoring": "sentences",
     EVALUATING: "sentences",
     UPLOADING: BYTES,
+    WRITING: BYTES,
 }
 """What a stage counts, by the beginning of its name."""
 
@@ -58,7 +70,8 @@ class Stage:
 
 def stage_words(stage: Stage) -> str:
     """What is being done: how far, how fast, and the time left. A search says its own time left."""
-    words = f"{stage.name} {amount(stage.done, stage.unit)}/{amount(stage.of, stage.unit)}"
+    of = f"/{amount(stage.of, stage.unit)}" if stage.of else ""
+    words = f"{stage.name} {amount(stage.done, stage.unit)}{of}" if stage.of or stage.done else stage.name
     return words if stage.name == SEARCHING else words + pace(stage)
 
 
@@ -86,3 +99,34 @@ def size(count: float) -> str:
     if count < 2**20:
         return f"{count / 2**10:,.0f} kB"
     return f"{count / 2**30:.1f} GB" if count >= 2**30 else f"{count / 2**20:,.0f} MB"
+
+
+def timed() -> Callable[[str, int, int], Stage]:
+    """Makes stages of calls of `tell`. What was done when a stage was first named says nothing of its pace."""
+    begun: dict[str, tuple[float, int]] = {}
+
+    def stage(name: str, done: int, of: int) -> Stage:
+        now = time.time()
+        since, before = begun.setdefault(name, (now, done))
+        return Stage(name=name, done=done, of=of, begun=since, time=now, first=before)
+
+    return stage
+
+
+_listener: ContextVar[Tell | None] = ContextVar("listener", default=None)
+
+
+@contextmanager
+def listening(tell: Tell) -> Iterator[None]:
+    """`tell` hears of the long steps of the block."""
+    token = _listener.set(tell)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
+
+
+def tell(name: str, done: int = 0, of: int = 0) -> None:
+    """Says how far a long step is to whoever listens; nobody needs to."""
+    if (listener := _listener.get()) is not None:
+        listener(name, done, of)

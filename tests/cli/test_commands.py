@@ -359,7 +359,7 @@ def test_a_trial_compared_with_itself_is_not_distinguishable(babeltune, home):
     assert code == 0, err
     found = json.loads(out)
     assert (found["sweep"], found["first"], found["second"]) == (home.id, "searched/t0000", "searched/t0000")
-    assert set(found["verdicts"]) == {"not distinguishable"}
+    assert set(found["verdicts"]) == {"equal"}
     code, _, err = babeltune("compare", "searched/t0000", "searched/t0042")
     assert code == 2
     assert "has no trial 't0042'" in " ".join(err.split())

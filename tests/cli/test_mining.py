@@ -1,14 +1,13 @@
 """mine, score, retrieve and encode as people and programs call them; what they do is judged in tests/mining."""
 
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from babeltune.apps.mining.vectors import Model
-from babeltune.cli import app, mining
+from babeltune.cli import app
 from babeltune.errors import BabeltuneError
 
 TEXT = ["one cat", "two dogs run", "three old houses", "four"]
@@ -102,16 +101,3 @@ def test_what_cannot_be_is_refused_with_exit_code_2(call):
         with pytest.raises(BabeltuneError, match=words) as caught:
             call(*arguments)
         assert caught.value.exit_code == 2
-
-
-def test_a_line_has_the_rate_and_the_time_left_of_what_this_command_does(monkeypatch, capsys):
-    now = SimpleNamespace(seconds=100.0)
-    monkeypatch.setattr("babeltune.cli.mining.time.monotonic", lambda: now.seconds)
-    tell = mining.meter()
-    for seconds, done in ((100.0, 4_000), (103.0, 4_600), (110.0, 6_000), (120.0, 10_000)):
-        now.seconds = seconds
-        tell("encoding", done, 10_000)
-    first, middle, last = capsys.readouterr().err.splitlines()
-    assert first == "encoding: 4,000 of 10,000"
-    assert middle == "encoding: 6,000 of 10,000 · 200 sentences/s · about 0:20 left"
-    assert last == "encoding: 10,000 of 10,000 · 300 sentences/s"

@@ -7,7 +7,7 @@ import torch
 from babeltune.data.prepared import TextTask
 from babeltune.evaluation.evaluate import Lookup, evaluate
 from babeltune.evaluation.sts import paired_cosine, spearman
-from babeltune.promotion.compare import compare, outcomes
+from babeltune.promotion.compare import compare, outcomes, said_in_words, said_of
 from babeltune.promotion.sealed_test_log import Openings
 from babeltune.schema.records import Promotion
 from bitexts import bitext_accuracy
@@ -79,7 +79,7 @@ def test_a_better_an_equal_and_a_worse_challenger_get_three_verdicts():
     assert worse.overall[0].difference == -mean.difference
     assert f"difference {mean.difference:+.4f}" in better.reasons[1]
     assert "the worst is" in better.reasons[-1]
-    assert any("not distinguishable" in reason for reason in equal.reasons)
+    assert any(reason.endswith("no item differs") for reason in equal.reasons)
     assert sum("worse by more than the margin 0.02" in reason for reason in worse.reasons) == 2
 
 
@@ -167,7 +167,7 @@ def test_a_fair_challenger_is_seldom_promoted(on, monkeypatch):
 
 @pytest.mark.parametrize("drawn", [2000, 2_000_000])
 def test_the_level_of_the_best_of_many_is_within_reach_of_a_clear_difference(monkeypatch, drawn):
-    """With draws enough, and where they would be too many, by McNemar's exact p."""
+    """Accuracies need no draws. Graded pairs need draws enough for the level."""
     monkeypatch.setattr("babeltune.promotion.statistics.DRAWN", drawn)
     old, new = ({"t/fra-eng/accuracy": found([right] * 100)} for right in (0, 1))
     decided = judged(old, new, [bitext("fra-eng", 100)], on="dev", among=400)
@@ -178,6 +178,54 @@ def test_the_level_of_the_best_of_many_is_within_reach_of_a_clear_difference(mon
     graded_too = [{"s/eng/spearman": {"cosine": list(cosine)}} for cosine in (noisy, gold)]
     decided = judged(*graded_too, [graded(gold)], on="dev", among=40)
     assert decided.verdict == ("tie" if drawn == 2000 else "promote")
+
+
+@pytest.mark.parametrize("kinds", [1, 2, 3])
+def test_the_words_the_interval_and_p_of_a_mean_agree(kinds):
+    """Of one to three kinds of task, and of small differences: some beyond chance, some not."""
+    generator = np.random.default_rng(kinds)
+    seen = set()
+    for _ in range(40):
+        tasks, old, new = [], {}, {}
+        for subset, n in (("fra-eng", 60), ("kor-eng", 60), ("deu-eng", 45)):
+            tasks.append(bitext(subset, n))
+            name = f"t/{subset}/accuracy"
+            old[name], new[name] = (found(*(generator.random((2, n)) < p).astype(int)) for p in (0.5, 0.58))
+        if kinds > 1:
+            gold = generator.normal(size=80)
+            tasks.append(graded(gold))
+            old["s/eng/spearman"], new["s/eng/spearman"] = (
+                {"cosine": list(gold + scale * generator.normal(size=80))} for scale in (1.2, 1)
+            )
+        if kinds > 2:
+            rows = tuple(map(str, range(50)))
+            tasks.append(TextTask(name="x", kind="transfer", subset="fra", left=rows, labels=("a",) * 50))
+            old["x/fra/accuracy"], new["x/fra/accuracy"] = ({"right": shares(generator, 50, p)} for p in (0.5, 0.7))
+        decided = judged(old, new, tasks)
+        assert len(decided.overall) == kinds
+        for cell in (*decided.overall, *decided.cells):
+            assert cell.low <= cell.difference <= cell.high
+            assert (cell.p <= 0.05) == (cell.low > 0 or cell.high < 0), cell
+            assert said_of(cell) == ("better" if cell.low > 0 else "worse" if cell.high < 0 else "undecided")
+        seen |= {said_of(mean) for mean in decided.overall}
+        worse = judged(new, old, tasks).overall[0]
+        assert worse.p == pytest.approx(decided.overall[0].p), "either order says the same"
+    assert seen >= {"better", "undecided"}
+
+
+def test_what_is_said_of_a_difference_names_chance_and_equality():
+    coin = [0, 1] * 30
+    old = {"t/fra-eng/accuracy": found(coin)}
+    cases = {
+        "better": [1] * 60,
+        "worse": [0] * 60,
+        "may be chance": [1, 1, *coin[2:]],
+        "no item differs": coin,
+    }
+    for words, right in cases.items():
+        mean = judged(old, {"t/fra-eng/accuracy": found(right)}, [bitext("fra-eng", 60)]).overall[0]
+        assert said_in_words(mean).endswith(f", 60 items: {words}")
+        assert mean.differing == sum(a != b for a, b in zip(coin, right, strict=True))
 
 
 def test_without_a_set_of_single_items_nothing_is_distinguishable():

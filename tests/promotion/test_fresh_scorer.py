@@ -8,6 +8,7 @@ from babeltune.data.eval_sets import read_tasks
 from babeltune.errors import TeacherError
 from babeltune.planning.sweep_file import data_root, read_sweep
 from babeltune.promotion.fresh_scorer import score
+from babeltune.stages import listening
 
 
 def test_a_raw_teacher_is_scored_as_the_model_that_it_is(scoring_process, tiny_file):
@@ -17,6 +18,25 @@ def test_a_raw_teacher_is_scored_as_the_model_that_it_is(scoring_process, tiny_f
         scoring_process().of_teacher(replace(sweep.teacher, model="absent/model"), tasks, "dev")
     found = scoring_process().of_teacher(sweep.teacher, tasks, "dev")
     assert found == pytest.approx(score(model_of(sweep.teacher), tasks, "dev"), abs=1e-4)
+
+
+def test_the_process_says_how_far_it_is_batch_by_batch(scoring_process, tiny_file):
+    sweep = read_sweep(tiny_file)
+    tasks = read_tasks(sweep.data.dev, data_root(sweep), sweep.data)
+    seen = []
+    with listening(lambda *step: seen.append(step)):
+        scoring_process()({"untrained": model_of(sweep.teacher)}, tasks, "dev")
+    texts = len({(text, language) for task in tasks for text, language in texts_of(task)})
+    name = "evaluating the untrained student on the dev sets"
+    assert seen[0] == (name, 0, texts)
+    assert seen[-1] == (name, texts, texts)
+    assert [done for _, done, _ in seen] == sorted(done for _, done, _ in seen)
+
+
+def texts_of(task):
+    found = []
+    task.mapped(lambda text, language: found.append((text, language)) or text)
+    return found
 
 
 def model_of(teacher):

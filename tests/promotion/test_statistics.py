@@ -1,5 +1,7 @@
 """The statistics of a promotion, against scipy and by simulation."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import scipy.stats
@@ -7,36 +9,70 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from babeltune.promotion.statistics import (
+    Rows,
     draws,
     enough_draws,
+    errors_of,
     expected_maximum,
     holm,
+    mean_limits,
     mean_of,
+    p_of,
     paired_bootstrap,
-    score_interval,
+    score_limits,
     selection,
-    sign_test,
     spearman_of,
     standard_error,
 )
 
 
-@given(st.integers(0, 60), st.integers(0, 60), st.integers(0, 5))
-@settings(max_examples=40)
-def test_mcnemars_exact_test_is_binomial_on_items_that_only_one_model_got_right(wins, losses, ties):
-    p = sign_test([1] * wins + [-1] * losses + [0] * ties)
-    expected = scipy.stats.binomtest(wins, wins + losses).pvalue if wins + losses else 1.0
-    assert p == pytest.approx(expected)
+def limits_of(differences, step=1.0):
+    return partial(mean_limits, [Rows(sums=np.asarray(differences, float), step=step)], 1)
 
 
-@pytest.mark.parametrize(("wins", "losses"), [(4100, 3900), (30_200, 29_800), (100_000, 0), (7, 7)])
-def test_mcnemars_test_of_many_items_is_as_exact(wins, losses):
-    p = sign_test(np.repeat([1.0, -1.0], [wins, losses]))
-    assert p == pytest.approx(scipy.stats.binomtest(wins, wins + losses).pvalue, rel=1e-9)
+@pytest.mark.parametrize(("wins", "losses"), [(4, 0), (5, 0), (6, 0), (8, 2), (20, 8), (70, 60), (300, 240)])
+def test_p_of_right_and_wrong_items_is_about_that_of_mcnemars_tests(wins, losses):
+    """Between the exact test and the one without continuity correction, or near one of them."""
+    p = p_of(limits_of([1] * wins + [-1] * losses + [0] * 1000))
+    exact = scipy.stats.binomtest(wins, wins + losses).pvalue
+    loose = scipy.stats.chi2.sf((wins - losses) ** 2 / (wins + losses), 1)
+    assert 0.9 * loose < p < 1.1 * exact
 
 
-def test_a_sentence_counts_once_for_the_model_that_got_more_of_its_directions_right():
-    assert sign_test([0.5, 0.5, 1, -0.5]) == sign_test([1, 1, 1, -1])
+def test_p_of_many_items_without_exception_is_next_to_nothing():
+    assert p_of(limits_of([1] * 1000)) < 1e-100
+    assert p_of(limits_of([0] * 1000)) == 1
+
+
+@given(st.lists(st.sampled_from([-1, -0.5, 0, 0, 0.5, 1]), min_size=1, max_size=40), st.floats(0.5, 0.99))
+@settings(max_examples=60)
+def test_p_and_interval_of_right_and_wrong_items_say_the_same(differences, confidence):
+    for limits in (limits_of(differences, 0.5), partial(score_limits, differences, (0.5, 1.0))):
+        low, high = limits(errors_of(confidence))
+        p = p_of(limits)
+        if abs(p - (1 - confidence)) > 1e-4:
+            assert (low > 0 or high < 0) == (p < 1 - confidence)
+
+
+@given(st.lists(st.floats(-1, 2), min_size=2, max_size=20), st.floats(0.5, 0.999), st.integers(20, 400))
+@settings(max_examples=60)
+def test_p_and_interval_of_the_bootstrap_say_the_same(values, confidence, resamples):
+    for found in paired_bootstrap([(len(values), mean_of(values))], confidence=confidence, resamples=resamples):
+        assert found.low <= found.high
+        if abs(found.p - (1 - confidence)) > 1e-9:
+            assert (found.low > 0 or found.high < 0) == (found.p < 1 - confidence)
+
+
+@pytest.mark.parametrize(("share", "subsets"), [(0.5, 1), (0.02, 1), (0.1, 3)])
+def test_equal_models_seldom_differ_also_where_few_items_do(share, subsets):
+    """Rows of several languages rise and fall together here, as translations of one sentence do."""
+    generator = np.random.default_rng(7)
+    said, times = 0, 600
+    for _ in range(times):
+        rows = generator.choice([-1, 0, 1], size=150, p=(share / 2, 1 - share, share / 2)) * subsets
+        low, high = mean_limits([Rows(sums=rows.astype(float), step=1.0)], subsets, errors_of(0.95))
+        said += low > 0 or high < 0
+    assert said / times <= 0.07
 
 
 def test_a_draw_has_as_many_items_as_there_are_and_is_the_same_for_the_same_seed(monkeypatch):
@@ -102,10 +138,10 @@ def test_the_bootstrap_interval_is_scipys(statistic):
 
 def test_without_any_difference_the_score_interval_is_wilsons_of_a_share_of_nothing():
     for n in (5, 60, 1000):
-        low, high = score_interval([0.0] * n, (1.0,), confidence=0.95)
+        low, high = score_limits([0.0] * n, (1.0,), errors_of(0.95))
         expected = scipy.stats.binomtest(0, n).proportion_ci(0.95, method="wilson").high
         assert (low, high) == pytest.approx((-expected, expected))
-    assert score_interval([0.0] * 60, (0.5, 1.0), confidence=0.95)[0] < -expected
+    assert score_limits([0.0] * 60, (0.5, 1.0), errors_of(0.95))[0] < -expected
 
 
 @pytest.mark.parametrize(("n", "gained", "lost"), [(20, 0.01, 0.03), (150, 0, 0.02), (150, 0.05, 0.07), (500, 0, 0.02)])
@@ -116,7 +152,7 @@ def test_a_loss_of_the_margin_is_seldom_said_to_be_excluded(n, gained, lost):
         for losses in range(int(n * lost) + 1):
             counts = (wins, losses, n - wins - losses)
             share = scipy.stats.multinomial.pmf(counts, n, (gained, lost, 1 - gained - lost))
-            low, high = score_interval([1.0] * wins + [-1.0] * losses + [0.0] * counts[2], (1.0,), confidence=0.95)
+            low, high = score_limits([1.0] * wins + [-1.0] * losses + [0.0] * counts[2], (1.0,), errors_of(0.95))
             wrongly += share * (low > -0.02)
             seen += share
             assert low < (wins - losses) / n < high

@@ -8,6 +8,7 @@ import pytest
 
 from babeltune.errors import SpecError
 from babeltune.promotion.candidate import export_model, find_candidate, lineage
+from babeltune.promotion.compare import said_of
 from babeltune.promotion.evaluate import evaluate_model
 from babeltune.promotion.model_card import model_card
 from babeltune.promotion.promote import promote
@@ -63,10 +64,10 @@ def test_two_models_are_compared_on_the_dev_sets_of_the_trials_sweep(copied, tmp
     assert not read_openings(Path(cluster.storage))
 
 
-def test_a_model_compared_with_itself_is_not_distinguishable(copied, exported):
+def test_a_model_compared_with_itself_is_equal(copied, exported):
     _, folder, cluster = copied
     found = compare_models(f"{folder.id}/t0000", exported, cluster)
-    assert set(found.verdicts) == {"not distinguishable"}
+    assert set(found.verdicts) == {"equal"}
     assert all(cell.difference == 0 for cell in found.cells)
 
 
@@ -82,14 +83,29 @@ def test_two_models_without_a_sweep_need_one(copied, exported):
 def test_compared_models_are_shown_with_intervals(copied, exported, capsys):
     from rich.console import Console
 
-    from babeltune.cli.render import show_compared
+    from babeltune.cli.render import compared_words, show_compared
 
     _, folder, cluster = copied
     found = compare_models(f"{folder.id}/t0000", exported, cluster)
     show_compared(found, Console(width=160))
     shown = capsys.readouterr().out
     assert f"A: {folder.id}/t0000, B: {exported}, on the dev sets of {folder.id}" in shown
-    assert "mean bitext accuracy: not distinguishable, by +0.0000 [" in shown
+    assert "mean bitext accuracy: A and B are equal; they differ on no item of 4" in shown
+    assert "dev sets (Holm): they differ in none." in shown
+    mean = replace(found.overall[0], difference=0.05, differing=7)
+    for low, high, said, words in (
+        (0.01, 0.09, "better", "B is better, by +0.0500 [+0.0100, +0.0900], p 1"),
+        (
+            -0.01,
+            0.11,
+            "undecided",
+            "A and B do not differ beyond chance: +0.0500 [-0.0100, +0.1100], p 1",
+        ),
+    ):
+        case = replace(mean, low=low, high=high)
+        assert said_of(case) == said
+        assert compared_words(said, case).startswith(f"mean bitext accuracy: {words}")
+        assert "; they differ on 7 of 4" in compared_words(said, case)
 
 
 def test_a_trial_in_place_of_a_sweep_is_refused(copied, exported):

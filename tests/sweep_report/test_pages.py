@@ -62,6 +62,26 @@ def test_the_page_follows_the_screen_and_asks_nobody(browser, address, scheme):
 
 
 @pytest.mark.needs_chromium
+@pytest.mark.parametrize(("width", "media"), [(1200, "screen"), (1200, "print"), (720, "print"), (390, "screen")])
+def test_no_number_and_no_command_is_broken_in_two(browser, report, tmp_path, width, media):
+    long = replace(report, cost=replace(report.cost, training_s=12 * 60 + 38.0))
+    (tmp_path / "report.html").write_text(page(long, "html"), encoding="utf-8")
+    lines = (
+        "each => each.getClientRects().length ? each.clientHeight / parseFloat(getComputedStyle(each).lineHeight) : 0"
+    )
+    with page_of(browser, viewport={"width": width, "height": 900}) as shown:
+        shown.emulate_media(media=media)
+        shown.goto((tmp_path / "report.html").as_uri())
+        kept(shown, f"report-{media}-{width}", full_page=True)
+        values = shown.locator(".facts .value").all()
+        assert "12 min 38 s" in [each.inner_text() for each in values]
+        assert [each.inner_text() for each in values if each.evaluate(lines) > 1.9] == []
+        assert [each.inner_text() for each in values if each.evaluate("e => e.scrollWidth > e.clientWidth + 1")] == []
+        size = shown.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
+        assert size[0] <= size[1], "nothing is cut at the edge"
+
+
+@pytest.mark.needs_chromium
 def test_the_keyboard_reaches_the_report_its_sections_and_the_numbers_of_a_chart(browser, address):
     with page_of(browser) as shown:
         shown.goto(address)

@@ -367,7 +367,8 @@ def test_translations_are_shown_before_and_after_training(searched, report, tree
 def test_translations_that_could_not_be_shown_are_a_line(copied):
     _, folder, _ = copied
     folder.write("examples.json", {"missing": "they took longer than 60 s"})
-    assert "Not made: they took longer than 60 s." in page(gather(folder), "md")
+    text = page(gather(folder), "md")
+    assert f"Not made: they took longer than 60 s. `babeltune report {folder.id}` makes them." in text
     (folder.path / "examples.json").unlink()
     assert "Not made: the sweep has not ended since; a sweep makes them when it ends, or " in page(gather(folder), "md")
 

@@ -10,6 +10,7 @@ import pytest
 
 from babeltune.errors import PromotionError
 from babeltune.schema.records import Point
+from babeltune.stages import listening
 from babeltune.sweep.state import provenance
 from babeltune.tracking import mlflow_client, registry, spool
 from babeltune.tracking import tracker as track
@@ -446,3 +447,27 @@ def test_a_file_that_the_store_refuses_holds_up_no_number(store, tmp_path, clien
     assert tracker.refused == 1
     assert steps(clients(store), tracker.run_id(0)) == [1, 2]
     assert [f.path for f in clients(store).list_artifacts(tracker.run_id(0))] == ["there.txt"]
+
+
+def test_the_end_of_a_sweep_says_how_much_mlflow_still_has_to_take(store, tmp_path, monkeypatch):
+    monkeypatch.setattr(track, "TELL_EVERY_S", 0.01)
+    some_taken, seen, end = threading.Event(), [], track._Sender._end
+
+    def held(self, key, event):
+        assert some_taken.wait(PATIENCE_S)
+        end(self, key, event)
+
+    def see(*step):
+        seen.append(step)
+        if step[1] > 0:
+            some_taken.set()
+
+    monkeypatch.setattr(track._Sender, "_end", held)
+    tracker = track.Tracker(store, tmp_path / "spool.jsonl", "quick")
+    a_sweep(tracker)
+    tracker.end_trial(0, "FINISHED", {})
+    with listening(see):
+        assert tracker.close(PATIENCE_S)
+    assert {name for name, _, _ in seen} == {"writing to MLflow"}
+    assert any(0 < done < of for _, done, of in seen)
+    assert seen[-1][1] == seen[-1][2]

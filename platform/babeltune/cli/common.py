@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from babeltune.errors import SweepError
     from babeltune.schema.cluster import Cluster
     from babeltune.schema.records import Sweep
+    from babeltune.stages import Tell
     from babeltune.sweep.state.folder import SweepFolder
 
 app = typer.Typer(
@@ -44,6 +46,8 @@ def options(
     """Sweep the published ways to align a multilingual sentence encoder with a teacher, and promote the best."""
 
 
+METER_EVERY_S = 5.0
+"""Seconds between two lines about a long step where the output is not a terminal."""
 PAGE = 160
 """Columns where the output is not a terminal."""
 
@@ -85,6 +89,36 @@ def warn(problems: Iterable[str]) -> None:
     """Says what can be done and was probably not meant."""
     for problem in problems:
         err.print(f"[yellow]warning:[/] {escape(problem)}")
+
+
+def meter() -> Tell:
+    """Writes progress to standard error: at the begin and end of a stage, and every few seconds between, with its rate
+    and the time left."""
+    from babeltune.stages import stage_words, timed
+
+    stage_of, last = timed(), dict[str, float]()
+
+    def write(name: str, done: int, of: int) -> None:
+        stage = stage_of(name, done, of)
+        if name not in last or done == of or stage.time - last[name] >= METER_EVERY_S:
+            last[name] = stage.time
+            say_line(stage_words(stage))
+
+    return write
+
+
+@contextmanager
+def steps_shown() -> Iterator[None]:
+    """Shows the long steps of the block: as one changing line on a terminal, else as lines. All on standard error."""
+    from babeltune.stages import listening, stage_words, timed
+
+    if not err.is_terminal:
+        with listening(meter()):
+            yield
+        return
+    stage_of = timed()
+    with err.status("starting") as shown, listening(lambda *step: shown.update(escape(stage_words(stage_of(*step))))):
+        yield
 
 
 def read(

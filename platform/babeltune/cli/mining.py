@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from babeltune.cli.common import ClusterFile, Json, app, cluster_of, err, out, say, warn
+from babeltune.cli.common import ClusterFile, Json, app, cluster_of, err, meter, out, say, warn
 from babeltune.errors import SpecError
 from babeltune.program import INTERRUPTED
 
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
     from babeltune.apps.mining.mine import Encoding
     from babeltune.apps.mining.vectors import Model
 
-EVERY = 5.0
-"""Seconds between two lines of progress, where standard error is no terminal."""
 
 ModelName = Annotated[str, typer.Argument(help="A model folder, hub id, or models:/NAME@ALIAS.")]
 Neighbours = Annotated[int, typer.Option("--k", help="Neighbours of each sentence.", min=1)]
@@ -283,23 +280,3 @@ def _about_lines(done: dict[str, Any], *files: tuple[str, Path]) -> list[str]:
 
     read = [(Lines(**done[name]), path) for name, path in files]
     return [f"{path}: of {lines.read} lines, {lines.faults()}" for lines, path in read if lines.faults()]
-
-
-def meter() -> Callable[[str, int, int], None]:
-    """Writes progress to standard error: at each stage's end, and every few seconds between, with the rate and the time
-    left."""
-    from babeltune.stages import Stage, pace
-
-    begun: dict[str, tuple[float, int]] = {}
-    last: dict[str, float] = {}
-
-    def tell(name: str, done: int, of: int) -> None:
-        now = time.monotonic()
-        if name in last and done != of and now - last[name] < EVERY:
-            return
-        last[name] = now
-        since, before = begun.setdefault(name, (now, done))  # what an earlier command did says nothing of the pace
-        stage = Stage(name=name, done=done, of=of, begun=since, time=now, first=before)
-        err.print(f"{name}: {done:,}" + (f" of {of:,}" if of else "") + pace(stage), highlight=False)
-
-    return tell

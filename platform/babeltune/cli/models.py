@@ -11,7 +11,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from babeltune.cli.common import ClusterFile, Json, SweepName, app, cluster_of, err, folder_of, out, say, say_line, warn
+from babeltune.cli.common import (
+    ClusterFile,
+    Json,
+    SweepName,
+    app,
+    cluster_of,
+    err,
+    folder_of,
+    out,
+    say,
+    say_line,
+    steps_shown,
+    warn,
+)
 
 if TYPE_CHECKING:
     from babeltune.schema.cluster import Cluster
@@ -48,7 +61,8 @@ def promote(
     from babeltune.sweep_report.kept import report_again
 
     chosen = cluster_of(cluster)
-    decision = decide(name, chosen, alias=alias, out=out_, dry_run=dry_run, prefer=prefer, soup=soup)
+    with steps_shown():
+        decision = decide(name, chosen, alias=alias, out=out_, dry_run=dry_run, prefer=prefer, soup=soup)
     report_again(decision.sweep, chosen, say_line)
     say(plain(decision), as_json, lambda: show_decision(decision, out))
     if dry_run:
@@ -96,11 +110,12 @@ def evaluate(
             "say what is scored: `evaluate MODEL --with FILE`, or `evaluate SWEEP --model MODEL`", param_hint="--with"
         )
     chosen = cluster_of(cluster)
-    if model is not None:
-        done = evaluate_in_sweep(name, model, chosen, test=test, prompt=prompt, target_model=target_model)
-    else:
-        assert with_ is not None
-        done = evaluate_model(name, with_, chosen, test=test, prompt=prompt, target_model=target_model)
+    with steps_shown():
+        if model is not None:
+            done = evaluate_in_sweep(name, model, chosen, test=test, prompt=prompt, target_model=target_model)
+        else:
+            assert with_ is not None
+            done = evaluate_model(name, with_, chosen, test=test, prompt=prompt, target_model=target_model)
     warn(done.warnings)
     say(done.scores, as_json, lambda: show_scores(done.scores, out))
 
@@ -122,7 +137,8 @@ def compare(
     from babeltune.files import plain
     from babeltune.promotion.sweep_scores import compare_models
 
-    found = compare_models(first, second, cluster_of(cluster), sweep=sweep)
+    with steps_shown():
+        found = compare_models(first, second, cluster_of(cluster), sweep=sweep)
     warn(found.warnings)
     say(plain(found), as_json, lambda: show_compared(found, out))
 

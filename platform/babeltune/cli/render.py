@@ -22,7 +22,7 @@ from babeltune.sweep.state.seed_summary import Comparison, cells, footnote
 from babeltune.sweep.state.seed_summary import markdown as as_markdown
 
 if TYPE_CHECKING:
-    from babeltune.promotion.compare import Cell, Contest
+    from babeltune.promotion.compare import Cell, Contest, Said
     from babeltune.promotion.gates import Decision
     from babeltune.promotion.statistics import Selection
     from babeltune.promotion.sweep_scores import Comparison as ModelComparison
@@ -193,10 +193,38 @@ def show_compared(comparison: ModelComparison, console: Console) -> None:
     heading = f"A: {comparison.first}, B: {comparison.second}, on the dev sets of {comparison.sweep}"
     console.print(heading, markup=False, highlight=False, soft_wrap=True)
     for verdict, mean in zip(comparison.verdicts, comparison.overall, strict=True):
-        said = {"better": "B is better", "worse": "B is worse"}.get(verdict, verdict)
-        words = f"{mean.name}: {said}, by {mean.difference:+.4f} [{mean.low:+.4f}, {mean.high:+.4f}]"
-        console.print(words, markup=False, highlight=False, soft_wrap=True)
+        console.print(compared_words(verdict, mean), markup=False, highlight=False, soft_wrap=True)
     console.print(cells_table((*comparison.cells, *comparison.overall), ("dev set", "items", "A", "B")))
+    for line in interval_words(comparison.cells, len(comparison.overall), comparison.confidence):
+        console.print(line, markup=False, highlight=False)
+
+
+def compared_words(said: Said, mean: Cell) -> str:
+    """What may be said of two models' means."""
+    by = f"{mean.difference:+.4f} [{mean.low:+.4f}, {mean.high:+.4f}], p {mean.p:.2g}"
+    words = {
+        "better": f"B is better, by {by}",
+        "worse": f"B is worse, by {by}",
+        "undecided": f"A and B do not differ beyond chance: {by}",
+        "equal": "A and B are equal",
+    }[said]
+    count = f"{mean.differing:,} of {mean.items:,} items" if mean.differing else f"no item of {mean.items:,}"
+    return f"{mean.name}: {words}; they differ on {count}"
+
+
+def interval_words(cells: Sequence[Cell], means: int, confidence: float) -> Iterator[str]:
+    """How the table of two models is to be read, and in which subsets they differ beyond chance."""
+    joint = f" Those of the {means} means hold together." if means > 1 else ""
+    yield f"A {confidence:.0%} interval that excludes zero is a difference beyond chance.{joint}"
+    if len(cells) < 2:
+        return
+    found: dict[str, list[str]] = {}
+    for cell in cells:
+        if (cell.corrected if cell.corrected is not None else cell.p) <= 1 - confidence:
+            said = "better" if cell.difference > 0 else "worse"
+            found.setdefault(said, []).append(cell.name.removeprefix("dev/"))
+    names = "; ".join(f"B is {said} in {', '.join(some)}" for said, some in found.items())
+    yield f"Corrected for the choice among {len(cells)} dev sets (Holm): {names or 'they differ in none'}."
 
 
 def cells_table(cells: Sequence[Cell], titles: Sequence[str]) -> Table:

@@ -6,9 +6,9 @@ topic (right or wrong) or a graded pair (its cosine). A cell is one subset of a 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -16,12 +16,15 @@ import numpy as np
 from babeltune.data.prepared import IdTask, TextTask
 from babeltune.evaluation import bitext, sts
 from babeltune.promotion.statistics import (
+    Difference,
+    Rows,
     enough_draws,
+    errors_of,
     holm,
-    mean_of,
+    mean_limits,
+    p_of,
     paired_bootstrap,
-    score_interval,
-    sign_test,
+    score_limits,
     spearman_of,
 )
 
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
     from babeltune.schema.records import Promotion
 
 Verdict = Literal["promote", "tie", "refuse"]
+Said = Literal["better", "worse", "undecided", "equal"]
+"""What may be said of the challenger. `equal`: no item differs. `undecided`: the difference may be chance."""
 Outcomes = dict[str, dict[str, list[float]]]
 """Cell -> `forward` and `backward`, 1 where the sentence was found, `right`, 1 where its label was, or `cosine` of
 every pair."""
@@ -80,13 +85,15 @@ class Cell:
     difference: float
     low: float
     high: float
-    """The bootstrap's interval at the confidence that was asked for. Of one subset of right and wrong items it is
-    the wider of that and the score interval: a few items that both models got right exclude no loss."""
+    """The interval, on which the verdict rests. A subset's has the confidence that was asked for. The intervals of the
+    means of two or three kinds hold jointly with it (Bonferroni)."""
     p: float
-    """The two-sided p. For a subset: McNemar's exact one of right and wrong items, or the bootstrap's for STS,
-    corrected by Holm's method for the number of subsets. For a mean: the larger of both kinds, corrected for the
-    number of metrics. If every draw of the bootstrap lies on one side of zero, it has no lower bound for p, and
-    McNemar's is taken."""
+    """The two-sided p of no difference, of the interval's own procedure: at most 1 - confidence exactly where the
+    interval excludes zero. A mean's is multiplied by the number of kinds, as its interval is joint."""
+    corrected: float | None = None
+    """A subset's p, corrected by Holm's method for the number of subsets. None in decisions of earlier versions."""
+    differing: int | None = None
+    """Items that came out differently. None in decisions of earlier versions."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,12 +128,12 @@ def compare(
     alpha = (1 - rules.confidence) / (among if on == "dev" else 1)
     cells: list[Cell] = []
     overall: list[Cell] = []
-    for kind in METRICS:
-        if own := [task for task in tasks if task.kind == kind]:
-            some, mean = _compared(both, own, rules, on, alpha)
-            cells += some
-            overall.append(mean)
-    cells, overall = _corrected(cells), _corrected(overall)
+    by_kind = [own for kind in METRICS if (own := [task for task in tasks if task.kind == kind])]
+    for own in by_kind:
+        some, mean = _compared(both, own, _Level(alpha=alpha, kinds=len(by_kind), draws=rules.resamples), on)
+        cells += some
+        overall.append(mean)
+    cells = _corrected(cells)
     if not cells:
         left_out = f"; {', '.join(contaminated)} is contaminated and decides nothing" if contaminated else ""
         why = f"no {on} set can be compared item by item with {name}{left_out}"
@@ -154,34 +161,40 @@ def verdict_of(
     All subsets have to pass, so each is judged at the full level (an intersection-union test: Berger 1982). To call any
     one of them worse, their p-values are corrected for their number.
     """
-    harmed = [cell for cell in cells if cell.high < -margin and cell.p <= alpha]
-    better = [mean for mean in overall if mean.low > 0 and mean.p <= alpha]
-    worse = [mean for mean in overall if mean.high < 0 and mean.p <= alpha]
+    harmed = [cell for cell in cells if cell.high < -margin and (cell.corrected or 0.0) <= alpha]
+    better = [mean for mean in overall if said_of(mean) == "better"]
+    worse = [mean for mean in overall if said_of(mean) == "worse"]
     unclear = [cell for cell in cells if cell.low <= -margin]
     worst = min(cells, key=lambda cell: cell.low)
-    means = [words_of(mean) for mean in overall]
     if harmed:
-        return "refuse", [f"{words_of(cell)}: worse by more than the margin {margin:g}" for cell in harmed] + means
+        return "refuse", [f"{words_of(cell)}: worse by more than the margin {margin:g}" for cell in harmed] + [
+            words_of(mean) for mean in overall
+        ]
     if worse and not better:
-        return "refuse", [f"{words_of(mean)}: worse" for mean in worse]
+        return "refuse", [said_in_words(mean) for mean in worse]
     if better and not unclear:
         last = f"no subset lost more than the margin {margin:g}; the worst is {words_of(worst)}"
-        return "promote", [f"{words_of(mean)}: better" for mean in better] + [last]
+        return "promote", [said_in_words(mean) for mean in better] + [last]
     if not better:
-        return "tie", [*(f"{mean}: not distinguishable" for mean in means), "the alias stays where it is"]
+        return "tie", [*map(said_in_words, overall), "the alias stays where it is"]
     held = [
         f"{words_of(cell)}: a loss of more than the margin {margin:g} is not excluded; "
         "a larger test set or margin would tell"
         for cell in unclear
     ]
-    return "tie", [*(f"{words_of(mean)}: better" for mean in better), *held, "the alias stays where it is"]
+    return "tie", [*map(said_in_words, better), *held, "the alias stays where it is"]
 
 
-def said_of(mean: Cell, confidence: float) -> Literal["better", "worse", "not distinguishable"]:
-    """What may be said of the challenger: beyond chance where p and the interval agree."""
-    if mean.p > 1 - confidence or mean.low <= 0 <= mean.high:
-        return "not distinguishable"
-    return "better" if mean.low > 0 else "worse"
+def said_of(cell: Cell) -> Said:
+    """What may be said of the challenger: a difference is beyond chance where the interval excludes zero."""
+    if cell.differing == 0:
+        return "equal"
+    return "better" if cell.low > 0 else "worse" if cell.high < 0 else "undecided"
+
+
+def said_in_words(cell: Cell) -> str:
+    words = {"undecided": "may be chance", "equal": "no item differs"}
+    return f"{words_of(cell)}: {words.get(said := said_of(cell), said)}"
 
 
 def words_of(cell: Cell) -> str:
@@ -191,61 +204,29 @@ def words_of(cell: Cell) -> str:
     )
 
 
-@dataclass(frozen=True)
-class _Subset:
-    """Both models on one subset, before the bootstrap."""
+@dataclass(frozen=True, kw_only=True)
+class _Level:
+    """How sure the comparison has to be."""
 
-    name: str
-    items: int
-    champion: float
-    challenger: float
-    difference: Statistic
-    rows: NDArray[np.float64] | None
-    """[items] differences of right and wrong items; None for a correlation."""
-    exact: float | None
-    """McNemar's p of these."""
-    low: float = math.inf
-    high: float = -math.inf
-    """The score interval of these."""
+    alpha: float
+    """1 minus the confidence of a subset's interval."""
+    kinds: int
+    """How many means are judged, one for each kind of task."""
+    draws: int
+    """The least number of bootstrap draws."""
 
-
-def _subset(both: tuple[Outcomes, Outcomes], task: TextTask, on: str, alpha: float) -> _Subset:
-    name = cell_name(task, on)
-    if METRICS[task.kind] == "accuracy":
-        old, new = (_right(each[name]) for each in both)
-        low, high = score_interval(new - old, STEPS[task.kind], confidence=1 - alpha)
-        means, difference, exact = (float(old.mean()), float(new.mean())), mean_of(new - old), sign_test(new - old)
-        return _Subset(name, len(old), *means, difference, new - old, exact, low, high)
-    statistics = [spearman_of(task.scores, each[name]["cosine"]) for each in both]
-    once = np.ones((1, len(task.scores)))
-    values = (float(statistics[0](once)[0]), float(statistics[1](once)[0]))
-    return _Subset(name, len(task.scores), *values, _minus(*statistics), None, None)
+    @property
+    def joint(self) -> float:
+        """1 minus the confidence of a mean's interval."""
+        return self.alpha / self.kinds
 
 
 def _compared(
-    both: tuple[Outcomes, Outcomes], tasks: Sequence[TextTask], rules: Promotion, on: str, alpha: float
+    both: tuple[Outcomes, Outcomes], tasks: Sequence[TextTask], level: _Level, on: str
 ) -> tuple[list[Cell], Cell]:
-    """The cells of tasks of one kind, and their mean; p-values as they are before any correction."""
-    subsets = [_subset(both, task, on, alpha) for task in tasks]
-    parts = [(each.items, each.difference) for each in subsets]
-    resamples = enough_draws(alpha, sum(items for items, _ in parts), rules.resamples)
-    *found, mean = paired_bootstrap(parts, confidence=1 - alpha, resamples=resamples)
-    cells = [
-        Cell(
-            name=each.name,
-            items=each.items,
-            champion=each.champion,
-            challenger=each.challenger,
-            difference=one.value,
-            low=min(one.low, each.low),
-            high=max(one.high, each.high),
-            p=one.p if each.exact is None else each.exact,
-        )
-        for each, one in zip(subsets, found, strict=True)
-    ]
-    p = mean.p
-    if (rows := _summed(subsets)) is not None:
-        p = max(0.0 if mean.floor else mean.p, sign_test(rows))
+    """The cells of tasks of one kind, and their mean."""
+    judge = _accuracies if METRICS[tasks[0].kind] == "accuracy" else _correlations
+    cells, mean = judge(both, tasks, level, on)
     return cells, Cell(
         name=f"mean {tasks[0].kind} {METRICS[tasks[0].kind]}",
         items=sum(cell.items for cell in cells),
@@ -254,18 +235,75 @@ def _compared(
         difference=mean.value,
         low=mean.low,
         high=mean.high,
-        p=p,
+        p=min(1.0, level.kinds * mean.p),
+        differing=sum(cell.differing or 0 for cell in cells),
     )
 
 
-def _summed(subsets: Sequence[_Subset]) -> NDArray[np.float64] | None:
-    """The differences of all subsets; None for correlations. Rows of equal number in subsets of one length may be one
-    sentence in several languages: they count once together."""
+def _accuracies(
+    both: tuple[Outcomes, Outcomes], tasks: Sequence[TextTask], level: _Level, on: str
+) -> tuple[list[Cell], Difference]:
+    """Right and wrong items. A subset's interval is the wider of two: a few items that both models got right exclude no
+    loss."""
+    cells: list[Cell] = []
     by_length: dict[int, list[NDArray[np.float64]]] = {}
-    for each in subsets:
-        if each.rows is not None:
-            by_length.setdefault(each.items, []).append(each.rows)
-    return np.concatenate([np.sum(some, axis=0) for some in by_length.values()]) if by_length else None
+    steps = STEPS[tasks[0].kind]
+    for task in tasks:
+        old, new = (_right(each[cell_name(task, on)]) for each in both)
+        by_length.setdefault(len(old), []).append(differences := new - old)
+        own = _difference(float(differences.mean()), partial(_wider, differences, steps), level.alpha)
+        cells.append(_cell(task, on, (float(old.mean()), float(new.mean())), own, int(np.count_nonzero(differences))))
+    # Rows of equal number in subsets of one length may be one sentence in several languages: they count once together.
+    rows = [Rows(sums=np.sum(some, axis=0), step=steps[0]) for some in by_length.values()]
+    value = float(np.mean([cell.difference for cell in cells]))
+    return cells, _difference(value, partial(mean_limits, rows, len(cells)), level.joint)
+
+
+def _wider(differences: NDArray[np.float64], steps: Sequence[float], z: float) -> tuple[float, float]:
+    """The wider of the intervals of one subset, at each end."""
+    wald = mean_limits([Rows(sums=differences, step=steps[0])], 1, z)
+    score = score_limits(differences, steps, z)
+    return min(wald[0], score[0]), max(wald[1], score[1])
+
+
+def _difference(value: float, limits: Callable[[float], tuple[float, float]], alpha: float) -> Difference:
+    low, high = limits(errors_of(1 - alpha))
+    return Difference(value=value, low=max(-1.0, low), high=min(1.0, high), p=p_of(limits))
+
+
+def _correlations(
+    both: tuple[Outcomes, Outcomes], tasks: Sequence[TextTask], level: _Level, on: str
+) -> tuple[list[Cell], Difference]:
+    """Graded pairs, by the bootstrap: a rank correlation is no mean of its items."""
+    parts: list[tuple[int, Statistic]] = []
+    scores: list[tuple[float, float]] = []
+    differing: list[int] = []
+    for task in tasks:
+        cosines = [each[cell_name(task, on)]["cosine"] for each in both]
+        old, new = (spearman_of(task.scores, some) for some in cosines)
+        once = np.ones((1, len(task.scores)))
+        parts.append((len(task.scores), _minus(old, new)))
+        scores.append((float(old(once)[0]), float(new(once)[0])))
+        differing.append(int(np.count_nonzero(np.subtract(cosines[0], cosines[1]))))
+    draws = enough_draws(level.joint, sum(items for items, _ in parts), level.draws)
+    found = paired_bootstrap(parts, confidence=1 - level.alpha, joint=1 - level.joint, resamples=draws)
+    *own, mean = (replace(each, low=max(-2.0, each.low), high=min(2.0, each.high)) for each in found)
+    rows = zip(tasks, scores, own, differing, strict=True)
+    return [_cell(task, on, both_scores, each, count) for task, both_scores, each, count in rows], mean
+
+
+def _cell(task: TextTask, on: str, scores: tuple[float, float], found: Difference, differing: int) -> Cell:
+    return Cell(
+        name=cell_name(task, on),
+        items=len(task.left),
+        champion=scores[0],
+        challenger=scores[1],
+        difference=found.value,
+        low=found.low,
+        high=found.high,
+        p=found.p,
+        differing=differing,
+    )
 
 
 def _right(found: Mapping[str, Sequence[float]]) -> NDArray[np.float64]:
@@ -279,6 +317,6 @@ def _minus(old: Statistic, new: Statistic) -> Statistic:
 
 
 def _corrected(cells: Sequence[Cell]) -> list[Cell]:
-    """The cells with their p-values corrected for their number."""
+    """The cells with their p-values corrected for their number, too."""
     corrected = holm({cell.name: cell.p for cell in cells})
-    return [replace(cell, p=corrected[cell.name]) for cell in cells]
+    return [replace(cell, corrected=corrected[cell.name]) for cell in cells]

@@ -7,6 +7,7 @@ only by its exported folder.
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import os
 import re
@@ -14,7 +15,9 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from queue import SimpleQueue
@@ -34,13 +37,21 @@ from babeltune.models.hub import open_model, routes_of
 from babeltune.promotion.compare import Outcomes, outcomes
 from babeltune.schema.languages import match
 from babeltune.schema.records import Teacher
+from babeltune.stages import EVALUATING, listening, tell
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from sentence_transformers import SentenceTransformer
 
     from babeltune.evaluation.evaluate import EncodeTexts
     from babeltune.promotion.card_facts import Question
 
+BATCH = 64
+"""Texts that a model encodes at once."""
+TELL_EVERY_S = 0.5
+"""Seconds between two lines that say how far the process is."""
+NAMES = {"untrained": "the untrained student", "first": "A", "second": "B"}
+"""What is said for the key of a model, if not the key itself."""
 Scores = dict[str, float]
 Target = Teacher | str
 """What encodes the right sides of tasks with `right_model: teacher`: a sweep's teacher, or a model's folder."""
@@ -128,7 +139,8 @@ class FreshScorer:
         try:
             self._process.stdin.write(json.dumps(asked) + "\n")
             self._process.stdin.flush()
-            answer = self._process.stdout.readline()
+            while (answer := self._process.stdout.readline()).startswith("["):
+                tell(*json.loads(answer))
         except BrokenPipeError:
             answer = ""
         if not answer:
@@ -160,9 +172,10 @@ def score_items(
     prefix: str,
     prompt: str | None = None,
     target: EncodeTexts | None = None,
+    stage: str = EVALUATING,
 ) -> tuple[Scores, Outcomes]:
-    """`score`, and what every item came out as, from the same vectors."""
-    numbered, lookup = embedded_texts(tasks, encoder_of(model, prompt), target)
+    """`score`, and what every item came out as, from the same vectors. `stage` is what the listener hears."""
+    numbered, lookup = embedded_texts(tasks, encoder_of(model, prompt, stage), target)
     return score_vectors(numbered, lookup, prefix), outcomes(numbered, lookup, prefix)
 
 
@@ -183,8 +196,9 @@ def target_encoder(target: Target) -> EncodeTexts:
     return lambda texts, languages: once(tuple(texts), tuple(languages))
 
 
-def encoder_of(model: str, prompt: str | None = None) -> EncodeTexts:
-    """How a sentence-transformers model encodes texts; `TeacherError` where it is none."""
+def encoder_of(model: str, prompt: str | None = None, stage: str = EVALUATING) -> EncodeTexts:
+    """How a sentence-transformers model encodes texts; `TeacherError` where it is none. `stage` is what the listener
+    hears, batch by batch."""
     loaded = open_model(model)
     routes = routes_of(Path(model))
 
@@ -193,15 +207,29 @@ def encoder_of(model: str, prompt: str | None = None) -> EncodeTexts:
         route_of = {language: match(language, routes) for language in dict.fromkeys(languages)}
         tasks = [route_of[language] for language in languages]
         rows: dict[int, NDArray[np.float32]] = {}
-        for task in set(tasks):
-            chosen = [row for row, other in enumerate(tasks) if other == task]
-            vectors = loaded.encode(
-                [texts[row] for row in chosen], prompt=prompt, task=task, batch_size=64, show_progress_bar=False
-            )
-            rows |= zip(chosen, vectors, strict=True)
+        with _counted_batches(loaded, stage, len(texts)):
+            for task in set(tasks):
+                chosen = [row for row, other in enumerate(tasks) if other == task]
+                vectors = loaded.encode(
+                    [texts[row] for row in chosen], prompt=prompt, task=task, batch_size=BATCH, show_progress_bar=False
+                )
+                rows |= zip(chosen, vectors, strict=True)
         return np.stack([rows[row] for row in range(len(texts))])
 
     return encode
+
+
+@contextmanager
+def _counted_batches(model: SentenceTransformer, stage: str, texts: int) -> Iterator[None]:
+    """Tells after each batch how many of the texts are encoded. Texts stay in one call, as their order and padding, and
+    so their vectors' last digits, depend on all of them."""
+    batches = itertools.count(1)
+    tell(stage, 0, texts)
+    hook = model[0].register_forward_hook(lambda *_: tell(stage, min(texts, next(batches) * BATCH), texts))
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def width_of(encode: EncodeTexts) -> int:
@@ -227,6 +255,11 @@ def nearest_of(model: str, questions: Sequence[dict[str, Any]]) -> list[tuple[in
     return found
 
 
+def _stage(model: str, prefix: str) -> str:
+    """What is said while the model with this key is scored."""
+    return f"{EVALUATING} {NAMES.get(model, f'the {model}')} on the {'dev sets' if prefix == 'dev' else 'sealed tests'}"
+
+
 def main() -> None:
     """Answers requests, a line of JSON each, until nobody can ask any more."""
     answers = os.fdopen(os.dup(1), "w")
@@ -235,9 +268,22 @@ def main() -> None:
     threading.Thread(target=_listen, args=(requests,), daemon=True).start()
     with uncollected():
         importlib.import_module("sentence_transformers")  # before the first request comes
-    while True:
-        answers.write(json.dumps(answered(json.loads(requests.get()))) + "\n")
+
+    def write(line: object) -> None:
+        answers.write(json.dumps(line) + "\n")
         answers.flush()
+
+    last: list[float] = [0.0]
+
+    def progress(name: str, done: int, of: int) -> None:
+        """A list is no answer yet; an answer is an object."""
+        if done in (0, of) or time.monotonic() - last[0] > TELL_EVERY_S:
+            last[0] = time.monotonic()
+            write([name, done, of])
+
+    with listening(progress):
+        while True:
+            write(answered(json.loads(requests.get())))
 
 
 def _listen(requests: SimpleQueue[str]) -> None:
@@ -259,6 +305,7 @@ def answered(asked: dict[str, Any]) -> dict[str, Any]:
         return {"nearest": nearest_of(asked["model"], asked["questions"])}
     tasks = in_texts(tasks_from(asked["tasks"]), asked["texts"])
     if "teacher" in asked:
+        tell(_stage("teacher", asked["prefix"]))
         try:
             encode = target_encoder(Teacher(**asked["teacher"]))
         except TeacherError as error:
@@ -266,7 +313,7 @@ def answered(asked: dict[str, Any]) -> dict[str, Any]:
         numbered, lookup = embedded_texts(tasks, encode, encode)
         return {"scores": score_vectors(numbered, lookup, asked["prefix"])}
     return {
-        name: score_items(model, tasks, asked["prefix"], asked["prompt"], target)
+        name: score_items(model, tasks, asked["prefix"], asked["prompt"], target, _stage(name, asked["prefix"]))
         for name, model in asked["models"].items()
     }
 

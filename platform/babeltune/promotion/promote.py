@@ -29,6 +29,7 @@ from babeltune.promotion.selection_rule import preferred
 from babeltune.promotion.soup import best_or_average, members_of
 from babeltune.promotion.verdict import weigh
 from babeltune.schema.cluster import Cluster
+from babeltune.stages import WRITING, tell
 from babeltune.sweep.state.folder import find_run, find_sweep
 from babeltune.sweep.state.leaderboard import leaderboard
 from babeltune.sweep.sync.audit import audit
@@ -126,6 +127,7 @@ def decided(
     final = storage / "models" / candidate.folder.id / f"{candidate.name}-{candidate.report.index:06d}{average}"
     final.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=f".{final.name}-", dir=final.parent) as place, FreshScorer() as rescore:
+        tell("exporting the checkpoint")
         draft = Path(place)  # of this call alone: a dry run waits for no promotion of the same trial
         export_model(candidate, draft / "model")
         export_model(candidate, draft / "untrained", untrained=True)
@@ -139,6 +141,7 @@ def decided(
             return replace(decision, folder=str(out))
         if decision.verdict != "promote" or run_id is None:
             return decision
+        tell("making the model card")
         facts = facts_of(candidate, draft / "model", rescore)
         shutil.rmtree(final, ignore_errors=True)
         (draft / "model").replace(final)
@@ -213,6 +216,7 @@ def register_model(
         "babeltune.data": candidate.prepared.digest,
         **{f"metric.{k}": str(v) for k, v in {**decision.dev, **decision.test}.items() if k.count("/") == 2},
     }
+    tell(WRITING)
     log_scores(cluster.mlflow, run_id, decision.test, candidate.report.step, candidate.report.pairs)
     replaces = None if champion is None else champion.version.version
     version = register(cluster.mlflow, name, folder, run_id, alias, tags, replaces=replaces)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 CELLS = 1 << 22
 """Counts of drawn items held at once (float64: 32 MB)."""
+MOST_ERRORS = 38.0
+"""Standard errors beyond which a p is zero in float64."""
 DRAWN = 200_000_000
 """Items drawn for one comparison, over all draws, unless more are asked for."""
 
@@ -26,19 +28,52 @@ Statistic = Callable[["NDArray[np.float64]"], "NDArray[np.float64]"]
 """Makes [draws], the statistic of every draw, from [draws, items], how often each draw holds each item."""
 
 
-def sign_test(differences: ArrayLike) -> float:
-    """The exact two-sided p of McNemar's test (1947) on [items] differences. If the models are equally good, the items
-    that only one of them got right are heads or tails of a fair coin.
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """[items] differences of one or several subsets whose items of equal number count once together."""
 
-    A sentence whose two directions are judged together has a difference of -1, -0.5, 0, 0.5 or 1 and counts for the
-    model that got more of them right. Its directions are not independent; sentences are.
+    sums: NDArray[np.float64]
+    """The sums of the differences over the subsets."""
+    step: float
+    """The smallest difference that two models can have on an item."""
+
+
+def mean_limits(rows: Sequence[Rows], subsets: int, z: float) -> tuple[float, float]:
+    """Where the mean over so many `subsets` may lie: the adjusted Wald interval of Bonett and Price (2012).
+
+    Two items are added to each group, one that each model wins by a step. So few items, and models without any
+    difference, have an interval of a width that fits. Each group's mean has the variance of its own rows.
     """
-    values = np.asarray(differences, dtype=np.float64)
-    wins, losses = int((values > 0).sum()), int((values < 0).sum())
-    trials = wins + losses
-    k = np.arange(1, min(wins, losses) + 1)
-    coefficients = np.cumsum([0.0, *np.log((trials - k + 1) / k)])  # log C(trials, k)
-    return min(1.0, 2 * float(np.exp(coefficients - trials * math.log(2)).sum()))
+    middle = variance = 0.0
+    for each in rows:
+        items = len(each.sums) + 2
+        mean = float(each.sums.sum()) / items
+        middle += mean / subsets
+        square = (float(np.square(each.sums).sum()) + 2 * each.step**2) / items
+        variance += (square - mean**2) / items / subsets**2
+    reach = z * math.sqrt(max(0.0, variance))
+    return middle - reach, middle + reach
+
+
+def p_of(limits: Callable[[float], tuple[float, float]]) -> float:
+    """The two-sided p of no difference: 1 minus the largest confidence at which the interval excludes zero.
+
+    `limits` makes the interval that reaches z standard errors. p and interval therefore say the same."""
+
+    def excludes(z: float) -> bool:
+        low, high = limits(z)
+        return low > 0 or high < 0
+
+    below, above = 0.0, MOST_ERRORS
+    while above - below > 1e-6:
+        middle = (below + above) / 2
+        below, above = (middle, above) if excludes(middle) else (below, middle)
+    return math.erfc(below / math.sqrt(2))
+
+
+def errors_of(confidence: float) -> float:
+    """How many standard errors a normal interval of this confidence reaches to each side."""
+    return NormalDist().inv_cdf((1 + confidence) / 2)
 
 
 def draws(items: int, resamples: int, seed: int) -> Iterator[NDArray[np.float64]]:
@@ -105,18 +140,22 @@ class Difference:
     value: float
     low: float
     high: float
-    """The percentile bootstrap interval (Efron 1979)."""
+    """The percentile bootstrap interval (Efron 1979). Without a limit where so few draws cannot tell one."""
     p: float
-    """Two-sided: twice the smaller share of draws on one side of zero."""
-    floor: bool
-    """No draw lies on the other side of zero, so p is only known to be below what so many draws can tell."""
+    """Two-sided: twice the smaller share of draws on one side of zero, which counts the one that was seen. It is at
+    most 1 - confidence exactly where the interval excludes zero."""
 
 
 def paired_bootstrap(
-    parts: Sequence[tuple[int, Statistic]], *, confidence: float, resamples: int, seed: int = 0
+    parts: Sequence[tuple[int, Statistic]],
+    *,
+    confidence: float,
+    joint: float | None = None,
+    resamples: int,
+    seed: int = 0,
 ) -> list[Difference]:
     """The difference of every part and, last, of their mean; a part is a number of items and the statistic that is a
-    difference of the two models on them."""
+    difference of the two models on them. `joint` is the confidence of the mean's interval, if another."""
     values: list[float] = []
     drawn: list[NDArray[np.float64]] = []
     by_length: dict[int, list[int]] = {}
@@ -130,22 +169,17 @@ def paired_bootstrap(
             for index in indices:
                 drawn[index][start : start + len(counts)] = parts[index][1](counts)
             start += len(counts)
-    return [
-        _difference(value, found, confidence)
-        for value, found in zip(
-            [*values, math.fsum(values) / len(values)], [*drawn, np.mean(drawn, axis=0)], strict=True
-        )
-    ]
+    own = [_difference(value, found, confidence) for value, found in zip(values, drawn, strict=True)]
+    mean = _difference(math.fsum(values) / len(values), np.mean(drawn, axis=0), joint or confidence)
+    return [*own, mean]
 
 
 def _difference(value: float, drawn: NDArray[np.float64], confidence: float) -> Difference:
-    drawn = drawn[np.isfinite(drawn)]  # a draw of one item repeated has no correlation
-    if not len(drawn):
-        return Difference(value=value, low=-math.inf, high=math.inf, p=1.0, floor=False)
-    low, high = np.quantile(drawn, [(1 - confidence) / 2, (1 + confidence) / 2])
+    drawn = np.sort(drawn[np.isfinite(drawn)])  # a draw of one item repeated has no correlation
+    beyond = int((1 - confidence) / 2 * (len(drawn) + 1))  # draws from a limit outwards
+    low, high = (float(drawn[beyond - 1]), float(drawn[-beyond])) if beyond else (-math.inf, math.inf)
     side = min(int((drawn <= 0).sum()), int((drawn >= 0).sum()))
-    p = min(1.0, 2 * (side + 1) / (len(drawn) + 1))
-    return Difference(value=value, low=float(low), high=float(high), p=p, floor=side == 0)
+    return Difference(value=value, low=low, high=high, p=min(1.0, 2 * (side + 1) / (len(drawn) + 1)))
 
 
 def enough_draws(alpha: float, items: int, least: int) -> int:
@@ -154,17 +188,16 @@ def enough_draws(alpha: float, items: int, least: int) -> int:
     return max(least, min(math.ceil(40 / alpha), DRAWN // items))
 
 
-def score_interval(differences: ArrayLike, steps: Sequence[float], *, confidence: float) -> tuple[float, float]:
-    """The interval of the mean of [items] differences, each 0 or plus or minus one of `steps`.
+def score_limits(differences: ArrayLike, steps: Sequence[float], z: float) -> tuple[float, float]:
+    """The interval of the mean of [items] differences, each 0 or plus or minus one of `steps`, to z standard errors.
 
     It accounts for few items. Without any difference it is about 0 ± z² / items (the rule of three), where a
     bootstrap of the items finds no width at all. The mean is the sum of the shares of items with each difference,
     times the difference. A share's limits are Wilson's (1927), and their distances from the share add up in squares
-    (Newcombe 1998, method 10; Zou and Donner 2008). The shares' covariance is left out: it counts where many items
-    differ, and there the bootstrap is right.
+    (Newcombe 1998, method 10; Zou and Donner 2008). The shares' covariance is left out. It counts where many items
+    differ, and there `mean_limits` are wider.
     """
     values = np.asarray(differences, dtype=np.float64)
-    z = NormalDist().inv_cdf((1 + confidence) / 2)
     below, above = 0.0, 0.0
     for step in steps:
         gained, lost = (_wilson(float((values == sign * step).mean()), len(values), z) for sign in (1, -1))

@@ -10,7 +10,7 @@ from babeltune.data.eval_sets import subsets
 from babeltune.data.prepared import Prepared, read_prepared
 from babeltune.errors import SpecError
 from babeltune.promotion.candidate import dev_texts, sealed_sets
-from babeltune.promotion.compare import Cell, Outcomes, compare, said_of
+from babeltune.promotion.compare import Cell, Outcomes, Said, compare, said_of
 from babeltune.promotion.evaluate import Evaluated, Scoring, score_model, weights_of
 from babeltune.promotion.fresh_scorer import FreshScorer, Target
 from babeltune.promotion.model_names import model_folder, trial_of
@@ -73,8 +73,11 @@ class Comparison:
     sweep: str
     first: str
     second: str
-    verdicts: tuple[str, ...]
-    """For each mean of `overall`, whether the second is better, worse, or not distinguishable."""
+    confidence: float
+    """The confidence of the intervals: the sweep's `promotion.confidence`."""
+    verdicts: tuple[Said, ...]
+    """For each mean of `overall`, whether the second is better or worse. `undecided`: the difference may be chance.
+    `equal`: no item differs."""
     overall: tuple[Cell, ...]
     """The mean over all bitext subsets, over all STS subsets, and over all transfer subsets."""
     cells: tuple[Cell, ...]
@@ -120,7 +123,8 @@ def compare_models(first: str, second: str, cluster: Cluster, *, sweep: str | No
         sweep=folder.id,
         first=first,
         second=second,
-        verdicts=tuple(said_of(mean, rules.confidence) for mean in found.overall),
+        confidence=rules.confidence,
+        verdicts=tuple(map(said_of, found.overall)),
         overall=found.overall,
         cells=found.cells,
         warnings=words,

@@ -26,7 +26,7 @@ from babeltune.promotion.candidate import (
     target_of,
 )
 from babeltune.promotion.champion import Champion, is_same, unfiltered
-from babeltune.promotion.compare import Outcomes, compare, said_of, words_of
+from babeltune.promotion.compare import Outcomes, Said, compare, said_of, words_of
 from babeltune.promotion.fresh_scorer import FreshScorer
 from babeltune.promotion.gates import Decision, Scores, chance_of, judge
 from babeltune.promotion.sealed_test_log import record_opening
@@ -38,6 +38,13 @@ UNSEALED = (
 """What promotion says if the sweep's file names no sealed tests."""
 BASELINE = "baseline "
 """Begins the key of a baseline among the models that are scored; no model's name holds a blank."""
+AGAINST_BASELINE: dict[Said, str] = {
+    "better": "better than",
+    "worse": "worse than",
+    "undecided": "perhaps no better than",
+    "equal": "equal to",
+}
+"""What promotion says of the candidate and a baseline."""
 
 
 def weigh(candidate: Candidate, draft: Path, rescore: FreshScorer, champion: Champion | None = None) -> Decision:
@@ -170,10 +177,7 @@ def against_baselines(
         row = key.removeprefix(BASELINE)
         found = compare((scored[key][1], scored["model"][1]), tasks, rules, name=row, on="test")
         for mean in found.overall:
-            said = said_of(mean, rules.confidence)
-            lines.append(
-                f"{'no better' if said == 'not distinguishable' else said} than the baseline {row}: {words_of(mean)}"
-            )
+            lines.append(f"{AGAINST_BASELINE[said_of(mean)]} the baseline {row}: {words_of(mean)}")
     return lines
 
 

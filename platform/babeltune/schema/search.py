@@ -137,4 +137,4 @@ class Promotion(Strict):
     confidence: float = 0.95
     """Confidence of the intervals and tests that compare the two."""
     resamples: int = 10_000
-    """Draws of the bootstrap."""
+    """The least number of bootstrap draws, by which graded pairs are compared."""

@@ -29,6 +29,8 @@ class Spool:
         self.memo: dict[str, Any] = {}
         """Saved with each acknowledgement; JSON only."""
         self.offset = 0
+        self.requested = 0
+        """Bytes after the offset whose requests were made, and which are not acknowledged yet."""
         self._sent = path.with_name(path.name + ".sent")
         self._store = hashlib.sha256(store.encode()).hexdigest()  # a store's address may hold a password
         self._file = path.open("ab", buffering=0)
@@ -55,6 +57,14 @@ class Spool:
         """Bytes that are not acknowledged."""
         return self.size - self.offset
 
+    def count(self, size: int) -> None:
+        """Counts bytes whose requests were made."""
+        self.requested += size
+
+    def left(self) -> int:
+        """Bytes whose requests are still to be made."""
+        return max(0, self.waiting() - self.requested)
+
     def unsent(self, limit: int) -> list[bytes]:
         """Whole lines from the acknowledged offset on, up to about `limit` bytes."""
         with self.path.open("rb") as file:
@@ -73,7 +83,7 @@ class Spool:
         offset = self.offset + sum(map(len, lines))
         sent = {"store": self._store, "offset": offset, "memo": self.memo}
         write_whole(self._sent, json.dumps(sent).encode())
-        self.offset = offset
+        self.offset, self.requested = offset, 0
 
     def forget(self) -> None:
         """Forgets all acknowledgements and the memo, because the store has lost its data."""

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from babeltune.redaction import without_password
 from babeltune.schema.records import Point
+from babeltune.stages import WRITING, tell
 from babeltune.tracking.checkpoint_models import CheckpointModel, log_checkpoint
 from babeltune.tracking.mlflow_client import (
     ENTRIES_PER_BATCH,
@@ -63,6 +64,8 @@ LINGER_S = 0.2
 """Seconds that the sender lets events gather before it sends them."""
 RETRY_S = (0.5, 30.0)
 """Seconds of the first and the longest wait after a failure. The wait doubles in between."""
+TELL_EVERY_S = 1.0
+"""Seconds between two words about how much MLflow has taken, while somebody waits for it."""
 READ_BYTES = 1 << 20
 """Bytes of the spool that are sent in one piece before they are acknowledged."""
 _UNCLEAR = "BAD_REQUEST"
@@ -168,12 +171,18 @@ class Tracker:
         return self._spool.waiting()
 
     def flush(self, timeout: float) -> bool:
-        """Waits up to `timeout` seconds until all that was put so far is acknowledged; says whether it was."""
+        """Waits up to `timeout` seconds until all that was put so far is acknowledged, and tells how far it is; says
+        whether it was."""
+        end = time.monotonic() + timeout
         with self._changed:
             goal = self._flush_to = self._spool.size
             self._flushes += 1
             self._changed.notify_all()
-            return self._changed.wait_for(lambda: self._spool.offset >= goal, timeout)
+            begun = self._spool.left()
+            while (left := end - time.monotonic()) > 0 and self._spool.offset < goal:
+                self._changed.wait_for(lambda: self._spool.offset >= goal, min(left, TELL_EVERY_S))
+                tell(WRITING, begun - self._spool.left(), begun)
+            return self._spool.offset >= goal
 
     def close(self, timeout: float = 10.0) -> bool:
         """Flushes, then stops sending. What is left stays in the spool for the next `Tracker` on it."""
@@ -203,7 +212,7 @@ class Tracker:
             try:
                 sender = sender or _Sender(open_client(self.uri), self._spool.memo, self.experiment)
                 lines = self._spool.unsent(READ_BYTES)
-                refused = sender.send(lines)
+                refused = sender.send(lines, self._spool.count)
                 with self._changed:
                     self._spool.acknowledge(lines)
                     self.refused, self.trouble = self.refused + refused, None
@@ -215,7 +224,7 @@ class Tracker:
                 _log.log(first, "%s; %d bytes wait, next try in %.1f s", self.trouble, self.waiting(), wait)
                 if getattr(error, "error_code", None) == "RESOURCE_DOES_NOT_EXIST":
                     self._spool.forget()  # the store lost our runs: send everything again
-                sender = None
+                sender, self._spool.requested = None, 0
                 self._pause(wait)
                 wait = min(wait * 2, longest)
 
@@ -249,8 +258,9 @@ class _Sender:
         if PARENT in self.runs:
             client.get_run(self.runs[PARENT])  # raises when the store has lost it
 
-    def send(self, lines: Sequence[bytes]) -> int:
-        """Sends all, a run's metrics together; returns how many requests were refused for good.
+    def send(self, lines: Sequence[bytes], sent: Callable[[int], None] = lambda _: None) -> int:
+        """Sends all, a run's metrics together; returns how many requests were refused for good. `sent` hears of the
+        bytes of each line whose request was made.
 
         Raises whatever is worth another try, of all the lines.
         """
@@ -284,6 +294,7 @@ class _Sender:
                 self._try(self.client.set_experiment_tag, self.experiment_id, NOTE, event["text"])
             else:
                 self._end(key, event)
+            sent(len(line))
         for key in list(self.pending):
             self._send_metrics(key)
         return self.refused

@@ -17,7 +17,7 @@ from babeltune.planning.space import Suggests, suggest
 from babeltune.schema.cluster import Cluster
 from babeltune.schema.records import Scalar, Sweep
 from babeltune.signals import StopRequestedError, StopSignal, interrupts
-from babeltune.stages import SEARCHING
+from babeltune.stages import SEARCHING, STARTING, listening
 from babeltune.sweep.driver.assignment import assignment
 from babeltune.sweep.driver.baselines import score_baselines
 from babeltune.sweep.driver.examples import examples_at_the_end
@@ -71,6 +71,7 @@ class Attempt:
             here = cluster.address == "local"
             corpus = self._read(None) if here else None  # broken text is known before Ray starts
             asked = functools.partial(nodes_asked, cluster, note=self.progress.note, progress=self.said)
+            self.said(STARTING, 0, 0)
             with connected(cluster), ray_refusals():
                 if not cluster.nodes_within:  # it is known before all that is prepared
                     shares = cluster.cpus_per_worker, cluster.gpus_per_worker
@@ -122,6 +123,7 @@ class Attempt:
             self._pool_settings(), note=progress.note, surveyed=surveyed, waiting=self.stop.raise_if_stopped
         )
         with (
+            listening(progress.progress),
             examples_at_the_end(folder, self.driver_sync.where) as begin_examples,
             self._recorder(prepared) as recorder,
             pool,
@@ -141,7 +143,7 @@ class Attempt:
                 raise KeyboardInterrupt
             if recorder.complete:
                 begin_examples()
-            progress.progress("closing worker groups and MLflow", progress.ended, sweep.budget.trials)
+            progress.progress("closing worker groups", progress.ended, sweep.budget.trials)
         progress.progress("done" if recorder.complete else "stopped", progress.ended, sweep.budget.trials)
         return recorder.complete
 

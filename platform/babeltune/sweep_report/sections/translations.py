@@ -21,7 +21,8 @@ def translations(report: SweepReport) -> Section:
     """What training did to a few translations: their cosines, and their places among one another."""
     title, anchor, found = "Translations before and after training", "translations", report.examples
     if found.missing:
-        return Section(anchor=anchor, title=title, blocks=(Text(text=f"Not made: {found.missing}."),))
+        step = "" if "babeltune report" in found.missing else f" `babeltune report {report.sweep}` makes them."
+        return Section(anchor=anchor, title=title, blocks=(Text(text=f"Not made: {found.missing}.{step}"),))
     words = (
         f"Sentences of the dev set {found.dev_set}, spread evenly over it, by the untrained student and by report "
         f"{found.report} of {found.trial}."
