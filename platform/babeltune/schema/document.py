@@ -261,7 +261,7 @@ def adapter_of(record: type) -> TypeAdapter[Any]:
 def validate(document: Document, record: type[Record]) -> Record:
     """The document as that record. Raises one `SpecError` with a line for each thing that is wrong."""
     try:
-        found: Record = adapter_of(record).validate_json(json.dumps(document.values), strict=True)
+        found: Record = adapter_of(typing.cast("type", record)).validate_json(json.dumps(document.values), strict=True)
         return found
     except ValidationError as error:
         raise SpecError("\n".join(explain(document, record, error))) from error
