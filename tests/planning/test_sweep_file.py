@@ -1463,3 +1463,27 @@ def test_an_overlay_that_is_run_as_a_sweep_says_with(name):
     path = repository() / name
     with pytest.raises(SpecError, match=rf"an overlay, not a sweep file: .*`SWEEP\.yaml --with {path}`"):
         read_sweep(path)
+
+
+@pytest.mark.parametrize(
+    ("file", "setting", "expected"),
+    [
+        (
+            "static",
+            "parameters.settings.lealla.margin={choice: [0.2, 9]}",
+            "parameters.settings.lealla.margin: method 'lealla': margin is 9",
+        ),
+        (
+            "static",
+            "parameters.settings.lealla={float: [0, 1]}",
+            "such as settings.lealla.alpha; its weight is 'lealla'",
+        ),
+        ("static", "training.average={kind: last, share: 0}", "share: 0.0 must be above 0"),
+        ("ml_ctl", "training.matryoshka=[256, 64]", "method 'ml_ctl' reads token states"),
+        ("ml_ctl", "student={kind: static, width: 64, vocabulary: 500}", "method 'ml_ctl' reads token states"),
+    ],
+)
+def test_one_cause_is_one_line_at_the_key_that_has_it(file, setting, expected):
+    with pytest.raises(SpecError, match=re.escape(expected)) as caught:
+        read_sweep(f"search_spaces/{file}.yaml", assignments=[setting])
+    assert len(str(caught.value).splitlines()) == 1

@@ -70,19 +70,19 @@ def _needs(sweep: Sweep) -> Iterator[Problem]:
         student = student_with(sweep, params)
         # its settings are named only where another choice of them needs something else
         who = f"method {method.name!r}{_chosen(sweep, params) if len(by_method[method.name]) > 1 else ''}"
+        readings = {(one.states, one.frozen, one.per_language, one.fixed_width) for one in by_method[method.name]}
+        alone = f"method {method.name!r}" if len(readings) == 1 else who
         if needs.states and student.kind == "static":
-            if all(one.states for one in by_method[method.name]):
-                who = f"method {method.name!r}"
             yield (
                 ("parameters", "student.kind") if "student.kind" in sweep.parameters else ("student", "kind"),
-                f"'static': {who} reads token states, and a static student has none; choose another method, or a "
+                f"'static': {alone} reads token states, and a static student has none; choose another method, or a "
                 "Transformer",
             )
         yield from _teacher_languages(sweep, needs, who, anchors, others)
         width = None if needs.frozen else student_width(student)
         if sweep.training.matryoshka:
             follows = student.projection == "teacher" and not needs.frozen
-            yield from matryoshka_problems(sweep.training.matryoshka, needs, who, teacher_width if follows else width)
+            yield from matryoshka_problems(sweep.training.matryoshka, needs, alone, teacher_width if follows else width)
         besides = " and another student.pooling" if student.pooling == "pooler" else ""
         if needs.same_dimension and width is not None and teacher_width is not None and width != teacher_width:
             yield (

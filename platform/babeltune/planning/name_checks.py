@@ -157,6 +157,8 @@ def _no_inner_setting(name: str, methods: list[type[Method]]) -> str:
     if part not in parts:
         return f"{name!r}: {part!r} is no method to combine; allowed: {', '.join(parts)}{nearest(part, parts)}"
     known = sorted(fields_of(load_method(part)))
+    if not field:
+        return f"{name!r}: name a setting of method {part!r}, such as {name}.{known[0]}; its weight is {part!r} alone"
     return f"{name!r}: method {part!r} has no setting {field!r}; allowed: {', '.join(known)}{nearest(field, known)}"
 
 

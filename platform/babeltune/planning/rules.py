@@ -88,7 +88,13 @@ def average_problems(sweep: Sweep) -> Iterator[Problem]:
         if average is not None and searched in sweep.parameters and average.kind != kind and not free:
             yield ("parameters", searched), f"is for kind {kind!r}, and training.average.kind is {average.kind!r}"
     free = any(name.startswith(STEPS) for name in sweep.parameters)
-    if average is not None and sweep.budget.unit == "pairs" and not free and average.every > 0:
+    if (
+        average is not None
+        and sweep.budget.unit == "pairs"
+        and not free
+        and average.every > 0
+        and 0 < average.share <= 1
+    ):
         share = average.share if average.kind == "last" else 1.0
         steps = math.ceil(share * training.pairs / max(training.global_batch, 1))
         if steps <= average.every:

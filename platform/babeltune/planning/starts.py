@@ -161,7 +161,9 @@ def _differences(sweep: Sweep, student: Student, start: StartShape) -> list[tupl
     if start.kind != student.kind:
         kind = "a static model" if start.kind == "static" else "a Transformer"
         more = "" if start.kind != "static" else "; a Transformer takes its token table alone: student.embeddings_from"
-        return [("start", f"{name!r} is {kind}, and student.kind is {student.kind}; set student.kind to it{more}")]
+        return [
+            ("start", f"{name!r} is {kind}, and student.kind is {student.kind}; write student.kind: {start.kind}{more}")
+        ]
     found = []
     for field_name, value in start.fields().items():
         own = getattr(student, field_name)

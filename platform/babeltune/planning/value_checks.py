@@ -227,8 +227,9 @@ def _static_combinations(sweep: Sweep) -> Iterator[Problem]:
 
 def blamed(values: Mapping[str, object], section: str, message: str) -> Key:
     """The key of the setting that a method's message speaks of first, or the section."""
+    about = re.sub(r"^method '\w+': ", "", message)  # a weight has the name of its method
     words = {name: inner_setting(name)[1] if name.startswith(INNER) else name for name in values}
-    places = {name: re.search(rf"\b{re.escape(word)}\b", message) for name, word in words.items()}
+    places = {name: re.search(rf"\b{re.escape(word)}\b", about) for name, word in words.items()}
     named = sorted((found.start(), name) for name, found in places.items() if found)
     return (section, named[0][1]) if named else (section,)
 

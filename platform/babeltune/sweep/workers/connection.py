@@ -120,7 +120,7 @@ def local_ray(num_cpus: int | None = None, num_gpus: int = 0, env: dict[str, str
         ray.shutdown()
         raise ClusterError(
             f"Ray does not start on this machine ({str(error).strip().splitlines()[0]}); it needs a folder with a "
-            "short path and some room, RAY_TMPDIR or else /tmp; then try again"
+            "short path and some room, RAY_TMPDIR or else /tmp, and a machine that is not overloaded; then try again"
         ) from error
     ending = threading.Event()
     threading.Thread(target=_end_without_ray, args=(ending,), daemon=True).start()
