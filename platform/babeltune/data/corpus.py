@@ -155,7 +155,9 @@ def read_sources(
     for made in (None, "translate", "pivot"):  # what is made of others comes after them
         for source in data.train:
             if made == (source.format if source.format in ("translate", "pivot") else None):
-                rows = read_source(source, root, others=read, translate=translate, longest=data.max_line_bytes)
+                rows = read_source(
+                    source, root, others=read, translate=translate, longest=data.max_line_bytes, shards=shards
+                )
                 read[source.name] = replace(rows, shards=shards)
     return read
 
