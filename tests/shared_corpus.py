@@ -40,14 +40,14 @@ def data_in(folder: Path) -> Data:
 
 
 @contextmanager
-def tiny_shards() -> Iterator[None]:
-    """More than ten texts or bytes are many; seven texts are a shard, and two hundred bytes a part of a file."""
+def tiny_shards(texts: int = 7, size: int = 200) -> Iterator[None]:
+    """More than ten texts or bytes are many; so many texts are a shard, and so many bytes a part of a file."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(text_shards, "MANY", 10)
-        patch.setattr(text_shards, "SHARD", 7)
+        patch.setattr(text_shards, "SHARD", texts)
         patch.setattr(text_shards, "WINDOW", 3)
         patch.setattr(file_shards, "MANY_BYTES", 10)
-        patch.setattr(file_shards, "PART_BYTES", 200)
+        patch.setattr(file_shards, "PART_BYTES", size)
         yield
 
 
