@@ -133,12 +133,12 @@ def test_a_file_read_in_parts_gives_the_same_rows_or_the_same_error(folder, monk
 
 
 def test_each_error_and_each_count_of_broken_rows_is_among_the_sources(folder):
-    told = [outcome(source, folder) for source in SOURCES]
-    errors = " ".join(each for each in told if isinstance(each, str))
+    found = [outcome(source, folder) for source in SOURCES]
+    errors = " ".join(each for each in found if isinstance(each, str))
     known = ("column count", "in quotation marks", "no rows", "UTF-16", "cannot be read", "not JSON", "ends after line")
     for words in known:
         assert words in errors
-    reasons = {reason for each in told if not isinstance(each, str) for reason in each[3]}
+    reasons = {reason for each in found if not isinstance(each, str) for reason in each[3]}
     assert reasons >= {"too long", "not UTF-8", "empty side", "column count", "unequal line counts", "duplicate id"}
 
 
