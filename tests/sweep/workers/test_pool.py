@@ -12,7 +12,6 @@ import torch
 from babeltune.errors import ClusterError
 from babeltune.sweep.state.messages import EndMessage, TrialEnd
 from babeltune.sweep.workers import process_state as process_states
-from babeltune.sweep.workers import worker_groups
 from babeltune.sweep.workers.nodes import nodes_there, worker_groups_that_fit
 from babeltune.sweep.workers.pool import WorkerPool
 from babeltune.sweep.workers.ray_train import ENVIRONMENT
@@ -366,30 +365,3 @@ def test_a_stopped_dispatcher_ends_the_search_with_a_line_on_how_to_go_on(room, 
             opened.mend()
     wait_until(lambda: not psutil.pid_exists(stopped))
     assert left_behind()[0] == set()
-
-
-class EndedController:
-    """A controller whose run is over."""
-
-    def pid(self):
-        return os.getpid()
-
-    def run(self):
-        return None
-
-    def get_result(self):
-        raise AssertionError("its process is stopped")
-
-
-def test_a_controller_that_is_stopped_after_its_run_is_not_waited_for(room, tmp_path, monkeypatch):
-    monkeypatch.setattr(worker_groups, "CONTROLLER_TIMEOUT_S", 1.0)
-    controller = ray.remote(num_cpus=0)(EndedController).remote()
-    pid, run = ray.get(controller.pid.remote()), controller.run.remote()
-    ray.get(run)
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        groups = worker_groups.WorkerGroups(settings=None, dispatcher="d")
-        groups._there["g"] = worker_groups.WorkerGroup(controller, run)
-        assert groups.why_ended("g") == "its controller has not answered for 1 s"
-    finally:
-        os.kill(pid, signal.SIGKILL)

@@ -20,8 +20,6 @@ from babeltune.sweep.workers.worker import worker_loop
 
 TEAR_DOWN_TIMEOUT_S = 30.0
 """Seconds to wait for a worker group that was killed to free its resources."""
-CONTROLLER_TIMEOUT_S = 30.0
-"""Seconds within which a controller must say why its run ended: its process may be stopped, or its node gone."""
 UNPLACED_TIMEOUT_S = 15.0
 """Seconds that a worker group without a node may wait for one before it counts as lost."""
 
@@ -121,10 +119,7 @@ class WorkerGroups(Mapping[str, WorkerGroup]):
         """The last line of the error that ended the worker group's run."""
         try:
             ray.get(self._there[name].run)
-            result = self._there[name].controller.get_result.remote()
-            error = ray.get(result, timeout=CONTROLLER_TIMEOUT_S).error
-        except ray.exceptions.GetTimeoutError:
-            return f"its controller has not answered for {CONTROLLER_TIMEOUT_S:g} s"
+            error = ray.get(self._there[name].controller.get_result.remote()).error
         except ray.exceptions.RayError as died:
             error = died
         return str(error).strip().splitlines()[-1] if error else "its training loop ended"
