@@ -5,17 +5,18 @@ has, so Ray accepts them and starts no process: this machine holds a few real gr
 dispatcher for a trial on behalf of each group. Printed are CPU seconds and wall seconds of this process until every
 group waits for a trial, five surveys of all groups included, and how much its memory grew. It fails if 800 groups take
 three minutes of the driver's CPU time, if a group costs it 1 MB, or if the cost of a group grows faster than their
-number.
+number. The ratio is the CPU time of a group at the smallest number by that at the largest, measured once.
+`python -m benchmarks.opening --json docs/measured/opening.json` writes the table of the site.
 """
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import psutil
 import ray
@@ -26,6 +27,8 @@ from babeltune.sweep.workers.connection import local_ray
 from babeltune.sweep.workers.pool import WorkerPool
 from babeltune.sweep.workers.pool_settings import PoolSettings
 from babeltune.sweep.workers.ray_train import ENVIRONMENT, WorkerGroupTrainer, _Fixed, _remote_controller
+from benchmarks.__main__ import commit
+from benchmarks.race import Row, options, verdict
 
 SIZES = (50, 200, 800)
 SURVEYS = 5
@@ -113,6 +116,7 @@ def faults(found: list[Opened]) -> list[str]:
 
 def main() -> None:
     """Runs the benchmark."""
+    given = options(__doc__)
     vars(worker_groups)["WorkerGroupTrainer"] = Unplaced
     found = []
     print(HEAD)
@@ -121,8 +125,10 @@ def main() -> None:
             with TemporaryDirectory() as place:
                 found.append(opened(groups, Path(place)))
             print(found[-1].shown(), flush=True)
-    if broken := faults(found):
-        sys.exit("; ".join(broken))
+    small, large = (each.cpu / each.groups for each in (found[0], found[-1]))
+    facts: dict[str, Any] = {"commit": commit(), "sizes": [asdict(each) for each in found]}
+    row = Row(ours=large, peer=small)
+    verdict("opening", [row], 1.0, given, broken=faults(found), unit="CPU seconds of a group", **facts)
 
 
 if __name__ == "__main__":

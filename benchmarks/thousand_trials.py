@@ -24,6 +24,7 @@ import psutil
 
 from babeltune.sweep.search.study import Proposals
 from babeltune.sweep.workers.connection import local_ray
+from benchmarks.__main__ import commit
 from benchmarks.race import Row, options, verdict
 from benchmarks.sweep_overhead import ROOT, WORKER_GROUPS, open_pool, run, sweep_of, wait_for
 
@@ -136,8 +137,9 @@ def main() -> None:
     )
     first, last = watch.seconds(1), watch.seconds(TRIALS // PART - 1)
     print(f"last hundred {last:.1f} s, second hundred {first:.1f} s")
-    facts = {"growth_mib": watch.growth(), "kb_a_trial": watch.per_trial(), "slowest_proposal": max(watch.cpu)}
-    facts |= {"slowest_save": max(watch.saved), "seconds": took}
+    facts: dict[str, Any] = {"commit": commit(), "trials": TRIALS, "stored": sum(sizes.values()), "seconds": took}
+    facts |= {"growth_mib": watch.growth(), "kb_a_trial": watch.per_trial()}
+    facts |= {"slowest_proposal": max(watch.cpu), "slowest_save": max(watch.saved)}
     verdict("thousand_trials", [Row(ours=last, peer=first)], 1 / SLOWER, given, broken=watch.faults(), **facts)
 
 

@@ -190,7 +190,7 @@ def benchmarks() -> str:
             f"## The last `make bench`\n\nCommit `{found['commit']}`.",
             table(tuple(found["titles"]), found["rows"]),
         ]
-    parts += corpus_sizes()
+    parts += [*corpus_sizes(), *opened_groups(), *many_trials()]
     figures = json.loads((MEASURED / "figures.json").read_text(encoding="utf-8"))["rows"]
     parts += ["## Single commands", table(("what", "command", "figures"), [(a, f"`{b}`", c) for a, b, c in figures])]
     return "\n\n".join(parts) + "\n"
@@ -217,6 +217,50 @@ def corpus_sizes() -> list[str]:
     )
     titles = ("pairs", "CPU seconds", "microseconds of CPU a pair", "seconds", "memory in MiB")
     return [f"## Cleaning a large corpus\n\nCommit `{found['commit']}`. {lead}", table(titles, rows)]
+
+
+def opened_groups() -> list[str]:
+    """What `benchmarks.opening` has measured."""
+    if not (file := MEASURED / "opening.json").exists():
+        return []
+    found = json.loads(file.read_text(encoding="utf-8"))
+    rows = [
+        (
+            f"{size['groups']}",
+            f"{size['cpu']:.1f}",
+            f"{size['wall']:.1f}",
+            f"{size['mb']:.1f}",
+            f"{1000 * size['mb'] / size['groups']:.0f}",
+        )
+        for size in found["sizes"]
+    ]
+    lead = (
+        "`python -m benchmarks.opening` opens worker groups whose controllers are accepted and start no process. The "
+        "figures are those of the driver's process."
+    )
+    titles = ("worker groups", "CPU seconds", "seconds", "MB", "KB a group")
+    return [f"## Opening many worker groups\n\nCommit `{found['commit']}`. {lead}", table(titles, rows)]
+
+
+def many_trials() -> list[str]:
+    """What `benchmarks.thousand_trials` has measured."""
+    if not (file := MEASURED / "thousand_trials.json").exists():
+        return []
+    found = json.loads(file.read_text(encoding="utf-8"))
+    figures = (
+        f"{found['trials']:,}",
+        f"{found['seconds']:,.0f}",
+        f"{found['kb_a_trial']:.1f}",
+        f"{1000 * found['slowest_proposal']:.0f}",
+        f"{1000 * found['slowest_save']:.0f}",
+        f"{found['stored'] / found['trials'] / 1000:.1f}",
+    )
+    lead = "`python -m benchmarks.thousand_trials` runs trials that do nothing through the loop of a real sweep."
+    titles = (
+        *("trials", "seconds", "KB of the driver a trial", "slowest proposal, ms of CPU"),
+        *("longest save of a trial, ms", "KB in the sweep's folder a trial"),
+    )
+    return [f"## Many trials\n\nCommit `{found['commit']}`. {lead}", table(titles, [figures])]
 
 
 PAGES: dict[str, Callable[[], str]] = {

@@ -6,6 +6,7 @@ The nodes are Ray's own, all on this machine, with tokens on. Each scene prints 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import functools
 import json
 import os
@@ -17,13 +18,18 @@ from pathlib import Path
 
 import grpc
 import psutil
+import pytest
 import ray
 from ray.autoscaler._private.monitor import BASE_READONLY_CONFIG
 from ray.cluster_utils import Cluster
 
 from babeltune.data.text_shards import TextShards, work_on_shard
 from babeltune.errors import ClusterError
+from babeltune.planning.sweep_file import read_sweep
 from babeltune.schema.cluster import Cluster as ClusterFile
+from babeltune.sweep.driver import attempt
+from babeltune.sweep.driver.run import submit
+from babeltune.sweep.state.leaderboard import leaderboard
 from babeltune.sweep.state.messages import EndMessage, TrialAssignment
 from babeltune.sweep.workers import pool as pool_module
 from babeltune.sweep.workers import worker_groups
@@ -33,11 +39,14 @@ from babeltune.sweep.workers.tasks import ray_shards
 from marked import MARK
 from ports import free_port
 from shared_corpus import cleaned, data_in, digest_of, tiny_shards
+from slow_starts import wait_for_nodes
 from toy_trials import pool_of, toy
 from waiting import PATIENCE_S, wait_until
 
 PATH = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
 HERE = {"node_ip_address": "127.0.0.1"}
+SCENE_S = 1.5 * PATIENCE_S
+"""Seconds after which a scene that hangs says where, and ends: a test may take no longer than 1,200."""
 
 
 @contextmanager
@@ -75,7 +84,8 @@ def ended(pool, *names):
     seen, ends = {name: [] for name in names}, {}
     for name in pool.dispatcher._given.keys() & set(names):  # past the report that `next_message` gave
         pool.dispatcher.go_on(name, pool.dispatcher._given[name])
-    while len(ends) < len(names):
+
+    def all_ended():
         pool.dispatcher.receive(0.2)
         pool.mend()
         for name in names:
@@ -85,6 +95,9 @@ def ended(pool, *names):
                 else:
                     seen[name].append(message.report.index)
                     pool.dispatcher.go_on(name, seen[name][-1])
+        return len(ends) == len(names)
+
+    wait_until(all_ended, lambda: (seen, ends), every=0.0)
     return seen, ends
 
 
@@ -442,6 +455,34 @@ def noted(path, place, function, *more):
     return work_on_shard(path, function, *more)
 
 
+def share_a_sweep(folder):
+    """A sweep from its file to its leaderboard, on three nodes that share all that can be shared: its trials, and how
+    many nodes prepared the data."""
+    sweep, noted = read_sweep(folder / "sweep.yaml"), folder / "nodes"
+    noted.mkdir()
+    run = attempt.ray_shards
+    with nodes(1, 1, 1) as (cluster, _), tiny_shards(texts=300, size=1 << 14), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attempt, "ray_shards", lambda function, some, **how: run(*noting(noted, function, some), **how))
+        storage = folder / "three"
+        where = ClusterFile(address=cluster.address, storage=str(storage), mlflow=f"sqlite:///{storage}/mlflow.db")
+        swept = submit(sweep, where)
+    rows = [[row.name, row.state, row.params] for row in leaderboard(swept) if row.params]
+    return {"folder": str(swept.path), "state": swept.state(), "rows": rows, "nodes": len(list(noted.iterdir()))}
+
+
+def noting(place, function, arguments):
+    """The shards' work, so that their nodes are noted."""
+    return node_noted, [(*each, str(place), function) for each in arguments]
+
+
+def node_noted(*arguments):
+    """A shard's work, once three nodes have had such work."""
+    *own, place, function = arguments
+    (Path(place) / ray.get_runtime_context().get_node_id()).touch()
+    wait_until(lambda: len(list(Path(place).iterdir())) > 2, every=0.05)
+    return function(*own)
+
+
 def share_a_corpus(folder):
     """Two nodes clean a corpus together: with a folder that all see, and with files that travel."""
     data, digests, used = data_in(folder), [], []
@@ -461,8 +502,10 @@ def share_a_corpus(folder):
 
 
 if __name__ == "__main__":
+    faulthandler.dump_traceback_later(SCENE_S, exit=True)
+    wait_for_nodes()
     worker_groups.UNPLACED_TIMEOUT_S = pool_module.SURVEY = 1.0
     scenes = (come_and_go, shrink_and_grow, lose_one_of_two, wait_for_room, stop_without_nodes, one_bad_node)
     scenes += (one_blind_node, from_none, regrow, share_a_gpu, two_gpus, fill_a_gpu, with_tls)
-    scenes += (controllers_beside_ranks, share_a_corpus)
+    scenes += (controllers_beside_ranks, share_a_corpus, share_a_sweep)
     print(json.dumps({scene.__name__: scene for scene in scenes}[sys.argv[1]](Path(sys.argv[2]))))

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from babeltune.data import text_shards
+from babeltune.data import file_shards, text_shards
 from babeltune.data.contamination import find_near_anew
 from babeltune.data.corpus import Corpus, build_corpus
 from babeltune.data.store import digest_of_texts
 from babeltune.data.text_shards import TextShards
 from babeltune.schema.records import Data, Source, Split, Task
+from babeltune.sweep.sync.worker import files_of, put_files, with_files
 
 NEAR = "a sentence of the test that is rather long and has many words"
 
@@ -39,12 +40,14 @@ def data_in(folder: Path) -> Data:
 
 
 @contextmanager
-def tiny_shards() -> Iterator[None]:
-    """More than ten texts are many, and seven are a shard."""
+def tiny_shards(texts: int = 7, size: int = 200) -> Iterator[None]:
+    """More than ten texts or bytes are many; so many texts are a shard, and so many bytes a part of a file."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(text_shards, "MANY", 10)
-        patch.setattr(text_shards, "SHARD", 7)
+        patch.setattr(text_shards, "SHARD", texts)
         patch.setattr(text_shards, "WINDOW", 3)
+        patch.setattr(file_shards, "MANY_BYTES", 10)
+        patch.setattr(file_shards, "PART_BYTES", size)
         yield
 
 
@@ -59,3 +62,11 @@ def digest_of(corpus: Corpus) -> str:
     content = [array.tobytes() for array in arrays] + [repr(each).encode() for each in others]
     content.append(digest_of_texts([*corpus.texts, *corpus.languages]).encode())
     return hashlib.sha256(b"\0".join(content)).hexdigest()
+
+
+def run_with_files(function, arguments, *, gpu=False):
+    """As on nodes that share no folder."""
+    for each in arguments:
+        count, made = with_files(function, each, files_of(each))
+        put_files(each, made)
+        yield count

@@ -113,6 +113,10 @@ class NodeError(ClusterError):
     """A node on which no trial can run, in words that go on after its name, such as `does not see …`."""
 
 
+class ReplacedError(ClusterError):
+    """Ranks whose trial went to others, while they were taken for dead: what they do counts no more."""
+
+
 class ObjectStoreError(ClusterError):
     """A storage behind a URI that does not answer, refuses, or holds what it should not."""
 

@@ -112,3 +112,13 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     with arrays.scratch_in(tmp_path / "file"), pytest.raises(StoreError, match=r"file: (Not a directory|File exists)"):
         arrays.zeros(8, np.uint8)
+
+
+def test_numbers_have_32_bits_as_long_as_these_hold_the_number_after_the_last():
+    assert [arrays.number_type(count) for count in (0, arrays.NARROW, arrays.NARROW + 1)] == [
+        np.int32,
+        np.int32,
+        np.int64,
+    ]
+    last = np.array([arrays.NARROW - 1], np.int32)
+    assert (last + np.int32(1)).item() == arrays.NARROW

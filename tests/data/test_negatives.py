@@ -42,7 +42,7 @@ def test_mining_equals_a_search_with_plain_loops(pairs, unit_of, k, below, tile)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(negatives, "TILE", tile)
         found = mine_negatives(vectors, np.column_stack([anchors, targets + 100]), groups, k=k, below=below)
-    assert found.dtype == np.int32
+    assert found.dtype == anchors.dtype
     assert found.tolist() == search(vectors, anchors, targets + 100, groups, k, below).tolist()
 
 

@@ -3,16 +3,7 @@ import pytest
 from babeltune.data.shards import run_here
 from babeltune.data.text_shards import TextShards
 from babeltune.errors import StoreError
-from babeltune.sweep.sync.worker import files_of, put_files, with_files
-from shared_corpus import cleaned, data_in, digest_of, tiny_shards
-
-
-def run_with_files(function, arguments, *, gpu=False):
-    """As on nodes that share no folder."""
-    for each in arguments:
-        count, made = with_files(function, each, files_of(each))
-        put_files(each, made)
-        yield count
+from shared_corpus import cleaned, data_in, digest_of, run_with_files, tiny_shards
 
 
 @pytest.mark.parametrize("run", [run_here, run_with_files])
@@ -21,7 +12,7 @@ def test_a_corpus_that_is_cleaned_in_shards_has_the_same_bytes(tmp_path, run):
     calls = []
 
     def counted(function, arguments, *, gpu=False):
-        calls.append([each[1].__name__ for each in arguments])
+        calls.append([each[1].__name__ if callable(each[1]) else "read" for each in arguments])
         return run(function, arguments)
 
     whole = cleaned(data, tmp_path)
@@ -29,7 +20,7 @@ def test_a_corpus_that_is_cleaned_in_shards_has_the_same_bytes(tmp_path, run):
     with tiny_shards():
         parts = cleaned(data, tmp_path, TextShards(counted, tmp_path / "stores"))
     assert digest_of(parts) == digest_of(whole)
-    assert {name for names in calls for name in names} == {"sentence_keys", "text_hashes", "near_in_shard"}
+    assert {name for names in calls for name in names} == {"read", "sentence_keys", "text_hashes", "near_in_shard"}
     assert max(map(len, calls)) == 3, "no more shards lie on the disk at once"
     assert not list((tmp_path / "stores").iterdir())
 

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from babeltune import train as alone
+from babeltune.data import arrays
 from babeltune.data.prepared import write_prepared
 from babeltune.errors import SpecError, StorageError, TrainingError
 from babeltune.files import plain
@@ -210,6 +211,23 @@ def of_method(method, file, storage, *more):
     """The tiny sweep of this method, and what is prepared for it."""
     sweep = read_sweep(file, assignments=[*assignments(method), *more])
     return sweep, prepare(sweep, storage)
+
+
+@pytest.mark.parametrize("method", ["translation_ranking", "ml_ctl", "dimension_reduction"])
+def test_numbers_of_64_bits_give_the_trial_that_those_of_32_give(
+    tiny_file, tiny_storage, tmp_path, monkeypatch, method
+):
+    narrow = of_method(method, tiny_file, tiny_storage)
+    monkeypatch.setattr(arrays, "NARROW", 40)
+    wide = of_method(method, tiny_file, tmp_path / "wide")
+    for prepared, width in ((narrow[1], 4), (wide[1], 8)):
+        kept = [prepared.pairs(), prepared.teacher_rows(), *map(np.load, prepared.negatives.values())]
+        kept += [np.load(each.words) for each in prepared.tokens.values() if each.words]
+        assert {array.itemsize for array in kept} == {width}
+    assert len(kept) == (2 if method == "dimension_reduction" else 3), "negatives of one, words of another"
+    for number, (sweep, prepared) in enumerate((narrow, wide)):
+        run(sweep, prepared, tmp_path / str(number), pairs=640, reports=1)
+    assert same(weights(tmp_path / "0", 1), weights(tmp_path / "1", 1))
 
 
 @pytest.mark.trap(13, 18, 37)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from babeltune.data.arrays import number_type
 from babeltune.data.file_readers import MAX_LINE_BYTES
 from babeltune.data.sources import Rows, read_source
 from babeltune.data.store import Contents, Ragged, build, digest_of_texts, key_of
@@ -183,7 +184,7 @@ class Language:
 
 def word_samples(
     corpus: Corpus, settings: Words, root: Path, stores: Path, seed: int, *, longest: int = MAX_LINE_BYTES
-) -> NDArray[np.int32]:
+) -> NDArray[np.integer]:
     """[samples, 5] pair, first character and end of a word, the same of its translation; ordered by pair.
 
     Lexicons lie under `root`, and a line of theirs has at most `longest` bytes. Tokenizers for languages without blanks
@@ -209,10 +210,10 @@ def word_samples(
         found[:, 0] = pairs[found[:, 0]]
         samples.append(found)
     together = np.concatenate(samples)
-    return together[np.lexsort(together.T[::-1])].astype(np.int32)
+    return together[np.lexsort(together.T[::-1])].astype(number_type(len(corpus.pairs)))
 
 
-def language(corpus: Corpus, ids: NDArray[np.int32], settings: Words, stores: Path, seed: int) -> Language:
+def language(corpus: Corpus, ids: NDArray[np.integer], settings: Words, stores: Path, seed: int) -> Language:
     """These texts of one language and their words."""
     unique = np.unique(ids).astype(np.int64)
     texts = corpus.texts.at(unique)[:]
@@ -232,7 +233,7 @@ def lexicon_of(lexicons: Sequence[Rows], names: Sequence[str], sides: Sequence[L
     return terms
 
 
-def check_words(samples: NDArray[np.int32], pairs: int, settings: Words) -> None:
+def check_words(samples: NDArray[np.integer], pairs: int, settings: Words) -> None:
     """Raises `DataError` where fewer than two pairs have a sample."""
     some = len(np.unique(samples[:, 0]))
     if some < 2:
@@ -243,7 +244,7 @@ def check_words(samples: NDArray[np.int32], pairs: int, settings: Words) -> None
         )
 
 
-def word_counts(samples: NDArray[np.int32], pairs: int) -> dict[str, int]:
+def word_counts(samples: NDArray[np.integer], pairs: int) -> dict[str, int]:
     """How many samples there are, and how many pairs have one or none."""
     some = len(np.unique(samples[:, 0]))
     return {"samples": len(samples), "pairs": some, "pairs without": pairs - some}
@@ -292,7 +293,7 @@ def build_spans(
         ids = corpus.pairs[samples[:, 0]].reshape(-1).astype(np.int64)
         tokens = token_spans(corpus.texts, ids, samples[:, 1:].reshape(-1, 2), backend, prompt).reshape(-1, 4)
         whole = (tokens >= 0).all(axis=1)
-        np.save(folder / "spans.npy", np.concatenate([samples[:, :1], tokens], axis=1)[whole].astype(np.int32))
+        np.save(folder / "spans.npy", np.concatenate([samples[:, :1], tokens], axis=1)[whole].astype(samples.dtype))
         return Contents(facts={"samples": int(whole.sum()), "cut off": int((~whole).sum())})
 
     return build(stores, "spans", description, write)

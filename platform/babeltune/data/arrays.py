@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -112,6 +112,15 @@ def zeros(shape: int | tuple[int, ...], dtype: type[Value] | np.dtype[Value]) ->
     if size <= LARGE:
         return np.zeros(shape, kind)
     return _arena.get().bytes(size).view(kind).reshape(shape)
+
+
+NARROW = (1 << 31) - 1
+"""Up to so many numbers have 32 bits, which hold -1 and the number after the last one, too."""
+
+
+def number_type(count: int) -> type[np.signedinteger[Any]]:
+    """The type of numbers below `count`, and of -1. 32 bits where they suffice, so that stores keep their bytes."""
+    return np.int32 if count <= NARROW else np.int64
 
 
 def parts(count: int, size: int | None = None) -> Iterator[slice]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -37,24 +38,36 @@ def parquet_rows(
     path: Path, names: Sequence[str], id_name: str | None, content: Digest, longest: int = MAX_LINE_BYTES
 ) -> Iterator[Row]:
     """Columns of a Parquet file; `translation.en` reaches into a structure."""
+    with parquet_errors(path):
+        yield from arrow_rows(parquet_batches(path, names, content), names, id_name, longest)
+
+
+@contextmanager
+def parquet_errors(path: Path) -> Iterator[None]:
+    """Makes a `DataError` of what cannot be read as Parquet."""
     import pyarrow as pa
+
+    try:
+        yield
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{path} cannot be read as Parquet: {error}; correct `format` or write it again") from error
+
+
+def parquet_batches(path: Path, names: Sequence[str], content: Digest) -> Iterator[pa.RecordBatch]:
+    """The outermost columns of a Parquet file that hold the named ones, some rows at a time."""
     import pyarrow.parquet as parquet
 
     with path.open("rb") as raw:
         while block := raw.read(1 << 20):
             content.update(block)
-    try:
-        schema = parquet.read_schema(path)
-        roots = arrow_roots(str(path), schema, names)
-        texts = [name for name in names if is_text(schema, name)]  # one value for many rows is in memory once
-        with parquet.ParquetFile(path, read_dictionary=texts) as file:
-            groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
-            widest = max((group.total_byte_size / max(1, group.num_rows) for group in groups), default=0)
-            rows = max(1, min(ARROW_ROWS, int(ARROW_BYTES / max(1, widest))))
-            batches = _counted(file.iter_batches(rows, columns=roots), path.stat().st_size, file.metadata.num_rows)
-            yield from arrow_rows(batches, names, id_name, longest)
-    except (OSError, pa.ArrowException) as error:
-        raise DataError(f"{path} cannot be read as Parquet: {error}; correct `format` or write it again") from error
+    schema = parquet.read_schema(path)
+    roots = arrow_roots(str(path), schema, names)
+    texts = [name for name in names if is_text(schema, name)]  # one value for many rows is in memory once
+    with parquet.ParquetFile(path, read_dictionary=texts) as file:
+        groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
+        widest = max((group.total_byte_size / max(1, group.num_rows) for group in groups), default=0)
+        rows = max(1, min(ARROW_ROWS, int(ARROW_BYTES / max(1, widest))))
+        yield from _counted(file.iter_batches(rows, columns=roots), path.stat().st_size, file.metadata.num_rows)
 
 
 def dataset_rows(
@@ -196,10 +209,10 @@ def is_text(schema: pa.Schema, name: str) -> bool:
 
 
 def arrow_rows(
-    tables: Iterable[pa.Table | pa.RecordBatch], names: Sequence[str], id_name: str | None, longest: int
+    tables: Iterable[pa.Table | pa.RecordBatch], names: Sequence[str], id_name: str | None, longest: int, first: int = 1
 ) -> Iterator[Row]:
-    """The named columns of record batches or tables, row by row."""
-    line = 0
+    """The named columns of record batches or tables, row by row; the first has the number `first`."""
+    line = first - 1
     for table in tables:
         for values in zip(*(arrow_values(table, name) for name in names), strict=True):
             line += 1

@@ -25,6 +25,7 @@ from babeltune.data.arrays import (
     is_first,
     joined,
     kept,
+    number_type,
     numbers,
     parts,
     places,
@@ -59,7 +60,7 @@ class Corpus:
     texts: Texts
     languages: Texts
     """[texts] language code of each text."""
-    pairs: NDArray[np.int32]
+    pairs: NDArray[np.integer]
     """[pairs, 2] text ids, the anchor's first."""
     groups: tuple[str, ...]
     """Language pairs `anchor-other`, by first appearance."""
@@ -155,7 +156,9 @@ def read_sources(
     for made in (None, "translate", "pivot"):  # what is made of others comes after them
         for source in data.train:
             if made == (source.format if source.format in ("translate", "pivot") else None):
-                rows = read_source(source, root, others=read, translate=translate, longest=data.max_line_bytes)
+                rows = read_source(
+                    source, root, others=read, translate=translate, longest=data.max_line_bytes, shards=shards
+                )
                 read[source.name] = replace(rows, shards=shards)
     return read
 
@@ -414,11 +417,10 @@ class NotedTexts:
         return found
 
 
-def paired(ids: NDArray[np.int64], spans: Sequence[slice]) -> NDArray[np.int32]:
+def paired(ids: NDArray[np.int64], spans: Sequence[slice]) -> NDArray[np.integer]:
     """[pairs, 2] the text ids of both sides; each two spans are a block's."""
-    if len(ids) and int(ids.max()) > np.iinfo(np.int32).max:
-        raise DataError(f"{int(ids.max()):,} different texts are more than text ids reach; give data.train caps")
-    pairs = zeros((sum(span.stop - span.start for span in spans[::2]), 2), np.int32)
+    texts = int(ids.max()) + 1 if len(ids) else 0
+    pairs = zeros((sum(span.stop - span.start for span in spans[::2]), 2), number_type(texts))
     end = 0
     for left, right in zip(spans[::2], spans[1::2], strict=True):
         start, end = end, end + left.stop - left.start

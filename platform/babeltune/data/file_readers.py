@@ -17,15 +17,14 @@ import re
 import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Protocol
+from typing import IO, Protocol
 
 from babeltune.data.reading import opened
 from babeltune.errors import UTF_16, DataError, nearest, to_utf8
-
-if TYPE_CHECKING:
-    pass
+from babeltune.schema.records import Source
 
 TAB = "\t"
 MAX_LINE_BYTES = 1 << 20
@@ -49,6 +48,8 @@ class Fault:
 
 Row = tuple[int, list[str] | Fault]
 """Line (or row) from 1, and the values of the columns asked for."""
+Lines = Iterable[tuple[int, bytes | Fault]]
+"""Numbers from 1, and lines without their ends."""
 
 
 class Digest(Protocol):
@@ -93,29 +94,54 @@ def located(path: str, root: Path | None = None) -> Path:
     )
 
 
+@contextmanager
+def unpacked(path: Path) -> Iterator[io.BufferedReader]:
+    """The content of a file; gzip is recognised by its first bytes."""
+    with opened(path) as raw:
+        packed = raw.peek(2)[:2] == b"\x1f\x8b"
+        yield io.BufferedReader(gzip.GzipFile(fileobj=raw), 1 << 16) if packed else raw
+
+
+UNREADABLE = (OSError, EOFError, zlib.error)
+"""What `unpacked` and its stream raise for a file that is damaged, or that the disk does not give."""
+
+
 def lines_of(path: Path, content: Digest, longest: int = MAX_LINE_BYTES) -> Iterator[bytes | Fault]:
-    """Lines without their ends and without a byte order mark; gzip is recognised by its first bytes.
+    """Lines without their ends and without a byte order mark."""
+    return (line for _, line in numbered(path, content, longest))
+
+
+def numbered(path: Path, content: Digest, longest: int) -> Iterator[tuple[int, bytes | Fault]]:
+    """The lines of a file with their numbers from 1."""
+    number = 0
+    try:
+        with unpacked(path) as stream:
+            for line in lines_in(stream, path, content, longest):
+                number = line[0]
+                yield line
+    except UNREADABLE as error:
+        raise DataError(f"{path}:{number + 1}: cannot be read: {error}; fetch or pack the file again") from error
+
+
+def lines_in(
+    stream: IO[bytes], path: Path, content: Digest, longest: int, first: int = 1
+) -> Iterator[tuple[int, bytes | Fault]]:
+    """The lines of a stream with their numbers, which begin at `first`. The stream is `path` from that line on.
 
     A line of more than `longest` bytes is a fault, and is never in memory as a whole.
     """
-    number = 0
-    try:
-        with opened(path) as raw:
-            packed = raw.peek(2)[:2] == b"\x1f\x8b"
-            stream = io.BufferedReader(gzip.GzipFile(fileobj=raw), 1 << 16) if packed else raw
-            while line := stream.readline(longest + 1):
-                number += 1
-                content.update(line)
-                if len(line) > longest and not line.endswith(b"\n"):
-                    yield too_long(len(line) + skip_line(stream, content), longest)
-                    continue
-                if number == 1:
-                    if line.startswith(UTF_16):
-                        raise DataError(f"{path}:1: not UTF-8: {to_utf8(line, path)}")
-                    line = line.removeprefix(b"\xef\xbb\xbf")
-                yield line.rstrip(b"\r\n")
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path}:{number + 1}: cannot be read: {error}; fetch or pack the file again") from error
+    number = first - 1
+    while line := stream.readline(longest + 1):
+        number += 1
+        content.update(line)
+        if len(line) > longest and not line.endswith(b"\n"):
+            yield number, too_long(len(line) + skip_line(stream, content), longest)
+            continue
+        if number == 1:
+            if line.startswith(UTF_16):
+                raise DataError(f"{path}:1: not UTF-8: {to_utf8(line, path)}")
+            line = line.removeprefix(b"\xef\xbb\xbf")
+        yield number, line.rstrip(b"\r\n")
 
 
 def skip_line(stream: IO[bytes], content: Digest) -> int:
@@ -138,15 +164,22 @@ def tsv_rows(
     path: Path, names: Sequence[str], content: Digest, *, header: bool, longest: int = MAX_LINE_BYTES
 ) -> Iterator[Row]:
     """Columns of a tab-separated file without quoting, by name or (no header) by number from 0."""
-    fields = (
-        (line, raw if isinstance(raw, Fault) else split_tabs(raw)) for line, raw in numbered(path, content, longest)
-    )
+    return tab_rows(path, names, numbered(path, content, longest), header=header)
+
+
+def tab_rows(path: Path, names: Sequence[str], lines: Lines, *, header: bool) -> Iterator[Row]:
+    """The same, of the lines of the file."""
+    fields = ((line, raw if isinstance(raw, Fault) else split_tabs(raw)) for line, raw in lines)
     return table_rows(path, names, fields, header=header)
 
 
-def numbered(path: Path, content: Digest, longest: int) -> Iterator[tuple[int, bytes | Fault]]:
-    """The lines with their numbers from 1."""
-    return enumerate(lines_of(path, content, longest), 1)
+def line_rows(source: Source, path: Path, names: Sequence[str], lines: Lines) -> Iterator[Row]:
+    """The named columns of a file in which every line is a row, by its lines."""
+    if source.format == "jsonl":
+        return jsonl_rows(names, source.id, lines)
+    if source.format == "moses":
+        return moses_rows(lines)
+    return tab_rows(path, names, lines, header=source.header)
 
 
 def split_tabs(raw: bytes) -> list[str] | Fault:
@@ -288,17 +321,15 @@ def other_format(path: Path, head: list[str]) -> str:
     return "; if a semicolon stands between the columns, say `format: csv` and `delimiter: ;`" if ";" in only else ""
 
 
-def moses_rows(path: Path, content: Digest, longest: int = MAX_LINE_BYTES) -> Iterator[Row]:
+def moses_rows(lines: Lines) -> Iterator[Row]:
     """A file of one sentence per line."""
-    for line, raw in numbered(path, content, longest):
+    for line, raw in lines:
         yield line, raw if isinstance(raw, Fault) else cells([raw], ["text"])
 
 
-def jsonl_rows(
-    path: Path, names: Sequence[str], id_name: str | None, content: Digest, longest: int = MAX_LINE_BYTES
-) -> Iterator[Row]:
+def jsonl_rows(names: Sequence[str], id_name: str | None, lines: Lines) -> Iterator[Row]:
     """Keys of the JSON objects of a file, one per line; `translation.en` reaches into an inner object."""
-    for line, raw in numbered(path, content, longest):
+    for line, raw in lines:
         record = raw if isinstance(raw, Fault) else json_object(raw)
         if isinstance(record, Fault):
             yield line, record

@@ -28,7 +28,7 @@ def mine_negatives(
     below: float = 1.0,
     pool: int = 16_384,
     seed: int = 0,
-) -> NDArray[np.int32]:
+) -> NDArray[np.integer]:
     """[n, k] text ids of each pair's hard negatives, the most similar first, -1 where fewer exist.
 
     `vectors` [n, dim] are the teacher's of each pair's anchor, of any length. `pairs` [n, 2] are the text ids of anchor
@@ -40,7 +40,7 @@ def mine_negatives(
     anchor text stay together. So the cost grows linearly with the corpus: n * pool * dim multiplications. Memory: one
     pool's vectors and `TILE` cosines."""
     anchor_ids, target_ids = pairs[:, 0], pairs[:, 1]
-    found = np.full((len(pairs), k), -1, np.int32)
+    found = np.full((len(pairs), k), -1, pairs.dtype)
     for members in _pools(anchor_ids, groups, pool, np.random.default_rng(seed)):
         found[members] = _mine_pool(vectors[members], anchor_ids[members], target_ids[members], k, below)
     return found
@@ -63,13 +63,13 @@ def _pools(
 
 def _mine_pool(
     vectors: NDArray[np.generic], anchor_ids: NDArray[np.integer], target_ids: NDArray[np.integer], k: int, below: float
-) -> NDArray[np.int32]:
+) -> NDArray[np.integer]:
     x = torch.nn.functional.normalize(torch.from_numpy(np.ascontiguousarray(vectors)).float(), dim=-1)
     anchors = torch.from_numpy(np.asarray(anchor_ids, np.int64))
     _, first, place = np.unique(target_ids, return_index=True, return_inverse=True)
     repeats = torch.from_numpy(np.flatnonzero(first[place] != np.arange(len(target_ids))))
     firsts = torch.from_numpy(first[place])[repeats]
-    found = np.full((len(target_ids), k), -1, np.int32)
+    found = np.full((len(target_ids), k), -1, target_ids.dtype)
     size = max(1, TILE // len(x))
     for start in range(0, len(x), size):
         rows = slice(start, start + size)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypedDict
 import numpy as np
 
 from babeltune.data.alignment import build_words
-from babeltune.data.arrays import first_places, histogram, is_first, kept, numbers, scratch_in, zeros
+from babeltune.data.arrays import first_places, histogram, is_first, kept, number_type, numbers, scratch_in, zeros
 from babeltune.data.contamination import find_near_once
 from babeltune.data.corpus import Corpus, build_corpus, check_corpus
 from babeltune.data.negatives import mine_negatives
@@ -163,7 +163,7 @@ def _copies_anchor(sweep: Sweep) -> bool:
 
 def encode_with_teacher(
     inputs: PreparationInputs, corpus: Corpus, stores: Path, run_shards: RunShards, progress: Progress
-) -> tuple[Path, NDArray[np.int32]]:
+) -> tuple[Path, NDArray[np.integer]]:
     """The store of the teacher's vectors, and [texts] each text's row in it (-1: not asked)."""
     asked, rows = asked_of_teacher(corpus, inputs.wanted, copy_anchor=_copies_anchor(inputs.sweep))
     store = build_teacher_store(
@@ -189,7 +189,11 @@ class CorpusFacts(TypedDict):
 
 
 def with_vectors(
-    tokens: TokenSet, pairs: NDArray[np.int32], teacher: Path, teacher_rows: NDArray[np.int32], progress: Progress
+    tokens: TokenSet,
+    pairs: NDArray[np.integer],
+    teacher: Path,
+    teacher_rows: NDArray[np.integer],
+    progress: Progress,
 ) -> TokenSet:
     """The token set with the teacher's mean vector of each token."""
     progress("averaging the teacher's vectors by token", 0, 1)
@@ -216,7 +220,7 @@ def align_words(inputs: PreparationInputs, corpus: Corpus, stores: Path, progres
     return words
 
 
-def described(sweep: Sweep, corpus: Corpus, text_digest: str, teacher_rows: NDArray[np.int32]) -> dict[str, object]:
+def described(sweep: Sweep, corpus: Corpus, text_digest: str, teacher_rows: NDArray[np.integer]) -> dict[str, object]:
     """What of the corpus and of the teacher's settings a `Prepared` depends on."""
     return {
         "data": corpus.digests,
@@ -227,7 +231,7 @@ def described(sweep: Sweep, corpus: Corpus, text_digest: str, teacher_rows: NDAr
     }
 
 
-def write_arrays(folder: Path, corpus: Corpus, teacher_rows: NDArray[np.int32], languages: tuple[str, ...]) -> None:
+def write_arrays(folder: Path, corpus: Corpus, teacher_rows: NDArray[np.integer], languages: tuple[str, ...]) -> None:
     """The arrays and texts that a `Prepared` names."""
     np.save(folder / "pairs.npy", corpus.pairs)
     np.save(folder / "groups.npy", corpus.pair_groups)
@@ -244,7 +248,7 @@ def write_negatives(folder: Path, corpus: Corpus, wanted: Wanted, vectors: NDArr
         np.save(folder / f"negatives-{key}.npy", mined)
 
 
-def asked_of_teacher(corpus: Corpus, wanted: Wanted, *, copy_anchor: bool) -> tuple[Texts, NDArray[np.int32]]:
+def asked_of_teacher(corpus: Corpus, wanted: Wanted, *, copy_anchor: bool) -> tuple[Texts, NDArray[np.integer]]:
     """The distinct sentences that the teacher encodes, and [texts] each text's place among them (-1: not asked).
 
     Asked are the sides that the methods read (of a frozen encoder, both) and all dev texts. These give the raw
@@ -260,7 +264,7 @@ def asked_of_teacher(corpus: Corpus, wanted: Wanted, *, copy_anchor: bool) -> tu
     ids = ids_among(len(corpus.texts), *some)
     first = first_places(text_hashes(corpus.texts.at(ids)))
     new = is_first(first)
-    rows = zeros(len(corpus.texts), np.int32)
+    rows = zeros(len(corpus.texts), number_type(len(corpus.texts)))
     rows[:] = -1
     rows[ids] = numbers(first, new)
     return corpus.texts.at(kept(ids, new)), rows

@@ -159,8 +159,8 @@ class TokenSet:
     untrimmed: int = 0
     """Tokens before `student.trim`; 0 without it."""
     words: str | None = None
-    """File of the word-positioned samples, int32 [samples, 5]: pair, first token and end of a word of the source, the
-    same of its translation; ordered by pair. Where a method needs them."""
+    """File of the word-positioned samples, integers [samples, 5]: pair, first token and end of a word of the source,
+    the same of its translation; ordered by pair. Where a method needs them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +187,7 @@ class Prepared:
     copy_anchor: bool
     """A target's teacher vector is its anchor's (`teacher.target_side: copy_anchor`)."""
     negatives: dict[str, str]
-    """Mined negatives by key `k=<k>,below=<cosine>`: an int32 array [pairs, k] file, -1 where none."""
+    """Mined negatives by key `k=<k>,below=<cosine>`: a file of integers [pairs, k], -1 where none."""
     tasks: tuple[IdTask, ...]
     counts: dict[str, Any]
     """The `Counts`, which are recorded with the run."""
@@ -199,9 +199,9 @@ class Prepared:
         """Those of the training pairs, an anchor's first."""
         return tuple(dict.fromkeys(itertools.chain.from_iterable(self.group_languages)))
 
-    def pairs(self) -> NDArray[np.int32]:
+    def pairs(self) -> NDArray[np.integer]:
         """[pairs, 2] text ids, source (anchor) side first."""
-        array: NDArray[np.int32] = np.load(Path(self.folder) / "pairs.npy", mmap_mode="r")
+        array: NDArray[np.integer] = np.load(Path(self.folder) / "pairs.npy", mmap_mode="r")
         return array
 
     def distinct_anchors(self) -> NDArray[np.int64]:
@@ -215,7 +215,7 @@ class Prepared:
 
     def anchors_up_to(self, most: int) -> int:
         """How many different anchors there are, if these are at most so many; else `most`."""
-        pairs, seen = self.pairs(), np.empty(0, np.int32)
+        pairs, seen = self.pairs(), np.empty(0, np.int64)
         for part in parts(len(pairs)):
             seen = np.union1d(seen, pairs[part, 0])
             if len(seen) >= most:
@@ -232,9 +232,9 @@ class Prepared:
         array: NDArray[np.float32] = np.load(Path(self.folder) / "weights.npy", mmap_mode="r")
         return array
 
-    def teacher_rows(self) -> NDArray[np.int32]:
+    def teacher_rows(self) -> NDArray[np.integer]:
         """[texts] the teacher store's row of each text id, -1 where the teacher was not asked."""
-        array: NDArray[np.int32] = np.load(Path(self.folder) / "teacher_rows.npy", mmap_mode="r")
+        array: NDArray[np.integer] = np.load(Path(self.folder) / "teacher_rows.npy", mmap_mode="r")
         return array
 
     def teacher_vectors(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:

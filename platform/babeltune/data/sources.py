@@ -11,9 +11,7 @@ import functools
 import hashlib
 import itertools
 import json
-import logging
 import math
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,15 +28,16 @@ from babeltune.data.file_readers import (
     Fault,
     Row,
     csv_rows,
-    jsonl_rows,
+    line_rows,
     located,
-    moses_rows,
+    numbered,
     shortened,
-    tsv_rows,
 )
+from babeltune.data.file_shards import Form, Part, is_cut, parts_of
 from babeltune.data.joins import matching, paired_in_turn
+from babeltune.data.quoted import refuse_quoted
 from babeltune.data.text_shards import TextShards, keys_of
-from babeltune.data.texts import TableWriter, Texts, text_hashes
+from babeltune.data.texts import TableWriter, Texts, TextWriter, text_hashes
 from babeltune.data.translation import Translate
 from babeltune.errors import DataError, nearest
 from babeltune.schema.languages import by_priority
@@ -46,8 +45,6 @@ from babeltune.schema.records import Source, Task
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-log = logging.getLogger(__name__)
 
 LABEL = "*label"
 """Stands beside the languages while texts and their labels are read from one table."""
@@ -121,8 +118,10 @@ def read_source(
     others: Mapping[str, Rows],
     translate: Translate | None = None,
     longest: int = MAX_LINE_BYTES,
+    shards: TextShards | None = None,
 ) -> Rows:
     """Reads a source; relative paths start at `root`, and `others` holds the rows of sources that it is made of.
+    `shards`: the tasks that read large files.
 
     Raises `DataError` for a file, column or data set that is not there, and for the first broken row unless the source
     drops these. A line of more than `longest` bytes is broken.
@@ -133,9 +132,9 @@ def read_source(
     elif source.translation is not None:
         rows = translated(source, others, translate)
     elif source.paths is not None:
-        rows = read_files(source, source.paths, root, refusals, longest)
+        rows = read_files(source, root, refusals, longest, shards)
     else:
-        rows = read_table(source, root, refusals, longest)
+        rows = read_table(source, root, refusals, longest, shards)
     if not len(rows):
         reasons = ", ".join(f"{count} {reason}" for reason, count in rows.dropped.items())
         raise DataError(f"{named(source)} has no rows{f' left; dropped: {reasons}' if reasons else ''}")
@@ -151,101 +150,83 @@ def named(source: Source) -> str:
 # --- One table, several columns ----------------------------------------------------------------------------------
 
 
-def read_table(source: Source, root: Path, refusals: Refusals, longest: int) -> Rows:
+def read_table(source: Source, root: Path, refusals: Refusals, longest: int, shards: TextShards | None = None) -> Rows:
     """One file or data set that has a column for each language."""
     columns = source.columns or {}
-    names = [*columns.values(), *source.where, *([source.id] if source.id else [])]
+    names = (*columns.values(), *source.where, *([source.id] if source.id else []))
     content = hashlib.sha256()
-    if source.format == "hub":
+    path = None if source.format == "hub" else located(source.path or "", root)
+    if path is None:
         place, table = f"{source.dataset}[{source.split}]", dataset_rows(source, root, names, content, longest)
+        by_column = whole_rows(source, refusals, place, table, names)
+    elif shards is not None and is_cut(source, path):
+        form = Form(source, path, names, longest, tuple(source.where.values()))
+        by_column = whole_parts(form, refusals, parts_of(form, content, shards))
     else:
-        path = located(source.path or "", root)
-        place, table = str(path), read_file(source, path, names, content, longest)
-    rows = TableWriter(len(names))
-    for line, values in refusals.count(table):
-        if isinstance(values, Fault):
-            refusals.refuse(f"{place}:{line}", values)
-        elif values[len(columns) :][: len(source.where)] == list(source.where.values()):
-            rows.add(values)
+        by_column = whole_rows(source, refusals, str(path), read_file(source, path, names, content, longest), names)
     refusals.refuse_too_many(source)
-    by_column = rows.done()
     texts = dict(zip(columns, by_column, strict=False))
     ids = by_column[-1] if source.id else Texts.of([])
     return Rows(columns=texts, ids=ids, digest=content.hexdigest(), dropped=dict(refusals.counts))
 
 
+def whole_rows(
+    source: Source, refusals: Refusals, place: str, table: Iterable[Row], names: Sequence[str]
+) -> list[Texts]:
+    """The columns of the rows that are not broken, and that the source's `where` takes."""
+    rows, begin, asked = TableWriter(len(names)), len(source.columns or ()), list(source.where.values())
+    for line, values in refusals.count(table):
+        if isinstance(values, Fault):
+            refusals.refuse(f"{place}:{line}", values)
+        elif values[begin : begin + len(asked)] == asked:
+            rows.add(values)
+    return rows.done()
+
+
+def whole_parts(form: Form, refusals: Refusals, parts: Iterable[Part]) -> list[Texts]:
+    """The same, of a file that tasks read."""
+    columns = [TextWriter() for _ in form.names]
+    for part in parts:
+        refusals.rows += part.rows
+        for place, fault in part.faults.items():
+            refusals.refuse(f"{form.path}:{part.first + place}", fault)
+        for column, texts in zip(columns, part.columns, strict=True):
+            column.add(texts.part(slice(None)))
+    return [column.done() for column in columns]
+
+
 def read_file(source: Source, path: Path, names: Sequence[str], content: Digest, longest: int) -> Iterator[Row]:
     """The named columns of a file in the source's format."""
-    if source.format == "jsonl":
-        return jsonl_rows(path, names, source.id, content, longest)
     if source.format == "parquet":
         return parquet_rows(path, names, source.id, content, longest)
-    if source.format == "moses":
-        return moses_rows(path, content, longest)
-    if source.format == "csv" or source.quoted:
+    if source.format == "csv" or (source.format == "tsv" and source.quoted):
         delimiter = source.delimiter if source.format == "csv" else "\t"
         return csv_rows(path, names, content, header=source.header, delimiter=delimiter, longest=longest)
-    rows = tsv_rows(path, names, content, header=source.header, longest=longest)
-    return rows if source.quoted is False else refuse_quoted(path, names, rows)
+    rows = line_rows(source, path, names, numbered(path, content, longest))
+    return refuse_quoted(path, names, rows) if source.format == "tsv" and source.quoted is None else rows
 
 
-QUOTED = re.compile(r'"(?:[^"]|"")*"')
-"""A field as spreadsheets quote it: quotation marks around it, and doubled within."""
-QUOTED_LEAST = 3
-"""This many quoted fields of a column are no chance. A spreadsheet quotes all, or each with a comma or a mark."""
-QUOTED_SHARE = 0.5
-"""More of a column's fields than this are not quoted by chance. In text with quotations it is a few in a hundred."""
-
-
-def refuse_quoted(path: Path, names: Sequence[str], rows: Iterable[Row]) -> Iterator[Row]:
-    """The same rows. Raises `DataError` at their end if a spreadsheet has put quotation marks around the fields.
-
-    If only texts with quotation marks are quoted, and all of these, a warning says so: published corpora have such
-    remains too.
-    """
-    total, wrapped, bare = 0, [0] * len(names), [0] * len(names)
-    marked, doubled = [0] * len(names), [0] * len(names)
-    for line, values in rows:
-        yield line, values
-        if isinstance(values, Fault):
-            continue
-        total += 1
-        for place, text in enumerate(values):
-            marked[place] += '"' in text
-            if QUOTED.fullmatch(text):
-                wrapped[place] += 1
-                doubled[place] += '""' in text[1:-1]
-            elif '"' in text or "," in text:
-                bare[place] += 1
-    for place, name in enumerate(names):
-        if wrapped[place] >= QUOTED_LEAST and (not bare[place] or wrapped[place] > QUOTED_SHARE * total):
-            raise DataError(
-                f"{path}: {wrapped[place]:,} of {total:,} fields of column {name!r} are in quotation marks, as "
-                "spreadsheets write them; say `quoted: true`, or `quoted: false` if the marks belong to the text"
-            )
-    remains = [
-        name for place, name in enumerate(names) if doubled[place] >= QUOTED_LEAST and marked[place] == wrapped[place]
-    ]
-    if remains:
-        log.warning(
-            "%s: in column %s every text that holds quotation marks is quoted, with doubled marks inside; say "
-            "`quoted: true` to read them, or `quoted: false` to keep the marks without this warning",
-            path,
-            " and ".join(map(repr, remains)),
-        )
+def streamed(
+    source: Source, path: Path, names: Sequence[str], content: Digest, longest: int, shards: TextShards | None
+) -> Iterator[Row]:
+    """`read_file`, by tasks if the file is large."""
+    if shards is None or not is_cut(source, path):
+        return read_file(source, path, names, content, longest)
+    parts = parts_of(Form(source, path, tuple(names), longest), content, shards)
+    return itertools.chain.from_iterable(part.stream() for part in parts)
 
 
 # --- Several files, one column each ------------------------------------------------------------------------------
 
 
-def read_files(source: Source, paths: Mapping[str, str], root: Path, refusals: Refusals, longest: int) -> Rows:
+def read_files(source: Source, root: Path, refusals: Refusals, longest: int, shards: TextShards | None = None) -> Rows:
     """One file per language, joined line by line or on an id."""
-    files = {language: located(path, root) for language, path in paths.items()}
+    files = {language: located(path, root) for language, path in (source.paths or {}).items()}
     contents = {language: hashlib.sha256() for language in files}
     by_id = source.format != "moses" and source.join == "id"
     id_names = [source.id or "id"] if by_id else []
     tables = {
-        language: read_file(source, path, [source.column, *id_names], contents[language], longest)
+        language: streamed(source, path, [source.column, *id_names], contents[language], longest, shards)
         for language, path in files.items()
     }
     if by_id:

@@ -18,6 +18,7 @@ from babeltune.data.arrays import (
     joined,
     kept,
     leading,
+    number_type,
     numbered,
     numbers,
     parts,
@@ -125,7 +126,7 @@ def _ranks(
 ) -> NDArray[np.uint64]:
     """[pairs] the rank of each pair's component, which depends on its pairs and the salt. `can` [pairs] becomes true of
     components of at most `most` pairs, none of them synthetic."""
-    names, sizes = zeros(len(keys), np.uint64), zeros(len(keys), np.int32)
+    names, sizes = zeros(len(keys), np.uint64), zeros(len(keys), number_type(len(keys) + 1))
     barred = zeros(len(keys), np.bool_)
     for part in parts(len(keys)):
         own = component[part]

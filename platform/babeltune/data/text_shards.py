@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,8 +34,15 @@ class TextShards:
     """Cuts texts into shards for tasks. `folder`: a place that the tasks see, unless their files travel with them."""
 
     def __init__(self, run: RunShards, folder: Path) -> None:
-        self._run = run
+        self.run = run
         self._folder = folder
+
+    @contextmanager
+    def work(self) -> Iterator[Path]:
+        """A folder for shards, which goes with the block."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".shards-", dir=self._folder) as name:
+            yield Path(name)
 
     def each(
         self, function: Callable[..., NDArray[Any]], texts: Texts, *more: str, files: Mapping[str, Texts] | None = None
@@ -43,9 +51,7 @@ class TextShards:
 
         An argument that is a key of `files` becomes the path of these texts.
         """
-        self._folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".shards-", dir=self._folder) as name:
-            work = Path(name)
+        with self.work() as work:
             for file, content in (files or {}).items():
                 content.save(work / file)
             more = tuple(str(work / each) if each in (files or {}) else each for each in more)
@@ -57,7 +63,7 @@ class TextShards:
                 for path, part in shards.items():
                     Texts(texts.part(part)).save(path.with_suffix(".arrow"))
                 arguments = [(str(path), function, *more) for path in shards]
-                count_all(self._run(work_on_shard, arguments), window.stop - window.start, uncounted, "worked on")
+                count_all(self.run(work_on_shard, arguments), window.stop - window.start, uncounted, "worked on")
                 for path, part in shards.items():
                     yield part, np.load(path.with_suffix(".npy"))
                     for made in (".arrow", ".npy"):

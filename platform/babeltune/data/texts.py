@@ -66,18 +66,11 @@ class Texts(Sequence[str]):
     @classmethod
     def read(cls, content: bytes) -> Texts:
         """The texts of a file that `save` wrote, from its bytes."""
-        import pyarrow as pa
-
-        return cls(pa.ipc.open_file(pa.py_buffer(content)).get_batch(0).column(0))
+        return read_all(content)[0]
 
     def save(self, path: Path) -> None:
         """Writes an Arrow file of one column."""
-        import pyarrow as pa
-
-        whole = self if self._ids is None else written(self.batches())
-        batch = pa.record_batch([whole._array], names=[COLUMN])
-        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, batch.schema) as writer:
-            writer.write_batch(batch)
+        save_all([self], path)
 
     def __len__(self) -> int:
         return len(self._array) if self._ids is None else len(self._ids)
@@ -149,6 +142,23 @@ class Texts(Sequence[str]):
             counted = compute.utf8_length(self.part(place))
             found[place] = np.frombuffer(counted.buffers()[1], np.int64)[counted.offset :][: len(counted)]
         return found
+
+
+def save_all(columns: Sequence[Texts], path: Path) -> None:
+    """Writes an Arrow file of texts side by side."""
+    import pyarrow as pa
+
+    arrays = [(each if each._ids is None else written(each.batches()))._array for each in columns]
+    batch = pa.record_batch(arrays, names=[COLUMN + "_" * place for place in range(len(arrays))])
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, batch.schema) as writer:
+        writer.write_batch(batch)
+
+
+def read_all(content: bytes) -> list[Texts]:
+    """The columns of a file that `save_all` wrote, from its bytes."""
+    import pyarrow as pa
+
+    return list(map(Texts, pa.ipc.open_file(pa.py_buffer(content)).get_batch(0).columns))
 
 
 def _numbers(ids: NDArray[np.integer]) -> pa.Array:

@@ -28,7 +28,13 @@ PRIOR = 1.0
 
 
 def build_token_vectors(
-    stores: Path, tokens: Path, teacher: Path, pairs: NDArray[np.int32], teacher_rows: NDArray[np.int32], *, size: int
+    stores: Path,
+    tokens: Path,
+    teacher: Path,
+    pairs: NDArray[np.integer],
+    teacher_rows: NDArray[np.integer],
+    *,
+    size: int,
 ) -> Path:
     """The file of the tokens' mean vectors, fp32 [size, teacher_dim], in a store that is built unless it is there.
 
@@ -47,7 +53,12 @@ def build_token_vectors(
 
 
 def mean_vectors(
-    tokens: Ragged[np.integer], teacher: Matrix, pairs: NDArray[np.int32], rows: NDArray[np.int32], *, size: int
+    tokens: Ragged[np.integer],
+    teacher: Matrix,
+    pairs: NDArray[np.integer],
+    rows: NDArray[np.integer],
+    *,
+    size: int,
 ) -> NDArray[np.float32]:
     """[size, teacher_dim] of each token the mean of the vectors of its pairs, less the mean of all pairs' vectors.
 

@@ -138,7 +138,7 @@ class FrozenEncoder(nn.Module):
 
     packs = False
 
-    def __init__(self, vectors: VectorTable, rows: NDArray[np.int32]) -> None:
+    def __init__(self, vectors: VectorTable, rows: NDArray[np.integer]) -> None:
         """`rows` [texts] are the store's rows of all texts."""
         super().__init__()
         self.vectors, self.rows = vectors, rows

@@ -39,8 +39,8 @@ class Reader:
     teacher: Matrix | None
     device: torch.device
     needs: Needs
-    negatives: NDArray[np.int32] | None = None
-    words: NDArray[np.int32] | None = None
+    negatives: NDArray[np.integer] | None = None
+    words: NDArray[np.integer] | None = None
     """[samples, 5] as `TokenSet.words` has them."""
     masking: Masking | None = None
     seed: int = 0

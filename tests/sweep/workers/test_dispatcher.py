@@ -3,6 +3,7 @@ import json
 
 import pytest
 
+from babeltune.errors import ReplacedError
 from babeltune.sweep.state.messages import TrialAssignment, TrialEnd
 from babeltune.sweep.workers import journal as journals
 from babeltune.sweep.workers.dispatcher import TrialDispatcher
@@ -333,6 +334,35 @@ def test_a_trial_that_hangs_fails_after_three_restarts():
     assert running(steps) == TrialEnd("restarts", text=text)
 
 
+@pytest.mark.parametrize("how", ["joined by others", "retired"])
+def test_ranks_that_others_replaced_are_refused_whatever_they_say(tmp_path, how):
+    async def steps(dispatcher, driver):
+        await dispatcher.offer("t", assignment())
+        await dispatcher.next("lost", "old")
+        assert not (await dispatcher.stopped("t", "old")).stopped
+        place = "lost" if how == "joined by others" else "another"
+        if how == "retired":
+            await dispatcher.retire("lost")
+        assert (await dispatcher.next(place, "new")).trial == "t"
+        for again in (dispatcher, TrialDispatcher(tmp_path / "journal")):
+            for call in (
+                again.report("t", 1, False, "1", "old"),
+                again.stopped("t", "old"),
+                again.leave("lost", "t", 0, 1, FINISHED.encode(), False, "old"),
+            ):
+                with pytest.raises(ReplacedError, match="other ranks have taken the place"):
+                    await call
+            assert (await again.next("lost", "old")).kind == "close"
+        reported = asyncio.ensure_future(dispatcher.report("t", 1, False, "1", "new"))
+        assert await driver.next() == 1
+        await driver.go_on(1)
+        assert await reported
+        assert await dispatcher.leave(place, "t", 0, 1, FINISHED.encode(), False, "new")
+        return await driver.next()
+
+    assert running(steps, tmp_path / "journal") == FINISHED
+
+
 def test_ranks_that_cannot_hear_a_stop_are_let_go_and_their_group_is_replaced():
     async def steps(dispatcher, _):
         await dispatcher.offer("t", assignment())
@@ -400,7 +430,7 @@ def test_a_retired_worker_groups_trial_goes_to_the_next_one_with_its_reports():
         await others_go_on()
         assert await dispatcher.retire("gone") == "t"
         assert (await dispatcher.next("gone", "group")).kind == "close"
-        assert (await dispatcher.next("other", "group")).assignment.trial == {"a": 1}
+        assert (await dispatcher.next("other", "its group")).assignment.trial == {"a": 1}
         return await driver.next()
 
     assert running(steps) == 1

@@ -6,15 +6,23 @@ import sys
 import uuid
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
+import yaml
 
 from babeltune.data.prepared import write_prepared
+from babeltune.files import sha256_of
+from babeltune.method.distributed import ProcessGroup
+from babeltune.planning.preparation import prepare
+from babeltune.planning.space import make_trial
+from babeltune.planning.sweep_file import read_sweep
 from babeltune.sweep.driver.assignment import assignment
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.workers.nodes import are_several
 from babeltune.training.checkpoint import read_reports
+from babeltune.training.trainer import train
 from marked import MARK, end_marked
 
 pytestmark = pytest.mark.usefixtures("loopback_only")
@@ -186,6 +194,38 @@ def test_several_nodes_clean_a_corpus_together_to_the_bytes_of_one_process(tmp_p
     saw = play("share_a_corpus", tmp_path)
     assert saw["shared"] == [saw["alone"]] * 2
     assert saw["nodes"] == [2, 2]
+
+
+@pytest.mark.long
+def test_a_sweep_on_three_nodes_has_the_stores_and_scores_of_one(tiny_file, tmp_path):
+    values = yaml.safe_load(tiny_file.read_text())
+    values["data"] |= {"overlap": "near", "split": {"pairs": 40}}
+    values["sampler"]["points"] = [
+        {"temperature": temperature, "training.learning_rate": 0.001} for temperature in (0.05, 0.1, 0.2)
+    ]
+    values["budget"]["trials"] = 3
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(values))
+    saw = play("share_a_sweep", tmp_path)
+    assert (saw["nodes"], saw["state"]) == (3, "finished")
+    assert sorted(row[:2] for row in saw["rows"]) == [[f"t000{number}", "finished"] for number in range(3)]
+    sweep = read_sweep(tmp_path / "sweep.yaml")
+    prepared = prepare(sweep, tmp_path / "alone")
+    assert files_in(tmp_path / "three" / "stores") == files_in(tmp_path / "alone" / "stores")
+    for name, _, params in saw["rows"]:
+        trial, reporter = make_trial(sweep, int(name[1:]), params), Mock(**{"stopped.return_value": False})
+        train(trial, prepared, tmp_path / name, reporter, ProcessGroup(), torch.device("cpu"))
+        assert scores_in(tmp_path / name) == scores_in(Path(saw["folder"]) / "trials" / name)
+
+
+def files_in(stores):
+    """The files of all stores, by their digests."""
+    return {str(path.relative_to(stores)): sha256_of(path) for path in stores.rglob("*") if path.is_file()}
+
+
+def scores_in(trial):
+    """The dev scores of each report."""
+    found = [report.metrics for report in read_reports(trial)]
+    return [{name: value for name, value in metrics.items() if name.startswith("dev/")} for metrics in found]
 
 
 def test_one_node_is_not_several(ray_cluster):

@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from babeltune.errors import ReplacedError
 from babeltune.sweep.state.messages import Order, TrialAssignment, TrialEnd
 from babeltune.sweep.workers.dispatcher_driver_calls import POLL_TIMEOUT_S, DriverCalls
 
@@ -48,6 +49,8 @@ class TrialDispatcher(DriverCalls):
     async def next(self, worker_group: str, group: str) -> Order:
         """The worker group's trial: the unfinished one if this group of ranks is new, else the next offered."""
         state = self._state
+        if group in state.replaced:
+            return Order("close")
         new = state.groups.get(worker_group) != group
         if new:
             self._join(worker_group, group)
@@ -78,6 +81,11 @@ class TrialDispatcher(DriverCalls):
         del self._idle[worker_group]
         return self._order(worker_group)
 
+    def _refuse_replaced(self, group: str) -> None:
+        """Raises `ReplacedError` if other ranks have taken the place of this group."""
+        if group in self._state.replaced:
+            raise ReplacedError("other ranks have taken the place of these, which were lost for a while")
+
     def _join(self, worker_group: str, group: str) -> None:
         """A new group of ranks asks for the first time."""
         had = self._state.assigned.get(worker_group)
@@ -92,11 +100,13 @@ class TrialDispatcher(DriverCalls):
         record.heartbeat = time.monotonic()
         return Order("train", trial, TrialAssignment.decode(record.assignment))
 
-    async def report(self, trial: str, index: int, last: bool, text: str) -> bool:
+    async def report(self, trial: str, index: int, last: bool, text: str, group: str = "") -> bool:
         """Hands over an encoded report and waits for its verdict: True means go on.
 
         A resumed trial may repeat a report. It is known by its index, is not delivered twice, and has the same verdict.
+        `ReplacedError` from ranks of a group that others replaced.
         """
+        self._refuse_replaced(group)
         record = self._state.trials.get(trial)
         if record is None:
             return False
@@ -107,16 +117,22 @@ class TrialDispatcher(DriverCalls):
         record.heartbeat = time.monotonic()
         return not record.stopped
 
-    async def stopped(self, trial: str) -> StopReply:
-        """Whether the trial should end before its next report. The question is its heartbeat, until it stops."""
+    async def stopped(self, trial: str, group: str = "") -> StopReply:
+        """Whether the trial should end before its next report. The question is its heartbeat, until it stops.
+        Raises as `report`."""
+        self._refuse_replaced(group)
         record = self._state.trials.get(trial)
         if record is not None and not record.stopped:
             record.heartbeat = time.monotonic()
         asked_in = max(1.0, len(self._state.assigned) / STOP_QUESTIONS_PER_S)
         return StopReply(record is None or record.stopped, asked_in)
 
-    async def leave(self, worker_group: str, trial: str, rank: int, world: int, end: str, renew: bool = False) -> bool:
-        """Notes how one rank left the trial, waits for the others, and settles. False means: restart the group."""
+    async def leave(
+        self, worker_group: str, trial: str, rank: int, world: int, end: str, renew: bool = False, group: str = ""
+    ) -> bool:
+        """Notes how one rank left the trial, waits for the others, and settles. False means: restart the group. Raises
+        as `report`."""
+        self._refuse_replaced(group)
         record = self._state.trials.get(trial)
         if record is None or self._state.assigned.get(worker_group) != trial:
             return record is None or record.attempt.go_on is not False

@@ -48,6 +48,7 @@ class StateJson(TypedDict):
     ended: list[str]
     renewed: list[str]
     retired: list[str]
+    replaced: list[str]
     broken: dict[str, tuple[str, str]]
     news: list[_NewsJson]
 
@@ -56,7 +57,7 @@ def snapshot(state: DispatcherState) -> dict[str, object]:
     """The state as JSON can hold it."""
     values = {name: plain(value) for name, value in vars(state).items() if name != "trials"}
     trials = {name: {**plain(record), "heartbeat": None} for name, record in state.trials.items()}
-    lists = {name: list(getattr(state, name)) for name in ("pending", "ended", "renewed", "retired")}
+    lists = {name: list(getattr(state, name)) for name in ("pending", "ended", "renewed", "retired", "replaced")}
     return {**values, **lists, "news": [plain(each) for each in state.news], "trials": trials}
 
 
@@ -66,6 +67,7 @@ def restore(values: StateJson) -> DispatcherState:
     state = record_from(DispatcherState, {**values, "trials": trials})
     state.pending, state.ended = deque(values["pending"]), deque(values["ended"])
     state.renewed, state.retired = set(values["renewed"]), set(values["retired"])
+    state.replaced = set(values["replaced"])
     state.broken = {name: (reason, node) for name, (reason, node) in values["broken"].items()}
     state.news = deque(record_from(News, {**each, "end": _end(each["end"])}) for each in values["news"])
     return state

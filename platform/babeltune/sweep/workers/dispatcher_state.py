@@ -75,6 +75,8 @@ class DispatcherState:
     """The trial of each busy worker group."""
     groups: dict[str, str] = field(default_factory=dict)
     """The group of ranks of each worker group that asked last."""
+    replaced: set[str] = field(default_factory=set)
+    """Groups of ranks that others took the place of. A node that was lost may still have their processes."""
     broken: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Worker groups that cannot train, with the reason and the node's id."""
     made: dict[str, int] = field(default_factory=dict)
@@ -122,6 +124,7 @@ class DispatcherState:
         """Forgets a worker group that has no place to train. Its trial, which is returned, goes to the next free
         one."""
         self.retired.add(worker_group)
+        self.replaced |= {group for name, group in self.groups.items() if name == worker_group}
         trial = self.assigned.pop(worker_group, None)
         if trial is not None:
             record = self.trials[trial]
@@ -172,6 +175,7 @@ class DispatcherState:
 
     def join(self, worker_group: str, group: str) -> None:
         """A new group of ranks asks for work. If its worker group has a trial, that trial restarts or ends."""
+        self.replaced |= {self.groups.get(worker_group, group)} - {group}
         self.groups[worker_group] = group
         self.renewed.discard(worker_group)
         if (trial := self.assigned.get(worker_group)) is None:

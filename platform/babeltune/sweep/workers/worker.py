@@ -9,9 +9,10 @@ import time
 import traceback
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import ray
 import ray.train
@@ -19,7 +20,7 @@ import ray.train.torch
 import torch
 from torch import distributed
 
-from babeltune.errors import BabeltuneError, ClusterError, NodeError, ObjectStoreError, StorageError
+from babeltune.errors import BabeltuneError, ClusterError, NodeError, ObjectStoreError, ReplacedError, StorageError
 from babeltune.memory import uncollected
 from babeltune.schema.records import Point, Report
 from babeltune.sweep.state.lease_actor import NAMESPACE
@@ -51,11 +52,22 @@ class RunTrial(Protocol):
     ) -> None: ...
 
 
+class Place(NamedTuple):
+    """One rank of a group of ranks."""
+
+    group: str
+    """Names the group to the dispatcher."""
+    rank: int
+    world: int
+    device: str
+
+
 class Reporter:
     """A trial's connection to the dispatcher. Every rank calls `report` for every report."""
 
-    def __init__(self, dispatcher: ray.actor.ActorHandle, trial: str, rank: int, world: int, device: str) -> None:
-        self._dispatcher, self._trial, self._rank, self._world, self._device = dispatcher, trial, rank, world, device
+    def __init__(self, dispatcher: ray.actor.ActorHandle, trial: str, place: Place) -> None:
+        self._dispatcher, self._trial, self._group = dispatcher, trial, place.group
+        self._rank, self._world, self._device = place.rank, place.world, place.device
         self._system = SystemMetrics()
         self._reply, self._asked = StopReply(stopped=False, ask_again_s=0.0), -math.inf
 
@@ -69,7 +81,7 @@ class Reporter:
         if self._rank == 0:
             now = Point(step=report.step, time_ms=time.time_ns() // 1_000_000, values=self._system.read())
             encoded = ReportMessage(self._trial, replace(report, points=(*report.points, now))).encode()
-            call = self._dispatcher.report.remote(self._trial, report.index, report.last, encoded)
+            call = self._dispatcher.report.remote(self._trial, report.index, report.last, encoded, self._group)
             text = GO_ON if ray.get(call) else ""
         return from_rank_0(text, self._rank, self._world, self._device) == GO_ON
 
@@ -80,7 +92,7 @@ class Reporter:
         it wants to be asked again.
         """
         if time.monotonic() - self._asked >= self._reply.ask_again_s - EARLY_S:
-            self._reply = ray.get(self._dispatcher.stopped.remote(self._trial))
+            self._reply = ray.get(self._dispatcher.stopped.remote(self._trial, self._group))
             self._asked = time.monotonic()
         return self._reply.stopped
 
@@ -144,7 +156,7 @@ def worker_loop(settings: WorkerSettings) -> None:
     device = str(ray.train.torch.get_device()) if cuda else "cpu"
     if cuda:
         torch.cuda.set_device(device)
-    worker_group, group = settings["worker_group"], uuid.uuid4().hex
+    worker_group, group = settings["worker_group"], from_rank_0(uuid.uuid4().hex, rank, world, device)
     node = ray.get_runtime_context().get_node_id()
     dispatcher = ray.get_actor(settings["dispatcher"], namespace=NAMESPACE)
     if ray.get_gpu_ids() and not torch.cuda.is_available():
@@ -156,6 +168,20 @@ def worker_loop(settings: WorkerSettings) -> None:
         return
     process_state = ProcessState(settings["threads"])
     gc.freeze()  # so that collecting before each trial walks the trials' objects, not the imported modules
+    with suppress(ReplacedError):  # its node was taken for lost
+        take_trials(dispatcher, settings, run, process_state, Place(group, rank, world, device))
+
+
+def take_trials(
+    dispatcher: ray.actor.ActorHandle,
+    settings: WorkerSettings,
+    run: RunTrial,
+    process_state: ProcessState,
+    place: Place,
+) -> None:
+    """Takes trials until the dispatcher closes, or has no more use for this worker group."""
+    worker_group, node = settings["worker_group"], ray.get_runtime_context().get_node_id()
+    group, rank, world, device = place
     while True:
         text = ray.get(dispatcher.next.remote(worker_group, group)).encode() if rank == 0 else ""
         order = Order.decode(from_rank_0(text, rank, world, device))
@@ -165,7 +191,7 @@ def worker_loop(settings: WorkerSettings) -> None:
             raise ClusterError(f"worker group {worker_group} restarts: it was asked to")
         if order.assignment is not None:
             process_state.clean(order.assignment.seed)
-            reporter = Reporter(dispatcher, order.trial, rank, world, device)
+            reporter = Reporter(dispatcher, order.trial, place)
             try:
                 end = _attempt(run, order.assignment, reporter, rank, world, device)
             except NodeError as unfit:
@@ -173,7 +199,8 @@ def worker_loop(settings: WorkerSettings) -> None:
                 return
             leak = process_state.leak()
             renew = bool(leak) or settings["isolation"] == "process"
-            if not ray.get(dispatcher.leave.remote(worker_group, order.trial, rank, world, end.encode(), renew)):
+            left = dispatcher.leave.remote(worker_group, order.trial, rank, world, end.encode(), renew, group)
+            if not ray.get(left):
                 why = end.text or leak or DIED
                 raise ClusterError(f"worker group {worker_group} restarts after trial {order.trial}: {why}")
 
@@ -182,10 +209,10 @@ def _attempt(
     run: RunTrial, assignment: TrialAssignment, reporter: Reporter, rank: int, world: int, device: str
 ) -> TrialEnd:
     """Runs the trial and says how this rank left it. A trial's exception is a fact about the trial, not the worker
-    group; but `NodeError` is raised."""
+    group; but `NodeError` and `ReplacedError` are raised."""
     try:
         run(assignment, reporter, rank, world, device)
-    except NodeError:
+    except (NodeError, ReplacedError):
         raise
     except Exception as error:
         return _end_of(error)
