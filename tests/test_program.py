@@ -118,7 +118,7 @@ def test_two_interrupts_while_preparing_end_with_130(gap, tmp_path):
     lines = []
     for line in process.stderr:
         lines.append(line)
-        if "the corpus" in line:
+        if "the corpus" in line or "starting Ray" in line:
             break
     process.send_signal(signal.SIGINT)
     time.sleep(gap)

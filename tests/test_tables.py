@@ -25,7 +25,7 @@ from benchmarks.tables import back_translation, page
 from benchmarks.tables.__main__ import TABLES, show_plan
 from benchmarks.tables.clusters import ari_of
 from benchmarks.tables.cpu import CpuSeconds
-from benchmarks.tables.definition import MEGABYTES, PAIRS, UNTRAINED, Claim, Column, Row, Table
+from benchmarks.tables.definition import MEGABYTES, PAIRS, START, UNTRAINED, Claim, Column, Row, Table
 from benchmarks.tables.record import run
 from benchmarks.tables.sampling import Scored, sampling_error
 from benchmarks.tables.sweeps import planned
@@ -90,7 +90,8 @@ def test_a_record_says_what_its_figures_depend_on(name):
 def test_a_records_differences_are_those_of_its_rows(name):
     values = {row["name"]: row["values"] for row in RECORDS[name]["rows"]}
     seeds = len(RECORDS[name]["run"]["seeds"])
-    values[UNTRAINED] = {column["metric"]: [column["untrained"]] * seeds for column in RECORDS[name]["columns"]}
+    for single in (UNTRAINED, START):
+        values[single] = {column["metric"]: [column.get(single)] * seeds for column in RECORDS[name]["columns"]}
     for claim in RECORDS[name]["claims"]:
         pairs = zip(values[claim["better"]][claim["metric"]], values[claim["worse"]][claim["metric"]], strict=True)
         expected = [a - claim["times"] * b for a, b in pairs]

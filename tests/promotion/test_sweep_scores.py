@@ -105,7 +105,7 @@ def test_compared_models_are_shown_with_intervals(copied, exported, capsys):
         case = replace(mean, low=low, high=high)
         assert said_of(case) == said
         assert compared_words(said, case).startswith(f"mean bitext accuracy: {words}")
-        assert "; they differ on 7 of 4" in compared_words(said, case)
+        assert f"; they differ on 7 of {mean.items}" in compared_words(said, case)
 
 
 def test_a_trial_in_place_of_a_sweep_is_refused(copied, exported):
