@@ -196,71 +196,71 @@ def benchmarks() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def corpus_sizes() -> list[str]:
-    """What `benchmarks.corpus --pairs` has measured."""
-    if not (file := MEASURED / "corpus.json").exists():
+def measured(name: str, title: str, lead: str, columns: dict[str, Callable[[dict[str, Any]], str]]) -> list[str]:
+    """The section of what a benchmark has measured: a row for each size, by the titles of its columns; none yet if it
+    was not run."""
+    if not (file := MEASURED / f"{name}.json").exists():
         return []
     found = json.loads(file.read_text(encoding="utf-8"))
-    rows = [
-        (
-            f"{size['pairs']:,}",
-            f"{size['cpu']:,.0f}",
-            f"{size['cpu'] / size['pairs'] * 1e6:.1f}",
-            f"{size['seconds']:,.0f}",
-            f"{size['memory'] >> 20:,}",
-        )
-        for size in found["sizes"]
-    ]
+    rows = [tuple(column(size) for column in columns.values()) for size in found.get("sizes", [found])]
+    return [f"## {title}\n\nCommit `{found['commit']}`. {lead}", table(tuple(columns), rows)]
+
+
+def corpus_sizes() -> list[str]:
+    """What `benchmarks.corpus --pairs` has measured."""
     lead = (
         "`python -m benchmarks.corpus --pairs` reads and cleans made text in one process, near-duplicates included. "
         "Memory is the peak of anonymous memory."
     )
-    titles = ("pairs", "CPU seconds", "microseconds of CPU a pair", "seconds", "memory in MiB")
-    return [f"## Cleaning a large corpus\n\nCommit `{found['commit']}`. {lead}", table(titles, rows)]
+    return measured(
+        "corpus",
+        "Cleaning a large corpus",
+        lead,
+        {
+            "pairs": lambda size: f"{size['pairs']:,}",
+            "CPU seconds": lambda size: f"{size['cpu']:,.0f}",
+            "microseconds of CPU a pair": lambda size: f"{size['cpu'] / size['pairs'] * 1e6:.1f}",
+            "seconds": lambda size: f"{size['seconds']:,.0f}",
+            "memory in MiB": lambda size: f"{size['memory'] >> 20:,}",
+        },
+    )
 
 
 def opened_groups() -> list[str]:
     """What `benchmarks.opening` has measured."""
-    if not (file := MEASURED / "opening.json").exists():
-        return []
-    found = json.loads(file.read_text(encoding="utf-8"))
-    rows = [
-        (
-            f"{size['groups']}",
-            f"{size['cpu']:.1f}",
-            f"{size['wall']:.1f}",
-            f"{size['mb']:.1f}",
-            f"{1000 * size['mb'] / size['groups']:.0f}",
-        )
-        for size in found["sizes"]
-    ]
     lead = (
         "`python -m benchmarks.opening` opens worker groups whose controllers are accepted and start no process. The "
         "figures are those of the driver's process."
     )
-    titles = ("worker groups", "CPU seconds", "seconds", "MB", "KB a group")
-    return [f"## Opening many worker groups\n\nCommit `{found['commit']}`. {lead}", table(titles, rows)]
+    return measured(
+        "opening",
+        "Opening many worker groups",
+        lead,
+        {
+            "worker groups": lambda size: f"{size['groups']}",
+            "CPU seconds": lambda size: f"{size['cpu']:.1f}",
+            "seconds": lambda size: f"{size['wall']:.1f}",
+            "MB": lambda size: f"{size['mb']:.1f}",
+            "KB a group": lambda size: f"{1000 * size['mb'] / size['groups']:.0f}",
+        },
+    )
 
 
 def many_trials() -> list[str]:
     """What `benchmarks.thousand_trials` has measured."""
-    if not (file := MEASURED / "thousand_trials.json").exists():
-        return []
-    found = json.loads(file.read_text(encoding="utf-8"))
-    figures = (
-        f"{found['trials']:,}",
-        f"{found['seconds']:,.0f}",
-        f"{found['kb_a_trial']:.1f}",
-        f"{1000 * found['slowest_proposal']:.0f}",
-        f"{1000 * found['slowest_save']:.0f}",
-        f"{found['stored'] / found['trials'] / 1000:.1f}",
+    return measured(
+        "thousand_trials",
+        "Many trials",
+        "`python -m benchmarks.thousand_trials` runs trials that do nothing through the loop of a real sweep.",
+        {
+            "trials": lambda found: f"{found['trials']:,}",
+            "seconds": lambda found: f"{found['seconds']:,.0f}",
+            "KB of the driver a trial": lambda found: f"{found['kb_a_trial']:.1f}",
+            "slowest proposal, ms of CPU": lambda found: f"{1000 * found['slowest_proposal']:.0f}",
+            "longest save of a trial, ms": lambda found: f"{1000 * found['slowest_save']:.0f}",
+            "KB in the sweep's folder a trial": lambda found: f"{found['stored'] / found['trials'] / 1000:.1f}",
+        },
     )
-    lead = "`python -m benchmarks.thousand_trials` runs trials that do nothing through the loop of a real sweep."
-    titles = (
-        *("trials", "seconds", "KB of the driver a trial", "slowest proposal, ms of CPU"),
-        *("longest save of a trial, ms", "KB in the sweep's folder a trial"),
-    )
-    return [f"## Many trials\n\nCommit `{found['commit']}`. {lead}", table(titles, [figures])]
 
 
 PAGES: dict[str, Callable[[], str]] = {

@@ -316,3 +316,11 @@ def test_translations_are_written_once_and_are_the_same_twice(tmp_path, monkeypa
     (tmp_path / "one" / "swh-eng.tsv").write_text("kept")
     back_translation.write_translations(data, tmp_path / "one")
     assert (tmp_path / "one" / "swh-eng.tsv").read_text() == "kept"
+
+
+def test_rows_of_clean_pairs_leave_out_the_back_translated_ones_and_no_other():
+    for row in TABLES["tan_bt"].rows:
+        sweep = read_sweep(TABLES["tan_bt"].sweep, assignments=[one for one in row.changes if "start:" not in one])
+        left_out = [source.name for source in sweep.data.train if not source.train]
+        made = [source.name for source in sweep.data.train if source.synthetic]
+        assert left_out == ([] if row.name.endswith(", BT") else made)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -96,12 +97,13 @@ def meter() -> Tell:
     and the time left."""
     from babeltune.stages import stage_words, timed
 
-    stage_of, last = timed(), dict[str, float]()
+    stage_of, said = timed(), dict[str, tuple[float, int]]()
 
     def write(name: str, done: int, of: int) -> None:
         stage = stage_of(name, done, of)
-        if name not in last or done == of or stage.time - last[name] >= METER_EVERY_S:
-            last[name] = stage.time
+        last, before = said.get(name, (-math.inf, -1))
+        if done != before and (done == of or stage.time - last >= METER_EVERY_S):
+            said[name] = stage.time, done
             say_line(stage_words(stage))
 
     return write

@@ -23,6 +23,15 @@ RANGES = ("float", "int", "log_float", "log_int")
 STEPS = ("training.pairs", "training.global_batch", "training.average.")
 """How the names of parameters begin that decide how often an average reads the weights."""
 
+OPTIONS = {
+    ("sampler", "multivariate"): "tpe",
+    ("sampler", "group"): "tpe",
+    ("sampler", "population"): "nsga2",
+    ("scheduler", "regret"): "expected_regret",
+    ("scheduler", "finished"): "expected_regret",
+}
+"""Options that one kind alone reads. What several read, such as `startup`, may stay where another kind is tried."""
+
 
 def problems(sweep: Sweep) -> Iterator[Problem]:
     """Everything about the sweep that its types could not say."""
@@ -49,15 +58,16 @@ def problems(sweep: Sweep) -> Iterator[Problem]:
     yield from baseline_problems(sweep)
     metrics = [objective.metric for objective in sweep.objectives]
     yield from repeated(metrics, lambda index: ("objectives", index, "metric"))
-    yield from sampler_problems(sweep)
+    yield from search_problems(sweep)
 
 
-def sampler_problems(sweep: Sweep) -> Iterator[Problem]:
-    """Options of the sampler that its kind does not have."""
+def search_problems(sweep: Sweep) -> Iterator[Problem]:
+    """Options of the sampler and the scheduler that their kinds do not have."""
     sampler = sweep.sampler
-    for name in ("multivariate", "group"):
-        if getattr(sampler, name) and sampler.kind != "tpe":
-            yield ("sampler", name), f"is an option of `kind: tpe`, and this sampler is {sampler.kind}; remove it"
+    for (section, name), kind in OPTIONS.items():
+        record = getattr(sweep, section)
+        if record.kind != kind and getattr(record, name) != getattr(type(record), name):
+            yield (section, name), f"is an option of `kind: {kind}`, and this {section} is {record.kind}; remove it"
     if sampler.group and not sampler.multivariate and sampler.kind == "tpe":
         yield ("sampler", "group"), "groups settings that are modelled together; set multivariate to true, or remove it"
     if sampler.kind == "gp" and len(sweep.objectives) > 1:

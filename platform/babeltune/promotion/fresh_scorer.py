@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache
 from pathlib import Path
 from queue import SimpleQueue
@@ -185,7 +185,7 @@ def target_encoder(target: Target) -> EncodeTexts:
     Models that are scored on the same text get the same vectors, encoded once.
     """
     if isinstance(target, str):
-        encode = encoder_of(target)
+        encode = encoder_of(target, stage="encoding the right sides")
     else:
         teacher = load_teacher(target, "cuda" if torch.cuda.is_available() else "cpu")
 
@@ -196,9 +196,9 @@ def target_encoder(target: Target) -> EncodeTexts:
     return lambda texts, languages: once(tuple(texts), tuple(languages))
 
 
-def encoder_of(model: str, prompt: str | None = None, stage: str = EVALUATING) -> EncodeTexts:
+def encoder_of(model: str, prompt: str | None = None, stage: str | None = None) -> EncodeTexts:
     """How a sentence-transformers model encodes texts; `TeacherError` where it is none. `stage` is what the listener
-    hears, batch by batch."""
+    hears, batch by batch; None where a few texts are not worth a word."""
     loaded = open_model(model)
     routes = routes_of(Path(model))
 
@@ -207,7 +207,7 @@ def encoder_of(model: str, prompt: str | None = None, stage: str = EVALUATING) -
         route_of = {language: match(language, routes) for language in dict.fromkeys(languages)}
         tasks = [route_of[language] for language in languages]
         rows: dict[int, NDArray[np.float32]] = {}
-        with _counted_batches(loaded, stage, len(texts)):
+        with nullcontext() if stage is None else _counted_batches(loaded, stage, len(texts)):
             for task in set(tasks):
                 chosen = [row for row, other in enumerate(tasks) if other == task]
                 vectors = loaded.encode(
@@ -233,8 +233,9 @@ def _counted_batches(model: SentenceTransformer, stage: str, texts: int) -> Iter
 
 
 def width_of(encode: EncodeTexts) -> int:
-    """The dimensions of the vectors."""
-    return int(encode(["dimension"], [""]).shape[1])
+    """The dimensions of the vectors. Nobody hears of the one text that is encoded for them."""
+    with listening(lambda *_: None):
+        return int(encode(["dimension"], [""]).shape[1])
 
 
 def in_texts(tasks: Sequence[IdTask], texts: Sequence[str]) -> list[TextTask]:
