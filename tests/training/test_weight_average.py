@@ -175,6 +175,7 @@ def test_an_average_survives_json_and_its_decay_can_be_searched(tiny_file):
         (["training.average={every: 0}"], r"training.average.every: 0 must be from 1 to 1,000,000"),
         (["training.average={every: 20}"], r"every: 20: the average is over 20 steps, so .* once; lower it below 20"),
         (["training.average={kind: last, share: 0.1}"], r"every: 10: the average is over 2 steps, .* below 2"),
+        (["training.average={kind: last, share: 0.01}"], r"over 1 step, .* once; give more pairs, or a larger share"),
         (["training.average={kind: mean}"], r"training.average.kind: .*'ema' or 'last'"),
         (
             ["parameters.training.average.decay={float: [0.9, 0.99]}"],

@@ -108,10 +108,11 @@ def average_problems(sweep: Sweep) -> Iterator[Problem]:
         share = average.share if average.kind == "last" else 1.0
         steps = math.ceil(share * training.pairs / max(training.global_batch, 1))
         if steps <= average.every:
+            advice = f"lower it below {steps}" if steps > 1 else "give more pairs, or a larger share"
             yield (
                 ("training", "average", "every"),
-                f"{average.every}: the average is over {steps} steps, so the weights would be read once; lower it "
-                f"below {steps}",
+                f"{average.every}: the average is over {steps} step{'s' if steps > 1 else ''}, so the weights would be "
+                f"read once; {advice}",
             )
 
 
