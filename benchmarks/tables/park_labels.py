@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from babeltune.schema.records import Scalar
 from benchmarks.tables.definition import UNTRAINED, Claim, Row, Table
-from benchmarks.tables.park import BITEXT, ENGLISH, LOGGED, OF_ENGLISH, OF_OTHER, OF_TATOEBA, OTHER
+from benchmarks.tables.park import BITEXT, ENGLISH, FLORES, LOGGED, OF_ENGLISH, OF_FLORES, OF_OTHER, OF_TATOEBA, OTHER
 
 TEMPERATURES = (0.05, 0.1, 0.2, 0.5)
 """Temperatures of priority labels. The student has 0.1 in every row."""
@@ -44,13 +44,18 @@ PARK_LABELS = Table(
     ),
     columns=(
         OF_TATOEBA,
+        OF_FLORES,
         OF_ENGLISH,
         OF_OTHER,
     ),
     logged=LOGGED,
     claims=(
+        # FLORES is unlike the training text: on Tatoeba a loss may gain by learning what that text is like.
         Claim(
-            better="priority + TCM, 0.1", worse="hard", metrics=(BITEXT,), paper="table 2: en-fr 0.960 against 0.937"
+            better="priority + TCM, 0.1",
+            worse="hard",
+            metrics=(BITEXT, FLORES),
+            paper="table 2, Tatoeba: en-fr 0.960 against 0.937",
         ),
         Claim(
             better="priority + TCM, 0.1", worse="hard", metrics=(ENGLISH,), paper="table 2: en-fr 0.796 against 0.675"
@@ -60,6 +65,7 @@ PARK_LABELS = Table(
             Claim(better="priority + TCM, 0.1", worse="mUSE", metrics=(metric,), paper=f"table 2: en-fr {figures}")
             for metric, figures in (
                 (BITEXT, "0.960 against 0.950"),
+                (FLORES, "Tatoeba 0.960 against 0.950"),
                 (ENGLISH, "0.796 against 0.713"),
                 (OTHER, "0.791 against 0.771"),
             )
