@@ -8,6 +8,7 @@ from babeltune.errors import SpecError, SweepError
 from babeltune.planning import space
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.schema.records import Budget, Data, Objective, Parameter, Sampler, Source, Sweep
+from babeltune.sweep.search import few_trials
 from babeltune.sweep.search.study import Proposals, open_study, replay
 
 PARAMETERS = {
@@ -173,3 +174,64 @@ def test_a_joint_model_proposes_the_same_after_every_stop(tmp_path, sampler):
         )
     ]
     assert replay(lines, sweep, suggest_of(sweep)) == dict(enumerate(found))
+
+
+UNIFORM = optuna.distributions.FloatDistribution(0, 1)
+
+
+def a_study(values, directions=("maximize",)):
+    """A study of finished trials with these values, and a running one."""
+    study = optuna.create_study(directions=directions)
+    study.add_trials(
+        optuna.create_trial(params={"x": index / len(values)}, distributions={"x": UNIFORM}, values=given)
+        for index, given in enumerate(values)
+    )
+    study.ask()
+    return study
+
+
+class Spy(optuna.samplers.RandomSampler):
+    """Notes the trials that it is shown."""
+
+    def sample_independent(self, study, trial, param_name, param_distribution):
+        self.seen = [trial.number for trial in study.get_trials(states=(TrialState.COMPLETE, TrialState.RUNNING))]
+        return super().sample_independent(study, trial, param_name, param_distribution)
+
+
+@pytest.mark.parametrize(
+    ("directions", "sign", "best"),
+    [
+        (("maximize",), 1, {0, 1}),
+        (("minimize",), -1, {0, 1}),
+        (("maximize", "minimize"), 1, {0, 1, 40, 41}),
+    ],
+)
+def test_a_sampler_sees_the_last_trials_and_the_best_of_each_objective(monkeypatch, directions, sign, best):
+    monkeypatch.setattr(few_trials, "RECENT", 10)
+    monkeypatch.setattr(few_trials, "BEST", 2)
+    values = [[sign * float(100 - number)] * len(directions) for number in range(40)]
+    study, spy = a_study(values + [[sign * 50.0] * len(directions)] * 20, directions), Spy()
+    study.sampler = few_trials.FewTrialsSampler(spy)
+    study.ask().suggest_float("x", 0, 1)
+    assert spy.seen == sorted(best | set(range(52, 62)))
+
+
+def test_a_study_of_fewer_trials_is_shown_whole_and_tpe_proposes_the_same():
+    values = [[float(number % 7)] for number in range(60)]
+    proposed = []
+    for wrap in (lambda sampler: sampler, few_trials.FewTrialsSampler):
+        study = a_study(values)
+        study.sampler = wrap(optuna.samplers.TPESampler(seed=5, constant_liar=True))
+        proposed.append(study.ask().suggest_float("x", 0, 1))
+    assert proposed[0] == proposed[1]
+
+
+def test_tpe_finds_as_good_a_value_in_a_large_study_when_it_is_shown_few_trials(monkeypatch):
+    monkeypatch.setattr(few_trials, "RECENT", 100)
+    values = [[-abs(number / 400 - 0.3)] for number in range(400)]
+    found = []
+    for seed in range(20):
+        study = a_study(values)
+        study.sampler = few_trials.FewTrialsSampler(optuna.samplers.TPESampler(seed=seed, constant_liar=True))
+        found.append(study.ask().suggest_float("x", 0, 1))
+    assert max(abs(x - 0.3) for x in found) < 0.1

@@ -24,6 +24,7 @@ from babeltune.planning.portfolio import portfolio_points
 from babeltune.planning.space import grid
 from babeltune.schema.paths import sqlite_url
 from babeltune.schema.records import Scalar, Sweep
+from babeltune.sweep.search.few_trials import FewTrialsSampler
 from babeltune.sweep.search.warm_start import STUDY, WARM, Suggest, fitting, like
 from babeltune.sweep.state.messages import LedgerLine, ReportLine, TrialEnd, end_of
 
@@ -46,7 +47,8 @@ def sampler_for(sweep: Sweep, number: int) -> optuna.samplers.BaseSampler:
     joint = {"multivariate": sweep.sampler.multivariate, "group": sweep.sampler.group}
     with warnings.catch_warnings():  # Optuna calls both experimental; the replay of the ledger would notice a change
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        return optuna.samplers.TPESampler(seed=seed, n_startup_trials=startup, constant_liar=True, **joint)
+        tpe = optuna.samplers.TPESampler(seed=seed, n_startup_trials=startup, constant_liar=True, **joint)
+    return FewTrialsSampler(tpe)
 
 
 def given_points(sweep: Sweep) -> list[dict[str, Scalar]]:
