@@ -22,12 +22,15 @@ from babeltune.data.teacher import teacher_folder
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.schema.records import Teacher
 from benchmarks.tables import back_translation, page
-from benchmarks.tables.__main__ import TABLES, show_plan
+from benchmarks.tables.__main__ import TABLES, check, show_plan
 from benchmarks.tables.clusters import ari_of
+from benchmarks.tables.compare import disagreements
 from benchmarks.tables.cpu import CpuSeconds
 from benchmarks.tables.definition import MEGABYTES, PAIRS, START, UNTRAINED, Claim, Column, Row, Table
+from benchmarks.tables.reasons import REASONS, reason_of
 from benchmarks.tables.record import run
 from benchmarks.tables.sampling import Scored, sampling_error
+from benchmarks.tables.spread import spread_of
 from benchmarks.tables.sweeps import planned
 from benchmarks.tables.verdict import Judged, judge
 
@@ -62,7 +65,7 @@ SMALL = Table(
 
 @pytest.mark.parametrize("name", RECORDS)
 def test_a_page_is_what_its_record_generates(name):
-    assert (ROOT / page.PAGES / f"{name}.md").read_text(encoding="utf-8") == page.page(RECORDS[name])
+    assert (ROOT / page.PAGES / f"{name}.md").read_text(encoding="utf-8") == page.page(RECORDS[name], RECORDS.values())
 
 
 def test_the_index_and_the_sites_contents_name_every_page():
@@ -108,6 +111,58 @@ def test_a_recorded_order_holds_only_if_both_intervals_exclude_zero(name):
         if claim["kind"] == "above" and said != "undecided":
             assert said == ("holds" if sign * differences.mean() > 0 else "fails")
             assert abs(differences.mean()) > half
+
+
+def test_each_order_of_a_paper_that_fails_has_a_suspected_reason():
+    for record in RECORDS.values():
+        failed = [claim for claim in record["claims"] if page.verdict(claim).said == "fails"]
+        for claim in failed if record["budget"] else ():
+            assert reason_of(record["name"], claim["better"], claim["worse"])
+
+
+@pytest.mark.parametrize("reason", REASONS, ids=lambda reason: f"{reason.table}-{reason.rows[0]}")
+def test_a_suspicion_names_rows_and_an_experiment_that_are_there(reason):
+    assert {*reason.rows} <= {START, *(row.name for row in TABLES[reason.table].rows)}
+    assert reason.experiment is None or any(
+        reason.answered_by(claim.better, claim.worse, metric)
+        for claim in TABLES[reason.experiment].claims
+        for metric in claim.metrics
+    )
+
+
+def test_a_page_shows_what_the_experiment_says_of_an_order_that_fails():
+    (reason,) = (one for one in REASONS if one.table == "mao_terms")
+    assert f"not run yet: `make table TABLE={reason.experiment}`" in page.page(RECORDS["mao_terms"])
+    found = {**RECORDS["mao_terms"], "name": reason.experiment, "title": "The experiment"}
+    written = page.page(RECORDS["mao_terms"], [found])
+    assert f"[The experiment]({reason.experiment}.md). AMS + FD, beta 1 > AMS, Tatoeba, 1,000: +0.0001" in written
+
+
+def record_of(*values, text="a"):
+    return {"rows": [{"name": "one", "values": {METRIC: list(values)}}], "run": {"data": {"prepared": text}}}
+
+
+@pytest.mark.parametrize(
+    ("anew", "words"),
+    [
+        (record_of(0.5, 0.52), []),
+        (record_of(0.51, 0.515), []),
+        (record_of(0.8, 0.8), ["0.8000 is not between"]),
+        (record_of(0.5, 0.52, text="b"), ["the text is not the same"]),
+        ({**record_of(), "rows": []}, ["only one of the two has the rows one"]),
+    ],
+)
+def test_a_table_is_reproduced_if_its_means_are_within_the_seeds(anew, words):
+    found = disagreements(anew, record_of(0.5, 0.52))
+    assert len(found) == len(words)
+    assert all(word in line for word, line in zip(words, found, strict=True))
+
+
+def test_a_distribution_is_three_percentiles_of_each_row():
+    title, rows = spread_of(RECORDS["tan_sigma"])
+    assert title == "target similarity"
+    assert all(low < middle < high for low, middle, high in rows.values())
+    assert spread_of(RECORDS["mao_terms"]) is None
 
 
 FIGURES = Judged(better=0.8, worse=0.6, differences=(0.2, 0.21, 0.19), sentence_error=0.01, untrained=0.1)
@@ -229,16 +284,20 @@ def test_the_cpu_seconds_of_children_count_and_add_up(tmp_path):
         assert cpu.total() >= least
 
 
+def cluster_file(folder, storage):
+    values = {"version": 1, "name": "here", "storage": str(folder / storage), "worker_groups": 1}
+    file = folder / f"{storage}.yaml"
+    file.write_text(yaml.safe_dump({**values, "mlflow": f"sqlite:///{folder}/{storage}.db"}))
+    return str(file)
+
+
 @pytest.fixture
 def place(with_stores, tmp_path, monkeypatch):
     """A cluster file whose storage has no sweep yet."""
     monkeypatch.chdir(tmp_path)
     with_stores(tmp_path / "home")
     monkeypatch.setenv("BABELTUNE_HOME", str(tmp_path / "home"))
-    values = {"version": 1, "name": "here", "storage": str(tmp_path / "home"), "worker_groups": 1}
-    file = tmp_path / "here.yaml"
-    file.write_text(yaml.safe_dump({**values, "mlflow": f"sqlite:///{tmp_path}/mlflow.db"}))
-    return str(file)
+    return cluster_file(tmp_path, "home")
 
 
 def test_a_small_table_runs_and_becomes_a_page(
@@ -279,6 +338,10 @@ def test_a_small_table_runs_and_becomes_a_page(
     }
     assert again["run"]["cpu_seconds"] >= record["run"]["cpu_seconds"]
     assert len((tmp_path / "home" / "openings.jsonl").read_text().splitlines()) == len(opened)
+    # From scratch, in a storage that holds nothing.
+    check(table, cluster_file(tmp_path, "fresh"), tmp_path / "site")
+    assert "small: every score is within the kept record's seeds" in capsys.readouterr().out
+    assert len((tmp_path / "fresh" / "openings.jsonl").read_text().splitlines()) == len(opened)
 
 
 def test_a_translator_learns_the_words_of_its_pairs():

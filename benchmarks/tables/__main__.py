@@ -1,26 +1,33 @@
 """Runs one of the papers' tables and writes its page: `python -m benchmarks.tables mao_terms`.
 
 What is finished already is not run again. `--plan` runs nothing and prints what there would be to run.
+`--check` compares with the kept record and writes nothing. If the cluster file's storage is empty, the table is
+trained from scratch.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from babeltune.cli.plan_page import machine_of
 from babeltune.errors import SpecError
 from babeltune.planning.plan import make_plan
 from babeltune.schema.cluster import read_cluster
 from benchmarks.tables.chen_losses import CHEN_LOSSES
+from benchmarks.tables.compare import disagreements
 from benchmarks.tables.definition import Table
 from benchmarks.tables.li_depth import LI_DEPTH
 from benchmarks.tables.mao_dims import MAO_DIMS
 from benchmarks.tables.mao_shapes import MAO_SHAPES
+from benchmarks.tables.mao_teacher import MAO_TEACHER
 from benchmarks.tables.mao_terms import MAO_TERMS
 from benchmarks.tables.margins import MARGINS_TABLE
-from benchmarks.tables.page import write
+from benchmarks.tables.page import ROOT, read_records, write
 from benchmarks.tables.park_gather import PARK_GATHER
+from benchmarks.tables.park_hardness import PARK_HARDNESS
 from benchmarks.tables.park_labels import PARK_LABELS
 from benchmarks.tables.park_one_pair import PARK_ONE_PAIR
 from benchmarks.tables.park_pairs import PARK_PAIRS
@@ -39,9 +46,11 @@ TABLES = {
         LI_DEPTH,
         MAO_DIMS,
         MAO_SHAPES,
+        MAO_TEACHER,
         MAO_TERMS,
         MARGINS_TABLE,
         PARK_GATHER,
+        PARK_HARDNESS,
         PARK_LABELS,
         PARK_ONE_PAIR,
         PARK_PAIRS,
@@ -78,6 +87,16 @@ def show_plan(table: Table, cluster: str | None) -> None:
     print(f"in all about {total:.0f} s of one worker, and {models} models scored on the sealed sets")
 
 
+def check(table: Table, cluster: str | None, root: Path = ROOT) -> None:
+    """Runs the table and ends with an error if it differs from the kept record by more than its seeds do."""
+    kept = next((record for record in read_records(root) if record["name"] == table.name), None)
+    if kept is None:
+        sys.exit(f"{table.name} has no record to compare with; run it without --check first")
+    if found := disagreements(run(table, cluster), kept):
+        sys.exit("\n".join(found))
+    print(f"{table.name}: every score is within the kept record's seeds")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command."""
     parser = argparse.ArgumentParser(
@@ -86,10 +105,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("table", choices=sorted(TABLES))
     parser.add_argument("--cluster", metavar="FILE", help="where to run; this machine when left out")
     parser.add_argument("--plan", action="store_true", help="print what would run, and run nothing")
+    parser.add_argument("--check", action="store_true", help="compare with the kept record, and write nothing")
     given = parser.parse_args(arguments)
     table = TABLES[given.table]
     if given.plan:
         show_plan(table, given.cluster)
+    elif given.check:
+        check(table, given.cluster)
     else:
         print(write(run(table, given.cluster)))
 

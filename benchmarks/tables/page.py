@@ -13,6 +13,8 @@ from babeltune.evaluation.evaluate import SPEED
 from benchmarks.tables.clusters import ARI
 from benchmarks.tables.definition import MEGABYTES, PAIRS, START, UNTRAINED
 from benchmarks.tables.heat_map import draw
+from benchmarks.tables.reasons import Reason, reason_of
+from benchmarks.tables.spread import draw_spread, spread_of
 from benchmarks.tables.verdict import NORMAL, Judged, Verdict, judge, over_seeds
 
 ROOT = Path(__file__).parents[2]
@@ -42,7 +44,11 @@ INDEX = """\
 
 Each page is a table of a paper, trained and scored on real text at a budget of CPU minutes. `make table TABLE=NAME`
 runs one and writes its page. `python -m benchmarks.tables NAME --plan` prints what it would run, and for how long. A
-table that was not run has no page."""
+table that was not run has no page.
+
+With `--check` the command compares with the kept record and writes nothing. `--cluster FILE` names a file whose storage
+is empty, so the table is trained from scratch. Each mean must lie in Student's 95 % interval of the kept seeds."""
+FAILED = "## Where the order fails"
 
 
 def judged(claim: Record) -> Judged:
@@ -66,8 +72,8 @@ def verdict(claim: Record) -> Verdict:
     return judge(judged(claim))
 
 
-def page(record: Record) -> str:
-    """The page of a table."""
+def page(record: Record, others: Iterable[Record] = ()) -> str:
+    """The page of a table. The other tables' records answer why its orders fail."""
     run, seeds = record["run"], len(record["run"]["seeds"])
     length = (
         f"costs {run['compute']:g} counted seconds of one worker"
@@ -89,11 +95,13 @@ def page(record: Record) -> str:
         READING,
         _scores(record),
         *([_picture(record)] if "heat_map" in record else []),
+        *_distribution(record),
         "## Orderings",
         JUDGING,
         *level,
         *([CLUSTERED] if any(claim["metric"].endswith(f"/{ARI}") for claim in record["claims"]) else []),
         _orderings(record),
+        *_failures(record, {other["name"]: other for other in others}),
         "## The run",
         _run(record),
     ]
@@ -122,11 +130,14 @@ def write(record: Record, root: Path = ROOT) -> Path:
         (root / folder).mkdir(parents=True, exist_ok=True)
     text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
     (root / RECORDS / f"{record['name']}.json").write_text(text, encoding="utf-8")
-    for kept in read_records(root):
+    records = read_records(root)
+    for kept in records:
         if "heat_map" in kept:
             draw(kept["heat_map"], root / PAGES / f"{kept['name']}.svg")
-        (root / PAGES / f"{kept['name']}.md").write_text(page(kept), encoding="utf-8")
-    (root / PAGES / "index.md").write_text(index(read_records(root)), encoding="utf-8")
+        elif spread := spread_of(kept):
+            draw_spread(*spread, root / PAGES / f"{kept['name']}.svg")
+        (root / PAGES / f"{kept['name']}.md").write_text(page(kept, records), encoding="utf-8")
+    (root / PAGES / "index.md").write_text(index(records), encoding="utf-8")
     return root / PAGES / f"{record['name']}.md"
 
 
@@ -135,6 +146,58 @@ def _picture(record: Record) -> str:
     left, right = maps["languages"]
     words = f"cosines of sentences in {left} and {right}, before and after training"
     return f"![{words}]({record['name']}.svg)\n\nThe picture shows {words}, of the best trial, `{maps['trial']}`."
+
+
+def _distribution(record: Record) -> list[str]:
+    if (spread := spread_of(record)) is None:
+        return []
+    words = f"{spread[0]}: median, 10th and 90th percentile of each row"
+    return [f"![{words}]({record['name']}.svg)", f"The picture shows {words}, means over the seeds."]
+
+
+def _failures(record: Record, others: Mapping[str, Record]) -> list[str]:
+    """Each failed order of a paper, what is suspected, and what the experiment that looks for it says."""
+    titles = {column["metric"]: column["title"] for column in record["columns"]}
+    rows = []
+    for claim in record["claims"] if record["budget"] else ():
+        if verdict(claim).said != "fails":
+            continue
+        reason = reason_of(record["name"], claim["better"], claim["worse"])
+        rows.append(
+            [
+                f"{_order(claim)}, {titles[claim['metric']]}",
+                reason.suspected if reason else "nothing yet",
+                _answer(reason, others),
+            ]
+        )
+    return [FAILED, _table(["order", "suspected", "what an experiment says"], rows)] if rows else []
+
+
+def _answer(reason: Reason | None, others: Mapping[str, Record]) -> str:
+    """The verdicts of the experiment's orders."""
+    if reason is None or reason.experiment is None:
+        return "no experiment yet"
+    record = others.get(reason.experiment)
+    claims = [
+        claim
+        for claim in (record["claims"] if record else ())
+        if reason.answered_by(claim["better"], claim["worse"], claim["metric"])
+    ]
+    if record is None or not claims:
+        return f"not run yet: `make table TABLE={reason.experiment}`"
+    titles = {column["metric"]: column["title"] for column in record["columns"]}
+    said = [
+        f"{_order(claim)}, {titles[claim['metric']]}: {over_seeds(claim['differences'])[0]:+.4f}, "
+        f"**{verdict(claim).said}**"
+        for claim in claims
+    ]
+    return f"[{record['title']}]({record['name']}.md). {'; '.join(said)}"
+
+
+def _order(claim: Record) -> str:
+    sign = "=" if claim["kind"] == "level" else "<" if "error" in claim["metric"] else ">"
+    times = "" if claim["times"] == 1 else f"{claim['times']:g} × "
+    return f"{claim['better']} {sign} {times}{claim['worse']}"
 
 
 def _table(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -225,11 +288,9 @@ def _orderings(record: Record) -> str:
         mean, low, high = over_seeds(claim["differences"])
         reach = NORMAL * (claim["sentence_error"] or 0.0)
         found = verdict(claim)
-        sign = "=" if claim["kind"] == "level" else "<" if "error" in claim["metric"] else ">"
-        times = "" if claim["times"] == 1 else f"{claim['times']:g} × "
         rows.append(
             [
-                f"{claim['better']} {sign} {times}{claim['worse']}",
+                _order(claim),
                 claim["paper"],
                 titles[claim["metric"]],
                 f"{mean:+.4f}",

@@ -1,0 +1,82 @@
+"""Where an order of a paper fails here: the reason that is suspected, and the experiment that looks for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reason:
+    """A suspicion that some failed orders of a table share."""
+
+    table: str
+    """The table whose orders fail."""
+    rows: tuple[str, ...]
+    """One of them is a row of each failed order."""
+    suspected: str
+    """The reason, in a sentence that the experiment's orders confirm or refute."""
+    experiment: str | None = None
+    """The table that looks for it; None if there is no experiment yet."""
+    metrics: tuple[str, ...] = ()
+    """Of the experiment's orders only those in these metrics; all if it is empty."""
+
+    def answered_by(self, better: str, worse: str, metric: str) -> bool:
+        """Whether an order of the experiment's table is about this suspicion."""
+        if self.metrics and metric not in self.metrics:
+            return False
+        return self.experiment != self.table or bool({better, worse} & set(self.rows))
+
+
+REASONS = (
+    Reason(
+        table="mao_terms",
+        rows=("AMS + FD, beta 1000",),
+        suspected="The teacher's vectors are bad at ranking many candidates, and FD copies them.",
+        experiment="mao_teacher",
+    ),
+    Reason(
+        table="park_labels",
+        rows=("priority + TCM, 0.1",),
+        suspected="On Tatoeba a loss may gain by learning what the training text is like. FLORES is unlike that text.",
+        experiment="park_labels",
+        metrics=("test/flores/accuracy",),
+    ),
+    Reason(
+        table="park_teachers",
+        rows=("aligned student, English", "fresh student, English"),
+        suspected="The English teacher's labels are harder at the same temperature: it is their hardness that counts.",
+        experiment="park_hardness",
+    ),
+    Reason(
+        table="park_pairs",
+        rows=("all pairs",),
+        suspected="Each row sees equally many pairs, so this one sees fewer with English. Tatoeba has pairs with "
+        "English alone, and FLORES has all ten.",
+        experiment="park_pairs",
+        metrics=("test/flores/accuracy",),
+    ),
+    Reason(
+        table="park_pairs",
+        rows=("en-xx, fr-xx", "en-xx, ru-xx"),
+        suspected="French and Russian have unequally many joined pairs.",
+    ),
+    Reason(
+        table="mao_dims",
+        rows=("start", "384 dimensions"),
+        suspected="The layer is trained too briefly, or a static encoder spreads its information more evenly.",
+    ),
+    Reason(
+        table="tan_bt",
+        rows=("LASER3, BT", "CO, BT"),
+        suspected="The clean text is so small that any English sentence with a few known words helps.",
+    ),
+)
+"""The first that fits a failed order is named on its page."""
+
+
+def reason_of(table: str, better: str, worse: str) -> Reason | None:
+    """What is suspected of a failed order."""
+    for reason in REASONS:
+        if reason.table == table and {better, worse} & set(reason.rows):
+            return reason
+    return None
