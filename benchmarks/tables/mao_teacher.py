@@ -25,7 +25,7 @@ def distilled(name: str, beta: float, changes: tuple[str, ...] = ()) -> Row:
 MAO_TEACHER = Table(
     name="mao_teacher",
     title="LEALLA: why FD fails among many candidates",
-    paper="A table of our own, on table 8 of Mao and Nakagawa 2023.",
+    paper="A table of our own, on an order that `mao_terms` does not find.",
     budget="",
     ours="As in the table of LEALLA's losses, a static student of 128 dimensions learns French and Russian with "
     "English. The English teacher is all-MiniLM-L6-v2, which was not trained to rank translations. The ranking "

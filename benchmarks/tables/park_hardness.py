@@ -7,7 +7,7 @@ from benchmarks.tables.park import BITEXT, FLORES, LOGGED, OF_ENGLISH, OF_FLORES
 from benchmarks.tables.park_teachers import PARENT, TEACHERS
 
 TEMPERATURES = (0.1, 0.12, 0.15)
-"""Of the English teacher's labels. At 0.12 a pair's own label is about that of the own teacher at 0.1."""
+"""Temperatures of the English teacher's labels. At 0.12 they are about as hard as the own teacher's at 0.1."""
 OWN = "own, 0.1"
 REASON = "at equal hardness the own teacher is above"
 
@@ -20,7 +20,7 @@ def english(temperature: float) -> str:
 PARK_HARDNESS = Table(
     name="park_hardness",
     title="Soft contrastive learning: teachers whose labels are equally hard",
-    paper="A table of our own, on table 1 of Park et al. 2024.",
+    paper="A table of our own, on orders that `park_teachers` does not find.",
     budget="",
     ours="As in the table of students and teachers, the aligned static student goes on with priority labels and "
     "without TCM. Its teacher is the aligned student itself at temperature 0.1, or all-MiniLM-L6-v2 at several. "

@@ -18,7 +18,7 @@ class Reason:
     experiment: str | None = None
     """The table that looks for it; None if there is no experiment yet."""
     metrics: tuple[str, ...] = ()
-    """Of the experiment's orders only those in these metrics; all if it is empty."""
+    """Metrics of the experiment's orders that answer; all if it is empty."""
 
     def answered_by(self, better: str, worse: str, metric: str) -> bool:
         """Whether an order of the experiment's table is about this suspicion."""
