@@ -82,7 +82,7 @@ def say(value: Any, as_json: bool, show: Callable[[], None]) -> None:
 
 
 def say_line(words: str) -> None:
-    """One line on standard error, as it is."""
+    """Prints one line to standard error, without markup or wrapping."""
     err.print(words, markup=False, highlight=False, soft_wrap=True)
 
 

@@ -61,7 +61,7 @@ def _grams(text: str) -> list[str]:
 
 
 def jaccard(a: str, b: str) -> float:
-    """Of the sets of trigrams of two texts' keys."""
+    """The Jaccard similarity of two texts: of the sets of character trigrams of their keys."""
     first, second = _gram_set(a), _gram_set(b)
     return len(first & second) / len(first | second)
 
@@ -201,7 +201,8 @@ class ContaminationRecord(TypedDict, total=False):
 
 @dataclass
 class Contamination:
-    """What the ledger says; plain values, so that it is written with the prepared sweep."""
+    """Counts and examples of training texts that are also, or nearly, in evaluation sets. They are plain values, and
+    written with the prepared sweep."""
 
     sources: dict[str, dict[str, dict[str, dict[str, int]]]] = field(default_factory=dict)
     """Source -> set -> side -> `exact`, rows whose text of that side is in the set (they are removed), and `near`, rows

@@ -52,7 +52,7 @@ class Queue(nn.Module):
         self.pushed.fill_(start + len(ids))
 
     def candidates(self) -> tuple[Float[Tensor, "entries dim"], Int[Tensor, "entries"]]:
-        """What is in it now, and the text ids. Views: a later push changes them."""
+        """The queue's vectors and their text ids. Both are views, so a later push changes them."""
         return self.vectors[: len(self)], self.ids[: len(self)]
 
 

@@ -239,7 +239,7 @@ def expected_maximum(n: int) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """What the number of the best of several trials is worth."""
+    """How much of the best trial's dev score may be luck, because it is the best of several."""
 
     metric: str
     value: float

@@ -1,8 +1,9 @@
 """Only one driver runs a sweep: a file lock on its folder, and a lease on a cluster that several machines share.
 
 A file lock may not hold on NFS, and does not if two drivers see different storages. So the driver also holds a lease
-in the folder (`fencing.py`) that each of its writes checks. On a cluster the lease is an actor with the sweep's name.
-It belongs to the driver's Ray job. Ray gives a name once, and the actor ends with the job.
+in the folder that each of its writes checks. `fencing.py` renews that lease, and ends a driver that cannot renew it in
+time. On a cluster the lease is an actor with the sweep's name. It belongs to the driver's Ray job. Ray gives a name
+once, and the actor ends with the job.
 """
 
 from __future__ import annotations

@@ -166,7 +166,7 @@ def _score(group: Group, metric: str) -> str:
 
 
 def footnote(table: Comparison) -> str:
-    """Which trials no mean holds; empty when all are in one."""
+    """The trials that are in no mean, with the reason. Empty if every trial is in one."""
     parts = (f"{len(names)} {why} ({', '.join(names)})" for why, names in table.left_out.items())
     said = ", ".join(parts)
     return f"left out: {said}" if said else ""

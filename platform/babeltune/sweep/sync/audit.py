@@ -34,7 +34,7 @@ SIGNAL = "a signal"
 
 @dataclass(frozen=True)
 class AuditLine:
-    """One action. Its time is UTC."""
+    """A line of `audit.jsonl`: who did what, and when (UTC)."""
 
     time: str
     user: str
