@@ -179,7 +179,7 @@ class TrialTrainer:
         del training["checkpoint_minutes"]  # which changes nothing that is trained
         return {"trial": {**plain(self.trial), "training": training}, "prepared": self.prepared.digest}
 
-    def check_same(self, state: Mapping[str, Any]) -> None:
+    def check_same(self, state: Mapping[str, object]) -> None:
         """Refuses to go on from a checkpoint of other settings or data."""
         for name, value in self.identity().items():
             if state.get(name) != value:
