@@ -91,12 +91,6 @@ def draws(items: int, resamples: int, seed: int) -> Iterator[NDArray[np.float64]
         yield np.bincount(chosen.ravel(), minlength=count * items).reshape(count, items).astype(np.float64)
 
 
-def mean_of(values: ArrayLike) -> Statistic:
-    """The mean of [items] values in each draw."""
-    array = np.asarray(values, dtype=np.float64)
-    return lambda counts: counts @ array / len(array)
-
-
 def spearman_of(x: ArrayLike, y: ArrayLike) -> Statistic:
     """Spearman's rank correlation of [items] x and y in each draw, ties sharing their mean rank; NaN for a constant.
 

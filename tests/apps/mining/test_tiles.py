@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from babeltune.apps.mining import tiles
 from babeltune.apps.mining.rows import Joined, Rows
-from babeltune.apps.mining.tiles import Block, Found, both_ways, nothing, one_way, scan, settle
+from babeltune.apps.mining.tiles import Block, Found, both_ways, nothing, scan, settle
 from babeltune.apps.mining.topk_keys import EMPTY, cosine_of, empty, index_of, merge, pack
 from babeltune.errors import DataError
-from babeltune.evaluation.knn import neighbours
+from babeltune.evaluation.knn import match
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -135,7 +135,6 @@ def test_both_directions_are_those_of_plain_loops(n, m, k, repeats, seed, data):
     found = both_ways(x, y, k, tile=tile)
     assert torch.equal(found.forward.index, by_loops(x, y, k))
     assert torch.equal(found.backward.index, by_loops(y, x, k))
-    assert torch.equal(one_way(x, y, k, tile=tile).index, found.forward.index)
     assert np.array_equal(x, before[0])
     assert np.array_equal(y, before[1])
 
@@ -184,17 +183,17 @@ def test_neighbours_nearer_than_rounding_are_ordered_exactly():
     rng = np.random.default_rng(3)
     base = rng.normal(size=(1, 256))
     y = (base + 1e-6 * rng.normal(size=(400, 256))).astype(np.float32)
-    found = one_way(y[:20], y, 4, tile=(16, 64))
+    found = both_ways(y[:20], y, 4, tile=(16, 64)).forward
     assert torch.equal(found.index, by_loops(y[:20], y, 4))
 
 
 def test_equal_to_the_neighbours_in_memory_of_evaluation():
     x, y = vectors(300, 32, 5), vectors(500, 32, 6)
     found = both_ways(x, y, 4)
-    expected = neighbours(x, y, 4)
-    assert torch.equal(found.forward.index, expected.index)
-    assert torch.allclose(found.forward.cosine, expected.cosine, atol=1e-6)
-    assert torch.equal(found.backward.index, neighbours(y, x, 4).index)
+    expected = match(x, y, 4)
+    assert torch.equal(found.forward.index, expected.forward.index)
+    assert torch.allclose(found.forward.cosine, expected.forward.cosine, atol=1e-6)
+    assert torch.equal(found.backward.index, expected.backward.index)
 
 
 def test_bf16_tiles_with_exact_scores_find_the_same_neighbours():

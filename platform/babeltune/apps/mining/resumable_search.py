@@ -129,7 +129,7 @@ def both_ways_resumable(kept: ResumableSearch, progress: Progress = no_progress)
 
 
 def one_way_resumable(kept: ResumableSearch, progress: Progress = no_progress) -> Neighbours:
-    """Nearest neighbours in one direction, as `tiles.one_way`. Goes on from the blocks that `kept` has on disk."""
+    """Nearest neighbours in one direction. Goes on from the blocks that `kept` has on disk."""
     scan_remaining(kept, progress)
     neighbours = settled(kept.left, kept.right, kept.found.forward, kept.k, kept.precision)
     kept.remove()
