@@ -270,7 +270,7 @@ class Contamination:
         sides.setdefault(side, {})[kind] = count
 
     def close(self, index: EvalIndex) -> None:
-        """The shares of the sets."""
+        """Fills `sets`, once all training text was added: how many texts of each set have a near-duplicate."""
         for name, texts in index.sets.items():
             near = len(self._hit.get(name, ()))
             self.sets[name] = {"texts": len(texts), "near": near, "share": near / max(1, len(texts))}

@@ -177,8 +177,10 @@ def _difference(value: float, drawn: NDArray[np.float64], confidence: float) -> 
 
 
 def enough_draws(alpha: float, items: int, least: int) -> int:
-    """How many draws of so many items in all resolve the level alpha. 40 / alpha leave 20 beyond each limit of the
-    interval. No more than can be drawn in a minute, and at least as many as were asked for."""
+    """The number of bootstrap draws for an interval of level `alpha` over `items`: at least `least`.
+
+    40 / alpha draws leave 20 beyond each limit of the interval. There are no more than can be drawn in a minute.
+    """
     return max(least, min(math.ceil(40 / alpha), DRAWN // items))
 
 

@@ -326,7 +326,7 @@ class TrialTrainer:
                 raise EvaluationLeftError
 
     def poll_stop(self) -> bool:
-        """Rank 0's look whether to stop; the others learn of it with the loss."""
+        """Whether the trial was asked to stop. Only rank 0 asks; the others learn of it with the loss."""
         if self.ranks.rank or time.monotonic() - self.looked < STOP_POLL_INTERVAL_S:
             return False
         self.looked = time.monotonic()

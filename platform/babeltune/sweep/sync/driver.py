@@ -56,7 +56,7 @@ FINAL_UPLOAD_TIMEOUT_S = 10.0
 
 
 class DriverSync:
-    """A driver's errands, from `with` to the end of its block; none where the storage is a folder."""
+    """Sends what a driver writes to the bucket, within a `with` block. It does nothing if the storage is a folder."""
 
     def __init__(self, cluster: Cluster, folder: SweepFolder, *, needs: str | None = None) -> None:
         """`needs` names an earlier sweep that this one starts from."""
