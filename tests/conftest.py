@@ -17,7 +17,7 @@ import pytest
 
 from corpora import BESIDE, DATA
 from screens import CHROMIUM, chromium
-from selection import FAST, is_fast, place_in_run
+from selection import FAST, is_fast, is_left_out, place_in_run
 
 hypothesis.settings.register_profile("untimed", deadline=None)  # no test asserts wall time
 hypothesis.settings.load_profile("untimed")
@@ -60,6 +60,11 @@ NEEDS_CHROMIUM = "needs_chromium"
 EXCUSED = frozenset({NEEDS_GPU, NEEDS_PAPERS, NEEDS_CHROMIUM})
 """A test with one of these markers may be skipped on a machine without what it needs."""
 skipped: list[str] = []
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Folders without fast tests are not read for these."""
+    return is_left_out(collection_path, config.option.markexpr) or None
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by markers

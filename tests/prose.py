@@ -2,8 +2,8 @@
 
 It looks at docstrings, comments and texts of Python files, at Markdown, and at the comments of YAML files. It refuses
 words of the project's old private vocabulary, sentences above 30 words, docstrings of constants that start in
-mid-sentence, functions above 60 lines, and functions with more than eight parameters.
-Commands of typer are exempt: they have one parameter per option.
+mid-sentence, functions above 60 lines, functions with more than seven parameters, and classes with more than 20
+methods. Commands of typer are exempt: they have one parameter per option.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Which tests are fast: those that start no Ray, server, browser or other process. `make test-fast` runs them.
 
 The marker `fast` is set for every test whose code says so: the code of the test, of its fixtures, and of the functions
-and classes of the test folders that they use. So no file lists its tests, and a new test is sorted by itself.
+and classes of the test folders that they use. So no file lists its tests, and a new test is sorted by itself. A test
+that starts nothing and still takes a second of a core has the marker `slow`.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ STARTERS = frozenset(
     {
         *("subprocess", "Popen", "multiprocessing", "check_ranks", "bucket_servers", "several_nodes", "leftovers"),
         *("ray", "local_ray", "WorkerPool", "connected", "submit", "main", "mlflow", "Tracker", "FreshScorer"),
+        "open_client",
         *("sentence_transformers", "datasets", "mteb"),
     }
 )
-"""Names of what starts processes, and of libraries that take seconds to import. `main` is the command line's."""
-LEFT_OUT = ("chaos", "long", "needs_gpu", "needs_papers")
+"""Names of what starts processes, and of libraries that take seconds to import. `main` is the command line's, and
+`open_client` makes MLflow's database."""
+LEFT_OUT = ("chaos", "long", "slow", "needs_gpu", "needs_papers")
 """Markers of tests that are not fast, whatever their code names."""
 SLOW_FIXTURES = frozenset({"tiny", "tiny_storage"})
 """Fixtures that take seconds: a prepared sweep, and the storage of tests that prepare one."""
@@ -43,6 +46,11 @@ SLOW_FOLDERS = frozenset(
     {"chaos", "cli", "clusters", "mining", "promotion", "search", "security", "tracking", "workers"}
 )
 """Folders without fast tests: they start clusters and servers."""
+
+
+def is_left_out(path: Path, expression: str) -> bool:
+    """Whether a folder is not even read, because only fast tests are asked for and it has none."""
+    return expression == FAST and path.name in SLOW_FOLDERS and path.is_dir()
 
 
 def place_in_run(path: Path) -> int:

@@ -23,6 +23,7 @@ from benchmarks import gradcache, queue_loss, race, soft_loss, teacher_store, wo
 from benchmarks import train as train_step
 from benchmarks.race import Options, Row
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
 LINE = re.compile(r"\S+ ratio [\d.e+]+ min [\d.e+]+ max [\d.e+]+ goal [\d.]+ floor [\d.]+")
 SMALL = {"layers": 1, "width": 32, "heads": 2, "feed_forward": 64, "vocabulary": 600, "max_tokens": 24}

@@ -23,6 +23,7 @@ def imported(file):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("part", "door"), [("ray.tune", "sweep/search"), ("ray.train", "sweep/workers")])
 def test_a_part_of_ray_is_imported_in_one_package(part, door):
     users = {

@@ -319,6 +319,7 @@ def declared(*extras):
 USERS, EVERY = ("quickstart", "faiss", "translation"), ("quickstart", "faiss", "translation", "s3", "gs", "dev")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("folders", "how", "extras"),
     [

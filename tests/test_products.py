@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from babeltune.products import SMALL, linear, product, use_onednn
+from kernels import SeenKernels
 
 torch.manual_seed(0)
 LARGE = torch.randn(160, 96), torch.randn(96, 144)
@@ -17,18 +19,10 @@ WIDER = torch.randn(160, 200), torch.randn(200, 144)
 
 
 @pytest.fixture
-def called(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def called() -> Iterator[list[tuple[Any, ...]]]:
     """Grows with every product that oneDNN computes."""
-    calls: list[int] = []
-    computed = torch.ops.mkldnn._linear_pointwise
-
-    def counted(*arguments: Any) -> Tensor:
-        calls.append(1)
-        found: Tensor = computed(*arguments)
-        return found
-
-    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", counted)
-    return calls
+    with SeenKernels("mkldnn::_linear_pointwise") as seen:
+        yield seen.calls
 
 
 needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
@@ -46,14 +40,14 @@ needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reas
     ],
     ids=["plain", "first transposed", "second transposed", "part of wider rows", "part, transposed"],
 )
-def test_products_of_any_layout_equal_those_of_torch(a: Tensor, b: Tensor, called: list[int]) -> None:
+def test_products_of_any_layout_equal_those_of_torch(a: Tensor, b: Tensor, called: list[tuple[Any, ...]]) -> None:
     torch.testing.assert_close(product(a, b), a @ b, rtol=1e-5, atol=1e-5)
     assert called
 
 
 @needs_onednn
 @pytest.mark.parametrize("bias", [True, False])
-def test_the_linear_layer_and_its_gradients_equal_those_of_torch(bias: bool, called: list[int]) -> None:
+def test_the_linear_layer_and_its_gradients_equal_those_of_torch(bias: bool, called: list[tuple[Any, ...]]) -> None:
     def values(compute: Any) -> list[Tensor]:
         x, weight = LARGE[0].clone().requires_grad_(), LARGE[1].T.contiguous().requires_grad_()
         leaves = [x, weight, *([torch.ones(144).requires_grad_()] if bias else [])]
@@ -66,7 +60,7 @@ def test_the_linear_layer_and_its_gradients_equal_those_of_torch(bias: bool, cal
 
 
 @needs_onednn
-def test_a_layer_that_is_not_trained_gets_no_gradient(called: list[int]) -> None:
+def test_a_layer_that_is_not_trained_gets_no_gradient(called: list[tuple[Any, ...]]) -> None:
     x, weight = LARGE[0].clone().requires_grad_(), LARGE[1].T.contiguous()
     linear(x, weight, None).sum().backward()
     assert x.grad is not None
@@ -84,13 +78,13 @@ def test_a_layer_that_is_not_trained_gets_no_gradient(called: list[int]) -> None
     ],
     ids=["double", "small", "half", "empty"],
 )
-def test_what_is_small_or_not_fp32_is_left_to_torch(a: Tensor, b: Tensor, called: list[int]) -> None:
+def test_what_is_small_or_not_fp32_is_left_to_torch(a: Tensor, b: Tensor, called: list[tuple[Any, ...]]) -> None:
     assert torch.equal(product(a, b), a @ b)
     assert torch.equal(linear(a, b.T, None), a @ b)
     assert not called
 
 
-def test_a_user_can_turn_onednn_off(called: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_can_turn_onednn_off(called: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(LARGE[0]) * LARGE[1].numel() >= SMALL
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
     assert torch.equal(product(*LARGE), LARGE[0] @ LARGE[1])
@@ -98,7 +92,7 @@ def test_a_user_can_turn_onednn_off(called: list[int], monkeypatch: pytest.Monke
 
 
 @needs_onednn
-def test_linear_layers_of_a_model_go_through_onednn_and_keep_their_weights(called: list[int]) -> None:
+def test_linear_layers_of_a_model_go_through_onednn_and_keep_their_weights(called: list[tuple[Any, ...]]) -> None:
     model = nn.Sequential(nn.Linear(96, 144), nn.Sequential(nn.GELU(), nn.Linear(144, 32, bias=False)))
     own, x = deepcopy(model), LARGE[0].view(4, 40, 96)
     use_onednn(own)

@@ -7,6 +7,8 @@ import ast
 import re
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 
 TRAPS = {
@@ -82,6 +84,7 @@ def marked() -> dict[str, set[int]]:
     return found
 
 
+@pytest.mark.slow
 def test_every_trap_has_a_test_or_a_reason_for_none():
     judged = set().union(*marked().values())
     assert list(TRAPS) == list(range(1, 44))
@@ -91,6 +94,7 @@ def test_every_trap_has_a_test_or_a_reason_for_none():
         assert number in judged or NOTES.get(number), f"trap {number}: mark its tests, or say why it cannot occur"
 
 
+@pytest.mark.slow
 def test_a_tests_name_has_at_most_80_characters():
     long = [name for name in marked() if len(name.partition("::")[2]) > 80]
     assert not long, "\n".join(long)

@@ -17,6 +17,7 @@ from rich.console import Console
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from audits import read_audit
 from babeltune.cli import app, live_view, main
 from babeltune.files import plain
 from babeltune.method import load_method
@@ -25,7 +26,7 @@ from babeltune.planning.warnings import about_memory, about_precision, about_que
 from babeltune.planning.written import spec_yaml
 from babeltune.sweep.driver.run import driven_folder, only_driver
 from babeltune.sweep.state.folder import SweepFolder, outcome, sweep_folders
-from babeltune.sweep.sync.audit import SIGNAL, read_audit
+from babeltune.sweep.sync.audit import SIGNAL
 from ports import free_port
 from toy_trials import groups_held
 from waiting import PATIENCE_S, wait_until

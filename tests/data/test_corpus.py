@@ -356,6 +356,7 @@ def test_components_are_those_of_plain_search(edges):
         assert found[i] == min(reached)
 
 
+@pytest.mark.slow
 @pytest.mark.trap(36)
 @given(st.lists(st.tuples(NODES, NODES, st.sampled_from(["fra", "kor"])), min_size=1, max_size=40), st.integers(0, 5))
 @settings(max_examples=60, deadline=None)
@@ -529,6 +530,7 @@ def test_the_benchmark_overlay_names_files_and_columns_that_exist(name):
             assert columns | {"id"} == header if train.path else columns | {"id"} < header
 
 
+@pytest.mark.slow
 @needs_data
 def test_a_real_corpus_is_cleaned_and_overlaps_with_no_real_eval_set():
     def pair(folder: str, code: str, suffix: str = ".tsv.gz") -> Source:

@@ -38,6 +38,7 @@ def in_turn(left, right):
     return rows, sum(len(ours) * len(theirs) for ours, theirs in both)
 
 
+@pytest.mark.slow
 @given(left=KEYS, right=KEYS)
 @settings(max_examples=200, deadline=None)
 def test_a_pivot_joins_the_rows_that_plain_dictionaries_join(left, right):
@@ -45,6 +46,7 @@ def test_a_pivot_joins_the_rows_that_plain_dictionaries_join(left, right):
     assert (list(map(tuple, rows.tolist())), combinations) == in_turn(left, right)
 
 
+@pytest.mark.slow
 @given(keys=KEYS, others=st.lists(st.integers(0, 9), unique=True))
 @settings(max_examples=200, deadline=None)
 def test_a_key_is_found_at_its_place_among_the_others(keys, others):

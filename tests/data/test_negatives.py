@@ -27,6 +27,7 @@ def search(vectors, anchors, targets, groups, k, below):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.trap(27)
 @settings(max_examples=150, deadline=None)
 @given(

@@ -489,6 +489,7 @@ def test_a_key_is_the_same_in_every_unicode_form_and_its_own_key(text):
         assert text_key(unicodedata.normalize(form, text)) == key
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.text(st.characters(categories=["Lu", "Ll", "Lo", "Nd"]), min_size=1, max_size=5), min_size=1), st.data()
 )

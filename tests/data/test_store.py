@@ -119,6 +119,7 @@ def test_a_row_that_does_not_exist_is_refused(tmp_path, row):
         open_matrix(build_rows(tmp_path)).rows(np.array([3, row]))
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(st.integers(0, 60_000), max_size=5), max_size=12), st.data())
 def test_ragged_rows_are_taken_like_lists(tmp_path_factory, rows, data):
     values = np.array([v for row in rows for v in row], "<u2")

@@ -51,6 +51,7 @@ def tiny_teacher(folder, **settings):
     return Teacher(**{"model": str(folder), "pooling": "mean", "max_tokens": 16, **settings})
 
 
+@pytest.mark.slow
 @pytest.mark.trap(9, 23)
 def test_the_bundled_teacher_equals_sentence_transformers_in_order(bundled):
     found = load_teacher(Teacher()).encode(TEXTS)
@@ -59,6 +60,7 @@ def test_the_bundled_teacher_equals_sentence_transformers_in_order(bundled):
     assert np.abs(found - bundled.encode(TEXTS)).max() < 1e-5
 
 
+@pytest.mark.slow
 def test_half_precision_changes_the_third_digit_at_most(bundled):
     found = load_teacher(Teacher(precision="bf16")).encode(TEXTS)
     cosines = (found * bundled.encode(TEXTS)).sum(1)

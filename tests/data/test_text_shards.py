@@ -6,6 +6,7 @@ from babeltune.errors import StoreError
 from shared_corpus import cleaned, data_in, digest_of, run_with_files, tiny_shards
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", [run_here, run_with_files])
 def test_a_corpus_that_is_cleaned_in_shards_has_the_same_bytes(tmp_path, run):
     data = data_in(tmp_path)

@@ -19,6 +19,7 @@ from small_parts import tiny_parts
 STRINGS = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=6), max_size=40)
 
 
+@pytest.mark.slow
 @given(STRINGS, st.data())
 def test_texts_are_those_of_a_list(strings, data):
     bound = st.none() | st.integers(-45, 45)

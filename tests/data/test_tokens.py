@@ -174,6 +174,7 @@ def test_texts_prompt_length_and_tokenizer_decide_the_store(tmp_path, tokenizer)
     assert len(folders) == 5
 
 
+@pytest.mark.slow
 def test_a_large_vocabulary_is_kept_in_32_bits(tmp_path, tokenizer):
     tokenizer = AutoTokenizer.from_pretrained(train_tokenizer(TEXTS, 100, folder=tmp_path / "t"))
     tokenizer.add_tokens([f"<{i}>" for i in range(66_000)])

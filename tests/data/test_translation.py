@@ -71,6 +71,7 @@ def translator(place, seed=0):
     return Translator(place, seed, lambda what, done, of: None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beams", [1, 3])
 def test_a_batch_says_what_the_model_says_of_each_text_alone(how, folder, beams):
     model = Model(replace(how, beams=beams), folder, "back")
@@ -276,6 +277,7 @@ def file_of(tmp_path, how, **changes):
     return [f"data.train={json.dumps(train)}", "data.sampling={}"]
 
 
+@pytest.mark.slow
 def test_plan_counts_what_is_to_be_translated_and_translates_nothing(how, tiny_file, monkeypatch, tmp_path):
     monkeypatch.setattr(babeltune.data.translation, "Model", None)
     plan = make_plan(read_sweep(tiny_file, assignments=file_of(tmp_path, how), reach=True))

@@ -98,6 +98,7 @@ def whole(kind, texts):
     return PreTrainedTokenizerFast(tokenizer_object=KINDS[kind](texts), **names, **ends)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_text_whose_tokens_are_kept_has_the_same_tokens_and_other_text_loses_none(kind, texts):
     tokenizer = whole(kind, texts)

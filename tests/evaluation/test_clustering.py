@@ -25,6 +25,7 @@ def scored(truth, clusters, monkeypatch):
     return agreement(np.eye(len(truth), dtype=np.float32), [f"topic {label}" for label in truth])
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(LABELS)
 def test_both_scores_are_those_of_the_printed_formulas(pairs):
@@ -70,6 +71,7 @@ def test_the_best_of_several_starts_is_taken(clusters, spread):
     assert ((rows - means[which]) ** 2).sum() <= 1.001 * single.inertia_
 
 
+@pytest.mark.slow
 @needs_data
 @pytest.mark.parametrize("language", ["eng_Latn", "fra_Latn"])
 def test_topics_of_real_text_are_found_as_well_as_by_mteb(language):

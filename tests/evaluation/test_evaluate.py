@@ -53,6 +53,7 @@ def test_every_text_is_encoded_once_over_all_tasks():
     assert embed.asked == [list(range(200))]
 
 
+@pytest.mark.slow
 @needs_data
 def test_every_two_of_42_languages_are_861_pairs_of_42_encodings():
     """NTREX, multi-way: a language's sentences are encoded once, and made ready for the search once."""

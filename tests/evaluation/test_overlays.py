@@ -135,6 +135,7 @@ def test_bucc_is_scored_in_four_languages_with_english(tmp_path, monkeypatch):
     assert scores["test/mteb_bucc/accuracy"] == pytest.approx((3 + 4 / 6) / 4)
 
 
+@pytest.mark.slow
 def test_flores_has_an_xsim_error_for_each_of_203_languages(tmp_path, monkeypatch):
     _, sets = sweep_with("flores_200", tmp_path, monkeypatch)
     languages = list({language: None for task in sets for language in task.source.columns})
@@ -256,6 +257,7 @@ def test_europes_sts_is_read(tmp_path, monkeypatch):
     assert scores["test/europe_sts/spearman"] == pytest.approx(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tatoeba_36", "tatoeba_112", "bucc", "flores_200", "sts_12_to_22", *REGIONS])
 def test_revisions_configurations_and_columns_are_mtebs(name, tmp_path, monkeypatch):
     mteb = pytest.importorskip("mteb")

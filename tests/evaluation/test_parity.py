@@ -60,6 +60,7 @@ def test_mtebs_tasks_score_as_ours_do(rows, model):
     assert any(theirs[f"test/ntrex/{there}"] != theirs[f"test/ntrex/{back}"] for there, back in turned)
 
 
+@pytest.mark.slow
 def test_mining_scores_as_lasers_steps_do():
     """On sets that are drawn from a bitext as the benchmark draws them, with vectors that are noisy translations."""
     from benchmarks.parity import _mining, mining_set

@@ -370,6 +370,7 @@ def run(sweep, prepared, folder, most=100, dropout=0.0, **training):
     return reports, load_checkpoint(checkpoint_folder(folder, reports[-1]["index"]))[0]
 
 
+@pytest.mark.slow
 def test_any_number_of_ranks_draws_the_same_words_and_masks(prepared, tmp_path):
     sweep, record = prepared
     write_prepared(record, tmp_path / "prepared.json")
@@ -430,6 +431,7 @@ def test_a_projection_that_nothing_would_train_is_left_out(prepared, tmp_path):
     assert not [name for name in tensors["student"] if name.startswith("projection")]
 
 
+@pytest.mark.slow
 @pytest.mark.trap(18)
 @pytest.mark.parametrize("variant", ["ml_ctl_cz", "mlm"])
 def test_a_resumed_training_equals_an_uninterrupted_one_bit_for_bit(prepared, tmp_path, variant):
@@ -446,6 +448,7 @@ def test_a_resumed_training_equals_an_uninterrupted_one_bit_for_bit(prepared, tm
     assert points[-1]["train/mlm"] < points[0]["train/mlm"]
 
 
+@pytest.mark.slow
 def test_training_aligns_words_and_a_chunked_step_is_the_whole_one(prepared, tmp_path):
     sweep, record = prepared
     sweep = dataclasses.replace(sweep, config={"alpha": 0.5})

@@ -209,6 +209,7 @@ def test_a_pinned_start_is_taken_as_it_is_where_its_storage_is_not_asked(tiny_fi
     assert replace(sweep.student, start=None).start is None
 
 
+@pytest.mark.slow
 def test_plan_times_a_trial_whose_start_only_the_storage_has(tiny_file, models, tmp_path):
     def fetch(name):
         return str(copy_start(tmp_path / "storage", models / "transformer"))

@@ -1215,6 +1215,7 @@ def test_pairs_are_those_that_their_file_is_named_after(name, count):
     assert len(pairs_of(read_sweep("search_spaces/soft_contrastive.yaml", overlays=overlays, fetch=promoted))) == count
 
 
+@pytest.mark.slow
 def test_every_pivot_of_real_text_joins_something():
     try:
         data, root = read_data("search_spaces/pairs/all.yaml")

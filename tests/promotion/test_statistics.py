@@ -16,7 +16,6 @@ from babeltune.promotion.statistics import (
     expected_maximum,
     holm,
     mean_limits,
-    mean_of,
     p_of,
     paired_bootstrap,
     score_limits,
@@ -28,6 +27,11 @@ from babeltune.promotion.statistics import (
 
 def limits_of(differences, step=1.0):
     return partial(mean_limits, [Rows(sums=np.asarray(differences, float), step=step)], 1)
+
+
+def mean_of(values):
+    """The mean of the values in each draw, as a statistic."""
+    return lambda counts: counts @ np.asarray(values, float) / len(values)
 
 
 @pytest.mark.parametrize(("wins", "losses"), [(4, 0), (5, 0), (6, 0), (8, 2), (20, 8), (70, 60), (300, 240)])

@@ -28,13 +28,14 @@ import requests
 from ray.job_submission import JobSubmissionClient
 
 import babeltune as imported
+from audits import read_audit
 from babeltune.cli import main
 from babeltune.errors import ClusterError, UnknownNameError
 from babeltune.planning.sweep_file import read_sweep, sweep_id
 from babeltune.remote.jobs import ADDRESSES, SWEEP, Job, Jobs, _job, exit_code, json_in, own_output, without_variables
 from babeltune.remote.wheel import build_wheel
 from babeltune.schema.cluster import read_cluster
-from babeltune.sweep.sync.audit import ACTOR, read_audit
+from babeltune.sweep.sync.audit import ACTOR
 from ports import free_port, listens
 from toy_plugin import PACKAGE, importable, install, make_source
 from waiting import PATIENCE_S, wait_until

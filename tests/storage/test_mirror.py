@@ -84,6 +84,7 @@ def test_a_package_without_its_seal_is_not_there(mirrors):
     assert other.pull_package("stores/tokens-1")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", [FILES["rows.bin"][:-1], b"x" * len(FILES["rows.bin"]), None])
 def test_a_damaged_package_is_passed_over_and_renewed(mirrors, bucket_server, damage):
     one, other = mirrors
@@ -100,6 +101,7 @@ def test_a_damaged_package_is_passed_over_and_renewed(mirrors, bucket_server, da
     assert content(other.path("stores/tokens-1")) == FILES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["truncated", "missing", "altered"])
 def test_a_package_that_was_damaged_here_is_downloaded_again(mirrors, damage):
     one, other = mirrors
@@ -130,6 +132,7 @@ def test_a_seal_cannot_name_files_outside_of_its_package(mirrors, bucket_server)
         other.pull_package("stores/tokens-1")
 
 
+@pytest.mark.slow
 def test_records_are_sent_when_they_change_and_own_changes_are_never_overwritten(mirrors):
     one, other = mirrors
     mine, theirs = one.path("sweeps/a/state.json"), other.path("sweeps/a/state.json")

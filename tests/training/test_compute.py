@@ -128,6 +128,7 @@ def test_a_static_students_step_costs_the_rows_that_it_touches(tmp_path, tiny_fi
     assert works[1].bytes < 1.5 * works[0].bytes, "not in proportion to the table"
 
 
+@pytest.mark.slow
 def test_the_rates_of_this_machine_are_within_reason(one_thread):
     operations, moved = measured_rates(CPU)
     assert 0.1 < operations < 1e5

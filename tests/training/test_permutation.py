@@ -12,6 +12,7 @@ def test_every_number_stands_at_one_place(size, seed):
     assert sorted(Permutation(size, (seed,))(np.arange(size)).tolist()) == list(range(size))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 5, 6, 17])
 def test_every_number_is_as_likely_at_every_place(size):
     orders = np.stack([Permutation(size, (7, seed))(np.arange(size)) for seed in range(3000)])

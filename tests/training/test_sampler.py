@@ -169,6 +169,7 @@ def test_lots_are_even_and_depend_on_seed_step_use_place_and_position_alone():
     assert all(abs(np.corrcoef(drawn, other)[0, 1]) < 0.015 for other in others)
 
 
+@pytest.mark.slow
 def test_a_weight_of_any_size_takes_no_more_memory_and_keeps_its_ratio():
     for large in (1e3, 1e7, 1e30):
         tracemalloc.start()
@@ -188,6 +189,7 @@ def test_a_language_pair_of_few_rows_makes_no_schedule_of_steps_that_never_come(
     assert int(plan.seen[-1]) in (100_000_000, 99_999_999)
 
 
+@pytest.mark.slow
 def test_a_small_corpus_is_drawn_as_by_earlier_versions(epochs):
     draw = np.random.default_rng(5)
     groups = draw.integers(0, 3, 500).astype(np.int16)

@@ -46,7 +46,7 @@ class Tables:
 
 @dataclass(frozen=True)
 class Change:
-    """What a sweep goes on with."""
+    """What `resume` and `extend` change of a sweep: its budget, or its spec."""
 
     trials: int | None = None
     """How many in all; None: as many as before."""

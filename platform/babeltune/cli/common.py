@@ -8,7 +8,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -73,7 +73,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 SweepName = Annotated[str | None, typer.Argument(help="A sweep's id or name; the latest when left out.")]
 
 
-def say(value: Any, as_json: bool, show: Callable[[], None]) -> None:
+def say(value: object, as_json: bool, show: Callable[[], None]) -> None:
     """Prints the value as JSON, or shows it."""
     if as_json:
         sys.stdout.write(json.dumps(value, ensure_ascii=False, indent=2, default=str) + "\n")
@@ -82,7 +82,7 @@ def say(value: Any, as_json: bool, show: Callable[[], None]) -> None:
 
 
 def say_line(words: str) -> None:
-    """One line on standard error, as it is."""
+    """Prints one line to standard error, without markup or wrapping."""
     err.print(words, markup=False, highlight=False, soft_wrap=True)
 
 

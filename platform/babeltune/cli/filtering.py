@@ -109,7 +109,7 @@ def on_step(asked: int, step: int, of: int, loss: float) -> None:
 
 
 def show(report: dict[str, Any]) -> None:
-    """What was dropped, and the subsets with the scores of their translation models."""
+    """Prints what was dropped, and the subsets with the scores of their translation models."""
     reasons = ", ".join(f"{count} {reason}" for reason, count in report["dropped"].items())
     out.print(f"{report['kept']} of {report['pairs']['read']} pairs are ranked; dropped: {reasons or 'none'}")
     results = report.get("translation", {}).get("results", [])

@@ -83,7 +83,7 @@ def schema(
 
 
 def columns_of(text: str | None) -> dict[str, str]:
-    """Language -> column, as `fra=french,eng=english` says."""
+    """Reads `--columns`: language -> column, from text such as `fra=french,eng=english`. Raises `SpecError`."""
     found: dict[str, str] = {}
     for part in (text or "").split(",") if text else ():
         code, equals, column = part.strip().partition("=")
@@ -98,7 +98,7 @@ def columns_of(text: str | None) -> dict[str, str]:
 
 
 def show(made: Made) -> None:
-    """What was found and written, and the next commands."""
+    """Prints what `init` found and wrote, and the commands to give next."""
     lines: list[str] = []
     for file in made.files:
         lines.append(f"{file.given}: {file.layout}; {file.rows:,} rows")

@@ -96,7 +96,7 @@ def _show_languages_below(
 
 
 def show_comparison(comparison: Comparison, console: Console, *, markdown: bool = False) -> None:
-    """The table over seeds, and under it what no mean holds."""
+    """Prints the means over seeds as a table, and below it the trials that are in no mean, with the reason."""
     if markdown:
         console.print(as_markdown(comparison), markup=False, highlight=False, soft_wrap=True)
         return
@@ -228,7 +228,7 @@ def interval_words(cells: Sequence[Cell], means: int, confidence: float) -> Iter
 
 
 def cells_table(cells: Sequence[Cell], titles: Sequence[str]) -> Table:
-    """One line for each difference. The titles are of its name, its items, and both scores."""
+    """A table with a line for each difference. `titles` head the columns of its name, its items and both scores."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in (*titles, "difference", "interval", "p"):
         table.add_column(title, justify="left" if title == titles[0] else "right")
@@ -240,7 +240,7 @@ def cells_table(cells: Sequence[Cell], titles: Sequence[str]) -> Table:
 
 
 def selection_words(selection: Selection) -> str:
-    """What the number by which the trial was chosen is worth."""
+    """Says how much of the chosen trial's dev score may be luck, because it is the best of several."""
     return (
         f"chosen among {selection.among} trials by {selection.metric} {selection.value:.4f} (standard error "
         f"{selection.error:.4f}): the best of so many equally good ones gains about {selection.inflation:.4f} by luck; "

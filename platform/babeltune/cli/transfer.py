@@ -105,7 +105,7 @@ def languages_of(given: list[str]) -> dict[str, str]:
 
 
 def described(path: str, examples: Examples) -> dict[str, Any]:
-    """What was read of a file."""
+    """The record of a file that was read: its digest, its examples and what was dropped."""
     return {"path": path, "sha256": examples.digest, "rows": len(examples), "dropped": examples.dropped}
 
 

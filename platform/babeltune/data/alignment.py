@@ -71,7 +71,7 @@ class Side:
         return Side(first, self.words[kept], self.at[kept], self.once[kept])
 
     def every(self, step: int) -> Side:
-        """One pair of each `step`."""
+        """Every `step`-th pair, from the first."""
         kept, lengths = Ragged(np.arange(len(self.words)), self.first).take(np.arange(0, len(self.first) - 1, step))
         first = np.concatenate([[0], np.cumsum(lengths)])
         return Side(first, self.words[kept], self.at[kept], self.once[kept])

@@ -67,7 +67,7 @@ class Judged:
     """Lines left out by reason."""
 
     def same_ids(self) -> list[int]:
-        """Of each query, the number of the document that has its id, -1 where there is none."""
+        """For each query, the number of the document with the same id, or -1 if there is none."""
         places = {name: number for number, name in enumerate(self.documents.ids)}
         return [places.get(name, -1) for name in self.queries.ids]
 

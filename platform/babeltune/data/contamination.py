@@ -61,7 +61,7 @@ def _grams(text: str) -> list[str]:
 
 
 def jaccard(a: str, b: str) -> float:
-    """Of the sets of trigrams of two texts' keys."""
+    """The Jaccard similarity of two texts: of the sets of character trigrams of their keys."""
     first, second = _gram_set(a), _gram_set(b)
     return len(first & second) / len(first | second)
 
@@ -201,7 +201,8 @@ class ContaminationRecord(TypedDict, total=False):
 
 @dataclass
 class Contamination:
-    """What the ledger says; plain values, so that it is written with the prepared sweep."""
+    """Counts and examples of training texts that are also, or nearly, in evaluation sets. They are plain values, and
+    written with the prepared sweep."""
 
     sources: dict[str, dict[str, dict[str, dict[str, int]]]] = field(default_factory=dict)
     """Source -> set -> side -> `exact`, rows whose text of that side is in the set (they are removed), and `near`, rows
@@ -269,7 +270,7 @@ class Contamination:
         sides.setdefault(side, {})[kind] = count
 
     def close(self, index: EvalIndex) -> None:
-        """The shares of the sets."""
+        """Fills `sets`, once all training text was added: how many texts of each set have a near-duplicate."""
         for name, texts in index.sets.items():
             near = len(self._hit.get(name, ()))
             self.sets[name] = {"texts": len(texts), "near": near, "share": near / max(1, len(texts))}

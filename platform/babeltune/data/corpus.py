@@ -164,7 +164,7 @@ def read_sources(
 
 
 def clean_sources(data: Data, read: Mapping[str, Rows], cleaning: Cleaning, tell: Count) -> list[Block]:
-    """What is left of the sources that are trained on; `tell` counts their pairs."""
+    """Cleans the sources that are trained on and returns the pairs that are left. `tell` gets the progress in pairs."""
     trained = [source for source in data.train if source.train]
     done, of = 0, sum(len(read[each.name]) * len(cleaning.pairs_of(each, read[each.name])) for each in trained)
     tell(done, of)

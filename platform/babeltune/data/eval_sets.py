@@ -199,7 +199,7 @@ def read_retrieval(task: Task, root: Path, longest: int) -> EvalRows:
 
 
 def digest_of(*parts: str) -> str:
-    """One digest of several."""
+    """A digest over several digests, in their order."""
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 

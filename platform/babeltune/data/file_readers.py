@@ -168,7 +168,7 @@ def tsv_rows(
 
 
 def tab_rows(path: Path, names: Sequence[str], lines: Lines, *, header: bool) -> Iterator[Row]:
-    """The same, of the lines of the file."""
+    """Columns of tab-separated lines without quoting, as `tsv_rows` reads them of a file."""
     fields = ((line, raw if isinstance(raw, Fault) else split_tabs(raw)) for line, raw in lines)
     return table_rows(path, names, fields, header=header)
 

@@ -61,7 +61,7 @@ class QuotedColumns:
         self.columns = self.columns or [Quotes() for _ in self.names]
 
     def see(self, rows: Iterable[Row]) -> Iterator[Row]:
-        """The same rows, counted."""
+        """Passes the rows on, and counts the quotation marks of each column."""
         for line, values in rows:
             yield line, values
             if not isinstance(values, Fault):

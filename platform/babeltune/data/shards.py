@@ -28,7 +28,7 @@ class RunShards(Protocol):
 def run_here(
     function: Callable[..., int], arguments: Sequence[tuple[object, ...]], *, gpu: bool = False
 ) -> Iterator[int]:
-    """One after the other, in this process."""
+    """A `RunShards` that calls the function for one shard after the other, in this process."""
     for each in arguments:
         yield function(*each)
 

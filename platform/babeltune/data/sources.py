@@ -76,7 +76,7 @@ class Rows:
 
 @dataclass
 class Refusals:
-    """What is done about broken rows: an error at the first, or a count by reason."""
+    """Decides about broken rows: raises an error at the first, or drops them and counts them by reason."""
 
     switch: str
     """What makes it a count: words for the error."""
@@ -86,7 +86,7 @@ class Refusals:
     """Rows that were read, broken or not."""
 
     def count(self, table: Iterable[Row]) -> Iterator[Row]:
-        """The same rows, counted."""
+        """Passes the rows on, and counts them."""
         for row in table:
             self.rows += 1
             yield row
@@ -184,7 +184,7 @@ def whole_rows(
 
 
 def whole_parts(form: Form, refusals: Refusals, parts: Iterable[Part]) -> list[Texts]:
-    """The same, of a file that tasks read."""
+    """The columns of a file whose parts were read by tasks, joined in order. Broken rows go to `refusals`."""
     columns = [TextWriter() for _ in form.names]
     for part in parts:
         refusals.rows += part.rows

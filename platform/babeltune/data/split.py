@@ -39,7 +39,7 @@ HELDOUT_SHARE = 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """The pairs of one source in one language pair that are still in, with the keys of their sentences."""
+    """Pairs of one source in one language pair that cleaning has not removed, with the keys of their sentences."""
 
     source: Source
     group: tuple[str, str]

@@ -30,7 +30,7 @@ COLUMN = "text"
 
 
 class Texts(Sequence[str]):
-    """Texts by their number. With `ids`, a view of these texts of the array."""
+    """A read-only list of texts in an Arrow array, which decodes a text when it is read. With `ids`, a view of some."""
 
     def __init__(self, array: pa.Array, ids: NDArray[np.integer] | None = None) -> None:
         self._array = array

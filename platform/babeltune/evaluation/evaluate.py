@@ -122,7 +122,7 @@ def evaluate(
 
 
 def dimension(cut: Cut) -> str:
-    """What the names of metrics of cut vectors begin with."""
+    """First part of the names of metrics of cut vectors, such as `dim128`."""
     return f"dim{cut.dim}"
 
 

@@ -132,20 +132,6 @@ def match(left: Vectors | Side, right: Vectors | Side, k: int = 4) -> Matches:
     return Matches(_expanded(_joined(forward), a, b, k), _expanded(_joined(backward or [_nothing(0)]), b, a, k))
 
 
-def neighbours(queries: Vectors | Side, candidates: Vectors | Side, k: int) -> Neighbours:
-    """The k = min(k, candidates) nearest `candidates` [m, d] of each of the `queries` [n, d] by cosine."""
-    a, b = side(queries), side(candidates)
-    rows, columns = _tile_of(len(b.distinct))
-    found = []
-    with full_precision(a.distinct.device.type):
-        for some in torch.split(a.distinct, rows):
-            best = _nothing(len(some))
-            for first, documents in _parts(b.distinct, columns):
-                best = _merged(best, _largest(some @ documents.T, first, k), k)
-            found.append(best)
-    return _expanded(_joined(found), a, b, k)
-
-
 def nearest(
     queries: Vectors, table: NDArray[np.float32], rows: NDArray[np.int64], k: int, tile: tuple[int, int] = TILE
 ) -> Neighbours:

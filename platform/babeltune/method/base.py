@@ -42,7 +42,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class Needs:
-    """What the platform must prepare."""
+    """What a method asks the platform to prepare for it: teacher vectors, negatives, order, tokens."""
 
     teacher: frozenset[Literal["source", "target"]] = frozenset()
     """Sides whose teacher vectors the loss reads."""

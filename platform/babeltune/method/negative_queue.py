@@ -52,7 +52,7 @@ class Queue(nn.Module):
         self.pushed.fill_(start + len(ids))
 
     def candidates(self) -> tuple[Float[Tensor, "entries dim"], Int[Tensor, "entries"]]:
-        """What is in it now, and the text ids. Views: a later push changes them."""
+        """The queue's vectors and their text ids. Both are views, so a later push changes them."""
         return self.vectors[: len(self)], self.ids[: len(self)]
 
 
@@ -78,7 +78,7 @@ class Filter:
     def keep(
         self, similarities: Float[Tensor, "rows tile"] | None, ids: Int[Tensor, "tile"], at: slice
     ) -> Bool[Tensor, "rows tile"]:
-        """S_i within the tile `at` of the candidates, given k_i . c where `below` asks for it."""
+        """Which candidates of the tile `at` are negatives of each row (S_i). `below` needs `similarities`."""
         if self.chosen is not None:
             return self.chosen[:, at]
         kept = self.ids.where(self.ids >= 0, NOWHERE).unsqueeze(1) != ids

@@ -305,7 +305,7 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 class Terms(TypedDict, total=False):
-    """What the formula has beside x, y and tau."""
+    """Optional arguments of `tiled_cross_entropy`: the weights and labels of the formula at the top of this module."""
 
     row_weights: Float[Tensor, "rows"] | None
     """alpha: ones if neither it nor beta is given."""

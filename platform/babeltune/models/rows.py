@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 def mean_of_rows(
     table: Float[Tensor, "rows width"], ids: Int[Tensor, "ids"], counts: Int[Tensor, "means"], *, sparse: bool = True
 ) -> Float[Tensor, "means width"]:
-    """`ids` are the rows of the first mean, then those of the second; `counts` how many each has; none give zeros.
+    """Means of rows of the table: of the first `counts[0]` of `ids`, then of the next `counts[1]`, and so on.
 
-    The table's gradient is sparse. Otherwise it is dense, and every row must be among the `ids`.
+    A mean of no rows is zero. With `sparse` the table's gradient is sparse. Otherwise it is dense, and every row must
+    be among the `ids`.
     """
     found: Tensor = _MeanOfRows.apply(table, ids, counts, sparse)  # type: ignore[no-untyped-call]
     return found

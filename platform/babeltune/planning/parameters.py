@@ -46,7 +46,7 @@ def is_active(parameter: Parameter, params: Mapping[str, Scalar]) -> bool:
 
 
 def accepted_values(values: Scalar | tuple[Scalar, ...]) -> tuple[Scalar, ...]:
-    """One value or several, as several."""
+    """The values that a condition accepts, as a tuple also if it names one."""
     return values if isinstance(values, tuple) else (values,)
 
 

@@ -40,7 +40,7 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True)
 class Nearest:
-    """What the model finds nearest to the sentence of a question."""
+    """The sentence that the model finds nearest to that of a question, for the examples of its card."""
 
     question: Question
     text: str
@@ -50,7 +50,7 @@ class Nearest:
 
 @dataclass(frozen=True, kw_only=True)
 class CardFacts:
-    """What is known of a model besides its scores."""
+    """Facts for a model's card besides its scores: what it is compared with, its width, and examples."""
 
     others: Mapping[str, Scores] = field(default_factory=dict)
     """Dev scores of the untrained student, the teacher and the sweep's baselines."""

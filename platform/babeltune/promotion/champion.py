@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Champion:
-    """What the alias points to now."""
+    """The registered model that the alias points to, with its downloaded folder."""
 
     name: str
     version: Registered

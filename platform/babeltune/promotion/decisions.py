@@ -18,7 +18,7 @@ FOLDER = "promotions"
 
 @dataclass(frozen=True, kw_only=True)
 class DecisionRecord:
-    """A decision, and when it was made."""
+    """A decision of `promote` with its time, as a file in the sweep's folder holds it."""
 
     time: str
     """UTC, such as `2026-01-31T12:00:00Z`."""

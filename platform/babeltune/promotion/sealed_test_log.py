@@ -30,7 +30,7 @@ KEYS = {"time", "user", "weights"}
 
 @dataclass(frozen=True, kw_only=True)
 class Openings:
-    """What is known of a sweep's sealed tests after they were opened once more."""
+    """How often, for how many models and when a sweep's sealed tests were opened, the latest opening included."""
 
     times: int
     """How often the set that was opened most has been opened, this time included."""

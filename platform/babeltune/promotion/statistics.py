@@ -91,12 +91,6 @@ def draws(items: int, resamples: int, seed: int) -> Iterator[NDArray[np.float64]
         yield np.bincount(chosen.ravel(), minlength=count * items).reshape(count, items).astype(np.float64)
 
 
-def mean_of(values: ArrayLike) -> Statistic:
-    """The mean of [items] values in each draw."""
-    array = np.asarray(values, dtype=np.float64)
-    return lambda counts: counts @ array / len(array)
-
-
 def spearman_of(x: ArrayLike, y: ArrayLike) -> Statistic:
     """Spearman's rank correlation of [items] x and y in each draw, ties sharing their mean rank; NaN for a constant.
 
@@ -183,8 +177,10 @@ def _difference(value: float, drawn: NDArray[np.float64], confidence: float) -> 
 
 
 def enough_draws(alpha: float, items: int, least: int) -> int:
-    """How many draws of so many items in all resolve the level alpha. 40 / alpha leave 20 beyond each limit of the
-    interval. No more than can be drawn in a minute, and at least as many as were asked for."""
+    """The number of bootstrap draws for an interval of level `alpha` over `items`: at least `least`.
+
+    40 / alpha draws leave 20 beyond each limit of the interval. There are no more than can be drawn in a minute.
+    """
     return max(least, min(math.ceil(40 / alpha), DRAWN // items))
 
 
@@ -239,7 +235,7 @@ def expected_maximum(n: int) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """What the number of the best of several trials is worth."""
+    """How much of the best trial's dev score may be luck, because it is the best of several."""
 
     metric: str
     value: float

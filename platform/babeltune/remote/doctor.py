@@ -34,7 +34,7 @@ ANSWER_TIMEOUT_S = "10"
 
 @dataclass(frozen=True)
 class Finding:
-    """What was looked at, whether it is good, and what it is or what to do."""
+    """A line of `babeltune doctor`: what was examined, whether it is good, and what was found or is to do."""
 
     name: str
     ok: bool

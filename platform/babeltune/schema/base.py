@@ -17,7 +17,7 @@ class Strict:
 
 
 def number(value: object) -> str:
-    """A value as short as it can be read: a fraction with four digits."""
+    """Formats a value for a message: a float with four significant digits, anything else by `str`."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

@@ -56,7 +56,7 @@ def at_least(low: float) -> Bound:
 
 
 def within(low: float, high: float) -> Bound:
-    """For numbers that a slip of the finger makes absurd."""
+    """Bounds of a number that are wide, and refuse what only a typing error can mean."""
     return Bound(f"from {low if low < 1 else f'{low:,.0f}'} to {high:,.0f}", lambda value: low <= value <= high)
 
 

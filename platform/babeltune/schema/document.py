@@ -60,7 +60,7 @@ class Document:
         return self.places.get(key, "")
 
     def error(self, key: Key, problem: str) -> str:
-        """One line: place, key and what is wrong with it."""
+        """Formats a problem as one line: place in the file, key, and what is wrong with it."""
         name = dotted(key)
         return ": ".join(part for part in (self.place(key), name, problem) if part)
 
@@ -80,7 +80,7 @@ class Document:
 
 
 def item_of(value: JsonValue, part: str | int) -> tuple[JsonValue, bool]:
-    """What is under a key of a mapping or at a place of a list, and whether it is there."""
+    """The value under a key of a mapping or at an index of a list, and whether there is one."""
     if isinstance(value, dict) and isinstance(part, str):
         return value.get(part), part in value
     if isinstance(value, list) and isinstance(part, int) and part < len(value):
@@ -292,7 +292,7 @@ def written_key(values: JsonValue, problem: ErrorDetails) -> Key:
 
 
 def sentence(document: Document, record: type, key: Key, problems: list[ErrorDetails]) -> str:
-    """What is wrong under one key, what is allowed, and the nearest allowed name."""
+    """Writes pydantic's problems of one key as a sentence: what is wrong, what is allowed, and the nearest name."""
     value = document.get(key)
     kinds = {problem["type"] for problem in problems}
     if kinds & {"unexpected_keyword_argument", "extra_forbidden"}:

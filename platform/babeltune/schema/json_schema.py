@@ -25,7 +25,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 class Definition(TypedDict, total=False):
-    """What is read and changed of a JSON Schema, of a record or of a value."""
+    """The parts of a JSON Schema that this module reads and changes."""
 
     description: str
     title: str

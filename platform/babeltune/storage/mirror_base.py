@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from filelock import FileLock
 
@@ -52,7 +52,7 @@ def together(work: Callable[[str], Result], names: Iterable[str]) -> list[Result
         return list(pool.map(work, found))
 
 
-def document(value: Any) -> bytes:
+def document(value: object) -> bytes:
     return json.dumps(value, sort_keys=True).encode()
 
 

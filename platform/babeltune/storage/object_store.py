@@ -49,7 +49,7 @@ NO_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "DefaultCrede
 
 @dataclass(frozen=True)
 class Entry:
-    """One object as a listing has it."""
+    """What a listing says of one object: size, version and time."""
 
     size: int
     """Bytes."""

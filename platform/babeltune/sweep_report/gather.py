@@ -94,7 +94,7 @@ def gather(folder: SweepFolder) -> SweepReport:
         front=tuple(row.name for row in on_front),
         decisions=tuple(decisions),
         diagnostics=tuple(_diagnostics(sweep, dict(list(reports.items())[:WATCHED]))),
-        data=_data_facts(sweep, folder, prepared),
+        data=_data_facts(sweep, prepared),
         cost=_cost(sweep, folder, ours, reports),
         provenance=_provenance(sweep, folder, best),
         notes=(*notes, *(f"{name} is damaged" for name in damaged), *_trial_notes(rows)),
@@ -177,7 +177,7 @@ def _importance(sweep: Sweep, ours: Sequence[Standing]) -> dict[str, float]:
     return parameter_importance(sweep.parameters, scored, sweep.objectives[0].goal)
 
 
-def _data_facts(sweep: Sweep, folder: SweepFolder, prepared: Prepared | None) -> DataFacts:
+def _data_facts(sweep: Sweep, prepared: Prepared | None) -> DataFacts:
     if prepared is None:
         return DataFacts(sealed=tuple(task.name for task in sweep.data.test))
     counts: dict[str, Any] = prepared.counts

@@ -118,7 +118,7 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """What the result depends on."""
+    """What is needed to get the result again: sweep file, code, versions, data and weights."""
 
     spec: str
     """The sweep file, defaults written out."""

@@ -78,7 +78,7 @@ QUOTED = re.compile(r"(`[^`]+`)")
 
 
 def code(text: str) -> Markup:
-    """A sentence as HTML, in which what stands in backticks is code."""
+    """Escapes a sentence for HTML, and makes `<code>` of what stands in backticks."""
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 

@@ -52,7 +52,7 @@ class CheckpointModel:
     """The width of the vectors; -1 where it is not known before the export."""
     note: str
     tags: Mapping[str, str] = field(default_factory=dict)
-    params: Mapping[str, Any] = field(default_factory=dict)
+    params: Mapping[str, object] = field(default_factory=dict)
     scores: Mapping[str, float] = field(default_factory=dict)
     digests: Mapping[str, str] = field(default_factory=dict)
     """The digest of each data set, such as `dev/everyday`, that a score's name begins with."""

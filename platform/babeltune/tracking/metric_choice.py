@@ -12,7 +12,10 @@ EARLIER_OBJECTIVE = "objective"
 
 
 class MetricChoice:
-    """The first `limit` metrics of a run by rank; None: all. A metric that was chosen stays chosen."""
+    """Chooses which metrics of a trial MLflow gets: the `limit` most important ones, or all if it is None.
+
+    Objectives are always among them. A metric that was chosen stays chosen. `_rank` has the order.
+    """
 
     def __init__(self, objectives: Iterable[str], limit: int | None) -> None:
         self.objectives, self.limit = (OBJECTIVE, *objectives), limit

@@ -158,7 +158,7 @@ def metrics_of(points: Sequence[Any], per_step: float = 1.0) -> list[Any]:
     ]
 
 
-def flattened(params: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+def flattened(params: Mapping[str, object], prefix: str = "") -> dict[str, str]:
     """Nested parameters under dotted names, as text within MLflow's limits."""
     flat: dict[str, str] = {}
     for name, value in params.items():
@@ -169,7 +169,7 @@ def flattened(params: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     return flat
 
 
-def text_of(value: Any) -> str:
+def text_of(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from babeltune.errors import PromotionError, UnknownNameError, nearest
 from babeltune.files import sha256_of
@@ -56,7 +56,7 @@ class Registered:
 
 
 def register(
-    uri: str, name: str, folder: Path, run_id: str, alias: str, tags: Mapping[str, Any], *, replaces: str | None
+    uri: str, name: str, folder: Path, run_id: str, alias: str, tags: Mapping[str, object], *, replaces: str | None
 ) -> str:
     """Makes the folder a version of the registered model `name`, moves `alias` to it, and returns the version.
 

@@ -104,12 +104,12 @@ class Tracker:
         self._thread = threading.Thread(target=self._send_forever, name="babeltune-track", daemon=True)
         self._thread.start()
 
-    def start_sweep(self, name: str, params: Mapping[str, Any], tags: Mapping[str, Any]) -> None:
+    def start_sweep(self, name: str, params: Mapping[str, object], tags: Mapping[str, object]) -> None:
         """Opens the parent run, or goes on with the one of this name. Before any other event of a spool."""
         self._put({"do": "start", "sweep": quotable(name), "key": PARENT, "params": params, "tags": tags})
 
     def start_trial(
-        self, number: Key, params: Mapping[str, Any], tags: Mapping[str, Any], *, step_unit: str | None = None
+        self, number: Key, params: Mapping[str, object], tags: Mapping[str, object], *, step_unit: str | None = None
     ) -> None:
         """Opens a child run, or goes on with it; nested `params` become dotted names.
 
@@ -124,7 +124,7 @@ class Tracker:
         found = [[p.step, p.time_ms, p.values] for p in points]
         self._put({"do": "metrics", "key": _key(number), "points": found, "per_step": per_step})
 
-    def tags(self, number: Key | None, tags: Mapping[str, Any]) -> None:
+    def tags(self, number: Key | None, tags: Mapping[str, object]) -> None:
         """Sets tags of a child run, or with None of the sweep's own run."""
         self._put({"do": "tags", "key": _key(number), "tags": tags})
 
@@ -144,11 +144,11 @@ class Tracker:
         """The description of the experiment, in Markdown."""
         self._put({"do": "note", "key": PARENT, "text": text})
 
-    def end_trial(self, number: Key, status: Status, tags: Mapping[str, Any]) -> None:
+    def end_trial(self, number: Key, status: Status, tags: Mapping[str, object]) -> None:
         """Ends a child run. The tag `state` tells a pruned trial from a stopped one; both are KILLED."""
         self._put({"do": "end", "key": _key(number), "status": status, "tags": tags})
 
-    def end_sweep(self, status: Status, tags: Mapping[str, Any] | None = None) -> None:
+    def end_sweep(self, status: Status, tags: Mapping[str, object] | None = None) -> None:
         """Ends the parent run."""
         self._put({"do": "end", "key": PARENT, "status": status, "tags": tags or {}})
 
@@ -344,7 +344,7 @@ class _Sender:
         if changed:
             self._send_tags(key, {"babeltune.changed_params": changed})
 
-    def _send_tags(self, key: str, tags: Mapping[str, Any]) -> None:
+    def _send_tags(self, key: str, tags: Mapping[str, object]) -> None:
         from mlflow.entities import RunTag
 
         entries = [RunTag(name_of(name), cut(text_of(value), TAG_CHARACTERS)) for name, value in tags.items()]

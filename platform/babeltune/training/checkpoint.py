@@ -235,7 +235,7 @@ def optimizer_tensors(optimizers: Iterable[torch.optim.Optimizer], names: dict[i
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, module: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Puts back what `optimizer_tensors` saved of its parameters; a whole number, as `RowAdam` counts steps, as one."""
+    """Puts back the state that `optimizer_tensors` saved. A whole number, such as a count of steps, becomes an int."""
     own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     for name, parameter in module.named_parameters():
         prefix = f"{name}/"

@@ -39,8 +39,10 @@ def sentences_per_second(
     ids: NDArray[np.int64],
     device: torch.device,
 ) -> float:
-    """A student's: of these texts, token ids in, vectors out. `architecture` names what decides it; `take` as in
-    `encode_all`."""
+    """How many of the texts `ids` a student encodes in a second, from token ids to vectors.
+
+    It is measured once for each `architecture`, a name for all that decides the speed. `take` is as in `encode_all`.
+    """
     if architecture not in _known:
         drawn = np.random.default_rng(0).permutation(ids)[:MOST]
         seconds = min(_measured(lambda: encode_all(encoder, take, drawn, device=device), device))
@@ -49,7 +51,7 @@ def sentences_per_second(
 
 
 def bought_sentences_per_second(model: SentenceTransformer, texts: Sequence[str]) -> float:
-    """The same of an off-the-shelf model: its tokens in, vectors out."""
+    """How many of the texts an off-the-shelf model encodes in a second, from its tokens to vectors."""
     drawn = sorted((texts[i] for i in np.random.default_rng(0).permutation(len(texts))[:MOST]), key=len)
     read = [model.preprocess(drawn[i : i + BATCH]) for i in range(0, len(drawn), BATCH)]
     batches = [{name: _moved(value, model.device) for name, value in batch.items()} for batch in read]

@@ -179,7 +179,7 @@ class TrialTrainer:
         del training["checkpoint_minutes"]  # which changes nothing that is trained
         return {"trial": {**plain(self.trial), "training": training}, "prepared": self.prepared.digest}
 
-    def check_same(self, state: Mapping[str, Any]) -> None:
+    def check_same(self, state: Mapping[str, object]) -> None:
         """Refuses to go on from a checkpoint of other settings or data."""
         for name, value in self.identity().items():
             if state.get(name) != value:
@@ -326,7 +326,7 @@ class TrialTrainer:
                 raise EvaluationLeftError
 
     def poll_stop(self) -> bool:
-        """Rank 0's look whether to stop; the others learn of it with the loss."""
+        """Whether the trial was asked to stop. Only rank 0 asks; the others learn of it with the loss."""
         if self.ranks.rank or time.monotonic() - self.looked < STOP_POLL_INTERVAL_S:
             return False
         self.looked = time.monotonic()

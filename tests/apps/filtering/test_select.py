@@ -52,6 +52,7 @@ def test_every_reason_is_counted():
     assert none.read == 5
 
 
+@pytest.mark.slow
 def test_english_is_recognised_among_the_languages_that_are_sensible():
     texts = ["The cat sleeps on the old sofa.", "Le chat dort sur le vieux canapé.", "ok"]
     every, few = select.language_identifier(), None

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from babeltune.apps.mining.margin import flipped, pair_scores, precision_at_1, retrieve
 from babeltune.apps.mining.rows import Rows
-from babeltune.apps.mining.tiles import both_ways, one_way
+from babeltune.apps.mining.tiles import both_ways
 from babeltune.evaluation.knn import Matches, Neighbours
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -151,6 +151,6 @@ def test_precision_at_1_against_candidates_on_disk(tmp_path):
     queries = stored[gold] + 0.01 * rng.normal(size=(200, 16)).astype(np.float32)
     queries[:20] = -queries[:20]
     candidates = np.load(tmp_path / "c.npy", mmap_mode="r")
-    assert precision_at_1(one_way(queries, candidates, 1, tile=(64, 512)), gold) == 0.9
+    assert precision_at_1(both_ways(queries, candidates, 1, tile=(64, 512)).forward, gold) == 0.9
     with pytest.raises(ValueError, match="200 queries and 3 gold"):
-        precision_at_1(one_way(queries, candidates, 1), gold[:3])
+        precision_at_1(both_ways(queries, candidates, 1).forward, gold[:3])

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from babeltune.apps.mining import tiles
 from babeltune.apps.mining.rows import Joined, Rows
-from babeltune.apps.mining.tiles import Block, Found, both_ways, nothing, one_way, scan, settle
+from babeltune.apps.mining.tiles import Block, Found, both_ways, nothing, scan, settle
 from babeltune.apps.mining.topk_keys import EMPTY, cosine_of, empty, index_of, merge, pack
 from babeltune.errors import DataError
-from babeltune.evaluation.knn import neighbours
+from babeltune.evaluation.knn import match
+from kernels import SeenKernels
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -135,7 +136,6 @@ def test_both_directions_are_those_of_plain_loops(n, m, k, repeats, seed, data):
     found = both_ways(x, y, k, tile=tile)
     assert torch.equal(found.forward.index, by_loops(x, y, k))
     assert torch.equal(found.backward.index, by_loops(y, x, k))
-    assert torch.equal(one_way(x, y, k, tile=tile).index, found.forward.index)
     assert np.array_equal(x, before[0])
     assert np.array_equal(y, before[1])
 
@@ -184,17 +184,17 @@ def test_neighbours_nearer_than_rounding_are_ordered_exactly():
     rng = np.random.default_rng(3)
     base = rng.normal(size=(1, 256))
     y = (base + 1e-6 * rng.normal(size=(400, 256))).astype(np.float32)
-    found = one_way(y[:20], y, 4, tile=(16, 64))
+    found = both_ways(y[:20], y, 4, tile=(16, 64)).forward
     assert torch.equal(found.index, by_loops(y[:20], y, 4))
 
 
 def test_equal_to_the_neighbours_in_memory_of_evaluation():
     x, y = vectors(300, 32, 5), vectors(500, 32, 6)
     found = both_ways(x, y, 4)
-    expected = neighbours(x, y, 4)
-    assert torch.equal(found.forward.index, expected.index)
-    assert torch.allclose(found.forward.cosine, expected.cosine, atol=1e-6)
-    assert torch.equal(found.backward.index, neighbours(y, x, 4).index)
+    expected = match(x, y, 4)
+    assert torch.equal(found.forward.index, expected.forward.index)
+    assert torch.allclose(found.forward.cosine, expected.forward.cosine, atol=1e-6)
+    assert torch.equal(found.backward.index, expected.backward.index)
 
 
 def test_bf16_tiles_with_exact_scores_find_the_same_neighbours():
@@ -222,12 +222,11 @@ def test_bf16_gives_the_neighbours_of_fp32_even_if_all_vectors_are_close(noise, 
 def test_bf16_multiplies_bf16_where_there_are_instructions_for_it(monkeypatch):
     """The product, too, then comes out in bf16; what is found is the same."""
     x, y = vectors(40, 32, 7), vectors(300, 32, 8)
-    full, types = both_ways(x, y, 4), []
-    multiply = torch.Tensor.__matmul__
+    full = both_ways(x, y, 4)
     monkeypatch.setattr(tiles, "emulates_bf16", lambda: False)
-    monkeypatch.setattr(torch.Tensor, "__matmul__", lambda a, b: types.append(a.dtype) or multiply(a, b))
-    half = both_ways(x, y, 4, precision="bf16")
-    assert types[0] == torch.bfloat16
+    with SeenKernels("aten::matmul") as seen:
+        half = both_ways(x, y, 4, precision="bf16")
+    assert seen.calls[0][0].dtype == torch.bfloat16
     for ours, exact in ((half.forward, full.forward), (half.backward, full.backward)):
         assert torch.equal(ours.index, exact.index)
         assert torch.allclose(ours.cosine, exact.cosine, rtol=0, atol=1e-6)
@@ -236,22 +235,19 @@ def test_bf16_multiplies_bf16_where_there_are_instructions_for_it(monkeypatch):
 @pytest.mark.needs_gpu
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("noise", [0.02, 1.0])
-def test_a_gpu_finds_what_loops_find_whatever_the_caller_trains_with(precision, noise, monkeypatch):
+def test_a_gpu_finds_what_loops_find_whatever_the_caller_trains_with(precision, noise):
     """TF32 would move a cosine by more than the vectors are apart where there is little noise."""
     rng = np.random.default_rng(9)
     base = rng.normal(size=(1, 64))
     x, y = ((base + noise * rng.normal(size=(count, 64))).astype(np.float32) for count in (64, 3_000))
-    factors, multiply = set(), torch.Tensor.__matmul__
-    monkeypatch.setattr(
-        torch.Tensor, "__matmul__", lambda a, b: factors.add((a.device.type, a.dtype)) or multiply(a, b)
-    )
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
-        with torch.autocast("cuda", dtype=torch.bfloat16):
+        with torch.autocast("cuda", dtype=torch.bfloat16), SeenKernels("aten::matmul") as seen:
             found = both_ways(x, y, 4, precision=precision)
     finally:
         torch.set_float32_matmul_precision(before)
+    factors = {(first.device.type, first.dtype) for first, *_ in seen.calls}
     assert ("cuda", torch.bfloat16 if precision == "bf16" else torch.float32) in factors
     assert torch.equal(found.forward.index, by_loops(x, y, 4))
     assert torch.equal(found.backward.index, by_loops(y, x, 4))

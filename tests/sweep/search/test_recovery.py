@@ -12,9 +12,10 @@ from sqlalchemy.exc import OperationalError
 from babeltune.errors import SweepError
 from babeltune.schema.records import Data, Objective, Parameter, Sampler, Source, Sweep
 from babeltune.sweep.search.recovery import catch_up, sound_study
-from babeltune.sweep.search.study import Ledger, Proposals, follow, open_study, replay, reported
+from babeltune.sweep.search.study import Ledger, Proposals, follow, open_study, reported
 from babeltune.sweep.search.tune_searcher import too_many_failed
 from babeltune.sweep.state.messages import TrialEnd
+from replays import replay
 
 SWEEP = Sweep(
     name="toy",

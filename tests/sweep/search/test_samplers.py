@@ -9,7 +9,8 @@ from babeltune.planning import space
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.schema.records import Budget, Data, Objective, Parameter, Sampler, Source, Sweep
 from babeltune.sweep.search import few_trials
-from babeltune.sweep.search.study import Proposals, open_study, replay
+from babeltune.sweep.search.study import Proposals, open_study
+from replays import replay
 
 PARAMETERS = {
     "kind": Parameter(choice=("a", "b")),

@@ -17,12 +17,13 @@ from babeltune.errors import ClusterError, MethodError, SpecError, SweepError
 from babeltune.files import write_json
 from babeltune.schema.records import Budget, Data, Objective, Parameter, Sampler, Scheduler, Source, Sweep, Training
 from babeltune.signals import StopSignal
-from babeltune.sweep.search.study import Ledger, Proposals, open_study, replay, sampler_for
+from babeltune.sweep.search.study import Ledger, Proposals, open_study, sampler_for
 from babeltune.sweep.search.tune_run import prime, register_methods, scheduler_for, search
 from babeltune.sweep.search.tune_searcher import Callbacks, OptunaSearcher
 from babeltune.sweep.search.warm_start import warm_trials
 from babeltune.sweep.state.messages import TrialEnd, TrialOutcome
 from babeltune.sweep.workers.tasks import ray_refusals
+from replays import replay
 from toy_trials import groups_held, pool_of, toy, wait_until_free
 
 

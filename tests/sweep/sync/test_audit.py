@@ -6,8 +6,9 @@ import socket
 
 import pytest
 
+from audits import read_audit
 from babeltune.schema.cluster import Cluster
-from babeltune.sweep.sync.audit import ACTOR, AUDIT, OBJECTS, SIGNAL, audit, read_audit, who
+from babeltune.sweep.sync.audit import ACTOR, AUDIT, OBJECTS, SIGNAL, audit, who
 from babeltune.sweep.sync.view import StorageView
 
 

@@ -428,6 +428,7 @@ FEW = settings(max_examples=60, stateful_step_count=25, deadline=None, derandomi
 FIRST = settings(FEW, max_examples=300, phases=[Phase.generate], report_multiple_bugs=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("storage", [OnABucket, OnAFolder])
 def test_no_report_is_lost_whatever_happens_to_two_drivers(storage):
     run_state_machine_as_test(storage, settings=FEW)

@@ -121,7 +121,7 @@ def _one_to_one(left: NDArray[np.int64], right: NDArray[np.int64], lefts: int, r
 def precision_at_1(found: Neighbours, gold: NDArray[np.int64]) -> float:
     """Share of queries whose nearest candidate is the `gold` one: UN-style retrieval (Yang et al. 2019, section 5.2).
 
-    `found` is as `tiles.one_way(queries, candidates, k=1)` gives it; memory-mapped candidates may be millions.
+    `found` is as `one_way_resumable` gives it with k = 1; memory-mapped candidates may be millions.
     """
     best = found.index[:, 0].numpy()
     if len(best) != len(gold):

@@ -247,7 +247,7 @@ class _Searched(TypedDict):
 
 
 def warnings_about(result: Mapping[str, object]) -> Iterator[str]:
-    """What was probably not meant, of what `mine` or `score` returned."""
+    """Warnings about the result of `mine` or `score`, such as fewer neighbours than `k`."""
     done = cast(_Searched, result)
     settings = done["settings"]
     if min(done["neighbours"]) < settings["k"]:

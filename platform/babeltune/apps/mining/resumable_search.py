@@ -121,7 +121,7 @@ class ResumableSearch:
 
 
 def both_ways_resumable(kept: ResumableSearch, progress: Progress = no_progress) -> Matches:
-    """As `tiles.both_ways`, from where `kept` is."""
+    """Nearest neighbours in both directions, as `tiles.both_ways`. Goes on from the blocks that `kept` has on disk."""
     scan_remaining(kept, progress)
     matches = settle(kept.left, kept.right, kept.found, kept.k, kept.precision)
     kept.remove()
@@ -129,7 +129,7 @@ def both_ways_resumable(kept: ResumableSearch, progress: Progress = no_progress)
 
 
 def one_way_resumable(kept: ResumableSearch, progress: Progress = no_progress) -> Neighbours:
-    """As `tiles.one_way`, from where `kept` is."""
+    """Nearest neighbours in one direction. Goes on from the blocks that `kept` has on disk."""
     scan_remaining(kept, progress)
     neighbours = settled(kept.left, kept.right, kept.found.forward, kept.k, kept.precision)
     kept.remove()

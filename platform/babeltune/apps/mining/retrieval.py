@@ -121,7 +121,7 @@ class _Retrieved(TypedDict):
 
 
 def warnings_about(result: Mapping[str, object]) -> Iterator[str]:
-    """What was probably not meant, of what `retrieve` returned."""
+    """Warnings about the result of `retrieve`, such as fewer candidates than `k`."""
     done = cast(_Retrieved, result)
     if done["neighbours"] < done["k"]:
         yield f"k is {done['k']}, but there are only {done['neighbours']} different candidates: that many are listed"

@@ -76,7 +76,7 @@ class Found:
 
 
 def nothing(left: int, right: int, k: int, precision: Precision = "fp32", *, both: bool = True) -> Found:
-    """Room for the candidates of `left` and `right` sentences, or of the left alone."""
+    """An empty `Found`, with room for the candidates of `left` and `right` sentences, or of the left alone."""
     kept = k + SLACK[precision]
     return Found(empty(left, min(kept, right)), empty(right, min(kept, left) if both else 0))
 
@@ -109,15 +109,6 @@ def both_ways(
     found = nothing(len(x), len(y), k, precision)
     scan(x, y, found, Block((0, len(x)), (0, len(y))), precision=precision, tile=tile, progress=progress)
     return settle(x, y, found, k, precision)
-
-
-def one_way(queries: Vectors, candidates: Vectors, k: int, *, tile: tuple[int, int] = TILE) -> Neighbours:
-    """The k (at most all) nearest `candidates` by cosine of each of the `queries`."""
-    x, y = Rows(queries), Rows(candidates)
-    check(x, y, k)
-    found = nothing(len(x), len(y), k, both=False)
-    scan(x, y, found, Block((0, len(x)), (0, len(y))), tile=tile)
-    return settled(x, y, found.forward, k)
 
 
 def check(left: Rows, right: Rows, k: int) -> None:

@@ -30,7 +30,7 @@ YAML_ENDINGS = (".yaml", ".yml")
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What the user says beyond the files."""
+    """Options of `babeltune init`: where to write, and what overrides the detection."""
 
     out: Path
     teacher: str | None = None
@@ -43,7 +43,7 @@ class Wanted:
 
 @dataclass(frozen=True, kw_only=True)
 class FileSummary:
-    """What was found in a file."""
+    """Layout, columns and numbers of rows of one of the user's files. `init` prints them."""
 
     given: str
     layout: str
@@ -145,7 +145,7 @@ def make_sweep(files: Sequence[str], found: Collected, wanted: Wanted) -> Made:
 
 
 def summary(table: TableRows) -> FileSummary:
-    """What was found in a table."""
+    """Sums up a table that was read, for what `init` prints."""
     return FileSummary(
         given=table.given,
         layout=table.layout,

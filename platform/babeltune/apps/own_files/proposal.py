@@ -34,7 +34,6 @@ class Proposal:
     vocabulary: int
     pairs: int
     global_batch: int
-    cores: int
     trials: int = TRIALS
 
 
@@ -81,5 +80,4 @@ def propose(groups: Sequence[Group], teacher: Teacher) -> Proposal:
         vocabulary=4_000 if rows < 2_000 else 8_000 if rows < LARGE else 24_000,
         pairs=round(min(most, max(FEWEST_PAIRS, PASSES * rows)), -3),
         global_batch=128 if rows < 2_000 else 512 if rows < LARGE else 1_024,
-        cores=cores,
     )

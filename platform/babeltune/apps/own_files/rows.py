@@ -25,7 +25,7 @@ LEAST_LETTERS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class TableRows:
-    """What was read of one file, or of files that are aligned line by line."""
+    """The usable rows of one file, or of files that are aligned line by line, with the numbers of those left out."""
 
     given: str
     layout: str

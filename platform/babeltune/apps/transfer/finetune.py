@@ -65,7 +65,7 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """One row of a batch."""
+    """One row of a batch: a text, or a part of a long sentence, as tokens with its labels."""
 
     inputs: dict[str, list[int]]
     labels: list[int]

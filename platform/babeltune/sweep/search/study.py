@@ -222,23 +222,6 @@ def reported(trial: FrozenTrial) -> dict[int, list[float]]:
     }
 
 
-def replay(
-    lines: Iterable[LedgerLine], sweep: Sweep, suggest: Suggest, warm: Iterable[FrozenTrial] = ()
-) -> dict[int, dict[str, Scalar]]:
-    """The parameters by trial number that the recorded order of results leads to, in a study in memory."""
-    study = optuna.create_study(directions=[objective.goal for objective in sweep.objectives])
-    proposals = Proposals(study, sweep, suggest, warm)
-    found: dict[int, dict[str, Scalar]] = {}
-
-    def drawn_again(_: dict[str, Scalar]) -> int:
-        number, params = proposals.ask()
-        found[number] = params
-        return number
-
-    follow(lines, proposals, drawn_again)
-    return found
-
-
 def follow(lines: Iterable[LedgerLine], proposals: Proposals, propose: Callable[[dict[str, Scalar]], int]) -> None:
     """Does to the study of `proposals` what the ledger's lines say; `propose` begins a trial, given what was recorded,
     and returns its number."""

@@ -107,7 +107,7 @@ class SweepFolder:
         except SweepError:
             return rebuilt(self, name)
 
-    def write(self, name: str, value: Any) -> None:
+    def write(self, name: str, value: object) -> None:
         with self.guard():
             write_json(self.path / name, value, durable=name not in NOT_DURABLE)
 

@@ -1,8 +1,9 @@
 """Only one driver runs a sweep: a file lock on its folder, and a lease on a cluster that several machines share.
 
 A file lock may not hold on NFS, and does not if two drivers see different storages. So the driver also holds a lease
-in the folder (`fencing.py`) that each of its writes checks. On a cluster the lease is an actor with the sweep's name.
-It belongs to the driver's Ray job. Ray gives a name once, and the actor ends with the job.
+in the folder that each of its writes checks. `fencing.py` renews that lease, and ends a driver that cannot renew it in
+time. On a cluster the lease is an actor with the sweep's name. It belongs to the driver's Ray job. Ray gives a name
+once, and the actor ends with the job.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import NotRequired, TypedDict, cast
 
 import psutil
 import ray
@@ -36,12 +37,21 @@ EXIT_TIMEOUT_S = 2.0
 log = logging.getLogger(__name__)
 
 
-def this_driver() -> dict[str, Any]:
+class DriverRecord(TypedDict):
+    """Who runs a sweep: `driver.json`, and what the lease actor says."""
+
+    host: NotRequired[str]
+    pid: int
+    started: float
+    """Seconds since 1970."""
+
+
+def this_driver() -> DriverRecord:
     """Who runs a sweep: host, process id, since when."""
     return {"host": socket.gethostname(), "pid": os.getpid(), "started": time.time()}
 
 
-def running_elsewhere(sweep: str, driver: Mapping[str, Any]) -> DrivenError:
+def running_elsewhere(sweep: str, driver: DriverRecord | None) -> DrivenError:
     """The error that a second driver gets."""
     who = "another process"
     if driver:
@@ -53,6 +63,11 @@ def running_elsewhere(sweep: str, driver: Mapping[str, Any]) -> DrivenError:
     )
 
 
+def recorded_driver(folder: SweepFolder) -> DriverRecord | None:
+    """The driver that the sweep's folder names: the one that runs it, or the last that did."""
+    return cast("DriverRecord | None", folder.read("driver.json"))
+
+
 @contextmanager
 def only_driver(folder: SweepFolder) -> Iterator[None]:
     """Holds the sweep's lock; it falls with the process, however that ends. Raises `SweepError` where it is held."""
@@ -60,7 +75,7 @@ def only_driver(folder: SweepFolder) -> Iterator[None]:
     try:
         lock.acquire(timeout=LOCK_TIMEOUT_S)
     except Timeout:
-        raise running_elsewhere(folder.id, folder.read("driver.json") or {}) from None
+        raise running_elsewhere(folder.id, recorded_driver(folder)) from None
     try:
         yield
     finally:
@@ -108,7 +123,7 @@ def leased(sweep: str) -> Iterator[None]:
     kind = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(LeaseActor)
     options = kind.options(name=name, namespace=NAMESPACE)
     began = time.monotonic()
-    holder: dict[str, Any] = {}
+    holder: DriverRecord | None = None
     while True:
         try:
             lease = options.remote(json.dumps(this_driver()))
@@ -125,19 +140,19 @@ def leased(sweep: str) -> Iterator[None]:
             ray.kill(lease)
 
 
-def _holder(name: str) -> dict[str, Any]:
-    """Who has the lease of that name; nothing where it is falling."""
+def _holder(name: str) -> DriverRecord | None:
+    """Who has the lease of that name; None where it is falling."""
     try:
         lease = ray.get_actor(name, namespace=NAMESPACE)
-        found: dict[str, Any] = json.loads(ray.get(lease.driver.remote(), timeout=LEASE_TIMEOUT_S))
+        found: DriverRecord = json.loads(ray.get(lease.driver.remote(), timeout=LEASE_TIMEOUT_S))
     except (ValueError, ray.exceptions.RayError):
-        return {}
+        return None
     return found
 
 
-def _is_alive_here(driver: Mapping[str, Any]) -> bool:
+def _is_alive_here(driver: DriverRecord | None) -> bool:
     """Whether it is a process of this machine that lives, so that waiting for its lease is in vain."""
-    if driver.get("host") != socket.gethostname():
+    if driver is None or driver.get("host") != socket.gethostname():
         return False
     try:
         return bool(psutil.Process(int(driver["pid"])).status() != psutil.STATUS_ZOMBIE)

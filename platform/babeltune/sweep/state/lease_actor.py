@@ -10,7 +10,7 @@ class LeaseActor:
         self._driver = driver
 
     async def driver(self) -> str:
-        """Who took it, as JSON."""
+        """The driver that took the lease, as JSON."""
         return self._driver
 
 

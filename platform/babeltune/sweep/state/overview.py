@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
 
 from babeltune.planning.sweep_file import NOT_DECIDING
 from babeltune.sweep.state.folder import ENDED, SweepFolder
@@ -94,7 +93,7 @@ def _data_words(folder: SweepFolder) -> str:
     return f"{named}, {languages}, {sum(rows):,} pairs"
 
 
-def with_differences(lines: Sequence[SweepLine], specs: Mapping[str, Mapping[str, Any]]) -> list[SweepLine]:
+def with_differences(lines: Sequence[SweepLine], specs: Mapping[str, Mapping[str, object]]) -> list[SweepLine]:
     """The lines, each with the settings that differ among the sweeps of its name. `specs` holds the recorded ones."""
     found = {line.sweep: dict(_leaves(specs[line.sweep])) for line in lines}
     same_name: dict[str, list[str]] = {}
@@ -112,14 +111,14 @@ def _differing(sweep: str, others: Sequence[str], found: Mapping[str, Mapping[st
         yield f"and {len(differ) - MOST_DIFFERENCES} more"
 
 
-def _leaves(spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _leaves(spec: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     """The settings of a recorded spec that decide results, by their key path, each value in a few characters."""
     for key, value in spec.items():
         if key not in (*NOT_DECIDING, "name", "version"):
             yield from _within(value, key)
 
 
-def _within(value: Any, key: str) -> Iterator[tuple[str, str]]:
+def _within(value: object, key: str) -> Iterator[tuple[str, str]]:
     if key.startswith("parameters.") and isinstance(value, dict):
         yield key.removeprefix("parameters."), _short({name: each for name, each in value.items() if each})
     elif isinstance(value, dict) and value:
@@ -133,7 +132,7 @@ def _within(value: Any, key: str) -> Iterator[tuple[str, str]]:
         yield key, _short(value)
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     text = text.replace('"', "")
     return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 1]}…"

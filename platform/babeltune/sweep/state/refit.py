@@ -39,7 +39,7 @@ def best_settings(folder: SweepFolder, top: int) -> list[Row]:
 
 
 def settings_of(row: Row) -> dict[str, Scalar]:
-    """What was searched, without the seed and the length."""
+    """The trial's searched settings, without its seed and its length of training."""
     return {name: value for name, value in row.params.items() if name not in ("seed", *LENGTHS)}
 
 
@@ -162,7 +162,7 @@ def _reach(values: Sequence[float]) -> float | None:
 
 
 def gain_words(gain: Gain) -> str:
-    """One line."""
+    """One line on what a refit gained: scores before and after, and the interval of the gain."""
     spread = f" ({', '.join(f'{value:.4f}' for value in gain.after)})" if len(gain.after) > 1 else ""
     interval = "" if gain.low is None else f" [{gain.low:+.4f}, {gain.high:+.4f}]"
     return f"settings of {gain.trial}: {gain.before:.4f} -> {gain.mean:.4f}{spread}, gain {gain.gain:+.4f}{interval}"

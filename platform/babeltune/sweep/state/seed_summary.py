@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from babeltune.errors import UnknownNameError, nearest
+from babeltune.schema.base import number
 from babeltune.schema.records import Scalar, Sweep
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.leaderboard import Row, best_first, leaderboard
@@ -148,14 +149,10 @@ def cells(table: Comparison) -> list[list[str]]:
     differ = [key for key in keys if len({repr(group.settings.get(key)) for group in trained}) > 1]
     rows = [["settings", "n", *(metric.removeprefix("dev/") for metric in table.metrics)]]
     for group in table.groups:
-        said = " ".join(f"{key}={_short(group.settings[key])}" for key in differ if key in group.settings)
+        said = " ".join(f"{key}={number(group.settings[key])}" for key in differ if key in group.settings)
         scores = [_score(group, metric) for metric in table.metrics]
         rows.append([group.name or said or "all trials", str(len(group.trials) or ""), *scores])
     return rows
-
-
-def _short(value: Scalar) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _score(group: Group, metric: str) -> str:
@@ -166,7 +163,7 @@ def _score(group: Group, metric: str) -> str:
 
 
 def footnote(table: Comparison) -> str:
-    """Which trials no mean holds; empty when all are in one."""
+    """The trials that are in no mean, with the reason. Empty if every trial is in one."""
     parts = (f"{len(names)} {why} ({', '.join(names)})" for why, names in table.left_out.items())
     said = ", ".join(parts)
     return f"left out: {said}" if said else ""

@@ -44,7 +44,7 @@ class SetScores:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What the trial has taken so far."""
+    """Pairs, seconds, workers and counted compute of a trial so far."""
 
     pairs: int
     seconds: float

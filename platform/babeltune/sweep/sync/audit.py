@@ -14,7 +14,6 @@ import time
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from babeltune.errors import ObjectStoreError
@@ -34,7 +33,7 @@ SIGNAL = "a signal"
 
 @dataclass(frozen=True)
 class AuditLine:
-    """One action. Its time is UTC."""
+    """A line of `audit.jsonl`: who did what, and when (UTC)."""
 
     time: str
     user: str
@@ -75,13 +74,3 @@ def audit(view: StorageView, action: Action, subject: str, *, by_signal: bool = 
     if view.mirror is not None:
         with suppress(ObjectStoreError):
             view.mirror.store.write(f"{OBJECTS}/{now}-{uuid.uuid4().hex[:8]}.json", line + b"\n")
-
-
-def read_audit(storage: Path) -> list[AuditLine]:
-    """The lines of a storage, the first first. A line that was cut off is passed over."""
-    path = storage / AUDIT
-    found = list[AuditLine]()
-    for line in path.read_bytes().splitlines() if path.exists() else ():
-        with suppress(ValueError, TypeError):
-            found.append(AuditLine(**json.loads(line)))
-    return found

@@ -9,7 +9,6 @@ when the store is back. After the cluster's `storage_timeout` the sweep ends wit
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
@@ -54,11 +53,10 @@ STUDY_INTERVAL_S = 60.0
 elsewhere that finds it older than the ledger makes it anew."""
 FINAL_UPLOAD_TIMEOUT_S = 10.0
 """Seconds for what has not been sent when a sweep ends with an error."""
-log = logging.getLogger(__name__)
 
 
 class DriverSync:
-    """A driver's errands, from `with` to the end of its block; none where the storage is a folder."""
+    """Sends what a driver writes to the bucket, within a `with` block. It does nothing if the storage is a folder."""
 
     def __init__(self, cluster: Cluster, folder: SweepFolder, *, needs: str | None = None) -> None:
         """`needs` names an earlier sweep that this one starts from."""

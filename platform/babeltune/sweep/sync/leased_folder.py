@@ -19,7 +19,7 @@ from babeltune.storage.object_store import Entry
 from babeltune.sweep.state.fencing import EXPIRY_S, OWNER, Clock, HeldLease, Lease, acquire, awake
 from babeltune.sweep.state.folder import ENDED, SweepFolder, read_outcome
 from babeltune.sweep.state.heartbeat import here
-from babeltune.sweep.state.lease import running_elsewhere
+from babeltune.sweep.state.lease import recorded_driver, running_elsewhere
 from babeltune.sweep.state.progress import is_driven
 from babeltune.sweep.sync.fencing import RESULTS, BucketLease, DriverFence, claim
 from babeltune.sweep.sync.view import StorageView, records_in, records_there
@@ -89,7 +89,7 @@ class LeasedFolder:
                 return
             except Timeout:
                 if is_driven(self._folder) or time.monotonic() > deadline:
-                    raise running_elsewhere(self._folder.id, self._folder.read("driver.json") or {}) from None
+                    raise running_elsewhere(self._folder.id, recorded_driver(self._folder)) from None
 
     def _take(self, needs: str | None) -> int:
         """The lease, and the folder as the latest driver left it."""

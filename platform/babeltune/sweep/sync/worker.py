@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 from safetensors import SafetensorError
 
@@ -411,10 +411,10 @@ def with_prepared(where: StorageLocation | None, key: str, function: Callable[..
     return function(*arguments[:-1], bring_prepared(mirror, mirror.path(key)))
 
 
-def files_of(arguments: tuple[Any, ...]) -> dict[str, bytes]:
+def files_of(arguments: tuple[object, ...]) -> dict[str, bytes]:
     """The files that a shard's arguments name, whole or by their beginning; all are in one folder."""
     found, folder = {}, _folder(arguments)
-    for path in (Path(each) for each in arguments if _is_in(folder, each)):
+    for path in (Path(each) for each in arguments if _is_in(each, folder)):
         for each in [path, *folder.glob(f"{path.name}.*")]:
             if each.is_file():
                 found[each.name] = each.read_bytes()
@@ -422,30 +422,30 @@ def files_of(arguments: tuple[Any, ...]) -> dict[str, bytes]:
 
 
 def with_files(
-    function: Callable[..., int], arguments: tuple[Any, ...], files: dict[str, bytes]
+    function: Callable[..., int], arguments: tuple[object, ...], files: dict[str, bytes]
 ) -> tuple[int, dict[str, bytes]]:
     """A shard's work in a folder of its own: what it returns, and the files that it made."""
     folder = _folder(arguments)
     with tempfile.TemporaryDirectory(prefix="babeltune-shard-") as place:
         for name, data in files.items():
             (Path(place) / name).write_bytes(data)
-        moved = [str(Path(place) / Path(each).name) if _is_in(folder, each) else each for each in arguments]
+        moved = [str(Path(place) / Path(each).name) if _is_in(each, folder) else each for each in arguments]
         count = function(*moved)
         made = {path.name: path.read_bytes() for path in Path(place).iterdir() if path.name not in files}
     return count, made
 
 
-def put_files(arguments: tuple[Any, ...], made: dict[str, bytes]) -> None:
+def put_files(arguments: tuple[object, ...], made: dict[str, bytes]) -> None:
     """Puts what a shard made where it would have been."""
     folder = _folder(arguments)
     for name, data in made.items():
         (folder / Path(name).name).write_bytes(data)
 
 
-def _folder(arguments: tuple[Any, ...]) -> Path:
+def _folder(arguments: tuple[object, ...]) -> Path:
     """The folder of a shard's files: that of the first path."""
     return next(Path(each).parent for each in arguments if isinstance(each, str))
 
 
-def _is_in(folder: Path, value: Any) -> bool:
+def _is_in(value: object, folder: Path) -> TypeGuard[str]:
     return isinstance(value, str) and value.startswith(f"{folder}/")

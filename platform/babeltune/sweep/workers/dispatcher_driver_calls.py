@@ -77,7 +77,7 @@ class DriverCalls(DispatcherBase):
         return dict(self._state.broken)
 
     async def messages(self, after: int) -> list[str]:
-        """What has become of trials and worker groups, after the first so many."""
+        """Messages for the sweep's log about trials and worker groups, without the first `after` ones."""
         return self._state.messages[after:]
 
     async def made(self, worker_group: str) -> int:

@@ -34,12 +34,6 @@ def least_taken(worker: Mapping[str, float], taken: Mapping[str, int]) -> str | 
     return min(able, key=lambda node: (taken.get(node, 0) / able[node], node), default=None)
 
 
-def own_node() -> str:
-    """The resource that only the driver's node has, for requests that name resources only."""
-    own = nodes_there()[ray.get_runtime_context().get_node_id()]
-    return next(str(name) for name in own if name.startswith("node:") and not name.startswith("node:__"))
-
-
 def nodes_there() -> dict[str, dict[str, float]]:
     """The resources of the nodes that are alive, by their ids."""
     return {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}

@@ -97,7 +97,7 @@ def followed(task: Any, tell: Count, poll: Callable[[], None] = lambda: None) ->
 
 def ray_shards(
     function: Callable[..., int],
-    arguments: Sequence[tuple[Any, ...]],
+    arguments: Sequence[tuple[object, ...]],
     *,
     gpu: bool = False,
     share: float = 0.0,
@@ -113,7 +113,7 @@ def ray_shards(
     """
     remote = ray.remote(num_cpus=1, num_gpus=share if gpu else 0.0, max_retries=2)(with_files if carried else function)
 
-    def started(some: Iterable[tuple[Any, ...]]) -> dict[Any, tuple[Any, ...]]:
+    def started(some: Iterable[tuple[object, ...]]) -> dict[Any, tuple[object, ...]]:
         return {remote.remote(*((function, each, files_of(each)) if carried else each)): each for each in some}
 
     work, again = started(arguments), False

@@ -48,7 +48,7 @@ def data(report: SweepReport) -> Section | None:
 
 
 def cost(report: SweepReport) -> Section:
-    """What the sweep took."""
+    """The section on time and compute: trials by state, pairs, seconds."""
     found = report.cost
     rows = [
         *((f"trials {state}", str(count)) for state, count in found.states),
