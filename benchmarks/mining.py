@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import os
+import statistics
 import sys
 import tempfile
 import threading
@@ -24,7 +25,7 @@ import torch
 
 from babeltune.apps.mining.rows import Rows
 from babeltune.apps.mining.tiles import both_ways, nothing
-from babeltune.evaluation.bitext import candidate_scores
+from babeltune.evaluation.bitext import candidate_scores, match
 from babeltune.evaluation.knn import Matches
 from benchmarks.race import cpu_seconds, options, own_peak, peak_memory, race, verdict
 
@@ -247,6 +248,8 @@ def main(left: int = LEFT, right: int = RIGHT) -> None:
         lambda: cpu_seconds(lambda: both_ways(x, y, K)), lambda: cpu_seconds(lambda: peer.search(K)), chosen.rounds
     )
     matches = both_ways(x, y, K)
+    dev_set = cpu_seconds(lambda: match(x, y, K)) / statistics.median(row.ours for row in rows)
+    print(f"the same vectors as a dev set: {dev_set:.3g} times the time of mining")
     wrong = different(matches, peer.search(K))
     loop_ratio, difference = margins(x, y, matches)
     print(f"neighbours that differ: {wrong}; margins: {loop_ratio:.3g} times LASER's loop, difference {difference:.2g}")
@@ -273,6 +276,7 @@ def main(left: int = LEFT, right: int = RIGHT) -> None:
     facts: dict[str, Any] = {
         "threads": THREADS,
         "margins": loop_ratio,
+        "dev_set": dev_set,
         "memory": {str(n): b for n, b in bytes_above.items()},
     }
     verdict("mining", rows, GOAL, chosen, broken=broken, left=left, right=right, dim=DIM, text=text, **facts)

@@ -10,13 +10,15 @@ than their number.
 
 Then the same dispatcher runs as Ray runs it, an actor that answers calls from this process, at the largest size. Its
 figures are printed: the reports by CPU second of the actor's own process, and the calls that waited at once.
+
+Last, a corpus is cleaned at three sizes, a 64th of real ones, as `benchmarks.corpus` does: its memory may not grow, and
+its time no faster than the pairs. `python -m benchmarks.scale --json docs/measured/scale.json` writes the site's table.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import multiprocessing
 import os
 import time
@@ -32,6 +34,8 @@ from babeltune.schema.records import Point, Report
 from babeltune.sweep.state.messages import ReportMessage, TrialAssignment
 from babeltune.sweep.workers.dispatcher import PENDING_CALLS, TrialDispatcher
 from babeltune.sweep.workers.dispatcher_state import News
+from benchmarks import corpus
+from benchmarks.__main__ import commit
 from benchmarks.race import Options, Row, options, own_peak, verdict
 
 SIZES = (200, 800, 2000)
@@ -50,7 +54,7 @@ class Calls(Protocol):
 
     async def offer(self, trial: str, assignment: str) -> None: ...
     async def next(self, worker_group: str, group: str) -> Any: ...
-    async def report(self, trial: str, index: int, last: bool, text: str) -> bool: ...
+    async def report(self, trial: str, index: int, last: bool, text: str) -> bool | None: ...
     async def poll(self, after: int, seconds: float) -> list[News]: ...
     async def go_on(self, reports: list[tuple[str, int]]) -> None: ...
 
@@ -119,7 +123,10 @@ class Played:
         started = time.perf_counter()
         self.waiting += 1
         self.most_waiting = max(self.most_waiting, self.waiting)
-        assert await self._dispatcher.report(trial, self._indices[trial], False, self._text)
+        goes_on = None
+        while goes_on is None:
+            goes_on = await self._dispatcher.report(trial, self._indices[trial], False, self._text)
+        assert goes_on
         self.waiting -= 1
         self.delays.append(time.perf_counter() - started)
 
@@ -236,6 +243,20 @@ def faults(sizes: list[Figures], base: int) -> list[str]:
     return broken
 
 
+def cleaned() -> tuple[list[corpus.Figures], list[str]]:
+    """What a corpus takes at three sizes, and what grew faster than its pairs."""
+    print(corpus.HEAD)
+    sizes = []
+    for pairs in corpus.SIZES:
+        sizes.append(corpus.in_own_process(pairs, corpus.SMALLER))
+        print(sizes[-1].shown(), flush=True)
+    broken, small, large = corpus.faults(sizes), sizes[0], sizes[-1]
+    growth = large.cpu / large.pairs / (small.cpu / small.pairs)
+    if growth > corpus.SLOWER:
+        broken.append(f"a pair takes {growth:.1f} times as long with {large.pairs // small.pairs} times as many pairs")
+    return sizes, broken
+
+
 def main(given: Options | None = None) -> None:
     """Runs the benchmark."""
     given = given or options(__doc__)
@@ -248,9 +269,16 @@ def main(given: Options | None = None) -> None:
     best = [min(of_size, key=lambda figures: figures.p99_ms) for of_size in zip(*kept, strict=True)]
     spoken = as_an_actor(SIZES[-1])
     print(spoken)
-    facts: dict[str, Any] = {"sizes": [asdict(figures) for figures in best], "base": base, "actor": spoken}
-    print(json.dumps(facts["sizes"]))
-    verdict("scale", rows, 1 / SLOWER, given, broken=faults(best, base), unit="CPU seconds of a report", **facts)
+    corpora, grown = cleaned()
+    facts: dict[str, Any] = {
+        "commit": commit(),
+        "sizes": [asdict(figures) for figures in best],
+        "base": base,
+        "actor": spoken,
+        "corpora": [asdict(figures) for figures in corpora],
+    }
+    broken = [*faults(best, base), *grown]
+    verdict("scale", rows, 1 / SLOWER, given, broken=broken, unit="CPU seconds of a report", **facts)
 
 
 if __name__ == "__main__":

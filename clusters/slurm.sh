@@ -4,9 +4,9 @@
 #
 #   sbatch clusters/slurm.sh search_spaces/soft_contrastive.yaml --trials 24
 #
-# BABELTUNE_HOME is a folder that all nodes share; VENV, if set, an environment with babeltune. Submitted again, the
-# same sweep goes on where it was, for instance after the time limit. Change below what the parts ask for; with several
-# partitions, name one in each.
+# BABELTUNE_HOME is a folder that all nodes share; VENV, if set, an environment with babeltune. Before the time limit,
+# the job stops the sweep and asks Slurm to run it again; after a preemption Slurm does so by itself. The sweep goes on
+# where it was. Change below what the parts ask for; with several partitions, name one in each.
 #SBATCH --job-name=babeltune
 #SBATCH --nodes=1
 #SBATCH --ntasks=1
@@ -14,6 +14,7 @@
 #SBATCH --mem=16G
 #SBATCH --time=12:00:00
 #SBATCH --signal=B:TERM@120
+#SBATCH --requeue
 #SBATCH hetjob
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
@@ -34,6 +35,12 @@ if [[ -n ${VENV:-} ]]; then
 fi
 here=${SLURM_SUBMIT_DIR:-$PWD}
 cd "$here"
+
+# Each sweep has an MLflow database, because SQLite in a shared folder does not bear writers on several machines. Set
+# BABELTUNE_MLFLOW to a server to have all sweeps in one place.
+name=$(basename "$1")
+name=${name%.*}-$(printf '%s\n' "$@" | cksum | cut -d ' ' -f 1)
+export BABELTUNE_MLFLOW=${BABELTUNE_MLFLOW:-sqlite:///$BABELTUNE_HOME/mlflow/$name/mlflow.db}
 
 # The token is in a file that only its owner reads, not in an argument that `ps` would show.
 umask 077
@@ -56,8 +63,19 @@ finish() {
   rm -f "$secret"
 }
 trap finish EXIT
-# Two minutes before the time limit: the sweep stops, every trial keeps its last checkpoint.
-trap 'kill -TERM "${sweep:-}" 2> /dev/null || true; wait "${sweep:-}" || true; exit 130' TERM
+
+# Two minutes before the time limit: the sweep stops, and every trial keeps its state. Slurm runs the job again, unless
+# the sweep has just finished or somebody has cancelled the job.
+again() {
+  trap - TERM
+  kill -TERM "${sweep:-}" 2> /dev/null || true
+  if [[ -n ${sweep:-} ]] && wait "$sweep"; then exit 0; fi
+  if [[ $(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T | head -n 1) == RUNNING ]]; then
+    scontrol requeue "$SLURM_JOB_ID" || true
+  fi
+  exit 130
+}
+trap again TERM
 
 ray start --head --block --disable-usage-stats --node-ip-address="$address" --port="$port" \
   --dashboard-host=127.0.0.1 --dashboard-port="$dashboard" --num-cpus="$SLURM_CPUS_ON_NODE" --num-gpus=0 &

@@ -190,7 +190,7 @@ def benchmarks() -> str:
             f"## The last `make bench`\n\nCommit `{found['commit']}`.",
             table(tuple(found["titles"]), found["rows"]),
         ]
-    parts += [*corpus_sizes(), *opened_groups(), *many_trials()]
+    parts += [*corpus_sizes(), *running_trials(), *opened_groups(), *many_trials()]
     figures = json.loads((MEASURED / "figures.json").read_text(encoding="utf-8"))["rows"]
     parts += ["## Single commands", table(("what", "command", "figures"), [(a, f"`{b}`", c) for a, b, c in figures])]
     return "\n\n".join(parts) + "\n"
@@ -222,6 +222,24 @@ def corpus_sizes() -> list[str]:
             "microseconds of CPU a pair": lambda size: f"{size['cpu'] / size['pairs'] * 1e6:.1f}",
             "seconds": lambda size: f"{size['seconds']:,.0f}",
             "memory in MiB": lambda size: f"{size['memory'] >> 20:,}",
+        },
+    )
+
+
+def running_trials() -> list[str]:
+    """What `benchmarks.scale` has measured."""
+    lead = (
+        "`python -m benchmarks.scale` plays trials that report to one dispatcher, on one core. Reports a second are "
+        "those of a CPU second. The answer's delay is measured at 500 reports a second."
+    )
+    return measured(
+        "scale",
+        "Many running trials",
+        lead,
+        {
+            "running trials": lambda size: f"{size['groups']:,}",
+            "reports a second": lambda size: f"{size['rate']:,.0f}",
+            "99 % of the answers within, ms": lambda size: f"{size['p99_ms']:.1f}",
         },
     )
 

@@ -524,3 +524,14 @@ def test_a_dispatcher_is_refused_for_what_grows_faster_than_its_trials():
     slow, late = faults([small, Figures(2000, 5.5, 90.0, 200 * mib)], 100 * mib)
     assert slow.startswith("6 reports/s at 2000 groups")
     assert late.startswith("p99 90 ms")
+
+
+def test_a_benchmark_of_size_is_refused_for_a_corpus_whose_time_grows_faster_than_its_pairs(monkeypatch):
+    from benchmarks import scale
+    from benchmarks.corpus import Figures
+
+    for slower, broken in ((1.0, []), (2.0, ["a pair takes 2.0 times as long with 4 times as many pairs"])):
+        made = {20_000: 1.0, 40_000: 2.0, 80_000: 4.0 * slower}
+        figures = {pairs: Figures(pairs, pairs, cpu, cpu, 400 << 20) for pairs, cpu in made.items()}
+        monkeypatch.setattr(scale.corpus, "in_own_process", lambda pairs, smaller, kept=figures: kept[pairs])
+        assert scale.cleaned() == (list(figures.values()), broken)

@@ -117,6 +117,10 @@ class ReplacedError(ClusterError):
     """Ranks whose trial went to others, while they were taken for dead: what they do counts no more."""
 
 
+class SilentDispatcherError(ReplacedError):
+    """Ranks whose dispatcher does not answer. Their process ends, so that it holds no GPU for a driver that is gone."""
+
+
 class ObjectStoreError(ClusterError):
     """A storage behind a URI that does not answer, refuses, or holds what it should not."""
 

@@ -5,6 +5,9 @@
     node PID     the number of the worker node on which this process runs
     lose PID     that node is lost, with everything on it
     halt PID     all processes of that node stand still (SIGSTOP)
+    halt raylet PID     only its raylet does; what it has started goes on
+    halt all     all worker nodes stand still
+    add          another worker node comes
     go on        and go on (SIGCONT)
     gcs down     the head's `gcs_server` is killed
     gcs up       and started again
@@ -31,6 +34,7 @@ from ray.cluster_utils import Cluster
 from chaos.arena import own_path
 from chaos.leftovers import leftovers
 from chaos.servers import end
+from slow_starts import wait_for_nodes
 from waiting import wait_until
 
 WORKERS = 2
@@ -47,6 +51,7 @@ def main() -> None:
         answers.write(json.dumps(value) + "\n")
         answers.flush()
 
+    wait_for_nodes()
     cluster = Cluster(initialize_head=True, head_node_args={**NODE, "num_cpus": 0})
     nodes_here = [cluster.add_node(**NODE, num_cpus=1, num_gpus=1) for _ in range(WORKERS)]
     answer(cluster.address)
@@ -58,10 +63,17 @@ def main() -> None:
             case ["lose", pid]:
                 cluster.remove_node(node_of(int(pid), nodes_here), allow_graceful=False)
                 answer(len(cluster.worker_nodes))
+            case ["halt", "all"]:
+                halted = stopped([process for node in nodes_here for process in family(node)])
+                answer(len(halted))
+            case ["add"]:
+                nodes_here.append(cluster.add_node(**NODE, num_cpus=1, num_gpus=1))
+                answer(len(nodes_here))
             case ["halt", pid]:
-                halted = family(node_of(int(pid), nodes_here))
-                for process in halted:
-                    process.suspend()
+                halted = stopped(family(node_of(int(pid), nodes_here)))
+                answer(len(halted))
+            case ["halt", "raylet", pid]:
+                halted = stopped([psutil.Process(each) for each in raylets(node_of(int(pid), nodes_here))])
                 answer(len(halted))
             case ["go", "on"]:
                 for process in reversed(halted):  # workers first, while their node does not yet know what it missed
@@ -98,6 +110,13 @@ def family(node: Any) -> list[psutil.Process]:
     own = [psutil.Process(info.process.pid) for infos in node.all_processes.values() for info in infos]
     own.sort(key=lambda process: process.pid not in raylets(node))
     return [*own, *(child for process in own for child in process.children(recursive=True))]
+
+
+def stopped(processes: list[psutil.Process]) -> list[psutil.Process]:
+    """The processes, which stand still now."""
+    for process in processes:
+        process.suspend()
+    return processes
 
 
 @dataclass

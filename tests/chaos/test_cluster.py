@@ -121,6 +121,45 @@ def test_a_node_that_wakes_after_its_trial_has_gone_elsewhere_changes_nothing(ma
         note(arena, "node SIGSTOP, goes on when its trial is elsewhere", seconds=arena.recovered(halted), most=20)
 
 
+@pytest.mark.parametrize(("halt", "what"), [("halt", "node"), ("halt raylet", "raylet of a node")])
+def test_a_node_that_never_goes_on_leaves_its_trial_to_another(make_arena, short_place, note, halt, what):
+    settings = {f"RAY_health_check_{name}": value for name, value in HASTY.items()}
+    with nodes(environment(short_place, **settings)) as running:
+        arena = at(make_arena, running)
+        arena.order("hold", at=50)  # workers outlive their raylet, and would finish before others have their trial
+        driver = arena.start("submit", file=True)
+        arena.until(arena.injected)
+        halted, pid = time.time(), arena.steps()[-1]["pid"]
+        running.tell(f"{halt} {pid}")
+        arena.until(lambda: arena.steps()[-1]["pid"] != pid)
+        arena.release()
+        assert driver.wait() == 0, driver.words()[-2000:]
+        running.tell("go on")
+        arena.check(marked=driver.mark)
+        note(arena, f"{what} SIGSTOP for good", seconds=arena.recovered(halted), most=20)
+
+
+def test_a_sweep_whose_nodes_all_stand_still_is_stopped_and_resumed(make_arena, short_place, note):
+    settings = {f"RAY_health_check_{name}": value for name, value in HASTY.items()}
+    with nodes(environment(short_place, **settings)) as running:
+        arena = at(make_arena, running)
+        driver = arena.start("submit", file=True)
+        arena.until(arena.trained(130))
+        running.tell("halt all")
+        arena.until(lambda: "no node holds a worker group any more; waiting for one" in driver.words())
+        stop = arena.start("stop")
+        assert stop.wait() == 0, stop.words()[-2000:]
+        assert driver.wait() == 0, driver.words()[-2000:]
+        assert arena.folder.state() == "stopped"
+        running.tell("go on")
+        running.tell("add")
+        began = time.time()
+        again = arena.start("resume")
+        assert again.wait() == 0, again.words()[-2000:]
+        arena.check(marked=again.mark)
+        note(arena, "all nodes SIGSTOP, stop, then resume with another node", seconds=arena.recovered(began), most=20)
+
+
 def test_a_sweep_goes_on_when_the_node_of_its_worker_is_lost(make_arena, there, note):
     arena = at(make_arena, there)
     driver = arena.start("submit", file=True)

@@ -5,6 +5,7 @@ import os
 import pickle
 import signal
 import sqlite3
+import subprocess
 import time
 
 import pytest
@@ -49,7 +50,25 @@ def interrupt(arena, driver):
     assert arena.folder.state() == "interrupted"
 
 
-@pytest.mark.parametrize(("end", "name"), [(stop, "`stop`"), (interrupt, "Ctrl-C")])
+GRACE_S = 30.0
+"""Seconds between SIGTERM and SIGKILL where a machine is taken away: Kubernetes' default, and less than a cloud's."""
+
+
+def preempt(arena, driver):
+    os.kill(driver.process.pid, signal.SIGTERM)
+    deadline = time.monotonic() + GRACE_S
+    arena.until(lambda: "saving every trial's step" in arena.folder.log.read_text(encoding="utf-8"))
+    arena.release()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        driver.process.wait(max(0.0, deadline - time.monotonic()))
+    driver.process.kill()  # if it is still there
+    driver.wait()
+
+
+ENDS = [(stop, "`stop`"), (interrupt, "Ctrl-C"), (preempt, "driver SIGTERM and, 30 s later, SIGKILL")]
+
+
+@pytest.mark.parametrize(("end", "name"), ENDS)
 def test_a_sweep_that_is_stopped_in_mid_run_goes_on_without_repeating_a_step(make_arena, note, end, name):
     arena = make_arena()
     arena.order("hold", at=50)

@@ -31,7 +31,11 @@ OURS = sorted([*CLUSTERS.glob("*.yaml"), CLUSTERS / "kuberay" / "inside.yaml"])
 RAYS = sorted((CLUSTERS / "ray_up").glob("*.yaml"))
 KUBERNETES = sorted(set((CLUSTERS / "kuberay").glob("*.yaml")) - set(OURS))
 SCHEMAS = Path(__file__).parent / "schemas"
-SET = {"BABELTUNE_HOME": "/shared", "BABELTUNE_RAY": "head:6379"}
+SET = {
+    "BABELTUNE_HOME": "/shared",
+    "BABELTUNE_RAY": "head:6379",
+    "BABELTUNE_MLFLOW": "sqlite:////shared/mlflow/a-sweep/mlflow.db",
+}
 
 
 def name_of(path):
@@ -217,6 +221,7 @@ def test_claims_and_secrets_that_manifests_name_are_there_or_explained():
 def test_the_rayjob_runs_a_command_of_ours():
     (job,) = documents(CLUSTERS / "kuberay" / "rayjob.yaml")
     assert parse(shlex.split(job["spec"]["entrypoint"])) == "submit"
+    assert job["spec"]["backoffLimit"] > 0, "KubeRay starts it again"
 
 
 def parse(line):
@@ -325,13 +330,33 @@ def test_the_slurm_script_starts_a_head_and_its_workers_with_a_token():
     commands = [index for index, line in enumerate(lines) if line and not line.startswith("#")]
     assert directives
     assert directives[-1] < commands[0], "Slurm reads no directive after the first command"
-    assert all(re.fullmatch(r"#SBATCH (--[a-z-]+=\S+|hetjob)", lines[index]) for index in directives)
+    assert all(re.fullmatch(r"#SBATCH (--[a-z-]+(=\S+)?|hetjob)", lines[index]) for index in directives)
     head = text.partition("#SBATCH hetjob")[0]
     assert "gpu" not in re.sub("^# .*", "", head, flags=re.MULTILINE), "the driver is not where they are"
     assert "RAY_AUTH_MODE=token" in text
     assert "ray start --head --block" in text
     assert '--address="$address:$port"' in text
     assert "--cluster clusters/slurm.yaml" in text
+    assert "--requeue" in head
+
+
+@pytest.mark.parametrize("given", ["", "https://mlflow.example.com"])
+def test_each_sweep_on_slurm_has_an_mlflow_database_of_its_own(given):
+    text = (CLUSTERS / "slurm.sh").read_text(encoding="utf-8")
+    (lines,) = re.findall(r"^name=.*?^export BABELTUNE_MLFLOW=.*?$", text, re.MULTILINE | re.DOTALL)
+    environment = {"PATH": "/usr/bin:/bin", "BABELTUNE_HOME": "/shared", "BABELTUNE_MLFLOW": given}
+
+    def database(*arguments):
+        command = ["bash", "-c", f'set -euo pipefail; {lines}; printf %s "$BABELTUNE_MLFLOW"', "slurm.sh", *arguments]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+    one, again, another = (database("spaces/a.yaml", "--trials", number) for number in ("8", "8", "9"))
+    assert one == again, "the job that Slurm runs again"
+    if given:
+        assert one == another == given
+    else:
+        assert one != another
+        assert re.fullmatch(r"sqlite:////shared/mlflow/a-[0-9]+/mlflow\.db", one)
 
 
 def test_the_slurm_script_takes_an_address_that_other_nodes_can_reach(tmp_path):

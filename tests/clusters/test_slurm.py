@@ -1,7 +1,7 @@
 """`clusters/slurm.sh` as Slurm would run it: a real head, two real nodes with GPUs in name, a real sweep.
 
 Only Slurm's own programs are played: `srun` starts its command once for each node of the second part, `scontrol` names
-these."""
+these and notes what shall run again, and `squeue` says that the job runs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ ROOT = Path(__file__).parents[2]
 SET_ADDRESS = 0x8916
 HEAD = "10.99.0.1"
 PLAYED = {
-    "scontrol": "printf '%s\\n' train1 train2",
+    "scontrol": 'if [ "$1" = requeue ]; then echo "$2" >> "$SAID.requeued"; else printf "%s\\n" train1 train2; fi',
+    "squeue": 'echo "${STATE:-RUNNING}"',
     "hostname": f"echo {HEAD}",
     # The nodes are one machine here, on which no two may take the same ports, and its GPUs are in name.
     "srun": 'while [ "${1#--}" != "$1" ]; do echo "$1" >> "$SAID"; shift; done\n'
@@ -117,10 +118,14 @@ def test_a_job_stops_before_its_time_limit_and_goes_on_when_submitted_again(slur
         assert not secret.exists()
     nothing_is_left(tmp_path / "home")
     assert folder.state() == "interrupted"
+    requeued = tmp_path / "srun.requeued"
+    assert requeued.read_text() == "7001\n"
     options = (tmp_path / "srun").read_text().split()
     assert {"--het-group=1", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=1"} == set(options)
-    with slurm(7002, str(tiny_file), *sets) as (batch, said):
+    with slurm(7001, str(tiny_file), *sets) as (batch, said):
         assert batch.wait(PATIENCE_S) == 0, said()
     nothing_is_left(tmp_path / "home")
+    assert requeued.read_text() == "7001\n", "what has finished is not run again"
+    assert len(list((tmp_path / "home" / "mlflow").glob("*/mlflow.db"))) == 1
     assert folder.state() == "finished"
     assert [read_outcome(path) for path in folder.trials()] == ["finished"] * 2

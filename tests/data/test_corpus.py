@@ -532,6 +532,28 @@ def test_the_benchmark_overlay_names_files_and_columns_that_exist(name):
 
 @pytest.mark.slow
 @needs_data
+@pytest.mark.long
+def test_a_real_corpus_is_cleaned_to_the_bytes_of_earlier_versions():
+    """The digests are those of the code that held a corpus as lists of Python strings."""
+    data, root = read_data(REPOSITORY / "benchmarks/data/en_fra_rus_jpn_kor_capped.yaml")
+    names = {
+        *(f"tatoeba_challenge_{code}" for code in ("jpn", "kor")),
+        *(f"python_docs_{code}" for code in ("fra", "kor")),
+    }
+    names |= {"tico19_fra", "tico19_rus", "korean_parallel", "korean_parallel_fra", "bible_kor", "tanaka_enja"}
+    sources = tuple(source for source in data.train if source.name in names)
+    corpus = build_corpus(replace(data, train=sources, overlap="near"), root, 0, near=find_near_anew)
+
+    def digest(values):
+        return hashlib.sha256(np.asarray(values, np.int64).tobytes()).hexdigest()[:16]
+
+    assert (len(corpus.pairs), digest(corpus.pairs)) == (70_820, "dee633c74be6193b")
+    assert (digest(corpus.pair_groups), digest(corpus.pair_sources)) == ("9aaa583c9d01ec46", "8dda8a69df31a34c")
+    texts = hashlib.sha256(b"".join(text.encode() + b"\0" for text in corpus.texts)).hexdigest()[:16]
+    assert (len(corpus.texts), texts) == (140_768, "ebcf785c5a1d4fe1")
+
+
+@needs_data
 def test_a_real_corpus_is_cleaned_and_overlaps_with_no_real_eval_set():
     def pair(folder: str, code: str, suffix: str = ".tsv.gz") -> Source:
         path = f"{folder}/{code}-eng{suffix}"

@@ -299,7 +299,48 @@ def test_a_shard_that_never_came_is_not_published(tiny, tmp_path, small_shards):
 
     with pytest.raises(StoreError, match=r"encoded \d\d of 67 sentences"):
         build_teacher_store(tmp_path, TEXTS, tiny_teacher(tiny), run_shards=lazy)
-    assert not [p for p in tmp_path.iterdir() if p.is_dir()]
+    assert not [p for p in tmp_path.iterdir() if p.is_dir() and not p.name.startswith(".")]
+
+
+@pytest.mark.parametrize("damage", ["nothing", "vectors", "record", "size of shards"])
+def test_an_encoding_that_was_cut_off_goes_on_with_the_shards_that_are_left(
+    tiny, tmp_path, small_shards, monkeypatch, damage
+):
+    teacher, whole = tiny_teacher(tiny), build_teacher_store(tmp_path / "whole", TEXTS, tiny_teacher(tiny))
+
+    def cut_off(function, arguments, *, gpu):
+        for each in arguments[:3]:
+            yield function(*each)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build_teacher_store(tmp_path, TEXTS, teacher, run_shards=cut_off)
+    (draft,) = tmp_path.glob(".teacher-*.unfinished")
+    first, *_ = sorted(draft.glob("rows-*.bin"))
+    if damage == "vectors":
+        first.write_bytes(first.read_bytes()[:-2] + b"\0\0")
+    elif damage == "record":
+        (draft / f"{first.name}{module.DONE}").write_text("{")
+    elif damage == "size of shards":
+        monkeypatch.setattr(module, "SHARD_ROWS", (20, 20))
+    encoded, steps = [], []
+
+    def counted(function, arguments, *, gpu):
+        for each in arguments:
+            encoded.append(function(*each))
+            yield encoded[-1]
+
+    folder = build_teacher_store(
+        tmp_path, TEXTS, teacher, run_shards=counted, progress=lambda *step: steps.append(step)
+    )
+    ids = np.arange(len(TEXTS))
+    assert np.array_equal(open_matrix(folder, verify=True).rows(ids), open_matrix(whole).rows(ids))
+    assert facts_of(folder) == facts_of(whole)
+    kept = len(TEXTS) - sum(encoded)
+    assert (steps[0], steps[-1]) == ((kept, 67), (67, 67))
+    assert kept > 0 or damage == "size of shards"
+    assert not draft.exists()
+    assert not [path for path in folder.iterdir() if path.name.endswith(module.DONE)]
 
 
 @pytest.mark.parametrize(

@@ -462,16 +462,29 @@ def status():
 
 
 @pytest.fixture
-def open_dashboard(tmp_path, loopback_only, status):
+def held():
+    """The dashboard below answers while this is set."""
+    goes = threading.Event()
+    goes.set()
+    return goes
+
+
+@pytest.fixture
+def open_dashboard(tmp_path, loopback_only, status, held):
     """The cluster file of a server that lists its jobs to everybody."""
 
     class Answer(BaseHTTPRequestHandler):
+        def do_POST(self):
+            self.do_GET()
+
         def do_GET(self):
+            held.wait(PATIENCE_S)
             body = json.dumps({"ray_version": ray.__version__, "version": "4"} if "version" in self.path else [])
             self.send_response(status)
             self.send_header("Location", "/elsewhere")
             self.end_headers()
-            self.wfile.write(body.encode())
+            with contextlib.suppress(BrokenPipeError):  # who has waited for too long is gone
+                self.wfile.write(body.encode())
 
         def log_message(self, *_):
             pass
@@ -482,6 +495,7 @@ def open_dashboard(tmp_path, loopback_only, status):
     path = tmp_path / "open.yaml"
     path.write_text(f"address: http://127.0.0.1:{server.server_port}\nstorage: /x\n", encoding="utf-8")
     yield path
+    held.set()
     server.shutdown()
     thread.join()
     server.server_close()
@@ -495,6 +509,17 @@ def test_an_open_dashboard_gets_nothing_without_insecure(open_dashboard, tiny_fi
         assert ended.value.code == 1
         assert "wants no token: whoever reaches it can run programs there" in words(captured := capfd.readouterr().err)
         assert "pass --insecure" in words(captured)
+
+
+def test_a_dashboard_that_stands_still_is_one_line_after_a_deadline(open_dashboard, held, monkeypatch):
+    monkeypatch.setattr("babeltune.remote.jobs.REQUEST_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("babeltune.remote.jobs.RECONNECT_TIMEOUT_S", 1.0)
+    jobs = Jobs(read_cluster(open_dashboard))
+    held.clear()
+    for wait in (jobs.all, lambda: list(jobs.follow("a-job")), lambda: jobs.end("a-job")):
+        with pytest.raises(ClusterError, match=r"does not answer \(.*start it, or check `address`") as said:
+            wait()
+        assert "\n" not in str(said.value)
 
 
 @pytest.mark.parametrize("status", [302, 500, 503])

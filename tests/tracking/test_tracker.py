@@ -471,3 +471,8 @@ def test_the_end_of_a_sweep_says_how_much_mlflow_still_has_to_take(store, tmp_pa
     assert {name for name, _, _ in seen} == {"writing to MLflow"}
     assert any(0 < done < of for _, done, of in seen)
     assert seen[-1][1] == seen[-1][2]
+
+
+def test_drivers_whose_server_failed_do_not_ask_it_again_at_one_moment():
+    waits = {track.jittered(8.0) for _ in range(20)}
+    assert 4.0 <= min(waits) < max(waits) <= 8.0

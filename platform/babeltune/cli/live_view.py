@@ -27,6 +27,8 @@ from babeltune.sweep.state.progress import (
 
 LINES_EVERY = 15.0
 """Seconds between progress lines where the output is not a terminal."""
+LAST_LINE_TIMEOUT_S = 10.0
+"""Seconds to wait at the end for the thread that prints lines. It reads the sweep's folder, which may hang."""
 BAR = 60
 """Columns of the progress bar."""
 
@@ -111,7 +113,7 @@ def _lines(console: Console) -> Iterator[Callable[[SweepProgress], None]]:
         yield boards.append
     finally:
         ended.set()
-        thread.join()
+        thread.join(LAST_LINE_TIMEOUT_S)
 
 
 class _Attached:

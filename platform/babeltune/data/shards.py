@@ -44,10 +44,11 @@ def read_texts(path: str) -> list[str]:
     return texts
 
 
-def count_all(results: Iterable[int], texts: int, progress: Count, what: str) -> int:
-    """Adds up the texts that shards report; `StoreError` when some are missing at the end."""
-    done = 0
-    progress(0, texts)
+def count_all(results: Iterable[int], texts: int, progress: Count, what: str, before: int = 0) -> int:
+    """Adds up the texts that shards report to those that were done `before`; `StoreError` when some are missing at the
+    end."""
+    done = before
+    progress(done, texts)
     for count in results:
         done += count
         progress(done, texts)

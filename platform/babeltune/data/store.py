@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
 from filelock import FileLock, Timeout
@@ -162,13 +162,15 @@ def build(
     write: Callable[[Path], Contents],
     *,
     bytes_needed: int = 0,
+    resumable: bool = False,
 ) -> Path:
     """The folder of the store of this description, built by `write` unless a sound one exists.
 
     `write` fills an empty folder on the same file system and returns what the arrays in it are; other processes may
     write shards there, too. One process builds while the others wait; a dead builder's lock falls by itself, and what
     it left is removed. A sound store has files of the recorded size and, checked once per process and file version,
-    of the recorded SHA-256; an altered one is rebuilt with a warning. If `write` fails, nothing remains.
+    of the recorded SHA-256; an altered one is rebuilt with a warning. If `write` fails, nothing remains. If it is
+    `resumable`, what `write` has left remains, and the next `write` finds it in its folder.
 
     Raises `StoreError` where the disk is too small (`bytes_needed`) or refuses, or what was written does not fit.
     """
@@ -186,7 +188,8 @@ def build(
                     return folder
                 log.warning("store %s is damaged (%s): it is built again", folder, fault)
                 _discard(folder)
-            _build(folder, kind, description, write, bytes_needed)
+            with _draft_of(folder, resumable=resumable) as draft:
+                _build(folder, draft, _Described(kind, description), write, bytes_needed)
     except OSError as error:
         raise StoreError(
             f"cannot write the store {folder}: {error.strerror or error}; it needs about {_size(bytes_needed)}, "
@@ -195,40 +198,55 @@ def build(
     return folder
 
 
+class _Described(NamedTuple):
+    """What a store is, and of what it is made."""
+
+    kind: str
+    description: Mapping[str, object]
+
+
+@contextmanager
+def _draft_of(folder: Path, *, resumable: bool) -> Iterator[Path]:
+    """The folder in which the store is built. It is removed after the block, unless the next one may go on in it."""
+    name = f".{folder.name}.unfinished" if resumable else f".{folder.name}.building-{uuid.uuid4().hex[:8]}"
+    draft = folder.with_name(name)
+    draft.mkdir(exist_ok=resumable)
+    try:
+        yield draft
+    finally:
+        if not resumable:
+            shutil.rmtree(draft, ignore_errors=True)
+
+
 def _build(
-    folder: Path, kind: str, description: Mapping[str, object], write: Callable[[Path], Contents], bytes_needed: int
+    folder: Path, building: Path, store: _Described, write: Callable[[Path], Contents], bytes_needed: int
 ) -> None:
-    free = _free(folder.parent)
+    free = _free(folder.parent) + sum(path.stat().st_size for path in building.iterdir())
     if bytes_needed > free:
         raise StoreError(
             f"the store {folder} needs about {_size(bytes_needed)}, but {_size(free)} are free; "
             "free space or choose another storage folder, then submit again"
         )
-    building = folder.with_name(f".{folder.name}.building-{uuid.uuid4().hex[:8]}")
-    try:
-        building.mkdir()
-        contents = write(building)
-        files = {path.name: _seal(path) for path in sorted(building.iterdir())}
-        for array in contents.arrays.values():
-            _check_fits(array, files, folder)
-        made = StoreRecord(
-            format=FORMAT,
-            kind=kind,
-            key=_key(kind, description),
-            description=description,
-            rows={name: array.rows for name, array in contents.arrays.items()},
-            facts=contents.facts,
-            arrays=contents.arrays,
-            files=files,
-        )
-        record = building / "store.json"
-        record.write_text(made.encode(), encoding="utf-8")
-        sync(record)
-        sync(building)
-        building.rename(folder)
-        sync(folder.parent)
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
+    contents = write(building)
+    files = {path.name: _seal(path) for path in sorted(building.iterdir())}
+    for array in contents.arrays.values():
+        _check_fits(array, files, folder)
+    made = StoreRecord(
+        format=FORMAT,
+        kind=store.kind,
+        key=_key(store.kind, store.description),
+        description=store.description,
+        rows={name: array.rows for name, array in contents.arrays.items()},
+        facts=contents.facts,
+        arrays=contents.arrays,
+        files=files,
+    )
+    record = building / "store.json"
+    record.write_text(made.encode(), encoding="utf-8")
+    sync(record)
+    sync(building)
+    building.rename(folder)
+    sync(folder.parent)
 
 
 @contextmanager

@@ -6,10 +6,12 @@ sweep file says so, and sentences of equal token length run together without pad
 
 from __future__ import annotations
 
+import json
+import uuid
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +23,7 @@ from babeltune.data.shards import Count, RunShards, count_all, read_texts, run_h
 from babeltune.data.store import Array, Contents, build, digest_of_texts, key_of
 from babeltune.data.texts import Texts, text_hashes
 from babeltune.errors import StoreError, TeacherError
+from babeltune.files import sha256_of, sync
 from babeltune.memory import give_back_memory
 from babeltune.models.dense import trained_pooler
 from babeltune.models.hub import ROUTED, file_digest, model_files, model_folder, quiet
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
 
 BATCH_TOKENS = 2048
 """Tokens per forward pass: activations of this many stay in a CPU core's cache."""
+DONE = ".done"
+"""Ends the name of a shard's record, which begins with the name of its vectors."""
 SHARD_ROWS = (2_048, 16_384)
 """Fewest and most sentences of a shard on average: loading the teacher costs as much as encoding some thousand."""
 SENTENCE_COST = 16
@@ -245,7 +250,8 @@ def build_teacher_store(
         return _write(folder, texts, teacher, dtype, run_shards, progress)
 
     # The width is not known before the model is loaded; most teachers have at most 1024 dimensions.
-    return build(root, "teacher", description, write, bytes_needed=len(texts) * 1024 * np.dtype(dtype).itemsize)
+    needed = len(texts) * 1024 * np.dtype(dtype).itemsize
+    return build(root, "teacher", description, write, bytes_needed=needed, resumable=True)
 
 
 def _write(
@@ -258,20 +264,30 @@ def _write(
 ) -> Contents:
     lengths = texts.lengths()
     sequence = np.argsort(-lengths, kind="stable")
-    arguments, shards = [], []
+    arguments, shards, whole = [], [], set[str]()
     for number, members in enumerate(_of_equal_cost(sequence, lengths)):
         name, work = f"rows-{number:05}.bin", folder / f"texts-{number:05}.json"
-        write_texts(work, texts.at(members)[:])
-        arguments.append((teacher, str(work), str(folder / name), dtype))
         shards.append((name, len(members)))
+        own = texts.at(members)[:]
+        if _is_whole(folder / name, own):
+            whole |= {name, f"{name}{DONE}"}
+            continue
+        write_texts(work, own)
+        arguments.append((teacher, str(work), str(folder / name), dtype))
+    for left in folder.glob("rows-*"):
+        if left.name not in whole:
+            left.unlink()  # of a process that ended early, or of an earlier version
+    there = sum(rows for name, rows in shards if name in whole)
     drawn = [arguments[place] for place in np.random.default_rng(0).permutation(len(arguments))]
-    forwarded = count_all(run_shards(encode_shard, drawn, gpu=True), len(texts), progress, "the teacher encoded")
+    results = run_shards(encode_shard, drawn, gpu=True) if drawn else []
+    forwarded = count_all(results, len(texts), progress, "the teacher encoded", there)
     truncated = 0
-    for _, work_file, out, _ in arguments:
-        cut = Path(f"{out}.truncated")
-        truncated += int(cut.read_text(encoding="ascii"))
-        cut.unlink()
-        Path(work_file).unlink()
+    for name, _ in shards:
+        done = folder / f"{name}{DONE}"
+        truncated += ShardRecord.decode(done.read_text(encoding="ascii")).truncated
+        done.unlink()
+    for work in folder.glob("texts-*.json"):
+        work.unlink()
     order = np.empty(len(texts), "<i8")
     order[sequence] = np.arange(len(texts))
     order.tofile(folder / "order.bin")
@@ -307,12 +323,39 @@ def _empty(folder: Path) -> tuple[str, int]:
     return "rows-00000.bin", 0
 
 
+class ShardRecord(NamedTuple):
+    """What is written once a shard's vectors are on the disk."""
+
+    truncated: int
+    """Texts that were cut."""
+    texts: str
+    """Digest of the texts."""
+    vectors: str
+    """SHA-256 of the file of vectors."""
+
+    def encode(self) -> str:
+        return json.dumps(self._asdict())
+
+    @classmethod
+    def decode(cls, text: str) -> ShardRecord:
+        return cls(**json.loads(text))
+
+
+def _is_whole(vectors: Path, texts: Sequence[str]) -> bool:
+    """Whether an earlier process has encoded this shard to its end."""
+    try:
+        record = ShardRecord.decode(Path(f"{vectors}{DONE}").read_text(encoding="ascii"))
+    except (OSError, ValueError, TypeError):
+        return False
+    return vectors.exists() and (record.texts, record.vectors) == (digest_of_texts(texts), sha256_of(vectors))
+
+
 def encode_shard(
     teacher: Teacher, texts_file: str, out: str, dtype: str = "<f2", threads: int = 0, device: str = ""
 ) -> int:
     """Writes the vectors of the texts in a JSON file to another file, as `dtype`; returns how many were forwarded.
 
-    Beside them goes the number of texts that were cut.
+    Beside them goes a record that they are whole (`ShardRecord`).
     Runs in any process that sees both files. `threads` and `device` absent: as torch has them, CUDA where it is.
     """
     texts = read_texts(texts_file)
@@ -330,10 +373,19 @@ def encode_shard(
             f"teacher.model {teacher.model!r} gives vectors that are not finite as {np.dtype(dtype)}; "
             "set teacher.normalize to true, or use another model"
         )
-    vectors.tofile(out)
+    write_shard(vectors, texts, Path(out), truncated=model.truncated - already)
     give_back_memory()
-    Path(f"{out}.truncated").write_text(str(model.truncated - already), encoding="ascii")
     return len(vectors)
+
+
+def write_shard(vectors: NDArray[Any], texts: Sequence[str], out: Path, *, truncated: int) -> None:
+    """Writes the vectors, and once they are on the disk the record that says so."""
+    draft = out.with_name(f"{out.name}.{uuid.uuid4().hex[:8]}")
+    vectors.tofile(draft)
+    sync(draft)
+    draft.replace(out)
+    record = ShardRecord(truncated, digest_of_texts(texts), sha256_of(out))
+    Path(f"{out}{DONE}").write_text(record.encode(), encoding="ascii")
 
 
 @lru_cache(maxsize=1)

@@ -25,7 +25,7 @@ from babeltune.data.prepared import Prepared
 from babeltune.data.shards import read_texts, run_here
 from babeltune.data.starts import place_of, split_pin, start_name
 from babeltune.data.store import open_ragged
-from babeltune.data.teacher import encode_shard, load_teacher
+from babeltune.data.teacher import encode_shard, load_teacher, write_shard
 from babeltune.errors import BabeltuneError
 from babeltune.files import plain
 from babeltune.method import needs_of
@@ -180,12 +180,12 @@ def _random_vectors(dim: int) -> Any:
         if function is not encode_shard:
             yield from run_here(function, arguments, gpu=gpu)
             return
-        for _, texts, out, dtype in arguments:
-            rows = len(read_texts(texts))
-            vectors = generator.standard_normal((rows, dim)).astype(np.float32)
-            (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(dtype).tofile(out)
-            Path(f"{out}.truncated").write_text("0", encoding="ascii")
-            yield rows
+        for _, file, out, dtype in arguments:
+            texts = read_texts(file)
+            vectors = generator.standard_normal((len(texts), dim)).astype(np.float32)
+            vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(dtype)
+            write_shard(vectors, texts, Path(out), truncated=0)
+            yield len(texts)
 
     return run
 

@@ -50,6 +50,8 @@ BATCH = 64
 """Texts that a model encodes at once."""
 TELL_EVERY_S = 0.5
 """Seconds between two lines that say how far the process is."""
+EXIT_TIMEOUT_S = 30.0
+"""Seconds for the process to end once it has closed its output, before it is killed."""
 NAMES = {"untrained": "the untrained student", "first": "A", "second": "B"}
 """What is said for the key of a model, if not the key itself."""
 Scores = dict[str, float]
@@ -144,7 +146,11 @@ class FreshScorer:
         except BrokenPipeError:
             answer = ""
         if not answer:
-            code = self._process.wait()
+            try:
+                code = self._process.wait(EXIT_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                code = self._process.wait(EXIT_TIMEOUT_S)
             self._words.seek(0)
             words = self._words.read().strip().splitlines()[-1:] or [f"exit code {code}"]
             reason = re.sub(r"^[\w.]*(Error|Exception): ", "", words[0])

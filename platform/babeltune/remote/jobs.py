@@ -62,6 +62,9 @@ START_TIMEOUT_S = 90.0
 RECONNECT_TIMEOUT_S = 120.0
 """Seconds that a dashboard is given which goes away while a log is followed: a head that starts again, a forwarded
 port that is opened again."""
+REQUEST_TIMEOUT_S = 60.0
+"""Seconds within which a dashboard must answer a request, and after which a log without news is asked for anew: the
+head may stand still, and its connections with it."""
 ANSWER_TIMEOUT_S = 600.0
 """Seconds that a command on the head is given to answer a question."""
 CHATTER = (
@@ -100,6 +103,14 @@ class Job:
         return int(self.id.rpartition("-")[2])
 
 
+class _Client(JobSubmissionClient):  # type: ignore[misc]
+    """Ray's client with a deadline for each request; Ray's own waits for ever."""
+
+    def _do_request(self, method: str, endpoint: str, **words: Any) -> requests.Response:
+        answer: requests.Response = super()._do_request(method, endpoint, timeout=REQUEST_TIMEOUT_S, **words)
+        return answer
+
+
 class Jobs:
     """The jobs of one cluster, seen through its dashboard."""
 
@@ -112,7 +123,7 @@ class Jobs:
         self.open = self._open()
         with self._spoken(), without_variables(ADDRESSES):
             headers = {"Authorization": f"Bearer {token}"} if token else {}
-            self._client = JobSubmissionClient(cluster.address, headers=headers)
+            self._client = _Client(cluster.address, headers=headers)
             self.version = str(self._client._server_ray_version)
         if self.version.split(".")[:2] != ray.__version__.split(".")[:2]:
             raise ClusterError(
@@ -325,11 +336,13 @@ class _TakenError(Exception):
 
 
 async def _next(pieces: Any) -> str | None:
-    """The next piece; None at the end."""
+    """The next piece; None at the end. `AwayError` if none comes within `REQUEST_TIMEOUT_S`."""
     try:
-        return str(await anext(pieces))
+        return str(await asyncio.wait_for(anext(pieces), REQUEST_TIMEOUT_S))
     except StopAsyncIteration:
         return None
+    except TimeoutError:
+        raise AwayError(f"no news of the job's log for {REQUEST_TIMEOUT_S:g} s") from None
 
 
 def _job(details: Any) -> Job:

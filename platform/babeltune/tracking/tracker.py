@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import logging
+import random
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -63,7 +64,10 @@ PARENT = ""
 LINGER_S = 0.2
 """Seconds that the sender lets events gather before it sends them."""
 RETRY_S = (0.5, 30.0)
-"""Seconds of the first and the longest wait after a failure. The wait doubles in between."""
+"""Seconds of the first and the longest wait after a failure. The wait doubles in between, and each is drawn from its
+upper half (`jittered`)."""
+_chance = random.Random()
+"""Apart from Python's own, on which nothing else may depend."""
 TELL_EVERY_S = 1.0
 """Seconds between two words about how much MLflow has taken, while somebody waits for it."""
 READ_BYTES = 1 << 20
@@ -225,7 +229,7 @@ class Tracker:
                 if getattr(error, "error_code", None) == "RESOURCE_DOES_NOT_EXIST":
                     self._spool.forget()  # the store lost our runs: send everything again
                 sender, self._spool.requested = None, 0
-                self._pause(wait)
+                self._pause(jittered(wait))
                 wait = min(wait * 2, longest)
 
     def _await_events(self) -> bool:
@@ -242,6 +246,12 @@ class Tracker:
         with self._changed:
             flushes = self._flushes
             self._changed.wait_for(lambda: self._closing or self._flushes > flushes, seconds)
+
+
+def jittered(seconds: float) -> float:
+    """A wait of at least half of these seconds and at most all, so that drivers whose server failed do not all ask it
+    again at one moment."""
+    return seconds * _chance.uniform(0.5, 1.0)
 
 
 class _Sender:

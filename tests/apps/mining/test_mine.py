@@ -407,8 +407,9 @@ def test_blocks_on_a_cluster_give_the_neighbours_of_one_process_also_resumed(
     monkeypatch.setattr(resumable_search, "EVERY", 0.0)
     monkeypatch.setattr(resumable_search, "SHARE", 1e9)
     with pytest.raises(KeyboardInterrupt):
-        both_ways_by_ray(ResumableSearch(tmp_path, sides, 4, size=(16, 16)), sides, stop)
-    found = both_ways_by_ray(ResumableSearch(tmp_path, sides, 4, size=(16, 16)), sides, lambda *a: noted.append(a))
+        both_ways_by_ray(ResumableSearch(tmp_path, sides, 4, size=(16, 16)), sides, stop, PATIENCE_S)
+    kept = ResumableSearch(tmp_path, sides, 4, size=(16, 16))
+    found = both_ways_by_ray(kept, sides, lambda *a: noted.append(a), PATIENCE_S)
     whole = both_ways(*map(joined, sides), 4)
     assert torch.equal(found.forward.index, whole.forward.index)
     assert torch.equal(found.backward.index, whole.backward.index)

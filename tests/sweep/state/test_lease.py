@@ -293,3 +293,10 @@ def test_a_driver_that_hears_of_another_ends_its_sweep_and_keeps_its_trials(copi
     mine = [run for run in runs if run.data.tags.get("babeltune.sweep") == folder.id]
     assert mine, runs
     assert {run.info.status for run in mine if "babeltune.baseline" not in run.data.tags} == {"RUNNING"}
+
+
+def test_a_process_that_got_the_number_of_a_dead_driver_is_not_taken_for_it():
+    driver = leases.this_driver()
+    assert leases._is_alive_here(driver)
+    assert not leases._is_alive_here({**driver, "started": driver["started"] - 86_400})
+    assert not leases._is_alive_here({**driver, "host": "elsewhere"})

@@ -334,6 +334,24 @@ def test_a_trial_that_hangs_fails_after_three_restarts():
     assert running(steps) == TrialEnd("restarts", text=text)
 
 
+def test_a_report_without_a_verdict_is_answered_in_time_and_handed_over_again():
+    async def steps(dispatcher, driver):
+        await dispatcher.offer("t", assignment())
+        await dispatcher.next("worker-group", "group")
+        assert await dispatcher.report("t", 1, False, "1", seconds=0) is None
+        assert await dispatcher.report("t", 1, False, "1", seconds=0) is None
+        assert await driver.next() == 1
+        await driver.go_on(1)
+        assert await dispatcher.report("t", 1, False, "1", seconds=0) is True
+        assert await report(dispatcher, 1) is True
+        again = report(dispatcher, 2)
+        assert await driver.next() == 2, "the first report came once"
+        await dispatcher.stop("t")
+        return await again
+
+    assert running(steps) is False
+
+
 @pytest.mark.parametrize("how", ["joined by others", "retired"])
 def test_ranks_that_others_replaced_are_refused_whatever_they_say(tmp_path, how):
     async def steps(dispatcher, driver):

@@ -3,6 +3,7 @@ import json
 import os
 import re
 import signal
+from pathlib import Path
 
 import psutil
 import pytest
@@ -161,6 +162,7 @@ def test_a_dispatcher_that_dies_in_mid_trial_starts_again_where_it_was(pool, tmp
         assert pool.dispatcher.next_message(name).report.index == 1
     offer(pool, tmp_path, "c")
     first = process_of(pool.dispatcher._actor)
+    assert not list(Path(pool._settings.storage).rglob("*.jsonl")), "its journal is on the node, not in the storage"
     os.kill(first, signal.SIGKILL)
     for name, last in (("a", 30), ("b", 30), ("c", 3)):
         reports, reason = follow(pool, name)

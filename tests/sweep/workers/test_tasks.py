@@ -2,13 +2,14 @@
 
 import os
 import signal
+from functools import partial
 
 import pytest
 import ray
 
 from babeltune.errors import ClusterError, DataError
 from babeltune.sweep.workers.tasks import counted, fetched, followed, ray_refusals, ray_shards
-from waiting import wait_until
+from waiting import PATIENCE_S, wait_until
 
 
 def die():
@@ -51,6 +52,28 @@ def test_an_error_of_a_task_that_tells_is_raised_as_itself(ray_cluster):
     task = ray.remote(counted).remote(None, "", refuse_it, "line 7")
     with pytest.raises(DataError, match=r"^line 7 is none$"):
         followed(task, lambda done, of: None)
+
+
+def ignore(done, of):
+    pass
+
+
+def tell_once_and_hang(folder, prepared, tell):
+    tell(1, 3)
+    wait_until((folder / "never").exists)
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_a_task_that_gets_no_further_is_ended_with_a_line_on_how_to_go_on(ray_cluster, tmp_path, tells):
+    if tells:
+        task = ray.remote(counted).remote(None, "", tell_once_and_hang, tmp_path, "the data")
+    else:
+        task = ray.remote(tell_once_and_hang).remote(tmp_path, None, ignore)
+    result = partial(followed, task, ignore) if tells else partial(fetched, task)
+    with pytest.raises(ClusterError, match=r"has made no progress for 3 s: .*`babeltune resume` goes on"):
+        result(seconds=3.0)
+    with pytest.raises((ray.exceptions.TaskCancelledError, ray.exceptions.WorkerCrashedError)):
+        ray.get(next(task) if tells else task, timeout=PATIENCE_S)
 
 
 @pytest.mark.parametrize(

@@ -220,7 +220,7 @@ def _search(folders: list[list[Path]], settings: Settings, encoding: Encoding) -
     if encoding.cluster is not None:
         from babeltune.apps.mining.ray_search import both_ways_by_ray
 
-        return both_ways_by_ray(kept, (folders[0], folders[1]), progress)
+        return both_ways_by_ray(kept, (folders[0], folders[1]), progress, encoding.cluster.progress_timeout)
     return both_ways_resumable(kept, progress)
 
 

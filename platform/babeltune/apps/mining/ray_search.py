@@ -13,6 +13,7 @@ from babeltune.apps.mining.rows import Rows
 from babeltune.apps.mining.tiles import Block, Found, Precision, Progress, scan, settle
 from babeltune.apps.mining.topk_keys import empty
 from babeltune.apps.mining.vectors import joined
+from babeltune.errors import ClusterError
 from babeltune.evaluation.knn import Matches
 
 if TYPE_CHECKING:
@@ -34,12 +35,13 @@ def scan_block(
 
 
 def both_ways_by_ray(
-    kept: ResumableSearch, sides: tuple[Sequence[Path], Sequence[Path]], progress: Progress
+    kept: ResumableSearch, sides: tuple[Sequence[Path], Sequence[Path]], progress: Progress, progress_timeout: float
 ) -> Matches:
-    """As `both_ways_resumable`, of vectors in shards that every node sees, on the Ray cluster that is connected."""
+    """As `both_ways_resumable`, of vectors in shards that every node sees, on the Ray cluster that is connected.
+    `ClusterError` if no block is done for `progress_timeout` seconds."""
     import ray
 
-    from babeltune.sweep.workers.tasks import fetched
+    from babeltune.sweep.workers.tasks import NO_PROGRESS, fetched, first_of, kill
 
     columns = (kept.found.forward.shape[1], kept.found.backward.shape[1])
     remote = ray.remote(num_cpus=1, max_retries=2)(scan_block)
@@ -51,10 +53,13 @@ def both_ways_by_ray(
         while waiting and len(running) < most:
             number = waiting.pop(0)
             running[remote.remote(left, right, kept.grid[number], columns, kept.precision)] = number
-        (ready, *_), _ = ray.wait(list(running), num_returns=1)
-        number = running.pop(ready)
+        ready, _ = first_of(list(running), lambda: None, progress_timeout)
+        if not ready:
+            kill(running)
+            raise ClusterError(NO_PROGRESS.format(progress_timeout))
+        number = running.pop(ready[0])
         # A result in Ray's memory is read-only, which torch would warn of.
-        kept.found.add(Found(*(torch.from_numpy(part.copy()) for part in fetched(ready))), kept.grid[number])
+        kept.found.add(Found(*(torch.from_numpy(part.copy()) for part in fetched(ready[0]))), kept.grid[number])
         kept.finish(number)
         progress(*kept.cosines)
     matches = settle(kept.left, kept.right, kept.found, kept.k, kept.precision)

@@ -38,7 +38,7 @@ from babeltune.sweep.workers.connection import connected
 from babeltune.sweep.workers.nodes import are_several, worker_groups_that_fit
 from babeltune.sweep.workers.pool import WorkerPool
 from babeltune.sweep.workers.pool_settings import PoolSettings
-from babeltune.sweep.workers.tasks import ray_refusals, ray_shards
+from babeltune.sweep.workers.tasks import followed, ray_refusals, ray_shards
 from babeltune.tracking.tracker import Tracker
 
 SAVING = "interrupted; saving every trial's step (a second Ctrl-C ends without)"
@@ -111,7 +111,8 @@ class Attempt:
         with folder.guard():
             write_prepared(prepared, folder.prepared)
         self.driver_sync.publish(prepared, self.progress.progress)
-        score_baselines(sweep, prepared, folder, self.said, poll, gpus=self.cluster.gpus_per_worker, where=where)
+        follow = functools.partial(followed, poll=poll, seconds=self.cluster.progress_timeout)
+        score_baselines(sweep, prepared, folder, self.said, follow, gpus=self.cluster.gpus_per_worker, where=where)
         return prepared
 
     def _search(self, prepared: Prepared, surveyed: Callable[[int], None]) -> bool:

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import ray
@@ -43,13 +43,14 @@ def score_baselines(
     prepared: Prepared,
     folder: SweepFolder,
     progress: Progress = no_progress,
-    poll: Callable[[], None] = lambda: None,
+    follow: Callable[[Any, Count], Any] = followed,
     *,
     gpus: float = 0.0,
     where: StorageLocation | None = None,
 ) -> None:
     """Scores the untrained student of the default configuration, the raw teacher and the sweep's `baselines`, once. A
-    baseline whose files have changed is scored again; `where` the storage is, if it is behind a URI."""
+    baseline whose files have changed is scored again; `where` the storage is, if it is behind a URI. `follow` gives the
+    result of a task, and tells how far it is, as `followed` does."""
     known = folder.read("baselines.json") or {}
     if known.get("data") != prepared.digest:
         known = {}
@@ -59,7 +60,12 @@ def score_baselines(
     counting, there = ray.remote(counted), (where, f"sweeps/{folder.id}/{folder.prepared.name}")
     sentences = len(_own_texts(prepared))
     if not scores:
-        scores = _score_own(sweep, prepared, there, progress, poll, gpus)
+        tell = partial(progress, "scoring the untrained student and the teacher")
+        tell(0, sentences)
+        trial = make_trial(sweep, 0, default_params(sweep))
+        asked = counting.options(num_cpus=1, num_gpus=gpus).remote(*there, own_scores, trial, prepared)
+        scores = follow(asked, tell)
+        tell(sentences, sentences)
     elif not missing and scores.keys() <= {*OWN, *digests}:
         return
     bought = {row: digest for row, digest in models.items() if row in digests and row not in missing}
@@ -70,7 +76,7 @@ def score_baselines(
         tell = partial(progress, f"scoring {row}")
         tell(0, sentences)
         try:
-            scores[row] = followed(asked, tell, poll)
+            scores[row] = follow(asked, tell)
         except TeacherError as error:  # the trials need none of them
             folder.note(f"not scored: {error}")
             continue
@@ -98,24 +104,6 @@ def _digest(name: str, known: str | None) -> str:
 def baseline_folder(name: str) -> Path:
     """The folder of a baseline's model. Raises `TeacherError` where it cannot be had."""
     return model_folder(*split_revision(name), setting="baselines")
-
-
-def _score_own(
-    sweep: Sweep,
-    prepared: Prepared,
-    there: tuple[StorageLocation | None, str],
-    progress: Progress,
-    poll: Callable[[], None],
-    gpus: float,
-) -> dict[str, dict[str, float]]:
-    """The scores of the untrained student and the raw teacher."""
-    tell, sentences = partial(progress, "scoring the untrained student and the teacher"), len(_own_texts(prepared))
-    tell(0, sentences)
-    trial = make_trial(sweep, 0, default_params(sweep))
-    counting = ray.remote(counted).options(num_cpus=1, num_gpus=gpus)
-    scores: dict[str, dict[str, float]] = followed(counting.remote(*there, own_scores, trial, prepared), tell, poll)
-    tell(sentences, sentences)
-    return scores
 
 
 def _own_texts(prepared: Prepared) -> NDArray[np.int64]:

@@ -392,6 +392,6 @@ def renewed(held: HeldLease, interval: float | None = None) -> Iterator[Callable
         yield check
     finally:
         ending.set()
-        thread.join()
-        if not lost:
+        thread.join(LOCK_TIMEOUT_S)
+        if not lost and not thread.is_alive():  # else the storage hangs: the lease ends by itself
             held.end()

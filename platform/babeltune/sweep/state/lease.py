@@ -34,6 +34,8 @@ LEASE_TIMEOUT_S = 15.0
 """Seconds to wait for the lease of a driver that has just died."""
 EXIT_TIMEOUT_S = 2.0
 """Seconds to wait for one that is seen alive: a process that was killed takes a moment to go."""
+CREATED_WITHIN_S = 2.0
+"""Seconds by which the kernel's time of a process's creation may be later than its own clock was."""
 log = logging.getLogger(__name__)
 
 
@@ -151,10 +153,13 @@ def _holder(name: str) -> DriverRecord | None:
 
 
 def _is_alive_here(driver: DriverRecord | None) -> bool:
-    """Whether it is a process of this machine that lives, so that waiting for its lease is in vain."""
+    """Whether it is a process of this machine that lives, so that waiting for its lease is in vain. A process that was
+    created later has only got its number."""
     if driver is None or driver.get("host") != socket.gethostname():
         return False
     try:
-        return bool(psutil.Process(int(driver["pid"])).status() != psutil.STATUS_ZOMBIE)
+        process = psutil.Process(int(driver["pid"]))
+        same = process.create_time() <= float(driver["started"]) + CREATED_WITHIN_S
+        return bool(same and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False

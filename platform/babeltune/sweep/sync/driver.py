@@ -108,8 +108,10 @@ class DriverSync:
         self._stores.__exit__(kind, error, trace)
         self._ending.set()
         self._changed.set()
-        self._thread.join()
+        self._thread.join(self.where.timeout)
         try:
+            if self._thread.is_alive():
+                raise ObjectStoreError(f"an upload has hung for {self.where.timeout:g} s")
             if self.lost is None:
                 self._insist(self._finish, FINAL_UPLOAD_TIMEOUT_S if kind else self.where.timeout)
         except SweepError as lost:

@@ -115,7 +115,7 @@ def with_retries(errand: Callable[[], object], seconds: float, alive: Callable[[
             except ObjectStoreError as error:
                 if time.monotonic() > deadline or is_local(error.__cause__):
                     raise
-            time.sleep(0.5)
+            time.sleep(0.5)  # the store's own tries, which came before, have jitter
     finally:
         done.set()
 
@@ -182,7 +182,7 @@ def on_this_node(
     finally:
         ended.set()
         if rank == 0:
-            thread.join()
+            thread.join(SHORTLY)
 
 
 def _note_progress(mirror: Mirror, folder: Path, ended: threading.Event) -> None:
@@ -436,10 +436,11 @@ def with_files(
 
 
 def put_files(arguments: tuple[object, ...], made: dict[str, bytes]) -> None:
-    """Puts what a shard made where it would have been."""
+    """Puts what a shard made where it would have been. A file that says that another one is whole comes after it, as
+    its name begins with the other's."""
     folder = _folder(arguments)
-    for name, data in made.items():
-        (folder / Path(name).name).write_bytes(data)
+    for name in sorted(made):
+        (folder / Path(name).name).write_bytes(made[name])
 
 
 def _folder(arguments: tuple[object, ...]) -> Path:

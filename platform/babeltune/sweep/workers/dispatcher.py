@@ -100,8 +100,11 @@ class TrialDispatcher(DriverCalls):
         record.heartbeat = time.monotonic()
         return Order("train", trial, TrialAssignment.decode(record.assignment))
 
-    async def report(self, trial: str, index: int, last: bool, text: str, group: str = "") -> bool:
-        """Hands over an encoded report and waits for its verdict: True means go on.
+    async def report(
+        self, trial: str, index: int, last: bool, text: str, group: str = "", seconds: float = POLL_TIMEOUT_S
+    ) -> bool | None:
+        """Hands over an encoded report and waits for its verdict: True means go on. None after `seconds` without one:
+        the caller hands the report over again.
 
         A resumed trial may repeat a report. It is known by its index, is not delivered twice, and has the same verdict.
         `ReplacedError` from ranks of a group that others replaced.
@@ -113,9 +116,9 @@ class TrialDispatcher(DriverCalls):
         if index > record.seen:
             self._change("report", trial, index, last, text)
         record.heartbeat = float("inf")
-        await self._until(("report", trial), lambda: record.stopped or record.allowed >= index)
+        decided = await self._until(("report", trial), lambda: record.stopped or record.allowed >= index, seconds)
         record.heartbeat = time.monotonic()
-        return not record.stopped
+        return not record.stopped if decided else None
 
     async def stopped(self, trial: str, group: str = "") -> StopReply:
         """Whether the trial should end before its next report. The question is its heartbeat, until it stops.

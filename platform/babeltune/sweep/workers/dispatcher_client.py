@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 import time
 import uuid
 from collections import deque
@@ -33,10 +35,12 @@ class DispatcherClient:
     trains past a report once `go_on` says so.
     """
 
-    def __init__(self, storage: str | Path) -> None:
+    def __init__(self) -> None:
         self.name = f"dispatcher-{uuid.uuid4().hex[:8]}"
         """The actor's name."""
-        self._file = Path(storage).absolute() / f"{self.name}.jsonl"
+        self._folder: Path | None = None
+        """The folder of the dispatcher's journal, on a disk of this node: a storage may hang, and the dispatcher would
+        hang with it. The actor starts again here, and nobody needs its state once this process has ended."""
         self._inbox: dict[str, deque[ReportMessage | EndMessage]] = {}
         """Received messages of the trials that somebody follows."""
         self._filled: dict[str, None] = {}
@@ -51,7 +55,7 @@ class DispatcherClient:
 
     def start(self) -> None:
         """Starts the actor on this process's node."""
-        self._file.parent.mkdir(parents=True, exist_ok=True)
+        self._folder = Path(tempfile.mkdtemp(prefix=f"babeltune-{self.name}-"))
         dispatcher = ray.remote(TrialDispatcher).options(
             name=self.name,
             namespace=NAMESPACE,
@@ -61,20 +65,17 @@ class DispatcherClient:
             max_concurrency=PENDING_CALLS,
             scheduling_strategy=here(),
         )
-        self._actor = dispatcher.remote(str(self._file))
+        self._actor = dispatcher.remote(str(self._folder / "journal.jsonl"))
 
     def close(self) -> None:
         """Ends the actor, and removes its state."""
         ray.kill(self._actor)
-        self._file.unlink(missing_ok=True)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def ask(self, method: str, *arguments: Any, seconds: float | None = None) -> Any:
         """The dispatcher's answer. `ClusterError` if it gives none in time: it is stopped, or its machine hangs."""
-        seconds = DISPATCHER_TIMEOUT_S if seconds is None else seconds
-        try:
-            return ray.get(getattr(self._actor, method).remote(*arguments), timeout=seconds)
-        except ray.exceptions.GetTimeoutError as error:
-            raise ClusterError(NO_ANSWER.format(seconds)) from error
+        return _answer(getattr(self._actor, method).remote(*arguments), seconds)
 
     def offer(self, trial: str, assignment: TrialAssignment) -> None:
         """Hands a trial to the next free worker group. Its messages are kept until `forget`."""
@@ -110,7 +111,7 @@ class DispatcherClient:
                 raise ClusterError(NO_ANSWER.format(DISPATCHER_TIMEOUT_S))
             return False
         poll, self._poll = self._poll, None
-        for news in ray.get(poll):
+        for news in _answer(poll):
             self._acknowledged = news.number
             if news.trial not in self._inbox:
                 continue
@@ -145,3 +146,12 @@ class DispatcherClient:
         if isinstance(message, ReportMessage):
             self._given[trial] = message.report.index
         return message
+
+
+def _answer(call: Any, seconds: float | None = None) -> Any:
+    """What a call of the dispatcher returns. `ClusterError` if that takes longer than `seconds`."""
+    seconds = DISPATCHER_TIMEOUT_S if seconds is None else seconds
+    try:
+        return ray.get(call, timeout=seconds)
+    except ray.exceptions.GetTimeoutError as error:
+        raise ClusterError(NO_ANSWER.format(seconds)) from error

@@ -39,6 +39,11 @@ def nodes_there() -> dict[str, dict[str, float]]:
     return {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
 
 
+def is_dead(node: str) -> bool:
+    """Whether Ray holds the node with this id to be dead. A node that it does not know may be yet to come."""
+    return any(each["NodeID"] == node and not each["Alive"] for each in ray.nodes())
+
+
 def are_several() -> bool:
     """Whether more than one node has CPUs to work with."""
     return sum(resources.get("CPU", 0.0) > 0 for resources in nodes_there().values()) > 1

@@ -60,7 +60,7 @@ class WorkerPool:
         surveyed: Callable[[int], None] = lambda _: None,
         waiting: Callable[[], None] = lambda: None,
     ) -> None:
-        self.dispatcher = DispatcherClient(settings.storage)
+        self.dispatcher = DispatcherClient()
         """Hands trials to worker groups, and brings their messages."""
         self._settings = settings
         self._limit = math.inf if settings.count == "auto" else settings.count
@@ -192,6 +192,7 @@ class WorkerPool:
     def _survey(self) -> None:
         """Adds worker groups on new nodes, removes those whose node is gone, and lets smaller ones grow."""
         self._bad.forget_those_gone()
+        self._groups.free_ended()
         while len(self._groups) < min(self._limit, self._room()):
             self._note(f"there is room for another worker group: {self._groups.add()}")
         ranks = self._groups.ranks()

@@ -25,7 +25,7 @@ class PoolSettings:
     run_trial: str
     """The import path of the function that trains a trial."""
     storage: str | Path
-    """The folder of Ray Train's runs and of the dispatcher's state."""
+    """The folder of Ray Train's runs."""
     least_workers: int | None = None
     """Ranks that are enough where nodes are gone; None: all of them."""
     isolation: Isolation = "worker_group"

@@ -28,7 +28,7 @@ from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy, 
 from ray.train.v2._internal.execution.worker_group import state, worker_group
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
-from babeltune.sweep.workers.nodes import beside, places_of, room_for
+from babeltune.sweep.workers.nodes import beside, is_dead, places_of, room_for
 from babeltune.sweep.workers.pool_settings import PoolSettings
 
 if TYPE_CHECKING:  # see above
@@ -152,11 +152,22 @@ class _Fixed(FixedScalingPolicy):  # type: ignore[misc]
     """Requests no resources: the placement group does, or `autoscaling.py`. Ray's coordinator of such requests is one
     more process, for which the first worker group of a cluster would wait."""
 
+    def make_decision_for_non_running_worker_group(self) -> NoopDecision | ResizeDecision:
+        end_if_taken_for_lost()
+        return super().make_decision_for_non_running_worker_group()
+
     def after_controller_start(self, train_run_context: object) -> None:
         """Nothing."""
 
     def _maybe_send_resource_request(self) -> None:
         """Nothing."""
+
+
+def end_if_taken_for_lost() -> None:
+    """Ends this process if Ray holds its node to be dead. A controller outlives a raylet that is stopped. It would ask
+    for room for new ranks again and again, and the worker group that replaced its own would find none."""
+    if is_dead(ray.get_runtime_context().get_node_id()):
+        os._exit(1)
 
 
 class _Elastic(_Fixed):
@@ -198,7 +209,7 @@ class _ProcessGroup(Backend):  # type: ignore[misc]
         address = "tcp://" + build_address(*worker_group.execute_single(0, get_address_and_port))
         world = len(worker_group)
         joined = [worker_group.execute_single_async(rank, _join, kind, address, rank, world) for rank in range(world)]
-        ray.get(joined)
+        ray.get(joined, timeout=TOGETHER.total_seconds())
 
 
 def _sees_gpu() -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -17,12 +16,22 @@ from babeltune.errors import BabeltuneError, ClusterError
 from babeltune.schema.storage_location import StorageLocation
 from babeltune.sweep.sync.worker import files_of, put_files, with_files, with_prepared
 
+PROGRESS_TIMEOUT_S = 1800.0
+"""Seconds that a task may make no progress if nobody says otherwise; `progress_timeout` of cluster files has the same
+default."""
+RESULT_TIMEOUT_S = 600.0
+"""Seconds within which the result of a task that has ended must be here. The largest ones are lists of scores."""
 TELL_INTERVAL_S = 1.0
 """Seconds between two words of a task about how far it is."""
 
 HANG = (
     "no process of {} has made progress for {:g} s, also after a new start: its disk, its network or its device hangs; "
     "what is done is kept: `babeltune resume` goes on"
+)
+
+NO_PROGRESS = (
+    "a process that the sweep needs has made no progress for {:g} s: its disk, its network or its device hangs, or the "
+    "cluster has no room for it; what is done is kept: `babeltune resume` goes on"
 )
 
 
@@ -40,7 +49,7 @@ def ray_refusals() -> Iterator[None]:
         ) from error
 
 
-def first_of(references: list[Any], poll: Callable[[], None], seconds: float = math.inf) -> tuple[list[Any], list[Any]]:
+def first_of(references: list[Any], poll: Callable[[], None], seconds: float) -> tuple[list[Any], list[Any]]:
     """Waits at most so many seconds for one of these, as `ray.wait` does, and calls `poll` about once a second."""
     deadline = time.monotonic() + seconds
     while True:
@@ -50,11 +59,15 @@ def first_of(references: list[Any], poll: Callable[[], None], seconds: float = m
         poll()
 
 
-def fetched(reference: Any, poll: Callable[[], None] = lambda: None) -> Any:
-    """The result of a Ray task; an error of ours is raised as itself, without the worker's traceback."""
-    first_of([reference], poll)
+def fetched(reference: Any, poll: Callable[[], None] = lambda: None, *, seconds: float = PROGRESS_TIMEOUT_S) -> Any:
+    """The result of a Ray task; an error of ours is raised as itself, without the worker's traceback. `ClusterError`,
+    and an end of the task, if that takes longer than `seconds`."""
+    ready, _ = first_of([reference], poll, seconds)
+    if not ready:
+        kill([reference])
+        raise ClusterError(NO_PROGRESS.format(seconds))
     try:
-        return ray.get(reference)
+        return ray.get(reference, timeout=RESULT_TIMEOUT_S)
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, BabeltuneError):
             raise error.cause from None
@@ -81,15 +94,24 @@ def counted(
     yield work.result()
 
 
-def followed(task: Any, tell: Count, poll: Callable[[], None] = lambda: None) -> Any:
-    """The result of a task that `counted` runs; `tell` hears how far it is."""
+def followed(
+    task: Any, tell: Count, poll: Callable[[], None] = lambda: None, *, seconds: float = PROGRESS_TIMEOUT_S
+) -> Any:
+    """The result of a task that `counted` runs; `tell` hears how far it is. `ClusterError`, and an end of the task, if
+    it is no further after `seconds`."""
     found: list[Any] = []
+    last, since = None, time.monotonic()
     while True:
-        first_of([task], poll)
+        ready, _ = first_of([task], poll, since + seconds - time.monotonic())
+        if not ready:
+            kill([task])
+            raise ClusterError(NO_PROGRESS.format(seconds))
         try:
-            found.append(fetched(next(task)))
+            found.append(fetched(next(task), poll, seconds=seconds))
         except StopIteration:
             return found[-1]
+        if found[-1] != last:
+            last, since = found[-1], time.monotonic()
         for far in found[:-1]:
             tell(*far)
         del found[:-1]
@@ -103,7 +125,7 @@ def ray_shards(
     share: float = 0.0,
     carried: bool = False,
     poll: Callable[[], None] = lambda: None,
-    progress_timeout: float = math.inf,
+    progress_timeout: float = PROGRESS_TIMEOUT_S,
 ) -> Iterator[int]:
     """`shards.RunShards` by Ray tasks of one CPU each and, for functions that use a GPU, a `share` of one.
 
@@ -121,7 +143,7 @@ def ray_shards(
         while work:
             ready, _ = first_of(list(work), poll, progress_timeout)
             if ready:
-                done = fetched(ready[0])
+                done = fetched(ready[0], poll, seconds=progress_timeout)
                 if carried:
                     done, made = done
                     put_files(work[ready[0]], made)
@@ -129,7 +151,7 @@ def ray_shards(
                 again = False
                 yield done
                 continue
-            _kill(work)
+            kill(work)
             if again:
                 raise ClusterError(HANG.format(getattr(function, "__name__", "work"), progress_timeout))
             work, again = started(work.values()), True
@@ -138,7 +160,7 @@ def ray_shards(
             ray.cancel(reference)
 
 
-def _kill(references: Iterable[Any]) -> None:
+def kill(references: Iterable[Any]) -> None:
     """Ends tasks whose processes may be stopped."""
     for reference in references:
         ray.cancel(reference, force=True)

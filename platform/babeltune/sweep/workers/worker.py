@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import gc
 import importlib
+import logging
 import math
 import time
 import traceback
 import uuid
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import ray
 import ray.train
@@ -20,7 +20,15 @@ import ray.train.torch
 import torch
 from torch import distributed
 
-from babeltune.errors import BabeltuneError, ClusterError, NodeError, ObjectStoreError, ReplacedError, StorageError
+from babeltune.errors import (
+    BabeltuneError,
+    ClusterError,
+    NodeError,
+    ObjectStoreError,
+    ReplacedError,
+    SilentDispatcherError,
+    StorageError,
+)
 from babeltune.memory import uncollected
 from babeltune.schema.records import Point, Report
 from babeltune.sweep.state.lease_actor import NAMESPACE
@@ -29,7 +37,7 @@ from babeltune.sweep.workers.dispatcher import StopReply
 from babeltune.sweep.workers.dispatcher_state import DIED
 from babeltune.sweep.workers.nodes import named
 from babeltune.sweep.workers.process_state import ProcessState
-from babeltune.sweep.workers.ray_train import WorkerSettings
+from babeltune.sweep.workers.ray_train import TOGETHER, WorkerSettings
 from babeltune.sweep.workers.system_metrics import SystemMetrics
 
 NO_CUDA = (
@@ -42,6 +50,14 @@ GO_ON = "go on"
 """What rank 0 tells the other ranks if the dispatcher's verdict is to go on."""
 EARLY_S = 0.5
 """Seconds before its time at which a question whether to stop is still asked: the trainer's own clock has jitter."""
+
+
+ANSWER_TIMEOUT_S = 300.0
+"""Seconds within which the dispatcher must answer a rank. The driver ends the sweep, and its ranks, after one minute
+without an answer. So only ranks whose driver cannot do that wait for so long."""
+PEERS_TIMEOUT_S = TOGETHER.total_seconds() + ANSWER_TIMEOUT_S
+"""The same, for an answer that waits until the other ranks have finished too."""
+log = logging.getLogger(__name__)
 
 
 class RunTrial(Protocol):
@@ -81,8 +97,11 @@ class Reporter:
         if self._rank == 0:
             now = Point(step=report.step, time_ms=time.time_ns() // 1_000_000, values=self._system.read())
             encoded = ReportMessage(self._trial, replace(report, points=(*report.points, now))).encode()
-            call = self._dispatcher.report.remote(self._trial, report.index, report.last, encoded, self._group)
-            text = GO_ON if ray.get(call) else ""
+            verdict = None
+            while verdict is None:  # each answer comes within seconds, and the verdict may take longer
+                call = self._dispatcher.report.remote(self._trial, report.index, report.last, encoded, self._group)
+                verdict = answer_of(call)
+            text = GO_ON if verdict else ""
         return from_rank_0(text, self._rank, self._world, self._device) == GO_ON
 
     def stopped(self) -> bool:
@@ -92,12 +111,21 @@ class Reporter:
         it wants to be asked again.
         """
         if time.monotonic() - self._asked >= self._reply.ask_again_s - EARLY_S:
-            self._reply = ray.get(self._dispatcher.stopped.remote(self._trial, self._group))
+            self._reply = answer_of(self._dispatcher.stopped.remote(self._trial, self._group))
             self._asked = time.monotonic()
         return self._reply.stopped
 
     def kept(self) -> None:
         """A checkpoint is on the disk; there is nothing more to do."""
+
+
+def answer_of(call: ray.ObjectRef, seconds: float | None = None) -> Any:
+    """What a call of the dispatcher returns. `SilentDispatcherError` if that takes longer than `seconds`."""
+    seconds = ANSWER_TIMEOUT_S if seconds is None else seconds
+    try:
+        return ray.get(call, timeout=seconds)
+    except ray.exceptions.GetTimeoutError as error:
+        raise SilentDispatcherError(f"the sweep's dispatcher has not answered a worker for {seconds:g} s") from error
 
 
 def from_rank_0(words: str, rank: int, world: int, device: str) -> str:
@@ -160,16 +188,19 @@ def worker_loop(settings: WorkerSettings) -> None:
     node = ray.get_runtime_context().get_node_id()
     dispatcher = ray.get_actor(settings["dispatcher"], namespace=NAMESPACE)
     if ray.get_gpu_ids() and not torch.cuda.is_available():
-        ray.get(dispatcher.add_message.remote(NO_CUDA.format(named(node))))
+        answer_of(dispatcher.add_message.remote(NO_CUDA.format(named(node))))
     try:
         run = load(settings["run_trial"])
     except Exception as error:
-        ray.get(dispatcher.refuse.remote(worker_group, f"cannot load {settings['run_trial']}: {_reason(error)}", node))
+        why = f"cannot load {settings['run_trial']}: {_reason(error)}"
+        answer_of(dispatcher.refuse.remote(worker_group, why, node))
         return
     process_state = ProcessState(settings["threads"])
     gc.freeze()  # so that collecting before each trial walks the trials' objects, not the imported modules
-    with suppress(ReplacedError):  # its node was taken for lost
+    try:
         take_trials(dispatcher, settings, run, process_state, Place(group, rank, world, device))
+    except ReplacedError as error:  # its node was taken for lost, or its dispatcher is
+        log.warning("worker group %s ends: %s", worker_group, error)
 
 
 def take_trials(
@@ -183,7 +214,7 @@ def take_trials(
     worker_group, node = settings["worker_group"], ray.get_runtime_context().get_node_id()
     group, rank, world, device = place
     while True:
-        text = ray.get(dispatcher.next.remote(worker_group, group)).encode() if rank == 0 else ""
+        text = answer_of(dispatcher.next.remote(worker_group, group)).encode() if rank == 0 else ""
         order = Order.decode(from_rank_0(text, rank, world, device))
         if order.kind == "close":
             return
@@ -195,12 +226,12 @@ def take_trials(
             try:
                 end = _attempt(run, order.assignment, reporter, rank, world, device)
             except NodeError as unfit:
-                ray.get(dispatcher.refuse.remote(worker_group, str(unfit), node))
+                answer_of(dispatcher.refuse.remote(worker_group, str(unfit), node))
                 return
             leak = process_state.leak()
             renew = bool(leak) or settings["isolation"] == "process"
             left = dispatcher.leave.remote(worker_group, order.trial, rank, world, end.encode(), renew, group)
-            if not ray.get(left):
+            if not answer_of(left, PEERS_TIMEOUT_S):
                 why = end.text or leak or DIED
                 raise ClusterError(f"worker group {worker_group} restarts after trial {order.trial}: {why}")
 

@@ -20,6 +20,8 @@ from babeltune.sweep.workers.worker import worker_loop
 
 TEAR_DOWN_TIMEOUT_S = 30.0
 """Seconds to wait for a worker group that was killed to free its resources."""
+CONTROLLER_TIMEOUT_S = 10.0
+"""Seconds within which a controller whose run is over must say why. It answers at once unless it is stopped."""
 UNPLACED_TIMEOUT_S = 15.0
 """Seconds that a worker group without a node may wait for one before it counts as lost."""
 
@@ -53,6 +55,8 @@ class WorkerGroups(Mapping[str, WorkerGroup]):
         self._settings, self._dispatcher = settings, dispatcher
         self._there: dict[str, WorkerGroup] = {}
         self._started = 0
+        self._ended: set[bytes] = set()
+        """The creators of worker groups that were ended. Their processes may live on, if their node was lost."""
 
     def __getitem__(self, name: str) -> WorkerGroup:
         return self._there[name]
@@ -117,9 +121,12 @@ class WorkerGroups(Mapping[str, WorkerGroup]):
 
     def why_ended(self, name: str) -> str:
         """The last line of the error that ended the worker group's run."""
+        group = self._there[name]
         try:
-            ray.get(self._there[name].run)
-            error = ray.get(self._there[name].controller.get_result.remote()).error
+            ray.get(group.run, timeout=CONTROLLER_TIMEOUT_S)
+            error = ray.get(group.controller.get_result.remote(), timeout=CONTROLLER_TIMEOUT_S).error
+        except ray.exceptions.GetTimeoutError:
+            return f"its controller has not said why within {CONTROLLER_TIMEOUT_S:g} s"
         except ray.exceptions.RayError as died:
             error = died
         return str(error).strip().splitlines()[-1] if error else "its training loop ended"
@@ -135,8 +142,15 @@ class WorkerGroups(Mapping[str, WorkerGroup]):
             ray.kill(group.controller)
         if groups:
             ray.wait([group.run for group in groups], num_returns=len(groups), timeout=TEAR_DOWN_TIMEOUT_S)
+        self._ended |= {group.creator for group in groups}
         deadline = time.monotonic() + TEAR_DOWN_TIMEOUT_S
-        while (held := groups_of({group.creator for group in groups})) and time.monotonic() < deadline:
-            for placement in held:
-                remove_placement_group(PlacementGroup(PlacementGroupID(placement.placement_group_id)))
+        while self.free_ended() and time.monotonic() < deadline:
             time.sleep(0.05)
+
+    def free_ended(self) -> bool:
+        """Frees what ended worker groups hold; False if that is nothing. A controller that has outlived the raylet of
+        its node may ask for room again."""
+        held = groups_of(self._ended) if self._ended else []
+        for placement in held:
+            remove_placement_group(PlacementGroup(PlacementGroupID(placement.placement_group_id)))
+        return bool(held)
