@@ -178,7 +178,7 @@ def test_queries_of_each_language_are_a_subset_over_all_documents(tmp_path):
         read(tmp_path, task(language=None, languages=("eng",)))
 
 
-def test_a_line_without_its_language_is_told_how_languages_are_given(tmp_path):
+def test_a_line_without_its_language_names_how_languages_are_given(tmp_path):
     folder(tmp_path, queries=[{"_id": "q1", "text": "who sleeps"}, *QUERIES[1:]])
     with pytest.raises(DataError, match=r"queries.jsonl:1: missing column: no key 'language'") as caught:
         read(tmp_path, task(language=None, languages=("eng", "fra")))
