@@ -42,6 +42,8 @@ LINES = 16
 """Lines of the terminal."""
 SCREEN = {"width": 1400, "height": 800}
 """The window for MLflow's pages."""
+PAGE_WIDTH = 1040
+"""Pixels of MLflow's page; the rest of the window is its assistant, which answers no question here."""
 WAIT_MS = 120_000
 """Milliseconds that a page may take on a busy machine."""
 PRIVATE = re.compile(
@@ -129,32 +131,20 @@ def draw_mlflow(folder: SweepFolder, link: str) -> None:
         page.goto(link)
         page.get_by_role("link", name=best).wait_for()
         page.get_by_text("finished").first.wait_for()
-        close_assistant(page)
-        keep(page, "mlflow-sweep")
+        keep(page, "mlflow-sweep", PAGE_WIDTH)
         for row in (1, 2):
             page.get_by_role("checkbox").nth(row).click()
         page.get_by_role("button", name="Compare", exact=True).click()
         page.get_by_text("Comparing 2 Runs").first.wait_for()
         page.get_by_text(best).first.wait_for()
         page.locator(".js-plotly-plot").first.wait_for()
-        close_assistant(page)
-        keep(page, "mlflow-compared")
+        keep(page, "mlflow-compared", PAGE_WIDTH)
         page.goto(f"{link}&compareRunsMode=CHART")
         page.get_by_text("Step", exact=True).first.wait_for()
-        close_assistant(page)
-        keep(page, "mlflow-charts")
+        keep(page, "mlflow-charts", PAGE_WIDTH)
         page.goto(f"{link.partition('#')[0]}#/models/{folder.sweep().name}/versions/1")
         page.get_by_text("Sealed test").first.wait_for()
-        close_assistant(page)
-        keep(page, "mlflow-model")
-
-
-def close_assistant(page: Any) -> None:
-    """Closes MLflow's assistant, which covers a quarter of the window."""
-    title = page.get_by_text("MLflow Assistant", exact=True)
-    if title.count() and title.first.is_visible():
-        page.mouse.click(SCREEN["width"] - 36, 42)  # its button has no name
-        page.wait_for_timeout(2000)  # the page takes the room and draws anew
+        keep(page, "mlflow-model", PAGE_WIDTH)
 
 
 def leaderboard_of(folder: SweepFolder) -> list[Any]:
@@ -179,11 +169,12 @@ def window() -> Iterator[Callable[..., Any]]:
         chromium.close()
 
 
-def keep(page: Any, name: str) -> None:
-    """Writes what the window shows as WebP, as good as `LARGEST` bytes allow."""
+def keep(page: Any, name: str, width: int | None = None) -> None:
+    """Writes what the window shows, or its left part of this width, as WebP, as good as `LARGEST` bytes allow."""
     PICTURES.mkdir(exist_ok=True)
     check_private(page.inner_text("body"), name)
     shown = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
+    shown = shown.crop((0, 0, width or shown.width, shown.height))
     for quality in (80, 65, 50, 35, 20):
         data = io.BytesIO()
         shown.save(data, "WEBP", quality=quality, method=6)
