@@ -109,6 +109,14 @@ def test_every_other_snippet_is_yaml():
         assert yaml.safe_load(block)
 
 
+def test_each_picture_of_a_sweep_is_shown_and_small():
+    pictures = sorted((ROOT / "docs/pictures").iterdir())
+    shown = re.findall(r"!\[[^\]]+\]\(\.\./pictures/([^)]+)\)", TEXTS["docs/how-to/see-a-sweep.md"])
+    assert sorted(shown) == [picture.name for picture in pictures]
+    assert max(picture.stat().st_size for picture in pictures) <= 60_000
+    assert sum(picture.stat().st_size for picture in pictures) <= 500_000
+
+
 def test_the_readme_fits_a_few_screens():
     assert len(README.splitlines()) <= 200
     assert len(README.split()) <= 1500

@@ -37,6 +37,14 @@ def test_a_command_runs_with_closed_streams(shell, tmp_path):
     assert b"Traceback" not in out.stderr
 
 
+@pytest.mark.parametrize(("typed", "offered"), [("pl", b"plan\n"), ("runs --la", b"--languages\n")])
+def test_a_shell_completes_commands_and_options(typed, offered):
+    words = {"COMP_WORDS": f"babeltune {typed}", "COMP_CWORD": str(len(typed.split()))}
+    code = "import sys; from babeltune.cli import main; sys.argv = ['babeltune']; main()"
+    done = run(code=code, _BABELTUNE_COMPLETE="complete_bash", **words)
+    assert (done.returncode, done.stdout.strip()) == (0, offered.strip())
+
+
 def test_an_error_with_a_closed_stderr_keeps_its_exit_code():
     assert run("methods", "nosuch", shell="2>&-").returncode == 2
 

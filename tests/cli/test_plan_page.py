@@ -64,6 +64,14 @@ def test_lengths_are_those_of_the_default_trial(tiny_file):
     assert "; by default " in " ".join(shown(plan_of(searched), searched, None, 120).split())
 
 
+def test_first_points_shorter_vectors_and_token_vectors_are_shown():
+    more = ["training.matryoshka=[64, 128]", "student.token_vectors=teacher", "sampler.first_points=static"]
+    sweep = read_sweep("search_spaces/static.yaml", assignments=more, check=False)
+    words = " ".join(shown(plan_of(sweep), sweep, None, 120).split())
+    assert ", token vectors of the teacher; its first 64, 128 dimensions are trained too" in words
+    assert " after the points of portfolio 'static'; " in words
+
+
 def test_the_whole_file_comes_after_the_summary_only_if_asked_for(tiny_file):
     sweep = read_sweep(tiny_file)
     short, long = (shown(plan_of(sweep), sweep, None, 120, whole=whole) for whole in (False, True))

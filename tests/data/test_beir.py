@@ -178,6 +178,14 @@ def test_queries_of_each_language_are_a_subset_over_all_documents(tmp_path):
         read(tmp_path, task(language=None, languages=("eng",)))
 
 
+def test_a_line_without_its_language_names_how_languages_are_given(tmp_path):
+    folder(tmp_path, queries=[{"_id": "q1", "text": "who sleeps"}, *QUERIES[1:]])
+    with pytest.raises(DataError, match=r"queries.jsonl:1: missing column: no key 'language'") as caught:
+        read(tmp_path, task(language=None, languages=("eng", "fra")))
+    assert "in the key that `language_field` names" in str(caught.value)
+    assert "give `language` and no `languages`" in str(caught.value)
+
+
 def test_the_limit_is_of_queries_and_never_of_documents(tmp_path):
     (found,) = read(folder(tmp_path), task(limit=2))
     assert (len(found.left), len(found.right), {query for query, _ in found.gold}) == (2, 3, {0, 1})

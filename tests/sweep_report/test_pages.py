@@ -17,7 +17,7 @@ from babeltune.sweep.sync.view import StorageView
 from babeltune.sweep_report.gather import gather
 from babeltune.sweep_report.page import document
 from babeltune.sweep_report.picture import picture
-from babeltune.sweep_report.render import MOST_COLUMNS, breakable, folded
+from babeltune.sweep_report.render import MOST_COLUMNS, breakable, code, folded
 from babeltune.sweep_report.write import LARGEST, page, write_report
 from made_sweeps import METRIC, add_trial, make_sweep
 from screens import barriers, kept, page_of
@@ -160,6 +160,15 @@ def test_a_name_may_break_between_its_parts_and_a_number_never():
     assert breakable("dev/fra-eng/f1") == "dev/<wbr>fra-eng/<wbr>f1"
     assert breakable("training.learning_rate=0.05") == "training.<wbr>learning_<wbr>rate=<wbr>0.05"
     assert breakable("<b>&'") == "&lt;b&gt;&amp;&#39;"
+    assert breakable("9 MB, 126,677 sentences/s") == '9 MB, 126,677 <span class="whole">sentences/s</span>'
+    assert breakable("dev/sts/eng") == "dev/<wbr>sts/<wbr>eng"
+
+
+def test_no_date_is_broken_in_two_and_code_is_code():
+    assert code("promoted on 2026-11-26 as `a-b`.") == (
+        'promoted on <span class="whole">2026-11-26</span> as <code>a-b</code>.'
+    )
+    assert (code("one ` mark <"), code("`a` and `")) == ("one ` mark &lt;", "<code>a</code> and `")
 
 
 @pytest.mark.needs_chromium

@@ -94,7 +94,7 @@ def summary(report: PlanReport, sweep: Sweep, machine: Machine | None) -> Iterat
         "sealed",
         ", ".join(dict.fromkeys(task.name for task in sweep.data.test)) or "no test set: a model has no gate",
     )
-    yield "student", student_words(sweep.student, report)
+    yield "student", student_words(sweep.student, report) + _dimensions_words(sweep)
     yield "teacher", f"{sweep.teacher.model} encodes {report.teacher_sentences:,} sentences, once"
     yield "searched", _searched_words(sweep)
     yield "trials", _trials_words(report, sweep)
@@ -142,9 +142,16 @@ def student_words(student: Student, report: PlanReport) -> str:
     if student.model or student.start:
         return f"{student.model or student.start}{known}"
     if student.kind == "static":
-        return f"static, width {student.width}, vocabulary {student.vocabulary}{known}"
+        tokens = ", token vectors of the teacher" if student.token_vectors == "teacher" else ""
+        return f"static, width {student.width}, vocabulary {student.vocabulary}{known}{tokens}"
     layers = "1 layer" if student.layers == 1 else f"{student.layers} layers"
     return f"{layers} of width {student.width}, vocabulary {student.vocabulary}{known}"
+
+
+def _dimensions_words(sweep: Sweep) -> str:
+    """The shorter vectors that the default trial trains too, if there are any."""
+    dimensions = make_trial(sweep, 0, default_params(sweep)).training.matryoshka
+    return f"; its first {', '.join(map(str, dimensions))} dimensions are trained too" if dimensions else ""
 
 
 def _searched_words(sweep: Sweep) -> str:
@@ -169,7 +176,8 @@ def _trials_words(report: PlanReport, sweep: Sweep) -> str:
     count = "1 trial" if trials == 1 else f"{trials:,} trials"
     searched = {f"training.{name}" for name in ("pairs", "compute", "reports")} & sweep.parameters.keys()
     each = "by default" if any(kind_of(sweep.parameters[name]) != "const" for name in searched) else "each"
-    return f"{count} by {sweep.sampler.kind}; {each} {length} and {training.reports} reports; {stops}"
+    first = f" after the points of portfolio {sweep.sampler.first_points!r}" if sweep.sampler.first_points else ""
+    return f"{count} by {sweep.sampler.kind}{first}; {each} {length} and {training.reports} reports; {stops}"
 
 
 def _time_words(report: PlanReport, sweep: Sweep, machine: Machine | None) -> str:

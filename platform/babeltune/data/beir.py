@@ -245,7 +245,7 @@ def _rows(task: Task, records: Iterable[Record], *, title: bool) -> Iterator[Row
         values = [reached(record, name) for name in names]
         faults = [value for value in values if isinstance(value, Fault)]
         if faults:
-            yield line, faults[0]
+            yield line, _with_languages(faults[0]) if task.languages and faults[0] is values[-1] else faults[0]
             continue
         if title:
             values[1] = _joined(record.get("title"), values[1])
@@ -259,6 +259,15 @@ def _rows(task: Task, records: Iterable[Record], *, title: bool) -> Iterator[Row
             yield line, Fault("unknown language", f"{words}{nearest(row[2], task.languages)}")
             continue
         yield line, [row[0], row[1], language or row[2]]
+
+
+def _with_languages(fault: Fault) -> Fault:
+    """The fault of a line that does not name its language, with what the task can say instead."""
+    return Fault(
+        fault.reason,
+        f"{fault.words}; each line names its language there, or in the key that `language_field` names. If all texts "
+        "are in one language, give `language` and no `languages`",
+    )
 
 
 def _joined(title: object, text: object) -> object:

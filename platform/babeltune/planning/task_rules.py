@@ -173,7 +173,7 @@ def folder_problems(key: Key, task: Task) -> Iterator[Problem]:
         yield (
             key,
             f"retrieval task {task.name!r} needs `language`, if all texts are in one, or `languages`, those of the "
-            f"queries; it has {has}",
+            f"queries, which each line names in its {task.language_field!r} (`language_field`); it has {has}",
         )
     varieties = [meaning(language).variety for language in task.languages]
     for index, variety in enumerate(varieties):

@@ -66,9 +66,17 @@ def _part(table: Table, first: int, end: int) -> Table:
     )
 
 
+WHOLE = '<span class="whole">%s</span>'
+"""What no line breaks in two."""
+
+
 def breakable(text: str) -> Markup:
-    """Words as HTML that may go on in the next line between the parts of a name, and never inside a number."""
-    return Markup(re.sub(r"([/_=]|\.(?=[A-Za-z]))", r"\1<wbr>", str(escape(text))))
+    """Words as HTML that may go on in the next line between the parts of a name, and never inside a number or rate."""
+    rates = re.split(r"(\b[a-z]+/s(?=$|[\s,;)]))", str(escape(text)))
+    parts = [re.sub(r"([/_=]|\.(?=[A-Za-z]))", r"\1<wbr>", part) for part in rates[::2]]
+    return Markup(
+        "".join(part + (WHOLE % rate if rate else "") for part, rate in zip(parts, [*rates[1::2], ""], strict=True))
+    )
 
 
 SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|!~$])")
@@ -78,8 +86,13 @@ QUOTED = re.compile(r"(`[^`]+`)")
 
 
 def code(text: str) -> Markup:
-    """Escapes a sentence for HTML, and makes `<code>` of what stands in backticks."""
-    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+    """A sentence as HTML, in which what stands in backticks is code. Outside of it no date is broken in two."""
+    parts = str(escape(text)).split("`")
+    if len(parts) % 2 == 0:  # the last one is no code
+        parts[-2:] = ["`".join(parts[-2:])]
+    dates = [re.sub(r"\b\d{4}-\d\d-\d\d\b", WHOLE % r"\g<0>", part) for part in parts[::2]]
+    codes = [f"<code>{part}</code>" for part in parts[1::2]]
+    return Markup("".join(part for pair in zip(dates, [*codes, ""], strict=True) for part in pair))
 
 
 def markdown(text: str) -> str:

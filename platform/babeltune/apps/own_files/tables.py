@@ -150,6 +150,11 @@ def _delimited(given: str, path: Path, lines: Sequence[str], header: bool | None
         texts = tuple((line,) for line in lines)
         return Table(given=given, path=str(path), format="moses", columns=("text",), sample=texts, header=False)
     _, _, delimiter, quoted, rows = best
+    if len(rows) == 1 and (header or (header is None and _are_names(rows[0]))):
+        raise DataError(
+            f"{given} has a header and no rows: {', '.join(map(repr, rows[0]))}; put rows below it, or say --no-header "
+            "if it is text"
+        )
     named = has_header(rows) if header is None else header
     names = [name.strip() for name in rows[0]] if named else [str(i) for i in range(len(rows[0]))]
     if named and (twice := [name for name, count in Counter(names).items() if count > 1]):
@@ -199,7 +204,7 @@ def has_header(rows: Sequence[Sequence[str]]) -> bool:
     filled = [cell for cell in first if cell]
     if not rest or len(set(filled)) < len(filled) or any(re.fullmatch(r"[\d.,:%-]+", cell) for cell in filled):
         return False
-    if all(cell.lower() in HEADER_WORDS or code_in(cell) for cell in filled):
+    if _are_names(filled):
         return True
     if any(len(cell.split()) > 3 or SENTENCE_END.search(cell) for cell in filled):
         return False
@@ -209,6 +214,12 @@ def has_header(rows: Sequence[Sequence[str]]) -> bool:
     return all(median >= 3 * len(name) for median, name in zip(medians, first, strict=True) if median >= 15) and any(
         median >= 15 for median in medians
     )
+
+
+def _are_names(cells: Sequence[str]) -> bool:
+    """Whether all cells that are not empty are known names of columns, or codes of languages."""
+    filled = [cell.strip() for cell in cells if cell.strip()]
+    return all(cell.lower() in HEADER_WORDS or code_in(cell) for cell in filled)
 
 
 # --- Objects and columns -------------------------------------------------------------------------------------------
