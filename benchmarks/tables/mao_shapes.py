@@ -25,7 +25,7 @@ MAO_SHAPES = Table(
     "layers of 256 are compared with 12 of 384 and 3 of 768.",
     ours="Transformers from scratch, with a vocabulary of 8,000, 1.2 million weights in their layers and vectors of "
     "128 dimensions, learn French and Russian with English by additive margin softmax. Batches have 64 pairs. Compute "
-    "is counted and not timed, and each row has the same, so a wide one sees more pairs. Tatoeba has 1,000 "
+    "is counted and not timed, and each row has the same, so each sees about as many pairs. Tatoeba has 1,000 "
     "candidates and French news has 10,000.",
     sweep="search_spaces/reproduce/mao_shapes.yaml",
     rows=(shape(6, 128), shape(3, 184), shape(2, 224), shape(1, 320)),

@@ -73,6 +73,11 @@ REASONS = (
         suspected="French and Russian have unequally many joined pairs.",
     ),
     Reason(
+        table="mao_shapes",
+        rows=("1 × 320", "3 × 184"),
+        suspected="After 4,600 pairs from scratch, layers have hardly begun to learn. The deeper a student, the slower.",
+    ),
+    Reason(
         table="mao_dims",
         rows=("start", "384 dimensions"),
         suspected="The layer is trained too briefly, or a static encoder spreads its information more evenly.",
