@@ -75,7 +75,7 @@ REASONS = (
     Reason(
         table="mao_shapes",
         rows=("1 × 320", "3 × 184"),
-        suspected="After 4,600 pairs from scratch, layers have hardly begun to learn. The deeper a student, the slower.",
+        suspected="After 4,600 pairs from scratch, layers have hardly begun to learn. A deep student is slower.",
     ),
     Reason(
         table="mao_dims",
