@@ -526,7 +526,7 @@ def test_a_dispatcher_is_refused_for_what_grows_faster_than_its_trials():
     assert late.startswith("p99 90 ms")
 
 
-def test_a_benchmark_of_size_is_refused_for_a_corpus_whose_time_grows_faster_than_its_pairs(monkeypatch):
+def test_a_corpus_whose_time_grows_faster_than_its_pairs_is_a_fault(monkeypatch):
     from benchmarks import scale
     from benchmarks.corpus import Figures
 
