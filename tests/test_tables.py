@@ -338,10 +338,19 @@ def test_a_small_table_runs_and_becomes_a_page(
     }
     assert again["run"]["cpu_seconds"] >= record["run"]["cpu_seconds"]
     assert len((tmp_path / "home" / "openings.jsonl").read_text().splitlines()) == len(opened)
-    # From scratch, in a storage that holds nothing.
+
+
+@pytest.mark.long
+def test_a_table_that_is_trained_again_from_scratch_says_the_same(
+    ray_cluster, scoring_process, tiny_file, place, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr("benchmarks.tables.sealed.FreshScorer", lambda: nullcontext(scoring_process()))
+    table = replace(SMALL, sweep=str(tiny_file))
+    page.write(run(table, place), tmp_path / "site")
     check(table, cluster_file(tmp_path, "fresh"), tmp_path / "site")
     assert "small: every score is within the kept record's seeds" in capsys.readouterr().out
-    assert len((tmp_path / "fresh" / "openings.jsonl").read_text().splitlines()) == len(opened)
+    opened = [(tmp_path / storage / "openings.jsonl").read_text().splitlines() for storage in ("home", "fresh")]
+    assert len(opened[0]) == len(opened[1]) == 2 * 2 + 1
 
 
 def test_a_translator_learns_the_words_of_its_pairs():
