@@ -123,10 +123,10 @@ class Played:
         started = time.perf_counter()
         self.waiting += 1
         self.most_waiting = max(self.most_waiting, self.waiting)
-        goes_on = None
-        while goes_on is None:
-            goes_on = await self._dispatcher.report(trial, self._indices[trial], False, self._text)
-        assert goes_on
+        verdict = None
+        while verdict is None:
+            verdict = await self._dispatcher.report(trial, self._indices[trial], False, self._text)
+        assert verdict
         self.waiting -= 1
         self.delays.append(time.perf_counter() - started)
 

@@ -27,6 +27,8 @@ class Reason:
         return self.experiment != self.table or bool({better, worse} & set(self.rows))
 
 
+LIKE_TATOEBA = "On Tatoeba a loss may gain by learning what the training text is like. FLORES is unlike that text."
+
 REASONS = (
     Reason(
         table="mao_terms",
@@ -37,14 +39,14 @@ REASONS = (
     Reason(
         table="park_labels",
         rows=("priority + TCM, 0.1",),
-        suspected="On Tatoeba a loss may gain by learning what the training text is like. FLORES is unlike that text.",
+        suspected=LIKE_TATOEBA,
         experiment="park_labels",
         metrics=("test/flores/accuracy",),
     ),
     Reason(
         table="park_one_pair",
         rows=("en-fr, hard", "en-fr, mUSE", "en-ru, hard", "en-ru, mUSE"),
-        suspected="On Tatoeba a loss may gain by learning what the training text is like. FLORES is unlike that text.",
+        suspected=LIKE_TATOEBA,
         experiment="park_labels",
         metrics=("test/flores/accuracy",),
     ),

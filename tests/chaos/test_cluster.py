@@ -102,13 +102,17 @@ def test_a_node_that_stands_still_and_goes_on_costs_that_time(make_arena, there,
     note(arena, f"node SIGSTOP for {seconds:g} s", seconds=arena.pause())
 
 
-HASTY = {"period_ms": "500", "timeout_ms": "1000", "failure_threshold": "3", "initial_delay_ms": "0"}
+HASTY = {
+    "RAY_health_check_period_ms": "500",
+    "RAY_health_check_timeout_ms": "1000",
+    "RAY_health_check_failure_threshold": "3",
+    "RAY_health_check_initial_delay_ms": "0",
+}
 """Ray holds a node to be dead after 5 s without an answer, not after a minute."""
 
 
 def test_a_node_that_wakes_after_its_trial_has_gone_elsewhere_changes_nothing(make_arena, short_place, note):
-    settings = {f"RAY_health_check_{name}": value for name, value in HASTY.items()}
-    with nodes(environment(short_place, **settings)) as running:
+    with nodes(environment(short_place, **HASTY)) as running:
         arena = at(make_arena, running)
         driver = arena.start("submit", file=True)
         arena.until(arena.trained(130))
@@ -123,8 +127,7 @@ def test_a_node_that_wakes_after_its_trial_has_gone_elsewhere_changes_nothing(ma
 
 @pytest.mark.parametrize(("halt", "what"), [("halt", "node"), ("halt raylet", "raylet of a node")])
 def test_a_node_that_never_goes_on_leaves_its_trial_to_another(make_arena, short_place, note, halt, what):
-    settings = {f"RAY_health_check_{name}": value for name, value in HASTY.items()}
-    with nodes(environment(short_place, **settings)) as running:
+    with nodes(environment(short_place, **HASTY)) as running:
         arena = at(make_arena, running)
         arena.order("hold", at=50)  # workers outlive their raylet, and would finish before others have their trial
         driver = arena.start("submit", file=True)
@@ -140,8 +143,7 @@ def test_a_node_that_never_goes_on_leaves_its_trial_to_another(make_arena, short
 
 
 def test_a_sweep_whose_nodes_all_stand_still_is_stopped_and_resumed(make_arena, short_place, note):
-    settings = {f"RAY_health_check_{name}": value for name, value in HASTY.items()}
-    with nodes(environment(short_place, **settings)) as running:
+    with nodes(environment(short_place, **HASTY)) as running:
         arena = at(make_arena, running)
         driver = arena.start("submit", file=True)
         arena.until(arena.trained(130))

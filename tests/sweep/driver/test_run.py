@@ -39,6 +39,7 @@ from babeltune.sweep.state.provenance import check_unchanged, deciding_facts
 from babeltune.sweep.state.rebuild import MADE_AGAIN
 from babeltune.tracking.tracker import Tracker
 from babeltune.training.checkpoint import (
+    best_report,
     checkpoint_folder,
     read_reports,
     read_state,
@@ -273,6 +274,24 @@ def test_what_a_driver_recorded_and_did_not_send_is_sent_by_the_next_one(copied,
         again.complete = True
     more = [json.loads(line) for line in spool.read_bytes()[size:].splitlines()]
     assert "3" not in {event["key"] for event in more}, "it is sent once"
+
+
+def test_mlflow_has_no_score_of_a_report_that_the_search_did_not_take(copied, tmp_path):
+    """The trial failed at its second report, whose checkpoint and line are in its folder all the same."""
+    sweep, folder, _ = copied
+    reports = read_reports(folder.trial(3))
+    assert best_report(reports, *sweep.objectives).index > 1
+    (folder.path / "results.jsonl").unlink()
+    store = f"sqlite:///{tmp_path}/other.db"
+    tracker = Tracker(store, tmp_path / "spool.jsonl", sweep.name)
+    with Recorder(sweep, folder, read_prepared(folder.prepared), tracker, {}) as tracking:
+        tracking.start(3)
+        tracking.report(3, reports[0])
+        tracking.end(3, "failed", TrialEnd("objective", text="objective is None at report 2"))
+    client = mlflow.MlflowClient(store)
+    runs = client.search_runs([e.experiment_id for e in client.search_experiments()])
+    (run,) = [run for run in runs if run.data.tags.get("babeltune.trial") == "3"]
+    assert [m.step for m in client.get_metric_history(run.info.run_id, "dev/everyday/accuracy")] == [reports[0].pairs]
 
 
 @pytest.mark.long

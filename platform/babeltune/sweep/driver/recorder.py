@@ -100,6 +100,8 @@ class Recorder:
         """Trials that began and have not ended."""
         self.choices: dict[int, MetricChoice] = {}
         """What MLflow gets of each trial that began and has not ended."""
+        self.accepted: dict[int, int] = {}
+        """The last report that the search took of each trial. A trial may fail with one more in its folder."""
         self.summarized = 0.0
         """When the sweep's run was last given its summary, by the monotonic clock."""
         self.complete = False
@@ -252,6 +254,7 @@ class Recorder:
         return None
 
     def report(self, number: int, report: Report) -> None:
+        self.accepted[number] = report.index
         now = _time_of(report)
         values = {**self._best_so_far(number, report), **report.metrics}
         choice = self.choices.setdefault(number, self._choice())
@@ -271,7 +274,9 @@ class Recorder:
         """A model of MLflow for the trial's best checkpoint, if it has one."""
         place = self.folder.trial(number)
         values = read_of_trial(place, "trial.json")
-        best = best_report(read_reports(place), *self.sweep.objectives)
+        last = self.accepted.pop(number, None)
+        reports = [report for report in read_reports(place) if last is None or report.index <= last]
+        best = best_report(reports, *self.sweep.objectives)
         if best is None or values is None:
             return
         trial, name = trial_from(values), f"{self.folder.id}/{place.name}"
