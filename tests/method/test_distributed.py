@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,8 @@ def coefficients(rank: int) -> torch.Tensor:
 
 
 def observe(rank: int) -> dict:
-    """What one rank sees of everything that `ProcessGroup` does."""
+    """What one rank sees of everything that `ProcessGroup` does. A warning that something is old is an error."""
+    warnings.simplefilter("error", FutureWarning)
     ranks = ProcessGroup()
     own = everyone().split(SIZES)[rank].clone().requires_grad_()
     asked = ranks(own).tolist()

@@ -7,7 +7,7 @@ process group, or one rank, everything here is the identity.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Protocol
 
@@ -24,6 +24,12 @@ BUCKET = 1 << 22
 """Gradients are summed in pieces of about this many elements."""
 
 
+def _collective(name: str, before: str) -> Callable[[Tensor, Tensor], object]:
+    """An operation of all ranks by its name since torch 2.13, which warns of the one from before."""
+    found: Callable[[Tensor, Tensor], object] = getattr(dist, name, None) or getattr(dist, before)
+    return found
+
+
 def _pad(rows: Tensor, count: int) -> Tensor:
     """The rows and, below them, zeros up to `count` rows."""
     if len(rows) == count:
@@ -35,7 +41,7 @@ def _all_rows(rows: Tensor, sizes: Sequence[int]) -> Tensor:
     """All ranks' rows in rank order."""
     most = max(sizes)
     received = rows.new_empty(len(sizes) * most, *rows.shape[1:])
-    dist.all_gather_into_tensor(received, _pad(rows, most))
+    _collective("all_gather_single", "all_gather_into_tensor")(received, _pad(rows, most))
     if min(sizes) == most:
         return received
     return torch.cat([received[r * most : r * most + size] for r, size in enumerate(sizes)])
@@ -59,7 +65,7 @@ class _Gathered(torch.autograd.Function):
         most = max(ctx.sizes)
         blocks = torch.cat([_pad(block, most) for block in torch.split(gradients[0], ctx.sizes)])
         own = blocks.new_empty(most, *blocks.shape[1:])
-        dist.reduce_scatter_tensor(own, blocks)
+        _collective("reduce_scatter_single", "reduce_scatter_tensor")(own, blocks)
         return own[: ctx.sizes[ctx.rank]], None, None
 
 
