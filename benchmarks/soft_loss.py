@@ -51,7 +51,7 @@ def tiled(given: Vectors) -> tuple[float, Tensor]:
     config = make_config(method, {"temperature": TEMPERATURE, "tcm": False, "reading": "fixed", "labels": "priority"})
     pairs, dim = given.teacher.shape
     objective = method(config, student_dim=dim, teacher_dim=dim)
-    ids = torch.arange(pairs)
+    ids = torch.arange(pairs, device=given.student.device)
     one_token_each = Tokens(ids, torch.ones_like(ids))
     batch = Batch(one_token_each, one_token_each, ids, ids + pairs, pairs, teacher_source=given.teacher)
     leaf = given.student.detach().requires_grad_()

@@ -85,7 +85,21 @@ class InOrder(SentenceTransformerTrainer):  # type: ignore[misc]
 
 def peer(trial: Trial, exported: Path, order: list[tuple[list[str], list[str]]], scratch: Path) -> float:
     """CPU seconds of all steps."""
-    model, training, clock = load(exported), trial.training, Clock()
+    clock = Clock()
+    train_peer(load(exported), trial, order, scratch, clock, use_cpu=True)
+    return clock.seconds
+
+
+def train_peer(
+    model: SentenceTransformer,
+    trial: Trial,
+    order: list[tuple[list[str], list[str]]],
+    scratch: Path,
+    clock: TrainerCallback,
+    **more: Any,
+) -> None:
+    """sentence-transformers' trainer on these batches in this order, with the trial's settings; `more` are its own."""
+    training = trial.training
     model.model_card_data.widget = [{"text": ""}]  # else the trainer encodes examples for the card
     rows = {side: [text for batch in order for text in batch[at]] for at, side in enumerate(("anchor", "positive"))}
     arguments = SentenceTransformerTrainingArguments(
@@ -101,24 +115,24 @@ def peer(trial: Trial, exported: Path, order: list[tuple[list[str], list[str]]],
         lr_scheduler_type="linear",
         warmup_steps=int(training.warmup * len(order)),
         optim="adamw_torch_fused",
-        use_cpu=True,
         logging_strategy="no",
         save_strategy="no",
         eval_strategy="no",
         report_to="none",
         disable_tqdm=True,
+        **more,
     )
     loss = MultipleNegativesRankingLoss(model, scale=SCALE)
     trainer = InOrder(model, arguments, train_dataset=Dataset.from_dict(rows), loss=loss)
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(clock)  # after the trainer's own, so that what those do at the start is not counted
     trainer.train()
-    return clock.seconds
 
 
-def load(exported: Path) -> SentenceTransformer:
-    """Our student as the peer has it."""
-    return SentenceTransformer(str(exported), device="cpu", local_files_only=True).train()
+def load(exported: Path, device: str = "cpu", **model: Any) -> SentenceTransformer:
+    """Our student as the peer has it; `model` are transformers' arguments."""
+    found = SentenceTransformer(str(exported), device=device, local_files_only=True, model_kwargs=model)
+    return found.train()
 
 
 def export_untrained(trial: Trial, prepared: Prepared, folder: Path) -> None:

@@ -105,8 +105,7 @@ class Silent:
         """A checkpoint is on the disk; there is nothing more to do."""
 
 
-def start(trial: Trial, prepared: Prepared) -> TrialTrainer:
-    """A trial before its first step, alone on the CPU. Nothing is resumed, and nothing is written."""
-    return TrialTrainer(
-        trial, prepared, Path(prepared.folder) / "no-trial", Silent(), ProcessGroup(), torch.device("cpu")
-    )
+def start(trial: Trial, prepared: Prepared, device: str = "cpu") -> TrialTrainer:
+    """A trial before its first step, alone on the device. Nothing is resumed, and nothing is written."""
+    folder = Path(prepared.folder) / "no-trial"
+    return TrialTrainer(trial, prepared, folder, Silent(), ProcessGroup(), torch.device(device))

@@ -7,6 +7,7 @@ import torch
 from transformers import AutoModel, BertConfig, DistilBertConfig, ModernBertConfig, MPNetConfig, XLMRobertaConfig
 
 from babeltune.method import Tokens
+from babeltune.models import packing as packing_module
 from babeltune.models.packing import _probe, enable_packing, pack, run_packed, run_padded
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 90}
@@ -134,3 +135,34 @@ def test_under_bf16_autocast_packed_attention_stays_near_fp32():
         with torch.autocast("cpu", dtype=torch.bfloat16):
             half = run_packed(model, pack(MIXED), 0)
     assert (half.float() - exact).abs().max() < 0.05
+
+
+@pytest.mark.needs_gpu
+@pytest.mark.parametrize("name", ["bert", "xlm-r", "modernbert", "distilbert"])
+def test_attention_on_a_gpu_in_half_precision_is_that_of_fp32(name):
+    """FlashAttention's states and gradients are as near to those in fp32 as attention by length is in bf16."""
+    pad = CONFIGS[name].pad_token_id
+    model, packing = small(name).cuda(), pack(Tokens(MIXED.ids.cuda(), MIXED.lengths.cuda()))
+    offset = enable_packing(model, pad)
+
+    def run(half, flash):
+        model.zero_grad()
+        with pytest.MonkeyPatch.context() as patch, torch.autocast("cuda", torch.bfloat16, enabled=half):
+            seen, suits = [], packing_module.flash_suits
+
+            def noted(*given):
+                seen.append(suits(*given))
+                return flash and seen[-1]
+
+            patch.setattr(packing_module, "flash_suits", noted)
+            out = run_packed(model, packing, offset).float()
+        (out * torch.linspace(-1, 1, out.numel(), device="cuda").view_as(out)).sum().backward()
+        gradient = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+        return out.detach(), gradient, seen
+
+    (exact, exact_gradient, none), by_length, flash = run(False, True), run(True, False), run(True, True)
+    assert not any(none), "fp32 is no half precision"
+    assert any(flash[2])
+    assert all(flash[2]) or name == "modernbert", "which has windows"
+    for found, other, wanted in ((flash[0], by_length[0], exact), (flash[1], by_length[1], exact_gradient)):
+        assert 0 < (found - wanted).norm() / wanted.norm() <= 1.5 * (other - wanted).norm() / wanted.norm() + 1e-3

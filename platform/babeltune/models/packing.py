@@ -1,20 +1,23 @@
 """Runs an encoder without padding: a batch is one row of tokens, and attention looks within each sentence only.
 
 At real lengths most of a padded batch is padding. Here the sentences are laid end to end, sorted by length, so that
-linear layers see real tokens only and attention is one dense call per distinct length. It needs no change to a model:
-transformers lets a model's attention be replaced by a registered function, which receives the `Packing` of the batch
-through the model's keyword arguments. Models that do not pass it on are found when loaded, by comparing the packed
-output with the padded one, and run on padded batches instead.
+linear layers see real tokens only. Attention is one dense call per distinct length, or on a GPU in half precision one
+call of torch's FlashAttention. It needs no change to a model: transformers lets a model's attention be replaced by a
+registered function, which receives the `Packing` of the batch through the model's keyword arguments. Models that do not
+pass it on are found when loaded, by comparing the packed output with the padded one, and run on padded batches instead.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING, Protocol, TypedDict, Unpack
 
 import torch
 from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
 
 NAME = "babeltune_packed"
 TOLERANCE = 1e-4
+FLASH_WIDTH = 256
+"""Widest head that FlashAttention takes."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,16 @@ class Packing:
     def sizes(self) -> list[int]:
         """Tokens of each group."""
         return [count * length for count, length in self.groups]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sentence."""
+        return self.groups[-1][1] if self.groups else 0
+
+    @cached_property
+    def starts(self) -> Int[Tensor, "sentences+1"]:
+        """The place of each sentence's first token, and the number of tokens, as FlashAttention asks for them."""
+        return torch.nn.functional.pad(self.lengths.cumsum(0), (1, 0)).int()
 
 
 def pack(tokens: Tokens) -> Packing:
@@ -89,12 +104,34 @@ def packed_attention(
     On CPU the work is done in fp32 under autocast too: half-precision kernels for short sentences are slower there.
     """
     dtype = query.dtype
+    if flash_suits(query, key, packing, options):
+        q, k, v = (states.squeeze(0).transpose(0, 1) for states in (query, key, value))
+        starts, longest = packing.starts, packing.longest
+        found = varlen_attn(q, k, v, starts, starts, longest, longest)
+        assert isinstance(found, Tensor)  # and nothing beside it, which was not asked for
+        return found.unsqueeze(0), None
     if query.device.type == "cpu" and dtype != torch.float32:
         with torch.autocast("cpu", enabled=False):
             parts = _by_length(query.float(), key.float(), value.float(), packing, options)
     else:
         parts = _by_length(query, key, value, packing, options)
     return torch.cat(parts).to(dtype).unsqueeze(0), None
+
+
+def flash_suits(query: Tensor, key: Tensor, packing: Packing, options: Options) -> bool:
+    """Whether torch's FlashAttention computes this attention: on a GPU, in half precision, without dropout, a shorter
+    window, shared keys or a scale of its own."""
+    width, window, scaling = query.shape[-1], options.get("sliding_window"), options.get("scaling")
+    return (
+        query.is_cuda
+        and query.dtype in (torch.float16, torch.bfloat16)
+        and width % 8 == 0
+        and width <= FLASH_WIDTH
+        and not options.get("dropout", 0.0)
+        and query.shape[1] == key.shape[1]
+        and (window is None or window >= packing.longest)
+        and (scaling is None or math.isclose(scaling, width**-0.5))
+    )
 
 
 def _by_length(query: Tensor, key: Tensor, value: Tensor, packing: Packing, options: Options) -> list[Tensor]:
@@ -154,7 +191,7 @@ def run_padded(
     model: PreTrainedModel, packing: Packing, pad_token_id: int, *, first: bool = False
 ) -> Float[Tensor, "tokens width"]:
     """The same from a model with its own attention, by way of a padded batch."""
-    width = max(packing.groups[-1][1], 1)
+    width = max(packing.longest, 1)
     at = torch.arange(width, device=packing.ids.device)
     mask = at < packing.lengths[:, None]
     padded = torch.full(mask.shape, pad_token_id, dtype=torch.long, device=mask.device)

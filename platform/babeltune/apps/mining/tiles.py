@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 
 TILE = (4096, 4096)
 """Rows and columns of a tile: 67 MB of cosines."""
+GPU_TILE = (16_384, 16_384)
+"""The same on a GPU: 1.1 GB."""
+RESIDENT = 1 << 32
+"""Bytes of right vectors up to which a GPU keeps them."""
 GROUP = 16
 """Cosines of a line whose maximum decides whether they are looked at."""
 SLACK = {"fp32": 4, "bf16": 28}
@@ -93,14 +97,14 @@ def both_ways(
     k: int,
     *,
     precision: Precision = "fp32",
-    tile: tuple[int, int] = TILE,
+    tile: tuple[int, int] | None = None,
     progress: Progress = no_progress,
 ) -> Matches:
     """The k (at most all) nearest neighbours by cosine of `left` [n, dim] in `right` [m, dim] and of right in left.
 
-    Tiles are multiplied on a GPU where there is one, and looked at on the CPU. With `bf16` they are products in bf16,
-    on a GPU or a CPU that has instructions for it (elsewhere the vectors are rounded, and nothing is gained). All
-    candidates that it keeps are computed again. A sentence that has more within its error than it keeps is searched
+    Tiles are multiplied and searched on a GPU where there is one. With `bf16` they are products in bf16, on a GPU or a
+    CPU that has instructions for it (elsewhere the vectors are rounded, and nothing is gained). All candidates that it
+    keeps are computed again, on the CPU. A sentence that has more within its error than it keeps is searched
     once more in fp32. So the neighbours and their cosines are the same. Where most vectors lie that close
     together, fp32 is faster.
     """
@@ -131,25 +135,28 @@ def scan(
     block: Block,
     *,
     precision: Precision = "fp32",
-    tile: tuple[int, int] = TILE,
+    tile: tuple[int, int] | None = None,
     progress: Progress = no_progress,
 ) -> None:
     """Adds to `found`, which holds the block's rows and columns, the candidates among the block's cosines."""
     (top, bottom), (first, last) = block.rows, block.columns
+    tile = tile or (GPU_TILE if torch.cuda.is_available() else TILE)
     done = 0
-    with full_precision("cpu"):
+    columns = _Columns(right, block.columns, tile[1], precision)
+    with full_precision("cpu"), full_precision("cuda"):  # no TF32, whose rounding `settle` does not allow for
         for row in range(top, bottom, tile[0]):
-            x = left.block(row, min(row + tile[0], bottom))
+            rows = min(row + tile[0], bottom) - row
+            x = _factor(left.block(row, row + rows), precision)
             for column in range(first, last, tile[1]):
-                y = right.block(column, min(column + tile[1], last))
-                sheet = _cosines(_padded(x, _whole(len(x))), _padded(y, _whole(len(y))), precision)
-                sheet[len(x) :] = -torch.inf
-                sheet[:, len(y) :] = -torch.inf
-                _best_columns(sheet, found.forward[row - top : row - top + len(x)], column)
+                count = min(column + tile[1], last) - column
+                sheet = _cosines(x, columns.at(column))
+                sheet[rows:] = -torch.inf
+                sheet[:, count:] = -torch.inf
+                _best_columns(sheet, found.forward[row - top : row - top + rows], column)
                 if found.backward.shape[1]:
-                    _best_rows(sheet, found.backward[column - first : column - first + len(y)], row)
+                    _best_rows(sheet, found.backward[column - first : column - first + count], row)
                 del sheet  # else two of them are in memory
-                done += len(x) * len(y)
+                done += rows * count
                 progress(done, block.cosines)
 
 
@@ -158,16 +165,34 @@ def _whole(lines: int) -> int:
     return GROUP * -(-lines // GROUP)
 
 
-def _cosines(
-    x: Float[Tensor, "rows dim"], y: Float[Tensor, "columns dim"], precision: Precision
-) -> Float[Tensor, "rows columns"]:
-    """The cosines on the CPU, multiplied on a GPU where there is one, in either precision."""
-    if precision == "bf16":
-        x, y = x.bfloat16(), y.bfloat16()
-    if torch.cuda.is_available():
-        with full_precision("cuda"):  # no TF32, whose rounding `settle` does not allow for
-            return (x.cuda() @ y.cuda().T).float().cpu()
-    if precision == "bf16" and not emulates_bf16():
+class _Columns:
+    """The right factors of one scan. A GPU keeps them from one row of tiles to the next, if they are few."""
+
+    def __init__(self, right: Rows, span: tuple[int, int], width: int, precision: Precision) -> None:
+        self._right, self._last, self._width, self._precision = right, span[1], width, precision
+        self._keeps = torch.cuda.is_available() and (span[1] - span[0]) * right.dim * 4 <= RESIDENT
+        self._kept: dict[int, Tensor] = {}
+
+    def at(self, column: int) -> Float[Tensor, "columns dim"]:
+        """The factor that begins at this column."""
+        if (found := self._kept.get(column)) is None:
+            stop = min(column + self._width, self._last)
+            found = _factor(self._right.block(column, stop), self._precision)
+            if self._keeps:
+                self._kept[column] = found
+        return found
+
+
+def _factor(vectors: Float[Tensor, "rows dim"], precision: Precision) -> Float[Tensor, "padded dim"]:
+    """A factor of a product, on a GPU where there is one, with rows so that groups are full."""
+    vectors = _padded(vectors, _whole(len(vectors)))
+    vectors = vectors.bfloat16() if precision == "bf16" else vectors.float()
+    return vectors.cuda() if torch.cuda.is_available() else vectors
+
+
+def _cosines(x: Float[Tensor, "rows dim"], y: Float[Tensor, "columns dim"]) -> Float[Tensor, "rows columns"]:
+    """The cosines, where the factors are."""
+    if x.is_cuda or (x.dtype == torch.bfloat16 and not emulates_bf16()):
         return (x @ y.T).float()
     return product(x.float(), y.float().T)
 
@@ -201,20 +226,24 @@ def _improve(
     member: int,
     first: int,
 ) -> None:
-    """Merges into `best` the cosines of its lines. Candidate j of group g of line l is at l·line + g·group + j·member;
-    its index is `first` + g + j·groups. Only groups whose `largest` cosine is better than a line's worst are read.
+    """Merges into `best`, which is on the CPU, the cosines of its lines, which may be on a GPU.
+
+    Candidate j of group g of line l is at l·line + g·group + j·member; its index is `first` + g + j·groups. Only groups
+    whose `largest` cosine is better than a line's worst are read.
     """
+    found, device = best, cosines.device
+    best = found.to(device)
     (lines, kept), groups = best.shape, largest.shape[1]
     worst = cosine_of(best[:, -1])
     hit = largest > worst[:, None]
-    members = torch.arange(GROUP)
+    members = torch.arange(GROUP, device=device)
     if int(hit.sum()) > lines * min(kept, groups):  # as at the start: of each line, the groups with the largest cosines
         which = largest.topk(min(kept, groups), dim=1).indices
-        at = (torch.arange(lines)[:, None] * line + which * group)[..., None] + members * member
+        at = (torch.arange(lines, device=device)[:, None] * line + which * group)[..., None] + members * member
         values, place = cosines[at.view(lines, -1)].topk(min(kept, which.shape[1] * GROUP), dim=1)
         index = first + which.gather(1, place // GROUP) + place % GROUP * groups
         keys = torch.where(values > -torch.inf, pack(values, index), EMPTY)
-        best.copy_(merge(best, keys, k=kept))
+        found.copy_(merge(best, keys, k=kept))
         return
     where, which = hit.nonzero(as_tuple=True)
     values = cosines[(where * line + which * group)[:, None] + members * member]
@@ -223,12 +252,12 @@ def _improve(
         return
     where, which = where[chosen], which[chosen]
     changed, line_of, count = torch.unique_consecutive(where, return_inverse=True, return_counts=True)
-    keys = torch.full((len(changed), int(count.max())), EMPTY)
+    keys = torch.full((len(changed), int(count.max())), EMPTY, device=device)
     start = count.cumsum(0) - count
-    keys[line_of, torch.arange(len(where)) - start[line_of]] = pack(
+    keys[line_of, torch.arange(len(where), device=device) - start[line_of]] = pack(
         values[chosen, place], first + which + place * groups
     )
-    best[changed] = merge(best[changed], keys, k=kept)
+    found[changed.cpu()] = merge(best[changed], keys, k=kept).cpu()
 
 
 def settle(left: Rows, right: Rows, found: Found, k: int, precision: Precision = "fp32") -> Matches:
