@@ -64,7 +64,7 @@ STUDENTS: dict[str, dict[str, Any]] = {
     "6 layers of 384": {"layers": 6, "width": 384, "heads": 12, "feed_forward": 1536},
     "12 layers of 768": {"layers": 12, "width": 768, "heads": 12, "feed_forward": 3072},
 }
-STEPS, SKIPPED, BATCH, ROUNDS = 30, 6, 512, 3
+STEPS, SKIPPED, BATCH, ROUNDS = 30, 6, 512, 2
 WORKERS = 4
 """Processes that tokenize for the peer."""
 FP32_DIFFERENCE = 1e-3
@@ -160,7 +160,10 @@ def gradients(trial: Trial, prepared: Prepared) -> dict[str, Tensor]:
 def gradients_of_peer(exported: Path, batch: tuple[list[str], list[str]], *, bf16: bool) -> dict[str, Tensor]:
     """The peer's."""
     model = load(exported, "cuda", attn_implementation="sdpa")
-    features = [{key: value.cuda() for key, value in model.preprocess(side).items()} for side in batch]
+    features = [
+        {key: value.cuda() if isinstance(value, Tensor) else value for key, value in model.preprocess(side).items()}
+        for side in batch
+    ]
     with torch.autocast("cuda", torch.bfloat16, enabled=bf16):
         MultipleNegativesRankingLoss(model, scale=SCALE)(features, None).backward()
     return peer_gradients(model)
@@ -187,6 +190,7 @@ def train_one(student: dict[str, Any], storage: Path) -> dict[str, Any]:
     for _ in range(ROUNDS):
         for name, racer in racers.items():
             seconds[name].append(racer())
+            print(f"{name}: {seconds[name][-1]:.3g} s", flush=True)
     pairs = (STEPS - SKIPPED) * BATCH
     speeds = {name: pairs / statistics.median(found) for name, found in seconds.items()}
     fastest = max((name for name in speeds if name != "ours"), key=lambda name: speeds[name])

@@ -74,5 +74,4 @@ CHEN_LOSSES = Table(
         ),
     ),
     rates=(3e-4, 1.5e-3),
-    seeds=(0, 1, 2),
 )

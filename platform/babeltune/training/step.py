@@ -207,7 +207,7 @@ class TrainStep:
             cached.backward()
         self.ranks.sum_gradients(self.parameters, self.by_row)
         shares = {"loss": loss.total.detach(), **loss.terms, **loss.diagnostics}
-        values = self.ranks.sum_scalars({**shares, STOP: loss.total.new_tensor(float(self.stop))})
+        values = self.ranks.sum_scalars({**shares, STOP: loss.total.new_full((), float(self.stop))})
         self.stopping = values.pop(STOP) > 0
         return values
 
