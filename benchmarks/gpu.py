@@ -37,6 +37,7 @@ from transformers.utils import is_flash_attn_2_available, logging
 from babeltune.apps.mining.tiles import both_ways
 from babeltune.models.encoder import Encoder
 from babeltune.training.averages import Averages
+from babeltune.training.sampler import own_rows
 from benchmarks.__main__ import commit
 from benchmarks.soft_loss import DIM, TEMPERATURE, Vectors, full_matrix, make_vectors, tiled
 from benchmarks.train import (
@@ -72,7 +73,7 @@ FP32_DIFFERENCE = 1e-3
 SOFT_PAIRS, BOTH_PAIRS, CHECKED = 65_536, 16_384, 512
 SOFT_DIFFERENCE = 1e-3
 MINED, FIRST_MINED, NEIGHBOURS, MOST_MINING_S = 1_000_000, 200_000, 4, 200.0
-RANK_STEPS = 3
+DONE = "trained"
 
 
 def synchronized() -> float:
@@ -150,10 +151,10 @@ def peers(trial: Trial, exported: Path, order: Batches, scratch: Path) -> dict[s
 
 
 def gradients(trial: Trial, prepared: Prepared) -> dict[str, Tensor]:
-    """Ours, of the first batch."""
+    """Ours, of the first batch, which this process shares with the other ranks if there are some."""
     run = start(trial, prepared, "cuda")
-    rows = run.schedule.rows(0)
-    run.train_step.backward(run.reader.batch(rows, len(rows)))
+    rows, (rank, world) = run.schedule.rows(0), (run.ranks.rank, run.ranks.world)
+    run.train_step.backward(run.reader.batch(own_rows(rows, rank, world), len(rows), first=rank * len(rows) // world))
     return own_gradients(run)
 
 
@@ -198,8 +199,10 @@ def train_one(student: dict[str, Any], storage: Path) -> dict[str, Any]:
     run = start(half, prepared, "cuda")
     assert isinstance(run.train_step.encoder, Encoder)
     memory = {"ours": peak(lambda: run.one_step(0, Averages(every=1), flush=False))}
-    return {
+    found = {
         "text": f"{text}: {describe_lengths(prepared)}",
+        "seconds": seconds,
+        "pairs": pairs,
         "pairs_per_second": speeds,
         "fastest_peer": fastest,
         "ratios": ratios,
@@ -207,6 +210,8 @@ def train_one(student: dict[str, Any], storage: Path) -> dict[str, Any]:
         "gradient_difference": difference,
         "step_memory": memory,
     }
+    print(json.dumps(found, indent=1), flush=True)
+    return found
 
 
 def train(storage: Path) -> dict[str, Any]:
@@ -297,20 +302,12 @@ def mining(_: Path) -> dict[str, Any]:
 # --- Two ranks ------------------------------------------------------------------------------------------------------
 
 
-def weights_after(trial: Trial, prepared: Prepared) -> dict[str, Tensor]:
-    """The student's weights after some steps of this process's share."""
-    run, meter = start(trial, prepared, "cuda"), Averages(every=len(prepared.pairs()))
-    for step in range(RANK_STEPS):
-        run.one_step(step, meter, flush=False)
-    return {name: weight.detach().float().cpu() for name, weight in run.train_step.encoder.state_dict().items()}
-
-
 def one_rank(rank: int, backend: str, meeting: str, trial: Trial, prepared: Prepared, pipe: Any) -> None:
-    """A rank's process: what came of it, and its weights."""
+    """A rank's process: what came of it, and its gradients."""
     try:
         torch.cuda.set_device(0)
         dist.init_process_group(backend, init_method=f"file://{meeting}", rank=rank, world_size=2)
-        pipe.send(("trained", {k: v.numpy() for k, v in weights_after(trial, prepared).items()}))
+        pipe.send((DONE, {name: gradient.cpu().numpy() for name, gradient in gradients(trial, prepared).items()}))
     except Exception as error:  # what a backend says is what is asked
         pipe.send((f"{type(error).__name__}: {' '.join(str(error).split())[-400:]}", {}))
 
@@ -333,19 +330,16 @@ def together(backend: str, trial: Trial, prepared: Prepared, storage: Path) -> l
 
 
 def ranks(storage: Path) -> dict[str, Any]:
-    """What NCCL and gloo do with two ranks on one GPU, and how far the weights are from those of one rank."""
-    trial, prepared, _ = make_task(storage, RANK_STEPS, 256, layers=2, width=256, heads=4, feed_forward=1024)
-    alone = weights_after(trial, prepared)
+    """What NCCL and gloo do with two ranks on one GPU, and how far the gradients are from those of one rank."""
+    trial, prepared, _ = make_task(storage, 2, 256, layers=2, width=256, heads=4, feed_forward=1024)
+    alone = {name: gradient.cpu() for name, gradient in gradients(trial, prepared).items()}
     found: dict[str, dict[str, Any]] = {}
     for backend in ("nccl", "gloo"):
         said = together(backend, trial, prepared, storage)
         found[backend] = {"ranks": [words for words, _ in said]}
-        if all(words == "trained" for words, _ in said):
-            found[backend]["weight_difference"] = max(
-                float((torch.from_numpy(weights[name]) - alone[name]).abs().max() / alone[name].abs().max())
-                for _, weights in said
-                for name in alone
-            )
+        if all(words == DONE for words, _ in said):
+            theirs = [{name: torch.from_numpy(value) for name, value in values.items()} for _, values in said]
+            found[backend]["gradient_difference"] = max(largest_difference(values, alone) for values in theirs)
     return found
 
 

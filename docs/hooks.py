@@ -190,7 +190,7 @@ def benchmarks() -> str:
             f"## The last `make bench`\n\nCommit `{found['commit']}`.",
             table(tuple(found["titles"]), found["rows"]),
         ]
-    parts += [*corpus_sizes(), *running_trials(), *opened_groups(), *many_trials()]
+    parts += [*corpus_sizes(), *running_trials(), *opened_groups(), *many_trials(), *on_a_gpu()]
     figures = json.loads((MEASURED / "figures.json").read_text(encoding="utf-8"))["rows"]
     parts += ["## Single commands", table(("what", "command", "figures"), [(a, f"`{b}`", c) for a, b, c in figures])]
     return "\n\n".join(parts) + "\n"
@@ -279,6 +279,40 @@ def many_trials() -> list[str]:
             "KB in the sweep's folder a trial": lambda found: f"{found['stored'] / found['trials'] / 1000:.1f}",
         },
     )
+
+
+def on_a_gpu() -> list[str]:
+    """What `benchmarks.gpu` has measured."""
+    if not (file := MEASURED / "gpu.json").exists():
+        return []
+    found = json.loads(file.read_text(encoding="utf-8"))
+    rows = []
+    for student, row in found.get("train", {}).items():
+        own, peers = row["pairs_per_second"]["ours"], {**row["pairs_per_second"]}
+        del peers["ours"]
+        rows += [
+            (f"training, {student}", f"{own:,.0f} pairs a second", f"{peer}: {speed:,.0f}; ratio {own / speed:.2f}")
+            for peer, speed in peers.items()
+        ]
+    for pairs, row in found.get("soft_loss", {}).items():
+        own, peer = row["ours"], row["full matrices"]
+        said = f"{peer['seconds']:.3f} s, {peer['bytes'] / 1e9:.1f} GB" if "seconds" in peer else "out of memory"
+        rows.append(
+            (
+                f"soft loss and gradient of {int(pairs):,} pairs",
+                f"{own['seconds']:.3f} s, {own['bytes'] / 1e9:.1f} GB",
+                f"full matrices: {said}",
+            )
+        )
+    for count, row in found.get("mining", {}).items():
+        said = f"{row['seconds']:.1f} s" if "seconds" in row else f"not measured: {row['not measured']}"
+        rows.append((f"neighbours of {int(count):,} in {int(count):,}, both ways, exact", said, ""))
+    lead = (
+        f"Commit `{found['commit']}`, {found['device']}, torch {found['torch']}. `python -m benchmarks.gpu` measures "
+        "wall seconds. The peer of training is sentence-transformers in bf16, by its attention and by the processes "
+        "that tokenize beside it. Two students are to be compared; see which are here."
+    )
+    return [f"## On a GPU\n\n{lead}", table(("what", "ours", "peer"), rows)]
 
 
 PAGES: dict[str, Callable[[], str]] = {

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from babeltune.errors import TrainingError
-from babeltune.method.distributed import ProcessGroup
+from babeltune.method.distributed import ProcessGroup, numbers
 from waiting import PATIENCE_S
 
 WORLD = 3
@@ -58,7 +58,7 @@ def observe(rank: int) -> dict:
         "refused": refused,
         "offset": ranks.offset(SIZES[rank]),
         "summed": [p.grad.tolist() for p in parameters],
-        "scalars": ranks.sum_scalars({"b": torch.tensor(float(rank)), "a": torch.tensor(1.0)}),
+        "scalars": numbers(ranks.sum_scalars({"b": torch.tensor(float(rank)), "a": torch.tensor(1.0)})),
     }
 
 
@@ -115,7 +115,8 @@ def test_alone_everything_is_the_identity():
     ranks, rows = ProcessGroup(), torch.ones(2, 3)
     assert (ranks.rank, ranks.world, ranks.backend, ranks.offset(2)) == (0, 1, "none", 0)
     assert ranks(rows) is rows
-    assert ranks.sum_scalars({"x": torch.tensor(2.5)}) == {"x": 2.5}
+    assert numbers(ranks.sum_scalars({"x": torch.tensor(2.5)})) == {"x": 2.5}
+    assert numbers({}) == ranks.sum_scalars({}) == {}
     parameter = torch.nn.Parameter(torch.ones(1))
     ranks.sum_gradients([parameter])
     assert parameter.grad.tolist() == [0.0], "as on several ranks: an update decays a weight that nothing reads"

@@ -463,7 +463,7 @@ def test_training_aligns_words_and_a_chunked_step_is_the_whole_one(prepared, tmp
         train_step, reader = make_train_step(chosen, record, ProcessGroup(), CPU), make_reader(chosen, record, CPU)
         values = train_step.backward(reader.batch(reader.usable()[:16], 16))
         found.append(
-            (values["loss"], torch.cat([p.grad.flatten() for p in train_step.parameters if p.grad is not None]))
+            (float(values["loss"]), torch.cat([p.grad.flatten() for p in train_step.parameters if p.grad is not None]))
         )
     (loss, whole), (again, cached) = found
     assert again == pytest.approx(loss, rel=1e-5)

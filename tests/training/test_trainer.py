@@ -311,7 +311,7 @@ def test_gradient_caching_gives_the_gradient_of_the_whole_batch(tiny):
         import numpy as np
 
         values = train_step.backward(reader.batch(np.arange(32), 32))
-        return values["loss"], torch.cat([p.grad.flatten() for p in train_step.parameters if p.grad is not None])
+        return float(values["loss"]), torch.cat([p.grad.flatten() for p in train_step.parameters if p.grad is not None])
 
     (loss, whole), (cached_loss, cached) = gradient(None), gradient(7)
     assert cached_loss == pytest.approx(loss, rel=1e-5)

@@ -163,16 +163,24 @@ class ProcessGroup:
         rows, values = _all_rows(own.indices()[0], sizes), _all_rows(own.values(), sizes)
         return _sparse(rows[None], values, parameter).coalesce()
 
-    def sum_scalars(self, values: Mapping[str, Tensor]) -> dict[str, float]:
-        """The sum of each value over the ranks. Every rank gives the same names."""
+    def sum_scalars(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The sum of each value over the ranks, in fp64 and on its device. Every rank gives the same names."""
         names = sorted(values)
         if not names:
             return {}
         together = torch.stack([values[name].detach().double() for name in names])
         if self.world > 1:
             dist.all_reduce(together)
-        sums = dict(zip(names, together.tolist(), strict=True))
+        sums = dict(zip(names, together.unbind(), strict=True))
         return {name: sums[name] for name in values}
+
+
+def numbers(values: Mapping[str, Tensor]) -> dict[str, float]:
+    """The values of scalars, read from their device at once: a program waits there for all that a GPU was given."""
+    if not values:
+        return {}
+    read: list[float] = torch.stack([value.double() for value in values.values()]).tolist()
+    return dict(zip(values, read, strict=True))
 
 
 def _sparse(rows: Tensor, values: Tensor, like: Tensor) -> Tensor:

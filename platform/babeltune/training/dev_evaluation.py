@@ -65,7 +65,7 @@ class _SharedEncoding:
     def on_all(self, found: Found | None) -> Found:
         """What this rank has found, if none has left."""
         left = torch.tensor(float(found is None), device=self.device)
-        if self.ranks.sum_scalars({"left": left})["left"] or found is None:
+        if bool(self.ranks.sum_scalars({"left": left})["left"]) or found is None:
             raise EvaluationLeftError
         return found
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from babeltune.data.store import open_matrix
 from babeltune.errors import TrainingError
 from babeltune.method import Batch, Cut, Loss, Method, Tokens, TrialContext, trial_context
-from babeltune.method.distributed import ProcessGroup
+from babeltune.method.distributed import ProcessGroup, numbers
 from babeltune.method.gradcache import CachedEncode
 from babeltune.method.matryoshka import cuts_below, matryoshka_loss
 from babeltune.models.encoder import Encoder, FrozenEncoder, StudentEncoder, build_student
@@ -117,13 +117,13 @@ def sparse_tables(module: nn.Module) -> set[int]:
     return {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag) and m.sparse}
 
 
-def clip(parameters: Sequence[nn.Parameter], most: float) -> float:
+def clip(parameters: Sequence[nn.Parameter], most: float) -> Tensor:
     """Scales the gradients so that their common norm is at most this; returns the norm that they had."""
     found = [p.grad._values() if p.grad.is_sparse else p.grad for p in parameters if p.grad is not None]
     norm = nn.utils.get_total_norm(found)
     factor = torch.clamp(most / (norm + 1e-6), max=1.0)
     torch._foreach_mul_(found, factor)
-    return float(norm)
+    return norm
 
 
 @dataclass(frozen=True)
@@ -184,8 +184,9 @@ class TrainStep:
         """Within the block the module has the weights that are evaluated and exported: `training.average`'s, if any."""
         return self.average.in_place() if self.average else nullcontext()
 
-    def backward(self, batch: Batch) -> dict[str, float]:
-        """Leaves the gradient of the global loss in every parameter; returns the global loss and its terms."""
+    def backward(self, batch: Batch) -> dict[str, Tensor]:
+        """Leaves the gradient of the global loss in every parameter; returns the global loss and its terms, and whether
+        a rank wants to stop."""
         training = self.training
         autocast = torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=training.precision == "bf16")
         encode = AutocastEncode(self.encoder, autocast)
@@ -207,11 +208,9 @@ class TrainStep:
             cached.backward()
         self.ranks.sum_gradients(self.parameters, self.by_row)
         shares = {"loss": loss.total.detach(), **loss.terms, **loss.diagnostics}
-        values = self.ranks.sum_scalars({**shares, STOP: loss.total.new_full((), float(self.stop))})
-        self.stopping = values.pop(STOP) > 0
-        return values
+        return self.ranks.sum_scalars({**shares, STOP: loss.total.new_full((), float(self.stop))})
 
-    def update(self, seen: int) -> float:
+    def update(self, seen: int) -> Tensor:
         """One clipped update at the learning rate of `seen` pairs; returns the gradient's norm."""
         norm = clip(self.parameters, self.training.clip or math.inf)
         rate = learning_rate_at(self.training, seen, self.halvings)
@@ -224,11 +223,14 @@ class TrainStep:
         return norm
 
     def step(self, batch: Batch, seen: int) -> dict[str, float]:
-        """One optimizer step on a global batch; `TrainingError` when the loss or its gradient is not finite."""
-        values = self.backward(batch)
+        """One optimizer step on a global batch; `TrainingError` when the loss or its gradient is not finite.
+
+        Numbers are read once and last, so that a GPU has all of the step to do meanwhile."""
+        shared = self.backward(batch)
+        values = numbers({**shared, "gradient_norm": self.update(seen)})
+        self.stopping = values.pop(STOP) > 0
         if not math.isfinite(values["loss"]):
             raise TrainingError(f"loss is {values['loss']}; lower training.learning_rate or raise the temperature")
-        values["gradient_norm"] = self.update(seen)
         if not math.isfinite(values["gradient_norm"]):
             raise TrainingError(f"gradient norm is {values['gradient_norm']}; lower training.learning_rate")
         return values
