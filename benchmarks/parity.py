@@ -113,7 +113,7 @@ def cells(folder: str, rows: int | None = None) -> Iterator[Cell]:
     model = loaded(folder)
     known: dict[str, NDArray[np.float32]] = {}
 
-    def unit(texts: tuple[str, ...]) -> Vectors:
+    def unit(texts: Sequence[str]) -> Vectors:
         missing = [text for text in dict.fromkeys(texts) if text not in known]
         known.update(zip(missing, model.encode(missing, batch_size=64, show_progress_bar=False), strict=True))
         rows = np.stack([known[text] for text in texts]).astype(np.float64)
@@ -131,13 +131,13 @@ def cells(folder: str, rows: int | None = None) -> Iterator[Cell]:
 Found = Iterator[tuple[str, str, float] | tuple[str, str, float, float]]
 
 
-def _bitext(task: TextTask, unit: Callable[[tuple[str, ...]], Vectors]) -> Found:
+def _bitext(task: TextTask, unit: Callable[[Sequence[str]], Vectors]) -> Found:
     x, y = unit(task.left), unit(task.right)
     there, back = xsim_by_loop(x, y, task.right), xsim_by_loop(y, x, task.left)
     yield "xsim_error", "LASER's definition", (there + back) / 2
 
 
-def xsim_by_loop(x: Vectors, y: Vectors, texts: tuple[str, ...], k: int = 4) -> float:
+def xsim_by_loop(x: Vectors, y: Vectors, texts: Sequence[str], k: int = 4) -> float:
     """LASER's xSIM (source/xsim.py), ratio margin, sentence by sentence; an equal text at another row counts."""
     cosines = x @ y.T
     near, around = np.argsort(-cosines, axis=1, kind="stable")[:, :k], -np.sort(-cosines, axis=0)[:k].mean(axis=0)
@@ -149,7 +149,7 @@ def xsim_by_loop(x: Vectors, y: Vectors, texts: tuple[str, ...], k: int = 4) -> 
     return errors / len(x)
 
 
-def _mining(task: TextTask, unit: Callable[[tuple[str, ...]], Vectors]) -> Found:
+def _mining(task: TextTask, unit: Callable[[Sequence[str]], Vectors]) -> Found:
     assert task.fit is not None
     fit = mined_by_loop(unit(task.fit.left), unit(task.fit.right))
     found = mined_by_loop(unit(task.left), unit(task.right))
@@ -199,13 +199,13 @@ def swept(pairs: dict[tuple[int, int], float], gold: Sequence[tuple[int, int]]) 
     return float(threshold), best
 
 
-def _sts(task: TextTask, unit: Callable[[tuple[str, ...]], Vectors]) -> Found:
+def _sts(task: TextTask, unit: Callable[[Sequence[str]], Vectors]) -> Found:
     cosines = (unit(task.left) * unit(task.right)).sum(axis=1)
     yield "spearman", "scipy", float(spearmanr(cosines, task.scores).statistic)
     yield "pearson", "scipy", float(pearsonr(cosines, task.scores).statistic)
 
 
-def _clustering(task: TextTask, unit: Callable[[tuple[str, ...]], Vectors]) -> Found:
+def _clustering(task: TextTask, unit: Callable[[Sequence[str]], Vectors]) -> Found:
     rows, topics = unit(task.left), len(set(task.labels))
     found = [KMeans(topics, n_init=STARTS, random_state=seed).fit_predict(rows) for seed in SEEDS]
     for metric, score in (("ari", adjusted_rand_score), ("v_measure", v_measure_score)):
@@ -213,7 +213,7 @@ def _clustering(task: TextTask, unit: Callable[[tuple[str, ...]], Vectors]) -> F
         yield metric, "scikit-learn", float(np.mean(values)), max(STARTED, SPREAD * float(np.std(values, ddof=1)))
 
 
-def _transfer(task: TextTask, unit: Callable[[tuple[str, ...]], Vectors]) -> Found:
+def _transfer(task: TextTask, unit: Callable[[Sequence[str]], Vectors]) -> Found:
     assert task.fit is not None
     head = LogisticRegression(C=1.0, max_iter=2000, tol=1e-8).fit(unit(task.fit.left), task.fit.labels)
     said = head.predict(unit(task.left))

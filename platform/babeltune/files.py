@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, overload
@@ -134,10 +134,10 @@ def plain(record: Mapping[str, object]) -> JsonObject: ...
 def plain(record: object) -> JsonValue: ...
 def plain(record: object) -> object:
     """The record as dictionaries, lists and scalars, ready for JSON."""
+    if isinstance(record, Sequence) and not isinstance(record, str | bytes):
+        return [plain(value) for value in record]
     if dataclasses.is_dataclass(record) and not isinstance(record, type):
         return {f.name: plain(getattr(record, f.name)) for f in dataclasses.fields(record)}
     if isinstance(record, dict):
         return {str(key): plain(value) for key, value in record.items()}
-    if isinstance(record, (list, tuple)):
-        return [plain(value) for value in record]
     return record

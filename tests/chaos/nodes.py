@@ -1,6 +1,7 @@
 """A Ray cluster of several nodes on this machine, in a process of its own that breaks it on request.
 
-`python -m chaos.nodes` prints the address; each line that it then reads is a command, answered by one line of JSON:
+`python -m chaos.nodes [apart]` prints the address. With `apart` each worker node has a network of its own. Each line
+that it then reads is a command, answered by one line of JSON:
 
     node PID     the number of the worker node on which this process runs
     lose PID     that node is lost, with everything on it
@@ -9,6 +10,8 @@
     halt all     all worker nodes stand still
     add          another worker node comes
     go on        and go on (SIGCONT)
+    cut PID      nothing reaches the node on which this process runs, or comes from it
+    join         and everything does again
     gcs down     the head's `gcs_server` is killed
     gcs up       and started again
     left         what there is of actors, placement groups and their processes
@@ -33,6 +36,7 @@ from ray.cluster_utils import Cluster
 
 from chaos.arena import own_path
 from chaos.leftovers import leftovers
+from chaos.networks import HEAD, Networks
 from chaos.servers import end
 from slow_starts import wait_for_nodes
 from waiting import wait_until
@@ -52,10 +56,20 @@ def main() -> None:
         answers.flush()
 
     wait_for_nodes()
-    cluster = Cluster(initialize_head=True, head_node_args={**NODE, "num_cpus": 0})
-    nodes_here = [cluster.add_node(**NODE, num_cpus=1, num_gpus=1) for _ in range(WORKERS)]
+    networks = Networks() if "apart" in sys.argv[1:] else None
+    head = {"node_ip_address": HEAD} if networks else {}
+    cluster = Cluster(initialize_head=True, head_node_args={**NODE, **head, "num_cpus": 0})
+
+    def add() -> Any:
+        if networks is None:
+            return cluster.add_node(**NODE, num_cpus=1, num_gpus=1)
+        with networks.another() as address:
+            return cluster.add_node(**{**NODE, "node_ip_address": address}, num_cpus=1, num_gpus=1)
+
+    nodes_here = [add() for _ in range(WORKERS)]
     answer(cluster.address)
     halted: list[psutil.Process] = []
+    cut: list[int] = []
     for line in sys.stdin:
         match line.split():
             case ["node", pid]:
@@ -67,7 +81,7 @@ def main() -> None:
                 halted = stopped([process for node in nodes_here for process in family(node)])
                 answer(len(halted))
             case ["add"]:
-                nodes_here.append(cluster.add_node(**NODE, num_cpus=1, num_gpus=1))
+                nodes_here.append(add())
                 answer(len(nodes_here))
             case ["halt", pid]:
                 halted = stopped(family(node_of(int(pid), nodes_here)))
@@ -80,6 +94,14 @@ def main() -> None:
                     with contextlib.suppress(psutil.NoSuchProcess):
                         process.resume()
                 answer(len(halted))
+            case ["cut", pid] if networks:
+                cut.append(nodes_here.index(node_of(int(pid), nodes_here)))
+                networks.cut(cut[-1])
+                answer(cut)
+            case ["join"] if networks:
+                for number in cut:
+                    networks.join(number)
+                answer(cut)
             case ["gcs", "down"]:
                 cluster.head_node.kill_gcs_server()
                 answer("down")
@@ -149,10 +171,11 @@ def environment(place: Path, **more: str) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def nodes(environment: dict[str, str]) -> Iterator[Nodes]:
-    """A head without CPUs and two nodes of one CPU and one logical GPU each, until the end of the block."""
+def nodes(environment: dict[str, str], *, apart: bool = False) -> Iterator[Nodes]:
+    """A head without CPUs and two nodes of one CPU and one logical GPU each, until the end of the block; `apart`, in
+    networks of their own."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "chaos.nodes"],
+        [sys.executable, "-m", "chaos.nodes", *(["apart"] if apart else [])],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -142,6 +142,25 @@ def test_a_node_that_never_goes_on_leaves_its_trial_to_another(make_arena, short
         note(arena, f"{what} SIGSTOP for good", seconds=arena.recovered(halted), most=20)
 
 
+@pytest.mark.parametrize("joins", [False, True])
+def test_a_node_that_nothing_reaches_leaves_its_trial_to_another(make_arena, short_place, note, joins):
+    """A partition: its processes go on, and come back when their trial is elsewhere, or never."""
+    with nodes(environment(short_place, **HASTY), apart=True) as running:
+        arena = at(make_arena, running)
+        driver = arena.start("submit", file=True)
+        arena.until(arena.trained(130))
+        began, pid = time.time(), arena.steps()[-1]["pid"]
+        running.tell(f"cut {pid}")
+        arena.until(lambda: arena.steps()[-1]["pid"] != pid)
+        if joins:
+            running.tell("join")
+        assert driver.wait() == 0, driver.words()[-2000:]
+        running.tell("join")
+        arena.check(marked=driver.mark)
+        what = "and joins when its trial is elsewhere" if joins else "for good"
+        note(arena, f"node cut off from the network, {what}", seconds=arena.recovered(began), most=20)
+
+
 def test_a_sweep_whose_nodes_all_stand_still_is_stopped_and_resumed(make_arena, short_place, note):
     with nodes(environment(short_place, **HASTY)) as running:
         arena = at(make_arena, running)

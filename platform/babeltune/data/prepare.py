@@ -17,8 +17,9 @@ from babeltune.data.alignment import build_words
 from babeltune.data.arrays import first_places, histogram, is_first, kept, number_type, numbers, scratch_in, zeros
 from babeltune.data.contamination import find_near_once
 from babeltune.data.corpus import Corpus, build_corpus, check_corpus
+from babeltune.data.ids import write_ids
 from babeltune.data.negatives import mine_negatives
-from babeltune.data.prepared import TEXTS, Counts, IdTask, Prepared, TokenSet
+from babeltune.data.prepared import TEXTS, Counts, IdTask, Prepared, TokenSet, sides_of, with_files
 from babeltune.data.shards import Progress, RunShards, no_progress, run_here
 from babeltune.data.store import Contents, build, digest_of_array, digest_of_texts, facts_of, key_of, open_matrix
 from babeltune.data.student_tokens import StudentTokens, ids_among
@@ -141,7 +142,7 @@ def prepare(
         copy_anchor=_copies_anchor(sweep),
         negatives={key: str(folder / f"negatives-{key}.npy") for key, _, _ in wanted.negatives},
         counts=counts_of(corpus, words),
-        **facts_of_corpus(corpus),
+        **facts_of_corpus(replace(corpus, tasks=with_files(corpus.tasks, folder))),
     )
 
 
@@ -239,6 +240,7 @@ def write_arrays(folder: Path, corpus: Corpus, teacher_rows: NDArray[np.integer]
     np.save(folder / "teacher_rows.npy", teacher_rows)
     np.save(folder / "languages.npy", corpus.languages.codes(languages))
     corpus.texts.save(folder / TEXTS)
+    write_ids(folder, list(sides_of(corpus.tasks)))
 
 
 def write_negatives(folder: Path, corpus: Corpus, wanted: Wanted, vectors: NDArray[np.generic], seed: int) -> None:

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NotRequired, TypedDict, TypeVar
 
 import numpy as np
 
 from babeltune.data.arrays import parts
+from babeltune.data.ids import FILE, Ids, ids_in
 from babeltune.data.store import open_matrix
 from babeltune.data.texts import Texts
 from babeltune.errors import StoreError
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from babeltune.data.contamination import ContaminationRecord
-    from babeltune.files import JsonValue
+    from babeltune.files import JsonObject, JsonValue
     from babeltune.method import TrialContext
     from babeltune.schema.records import Scalar
 
@@ -50,8 +51,8 @@ class EvalTask(Generic[Text]):
     kind: Literal["bitext", "mining", "sts", "clustering", "transfer", "retrieval"]
     subset: str
     """`fra-eng`, `eng` or `mixed`: the metric is `dev/<name>/<subset>/<metric>`."""
-    left: tuple[Text, ...]
-    right: tuple[Text, ...] = ()
+    left: Sequence[Text]
+    right: Sequence[Text] = ()
     """Bitext: after the translations, changed sentences that are none (xSIM++)."""
     scores: tuple[float, ...] = ()
     labels: tuple[str, ...] = ()
@@ -104,22 +105,55 @@ TextTask = EvalTask[str]
 """A task whose texts are plain, for models that are given sentences."""
 
 
+def sides_of(tasks: Iterable[IdTask]) -> Iterator[Sequence[int]]:
+    """Both sides of each task and of what it is fitted on, in order."""
+    for task in tasks:
+        yield from (task.left, task.right)
+        yield from sides_of([task.fit] if task.fit else [])
+
+
+def with_files(tasks: tuple[IdTask, ...], folder: Path) -> tuple[IdTask, ...]:
+    """The tasks, their large sides in the file that `ids.write_ids` wrote there."""
+    sides = iter(ids_in(folder, list(sides_of(tasks))))
+
+    def with_sides(task: IdTask) -> IdTask:
+        left, right = next(sides), next(sides)
+        return replace(task, left=left, right=right, fit=task.fit and with_sides(task.fit))
+
+    return tuple(map(with_sides, tasks))
+
+
 class TaskJson(TypedDict):
-    """What `plain` makes of a task: its fields, and lists instead of tuples."""
+    """What `plain` makes of a task: its fields, and lists instead of tuples. A side in a file is [start, count]."""
 
     gold: list[list[int]]
     fit: TaskJson | None
+    in_file: NotRequired[dict[str, list[int]]]
 
 
-def tasks_from(values: Iterable[TaskJson]) -> tuple[IdTask, ...]:
-    """The tasks that `plain` wrote."""
-    return tuple(map(_task_from, values))
+def tasks_from(values: Iterable[TaskJson], folder: str = "") -> tuple[IdTask, ...]:
+    """The tasks that `plain` or `_plain_task` wrote, of what is prepared in `folder`."""
+    return tuple(_task_from(each, folder) for each in values)
 
 
-def _task_from(values: TaskJson) -> IdTask:
+def _task_from(values: TaskJson, folder: str) -> IdTask:
     lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
-    nested = {"gold": tuple(map(tuple, values["gold"])), "fit": values["fit"] and _task_from(values["fit"])}
-    return record_from(EvalTask, {**values, **lists, **nested})
+    in_file = values.get("in_file", {})
+    sides = {side: Ids(str(Path(folder) / FILE), *place) for side, place in in_file.items()}
+    nested = {"gold": tuple(map(tuple, values["gold"])), "fit": values["fit"] and _task_from(values["fit"], folder)}
+    fields = {name: value for name, value in values.items() if name != "in_file"}
+    return record_from(EvalTask, {**fields, **lists, **nested, **sides})
+
+
+def _plain_task(task: IdTask) -> JsonObject:
+    """The task for JSON, without the ids that are in a file."""
+    left, right = (() if isinstance(side, Ids) else side for side in (task.left, task.right))
+    values = plain(replace(task, left=left, right=right, fit=None))
+    values["fit"] = _plain_task(task.fit) if task.fit else None
+    sides = {"left": task.left, "right": task.right}
+    if in_file := {name: plain([side.start, side.size]) for name, side in sides.items() if isinstance(side, Ids)}:
+        values["in_file"] = in_file
+    return values
 
 
 class Counts(TypedDict, total=False):
@@ -287,6 +321,7 @@ class TokenSetJson(TypedDict):
 class PreparedJson(TypedDict):
     """What `plain` makes of a `Prepared`: its fields, and lists instead of tuples."""
 
+    folder: str
     tasks: list[TaskJson]
     tokens: dict[str, TokenSetJson]
     groups: list[str]
@@ -316,7 +351,9 @@ def _moved(value: JsonValue, before: str, after: str) -> JsonValue:
 
 def write_prepared(record: Prepared, path: Path) -> None:
     """Writes the record as JSON; its arrays are in the stores that it names."""
-    values, storage = plain(record), storage_of(path)
+    values = plain(replace(record, tasks=()))
+    values["tasks"] = [_plain_task(task) for task in record.tasks]
+    storage = storage_of(path)
     write_json(path, values if storage is None else _moved(values, f"{storage}/", IN_STORAGE))
 
 
@@ -327,7 +364,7 @@ def _prepared_from(written: PreparedJson) -> Prepared:
         for key, tokens in written["tokens"].items()
     }
     lists = {
-        "tasks": tasks_from(written["tasks"]),
+        "tasks": tasks_from(written["tasks"], written["folder"]),
         "groups": tuple(written["groups"]),
         "group_rows": tuple(written["group_rows"]),
         "group_languages": tuple(map(tuple, written["group_languages"])),

@@ -58,7 +58,7 @@ def xsim(matches: Matches, texts: Sequence[int] | None = None, margin: Margin = 
     """
     found = matches.forward
     best, _ = best_scored(matches, margin)
-    ids = torch.arange(len(matches.backward.index)) if texts is None else torch.as_tensor(np.asarray(texts))
+    ids = torch.arange(len(matches.backward.index)) if texts is None else torch.from_numpy(np.array(texts, np.int64))
     ids = ids.to(best.device)
     return _or_nan(found, (ids[best] != ids[: len(best)]).double().mean())
 

@@ -210,8 +210,8 @@ class Lookup:
 
     ids: NDArray[np.int64]
     vectors: Rows
-    sides: dict[tuple[int, ...], Side] = field(default_factory=dict)
-    heads: dict[tuple[tuple[int, ...], tuple[str, ...]], probing.Head | None] = field(default_factory=dict)
+    sides: dict[Sequence[int], Side] = field(default_factory=dict)
+    heads: dict[tuple[Sequence[int], tuple[str, ...]], probing.Head | None] = field(default_factory=dict)
     others: Lookup | None = None
     """The teacher's vectors, for the right sides that it encodes."""
 
@@ -233,7 +233,7 @@ class Lookup:
         found: Rows = self.vectors[np.searchsorted(self.ids, np.asarray(texts, np.int64))]
         return found
 
-    def side(self, texts: tuple[int, ...]) -> Side:
+    def side(self, texts: Sequence[int]) -> Side:
         """The same, ready to be compared; a language of a multi-way set is made ready once."""
         if texts not in self.sides:
             self.sides[texts] = knn.side(self.rows(texts))

@@ -97,7 +97,7 @@ def _question(task: TextTask, part: float) -> Question:
     return Question(
         text=task.left[row],
         language=task.left_languages[0] or left,
-        candidates=task.right[:among],
+        candidates=tuple(task.right[:among]),
         candidate_language=task.right_languages[0] or right,
         translation=row,
     )
