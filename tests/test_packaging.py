@@ -336,6 +336,7 @@ def test_whatever_is_imported_is_declared(folders, how, extras):
     assert not missing, "declare their distributions in pyproject.toml, and their versions in constraints.txt"
 
 
+@pytest.mark.slow
 def test_whatever_the_package_declares_is_imported():
     found = set().union(*imported("platform", "methods").values())
     assert not declared() - found - CALLED

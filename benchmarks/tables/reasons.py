@@ -37,6 +37,13 @@ REASONS = (
         experiment="mao_teacher",
     ),
     Reason(
+        table="mao_teacher",
+        rows=("AMS + FD, beta 1000, ranking teacher", "AMS + FD, beta 100, ranking teacher"),
+        suspected="FD of this weight leaves AMS too little. A tenth of it gains among many candidates.",
+        experiment="mao_teacher",
+        metrics=("test/news/accuracy",),
+    ),
+    Reason(
         table="park_labels",
         rows=("priority + TCM, 0.1",),
         suspected=LIKE_TATOEBA,

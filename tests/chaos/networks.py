@@ -40,7 +40,7 @@ class Networks:
             yield address
 
     def cut(self, number: int) -> None:
-        """Nothing reaches that node any more, or comes from it; nobody is told."""
+        """Nothing reaches that node any more, or comes from it, and nobody learns of that."""
         ip("link", "set", f"port{number}", "nomaster")
 
     def join(self, number: int) -> None:

@@ -53,6 +53,7 @@ def test_the_smallest_ranks_are_those_of_a_stable_sort(ranks, data):
         assert arrays.smallest(keys_of(ranks), count).tolist() == expected.tolist()
 
 
+@pytest.mark.slow
 @given(st.lists(st.booleans(), max_size=40))
 def test_rows_are_kept_and_joined_as_numpy_does_it(mask):
     chosen = np.array(mask, bool)

@@ -61,6 +61,7 @@ def test_what_an_early_version_prepared_has_no_file(tmp_path, monkeypatch):
     assert ids_in(tmp_path, SIDES) == SIDES
 
 
+@pytest.mark.slow
 def test_a_record_names_the_file_and_its_sets_score_the_same(tiny_sweep, tmp_path, monkeypatch):
     small = prepare(tiny_sweep, tmp_path / "small")
     monkeypatch.setattr(ids, "MANY", 4)
@@ -83,6 +84,7 @@ def test_a_record_names_the_file_and_its_sets_score_the_same(tiny_sweep, tmp_pat
     assert first["in_file"]["left"] == [0, len(large.tasks[0].left)]
 
 
+@pytest.mark.slow
 def test_what_a_mining_set_is_fitted_on_is_in_the_file_too(tiny_sweep, tmp_path, monkeypatch):
     monkeypatch.setattr(ids, "MANY", 4)
     task, *_ = prepare(tiny_sweep, tmp_path).tasks

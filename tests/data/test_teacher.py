@@ -68,6 +68,7 @@ def test_half_precision_changes_the_third_digit_at_most(bundled):
     assert cosines.min() > 0.999
 
 
+@pytest.mark.slow
 @pytest.mark.trap(21)
 def test_an_explicit_prompt_is_put_before_every_sentence(bundled):
     found = load_teacher(Teacher(prompt="query: ")).encode(TEXTS[:9])

@@ -120,6 +120,7 @@ def test_the_plan_counts_the_steps_that_the_sampler_makes(tiny_file, tmp_path):
     assert not list(about_corpus(again, report.pairs, report.dev))
 
 
+@pytest.mark.slow
 def test_pairs_that_a_text_can_never_give_are_said_or_refused(tiny_file, tmp_path):
     text = corpus_file(tmp_path, 100, 10)
     sweep = read_sweep(tiny_file, assignments=[*text, "training.pairs=1000000"])

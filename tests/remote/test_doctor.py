@@ -6,6 +6,7 @@ import socket
 import sys
 from dataclasses import replace
 
+import pytest
 from packaging.requirements import Requirement
 
 from babeltune.remote.doctor import examine, installed, needed, packages, python, ray_cluster, storage, tracking
@@ -101,6 +102,7 @@ def test_a_ray_that_does_not_answer_is_found_at_once(tmp_path):
     assert "does not answer" in finding.text
 
 
+@pytest.mark.slow
 def test_what_answers_and_is_no_ray_is_found(tmp_path, monkeypatch):
     monkeypatch.setattr(access, "ANSWER_TIMEOUT_S", 3.0)
     monkeypatch.setattr("ray.is_initialized", lambda: False)  # as another test's may be

@@ -601,6 +601,7 @@ def test_a_commands_json_is_found_among_other_lines():
     assert json_in("nothing\n") is None
 
 
+@pytest.mark.slow
 def test_the_wheel_is_named_by_its_content_and_names_no_dependency(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()

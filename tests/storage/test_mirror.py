@@ -156,6 +156,7 @@ def test_records_are_sent_when_they_change_and_own_changes_are_never_overwritten
     assert other.waits(theirs)
 
 
+@pytest.mark.slow
 def test_what_the_bucket_has_no_more_goes_but_not_what_it_never_had(mirrors):
     one, other = mirrors
     for name in ("a", "b"):
@@ -169,6 +170,7 @@ def test_what_the_bucket_has_no_more_goes_but_not_what_it_never_had(mirrors):
     assert sorted(path.name for path in other.path("sweeps/x").iterdir()) == ["b", "own"]
 
 
+@pytest.mark.slow
 def test_a_database_is_sent_as_of_one_moment_while_it_is_written(mirrors):
     one, other = mirrors
     path = one.path("sweeps/a/study.db")

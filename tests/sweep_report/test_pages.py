@@ -140,6 +140,7 @@ def test_no_column_is_cut_where_nine_settings_are_searched(browser, wide, tmp_pa
         kept(shown, f"report-wide-{media}", full_page=True)
 
 
+@pytest.mark.slow
 def test_a_wide_table_is_folded_and_each_part_names_its_rows(wide):
     found = next(block for section in document(wide, 50).sections for block in section.blocks if is_leaderboard(block))
     parts = folded(found)
