@@ -19,8 +19,7 @@ class Networks:
 
     def __init__(self) -> None:
         self._nodes: list[str] = []
-        with contextlib.suppress(subprocess.CalledProcessError):
-            ip("link", "del", BRIDGE)  # a process that has ended left it
+        remove(BRIDGE)
         ip("link", "add", BRIDGE, "type", "bridge")
         ip("addr", "add", f"{HEAD}/24", "dev", BRIDGE)
         ip("link", "set", BRIDGE, "up")
@@ -31,6 +30,7 @@ class Networks:
         number, network = len(self._nodes), new_network()
         address, port = f"10.77.0.{number + 2}", f"port{number}"
         self._nodes.append(network)
+        remove(port)
         ip("link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", network)
         for words in (("link", "set", "lo", "up"), ("addr", "add", f"{address}/24", "dev", "eth0")):
             ip(*words, network=network)
@@ -52,6 +52,12 @@ def ip(*words: str, network: str | None = None) -> None:
     """The command of iproute2, in another network if one is named."""
     there = ("nsenter", f"--net={network}") if network else ()
     subprocess.run([*there, "ip", *words], check=True, capture_output=True)
+
+
+def remove(device: str) -> None:
+    """What a process that has ended may have left."""
+    with contextlib.suppress(subprocess.CalledProcessError):
+        ip("link", "del", device)
 
 
 def new_network() -> str:
