@@ -122,7 +122,7 @@ def promote_starts(table: Table, cluster: str | None) -> list[str]:
     """Trains and promotes the models that the table starts from, unless they are registered; the sweeps' ids."""
     place, ids = read_cluster(cluster), []
     for file in table.before:
-        name = read_sweep(file).name
+        name = read_planned(file, (), cluster).name
         done = bt.submit(file, cluster=cluster)
         ids.append(done.id)
         if champion_of(place.mlflow, name, "champion") is None:
