@@ -190,7 +190,7 @@ def benchmarks() -> str:
             f"## The last `make bench`\n\nCommit `{found['commit']}`.",
             table(tuple(found["titles"]), found["rows"]),
         ]
-    parts += [*corpus_sizes(), *running_trials(), *opened_groups(), *many_trials(), *on_a_gpu()]
+    parts += [*corpus_sizes(), *running_trials(), *opened_groups(), *many_trials(), *of_a_gpu()]
     figures = json.loads((MEASURED / "figures.json").read_text(encoding="utf-8"))["rows"]
     parts += ["## Single commands", table(("what", "command", "figures"), [(a, f"`{b}`", c) for a, b, c in figures])]
     return "\n\n".join(parts) + "\n"
@@ -292,7 +292,7 @@ def many_trials() -> list[str]:
     )
 
 
-def on_a_gpu() -> list[str]:
+def of_a_gpu() -> list[str]:
     """What `benchmarks.gpu` has measured."""
     if not (file := MEASURED / "gpu.json").exists():
         return []
