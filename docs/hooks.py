@@ -321,7 +321,8 @@ def of_a_gpu() -> list[str]:
     lead = (
         f"Commit `{found['commit']}`, {found['device']}, torch {found['torch']}. `python -m benchmarks.gpu` measures "
         "wall seconds. The peer of training is sentence-transformers in bf16, by its attention and by the processes "
-        "that tokenize beside it. Two students are to be compared; see which are here."
+        "that tokenize beside it. Its FlashAttention-2 was torch's own kernel behind the names of `flash_attn`, which "
+        "was not at hand. The larger of the two students was not reached."
     )
     return [f"## On a GPU\n\n{lead}", table(("what", "ours", "peer"), rows)]
 
