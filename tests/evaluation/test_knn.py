@@ -81,3 +81,19 @@ def test_an_empty_side_has_no_neighbours():
         found = knn.match(left, right)
         assert (len(found.forward.index), len(found.backward.index)) == (len(left), len(right))
         assert found.forward.index.numel() == found.backward.index.numel() == 0
+
+
+@pytest.mark.parametrize("collide", [False, True])
+def test_equal_rows_have_one_number_by_first_appearance_whatever_their_hashes(monkeypatch, collide):
+    if collide:  # a hash that is the sum of a row's numbers
+        monkeypatch.setattr(knn.np.random, "default_rng", lambda seed: SumsOnly())
+    monkeypatch.setattr(knn, "HASHED", 3)
+    rows = np.array([[1, 2], [2, 1], [1, 2], [0, 3], [2, 1], [0.0, 5], [-0.0, 5]], np.float32)
+    number, places = knn.numbered_rows(rows)
+    assert number.tolist() == [0, 1, 0, 2, 1, 3, 4]
+    assert places.tolist() == [0, 1, 3, 5, 6]
+
+
+class SumsOnly:
+    def integers(self, *_, size, dtype):
+        return np.ones(size, dtype)

@@ -176,3 +176,10 @@ def test_requests_that_failed_together_are_not_repeated_together():
         assert least <= min(drawn) < max(drawn) <= least + 0.2
     state.attempt_number = 30
     assert WAIT_S(state) == 8
+
+
+@pytest.mark.parametrize("protocol", ["gs", "gcs"])
+def test_a_request_to_google_that_gets_no_answer_ends(protocol):
+    """Its client waits for ever, unless it is given a timeout."""
+    timeout = ObjectStore(f"{protocol}://bucket/x")._fs.requests_timeout
+    assert (timeout.sock_connect, timeout.sock_read) == (10, 60)

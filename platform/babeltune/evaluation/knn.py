@@ -105,13 +105,37 @@ def side(vectors: Vectors | Side) -> Side:
     if isinstance(vectors, Side):
         return vectors
     rows = unit(vectors)
-    first: dict[bytes, int] = {}
-    number = [first.setdefault(row.tobytes(), len(first)) for row in rows.cpu().numpy()]
-    which = torch.tensor(number, dtype=torch.long, device=rows.device)
-    if len(first) == len(rows):
+    number, places = numbered_rows(rows.cpu().numpy())
+    which = torch.from_numpy(number).to(rows.device)
+    if len(places) == len(rows):
         return Side(rows, which)
-    _, places = np.unique(np.asarray(number), return_index=True)
-    return Side(rows[torch.as_tensor(places, device=rows.device)], which)
+    return Side(rows[torch.from_numpy(places).to(rows.device)], which)
+
+
+def numbered_rows(rows: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """[n] the number of each row [n, d] among the distinct ones, by first appearance; and where each of these is first.
+
+    Rows are equal if their bits are. They are compared by 64-bit hashes, and then with the first of the same hash, so
+    that some 50 bytes a row are needed besides."""
+    words = np.ascontiguousarray(rows).view(np.uint32)
+    factors = np.random.default_rng(0).integers(2**64, size=words.shape[1], dtype=np.uint64) | np.uint64(1)
+    hashes = np.empty(len(words), np.uint64)
+    for start in range(0, len(words), HASHED):
+        hashes[start : start + HASHED] = words[start : start + HASHED].astype(np.uint64) @ factors
+    _, first, group = np.unique(hashes, return_index=True, return_inverse=True)
+    owner = first[group]
+    for start in range(0, len(words), HASHED):
+        if not np.array_equal(words[start : start + HASHED], words[owner[start : start + HASHED]]):
+            owner = _first_equal(words)  # two rows have one hash
+            break
+    places, number = np.unique(owner, return_inverse=True)
+    return number.astype(np.int64), places.astype(np.int64)
+
+
+def _first_equal(words: NDArray[np.uint32]) -> NDArray[np.int64]:
+    """[n] where each row is first, row by row."""
+    first: dict[bytes, int] = {}
+    return np.array([first.setdefault(row.tobytes(), place) for place, row in enumerate(words)], np.int64)
 
 
 def match(left: Vectors | Side, right: Vectors | Side, k: int = 4) -> Matches:
@@ -273,6 +297,8 @@ def full_precision(device: str) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
+HASHED = 1 << 14
+"""Rows that are hashed at once: 50 MB of 384 dimensions."""
 ROWS = 1 << 16
 """Vectors that are copied at once where all are summed: 100 MB of 384 dimensions in fp32."""
 

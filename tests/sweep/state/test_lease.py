@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 
@@ -300,3 +301,26 @@ def test_a_process_that_got_the_number_of_a_dead_driver_is_not_taken_for_it():
     assert leases._is_alive_here(driver)
     assert not leases._is_alive_here({**driver, "started": driver["started"] - 86_400})
     assert not leases._is_alive_here({**driver, "host": "elsewhere"})
+
+
+def test_a_late_driver_whose_storage_gives_no_answer_ends_all_the_same(monkeypatch):
+    """A renewal that hangs holds the lease's lock, and another would hang, too."""
+    monkeypatch.setattr(fencing, "ANSWER_S", 0.1)
+    clock, asked, never = [0.0], threading.Event(), threading.Event()
+
+    class Hangs:
+        sweep = "s"
+
+        def swap(self, lease, expected):
+            asked.set()
+            never.wait(PATIENCE_S)
+            return "2"
+
+    held = fencing.HeldLease(Hangs(), fencing.Lease(token=1), "1", 0.0, lambda: clock[0])
+    threading.Thread(target=held.renew, daemon=True).start()
+    assert asked.wait(PATIENCE_S)
+    held.refuse_if_late()
+    clock[0] = 1_000.0
+    with pytest.raises(LeaseExpiredError, match=r"1000 s \(the storage gives no answer within 0\.1 s\); this driver"):
+        held.refuse_if_late()
+    never.set()

@@ -12,6 +12,7 @@ import errno
 import fcntl
 import json
 import os
+import queue
 import socket
 import threading
 import time
@@ -30,6 +31,8 @@ EXPIRY_S = 60.0
 """Seconds without a change of the lease after which another driver may take it."""
 MARGIN_S = 15.0
 """Seconds by which a holder gives up before its lease can be taken. In these its last requests end."""
+ANSWER_S = 5.0
+"""Seconds that a late holder waits for its storage, before it gives up."""
 RENEWAL_INTERVAL_S = 5.0
 """Seconds between two renewals of a lease."""
 LOCK_TIMEOUT_S = 30.0
@@ -176,7 +179,7 @@ class HeldLease:
         if not self.late:
             return
         try:
-            self.renew()
+            in_time(self.renew)
         except (ObjectStoreError, OSError) as error:
             raise LeaseExpiredError(
                 f"the lease of sweep {self._record.sweep} could not be renewed for "
@@ -200,6 +203,27 @@ class HeldLease:
             else f"sweep {sweep} was taken over by {found.host}; this driver stops, `babeltune status {sweep}` shows "
             "the other"
         )
+
+
+def in_time(renew: Callable[[], None]) -> None:
+    """Renews, or raises `TimeoutError` where the storage does not answer: it may hang for longer than a lease lasts."""
+    answers: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            renew()
+        except BaseException as error:  # raised where it is waited for
+            answers.put(error)
+        else:
+            answers.put(None)
+
+    threading.Thread(target=ask, daemon=True).start()
+    try:
+        error = answers.get(timeout=ANSWER_S)
+    except queue.Empty:
+        raise TimeoutError(f"the storage gives no answer within {ANSWER_S:g} s") from None
+    if error is not None:
+        raise error
 
 
 @dataclass(frozen=True)

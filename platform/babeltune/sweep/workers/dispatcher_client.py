@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import time
@@ -11,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 
 from babeltune.errors import ClusterError
@@ -26,6 +28,18 @@ NO_ANSWER = (
     "the sweep's dispatcher has not answered for {:g} s: its process is stopped, or its machine hangs; every trial "
     "keeps its last checkpoint: `babeltune resume` goes on"
 )
+
+
+FOLDER = "babeltune-dispatcher-"
+"""How a dispatcher's folder begins; the number of its driver's process follows."""
+
+
+def remove_abandoned() -> None:
+    """Removes the folders of drivers that were killed: nobody needs them."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER}*-*"):
+        number = folder.name.removeprefix(FOLDER).partition("-")[0]
+        if number.isdecimal() and not psutil.pid_exists(int(number)):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 class DispatcherClient:
@@ -55,7 +69,8 @@ class DispatcherClient:
 
     def start(self) -> None:
         """Starts the actor on this process's node."""
-        self._folder = Path(tempfile.mkdtemp(prefix=f"babeltune-{self.name}-"))
+        remove_abandoned()
+        self._folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER}{os.getpid()}-"))
         dispatcher = ray.remote(TrialDispatcher).options(
             name=self.name,
             namespace=NAMESPACE,
