@@ -18,6 +18,7 @@ its time no faster than the pairs. `python -m benchmarks.scale --json docs/measu
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import multiprocessing
 import os
@@ -30,6 +31,9 @@ from typing import Any, Protocol
 
 import psutil
 
+from babeltune.files import plain
+from babeltune.planning.space import default_params, make_trial
+from babeltune.planning.sweep_file import read_sweep
 from babeltune.schema.records import Point, Report
 from babeltune.sweep.state.messages import ReportMessage, TrialAssignment
 from babeltune.sweep.workers.dispatcher import PENDING_CALLS, TrialDispatcher
@@ -47,6 +51,18 @@ SLOWER = 2.0
 """How much more CPU time a report may cost at the largest size than at the smallest."""
 LEAST_RATE, MOST_DELAY_MS = 500.0, 50.0
 ACTOR_REPORTS = 6000
+
+
+@functools.cache
+def trial_of_a_sweep() -> dict[str, Any]:
+    """A trial as a driver hands it out."""
+    sweep = read_sweep("search_spaces/quickstart.yaml")
+    return dict(plain(make_trial(sweep, 0, default_params(sweep))))
+
+
+def assignment_of(trial: str) -> str:
+    """What a worker group gets: some 2 KB."""
+    return TrialAssignment(folder=trial, trial=trial_of_a_sweep(), prepared="prepared.json", token=1).encode()
 
 
 class Calls(Protocol):
@@ -105,7 +121,7 @@ class Played:
     async def begin(self) -> None:
         """Offers the trials, and has a worker group take each."""
         for trial in self._trials:
-            await self._dispatcher.offer(trial, TrialAssignment(folder=trial, trial={"number": 1}).encode())
+            await self._dispatcher.offer(trial, assignment_of(trial))
             await self._dispatcher.next(f"group-{trial}", "ranks")
 
     async def drive(self) -> None:
@@ -218,8 +234,11 @@ def as_an_actor(groups: int) -> str:
         await driven(played, lambda: played.flat_out(ACTOR_REPORTS))
         now = psutil.Process(pid).cpu_times()
         took = now.user + now.system - times.user - times.system
+        played.delays.clear()
+        await driven(played, lambda: played.steadily(RATE, SECONDS))
         return (
             f"as an actor: {groups} groups, {ACTOR_REPORTS / took:.0f} reports by CPU second of its process, "
+            f"99 % of the answers within {1000 * percentile(played.delays, 0.99):.0f} ms at {RATE:g} reports a second, "
             f"{played.most_waiting} reports waited at once, {psutil.Process(pid).memory_info().rss >> 20} MiB"
         )
 

@@ -31,13 +31,13 @@ random, so that many workers do not ask at once."""
 EXTRAS = {"s3": "babeltune[s3]", "s3a": "babeltune[s3]", "gs": "babeltune[gs]", "gcs": "babeltune[gs]"}
 """What installs a protocol that does not come with fsspec."""
 ONE_TRY = {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 1}}
-PATIENT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=60)
+TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=60)
 """The same for Google Cloud Storage, whose client else waits for ever."""
 OPTIONS: dict[str, dict[str, Any]] = {
     "s3": {"config_kwargs": ONE_TRY},
     "s3a": {"config_kwargs": ONE_TRY},
-    "gs": {"requests_timeout": PATIENT},
-    "gcs": {"requests_timeout": PATIENT},
+    "gs": {"requests_timeout": TIMEOUT},
+    "gcs": {"requests_timeout": TIMEOUT},
     "file": {"auto_mkdir": True},
 }
 S3, GCS = ("s3", "s3a"), ("gs", "gcs")

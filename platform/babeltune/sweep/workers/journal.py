@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from babeltune.files import end_on_a_line, write_whole
 
-COMPACT_BYTES = 16 * 2**20
+COMPACT_BYTES = 128 * 2**20
 """Bytes of changes after which the file is written anew, if they are also `COMPACT_FACTOR` times its snapshot."""
 COMPACT_FACTOR = 4
 
