@@ -509,6 +509,9 @@ def test_a_file_that_is_not_utf8_or_too_large_is_refused(tmp_path):
     path.write_text("name: x\n", encoding="utf-16")
     advice = f"the file is UTF-16; convert it: `iconv -f UTF-16 -t UTF-8 {path} > NEW`"
     assert f"f.yaml:1: byte 0xff is not UTF-8; {advice}" in refusal(path)
+    data = tmp_path / "news.tsv"
+    data.write_text("a\tb\n", encoding="utf-16")
+    assert "news.tsv:1: byte 0xff is not UTF-8; `babeltune init FILE` makes a sweep file of text" in refusal(data)
     path.write_bytes(b"#" * 1_000_001)
     assert "1,000,001 bytes" in refusal(path)
 

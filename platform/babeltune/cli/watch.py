@@ -63,5 +63,6 @@ def server_of(folder: SweepFolder, port: int) -> Server:
         log_level="warning",
         server_header=False,
         timeout_graceful_shutdown=LAST_WAIT_S,
+        lifespan="off",  # there is none, and a second Ctrl-C would be its traceback
     )
     return uvicorn.Server(config)

@@ -88,10 +88,9 @@ def located(path: str, root: Path | None = None) -> Path:
         missing, folder = folder, folder.parent
     if missing.is_symlink():
         raise DataError(f"{missing} is a link that leads to no file ({missing.readlink()}); correct it")
+    where = "; correct the path" if root is None else "; correct the path or `root`"
     near = nearest(missing.name, sorted(entry.name for entry in folder.iterdir()))
-    raise DataError(
-        f"{full} does not exist: {folder} holds no {missing.name!r}{near or '; correct the path or `root`'}"
-    )
+    raise DataError(f"{full} does not exist: {folder} holds no {missing.name!r}{near or where}")
 
 
 @contextmanager

@@ -98,6 +98,7 @@ def set_item(holder: JsonValue, part: str | int, value: JsonValue) -> None:
         raise TypeError(f"{describe(holder)} has no {part!r}")
 
 
+YAML = (".yaml", ".yml")
 IF_TEXT = "`babeltune init FILE` makes a sweep file of text"
 """What to do if the file was text and no sweep file."""
 
@@ -120,11 +121,12 @@ def read_document(path: str | Path) -> Document:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw[: error.start].count(b"\n") + 1
-        raise SpecError(f"{name}:{line}: byte {raw[error.start]:#04x} is not UTF-8; {to_utf8(raw, name)}") from error
+        advice = to_utf8(raw, name) if Path(path).suffix.lower() in YAML else IF_TEXT
+        raise SpecError(f"{name}:{line}: byte {raw[error.start]:#04x} is not UTF-8; {advice}") from error
     try:
         value, places = parse_yaml(text, name)
     except SpecError as error:
-        if Path(path).suffix.lower() in (".yaml", ".yml"):
+        if Path(path).suffix.lower() in YAML:
             raise
         raise SpecError(f"{error}; {IF_TEXT}") from error
     if not isinstance(value, dict):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeGuard
 
 from babeltune.data.contamination import contaminated
 from babeltune.data.prepared import Prepared, read_prepared
@@ -21,7 +22,9 @@ from babeltune.planning.written import spec_yaml
 from babeltune.promotion.decisions import read_decisions
 from babeltune.promotion.standard_errors import error_of
 from babeltune.promotion.statistics import Selection, selection
-from babeltune.schema.records import Report, Sweep
+from babeltune.schema.base import number
+from babeltune.schema.records import Report, Scalar, Sweep
+from babeltune.schema.search import Parameter
 from babeltune.sweep.search.importance import Scored, parameter_importance
 from babeltune.sweep.state.examples import read_examples
 from babeltune.sweep.state.folder import SweepFolder, read_log
@@ -59,6 +62,30 @@ WATCHED = 5
 """Trials whose diagnostics are shown: the best."""
 
 
+NEAR = 0.02
+"""The share of a range within which a value is at its end."""
+
+
+def _at_ends(varied: Mapping[str, Parameter], values: Mapping[str, Scalar]) -> Iterator[str]:
+    """The values at an end of their range, or of three choices or more that are numbers."""
+    for name, parameter in varied.items():
+        kind, value = kind_of(parameter), values.get(name)
+        among = getattr(parameter, kind)
+        if not is_number(value) or not all(map(is_number, among)) or (kind == "choice" and len(among) < 3):
+            continue
+        scale = math.log if kind.startswith("log") else float
+        low, high, at = scale(min(among)), scale(max(among)), scale(value)
+        if kind == "choice" and value not in (min(among), max(among)):
+            continue
+        if high > low and min(at - low, high - at) <= NEAR * (high - low):
+            yield f"{name} {number(value)} (of {number(min(among))} to {number(max(among))})"
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether it is a number, and no truth value."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def gather(folder: SweepFolder) -> SweepReport:
     """The sweep's results as its folder has them now. Raises `SweepError` when no trial has finished."""
     sweep, best = folder.sweep(), winner(folder)
@@ -89,6 +116,7 @@ def gather(folder: SweepFolder) -> SweepReport:
         examples=read_examples(folder),
         searched=tuple(varied),
         logarithmic=frozenset(name for name, each in varied.items() if kind_of(each).startswith("log")),
+        at_ends=tuple(_at_ends(varied, best.params)),
         importance=tuple(_importance(sweep, ours).items()),
         front_metrics=tuple((name, goal_of(sweep, name)) for name in metrics),
         front=tuple(row.name for row in on_front),

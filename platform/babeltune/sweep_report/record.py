@@ -164,6 +164,8 @@ class SweepReport:
     """Names of the settings that vary."""
     logarithmic: frozenset[str]
     """Parameters that are searched on a logarithmic scale."""
+    at_ends: tuple[str, ...]
+    """The best trial's values that are at an end of their range, in words."""
     importance: tuple[tuple[str, float], ...]
     front_metrics: tuple[tuple[str, Goal], ...]
     front: tuple[str, ...]

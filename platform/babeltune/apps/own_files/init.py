@@ -119,7 +119,7 @@ def make_sweep(files: Sequence[str], found: Collected, wanted: Wanted) -> Made:
     check_sets(parts, teacher)
     proposal = propose(parts, teacher)
     out, folder = wanted.out, folder_of(wanted.out).absolute()
-    text = sweep_yaml(sweep_name(out), folder, parts, proposal, [str(Path(name)) for name in files])
+    text = sweep_yaml(sweep_name(out), out.name, folder, parts, proposal, [str(Path(name)) for name in files])
     try:
         folder.mkdir()
         write(parts, folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,8 +54,11 @@ def _lines(values: Mapping[str, object]) -> list[str]:
     ]
 
 
-def sweep_yaml(name: str, folder: Path, groups: Sequence[Group], proposal: Proposal, given: Sequence[str]) -> str:
+def sweep_yaml(
+    name: str, file: str, folder: Path, groups: Sequence[Group], proposal: Proposal, given: Sequence[str]
+) -> str:
     """The text of the sweep file. `folder` holds the split files, `given` are the user's files."""
+    here = shlex.quote(file)
     teacher = proposal.teacher
     knows = ", ".join(teacher.languages)
     pool = min(group.size("test") for group in groups)
@@ -62,7 +66,7 @@ def sweep_yaml(name: str, folder: Path, groups: Sequence[Group], proposal: Propo
     return f"""\
 # Written by `babeltune init` from:
 {files}
-# Check: `babeltune plan {name}.yaml`. Run: `babeltune submit {name}.yaml`. Keep the best: `babeltune promote {name}`.
+# Check: `babeltune plan {here}`. Run: `babeltune submit {here}`. Keep the best: `babeltune promote {name}`.
 version: 1
 name: {quoted(name)}
 description: {quoted(f"A static student for {', '.join(proposal.languages)}.")}

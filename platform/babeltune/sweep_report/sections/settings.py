@@ -24,7 +24,11 @@ def what_mattered(report: SweepReport, most: int) -> Section | None:
     scored = [each for each in report.trials if each.value is not None][:most]
     if not report.searched or not scored:
         return None
-    blocks: list[Block] = [*_importance(report, len(scored))]
+    blocks: list[Block] = []
+    if report.at_ends:
+        ends = f"The best trial is at an end of what was searched: {'; '.join(report.at_ends)}. "
+        blocks.append(Text(text=ends + "A wider range may hold a better one."))
+    blocks += _importance(report, len(scored))
     metric, names = report.objective.metric, report.searched
     columns = ("trial", short(metric), *names)
     rows = tuple(
