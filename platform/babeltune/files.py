@@ -12,7 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, overload
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
+
+from babeltune.errors import StorageError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
     JsonValue: TypeAlias = bool | int | float | str | list["JsonValue"] | dict[str, "JsonValue"] | None
     """Whatever JSON can hold."""
     JsonObject: TypeAlias = dict[str, JsonValue]
+
+LOCK_TIMEOUT_S = 60.0
+"""Seconds within which another process must have changed a file that it has locked. It takes milliseconds."""
 
 
 def version(path: Path) -> list[int]:
@@ -51,10 +56,21 @@ def write_json(path: Path, value: object, *, durable: bool = True) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Only one process of this machine at a time changes the file within the block."""
+    """Only one process of this machine at a time changes the file within the block, for moments. `StorageError` if
+    another one has it for `LOCK_TIMEOUT_S` seconds."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(path.with_name(f".{path.name}.lock")):
+    lock = FileLock(path.with_name(f".{path.name}.lock"), timeout=LOCK_TIMEOUT_S)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise StorageError(
+            f"another process has {lock.lock_file} for {LOCK_TIMEOUT_S:g} s: it is stopped, or its storage hangs; end "
+            f"it (`fuser {lock.lock_file}` names it), then try again"
+        ) from None
+    try:
         yield
+    finally:
+        lock.release()
 
 
 def append_line(path: Path, line: bytes) -> None:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
-from babeltune.errors import ObjectStoreError
+from babeltune.errors import ObjectStoreError, StorageError
 from babeltune.files import append_line, locked, plain
 from babeltune.sweep.sync.view import StorageView
 
@@ -69,7 +69,7 @@ def audit(view: StorageView, action: Action, subject: str, *, by_signal: bool = 
     through = SIGNAL if by_signal else "" if actor() == here else here
     line = json.dumps(plain(AuditLine(now, user, machine, action, subject, through)), ensure_ascii=False).encode()
     path = view.folder / AUDIT
-    with suppress(OSError), locked(path):
+    with suppress(OSError, StorageError), locked(path):
         append_line(path, line)
     if view.mirror is not None:
         with suppress(ObjectStoreError):
