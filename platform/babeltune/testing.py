@@ -424,7 +424,7 @@ def _figures_of(case: Case, total: int, ranks: ProcessGroup) -> dict[str, Tensor
     sums = ranks.sum_scalars({"loss": loss.total, **loss.terms, **loss.diagnostics})
     gradients = {name: p.grad for name, p in trained.named_parameters() if p.grad is not None}
     buffers = {name: buffer.double() for name, buffer in method.named_buffers()}
-    return {name: torch.tensor(value) for name, value in sums.items()} | gradients | buffers
+    return {name: value.float() for name, value in sums.items()} | gradients | buffers
 
 
 def _run_rank(rank: int, folder: Path, methods: Sequence[str]) -> None:
