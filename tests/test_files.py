@@ -8,7 +8,7 @@ from babeltune.errors import StorageError
 from babeltune.files import append_line, locked
 
 
-def test_a_file_that_another_process_never_gives_back_is_an_error_that_names_its_lock(tmp_path, monkeypatch):
+def test_a_file_that_another_process_never_gives_back_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "LOCK_TIMEOUT_S", 0.1)
     path = tmp_path / "audit.jsonl"
     with FileLock(tmp_path / ".audit.jsonl.lock"), pytest.raises(StorageError) as caught, locked(path):
