@@ -59,9 +59,9 @@ def locked(path: Path) -> Iterator[None]:
     """Only one process of this machine at a time changes the file within the block, for moments. `StorageError` if
     another one has it for `LOCK_TIMEOUT_S` seconds."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(path.with_name(f".{path.name}.lock"), timeout=LOCK_TIMEOUT_S)
+    lock = FileLock(path.with_name(f".{path.name}.lock"))
     try:
-        lock.acquire()
+        lock.acquire(timeout=LOCK_TIMEOUT_S)
     except Timeout:
         raise StorageError(
             f"another process has {lock.lock_file} for {LOCK_TIMEOUT_S:g} s: it is stopped, or its storage hangs; end "

@@ -111,12 +111,18 @@ HASTY = {
 """Ray holds a node to be dead after 5 s without an answer, not after a minute."""
 
 
+def in_mid_run(make_arena, running):
+    """A sweep in the middle of its second trial: its arena, its driver, and the process that trains."""
+    arena = at(make_arena, running)
+    driver = arena.start("submit", file=True)
+    arena.until(arena.trained(130))
+    return arena, driver, arena.steps()[-1]["pid"]
+
+
 def test_a_node_that_wakes_after_its_trial_has_gone_elsewhere_changes_nothing(make_arena, short_place, note):
     with nodes(environment(short_place, **HASTY)) as running:
-        arena = at(make_arena, running)
-        driver = arena.start("submit", file=True)
-        arena.until(arena.trained(130))
-        halted, pid = time.time(), arena.steps()[-1]["pid"]
+        arena, driver, pid = in_mid_run(make_arena, running)
+        halted = time.time()
         running.tell(f"halt {pid}")
         arena.until(lambda: arena.steps()[-1]["pid"] != pid)
         running.tell("go on")
@@ -146,10 +152,8 @@ def test_a_node_that_never_goes_on_leaves_its_trial_to_another(make_arena, short
 def test_a_node_that_nothing_reaches_leaves_its_trial_to_another(make_arena, short_place, note, joins):
     """A partition: its processes go on, and come back when their trial is elsewhere, or never."""
     with nodes(environment(short_place, **HASTY), apart=True) as running:
-        arena = at(make_arena, running)
-        driver = arena.start("submit", file=True)
-        arena.until(arena.trained(130))
-        began, pid = time.time(), arena.steps()[-1]["pid"]
+        arena, driver, pid = in_mid_run(make_arena, running)
+        began = time.time()
         running.tell(f"cut {pid}")
         arena.until(lambda: arena.steps()[-1]["pid"] != pid)
         if joins:
@@ -163,9 +167,7 @@ def test_a_node_that_nothing_reaches_leaves_its_trial_to_another(make_arena, sho
 
 def test_a_sweep_whose_nodes_all_stand_still_is_stopped_and_resumed(make_arena, short_place, note):
     with nodes(environment(short_place, **HASTY)) as running:
-        arena = at(make_arena, running)
-        driver = arena.start("submit", file=True)
-        arena.until(arena.trained(130))
+        arena, driver, _ = in_mid_run(make_arena, running)
         running.tell("halt all")
         arena.until(lambda: "no node holds a worker group any more; waiting for one" in driver.words())
         stop = arena.start("stop")

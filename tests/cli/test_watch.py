@@ -168,7 +168,9 @@ def test_a_busy_port_is_one_line_and_an_unknown_sweep_is_another(command, saved,
     assert "did you mean 'saved'" in err
 
 
-def test_the_command_serves_until_it_is_interrupted(saved):
+@pytest.mark.parametrize("hasty", [False, True])
+def test_the_command_serves_until_it_is_interrupted(saved, hasty):
+    """`hasty`: again, before it has ended."""
     port = free_port()
     command = [sys.executable, "-m", "babeltune.cli", "watch", "saved", "--port", str(port), "--json", "--no-open"]
     environment = {**os.environ, "BABELTUNE_HOME": str(saved.path.parents[1])}
@@ -184,6 +186,9 @@ def test_the_command_serves_until_it_is_interrupted(saved):
         kinds = [kind for kind, _ in events_of(f"http://127.0.0.1:{port}/events")]
         assert kinds == ["changed", "frozen"], "who has seen nothing gets the page, and learns that it is the last"
         process.send_signal(signal.SIGINT)
+        if hasty:
+            wait_until(lambda: not listens(port), every=0.01)
+            process.send_signal(signal.SIGINT)
         said, err = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()

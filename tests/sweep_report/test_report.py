@@ -14,12 +14,11 @@ from babeltune.planning.sweep_file import read_sweep, sweep_id
 from babeltune.promotion.decisions import read_decisions, record_decision
 from babeltune.promotion.gates import Decision
 from babeltune.schema.records import Objective
-from babeltune.schema.search import Parameter
 from babeltune.sweep.state.folder import outcome
 from babeltune.sweep.state.leaderboard import leaderboard
 from babeltune.sweep.state.messages import TrialEnd
 from babeltune.sweep.sync.view import StorageView
-from babeltune.sweep_report.gather import _at_ends, gather
+from babeltune.sweep_report.gather import gather
 from babeltune.sweep_report.page import document
 from babeltune.sweep_report.render import markdown, render
 from babeltune.sweep_report.sections.sealed_tests import matched
@@ -391,24 +390,6 @@ def test_a_sweep_without_a_finished_trial_has_no_report(copied):
     with pytest.raises(SweepError, match="has no finished trial; states: t0000 failed, "):
         write_report(folder, StorageView(cluster))
     assert not (folder.path / "report.html").exists()
-
-
-def test_a_best_trial_at_the_end_of_a_range_is_named():
-    parameters = {
-        "weight": Parameter(log_float=(0.1, 10.0)),
-        "margin": Parameter(float=(0.2, 0.8)),
-        "middle": Parameter(float=(0.0, 1.0)),
-        "width": Parameter(choice=(256, 512, 1024)),
-        "either": Parameter(choice=(1, 2)),
-        "kind": Parameter(choice=("a", "b", "c")),
-        "absent": Parameter(int=(1, 9)),
-    }
-    values = {"weight": 0.102, "margin": 0.8, "middle": 0.5, "width": 1024, "either": 2, "kind": "a"}
-    assert list(_at_ends(parameters, values)) == [
-        "weight 0.102 (of 0.1 to 10)",
-        "margin 0.8 (of 0.2 to 0.8)",
-        "width 1024 (of 256 to 1024)",
-    ]
 
 
 def test_the_report_says_that_a_wider_range_may_be_better(report):

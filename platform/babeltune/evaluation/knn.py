@@ -100,6 +100,10 @@ class Side:
         return Neighbours(cosine.gather(1, order), index.gather(1, order))
 
 
+HASHED = 1 << 14
+"""Rows that are hashed at once: 50 MB of 384 dimensions."""
+
+
 def side(vectors: Vectors | Side) -> Side:
     """The vectors [n, d] made ready; a `Side` is ready."""
     if isinstance(vectors, Side):
@@ -297,8 +301,6 @@ def full_precision(device: str) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-HASHED = 1 << 14
-"""Rows that are hashed at once: 50 MB of 384 dimensions."""
 ROWS = 1 << 16
 """Vectors that are copied at once where all are summed: 100 MB of 384 dimensions in fp32."""
 

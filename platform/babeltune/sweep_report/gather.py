@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import Any, TypeGuard
+from typing import Any
 
 from babeltune.data.contamination import contaminated
 from babeltune.data.prepared import Prepared, read_prepared
@@ -22,9 +21,7 @@ from babeltune.planning.written import spec_yaml
 from babeltune.promotion.decisions import read_decisions
 from babeltune.promotion.standard_errors import error_of
 from babeltune.promotion.statistics import Selection, selection
-from babeltune.schema.base import number
-from babeltune.schema.records import Report, Scalar, Sweep
-from babeltune.schema.search import Parameter
+from babeltune.schema.records import Report, Sweep
 from babeltune.sweep.search.importance import Scored, parameter_importance
 from babeltune.sweep.state.examples import read_examples
 from babeltune.sweep.state.folder import SweepFolder, read_log
@@ -32,6 +29,7 @@ from babeltune.sweep.state.leaderboard import Row, front, goal_of, scores_of, wi
 from babeltune.sweep.state.progress import is_driven, standing
 from babeltune.sweep.state.provenance import accepted_lines
 from babeltune.sweep.state.rebuild import digests_in, spooled_tags
+from babeltune.sweep_report.ranges import values_at_ends
 from babeltune.sweep_report.record import (
     Z95,
     Cost,
@@ -60,30 +58,6 @@ DIAGNOSTICS = {
 """The diagnostics that a report shows, and what each means."""
 WATCHED = 5
 """Trials whose diagnostics are shown: the best."""
-
-
-NEAR = 0.02
-"""The share of a range within which a value is at its end."""
-
-
-def _at_ends(varied: Mapping[str, Parameter], values: Mapping[str, Scalar]) -> Iterator[str]:
-    """The values at an end of their range, or of three choices or more that are numbers."""
-    for name, parameter in varied.items():
-        kind, value = kind_of(parameter), values.get(name)
-        among = getattr(parameter, kind)
-        if not is_number(value) or not all(map(is_number, among)) or (kind == "choice" and len(among) < 3):
-            continue
-        scale = math.log if kind.startswith("log") else float
-        low, high, at = scale(min(among)), scale(max(among)), scale(value)
-        if kind == "choice" and value not in (min(among), max(among)):
-            continue
-        if high > low and min(at - low, high - at) <= NEAR * (high - low):
-            yield f"{name} {number(value)} (of {number(min(among))} to {number(max(among))})"
-
-
-def is_number(value: object) -> TypeGuard[float]:
-    """Whether it is a number, and no truth value."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def gather(folder: SweepFolder) -> SweepReport:
@@ -116,7 +90,7 @@ def gather(folder: SweepFolder) -> SweepReport:
         examples=read_examples(folder),
         searched=tuple(varied),
         logarithmic=frozenset(name for name, each in varied.items() if kind_of(each).startswith("log")),
-        at_ends=tuple(_at_ends(varied, best.params)),
+        at_ends=tuple(values_at_ends(varied, best.params)),
         importance=tuple(_importance(sweep, ours).items()),
         front_metrics=tuple((name, goal_of(sweep, name)) for name in metrics),
         front=tuple(row.name for row in on_front),

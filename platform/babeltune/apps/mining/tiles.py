@@ -147,17 +147,23 @@ def scan(
         for row in range(top, bottom, tile[0]):
             rows = min(row + tile[0], bottom) - row
             x = _factor(left.block(row, row + rows), precision)
+            own = found.forward[row - top : row - top + rows]
+            forward = own.to(x.device)
             for column in range(first, last, tile[1]):
                 count = min(column + tile[1], last) - column
                 sheet = _cosines(x, columns.at(column))
                 sheet[rows:] = -torch.inf
                 sheet[:, count:] = -torch.inf
-                _best_columns(sheet, found.forward[row - top : row - top + rows], column)
+                _best_columns(sheet, forward, column)
                 if found.backward.shape[1]:
-                    _best_rows(sheet, found.backward[column - first : column - first + count], row)
+                    other = found.backward[column - first : column - first + count]
+                    backward = other.to(x.device)
+                    _best_rows(sheet, backward, row)
+                    other.copy_(backward)
                 del sheet  # else two of them are in memory
                 done += rows * count
                 progress(done, block.cosines)
+            own.copy_(forward)
 
 
 def _whole(lines: int) -> int:
@@ -226,13 +232,12 @@ def _improve(
     member: int,
     first: int,
 ) -> None:
-    """Merges into `best`, which is on the CPU, the cosines of its lines, which may be on a GPU.
+    """Merges into `best` the cosines of its lines, all on one device.
 
     Candidate j of group g of line l is at l·line + g·group + j·member; its index is `first` + g + j·groups. Only groups
     whose `largest` cosine is better than a line's worst are read.
     """
-    found, device = best, cosines.device
-    best = found.to(device)
+    device = cosines.device
     (lines, kept), groups = best.shape, largest.shape[1]
     worst = cosine_of(best[:, -1])
     hit = largest > worst[:, None]
@@ -243,7 +248,7 @@ def _improve(
         values, place = cosines[at.view(lines, -1)].topk(min(kept, which.shape[1] * GROUP), dim=1)
         index = first + which.gather(1, place // GROUP) + place % GROUP * groups
         keys = torch.where(values > -torch.inf, pack(values, index), EMPTY)
-        found.copy_(merge(best, keys, k=kept))
+        best.copy_(merge(best, keys, k=kept))
         return
     where, which = hit.nonzero(as_tuple=True)
     values = cosines[(where * line + which * group)[:, None] + members * member]
@@ -257,7 +262,7 @@ def _improve(
     keys[line_of, torch.arange(len(where), device=device) - start[line_of]] = pack(
         values[chosen, place], first + which + place * groups
     )
-    found[changed.cpu()] = merge(best[changed], keys, k=kept).cpu()
+    best[changed] = merge(best[changed], keys, k=kept)
 
 
 def settle(left: Rows, right: Rows, found: Found, k: int, precision: Precision = "fp32") -> Matches:

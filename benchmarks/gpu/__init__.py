@@ -1,0 +1,1 @@
+"""What a GPU does: `python -m benchmarks.gpu`."""

@@ -1,0 +1,70 @@
+"""What NCCL and gloo do with two ranks on one GPU, and how far the gradients are from those of one rank."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import distributed as dist
+
+from benchmarks.gpu.first_batch import gradients
+from benchmarks.train import TOLERANCE, largest_difference, make_task
+
+if TYPE_CHECKING:
+    from babeltune.data.prepared import Prepared
+    from babeltune.schema.records import Trial
+
+DONE = "trained"
+ANSWER_S = 60.0
+"""Seconds within which a rank must have trained or failed."""
+
+
+def one_rank(rank: int, backend: str, meeting: str, trial: Trial, prepared: Prepared, pipe: Any) -> None:
+    """A rank's process: what came of it, and its gradients."""
+    try:
+        torch.cuda.set_device(0)
+        dist.init_process_group(backend, init_method=f"file://{meeting}", rank=rank, world_size=2)
+        pipe.send((DONE, {name: gradient.cpu().numpy() for name, gradient in gradients(trial, prepared).items()}))
+    except Exception as error:  # what a backend says is what is asked
+        pipe.send((f"{type(error).__name__}: {' '.join(str(error).split())[-400:]}", {}))
+
+
+def together(backend: str, trial: Trial, prepared: Prepared, storage: Path) -> list[tuple[str, dict[str, Any]]]:
+    """What two ranks on one GPU say."""
+    context, meeting = multiprocessing.get_context("spawn"), storage / f"meeting-{backend}"
+    ends = [context.Pipe(duplex=False) for _ in range(2)]
+    processes = [
+        context.Process(target=one_rank, args=(rank, backend, str(meeting), trial, prepared, ends[rank][1]))
+        for rank in range(2)
+    ]
+    for process in processes:
+        process.start()
+    said = [end.recv() if end.poll(ANSWER_S) else (f"no answer within {ANSWER_S:g} s", {}) for end, _ in ends]
+    for process in processes:
+        process.terminate()
+        process.join()
+    return said
+
+
+def measure(storage: Path) -> dict[str, Any]:
+    """What both say, and the difference where they train."""
+    trial, prepared, _ = make_task(storage, 2, 256, layers=2, width=256, heads=4, feed_forward=1024)
+    alone = {name: gradient.cpu() for name, gradient in gradients(trial, prepared).items()}
+    found: dict[str, dict[str, Any]] = {}
+    for backend in ("nccl", "gloo"):
+        said = together(backend, trial, prepared, storage)
+        found[backend] = {"ranks": [words for words, _ in said]}
+        if all(words == DONE for words, _ in said):
+            theirs = [{name: torch.from_numpy(value) for name, value in values.items()} for _, values in said]
+            found[backend]["gradient_difference"] = max(largest_difference(values, alone) for values in theirs)
+    return found
+
+
+def faults(found: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """What is not as promised. That a backend refuses two ranks on one GPU is no fault."""
+    for name, row in found.items():
+        if row.get("gradient_difference", 0.0) > TOLERANCE:
+            yield f"two ranks by {name}: the gradients differ from those of one rank"

@@ -1,0 +1,72 @@
+"""Value and gradient of the soft contrastive loss of 65,536 pairs: seconds and memory.
+
+The gradient of some rows is compared with the formula in fp64. The full matrices stand beside it as far as they have
+room."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.timing import peak, timed
+from benchmarks.soft_loss import DIM, TEMPERATURE, Vectors, full_matrix, make_vectors, tiled
+
+PAIRS, CHECKED = (16_384, 65_536), 512
+DIFFERENCE = 1e-3
+"""Largest difference of the gradient, relative to the largest gradient."""
+
+
+def formula(given: Vectors, rows: Tensor, part: int = 4096) -> Tensor:
+    """The gradient of some source vectors in fp64, from the formula's derivative, in parts of the columns.
+
+    dL/dS_ij = (softmax_j(S)_ij + softmax_i(S)_ij - w_ij - w_ji) / N."""
+    s, t = given.student.double().chunk(2)
+    a, total = given.teacher.double(), len(given.teacher)
+    column_sums, label_sums = (
+        torch.cat([(x @ y[at : at + part].T / TEMPERATURE).logsumexp(0) for at in range(0, total, part)])
+        for x, y in ((s, t), (a, a))
+    )
+    row_sums = (s[rows] @ t.T / TEMPERATURE).logsumexp(1)
+    similarities, labels = s[rows] @ t.T / TEMPERATURE, a[rows] @ a.T / TEMPERATURE
+    change = (similarities - row_sums[:, None]).exp() + (similarities - column_sums).exp()
+    change -= (labels - label_sums[rows, None]).exp() + (labels - label_sums).exp()
+    above = change @ t / (total * TEMPERATURE)
+    return above - (above * s[rows]).sum(1, keepdim=True) * s[rows]  # the vectors have length 1
+
+
+def cost(function: Callable[[], object]) -> dict[str, Any]:
+    """Seconds and bytes on the GPU."""
+    return {"seconds": timed(function), "bytes": peak(function)}
+
+
+def measure(_: Path) -> dict[str, Any]:
+    """Seconds and memory of value and gradient of the soft contrastive loss."""
+    found: dict[str, Any] = {}
+    for pairs in PAIRS:
+        made = make_vectors(pairs, DIM)
+        given = Vectors(made.student.cuda(), made.teacher.cuda())
+        rows = torch.randperm(pairs, generator=torch.Generator().manual_seed(1))[:CHECKED].cuda()
+        gradient = tiled(given)[1]
+        exact = formula(given, rows)
+        difference = float((gradient[rows] - exact).abs().max() / exact.abs().max())
+        torch.cuda.empty_cache()
+        own = cost(functools.partial(tiled, given))
+        try:
+            peer = cost(functools.partial(full_matrix, given))
+        except torch.OutOfMemoryError as error:
+            peer = {"out of memory": str(error).split(". ")[0]}
+        torch.cuda.empty_cache()
+        found[str(pairs)] = {"ours": own, "full matrices": peer, "gradient_difference": difference}
+    return found
+
+
+def faults(found: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """What is not as promised."""
+    for name, row in found.items():
+        if row["gradient_difference"] > DIFFERENCE:
+            yield f"soft loss of {name} pairs: the gradient differs from the formula's"
