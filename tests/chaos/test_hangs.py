@@ -1,15 +1,15 @@
 """Faults in which nothing dies and nothing answers: processes that are stopped, storage that hangs."""
 
-import contextlib
 import os
 import signal
 import time
 
 import psutil
 import pytest
+import ray
 
 from babeltune.errors import ClusterError
-from babeltune.sweep.workers import dispatcher_client
+from babeltune.sweep.workers import dispatcher_client, worker_groups
 from chaos.faults import slow_disk
 from chaos.invariants import nothing_is_left
 from waiting import wait_until
@@ -21,16 +21,13 @@ NEVER = 100_000.0
 
 
 def actor(name):
-    """The process of the actor of this class."""
+    """The process of the actor of this class in this test's cluster; others may run beside it."""
 
     def found():
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                if (process.cmdline() or [""])[0].startswith(f"ray::{name}"):
-                    return process
-        return None
+        actors = ray._private.state.actors().values()
+        return [each["Pid"] for each in actors if each["ActorClassName"] == name and each["State"] == "ALIVE"]
 
-    return wait_until(found)
+    return psutil.Process(wait_until(found)[-1])
 
 
 def test_a_dispatcher_that_is_stopped_ends_the_sweep_in_words(make_arena, note, monkeypatch):
@@ -45,6 +42,23 @@ def test_a_dispatcher_that_is_stopped_ends_the_sweep_in_words(make_arena, note, 
     assert arena.repeated() <= 20
     words = "dispatcher SIGSTOP (noticed after 5 s here, 60 s by default), then resume"
     note(arena, words, seconds=arena.recovered(began), most=20)
+
+
+def test_a_controller_that_is_stopped_is_replaced(make_arena, note, monkeypatch):
+    monkeypatch.setattr(worker_groups, "SILENCES", 1)
+    arena = make_arena(pause=0.02)
+    stopped = []
+
+    def stop():
+        actor("_Controller").suspend()
+        stopped.append(time.time())
+
+    with arena.meanwhile(arena.trained(50), stop):
+        arena.submit()
+    arena.check()
+    assert 0 < arena.repeated() <= 20, "the group is started again"
+    words = "controller of Ray Train SIGSTOP (noticed after 10 s here, 5 min by default)"
+    note(arena, words, seconds=arena.recovered(*stopped), most=20)
 
 
 def test_a_controller_that_is_stopped_is_not_missed_until_its_worker_dies(make_arena, note):

@@ -198,13 +198,16 @@ class WorkerPool:
         ranks = self._groups.ranks()
         self._groups.note_unplaced(ranks)
         lost = self._groups.lost()
+        holding = self.dispatcher.ask("holding")
+        for name in self._groups.silent([name for name in holding if name not in lost]):
+            self._note(f"the controller of worker group {name} does not answer; the group is started again")
+            self._groups.start_again(name)
         nowhere = len(lost) == len(self._groups) and not self._held(self._settings.least)
         if nowhere and not self._nowhere:
             self._note("no node holds a worker group any more; waiting for one")
         self._nowhere = nowhere
         gone = lost[: max(0, len(self._groups) - max(1, self._held(self._settings.least)))]
         if ranks and self._is_full():  # others have what is left, and shall have the trials
-            holding = self.dispatcher.ask("holding")
             gone += [name for name in lost if name in holding and name not in gone]
         for name in gone:
             self._leave_out(name, f"worker group {name} has lost its node")

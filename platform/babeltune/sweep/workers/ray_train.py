@@ -136,6 +136,10 @@ class _Controller(TrainController):  # type: ignore[misc]
         state._shutdown_sync_actor = lambda _: None
         super().__init__(**parts)
 
+    async def lives(self) -> bool:
+        """True, unless this process is stopped."""
+        return True
+
 
 class _NoBarrier:
     """Replaces the actor at which Ray Train's ranks wait for one another when they report. It is one more process per
