@@ -190,6 +190,20 @@ def bucket_server(request):
     return request.getfixturevalue(request.param)
 
 
+@pytest.fixture
+def comparing_server(bucket_server, monkeypatch):
+    """Each of the two, and each compares what a write expects."""
+    from bucket_servers import S3, Preconditions
+
+    if isinstance(bucket_server, S3):
+        yield bucket_server
+        return
+    door = Preconditions(bucket_server)
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", door.address)
+    yield bucket_server
+    door.end()
+
+
 @pytest.fixture(scope="session")
 def ray_cluster(loopback_only, s3_port):
     """A local Ray of four logical CPUs whose workers can import the modules beside this file, and the faulty method."""

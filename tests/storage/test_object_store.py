@@ -12,7 +12,6 @@ from tenacity import RetryCallState, Retrying
 
 from babeltune.errors import ClusterError, ObjectStoreError
 from babeltune.storage.object_store import WAIT_S, ObjectStore
-from bucket_servers import Preconditions
 
 
 @pytest.fixture
@@ -121,17 +120,10 @@ def test_a_protocol_that_is_not_installed_or_not_known_says_what_to_do(monkeypat
         ObjectStore("xyz://b/x")
 
 
-@pytest.fixture(params=["s3", "gs"])
-def conditional(request, monkeypatch):
+@pytest.fixture
+def conditional(comparing_server):
     """A bucket on a server that compares what a write expects."""
-    server = request.getfixturevalue(request.param)
-    if request.param == "s3":
-        yield ObjectStore(f"{server.uri}/conditional", timeout=20)
-        return
-    door = Preconditions(server)
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", door.address)
-    yield ObjectStore(f"{door.uri}/conditional", timeout=20)
-    door.end()
+    return ObjectStore(f"{comparing_server.uri}/conditional", timeout=20)
 
 
 def refuses_other_versions(store):

@@ -33,17 +33,12 @@ def clean(
     these trials keep their scores and cannot be promoted any more. Of a storage behind a URI, the bucket is cleaned,
     and this machine's mirror of it.
     """
-    from babeltune.sweep.state.housekeeping import removals
-    from babeltune.sweep.sync.housekeeping import bucket_removals, mirror_removals
+    from babeltune.sweep.sync.housekeeping import everything
     from babeltune.sweep.sync.view import StorageView
 
     chosen = cluster_of(cluster)
     view = StorageView(chosen)
-    if view.mirror is None:
-        found: list[BucketRemoval | Removal] = list(removals(chosen.folder, older_s=older * DAY_S, top=top))
-    else:
-        found = list(bucket_removals(view, older_s=older * DAY_S, top=top))
-        found += mirror_removals(view.mirror, older_s=older * DAY_S)
+    found = everything(view, older_s=older * DAY_S, top=top)
     started = time.monotonic()
     for removal in () if dry_run else found:
         removal.carry_out()

@@ -16,6 +16,8 @@ from babeltune.storage.mirror_base import MirrorBase, digest, document, together
 from babeltune.storage.object_store import Entry, inside
 
 PACKAGE_MANIFEST = ".seal.json"
+PULLING = ".pulling"
+"""In a mirror, the folder of packages that are on their way."""
 Tell = Callable[[int, int], None]
 """Called with the bytes of a package that have been sent, and all of its bytes."""
 TRIES = 2
@@ -127,7 +129,7 @@ class Packages(MirrorBase):
             }
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             return f"its seal cannot be read: {error}"
-        draft = self.folder / ".pulling" / digest(key.encode())[:32]
+        draft = self.folder / PULLING / digest(key.encode())[:32]
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
 

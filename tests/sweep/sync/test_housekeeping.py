@@ -17,17 +17,24 @@ from babeltune.errors import SweepError
 from babeltune.promotion.candidate import find_candidate
 from babeltune.schema.cluster import Cluster
 from babeltune.schema.records import Keep
-from babeltune.storage.packages import PACKAGE_MANIFEST
+from babeltune.storage.packages import PACKAGE_MANIFEST, PULLING
 from babeltune.sweep.driver.keep import CheckpointPolicy
 from babeltune.sweep.driver.run import only_driver
 from babeltune.sweep.state.folder import SweepFolder, outcome
-from babeltune.sweep.state.housekeeping import OPTIMIZER, why_removed
+from babeltune.sweep.state.housekeeping import OPTIMIZER, SENT, SPOOL, spool_savings, why_removed
 from babeltune.sweep.state.leaderboard import leaderboard, winner
 from babeltune.sweep.state.messages import TrialAssignment
 from babeltune.sweep.sync import driver as driver_module
 from babeltune.sweep.sync import view as view_module
 from babeltune.sweep.sync.driver import DriverSync
-from babeltune.sweep.sync.housekeeping import bucket_removals, drop_optimizers, evict, mirror_removals
+from babeltune.sweep.sync.housekeeping import (
+    bucket_removals,
+    clean,
+    drop_optimizers,
+    everything,
+    evict,
+    mirror_removals,
+)
 from babeltune.sweep.sync.view import StorageView, records_in, stores_of
 from babeltune.sweep.sync.worker import on_this_node
 from babeltune.training.checkpoint import REPORTS, is_good
@@ -84,7 +91,7 @@ def test_a_cleaned_bucket_has_whole_checkpoints_without_optimizers(stored, machi
     before = [(row.name, row.metrics) for row in leaderboard(folder)]
     found = removed(view)
     assert found
-    assert {removal.reason for removal in found} == {"the optimizer of a trial that has ended"}
+    assert {removal.reason for removal in found} == {"the optimizer of a trial that has ended", SENT}
     assert not [key for key in view.mirror.store.entries() if key.endswith(OPTIMIZER)]
     assert not removed(view), "nothing is left to remove"
     other = StorageView(machines("other"))
@@ -184,6 +191,34 @@ def test_a_mirror_gives_up_what_it_has_not_used_and_the_bucket_has(stored):
     candidate = find_candidate(folder.id, view.folder)
     view.bring(folder, candidate.trial.number, candidate.report.index, candidate.prepared)
     assert is_good(folder.trial(candidate.trial.number) / "checkpoints" / f"{candidate.report.index:06d}")
+
+
+def test_metrics_that_mlflow_has_go_from_the_bucket_and_are_not_sent_again(stored, machines):
+    view, folder = stored
+    saved = spool_savings(folder.path / SPOOL)
+    key = f"sweeps/{folder.id}/{SPOOL}"
+    before = view.mirror.store.entries()[key].size
+    (removal,) = [each for each in bucket_removals(view, older_s=NOW) if each.reason == SENT]
+    removal.carry_out()
+    assert saved == removal.size == before - view.mirror.store.entries()[key].size > 0
+    there = StorageView(machines("other")).sweep(folder.id).path / SPOOL
+    sent = json.loads(there.with_name(f"{SPOOL}.sent").read_text(encoding="utf-8"))["offset"]
+    assert sent == there.stat().st_size, "MLflow lacks nothing"
+
+
+def test_what_a_driver_left_in_a_mirror_goes_once_its_sweep_does_not_run(stored):
+    view, folder = stored
+    cut_off = view.folder / PULLING / "x"
+    draft = folder.trial(0) / "checkpoints" / ".000001.draft"
+    left = [folder.path / "train", folder.path / "tune", draft, cut_off]
+    for path in left:
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "file").write_bytes(b"1")
+    with only_driver(folder):
+        assert {each.path for each in everything(view, older_s=NOW)} & set(left) == {cut_off}
+    assert not {draft, cut_off} & {each.path for each in everything(view, older_s=WEEK)}, "they are young"
+    clean(view, older_s=NOW)
+    assert not [path for path in left if path.exists()]
 
 
 def test_a_node_gives_up_unused_copies_before_a_trial_if_the_cluster_says_so(stored, machines):

@@ -18,6 +18,7 @@ from babeltune.promotion.evaluate import evaluate_model
 from babeltune.promotion.promote import promote
 from babeltune.schema.cluster import Cluster
 from babeltune.storage.fence import unstamped
+from babeltune.storage.object_store import ObjectStore
 from babeltune.storage.packages import PACKAGE_MANIFEST
 from babeltune.sweep.driver.run import driven_folder, submit
 from babeltune.sweep.state import fencing, heartbeat
@@ -56,11 +57,10 @@ def machine(tmp_path_factory):
 
     def named(name, **more):
         return Cluster(
-            storage=f"s3://{BUCKET}/{PREFIX}",
             cache=str(place / name),
             mlflow=f"sqlite:///{place}/mlflow.db",
             worker_groups=1,
-            **{"storage_timeout": 30.0, **more},
+            **{"storage": f"s3://{BUCKET}/{PREFIX}", "storage_timeout": 30.0, **more},
         )
 
     return named
@@ -364,25 +364,29 @@ def refusal(check):
     return None
 
 
-def test_what_a_driver_sends_late_changes_no_record_that_a_later_one_has_claimed(s3, machine, monkeypatch):
+def test_what_a_driver_sends_late_changes_no_record_that_a_later_one_has_claimed(
+    comparing_server, machine, monkeypatch
+):
+    server, place = comparing_server, f"{comparing_server.uri}/late"
     monkeypatch.setattr(driver_module, "RENEWAL_INTERVAL_S", 3600.0)  # it says nothing more
-    here, there = (SweepFolder(machine(name).folder / "sweeps" / "late") for name in ("one", "two"))
-    key, lease = (f"{PREFIX}/sweeps/late/{name}" for name in ("results.jsonl", OWNER))
+    one, two = (machine(f"{server.uri[:2]}-{name}", storage=place) for name in ("one", "two"))
+    here, there = (SweepFolder(each.folder / "sweeps" / "late") for each in (one, two))
+    key, lease = (f"late/sweeps/late/{name}" for name in ("results.jsonl", OWNER))
     ledger = here.path / "results.jsonl"
     ledger.parent.mkdir(parents=True)
     ledger.write_text('{"event": "propose", "number": 0}\n')
-    with DriverSync(machine("one"), here) as first:
+    with DriverSync(one, here) as first:
         first.wake()
-        wait_until(lambda: key in s3.keys(key) and b"propose" in s3.get(key))
-        s3.put(lease, json.dumps({**json.loads(s3.get(lease)), "ended": True}).encode())
-        with DriverSync(machine("two"), there) as second:
+        wait_until(lambda: b"propose" in (ObjectStore(place).read("sweeps/late/results.jsonl") or b""))
+        server.put(lease, json.dumps({**json.loads(server.get(lease)), "ended": True}).encode())
+        with DriverSync(two, there) as second:
             assert second.token == first.token + 1
-            claimed = s3.get(key)
+            claimed = server.get(key)
             assert unstamped(claimed)[0] == ledger.read_bytes() == (there.path / "results.jsonl").read_bytes()
             ledger.write_text("what the first driver had not sent\n")
             with pytest.raises(SweepError, match="was taken over by"):
                 first._view.mirror.push(ledger)
-            assert s3.get(key) == claimed
+            assert server.get(key) == claimed
         first.wake()
         wait_until(lambda: first.lost)
         with pytest.raises(SweepError, match="this driver ends"):

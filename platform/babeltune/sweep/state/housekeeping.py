@@ -29,6 +29,8 @@ SCRATCH = ("train", "tune")
 REMOVED = "removed.json"
 """In a trial's folder: why its checkpoints were removed."""
 SPOOL = "spool.jsonl"
+SENT = "metrics that MLflow has taken"
+"""Why a spool can become shorter."""
 TRIAL_NAME = re.compile(r"t[0-9]{4,}")
 STORE_NAME = re.compile(r"[a-z_]+-[0-9a-f]{16}")
 """The name of a store: what it is, and the digest of what it was made from."""
@@ -126,29 +128,34 @@ def _unread_stores(stores: Path, folders: list[SweepFolder], before: float) -> I
             yield Removal(path, "the draft of a store" if draft else "no sweep reads this store", _size(path))
 
 
-def _of_sweep(folder: SweepFolder, before: float, top: int | None) -> Iterator[Removal]:
+def scratch(folder: SweepFolder, before: float) -> Iterator[Removal]:
+    """What the processes of a sweep that does not run left on this machine: Ray's own state, journals, drafts."""
     for name in SCRATCH:
         if (path := folder.path / name).is_dir():
             yield Removal(path, "Ray's own state of a sweep that does not run", _size(path))
     for path in sorted(folder.path.glob("*/dispatcher-*.jsonl")) + sorted(folder.path.glob("dispatcher-*.jsonl")):
         if path.parent.name not in SCRATCH:
             yield Removal(path, "the journal of a dispatcher that is gone", _size(path))
+    for draft in sorted(folder.path.glob("trials/*/checkpoints/.*")):
+        if _changed(draft) < before:
+            yield Removal(draft, "the draft of a checkpoint", _size(draft))
+
+
+def _of_sweep(folder: SweepFolder, before: float, top: int | None) -> Iterator[Removal]:
+    yield from scratch(folder, before)
     if (freed := spool_savings(folder.path / SPOOL)) and _changed(folder.path / SPOOL) < before:
-        yield Removal(folder.path / SPOOL, "metrics that MLflow has taken", freed)
+        yield Removal(folder.path / SPOOL, SENT, freed)
     try:
         rows = {row.name: row for row in leaderboard(folder) if row.params}
     except SweepError:  # a damaged sweep keeps what it has
         return
     best = best_trials(list(rows.values()), top)
     for path in folder.trials():
-        yield from _of_trial(path, rows.get(path.name), before, "" if path.name in best else f"clean --top {top}")
+        yield from _of_trial(path, rows.get(path.name), "" if path.name in best else f"clean --top {top}")
 
 
-def _of_trial(path: Path, row: Row | None, before: float, rule: str) -> Iterator[Removal]:
+def _of_trial(path: Path, row: Row | None, rule: str) -> Iterator[Removal]:
     checkpoints = path / "checkpoints"
-    for draft in sorted(checkpoints.glob(".*")):
-        if _changed(draft) < before:
-            yield Removal(draft, "the draft of a checkpoint", _size(draft))
     if row is None or row.state not in ENDED:
         return
     for checkpoint in sorted(checkpoints.glob("[0-9s]*")):

@@ -17,14 +17,20 @@ from pathlib import Path
 from babeltune.errors import ObjectStoreError, SweepError
 from babeltune.storage.mirror import Mirror
 from babeltune.storage.object_store import Entry
+from babeltune.storage.packages import PULLING
 from babeltune.sweep.state.folder import ENDED, SweepFolder, sweep_folders
 from babeltune.sweep.state.housekeeping import (
     OPTIMIZER,
+    SENT,
+    SPOOL,
     STORE_NAME,
     Removal,
     best_trials,
     note_removed,
     removals,
+    scratch,
+    shorten_spool,
+    spool_savings,
     stores_read,
 )
 from babeltune.sweep.state.leaderboard import Row, leaderboard
@@ -41,7 +47,7 @@ SEALS = ".seals"
 
 @dataclass(frozen=True)
 class BucketRemoval:
-    """A package in a bucket that can go, or the optimizer in one."""
+    """A package in a bucket that can go, the optimizer in one, or what MLflow has taken of a spool."""
 
     mirror: Mirror
     key: str
@@ -66,6 +72,10 @@ class BucketRemoval:
         package, _, name = self.key.rpartition("/")
         if name == OPTIMIZER:
             strip_optimizer(self.mirror, package)
+        elif name == SPOOL:
+            shorten_spool(self.path)
+            for path in sorted(self.path.parent.glob(f"{SPOOL}*"), reverse=True):  # how much was sent, then what
+                self.mirror.push(path)
         else:
             self.mirror.drop_packages([self.key], self.mirror.store.entries(self.key))
 
@@ -165,6 +175,9 @@ def _unread_stores(mirror: Mirror, folders: list[SweepFolder], before: float) ->
 
 
 def _of_sweep(mirror: Mirror, folder: SweepFolder, before: float, top: int | None) -> Iterator[BucketRemoval]:
+    spool = folder.path / SPOOL
+    if (freed := spool_savings(spool)) and spool.stat().st_mtime < before:
+        yield BucketRemoval(mirror, mirror.key(spool), SENT, freed)
     try:
         rows = {row.name: row for row in leaderboard(folder)}
     except SweepError:  # a damaged sweep keeps what it has
@@ -200,6 +213,16 @@ def _of_trial(
             yield BucketRemoval(mirror, optimizer, "the optimizer of a trial that has ended", entries[optimizer].size)
 
 
+def _scratch(view: StorageView, before: float) -> Iterator[Removal]:
+    """What sweeps that run nowhere, and copies from the bucket that were cut off, left on this machine."""
+    for folder in sweep_folders(view.folder):
+        if not is_driven(folder):
+            yield from scratch(folder, before)
+    for draft in sorted((view.folder / PULLING).glob("*")):
+        if draft.stat().st_mtime < before:
+            yield Removal(draft, "a copy from the bucket that was cut off", _size(draft))
+
+
 def mirror_removals(mirror: Mirror, *, older_s: float) -> Iterator[Removal]:
     """What this machine's mirror holds, has not used for so many seconds, and can bring again from the bucket.
 
@@ -229,16 +252,20 @@ def _in_bucket(mirror: Mirror, folder: Path, key: str) -> bool:
     return any(mirror.has_package(folder, f"{parent}/{each}", there) for each in same)
 
 
-def clean(view: StorageView, *, older_s: float) -> tuple[int, int]:
-    """Removes what can go from the storage, and from this machine's mirror of it: how many files and folders, and their
-    bytes. What a storage refuses stays."""
-    found: list[BucketRemoval | Removal] = []
+def everything(view: StorageView, *, older_s: float, top: int | None = None) -> list[BucketRemoval | Removal]:
+    """What can go from the storage, and from this machine's mirror of it."""
     if view.mirror is None:
-        found += removals(view.folder, older_s=older_s)
-    else:
-        found += bucket_removals(view, older_s=older_s)
-        found += mirror_removals(view.mirror, older_s=older_s)
-    done = [removal.size for removal in found if _carried_out(removal)]
+        return list(removals(view.folder, older_s=older_s, top=top))
+    return [
+        *bucket_removals(view, older_s=older_s, top=top),
+        *_scratch(view, time.time() - older_s),
+        *mirror_removals(view.mirror, older_s=older_s),
+    ]
+
+
+def clean(view: StorageView, *, older_s: float) -> tuple[int, int]:
+    """Removes what can go: how many files and folders, and their bytes. What a storage refuses stays."""
+    done = [removal.size for removal in everything(view, older_s=older_s) if _carried_out(removal)]
     return len(done), sum(done)
 
 
