@@ -3,11 +3,13 @@
 import os
 import signal
 from functools import partial
+from pathlib import Path
 
 import pytest
 import ray
 
 from babeltune.errors import ClusterError, DataError
+from babeltune.sweep.workers import tasks
 from babeltune.sweep.workers.tasks import counted, fetched, followed, ray_refusals, ray_shards
 from waiting import PATIENCE_S, wait_until
 
@@ -96,6 +98,25 @@ def stop_once(number, times, folder):
     if begun < times:
         os.kill(os.getpid(), signal.SIGSTOP)
     return number
+
+
+def reverse(source, out):
+    data = Path(source).read_bytes()
+    Path(out).write_bytes(data[::-1])
+    return len(data)
+
+
+def test_files_travel_with_a_few_tasks_at_a_time(ray_cluster, tmp_path, monkeypatch):
+    monkeypatch.setattr(tasks, "AHEAD", 1)
+    count = int(ray.cluster_resources()["CPU"]) + 2
+    arguments = [(str(tmp_path / f"{number}.in"), str(tmp_path / f"{number}.out")) for number in range(count)]
+    for source, _ in arguments[:-1]:
+        Path(source).write_bytes(b"ab")
+    results = ray_shards(reverse, arguments, carried=True)
+    done = [next(results)]
+    Path(arguments[-1][0]).write_bytes(b"abc")  # its task is not begun, so that nothing of it is in memory
+    assert sorted([*done, *results]) == [2] * (count - 1) + [3]
+    assert Path(arguments[-1][1]).read_bytes() == b"cba"
 
 
 @pytest.mark.long

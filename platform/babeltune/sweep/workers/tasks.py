@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -21,6 +22,8 @@ PROGRESS_TIMEOUT_S = 1800.0
 default."""
 RESULT_TIMEOUT_S = 600.0
 """Seconds within which the result of a task that has ended must be here. The largest ones are lists of scores."""
+AHEAD = 2
+"""Tasks for each CPU whose files travel with them that are begun at a time: one runs, one waits."""
 TELL_INTERVAL_S = 1.0
 """Seconds between two words of a task about how far it is."""
 
@@ -129,18 +132,23 @@ def ray_shards(
 ) -> Iterator[int]:
     """`shards.RunShards` by Ray tasks of one CPU each and, for functions that use a GPU, a `share` of one.
 
-    `carried`: the nodes share no folder, so that the files travel with the tasks. `poll` is called about once a second.
-    If no task ends for `progress_timeout` seconds, they hang: they are killed and started again, once. `ClusterError`
-    if no task ends then either.
+    `carried`: the nodes share no folder, so that the files travel with the tasks. Then `AHEAD` tasks for each CPU are
+    there at a time, so that their files fit in memory. `poll` is called about once a second. If no task ends for
+    `progress_timeout` seconds, they hang: they are killed and started again, once. `ClusterError` if no task ends then
+    either.
     """
     remote = ray.remote(num_cpus=1, num_gpus=share if gpu else 0.0, max_retries=2)(with_files if carried else function)
+    waiting, work, again = deque(arguments), dict[Any, tuple[object, ...]](), False
 
-    def started(some: Iterable[tuple[object, ...]]) -> dict[Any, tuple[object, ...]]:
-        return {remote.remote(*((function, each, files_of(each)) if carried else each)): each for each in some}
+    def start() -> None:
+        most = AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1))) if carried else len(arguments)
+        while waiting and len(work) < most:
+            each = waiting.popleft()
+            work[remote.remote(*((function, each, files_of(each)) if carried else each))] = each
 
-    work, again = started(arguments), False
     try:
-        while work:
+        while waiting or work:
+            start()
             ready, _ = first_of(list(work), poll, progress_timeout)
             if ready:
                 done = fetched(ready[0], poll, seconds=progress_timeout)
@@ -154,7 +162,9 @@ def ray_shards(
             kill(work)
             if again:
                 raise ClusterError(HANG.format(getattr(function, "__name__", "work"), progress_timeout))
-            work, again = started(work.values()), True
+            waiting.extendleft(reversed(work.values()))
+            work.clear()
+            again = True
     finally:
         for reference in work:
             ray.cancel(reference)
