@@ -121,7 +121,7 @@ class WorkerGroups(Mapping[str, WorkerGroup]):
         return [name for name, group in self._there.items() if group.unplaced is not None and group.unplaced < since]
 
     def silent(self, names: Collection[str]) -> list[str]:
-        """Asks the controllers of these groups for a sign of life. Returns the groups whose controller has not answered
+        """Asks the controllers of these groups whether they live. Returns the groups whose controller has not answered
         in `SILENCES` calls: it is stopped, and would not see that its ranks die."""
         asked = {group.answer: group for group in self._there.values() if group.answer is not None}
         for answer in ray.wait(list(asked), num_returns=len(asked), timeout=0)[0] if asked else []:
