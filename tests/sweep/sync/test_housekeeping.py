@@ -323,6 +323,26 @@ def test_the_study_is_sent_at_intervals_and_at_the_end(machines, monkeypatch):
         assert copy.execute("select count(*) from events").fetchone() == (3,)
 
 
+def test_a_large_record_is_sent_at_intervals_and_at_the_end(machines, monkeypatch):
+    monkeypatch.setattr(driver_module, "RENEWAL_INTERVAL_S", 0.05)
+    cluster = machines("one")
+    folder = SweepFolder(cluster.folder / "sweeps" / "a-0123456789")
+    folder.path.mkdir(parents=True)
+    ledger, small = folder.path / "results.jsonl", folder.path / "stage.json"
+
+    def sent(path):
+        return sync.mirror.store.read(f"sweeps/{folder.id}/{path.name}") or b""
+
+    with DriverSync(cluster, folder) as sync:
+        for number in range(3):
+            ledger.write_bytes(ledger.read_bytes() + b"x" * 2**20 if number else b"y" * 2**20)
+            small.write_bytes(b"%d" % number)
+            sync.wake()
+            wait_until(lambda number=number: sent(small).startswith(b"%d" % number))
+        assert len(sent(ledger)) < ledger.stat().st_size, "each MiB waits two seconds"
+    assert sent(ledger).startswith(ledger.read_bytes())
+
+
 def test_who_follows_a_sweep_lists_it_only_when_something_happened(stored, machines, monkeypatch):
     monkeypatch.setattr(view_module, "POLL_INTERVAL_S", 0.0)
     view, folder = stored

@@ -35,7 +35,6 @@ from babeltune.sweep.state.fencing import (
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.messages import TrialAssignment, TrialOutcome
 from babeltune.sweep.sync.checkpoint_names import checkpoints_there
-from babeltune.sweep.sync.fencing import RESULTS
 from babeltune.sweep.sync.leased_folder import LeasedFolder
 from babeltune.sweep.sync.view import StorageView, records_in, stores_of
 from babeltune.training.checkpoint import REPORTS, read_reports
@@ -44,9 +43,9 @@ Result = TypeVar("Result")
 REQUEST_TIMEOUT_S = 5.0
 """Seconds in which an upload is repeated, before the next change is tried."""
 LARGE = 2**20
-"""Bytes beyond which a file that no resumed sweep needs is sent less often."""
+"""Bytes beyond which a record is sent less often. What a resumed sweep lacks of one, it has in the workers' reports."""
 PER_MEBIBYTE = 2.0
-"""Seconds between two uploads of such a file, for each MiB of it."""
+"""Seconds between two uploads of such a record, for each MiB of it."""
 STUDY = "study.db"
 STUDY_INTERVAL_S = 60.0
 """Seconds between two uploads of the study, which changes with every report. The ledger has all that it has: a driver
@@ -222,7 +221,7 @@ class DriverSync:
         for path in records_in(self.folder.path):
             now = time.monotonic()
             due = self._sent.get(path, -1e9)
-            if not final and path.name != RESULTS and due > now:
+            if not final and due > now:
                 continue
             if awake() - self._lease.renewed > RENEWAL_INTERVAL_S:  # many large records take longer than one interval
                 self._lease.renew()

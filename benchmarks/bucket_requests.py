@@ -1,0 +1,144 @@
+"""Requests to a bucket and bytes sent to it, of real sweeps of three sizes: do they grow with the number of trials?
+
+Each sweep trains a small static student, two reports a trial, and saves to an S3 server (moto) of this process, which
+counts. The driver's and the workers' requests are counted alike. The lease is left out, as it costs a request each few
+seconds and not by trial. The ratio is the smallest sweep's requests a trial by the largest's."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from urllib.parse import parse_qs
+
+import boto3
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import make_server
+
+from babeltune.planning.sweep_file import read_sweep
+from babeltune.schema.cluster import Cluster
+from babeltune.sweep.driver.run import submit
+from babeltune.sweep.state.fencing import OWNER
+from babeltune.sweep.workers.connection import local_ray
+from benchmarks.__main__ import commit
+from benchmarks.race import Row, options, verdict
+from benchmarks.sweep_overhead import ROOT
+
+SIZES = (16, 32, 64)
+"""Trials."""
+BUCKET = "counted"
+GOAL = 0.8
+"""Requests a trial of the smallest sweep by those of the largest, at least."""
+SMALL = """
+method: mse_distillation
+parameters: {training.learning_rate: {log_float: [1.0e-3, 5.0e-3]}}
+student: {kind: static, width: 32, vocabulary: 1000, max_tokens: 32, projection: teacher}
+training: {pairs: 256, reports: 2, global_batch: 128}
+scheduler: {kind: none}
+sampler: {kind: random}
+"""
+
+
+@dataclass
+class Counted:
+    """The requests that a server got."""
+
+    requests: Counter[str] = field(default_factory=Counter)
+    """By verb and record."""
+    sent: int = 0
+    """Bytes."""
+
+    def note(self, environ: dict[str, Any]) -> None:
+        """Counts one request."""
+        query = parse_qs(environ.get("QUERY_STRING", ""), keep_blank_values=True)
+        key = (query.get("prefix") or [environ["PATH_INFO"]])[0]
+        if key.endswith(OWNER):
+            return
+        verb = "LIST" if "list-type" in query else environ["REQUEST_METHOD"]
+        self.requests[f"{verb} {kind_of(key)}"] += 1
+        self.sent += int(environ.get("CONTENT_LENGTH") or 0)
+
+    def __sub__(self, before: Counted) -> Counted:
+        return Counted(self.requests - before.requests, self.sent - before.sent)
+
+    def copy(self) -> Counted:
+        """As it is now."""
+        return Counted(self.requests.copy(), self.sent)
+
+
+def kind_of(key: str) -> str:
+    """What an object is: a checkpoint, a store, or the record of this name."""
+    for kind in ("checkpoints", "stores"):
+        if f"/{kind}" in key:
+            return kind
+    return key.rstrip("/").rpartition("/")[2] if "." in key else "a sweep"
+
+
+@contextmanager
+def server(counted: Counted) -> Iterator[None]:
+    """An S3 server on loopback with one bucket, and the environment that names it."""
+    moto, one_at_a_time = DomainDispatcherApplication(create_backend_app), threading.Lock()
+
+    def counting(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        with one_at_a_time:
+            counted.note(environ)
+        return moto(environ, start)  # type: ignore[no-any-return]
+
+    listening = make_server("127.0.0.1", 0, counting, threaded=True)
+    threading.Thread(target=listening.serve_forever, daemon=True).start()
+    os.environ |= {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{listening.server_port}",
+        **dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "counted"),
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_CONFIG_FILE": os.devnull,
+    }
+    boto3.client("s3").create_bucket(Bucket=BUCKET)
+    try:
+        yield
+    finally:
+        listening.shutdown()
+
+
+def sweep_of(trials: int, counted: Counted, place: Path) -> Counted:
+    """The requests of a sweep beyond those of its preparation, which the first of all makes alone."""
+    overlay = place / f"{trials}.yaml"
+    overlay.write_text(f"{SMALL}name: requests_{trials}\nbudget: {{trials: {trials}, workers: 1}}\n", encoding="utf-8")
+    sweep = read_sweep(ROOT / "search_spaces" / "quickstart.yaml", overlays=[overlay])
+    cluster = Cluster(
+        storage=f"s3://{BUCKET}/all", cache=str(place), mlflow=f"sqlite:///{place}/mlflow.db", worker_groups=1
+    )
+    before = counted.copy()
+    submit(sweep, cluster)
+    return counted - before
+
+
+def main() -> None:
+    """Runs the benchmark."""
+    given, counted = options(__doc__), Counted()
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    with TemporaryDirectory() as temporary, server(counted), local_ray(num_cpus=3, env=dict(os.environ)):
+        place = Path(temporary)
+        sweep_of(2, counted, place)  # makes the stores
+        found = {trials: sweep_of(trials, counted, place) for trials in SIZES}
+    each = {trials: sum(part.requests.values()) / trials for trials, part in found.items()}
+    for trials, part in found.items():
+        often = ", ".join(f"{name} {count / trials:.2f}" for name, count in part.requests.most_common(12))
+        print(f"{trials} trials: {each[trials]:.1f} requests and {part.sent / trials / 1000:.0f} kB a trial: {often}")
+    facts: dict[str, Any] = {
+        "commit": commit(),
+        "requests_a_trial": each,
+        "kb_a_trial": {trials: part.sent / trials / 1000 for trials, part in found.items()},
+        "by_kind": {name: count / SIZES[-1] for name, count in found[SIZES[-1]].requests.most_common()},
+    }
+    verdict("bucket_requests", [Row(ours=each[SIZES[-1]], peer=each[SIZES[0]])], GOAL, given, **facts)
+
+
+if __name__ == "__main__":
+    main()
