@@ -51,7 +51,7 @@ class Counted:
     """The requests that a server got."""
 
     requests: Counter[str] = field(default_factory=Counter)
-    """By verb and record."""
+    """Requests by verb and record."""
     sent: int = 0
     """Bytes."""
 

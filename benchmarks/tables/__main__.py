@@ -20,8 +20,8 @@ from benchmarks.tables.chen_losses import CHEN_LOSSES
 from benchmarks.tables.compare import disagreements
 from benchmarks.tables.definition import Table
 from benchmarks.tables.li_depth import LI_DEPTH
-from benchmarks.tables.mao_dims import MAO_DIMS
-from benchmarks.tables.mao_shapes import MAO_SHAPES
+from benchmarks.tables.mao_dims import MAO_DIMS, MAO_DIMS_LONGER
+from benchmarks.tables.mao_shapes import MAO_SHAPES, MAO_SHAPES_LONGER
 from benchmarks.tables.mao_teacher import MAO_TEACHER
 from benchmarks.tables.mao_terms import MAO_TERMS
 from benchmarks.tables.margins import MARGINS_TABLE
@@ -45,7 +45,9 @@ TABLES = {
         CHEN_LOSSES,
         LI_DEPTH,
         MAO_DIMS,
+        MAO_DIMS_LONGER,
         MAO_SHAPES,
+        MAO_SHAPES_LONGER,
         MAO_TEACHER,
         MAO_TERMS,
         MARGINS_TABLE,

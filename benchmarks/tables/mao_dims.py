@@ -55,3 +55,34 @@ MAO_DIMS = Table(
     ),
     rates=(5e-4, 3e-3),
 )
+
+LONGER = 4
+"""How many times as many pairs the experiment's rows see."""
+
+
+def longer(dim: int) -> Row:
+    """The layer of so many dimensions, trained for longer."""
+    return Row(name=f"{named(dim)}, longer", settings={"dim": dim}, changes=(f"training.pairs={60_000 * LONGER}",))
+
+
+MAO_DIMS_LONGER = Table(
+    name="mao_dims_longer",
+    title="Dimension reduction: whether the layer needs longer",
+    paper="A table of our own, on orders that `mao_dims` does not find.",
+    budget="",
+    ours=f"Three layers of `mao_dims` see {LONGER} times as many pairs.",
+    sweep=MAO_DIMS.sweep,
+    before=MAO_DIMS.before,
+    start_name=MAO_DIMS.start_name,
+    from_scratch=False,
+    rows=(Row(name=named(512), settings={"dim": 512}), longer(512), longer(384), longer(256)),
+    columns=MAO_DIMS.columns,
+    claims=(
+        Claim(better=longer(512).name, worse=named(512), metrics=(FEW, MANY), paper="the layer is trained too briefly"),
+        Claim(better=START, worse=longer(512).name, metrics=(FEW,), kind="level", paper="the start is level then"),
+        Claim(
+            better=longer(384).name, worse=longer(256).name, metrics=(MANY,), kind="level", paper="they are level then"
+        ),
+    ),
+    rates=MAO_DIMS.rates,
+)

@@ -44,3 +44,28 @@ MAO_SHAPES = Table(
     ),
     rates=(5e-4, 2e-3),
 )
+
+LONGER = 3
+"""How many times as much compute the experiment gets."""
+COMPUTE = f"training.compute={40 * LONGER}"
+
+
+def longer(row: Row) -> Row:
+    """The same student, trained for longer."""
+    return Row(name=f"{row.name}, longer", changes=(*row.changes, COMPUTE))
+
+
+MAO_SHAPES_LONGER = Table(
+    name="mao_shapes_longer",
+    title="LEALLA: whether deep students need longer",
+    paper="A table of our own, on orders that `mao_shapes` does not find.",
+    budget="",
+    ours=f"The deepest and the widest student of `mao_shapes` get {LONGER} times the compute, at the learning rate "
+    "that all had there.",
+    sweep=MAO_SHAPES.sweep,
+    rows=(longer(shape(6, 128)), longer(shape(1, 320))),
+    columns=MAO_SHAPES.columns,
+    logged=MAO_SHAPES.logged,
+    claims=(Claim(better="6 × 128, longer", worse="1 × 320, longer", metrics=BOTH, paper="deep students need longer"),),
+    rates=(5e-4,),
+)

@@ -85,11 +85,18 @@ REASONS = (
         table="mao_shapes",
         rows=("1 × 320", "3 × 184"),
         suspected="After 4,600 pairs from scratch, layers have hardly begun to learn. A deep student is slower.",
+        experiment="mao_shapes_longer",
     ),
     Reason(
         table="mao_dims",
         rows=("start", "384 dimensions"),
         suspected="The layer is trained too briefly, or a static encoder spreads its information more evenly.",
+        experiment="mao_dims_longer",
+    ),
+    Reason(
+        table="chen_losses",
+        rows=("CZ-NCE, words, N = 8",),
+        suspected="A batch of 8 has few negatives, and 6,400 pairs are few for words.",
     ),
     Reason(
         table="tan_bt",
