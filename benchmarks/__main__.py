@@ -19,6 +19,7 @@ from typing import Any
 ALL = (
     *("soft_loss", "queue_loss", "gradcache", "train", "static_train", "teacher_store", "trial_start"),
     *("sweep_overhead", "thousand_trials", "scale", "opening", "corpus", "tracker", "mining", "evaluation"),
+    "bucket_requests",
 )
 TABLE = "{:<16} {:>8} {:>8} {:>8} {:>8}  {}"
 """The columns: name, median, least and largest ratio, goal, and what came of it."""

@@ -133,9 +133,15 @@ def main() -> None:
         print(f"{trials} trials: {each[trials]:.1f} requests and {part.sent / trials / 1000:.0f} kB a trial: {often}")
     facts: dict[str, Any] = {
         "commit": commit(),
-        "requests_a_trial": each,
-        "kb_a_trial": {trials: part.sent / trials / 1000 for trials, part in found.items()},
-        "by_kind": {name: count / SIZES[-1] for name, count in found[SIZES[-1]].requests.most_common()},
+        "sizes": [
+            {
+                "trials": trials,
+                "requests": sum(part.requests.values()),
+                "bytes": part.sent,
+                "by_kind": dict(part.requests.most_common()),
+            }
+            for trials, part in found.items()
+        ],
     }
     verdict("bucket_requests", [Row(ours=each[SIZES[-1]], peer=each[SIZES[0]])], GOAL, given, **facts)
 

@@ -190,7 +190,14 @@ def benchmarks() -> str:
             f"## The last `make bench`\n\nCommit `{found['commit']}`.",
             table(tuple(found["titles"]), found["rows"]),
         ]
-    parts += [*corpus_sizes(), *running_trials(), *opened_groups(), *many_trials(), *of_a_gpu()]
+    parts += [
+        *corpus_sizes(),
+        *running_trials(),
+        *opened_groups(),
+        *many_trials(),
+        *requests_to_a_bucket(),
+        *of_a_gpu(),
+    ]
     figures = json.loads((MEASURED / "figures.json").read_text(encoding="utf-8"))["rows"]
     parts += ["## Single commands", table(("what", "command", "figures"), [(a, f"`{b}`", c) for a, b, c in figures])]
     return "\n\n".join(parts) + "\n"
@@ -293,6 +300,28 @@ def many_trials() -> list[str]:
             "slowest proposal, ms of CPU": lambda found: f"{1000 * found['slowest_proposal']:.0f}",
             "longest save of a trial, ms": lambda found: f"{1000 * found['slowest_save']:.0f}",
             "KB in the sweep's folder a trial": lambda found: f"{found['stored'] / found['trials'] / 1000:.1f}",
+        },
+    )
+
+
+def requests_to_a_bucket() -> list[str]:
+    """What `benchmarks.bucket_requests` has measured."""
+    lead = (
+        "`python -m benchmarks.bucket_requests` counts what real sweeps ask of an S3 server, two reports a trial and "
+        "the lease left out. A record of more than a MiB is sent at half a MiB a second, so the bytes of a trial grow "
+        "until then."
+    )
+    return measured(
+        "bucket_requests",
+        "Requests to a bucket",
+        lead,
+        {
+            "trials": lambda size: f"{size['trials']}",
+            "requests a trial": lambda size: f"{size['requests'] / size['trials']:.1f}",
+            "listings a trial": lambda size: (
+                f"{sum(n for kind, n in size['by_kind'].items() if kind.startswith('LIST')) / size['trials']:.1f}"
+            ),
+            "KB sent a trial": lambda size: f"{size['bytes'] / size['trials'] / 1000:,.0f}",
         },
     )
 
