@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import logging
 import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     """Whatever JSON can hold."""
     JsonObject: TypeAlias = dict[str, JsonValue]
 
+log = logging.getLogger(__name__)
 LOCK_TIMEOUT_S = 60.0
 """Seconds within which another process must have changed a file that it has locked. It takes milliseconds."""
 
@@ -71,6 +73,23 @@ def locked(path: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+@contextmanager
+def in_turn(lock: Path, work: str) -> Iterator[None]:
+    """Only one process of this machine at a time is within the block, for as long as its `work` takes; a line says who
+    is waited for. The kernel's lock falls with its process, however that ends."""
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    held = FileLock(lock)
+    try:
+        held.acquire(timeout=1)
+    except Timeout:
+        log.info("another process %s: waiting for it; `fuser %s` names it", work, lock)
+        held.acquire()
+    try:
+        yield
+    finally:
+        held.release()
 
 
 def append_line(path: Path, line: bytes) -> None:

@@ -14,17 +14,16 @@ import logging
 import shutil
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
-from filelock import FileLock, Timeout
 
 from babeltune.errors import StoreError
-from babeltune.files import plain, sha256_of, sync, version
+from babeltune.files import in_turn, plain, sha256_of, sync, version
 from babeltune.schema.records import Scalar
 
 if TYPE_CHECKING:
@@ -249,19 +248,9 @@ def _build(
     sync(folder.parent)
 
 
-@contextmanager
-def _only_builder(folder: Path) -> Iterator[None]:
-    """Holds the kernel's lock beside the folder; it falls with its process, however that ends."""
-    lock = FileLock(folder.with_name(f".{folder.name}.lock"))
-    try:
-        lock.acquire(timeout=1)
-    except Timeout:
-        log.info("another process builds the store %s: waiting for it", folder)
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
+def _only_builder(folder: Path) -> AbstractContextManager[None]:
+    """Holds the lock beside the folder."""
+    return in_turn(folder.with_name(f".{folder.name}.lock"), f"builds the store {folder}")
 
 
 def _sweep(folder: Path) -> None:

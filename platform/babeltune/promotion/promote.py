@@ -14,9 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 
-from filelock import FileLock
-
 from babeltune.errors import CheckpointError, PromotionError, SpecError
+from babeltune.files import in_turn
 from babeltune.promotion.candidate import Candidate, export_model, find_candidate, lineage, registered_name
 from babeltune.promotion.card_facts import facts_of
 from babeltune.promotion.champion import Champion, champion_for, is_same, start_of, unfiltered
@@ -80,9 +79,8 @@ def promote(
         return decision
     run_id = recorded_run(candidate, cluster)  # before the sealed tests are opened in vain
     lock = storage / "locks" / f"{registered_name(candidate)}.lock"
-    lock.parent.mkdir(parents=True, exist_ok=True)
     # A second promotion compares with what the first one has made the champion.
-    with FileLock(lock), view.openings():
+    with in_turn(lock, f"promotes {registered_name(candidate)}"), view.openings():
         decision = decided(candidate, cluster, alias, run_id=run_id, out=out)
     decision = replace(decision, reasons=(*decision.reasons, *words))
     record_decision(view, candidate.folder, decision, dry_run=False)

@@ -6,12 +6,13 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TypeVar
 
 from filelock import FileLock
 
-from babeltune.files import write_whole
+from babeltune.files import in_turn, write_whole
 from babeltune.schema.storage_location import StorageLocation
 from babeltune.storage.fence import Fence
 from babeltune.storage.object_store import ObjectStore, inside
@@ -38,9 +39,16 @@ class MirrorBase:
 
     def lock(self, key: str) -> FileLock:
         """For what only one process of this node at a time may do."""
+        return FileLock(self._lock_of(key))
+
+    def in_turn(self, key: str) -> AbstractContextManager[None]:
+        """For a package, which only one process of this node at a time sends, brings or removes."""
+        return in_turn(self._lock_of(key), f"is busy with {key}")
+
+    def _lock_of(self, key: str) -> Path:
         place = self.folder / ".locks"
         place.mkdir(parents=True, exist_ok=True)
-        return FileLock(place / f"{digest(key.encode())[:32]}.lock")
+        return place / f"{digest(key.encode())[:32]}.lock"
 
 
 def together(work: Callable[[str], Result], names: Iterable[str]) -> list[Result]:

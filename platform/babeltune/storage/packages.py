@@ -80,7 +80,7 @@ class Packages(MirrorBase):
             with contextlib.suppress(FileNotFoundError):  # it was never sealed
                 os.utime(self._manifest_of(folder))  # used just now, so it stays here
             return True
-        with self.lock(key):
+        with self.in_turn(key):
             if folder.exists():
                 if not self._altered(folder):
                     return True

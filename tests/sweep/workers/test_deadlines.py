@@ -20,7 +20,7 @@ WAITS = ("join", "wait", "result", "acquire", "communicate")
 WITHOUT = {
     "standalone.py: thread.join": "a thread of this process, which is asked to end",
     "reproduce.py: process.join": "training on this machine, which takes as long as the trial did",
-    "store.py: lock.acquire": "another process on this machine builds a store, which takes hours; a line says so",
+    "files.py: held.acquire": "another process on this machine builds a store, which takes hours; a line says so",
     "tasks.py: work.result": "work that has ended",
     "trial_proxy.py: self._followers[tracked].result": "no future: a follower's next result, if there is one",
 }

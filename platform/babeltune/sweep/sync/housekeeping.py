@@ -280,7 +280,7 @@ def evict(mirror: Mirror, *, older_s: float) -> int:
     """Removes what the mirror of this machine can do without; the bytes that are free now."""
     freed = 0
     for removal in list(mirror_removals(mirror, older_s=older_s)):
-        with mirror.lock(mirror.key(removal.path)):
+        with mirror.in_turn(mirror.key(removal.path)):
             freed += removal.size if _carried_out(removal) else 0
     return freed
 

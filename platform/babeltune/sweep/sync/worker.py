@@ -197,7 +197,7 @@ def _note_progress(mirror: Mirror, folder: Path, ended: threading.Event) -> None
 
 def bring_prepared(mirror: Mirror, path: Path) -> Prepared:
     """What was prepared for the sweep of this record, here; `StoreError` where the bucket does not have it."""
-    with mirror.lock(mirror.key(path)):
+    with mirror.in_turn(mirror.key(path)):
         mirror.fetch(mirror.key(path))
         if not path.exists():
             raise StoreError(f"the storage {mirror.store.uri} has no {mirror.key(path)}; `babeltune resume` sends it")
@@ -215,14 +215,14 @@ def settle(
     """All ranks have the same reports and checkpoints: those of the node or of the bucket that go further."""
     key = mirror.key(folder)
     if rank == 0:
-        with mirror.lock(key):
+        with mirror.in_turn(key):
             waiting(lambda: pull_trial(mirror, folder))
             waiting(lambda: push_trial(mirror, folder))
     if world == 1:
         return
     wanted = ProcessGroup().of_first(state_of(folder) if rank == 0 else 0, device)
     if rank and state_of(folder) != wanted:
-        with mirror.lock(key):
+        with mirror.in_turn(key):
             shutil.rmtree(folder / "checkpoints", ignore_errors=True)
             (folder / REPORTS).unlink(missing_ok=True)
             mirror.forget(f"{key}/{REPORTS}")
