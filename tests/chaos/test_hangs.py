@@ -3,12 +3,14 @@
 import os
 import signal
 import time
+from contextlib import contextmanager
 
 import psutil
 import pytest
 import ray
 
 from babeltune.errors import ClusterError
+from babeltune.sweep.state.fencing import LeaseExpiredError
 from babeltune.sweep.workers import dispatcher_client, worker_groups
 from chaos.faults import slow_disk
 from chaos.invariants import nothing_is_left
@@ -93,25 +95,39 @@ def test_a_driver_that_is_stopped_for_a_while_goes_on(make_arena, note):
     note(arena, f"driver SIGSTOP for {seconds:g} s", seconds=arena.pause())
 
 
-def test_a_storage_that_hangs_for_a_minute_costs_that_minute(disk, make_arena, note):
-    arena = make_arena(pause=0.02)
+@contextmanager
+def hanging(arena, disk, seconds):
+    """The storage hangs for so long once workers have trained for a while; a list gets the time of its end."""
     ended = []
 
     def hang():
         with slow_disk(disk, seconds=NEVER):
-            time.sleep(60)  # so long is the fault
+            time.sleep(seconds)  # so long is the fault
         ended.append(time.time())
 
     with arena.meanwhile(arena.trained(130), hang):
+        yield ended
+
+
+def test_a_storage_that_hangs_for_a_while_costs_that_time(disk, make_arena, note):
+    arena = make_arena(pause=0.02)
+    with hanging(arena, disk, 30.0) as ended:
         arena.submit()
     arena.check()
     assert arena.repeated() <= 20
-    note(
-        arena,
-        "storage hangs for 60 s (fanotify)",
-        seconds=min(s["time"] for s in arena.steps() if s["time"] > ended[0]) - ended[0],
-        most=20,
-    )
+    seconds = min(s["time"] for s in arena.steps() if s["time"] > ended[0]) - ended[0]
+    note(arena, "storage hangs for 30 s (fanotify)", seconds=seconds, most=20)
+
+
+def test_a_storage_that_hangs_for_longer_than_a_lease_ends_the_sweep_in_words(disk, make_arena, note):
+    arena = make_arena(pause=0.02)
+    with pytest.raises(LeaseExpiredError, match="ends before another machine may go on"), hanging(arena, disk, 60.0):
+        arena.submit()
+    began = time.time()
+    arena.submit()
+    arena.check()
+    assert arena.repeated() <= 20
+    note(arena, "storage hangs for 60 s, then resume (fanotify)", seconds=arena.recovered(began), most=20)
 
 
 def test_a_second_interrupt_ends_a_driver_whose_storage_hangs(disk, make_arena, note):
