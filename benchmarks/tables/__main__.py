@@ -16,7 +16,7 @@ from babeltune.cli.plan_page import machine_of
 from babeltune.errors import SpecError
 from babeltune.planning.plan import make_plan
 from babeltune.schema.cluster import read_cluster
-from benchmarks.tables.chen_losses import CHEN_LOSSES
+from benchmarks.tables.chen_losses import CHEN_LONGER, CHEN_LOSSES
 from benchmarks.tables.compare import disagreements
 from benchmarks.tables.definition import Table
 from benchmarks.tables.li_depth import LI_DEPTH
@@ -30,7 +30,7 @@ from benchmarks.tables.park_gather import PARK_GATHER
 from benchmarks.tables.park_hardness import PARK_HARDNESS
 from benchmarks.tables.park_labels import PARK_LABELS
 from benchmarks.tables.park_one_pair import PARK_ONE_PAIR
-from benchmarks.tables.park_pairs import PARK_PAIRS
+from benchmarks.tables.park_pairs import PARK_PAIRS, PARK_PAIRS_ALIKE
 from benchmarks.tables.park_teachers import PARK_TEACHERS
 from benchmarks.tables.record import run
 from benchmarks.tables.sweeps import make_text, planned, read_planned
@@ -42,6 +42,7 @@ from benchmarks.tables.which_method import WHICH_METHOD
 TABLES = {
     table.name: table
     for table in (
+        CHEN_LONGER,
         CHEN_LOSSES,
         LI_DEPTH,
         MAO_DIMS,
@@ -56,6 +57,7 @@ TABLES = {
         PARK_LABELS,
         PARK_ONE_PAIR,
         PARK_PAIRS,
+        PARK_PAIRS_ALIKE,
         PARK_TEACHERS,
         TAN_BT,
         TAN_SIGMA,

@@ -79,7 +79,8 @@ REASONS = (
     Reason(
         table="park_pairs",
         rows=("en-xx, fr-xx", "en-xx, ru-xx"),
-        suspected="French and Russian have unequally many joined pairs.",
+        suspected="French and Russian have unequally many joined pairs, and from other texts.",
+        experiment="park_pairs_alike",
     ),
     Reason(
         table="mao_shapes",
@@ -97,6 +98,7 @@ REASONS = (
         table="chen_losses",
         rows=("CZ-NCE, words, N = 8",),
         suspected="A batch of 8 has few negatives, and 6,400 pairs are few for words.",
+        experiment="chen_longer",
     ),
     Reason(
         table="tan_bt",
