@@ -11,7 +11,7 @@ import pytest
 from babeltune.errors import SweepError
 from babeltune.evaluation.evaluate import COMPUTE
 from babeltune.planning.sweep_file import read_sweep, sweep_id
-from babeltune.promotion.decisions import read_decisions, record_decision
+from babeltune.promotion.decisions import DecisionRecord, read_decisions, record_decision
 from babeltune.promotion.gates import Decision
 from babeltune.schema.records import Objective
 from babeltune.sweep.state.folder import outcome
@@ -22,8 +22,10 @@ from babeltune.sweep_report.gather import gather
 from babeltune.sweep_report.page import document
 from babeltune.sweep_report.render import markdown, render
 from babeltune.sweep_report.sections.sealed_tests import matched
+from babeltune.sweep_report.words import verdict
 from babeltune.sweep_report.write import LARGEST, page, write_report
 from babeltune.training.checkpoint import read_reports, write_reports
+from made_sweeps import add_trial, make_sweep
 
 VOID = {"meta", "link", "br", "hr", "img", "input", "wbr"}
 FETCHING = ("src", "href", "xlink:href", "action", "data", "poster", "srcset", "background")
@@ -276,6 +278,33 @@ def test_a_promotion_is_kept_and_the_report_compares_dev_with_sealed(copied, rep
     root = Tree(render(made, "html")).root
     (table,) = (cells(each) for each in root.all("table") if each.words().startswith("Dev against sealed"))
     assert table[1] == ["everyday fra-eng", "everyday", "0.5000", "0.4567", "–", "–", "0.0100"]
+
+
+@pytest.mark.parametrize("promoted", [False, True])
+def test_the_verdict_has_the_lead_and_what_chance_explains(tiny_file, tmp_path, promoted):
+    folder = make_sweep(tmp_path, read_sweep(tiny_file))
+    add_trial(folder, 0, [0.2, 0.6], "finished", temperature=0.1)
+    add_trial(folder, 1, [0.2, 0.5], "finished", temperature=0.2)
+    found = gather(folder)
+    assert verdict(found)[0].endswith("; it is 0.1000 ahead of t0001.")
+    found = replace(found, standings=tuple(replace(each, error=0.1) for each in found.standings))
+    found = replace(found, winner=found.standings[0])
+    if promoted:
+        record = DecisionRecord(time="2026-01-31T12:00:00Z", dry_run=False, decision=decision_of(found, registered="m"))
+        found = replace(found, decisions=(record,))
+    first, then = verdict(found)
+    assert first.startswith("t0000 is the best of 2 trials: everyday/accuracy 0.6000")
+    assert "it is 0.1000 ahead of t0001, less than the 0.2772 by which two such scores may differ" in first
+    assert then.startswith("t0000 was promoted on 2026-01-31" if promoted else "`babeltune promote ")
+
+
+def test_a_lone_finished_trial_is_compared_with_the_best_other_one(tiny_file, tmp_path):
+    folder = make_sweep(tmp_path, read_sweep(tiny_file))
+    add_trial(folder, 0, [0.2, 0.6], "finished", temperature=0.1)
+    assert "the only trial with a score" in verdict(gather(folder))[0]
+    assert "ahead" not in verdict(gather(folder))[0]
+    add_trial(folder, 1, [0.2], "pruned", temperature=0.2)
+    assert verdict(gather(folder))[0].endswith("; no other trial has finished, and t0001 (pruned) had 0.2000.")
 
 
 def test_a_sealed_test_is_compared_with_a_dev_set_of_its_kind_and_languages():

@@ -62,19 +62,20 @@ def duration(seconds: float | None) -> str:
 
 
 def verdict(report: SweepReport) -> tuple[str, str]:
-    """Which trial is the best, and what to do with that: a sentence each."""
+    """Which trial is the best and how far it is ahead, and what to do with that: a sentence each."""
     return _best(report), _next(report)
 
 
 def _best(report: SweepReport) -> str:
     best, metric = report.winner, short(report.objective.metric)
-    among = sum(each.row.best is not None for each in report.trials)
+    among = sum(each.value is not None for each in report.trials)
     known = {each.row.name: each.value for each in report.baselines if each.value is not None}
     against = [f"{name} {score(value)}" for name, value in known.items()]
     range_ = f" (95 % interval {interval(best)})" if best.interval is not None else ""
     one = "the only trial with a score" if among == 1 else f"the best of {among} trials"
     beside = f", against {', '.join(against)}" if against else ""
-    return f"{best.row.name} is {one}: {metric} {score(best.value)}{range_}{beside}."
+    lead = f"; {_lead(report)}" if among > 1 else ""
+    return f"{best.row.name} is {one}: {metric} {score(best.value)}{range_}{beside}{lead}."
 
 
 def _next(report: SweepReport) -> str:
@@ -90,24 +91,21 @@ def _next(report: SweepReport) -> str:
         if decision.verdict == "tie":
             return f"Its promotion {when} found {decision.trial} as good as the champion, whose alias stays."
         return f"A dry run {when} would promote {decision.trial}; `babeltune promote {report.sweep}` does."
-    command = f"babeltune promote {shlex.quote(report.sweep)}"
-    return f"{_lead(report)}; `{command}` scores it once more and registers it."
+    return f"`babeltune promote {shlex.quote(report.sweep)}` scores it once more and registers it."
 
 
 def _lead(report: SweepReport) -> str:
-    """How far the winner is ahead, and whether chance explains it."""
+    """How far the winner is ahead of the next of at least two trials, and whether chance explains it."""
     best = report.winner
-    others = [each for each in report.trials if each is not best and each.row.state == "finished" and each.value]
-    if not others or best.value is None or others[0].value is None:
-        early = [each for each in report.trials if each is not best and each.value is not None]
-        if not early:
-            return "No other trial has finished"
-        row = early[0].row
-        return f"No other trial has finished; {row.name} ({row.state}) had {score(early[0].value)}"
-    second = others[0]
-    ahead = f"It is {abs(best.value - others[0].value):.4f} ahead of {second.row.name}"
+    others = [each for each in report.trials if each is not best and each.value is not None]
+    second = next((each for each in others if each.row.state == "finished"), None)
+    if second is None or second.value is None or best.value is None:
+        row = others[0].row
+        return f"no other trial has finished, and {row.name} ({row.state}) had {score(others[0].value)}"
+    lead = abs(best.value - second.value)
+    ahead = f"it is {lead:.4f} ahead of {second.row.name}"
     if best.error is None or second.error is None:
         return ahead
     noise = Z95 * math.hypot(best.error, second.error)
-    than = "more" if abs(best.value - others[0].value) > noise else "less"
+    than = "more" if lead > noise else "less"
     return f"{ahead}, {than} than the {noise:.4f} by which two such scores may differ through chance"
