@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from babeltune.cli.live_view import picture
+from babeltune.cli.live_view import _Attached, picture
 from babeltune.cli.render import show_leaderboard
 from babeltune.cli.table import TrialsTable, running_first, table_of
 from babeltune.files import plain
@@ -99,7 +99,8 @@ def test_running_trials_stand_first_and_then_the_best(rows, tiny_file):
     assert names[:4] == ["t0120", "t0121", "t0117", "t0003"]
     many = running_first([*(replace(rows[0], name=f"t{number:04d}") for number in range(100)), *rows])
     lines = shown(TrialsTable(many, read_sweep(tiny_file), height=12), 80).splitlines()
-    assert len(lines) <= 12 + 1, "its reason may take a second line"
+    assert len(lines) <= 12, "the second line of a reason counts, too"
+    assert lines[-1].endswith("submit again"), "it is whole"
     assert [line.split()[0] for line in lines[1:3]] == ["t0120", "t0121"], "the newest is on the screen"
     assert any(re.match(r"… and \d+ more", line) for line in lines)
 
@@ -140,6 +141,30 @@ def test_the_live_view_fits_its_height_with_running_trials_first(folder):
     titles = next(place for place, line in enumerate(lines) if line.startswith("trial"))
     assert titles == 2, "the bar has a line of its own"
     assert [line.split()[0] for line in lines[titles + 1 : titles + 4]] == ["t0001", "t0000", "teacher"]
+
+
+@pytest.mark.parametrize("height", [9, 14, 24])
+def test_the_live_view_fits_its_height_if_its_stage_and_message_wrap(folder, height):
+    for number in range(2, 30):
+        add_trial(folder, number, [0.1], "failed", REASON, temperature=0.1 + number)
+    progress = SweepProgress(folder.sweep(), folder, done=9535, of=9535, ended=1)
+    progress.stage = "encoding with the teacher sentence-transformers/paraphrase-multilingual-MiniLM-L12-v2"
+    progress.latest = "worker group 2 of 2 is lost: its node did not answer for 60 s; its trial t0001 begins anew"
+    lines = shown(picture(progress, height), 80).splitlines()
+    assert len(lines) <= height
+    assert len("".join(lines[:2])) > 80, "the stage wraps"
+    assert any(line.startswith("t0001") for line in lines), "the running trial is on the screen"
+    assert height < 24 or f"(failed): {REASON}" in " ".join(" ".join(lines).split())
+
+
+def test_an_attached_view_fits_the_terminals_height_if_its_stage_wraps(folder):
+    for number in range(2, 30):
+        add_trial(folder, number, [0.1], "finished", temperature=0.1 + number)
+    progress = SweepProgress(folder.sweep(), folder)
+    progress.progress("encoding with the teacher sentence-transformers/paraphrase-multilingual-MiniLM-L12-v2", 1, 9)
+    console = Console(file=io.StringIO(), width=80, height=14)
+    console.print(_Attached(folder, folder.sweep()))
+    assert len(console.file.getvalue().splitlines()) == 14
 
 
 def test_status_shows_running_trials_first_and_the_stage_of_its_driver(command, folder, monkeypatch):

@@ -6,8 +6,9 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.live import Live
 from rich.text import Text
 
@@ -45,9 +46,22 @@ def picture(progress: SweepProgress, height: int | None = None) -> RenderableTyp
     head = Text(f"{progress.folder.id} · {stage_words(stage)} · {gone} gone{left}")
     bar = bar_of(progress.done / max(progress.of, 1))
     latest = [Text(progress.latest, style="yellow")] if progress.latest else []
-    room = None if height is None else height - 2 - len(latest)
-    table = TrialsTable(running_first(rows), progress.sweep, height=room)
-    return Group(head, bar, *latest, *([table] if rows else []))
+    return _Screen((head, bar, *latest), TrialsTable(running_first(rows), progress.sweep, height=height))
+
+
+@dataclass(frozen=True)
+class _Screen:
+    """Lines of text, which may wrap, above a table that gets the rest of its height."""
+
+    above: tuple[Text, ...]
+    table: TrialsTable
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from self.above
+        if not self.table.rows:
+            return
+        taken = sum(len(text.wrap(console, options.max_width)) for text in self.above)
+        yield self.table if self.table.height is None else replace(self.table, height=self.table.height - taken)
 
 
 def bar_of(share: float) -> Text:
@@ -124,8 +138,8 @@ class _Attached:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         rows = standing(self.folder)
-        yield Text(f"{self.folder.id} · {doing_words(self.folder, rows)}")
-        yield TrialsTable(running_first(rows), self.sweep, height=console.size.height - 1)
+        head = Text(f"{self.folder.id} · {doing_words(self.folder, rows)}")
+        yield _Screen((head,), TrialsTable(running_first(rows), self.sweep, height=console.size.height))
 
 
 def attach(folder: SweepFolder, console: Console) -> SweepFolder:

@@ -54,7 +54,7 @@ DROPPED = (
 )
 """Columns that a narrow table goes without, the first of them first."""
 MOST_NOTES = 3
-"""Reasons and warnings below a table that has a limited height."""
+"""Reasons and warnings below a table that has a limited height. They take at most half of it."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,8 @@ class TrialsTable:
         notes = [*notes_of(self.rows)]
         shown = list(self.rows)
         if self.height is not None:
-            notes = notes[:MOST_NOTES]
+            most = min(self.height // 2, self.height - 3)
+            notes = _cut(notes[:MOST_NOTES], most, console, options.max_width)
             shown = shown[: max(1, self.height - 2 - len(notes))]
         yield self._table(shown, options.max_width)
         if (left := len(self.rows) - len(shown)) > 0:
@@ -213,6 +214,12 @@ def notes_of(rows: Sequence[Row]) -> Iterator[Text]:
     for row in rows:
         if row.stage is not None:
             yield Text(f"{row.name} ({row.state}): {stage_words(row.stage)}", style=COLORS["running"])
+
+
+def _cut(notes: Sequence[Text], most: int, console: Console, width: int) -> list[Text]:
+    """The notes as lines of the width, at most so many."""
+    lines = [line for note in notes for line in note.wrap(console, width)]
+    return lines if len(lines) <= most else [*lines[: most - 1], Text(ELLIPSIS)] if most > 0 else []
 
 
 def running_first(rows: Sequence[Row]) -> list[Row]:
