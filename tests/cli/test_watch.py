@@ -1,7 +1,9 @@
 """The live page of a sweep: served on this machine, refreshed by events, frozen at the end."""
 
 import json
+import math
 import os
+import re
 import shutil
 import signal
 import socket
@@ -10,6 +12,7 @@ import sys
 import threading
 import urllib.error
 import urllib.request
+from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -94,6 +97,7 @@ def test_a_running_sweeps_page_follows_it_and_freezes_at_its_end(running):
             version = page.partition('data-version="')[2].partition('"')[0]
             stream = events_of(f"{url}/events?seen={version}")
             assert next(stream) == ("stage", "Live: tokenizing 3/9. The page follows the sweep.")
+            assert next(stream) == ("news", "tokenizing; trials that have ended: 0")
             add_trial(running, 0, [0.2, 0.6], "finished", temperature=0.1)
             kind, changed = next(stream)
             assert kind == "changed"
@@ -106,6 +110,56 @@ def test_a_running_sweeps_page_follows_it_and_freezes_at_its_end(running):
         _, page = get(url)
     assert "this page no longer changes" in page
     assert "live.js" not in page
+
+
+def test_a_screen_reader_says_only_stages_and_how_many_trials_have_ended(running):
+    page = LivePage(running)
+    progress = SweepProgress(running.sweep(), running)
+    with only_driver(running):
+        progress.progress("tokenizing", 3, 9)
+        first = page.look()
+        progress.written = -math.inf
+        progress.progress("tokenizing", 5, 9)
+        assert page.look().note != first.note
+        assert page.look().news == first.news == "tokenizing; trials that have ended: 0"
+        assert re.search(r'<p id="news"[^>]* role="status">tokenizing; trials', page.html())
+        assert '<p id="live">Live: tokenizing' in page.html(), "what changes each second is not announced"
+        add_trial(running, 0, [0.2, 0.6], "finished", temperature=0.1)
+        add_trial(running, 1, [0.2], temperature=0.2)
+        assert page.look().news == "tokenizing; trials that have ended: 1"
+        progress.progress("searching", 1, 2)
+        assert page.look().news == "searching; trials that have ended: 1"
+
+
+def test_whatever_may_have_the_focus_has_an_id_of_its_own(running):
+    for number in range(3):
+        add_trial(running, number, [0.2, 0.6], "finished", temperature=0.1)
+    page = LivePage(running).html()
+    focusable = re.findall(r'<(?:summary|a href="#[^"]+"|\w+ [^>]*tabindex="0")[^>]*>|<a id="to-[^>]*>', page)
+    assert len(focusable) > 20
+    assert [each for each in focusable if ' id="' not in each and 'class="skip"' not in each] == []
+    ids = re.findall(r'\sid="([^"]*)"', page)
+    assert [name for name, count in Counter(ids).items() if count > 1] == []
+
+
+@pytest.mark.needs_chromium
+def test_focus_place_and_unfolded_parts_stay_when_the_page_changes(browser, running):
+    add_trial(running, 0, [0.2, 0.6], "finished", temperature=0.1)
+    with served(running) as url, page_of(browser) as shown, only_driver(running):
+        shown.goto(url, wait_until="domcontentloaded")
+        summary = shown.locator("#curves summary")
+        name = summary.get_attribute("id")
+        summary.focus()
+        shown.keyboard.press("Enter")
+        shown.evaluate("scrollTo({top: 300, behavior: 'instant'})")
+        for number, link in enumerate((name, "to-cost"), 1):
+            shown.evaluate("id => document.getElementById(id).focus({preventScroll: true})", link)
+            add_trial(running, number, [0.1], "finished", temperature=0.1 + number)
+            shown.locator("#leaderboard").get_by_text(f"t000{number}").first.wait_for(state="attached")
+            shown.wait_for_function("id => document.activeElement.id === id", arg=link)
+            assert shown.evaluate("scrollY") == 300
+            assert summary.evaluate("each => each.parentElement.open")
+        shown.locator("#news").get_by_text("trials that have ended: 3").wait_for(state="attached")
 
 
 @pytest.mark.needs_chromium

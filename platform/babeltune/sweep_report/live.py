@@ -22,9 +22,9 @@ from fastapi.responses import HTMLResponse, PlainTextResponse, StreamingResponse
 
 from babeltune.errors import SweepError
 from babeltune.promotion.decisions import FOLDER
-from babeltune.sweep.state.folder import SweepFolder
+from babeltune.sweep.state.folder import ENDED, SweepFolder
 from babeltune.sweep.state.leaderboard import leaderboard
-from babeltune.sweep.state.progress import doing_words, is_driven, running_words, standing
+from babeltune.sweep.state.progress import doing_words, is_driven, read_stage, running_words, standing
 from babeltune.sweep_report.document import Document, Section, Table, Text
 from babeltune.sweep_report.gather import gather
 from babeltune.sweep_report.page import document
@@ -55,19 +55,38 @@ HEADERS = {
 SCRIPT = """"use strict";
 const root = document.documentElement;
 const events = new EventSource("/events?seen=" + encodeURIComponent(root.dataset.version));
-const say = (text) => { const note = document.getElementById("live"); if (note) note.textContent = text; };
-events.addEventListener("stage", (event) => say(JSON.parse(event.data)));
+const say = (id, text) => {
+  const place = document.getElementById(id);
+  if (place && place.textContent !== text) place.textContent = text;
+};
+const unfolded = () => [...document.querySelectorAll("details[open] > summary")].map((each) => each.id);
+const scrolled = () => [...document.querySelectorAll("[tabindex]")].map((each) => [each.id, each.scrollLeft]);
+events.addEventListener("stage", (event) => say("live", JSON.parse(event.data)));
+events.addEventListener("news", (event) => say("news", JSON.parse(event.data)));
 events.addEventListener("changed", async () => {
   const text = await (await fetch("/")).text();
   const next = new DOMParser().parseFromString(text, "text/html");
-  const open = [...document.querySelectorAll("details")].map((each) => each.open);
+  const open = unfolded(), sideways = scrolled(), focused = document.activeElement.id, place = [scrollX, scrollY];
   document.title = next.title;
-  document.body.replaceChildren(...next.body.childNodes);
-  document.querySelectorAll("details").forEach((each, place) => { each.open = open[place] ?? each.open; });
+  for (const part of ["header", "main", "footer"])
+    document.querySelector(`body > ${part}`).replaceWith(next.querySelector(`body > ${part}`));
+  for (const id of open) document.getElementById(id)?.parentElement.setAttribute("open", "");
+  for (const [id, left] of sideways) document.getElementById(id)?.scrollTo({ left, behavior: "instant" });
+  scrollTo({ left: place[0], top: place[1], behavior: "instant" });
+  if (focused && focused !== document.activeElement.id)
+    document.getElementById(focused)?.focus({ preventScroll: true });
 });
-events.addEventListener("frozen", (event) => { events.close(); say(JSON.parse(event.data)); });
+events.addEventListener("frozen", (event) => {
+  events.close();
+  say("live", JSON.parse(event.data));
+  say("news", JSON.parse(event.data));
+});
 """
-"""The page's program: it takes over the new page when the sweep has changed, and keeps what the reader has unfolded."""
+"""The page's program: it takes over the new page when the sweep has changed.
+
+It keeps what the reader has unfolded, the focus and the place, all by the ids of elements. The two lines of the live
+page stay: `#live`, which may change each second, and `#news`, which screen readers say.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +97,8 @@ class Look:
     """Equal for equal records."""
     note: str
     """What its driver does, or that the page is frozen."""
+    news: str
+    """The same for the ear: it changes only with the stage and the number of trials that have ended."""
     over: bool
     """Whether no driver has the sweep, so that nothing changes any more."""
 
@@ -94,23 +115,28 @@ class LivePage:
         """The sweep now. A storage behind a URI is read anew every few seconds."""
         driven = is_driven(self.folder)
         records = hashlib.sha256(repr((driven, [*map(_version, _records(self.folder))])).encode()).hexdigest()[:16]
-        return Look(version=records, note=self._note(driven), over=not driven)
+        note, news = self._notes() if driven else (self._last_note(),) * 2
+        return Look(version=records, note=note, news=news, over=not driven)
 
-    def _note(self, driven: bool) -> str:
-        if not driven:
-            state = self.folder.state()
-            ended = "was interrupted" if state == "running" else f"is {state}"
-            return f"Sweep {self.folder.id} {ended}: this page no longer changes."
-        rows = leaderboard(self.folder)
+    def _last_note(self) -> str:
+        state = self.folder.state()
+        ended = "was interrupted" if state == "running" else f"is {state}"
+        return f"Sweep {self.folder.id} {ended}: this page no longer changes."
+
+    def _notes(self) -> tuple[str, str]:
+        """What the driver does, for the eye and for the ear."""
+        rows, stage = leaderboard(self.folder), read_stage(self.folder)
         doing = f"{doing_words(self.folder, rows) or 'starting'}{running_words(rows)}"
-        return f"Live: {doing}. The page follows the sweep."
+        ended = sum(row.state in ENDED for row in rows if row.name not in self.folder.baselines())
+        news = f"{stage.name if stage else 'starting'}; trials that have ended: {ended}"
+        return f"Live: {doing}. The page follows the sweep.", news
 
     def html(self) -> str:
         """The page as it is now."""
         with self._drawing:
             now = self.look()
             if self._drawn is None or self._drawn[0] != now.version:
-                note = LiveNote(text=now.note, version=now.version, frozen=now.over)
+                note = LiveNote(text=now.note, news=now.news, version=now.version, frozen=now.over)
                 self._drawn = now.version, render(self._document(), "html", live=note)
             return self._drawn[1]
 
@@ -193,7 +219,7 @@ async def changes(
     look: Callable[[], Awaitable[Look]], seen: str, gone: Callable[[], Awaitable[bool]]
 ) -> AsyncIterator[str]:
     """The events of one reader who has seen that version, until the sweep is over or the reader is gone."""
-    note = ""
+    note = news = ""
     while not await gone():
         now = await look()
         if now.version != seen:
@@ -205,6 +231,9 @@ async def changes(
         if now.note != note:
             note = now.note
             yield event("stage", now.note)
+        if now.news != news:
+            news = now.news
+            yield event("news", now.news)
         await asyncio.sleep(POLL_INTERVAL_S)
 
 

@@ -24,6 +24,8 @@ class LiveNote:
     """What makes a report a live page: a line above it, and the program that follows the sweep."""
 
     text: str
+    news: str
+    """What a screen reader says when it changes."""
     version: str
     """The version of the records that the page was made from."""
     frozen: bool
@@ -41,7 +43,7 @@ def render(document: Document, format_: Format, *, live: LiveNote | None = None)
         keep_trailing_newline=True,
     )
     environment.filters |= {"kind": lambda block: KINDS[type(block)], "md": markdown, "fence": fence, "code": code}
-    environment.filters |= {"folded": folded, "breakable": breakable}
+    environment.filters |= {"folded": folded, "breakable": breakable, "slug": slug}
     environment.globals["markup"] = Markup
     text: str = environment.get_template(f"report.{format_}.j2").render(document=document, live=live)
     return text if format_ == "html" else re.sub(r"\n{3,}", "\n\n", text)
@@ -64,6 +66,11 @@ def _part(table: Table, first: int, end: int) -> Table:
         rows=tuple(tuple(row[column] for column in columns) for row in table.rows),
         left=frozenset(place for place, column in enumerate(columns) if column in table.left),
     )
+
+
+def slug(text: str) -> str:
+    """A caption as a part of an element's id. The live page finds by it what has the focus."""
+    return re.sub(r"\W+", "-", text.lower()).strip("-")
 
 
 WHOLE = '<span class="whole">%s</span>'
