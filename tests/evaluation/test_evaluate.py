@@ -9,7 +9,7 @@ from babeltune.data.eval_sets import read_tasks
 from babeltune.data.prepared import EvalTask
 from babeltune.errors import DataError, TrainingError
 from babeltune.evaluation import bitext, knn, sts
-from babeltune.evaluation.evaluate import evaluate, evaluate_texts
+from babeltune.evaluation.evaluate import each_once, evaluate, evaluate_texts
 from babeltune.schema.records import Data, Source, Task
 from bitexts import bitext_accuracy, bitext_f1, xsim_error
 from corpora import DATA, needs_data
@@ -43,6 +43,14 @@ def sts_task(scores=tuple(range(50)), **more):
         scores=scores,
         **more,
     )
+
+
+def test_a_mean_over_one_subset_is_left_out_where_each_score_is_shown_once():
+    one = evaluate([sts_task()], Embed())
+    assert {"dev/stsb/spearman", "dev/stsb/eng/spearman"} <= one.keys()
+    assert each_once(one) == {name: value for name, value in one.items() if name.count("/") != 2}
+    two = dict.fromkeys(("test/a/fra-eng/f1", "test/a/deu-eng/f1", "test/a/f1", "test/group/f1", "train/loss"), 0.5)
+    assert each_once(two) == two
 
 
 def test_every_text_is_encoded_once_over_all_tasks():

@@ -280,6 +280,14 @@ def test_a_promotion_is_kept_and_the_report_compares_dev_with_sealed(copied, rep
     assert table[1] == ["everyday fra-eng", "everyday", "0.5000", "0.4567", "–", "–", "0.0100"]
 
 
+def test_the_sealed_table_has_a_test_of_one_subset_once(tiny_file, tmp_path):
+    folder = make_sweep(tmp_path, read_sweep(tiny_file))
+    add_trial(folder, 0, [0.2, 0.6], "finished", temperature=0.1)
+    found, test = gather(folder), {"test/everyday/fra-eng/accuracy": 0.4567, "test/everyday/accuracy": 0.4567}
+    record = DecisionRecord(time="2026-01-31T12:00:00Z", dry_run=True, decision=decision_of(found, test=test))
+    assert page(replace(found, decisions=(record,)), "md").count("| 0.4567 |") == 1
+
+
 @pytest.mark.parametrize("promoted", [False, True])
 def test_the_verdict_has_the_lead_and_what_chance_explains(tiny_file, tmp_path, promoted):
     folder = make_sweep(tmp_path, read_sweep(tiny_file))

@@ -155,7 +155,7 @@ def show_scores(scores: dict[str, float], console: Console) -> None:
 
 def show_decision(decision: Decision, console: Console) -> None:
     """The verdict, its reasons, and where the model is."""
-    from babeltune.evaluation.evaluate import MAIN_METRICS
+    from babeltune.evaluation.evaluate import MAIN_METRICS, each_once
 
     color = {"promote": "green", "tie": "yellow", "refuse": "red"}[decision.verdict]
     console.print(f"[bold {color}]{decision.verdict}[/] {decision.sweep} {decision.trial}", highlight=False)
@@ -167,7 +167,7 @@ def show_decision(decision: Decision, console: Console) -> None:
         others = {title: scores for title, scores in others.items() if scores}
         for title in ("sealed test", "model", *others):
             table.add_column(title, justify="left" if title == "sealed test" else "right")
-        for name, value in decision.test.items():
+        for name, value in each_once(decision.test).items():
             if name.rpartition("/")[2] in MAIN_METRICS:
                 cells = (f"{scores[name]:.4f}" if name in scores else "" for scores in others.values())
                 table.add_row(name, f"{value:.4f}", *cells)

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -94,6 +94,13 @@ FACTS = ("ari_sd", "v_measure_sd", BIAS)
 def metrics_of(kind: str, k: int) -> tuple[str, ...]:
     """The `METRICS` of a kind of task, for a task with this `k`."""
     return tuple(f"recall_at_{k}" if metric == "recall_at_k" else metric for metric in METRICS[kind])
+
+
+def each_once(scores: Mapping[str, float]) -> Scores:
+    """The scores without the means over one subset: `dev/sts/spearman` repeats `dev/sts/eng/spearman` then."""
+    parts = [name.split("/") for name in scores]
+    subsets = Counter("/".join((*each[:2], each[3])) for each in parts if len(each) == 4)
+    return {name: value for name, value in scores.items() if subsets[name] != 1}
 
 
 def evaluate(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import babeltune
-from babeltune.evaluation.evaluate import MAIN_METRICS, PARAMETERS
+from babeltune.evaluation.evaluate import MAIN_METRICS, PARAMETERS, each_once
 from babeltune.method import needs_of
 from babeltune.promotion.card_facts import CardFacts
 from babeltune.schema.base import flat, number
@@ -25,7 +25,8 @@ that choice: expect lower numbers on other text.
 
 
 def split_scores(scores: Scores) -> tuple[Scores, Scores]:
-    """The main metric of every task and subset, and all other metrics."""
+    """The main metric of every task and subset, and all other metrics; each score once."""
+    scores = each_once(scores)
     main = {name: value for name, value in scores.items() if name.rpartition("/")[2] in MAIN_METRICS}
     return main, {name: value for name, value in scores.items() if name not in main}
 

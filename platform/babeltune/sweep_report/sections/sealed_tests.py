@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from babeltune.evaluation.evaluate import MAIN_METRICS
+from babeltune.evaluation.evaluate import MAIN_METRICS, each_once
 from babeltune.promotion.compare import Contest
 from babeltune.promotion.decisions import DecisionRecord
 from babeltune.schema.languages import meaning
@@ -64,7 +64,7 @@ def languages_of(metric: str, among: Collection[str]) -> tuple[str, frozenset[st
 
 def _comparison(record: DecisionRecord, preferred: str) -> Iterator[Block]:
     decision = record.decision
-    main = [name for name in decision.test if name.rpartition("/")[2] in MAIN_METRICS]
+    main = [name for name in each_once(decision.test) if name.rpartition("/")[2] in MAIN_METRICS]
     found = {name: matched(name, decision.test, decision.dev, preferred) for name in main}
     pairs = [
         Paired(
