@@ -112,6 +112,23 @@ def test_a_running_sweeps_page_follows_it_and_freezes_at_its_end(running):
     assert "live.js" not in page
 
 
+def test_before_a_trial_finishes_the_page_has_its_curves_its_data_and_its_cost(saved):
+    for place in saved.trials():
+        (place / "outcome.json").unlink()
+    (saved.path / "results.jsonl").unlink()
+    saved.set_state("running")
+    with only_driver(saved):
+        page = LivePage(saved).html()
+        assert "No trial has finished yet." in page
+        assert "is the best of 2 trials" in page
+        assert {"leaderboard", "curves", "languages", "data", "cost"} <= set(re.findall(r'<section id="(\w+)"', page))
+        for place in saved.trials():
+            (place / "reports.jsonl").unlink()
+        page = LivePage(saved).html()
+        assert "No trial has finished yet." in page
+        assert re.findall(r'<section id="(\w+)"', page) == ["trials", "data"], "before the first report"
+
+
 def test_a_screen_reader_says_only_stages_and_how_many_trials_have_ended(running):
     page = LivePage(running)
     progress = SweepProgress(running.sweep(), running)

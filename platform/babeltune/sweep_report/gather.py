@@ -25,7 +25,7 @@ from babeltune.schema.records import Report, Sweep
 from babeltune.sweep.search.importance import Scored, parameter_importance
 from babeltune.sweep.state.examples import read_examples
 from babeltune.sweep.state.folder import SweepFolder, read_log
-from babeltune.sweep.state.leaderboard import Row, front, goal_of, scores_of, winner
+from babeltune.sweep.state.leaderboard import Row, front, goal_of, leading, scores_of, winner
 from babeltune.sweep.state.progress import is_driven, standing
 from babeltune.sweep.state.provenance import accepted_lines
 from babeltune.sweep.state.rebuild import digests_in, spooled_tags
@@ -60,11 +60,14 @@ WATCHED = 5
 """Trials whose diagnostics are shown: the best."""
 
 
-def gather(folder: SweepFolder) -> SweepReport:
-    """The sweep's results as its folder has them now. Raises `SweepError` when no trial has finished."""
-    sweep, best = folder.sweep(), winner(folder)
+def gather(folder: SweepFolder, *, unfinished: bool = False) -> SweepReport:
+    """The sweep's results as its folder has them now.
+
+    Raises `SweepError` when no trial has finished; with `unfinished`, when none has a report.
+    """
+    sweep, rows, baselines = folder.sweep(), standing(folder), folder.baselines()
+    best = (leading(rows) if unfinished else None) or winner(folder)
     prepared, notes = _prepared(folder)
-    rows, baselines = standing(folder), folder.baselines()
     metric = sweep.objectives[0].metric
     standings = tuple(_standing(row, metric, row.name in baselines, prepared) for row in rows)
     reports = {row.name: read_reports(folder.trial(int(row.name[1:]))) for row in rows if row.best is not None}
@@ -101,6 +104,11 @@ def gather(folder: SweepFolder) -> SweepReport:
         provenance=_provenance(sweep, folder, best),
         notes=(*notes, *(f"{name} is damaged" for name in damaged), *_trial_notes(rows)),
     )
+
+
+def gather_data(folder: SweepFolder) -> DataFacts:
+    """What is known of the sweep's data, before a trial has a report too."""
+    return _data_facts(folder.sweep(), _prepared(folder)[0])
 
 
 def _prepared(folder: SweepFolder) -> tuple[Prepared | None, list[str]]:

@@ -26,9 +26,10 @@ from babeltune.sweep.state.folder import ENDED, SweepFolder
 from babeltune.sweep.state.leaderboard import leaderboard
 from babeltune.sweep.state.progress import doing_words, is_driven, read_stage, running_words, standing
 from babeltune.sweep_report.document import Document, Section, Table, Text
-from babeltune.sweep_report.gather import gather
+from babeltune.sweep_report.gather import gather, gather_data
 from babeltune.sweep_report.page import document
 from babeltune.sweep_report.render import LiveNote, render
+from babeltune.sweep_report.sections.provenance import data
 from babeltune.sweep_report.words import score
 
 POLL_INTERVAL_S = 1.0
@@ -141,15 +142,15 @@ class LivePage:
             return self._drawn[1]
 
     def _document(self) -> Document:
-        """The report, or what there is before a trial has finished."""
+        """The report, of trials that run too, or what there is before the first report."""
         try:
-            return document(gather(self.folder), MOST_ROWS)
+            return document(gather(self.folder, unfinished=True), MOST_ROWS)
         except SweepError:
             return waiting(self.folder)
 
 
 def waiting(folder: SweepFolder) -> Document:
-    """The page of a sweep without a finished trial: its trials as they stand."""
+    """The page of a sweep whose trials have no report: the trials as they stand, and the data."""
     sweep = folder.sweep()
     metric = sweep.objectives[0].metric
     rows = tuple(
@@ -159,12 +160,13 @@ def waiting(folder: SweepFolder) -> Document:
     columns = ("trial", "state", "reports", metric.removeprefix("dev/"), "reason")
     table = Table(caption="Trials and baselines so far", columns=columns, rows=rows, left=frozenset({0, 1, 4}))
     blocks = (table,) if rows else (Text(text="No trial has begun yet."),)
+    sections = (Section(anchor="trials", title="Trials", blocks=blocks), data(gather_data(folder)))
     return Document(
         title=f"Sweep {sweep.name}",
         subtitle=f"{folder.id} · {folder.state()}",
-        verdict=("No trial has finished yet.", "The report appears here with the first one."),
+        verdict=("No trial has finished yet.", "The report appears here with the first score."),
         facts=(),
-        sections=(Section(anchor="trials", title="Trials", blocks=blocks),),
+        sections=tuple(section for section in sections if section is not None),
         footer="Made by babeltune from the sweep's records.",
     )
 

@@ -32,7 +32,7 @@ def document(report: SweepReport, most: int = MOST_ROWS) -> Document:
         pareto(report, most),
         sealed(report),
         diagnostics(report),
-        data(report),
+        data(report.data),
         cost(report),
         reproduction(report),
     ]

@@ -62,7 +62,12 @@ def duration(seconds: float | None) -> str:
 
 
 def verdict(report: SweepReport) -> tuple[str, str]:
-    """Which trial is the best and how far it is ahead, and what to do with that: a sentence each."""
+    """Which trial is the best and how far it is ahead, and what to do with that: a sentence each.
+
+    Until one has finished, the first sentence says so.
+    """
+    if report.winner.row.state != "finished":
+        return "No trial has finished yet.", _best(report)
     return _best(report), _next(report)
 
 
@@ -98,7 +103,8 @@ def _lead(report: SweepReport) -> str:
     """How far the winner is ahead of the next of at least two trials, and whether chance explains it."""
     best = report.winner
     others = [each for each in report.trials if each is not best and each.value is not None]
-    second = next((each for each in others if each.row.state == "finished"), None)
+    unfinished = best.row.state != "finished"
+    second = next((each for each in others if unfinished or each.row.state == "finished"), None)
     if second is None or second.value is None or best.value is None:
         row = others[0].row
         return f"no other trial has finished, and {row.name} ({row.state}) had {score(others[0].value)}"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import shlex
 
 from babeltune.sweep_report.document import Block, Code, Items, Section, Table, Text
-from babeltune.sweep_report.record import SweepReport
+from babeltune.sweep_report.record import DataFacts, SweepReport
 from babeltune.sweep_report.words import duration
 
 
-def data(report: SweepReport) -> Section | None:
+def data(facts: DataFacts) -> Section | None:
     """The training text, what was left out of it, and which sets have near-duplicates in it."""
-    facts, blocks = report.data, list[Block]()
+    blocks = list[Block]()
     if facts.pairs:
         counted = tuple((each.name, f"{each.pairs:,}") for each in facts.pairs)
         blocks.append(Table(caption="Training pairs by language", columns=("languages", "pairs"), rows=counted))
