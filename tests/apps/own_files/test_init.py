@@ -12,10 +12,13 @@ import pytest
 
 import babeltune
 from babeltune.apps.own_files.init import Wanted, init
+from babeltune.apps.own_files.proposal import Machine
 from babeltune.data.corpus import build_corpus
 from babeltune.data.text_keys import text_key
 from babeltune.errors import BabeltuneError
+from babeltune.planning.space import make_trial
 from babeltune.planning.sweep_file import data_root, read_sweep
+from babeltune.schema.json_schema import json_schema
 
 BUNDLED = Path(babeltune.__file__).parent / "bundled" / "natural_train.tsv"
 ROWS = 240
@@ -56,7 +59,7 @@ def put(path, rows, delimiter="\t", encoding="utf-8", quoting=csv.QUOTE_NONE):
 def split_rows(tmp_path):
     """Split -> the rows of all its files."""
     found = {}
-    for path in sorted((tmp_path / "own_data").iterdir()):
+    for path in sorted((tmp_path / "own_data").glob("*.tsv")):
         lines = path.read_text(encoding="utf-8").splitlines()
         found.setdefault(path.name.partition(".")[0], []).extend(line.split("\t") for line in lines[1:])
     return found
@@ -96,6 +99,31 @@ def test_rows_that_share_a_text_never_stand_in_two_splits(make, text, tmp_path):
     assert not texts["train"] & texts["dev"]
     assert not texts["train"] & texts["test"]
     assert not texts["dev"] & texts["test"]
+
+
+def test_an_editor_finds_the_schema_of_the_sweep_file(make, text, tmp_path):
+    put(make.folder / "a.tsv", [("fra", "eng"), *pairs(text, "fra", "eng")])
+    first = make("a.tsv").path.read_text(encoding="utf-8").splitlines()[0]
+    before, _, path = first.partition("$schema=")
+    assert before == "# yaml-language-server: "
+    assert json.loads((tmp_path / path).read_text(encoding="utf-8")) == json_schema("sweep")
+    spaced = init([str(make.folder / "a.tsv")], Wanted(out=tmp_path / "my own.yaml"))
+    assert "yaml-language-server" not in spaced.path.read_text(encoding="utf-8"), "its line takes no blank"
+
+
+@pytest.mark.parametrize("large", [1, 20_000])
+@pytest.mark.parametrize("gpu", [False, True])
+def test_the_student_is_a_transformer_where_there_is_a_gpu(make, text, monkeypatch, gpu, large):
+    monkeypatch.setattr("babeltune.apps.own_files.init.this_machine", lambda: Machine(cores=2, gpu=gpu))
+    monkeypatch.setattr("babeltune.apps.own_files.proposal.LARGE", large)
+    put(make.folder / "a.tsv", [("fra", "eng"), *pairs(text, "fra", "eng")])
+    made = make("a.tsv")
+    sweep = read_sweep(made.path, reach=True)
+    shape = (sweep.student.kind, sweep.student.width, sweep.training.precision)
+    assert shape == (("transformer", 256, "bf16") if gpu else ("static", 512, "fp32"))
+    assert ("student.layers" in sweep.parameters) == gpu
+    assert [command.endswith(" --cluster clusters/local_gpu.yaml") for command in made.next] == [gpu, gpu]
+    assert make_trial(sweep, 0, {}).student.kind == sweep.student.kind
 
 
 def test_the_same_files_give_the_same_splits(make, text, tmp_path):

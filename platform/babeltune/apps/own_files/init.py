@@ -15,13 +15,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from babeltune.apps.own_files.proposal import check_sets, propose, teacher_of
+from babeltune.apps.own_files.proposal import check_sets, propose, teacher_of, this_machine
 from babeltune.apps.own_files.rows import Collected, Monolingual, TableRows, collect
 from babeltune.apps.own_files.splits import grouped, split, write
-from babeltune.apps.own_files.sweep_yaml import sweep_yaml
+from babeltune.apps.own_files.sweep_yaml import SCHEMA, cluster_option, sweep_yaml
 from babeltune.apps.own_files.tables import read_table
 from babeltune.errors import DataError, SpecError
+from babeltune.files import write_json
 from babeltune.planning.sweep_file import read_sweep
+from babeltune.schema.json_schema import json_schema
 
 MULTILINGUAL = "sentence-transformers/LaBSE"
 """Mines pairs if the user names no other model: it knows 109 languages (Feng et al. 2022)."""
@@ -117,12 +119,13 @@ def make_sweep(files: Sequence[str], found: Collected, wanted: Wanted) -> Made:
     teacher = teacher_of(wanted.teacher, languages, wanted.teacher_languages)
     parts = split(groups)
     check_sets(parts, teacher)
-    proposal = propose(parts, teacher)
+    proposal = propose(parts, teacher, this_machine())
     out, folder = wanted.out, folder_of(wanted.out).absolute()
     text = sweep_yaml(sweep_name(out), out.name, folder, parts, proposal, [str(Path(name)) for name in files])
     try:
         folder.mkdir()
         write(parts, folder)
+        write_json(folder / SCHEMA, json_schema("sweep"))
         out.write_text(text, encoding="utf-8")
         read_sweep(out.absolute())
     except BaseException as error:
@@ -140,7 +143,9 @@ def make_sweep(files: Sequence[str], found: Collected, wanted: Wanted) -> Made:
         files=tuple(map(summary, found.tables)),
         splits={group.name: {name: group.size(name) for name in ("train", "dev", "test")} for group in parts},
         notes=tuple(notes),
-        next=(f"babeltune plan {shlex.quote(str(out))}", f"babeltune submit {shlex.quote(str(out))}"),
+        next=tuple(
+            f"babeltune {command} {shlex.quote(str(out))}{cluster_option(proposal)}" for command in ("plan", "submit")
+        ),
     )
 
 

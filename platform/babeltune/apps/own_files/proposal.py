@@ -16,14 +16,31 @@ LARGE = 20_000
 PASSES = 20
 """Times that a trial sees each row, within the bounds below."""
 FEWEST_PAIRS, MOST_PAIRS = 40_000, 1_000_000
-"""Pairs of a trial on two cores; a larger machine takes more, at most `MOST_TIMES` as many."""
+"""Pairs of a trial on two cores; a larger machine takes more, at most `MOST_TIMES` as many, and so does a GPU."""
 MOST_TIMES = 8
 TRIALS = 12
 
 
 @dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What a budget and a student are chosen by."""
+
+    cores: int
+    gpu: bool
+    """Whether torch sees one."""
+
+
+def this_machine() -> Machine:
+    """The machine that `init` runs on."""
+    import torch
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return Machine(cores=cores, gpu=torch.cuda.is_available())
+
+
+@dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """The numbers of the sweep file."""
+    """The numbers of the sweep file, and which student it has."""
 
     teacher: Teacher
     languages: tuple[str, ...]
@@ -34,6 +51,8 @@ class Proposal:
     vocabulary: int
     pairs: int
     global_batch: int
+    gpu: bool
+    """Whether the student is a small Transformer, which a GPU trains; else it is static."""
     trials: int = TRIALS
 
 
@@ -66,18 +85,18 @@ def check_sets(groups: Sequence[Group], teacher: Teacher) -> None:
             )
 
 
-def propose(groups: Sequence[Group], teacher: Teacher) -> Proposal:
+def propose(groups: Sequence[Group], teacher: Teacher, machine: Machine) -> Proposal:
     """The sweep for these rows on this machine."""
     languages = dict.fromkeys(language for group in groups for language in group.texts)
     rows = sum(group.size("train") for group in groups)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    most = MOST_PAIRS * max(1, min(MOST_TIMES, cores // 2))
+    times = MOST_TIMES if machine.gpu else max(1, min(MOST_TIMES, machine.cores // 2))
     return Proposal(
         teacher=teacher,
         languages=tuple(by_priority(languages, teacher.languages)),
         rows=rows,
         large=rows >= LARGE,
         vocabulary=4_000 if rows < 2_000 else 8_000 if rows < LARGE else 24_000,
-        pairs=round(min(most, max(FEWEST_PAIRS, PASSES * rows)), -3),
+        pairs=round(min(MOST_PAIRS * times, max(FEWEST_PAIRS, PASSES * rows)), -3),
+        gpu=machine.gpu,
         global_batch=128 if rows < 2_000 else 512 if rows < LARGE else 1_024,
     )

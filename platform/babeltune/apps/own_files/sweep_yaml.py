@@ -6,7 +6,7 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import yaml
 
@@ -18,16 +18,27 @@ from babeltune.schema.paths import shipped_file
 if TYPE_CHECKING:
     from babeltune.files import JsonObject
 
-SMALL, LARGE = "search_spaces/static.yaml", "search_spaces/encoder.yaml"
-"""Shipped sweep files whose losses and ranges are proposed: for small corpora, and for many rows."""
+SMALL, LARGE, ON_A_GPU = (f"search_spaces/{name}.yaml" for name in ("static", "encoder", "students"))
+"""Shipped sweep files whose losses and ranges are proposed: for small corpora, for many rows, and for a Transformer."""
 OF_THE_BUDGET = ("student.kind", "training.pairs", "training.global_batch", "training.reports")
 """Parameters of those files that `init` decides by the rows and the machine."""
+
+
+GPU_CLUSTER = "clusters/local_gpu.yaml"
+"""The shipped cluster file that gives a worker a GPU of this machine."""
+SCHEMA = "sweep.schema.json"
+"""The JSON Schema in the folder of the split files: editors complete the sweep file by it."""
 
 
 def searched(file: str) -> str:
     """The losses of a shipped sweep file, and what it searches, as lines of YAML."""
     values = read_document(shipped_file(file)).values
-    ranges = {name: how for name, how in _section(values, "parameters").items() if name not in OF_THE_BUDGET}
+    found = _section(values, "parameters")
+    ranges = {
+        name: {key: value for key, value in _section(found, name).items() if key != "when"}
+        for name in found
+        if name not in OF_THE_BUDGET
+    }
     return "\n".join(
         [
             f"method: {values['method']}",
@@ -54,25 +65,64 @@ def _lines(values: Mapping[str, object]) -> list[str]:
     ]
 
 
+class Shape(NamedTuple):
+    """A student that is proposed: its name, a comment, and its fields in the sweep file."""
+
+    name: str
+    comment: str
+    fields: str
+
+
+STUDENTS = {
+    False: Shape(
+        "static",
+        "# A static student trains and encodes at a fraction of a Transformer's cost, and needs no GPU. For a\n"
+        "# Transformer: docs/how-to/choose-a-student.md.",
+        "kind: static, width: 512",
+    ),
+    True: Shape(
+        "Transformer",
+        "# A small Transformer from scratch, for this machine's GPU: word order matters to it. A static student needs\n"
+        "# no GPU, and encodes faster: docs/how-to/choose-a-student.md.",
+        "layers: 2, width: 256",
+    ),
+}
+"""The student by whether the machine has a GPU, in sizes of docs/how-to/choose-a-student.md."""
+
+
+def cluster_option(proposal: Proposal) -> str:
+    """What `plan` and `submit` need besides the sweep file, so that workers get the GPU."""
+    return f" --cluster {GPU_CLUSTER}" if proposal.gpu else ""
+
+
+def schema_line(folder: Path) -> str:
+    """The line by which editors find the schema beside the split files. It takes no name with a blank."""
+    return "" if len(folder.name.split()) > 1 else f"# yaml-language-server: $schema=./{folder.name}/{SCHEMA}\n"
+
+
 def sweep_yaml(
     name: str, file: str, folder: Path, groups: Sequence[Group], proposal: Proposal, given: Sequence[str]
 ) -> str:
     """The text of the sweep file. `folder` holds the split files, `given` are the user's files."""
-    here = shlex.quote(file)
+    here = shlex.quote(file) + cluster_option(proposal)
+    shape = STUDENTS[proposal.gpu]
+    precision = ", precision: bf16" if proposal.gpu else ""
+    points = "" if proposal.gpu else ", first_points: margin"
+    hints = "random settings" if proposal.gpu else "settings that were good on other text"
     teacher = proposal.teacher
     knows = ", ".join(teacher.languages)
     pool = min(group.size("test") for group in groups)
     files = "\n".join(f"#   {' '.join(each.split())}" for each in given)
     return f"""\
-# Written by `babeltune init` from:
+{schema_line(folder)}# Written by `babeltune init` from:
 {files}
 # Check: `babeltune plan {here}`. Run: `babeltune submit {here}`. Keep the best: `babeltune promote {name}`.
 version: 1
 name: {quoted(name)}
-description: {quoted(f"A static student for {', '.join(proposal.languages)}.")}
+description: {quoted(f"A {shape.name} student for {', '.join(proposal.languages)}.")}
 
 # The losses: the teacher's vectors and the translation, each among those of the batch.
-{searched(LARGE if proposal.large else SMALL)}
+{searched(ON_A_GPU if proposal.gpu else LARGE if proposal.large else SMALL)}
 # How often a sentence finds its translation in the dev set.
 objectives:
   - metric: dev/mine/accuracy
@@ -88,19 +138,18 @@ data:
   test:
 {sources("test", groups)}
 
-# A static student trains and encodes at a fraction of a Transformer's cost, and needs no GPU. For a Transformer:
-# docs/how-to/choose-a-student.md.
-student: {{kind: static, width: 512, vocabulary: {proposal.vocabulary}, lowercase: true,
+{shape.comment}
+student: {{{shape.fields}, vocabulary: {proposal.vocabulary}, lowercase: true,
   max_tokens: 64, projection: teacher}}
 # The teacher gives the targets. It has to know the languages in this list, and one language of each row.
 teacher: {{model: {quoted(teacher.model)}, languages: [{knows}]}}
 # {proposal.pairs:,} pairs are {proposal.pairs / proposal.rows:.1f} passes over {proposal.rows:,} rows.
-training: {{pairs: {proposal.pairs}, reports: 5, global_batch: {proposal.global_batch}}}
+training: {{pairs: {proposal.pairs}, reports: 5, global_batch: {proposal.global_batch}{precision}}}
 
 # Trials that are among the worse at a report are stopped there.
 scheduler: {{kind: asha, grace: 1, reduction: 3}}
-# The search begins with settings that were good on other text.
-sampler: {{kind: tpe, startup: {min(8, proposal.trials)}, first_points: margin}}
+# The search begins with {hints}.
+sampler: {{kind: tpe, startup: {min(8, proposal.trials)}{points}}}
 # More trials find better settings: `babeltune extend --trials {3 * proposal.trials} {name}`. `minutes: 30` ends sooner.
 budget: {{trials: {proposal.trials}}}
 # A model is registered if it finds the translation 5 times as often as chance ({1 / pool:.2%} in the smallest set) and
