@@ -18,6 +18,7 @@ def test_a_trial_of_two_ranks_comes_out_equal_to_the_last_bit(copied):
     assert found.verdict == "identical", plain(found)
     assert found.weights == "equal"
     assert found.reports == len(read_reports(folder.trial(0)))
+    assert found.scores == sum(name.startswith("dev/") for r in read_reports(folder.trial(0)) for name in r.metrics)
     assert found.largest is None
     assert not found.changed
     assert not list((folder.path.parents[1] / "reproductions").iterdir())

@@ -39,11 +39,16 @@ def show(found: Reproduction) -> None:
     """The verdict and the numbers behind it."""
     objective, largest = found.objective, found.largest
     words = {
-        "identical": "identical: every dev score of every report",
+        "identical": "identical",
         "within": "not identical, and within the interval of the objective",
         "beyond": "differs by more than the interval of the objective",
     }[found.verdict]
-    lines = [f"{found.trial}: {words} ({found.reports} reports; weights: {found.weights})"]
+    weights = {
+        "equal": "the weights are equal",
+        "differ": "the weights differ",
+        "not kept": "the weights were not compared, for no checkpoint is left",
+    }[found.weights]
+    lines = [f"{found.trial}: {words}; compared: {found.scores} dev scores of {found.reports} reports; {weights}"]
     interval = "" if found.interval is None else f" (95 % interval ± {found.interval:.4f})"
     lines.append(f"{objective.metric}: recorded {objective.recorded:.6f}, again {objective.again:.6f}{interval}")
     if largest is not None:

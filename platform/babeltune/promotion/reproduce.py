@@ -46,9 +46,12 @@ class Reproduction:
 
     trial: str
     verdict: Literal["identical", "within", "beyond"]
-    """`identical`: all dev scores and the weights. `within`: the objective differs by no more than its interval."""
+    """`identical`: all dev scores, and the weights if they were kept. `within`: the objective differs by no more than
+    its interval."""
     reports: int
     """Reports that were compared: as many as the trial had made."""
+    scores: int
+    """Dev scores that were compared, over all reports."""
     objective: Difference
     """At the last report."""
     interval: float | None
@@ -200,6 +203,7 @@ def compared(
         trial=f"{candidate.folder.id}/{candidate.name}",
         verdict="identical" if identical else "within" if near else "beyond",
         reports=len(pairs),
+        scores=len(found),
         objective=last,
         interval=interval,
         largest=largest if differs else None,
