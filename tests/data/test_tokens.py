@@ -136,7 +136,7 @@ def test_a_tokenizer_that_cannot_be_found_is_a_clear_error(tmp_path):
 @pytest.mark.trap(22)
 @pytest.mark.parametrize("prompt", ["", "query: "])
 def test_a_token_store_equals_the_tokenizer(tmp_path, tokenizer, prompt, monkeypatch):
-    monkeypatch.setattr(tokens, "CHUNK", 4)
+    monkeypatch.setattr(tokens, "SHARD_ROWS", (4, 4))
     texts = [*TEXTS[:7], "", "train"]
     folder = build_token_store(tmp_path, texts, tokenizer, Cut(prompt, 12))
     expected = [tokenizer(prompt + t, truncation=True, max_length=12)["input_ids"] for t in texts]
@@ -151,6 +151,20 @@ def test_a_token_store_equals_the_tokenizer(tmp_path, tokenizer, prompt, monkeyp
     assert 0 < facts["truncated"] < 9
     if not prompt:
         assert expected[7] == [2, 3]
+
+
+def test_a_small_corpus_is_tokenized_in_eight_shards_with_the_same_bytes(tmp_path, tokenizer, monkeypatch):
+    texts, counts = [f"{TEXTS[i % len(TEXTS)]} {i}" for i in range(9_000)], []
+    folder = build_token_store(
+        tmp_path / "shards", texts, tokenizer, Cut("", 12), progress=lambda done, of: counts.append(done)
+    )
+    assert counts == [0, *range(1_125, 9_001, 1_125)]
+    monkeypatch.setattr(tokens, "SHARD_ROWS", (16_384, 16_384))
+    whole = build_token_store(tmp_path / "whole", texts, tokenizer, Cut("", 12))
+    assert folder.name == whole.name
+    for path in whole.iterdir():
+        assert path.name == "store.json" or (folder / path.name).read_bytes() == path.read_bytes()
+    assert facts_of(folder) == facts_of(whole)
 
 
 def test_building_tokens_leaves_the_tokenizer_as_it_was(tmp_path, tokenizer):

@@ -12,6 +12,7 @@ import shutil
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ from babeltune.data.starts import split_pin, start_name
 from babeltune.data.store import Array, Contents, build, digest_of_texts, key_of
 from babeltune.data.texts import Texts
 from babeltune.errors import DataError, TeacherError
+from babeltune.files import version
 from babeltune.models.hub import model_folder
 from babeltune.schema.records import Student
 
@@ -34,7 +36,10 @@ SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 """Ids 0 to 4 of a tokenizer trained here."""
 TRAINING_TEXTS = 100_000
 """A tokenizer is trained on at most this many texts, drawn with a seed."""
-CHUNK = 16_384
+SHARD_ROWS = (1_024, 16_384)
+"""Fewest and most texts that are tokenized at once: a small corpus is cut into `SHARDS`, so that its count moves."""
+SHARDS = 8
+"""Shards of a corpus that is neither too small nor too large for them."""
 log = logging.getLogger(__name__)
 
 # A word with the blank before it and an apostrophe after it, a number, or a run of punctuation. Japanese has no blanks
@@ -258,9 +263,10 @@ def _write_tokens(
     work = folder / "work"
     work.mkdir()
     backend.save(str(work / "tokenizer.json"))
-    parts = [work / f"{number:05}" for number in range(-(-len(texts) // CHUNK))]
+    rows = int(np.clip(-(-len(texts) // SHARDS), *SHARD_ROWS))
+    parts = [work / f"{number:05}" for number in range(-(-len(texts) // rows))]
     for number, part in enumerate(parts):
-        write_texts(part.with_suffix(".json"), texts[number * CHUNK : (number + 1) * CHUNK])
+        write_texts(part.with_suffix(".json"), texts[number * rows : (number + 1) * rows])
     arguments = [(str(work / "tokenizer.json"), str(part), cut.prompt, cut.special, dtype.str) for part in parts]
     count_all(run_shards(tokenize_shard, arguments), len(texts), progress, "tokenized")
     with (folder / "values.bin").open("wb") as values:
@@ -284,7 +290,7 @@ def _write_tokens(
 
 def tokenize_shard(tokenizer_file: str, part: str, prompt: str, special: bool, dtype: str) -> int:
     """Writes ids, lengths and the number of texts cut beside the texts of `part`; returns how many texts there were."""
-    backend = Tokenizer.from_file(tokenizer_file)
+    backend = _loaded(tokenizer_file, *version(Path(tokenizer_file)))
     texts = read_texts(f"{part}.json")
     encodings = backend.encode_batch_fast([prompt + text for text in texts], add_special_tokens=special)
     ids = [encoding.ids for encoding in encodings]
@@ -294,3 +300,9 @@ def tokenize_shard(tokenizer_file: str, part: str, prompt: str, special: bool, d
     cut = sum(bool(e.overflowing) for e, row in zip(encodings, ids, strict=True) if len(row) == longest)
     Path(f"{part}.truncated").write_text(str(cut), encoding="ascii")
     return len(texts)
+
+
+@lru_cache(maxsize=1)
+def _loaded(file: str, *_: int) -> Tokenizer:
+    """The tokenizer of this process's shards, loaded once for each `version` of its file. Large ones take a second."""
+    return Tokenizer.from_file(file)
