@@ -107,13 +107,13 @@ def records_agree(
     ended = {line["number"]: line["state"] for line in lines if line["event"] == "end"}
     _, parent, children = runs_of(folder, cluster)
     assert parent.info.status == state.upper()
-    assert set(children) - {"promotion"} == {*map(str, trials), "untrained", "teacher"}
+    assert set(children) - {"promotion"} == {*(f"t{number:04d}" for number in trials), "untrained", "teacher"}
     for number, trial in trials.items():
         assert ended[number] == trial.state.name
         ours, theirs = STATES[trial.state.name]
         outcome = json.loads((folder.trial(number) / "outcome.json").read_text(encoding="utf-8"))
         assert outcome["state"] == ours
-        run = children[str(number)]
+        run = children[f"t{number:04d}"]
         assert (run.info.status, run.data.tags["state"]) == (theirs, ours)
         assert trial.user_attrs.get("mlflow_run", run.info.run_id) == run.info.run_id  # it lacks while MLflow is dead
     assert folder.read("tracking.json") == {"unsent_bytes": 0, "refused": 0, "trouble": None}
@@ -124,7 +124,7 @@ def steps_are_contiguous(folder: SweepFolder, cluster: Cluster, trials: dict[int
     client, _, children = runs_of(folder, cluster)
     metric = folder.sweep().objectives[0].metric
     for number, trial in trials.items():
-        found, run = children[str(number)].data.metrics, children[str(number)].info.run_id
+        found, run = children[f"t{number:04d}"].data.metrics, children[f"t{number:04d}"].info.run_id
         reports = read_reports(folder.trial(number))
         noted = reports if trial.state.name != "FAIL" else reports[: trial.user_attrs.get("reports", 0)]
         batch = folder.read(f"trials/{folder.trial(number).name}/trial.json")["training"]["global_batch"]

@@ -76,7 +76,7 @@ def test_a_sweep_and_its_trials_become_a_parent_run_and_child_runs(store, tmp_pa
     parent, child, baseline = (client.get_run(tracker.run_id(key)) for key in (None, 0, "untrained"))
     assert (parent.info.status, child.info.status, baseline.info.status) == ("KILLED", "FINISHED", "FAILED")
     assert child.data.tags["mlflow.parentRunId"] == baseline.data.tags["mlflow.parentRunId"] == parent.info.run_id
-    assert child.data.tags | {"data.ntrex": "sha", "pruned": "true", "babeltune.trial": "0"} == child.data.tags
+    assert child.data.tags | {"data.ntrex": "sha", "pruned": "true", "babeltune.trial": "t0000"} == child.data.tags
     assert child.data.params == {"temperature": "0.05", "config.labels": "hard"}
     assert parent.data.params == {"sweep.name": "quick", "seed": "0"}
     assert parent.data.metrics == {"system/cpu": 0.7}
@@ -423,13 +423,16 @@ def test_a_run_of_an_earlier_version_keeps_its_steps_and_parameters(store, tmp_p
     tracker.start_trial(0, {"search.temperature": 0.05}, {})  # without a unit, as an earlier version began it
     tracker.metrics(0, points(1, 3))
     assert tracker.close(PATIENCE_S)
+    client, earlier = clients(store), tracker.run_id(0)
+    client.set_tag(earlier, "babeltune.trial", "0")
     tracker = track.Tracker(store, path, "babeltune")
     tracker.start_sweep("quick-1a2b", {"seed": 0}, {})
     for number in (0, 1):
         tracker.start_trial(number, {"temperature": 0.05, "more": 1}, {}, step_unit="pairs")
         tracker.metrics(number, points(3, 5), per_step=64)
     assert tracker.close(PATIENCE_S)
-    client = clients(store)
+    assert registry.find_run(store, "babeltune", "quick-1a2b", 0) == tracker.run_id(0) == earlier
+    assert [registry.trial_of_run(store, tracker.run_id(n)) for n in (0, 1)] == ["quick-1a2b/t0000", "quick-1a2b/t0001"]
     assert steps(client, tracker.run_id(0)) == [1, 2, 3, 4]
     assert steps(client, tracker.run_id(1)) == [192, 256]
     assert "more" not in client.get_run(tracker.run_id(0)).data.params

@@ -21,9 +21,10 @@ from babeltune.schema.paths import sqlite_file
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import Run
 
 SWEEP, TRIAL, ROLE = "babeltune.sweep", "babeltune.trial", "babeltune.role"
-"""The tags that a run is found by: the sweep's name, the key within it, and `sweep` or `trial`."""
+"""The tags that a run is found by: the sweep's name, the trial's, such as `t0003`, and `sweep` or `trial`."""
 
 STEP_UNIT = "step_unit"
 """The tag of a run whose metrics count steps in another unit than optimizer steps: `pairs`, or `compute ms`."""
@@ -113,6 +114,20 @@ def experiment_id(client: MlflowClient, name: str) -> str:
     if found.lifecycle_stage == "deleted":
         client.restore_experiment(found.experiment_id)
     return str(found.experiment_id)
+
+
+def trial_name(key: str) -> str:
+    """The name of a trial, `t0003`, by its number. Another run's key, such as `untrained`, is its name."""
+    return f"t{int(key):04d}" if key.isdecimal() else key
+
+
+def run_of_trial(client: MlflowClient, experiment: str, sweep: str, key: str) -> Run | None:
+    """The run of a trial by its number. Earlier versions tagged a run with the bare number."""
+    for name in dict.fromkeys((trial_name(key), key)):
+        which = f"tags.`{SWEEP}` = '{quotable(sweep)}' and tags.`{TRIAL}` = '{name}'"
+        if found := client.search_runs([experiment], which, max_results=1):
+            return found[0]
+    return None
 
 
 def serve_command(uri: str, artifacts: Path, port: int) -> tuple[list[str], dict[str, str]]:

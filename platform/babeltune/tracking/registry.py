@@ -27,8 +27,10 @@ from babeltune.tracking.mlflow_client import (
     name_of,
     open_client,
     quotable,
+    run_of_trial,
     slices,
     text_of,
+    trial_name,
     why,
 )
 
@@ -194,23 +196,22 @@ def find_run(uri: str, experiment: str, sweep: str, number: int) -> str:
     """MLflow's id of a trial's run; `PromotionError` when the store does not have it."""
     with _promotion(uri, f"look up the run of {sweep}/{number}"):
         client = open_client(uri)
-        which = f"tags.`{SWEEP}` = '{quotable(sweep)}' and tags.`{TRIAL}` = '{number}'"
-        found = client.search_runs([experiment_id(client, experiment)], which, max_results=1)
-    if not found:
+        found = run_of_trial(client, experiment_id(client, experiment), sweep, str(number))
+    if found is None:
         raise PromotionError(
             f"{without_password(uri)} has no run of {sweep}/{number}; `babeltune resume {sweep}` sends what is missing"
         )
-    return str(found[0].info.run_id)
+    return str(found.info.run_id)
 
 
 def trial_of_run(uri: str, run_id: str) -> str:
     """The trial, `SWEEP/t0007`, that a run of MLflow recorded; `PromotionError` for a run that is not a trial's."""
     with _promotion(uri, f"look up the run {run_id}"):
         tags: dict[str, str] = open_client(uri).get_run(run_id).data.tags
-    sweep, trial = tags.get(SWEEP), tags.get(TRIAL, "")
+    sweep, trial = tags.get(SWEEP), tags.get(TRIAL, "").removeprefix("t")
     if sweep is None or not trial.isdecimal():
         raise PromotionError(f"the run {run_id} in {without_password(uri)} is no trial of a sweep; name a trial's run")
-    return f"{sweep}/t{int(trial):04d}"
+    return f"{sweep}/{trial_name(trial)}"
 
 
 def log_scores(uri: str, run_id: str, scores: Mapping[str, float], step: int, pairs: int) -> None:

@@ -44,14 +44,17 @@ from babeltune.tracking.mlflow_client import (
     name_of,
     open_client,
     quotable,
+    run_of_trial,
     slices,
     text_of,
+    trial_name,
     why,
 )
 from babeltune.tracking.spool import Spool
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import Run
 
 Key = int | str
 """A trial's number, or the name of a run that is not a trial: `untrained`, `teacher`, `promotion`."""
@@ -312,15 +315,14 @@ class _Sender:
     def _start(self, key: str, event: dict[str, Any]) -> None:
         sweep = self.memo["sweep"] = event.get("sweep", self.memo.get("sweep", ""))
         tags = {**event["tags"], SWEEP: sweep, ROLE: "trial" if key else "sweep"}
+        name = trial_name(key) if key else sweep
         if key:
-            tags |= {TRIAL: key} | ({"mlflow.parentRunId": self.runs[PARENT]} if PARENT in self.runs else {})
-        name = sweep if not key else f"t{int(key):04d}" if key.isdecimal() else key
-        which = f"tags.`{TRIAL}` = '{key}'" if key else f"tags.`{ROLE}` = 'sweep'"
-        found = self.client.search_runs([self.experiment_id], f"tags.`{SWEEP}` = '{sweep}' and {which}", max_results=1)
+            tags |= {TRIAL: name} | ({"mlflow.parentRunId": self.runs[PARENT]} if PARENT in self.runs else {})
+        found = self._found(sweep, key)
         unit = {STEP_UNIT: event["step_unit"]} if "step_unit" in event else {}
         first = {ROLE: tags.pop(ROLE), SWEEP: tags.pop(SWEEP), **({TRIAL: tags.pop(TRIAL)} if key else {}), **unit}
         run = (
-            found[0]
+            found
             if found
             else self.client.create_run(self.experiment_id, start_time=event["time_ms"], tags=first, run_name=name)
         )
@@ -330,6 +332,13 @@ class _Sender:
         self._send_params(key, flattened(event["params"]), run.data.params)
         if found:
             self._try(self.client.update_run, run.info.run_id, "RUNNING", name)
+
+    def _found(self, sweep: str, key: str) -> Run | None:
+        if key:
+            return run_of_trial(self.client, self.experiment_id, sweep, key)
+        which = f"tags.`{SWEEP}` = '{sweep}' and tags.`{ROLE}` = 'sweep'"
+        found = self.client.search_runs([self.experiment_id], which, max_results=1)
+        return found[0] if found else None
 
     def _end(self, key: str, event: dict[str, Any]) -> None:
         self._send_metrics(key)

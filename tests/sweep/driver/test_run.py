@@ -115,13 +115,13 @@ def test_mlflow_has_a_parent_with_a_child_per_trial_and_baseline(searched):
     _, parent, children = runs_of(folder)
     assert parent.info.status == "FINISHED"
     assert parent.data.params["method"] == sweep.method
-    assert set(children) == {"0", "1", "2", "3", "teacher", "untrained"}
+    assert set(children) == {*(f"t000{n}" for n in range(4)), "teacher", "untrained"}
     assert {r.data.tags["mlflow.parentRunId"] for r in children.values()} == {parent.info.run_id}
-    assert {children[k].info.status for k in ("0", "2", "3", "teacher", "untrained")} == {"FINISHED"}
-    assert children["1"].info.status == "FAILED"
-    assert "loss is" in children["1"].data.tags["reason"]
-    assert [children[k].data.tags["state"] for k in ("0", "1", "teacher")] == ["finished", "failed", "baseline"]
-    assert {children[str(n)].info.run_name for n in range(4)} == {"t0000", "t0001", "t0002", "t0003"}
+    assert {children[k].info.status for k in ("t0000", "t0002", "t0003", "teacher", "untrained")} == {"FINISHED"}
+    assert children["t0001"].info.status == "FAILED"
+    assert "loss is" in children["t0001"].data.tags["reason"]
+    assert [children[k].data.tags["state"] for k in ("t0000", "t0001", "teacher")] == ["finished", "failed", "baseline"]
+    assert all(run.info.run_name == name for name, run in children.items())
 
 
 def test_the_sweeps_run_has_the_best_value_counts_cost_description_and_data(searched):
@@ -139,13 +139,13 @@ def test_the_sweeps_run_has_the_best_value_counts_cost_description_and_data(sear
     assert f"babeltune promote {folder.id}" in note
     assert parent.data.tags["state"] == "finished"
     assert {"training", "dev"} <= {each.tags[0].value for each in parent.inputs.dataset_inputs}
-    assert children["0"].inputs.dataset_inputs
+    assert children["t0000"].inputs.dataset_inputs
 
 
 def test_a_run_has_forty_metrics_and_a_file_with_all(searched):
     _, folder = searched
     client, _, children = runs_of(folder)
-    run = children["0"]
+    run = children["t0000"]
     logged, every = run.data.metrics, {n for r in read_reports(folder.trial(0)) for n in r.metrics}
     assert len(logged) <= 40
     assert {"best/objective", "dev/everyday/accuracy", "train/loss"} <= set(logged)
@@ -160,8 +160,8 @@ def test_a_run_has_forty_metrics_and_a_file_with_all(searched):
 def test_each_run_records_world_size_backend_and_effective_negatives(searched):
     _, folder = searched
     _, _, children = runs_of(folder)
-    for number in ("0", "1", "2", "3"):  # 1 failed before its first report
-        tags = children[number].data.tags
+    for number in range(4):  # 1 failed before its first report
+        tags = children[f"t000{number}"].data.tags
         assert tags["fact.world_size"] == "2"
         assert tags["fact.backend"] == "gloo"
         assert tags["fact.effective_negatives"] == "31"
@@ -173,15 +173,15 @@ def test_the_runs_record_settings_data_digests_overlaps_and_versions(searched):
     client, parent, children = runs_of(folder)
     prepared = folder.read("prepared.json")
     trial = json.loads((folder.trial(2) / "trial.json").read_text(encoding="utf-8"))
-    assert children["2"].data.params["temperature"] == "0.05"
+    assert children["t0002"].data.params["temperature"] == "0.05"
     assert not [
-        name for name in children["2"].data.params if name.startswith("search.") or name == "config.temperature"
+        name for name in children["t0002"].data.params if name.startswith("search.") or name == "config.temperature"
     ]
-    assert children["2"].data.params["training.learning_rate"] == "0.001"
-    assert children["2"].data.params["seed"] == str(trial["seed"])
-    assert children["2"].data.params["student.max_tokens"] == "32"
-    assert children["2"].data.params["teacher.max_tokens"] == str(sweep.teacher.max_tokens)
-    for run in (parent, children["2"]):
+    assert children["t0002"].data.params["training.learning_rate"] == "0.001"
+    assert children["t0002"].data.params["seed"] == str(trial["seed"])
+    assert children["t0002"].data.params["student.max_tokens"] == "32"
+    assert children["t0002"].data.params["teacher.max_tokens"] == str(sweep.teacher.max_tokens)
+    for run in (parent, children["t0002"]):
         assert run.data.tags["data"] == prepared["digest"]
     assert json.loads(parent.data.tags["babeltune.digests"]) == prepared["digests"]
     kept = Path(client.download_artifacts(parent.info.run_id, "corpus.json"))
@@ -201,7 +201,7 @@ def test_the_runs_record_settings_data_digests_overlaps_and_versions(searched):
 def test_dev_metrics_stand_at_the_pairs_of_their_reports(searched):
     _, folder = searched
     client, _, children = runs_of(folder)
-    run = children["0"].info.run_id
+    run = children["t0000"].info.run_id
     reports = [json.loads(s) for s in (folder.trial(0) / "reports.jsonl").read_text(encoding="utf-8").splitlines()]
     history = sorted(client.get_metric_history(run, "dev/everyday/accuracy"), key=lambda m: m.step)
     expected = [(r["pairs"], r["metrics"]["dev/everyday/accuracy"]) for r in reports]
@@ -222,7 +222,7 @@ def test_the_optuna_trial_names_its_run_and_checkpoint(searched):
     study = optuna.load_study(study_name="sweep", storage=f"sqlite:///{folder.study}")
     attributes = study.trials[3].user_attrs
     assert attributes["checkpoint"].endswith("t0003/checkpoints/000002")
-    assert attributes["mlflow_run"] == children["3"].info.run_id
+    assert attributes["mlflow_run"] == children["t0003"].info.run_id
 
 
 def test_submitting_a_finished_sweep_again_adds_nothing(copied):
@@ -265,7 +265,7 @@ def test_what_a_driver_recorded_and_did_not_send_is_sent_by_the_next_one(copied,
     assert trial_row(folder.trial(3), sweep.objectives[0]).state == "finished"
     client = mlflow.MlflowClient(store)
     runs = client.search_runs([e.experiment_id for e in client.search_experiments()])
-    (run,) = [run for run in runs if run.data.tags.get("babeltune.trial") == "3"]
+    (run,) = [run for run in runs if run.data.tags.get("babeltune.trial") == "t0003"]
     assert (run.info.status, run.data.tags["state"]) == ("FINISHED", "finished")
     pairs = [r.pairs for r in read_reports(folder.trial(3))]
     assert sorted(m.step for m in client.get_metric_history(run.info.run_id, "dev/everyday/accuracy")) == pairs
@@ -290,7 +290,7 @@ def test_mlflow_has_no_score_of_a_report_that_the_search_did_not_take(copied, tm
         tracking.end(3, "failed", TrialEnd("objective", text="objective is None at report 2"))
     client = mlflow.MlflowClient(store)
     runs = client.search_runs([e.experiment_id for e in client.search_experiments()])
-    (run,) = [run for run in runs if run.data.tags.get("babeltune.trial") == "3"]
+    (run,) = [run for run in runs if run.data.tags.get("babeltune.trial") == "t0003"]
     assert [m.step for m in client.get_metric_history(run.info.run_id, "dev/everyday/accuracy")] == [reports[0].pairs]
 
 
@@ -318,7 +318,7 @@ def test_a_sweep_with_more_trials_goes_on_and_one_that_was_stopped_resumes(copie
     assert all(trial_row(p, sweep.objectives[0]).state in ("finished", "failed") for p in folder.trials())
     _, parent, children = runs_of(folder)
     assert parent.info.status == "FINISHED"
-    assert set(children) == {"0", "1", "2", "3", "4", "5", "teacher", "untrained"}
+    assert set(children) == {*(f"t000{n}" for n in range(6)), "teacher", "untrained"}
 
 
 def test_changed_code_or_packages_are_refused_with_a_diff_and_accepted_on_request(copied):

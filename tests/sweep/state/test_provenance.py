@@ -85,7 +85,7 @@ def test_resume_takes_a_spec_and_what_is_accepted_stays_recorded(babeltune, copi
     client = mlflow.MlflowClient(cluster.mlflow)
     runs = client.search_runs([e.experiment_id for e in client.search_experiments()])
     tags = {run.data.tags.get("babeltune.trial", "sweep"): run.data.tags for run in runs}
-    assert tags["4"]["babeltune.condition"] == "2"
+    assert tags["t0004"]["babeltune.condition"] == "2"
     assert "training.pairs" in tags["sweep"]["babeltune.accepted_changes"]
     old, new = (find_candidate(f"{folder.id}/{number}", folder.path.parents[1]).sweep for number in (0, 4))
     assert (old.training.pairs, new.training.pairs) == (pairs, 640)

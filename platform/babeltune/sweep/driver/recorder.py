@@ -292,7 +292,7 @@ class Recorder:
             dimension=_dimension(trial, self.prepared) or -1,
             note=f"The best checkpoint of trial `{name}`, report {best.index}. Its weights are in the sweep's storage: "
             f"`{checkpoint}`. `babeltune promote {name}` makes a model of it that others can load.",
-            tags={SWEEP: self.folder.id, TRIAL: str(number), "babeltune.report": str(best.index)},
+            tags={SWEEP: self.folder.id, TRIAL: place.name, "babeltune.report": str(best.index)},
             params={"method": trial.method, **trial.params},
             scores={OBJECTIVE: best.metrics[self.sweep.objectives[0].metric], **choice.of(scores)},
             digests={name: digest for name, digest in self.prepared.digests.items() if name.startswith("dev/")},
