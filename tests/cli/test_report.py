@@ -10,11 +10,13 @@ from mlflow import MlflowClient
 from babeltune.cli.common import say_line
 from babeltune.promotion.decisions import record_decision
 from babeltune.promotion.gates import Decision
+from babeltune.sweep.driver.recorder import close_tracker
 from babeltune.sweep.state.folder import SweepFolder, outcome
 from babeltune.sweep.state.leaderboard import winner
 from babeltune.sweep.sync.view import StorageView
 from babeltune.sweep_report.kept import report_again, report_at_the_end
 from babeltune.sweep_report.live import LivePage
+from babeltune.tracking.tracker import Tracker
 
 
 @pytest.fixture
@@ -136,6 +138,25 @@ def test_a_tracking_server_that_is_away_is_one_line_and_the_report_is_there(copi
     err = capfd.readouterr().err
     assert "does not take the report" in err
     assert err.count("\n") == 1
+
+
+def test_after_an_outage_resume_also_gives_mlflow_the_report(command, copied, tmp_path):
+    sweep, folder, cluster = copied
+    (folder.path / "report.html").unlink(missing_ok=True)
+    away = replace(cluster, mlflow="http://127.0.0.1:9")  # the discard port: nothing listens
+    close_tracker(Tracker(away.mlflow, folder.path / "spool.jsonl", sweep.name), folder, 0)
+    assert folder.read("tracking.json")["unsent_bytes"] > 0
+    path = report_at_the_end(folder, away, say_line)
+    assert path is not None
+    back = replace(cluster, mlflow=f"sqlite:///{tmp_path}/back/mlflow.db")
+    file = tmp_path / "back.yaml"
+    file.write_text(f"storage: {back.storage}\nmlflow: {back.mlflow}\n", encoding="utf-8")
+    made = path.stat().st_mtime_ns
+    for _ in range(2):  # the second time it is there already
+        code, _, err = command("resume", folder.id, "--cluster", file)
+        assert code == 0, err
+        assert sorted(artifacts(back)) == ["corpus.json", "report.html"]
+    assert path.stat().st_mtime_ns == made
 
 
 def test_submitting_a_finished_sweep_again_ends_with_the_reports_place(command, home, tiny_file):

@@ -19,28 +19,29 @@ Say = Callable[[str], object]
 def report_at_the_end(folder: SweepFolder, cluster: Cluster, say: Say) -> Path | None:
     """The report of a sweep that finished, in its folder and in MLflow. What goes wrong is one line and fails nothing.
 
-    One that is newer than the sweep's end is not made again.
+    One that is newer than the sweep's end is not made again. MLflow gets it later if it was away at the end.
     """
-    path, ended = folder.path / "report.html", folder.path / "state.json"
+    path, ended, made = folder.path / "report.html", folder.path / "state.json", False
     with suppress(OSError):
-        if path.is_file() and path.stat().st_mtime >= ended.stat().st_mtime:
-            return path
-    return _made(folder, cluster, say)
+        made = path.is_file() and path.stat().st_mtime >= ended.stat().st_mtime
+    return _kept(folder, cluster, say, made=made)
 
 
 def report_again(sweep: str, cluster: Cluster, say: Say) -> None:
     """The report of a sweep that has one, with what promotion has decided since."""
     folder = StorageView(cluster).sweep(sweep)
     if (folder.path / "report.html").is_file():
-        _made(folder, cluster, say)
+        _kept(folder, cluster, say, made=False)
 
 
-def _made(folder: SweepFolder, cluster: Cluster, say: Say) -> Path | None:
+def _kept(folder: SweepFolder, cluster: Cluster, say: Say, *, made: bool) -> Path | None:
+    """Writes the report, unless it is `made`, and gives it to MLflow once that has taken all else."""
     path = folder.path / "report.html"
     try:
-        write_report(folder, StorageView(cluster))
+        if not made:
+            write_report(folder, StorageView(cluster))
         if not (folder.read("tracking.json") or {}).get("unsent_bytes"):
-            log_report(cluster.mlflow, folder.sweep().name, folder.id, path)
+            log_report(cluster.mlflow, folder.sweep().name, folder.id, path, again=not made)
     except Exception as error:  # the sweep has finished, whatever its report lacks
         say(" ".join(f"report: {type(error).__name__}: {error}".split())[:300])
     return path if path.is_file() else None

@@ -9,13 +9,18 @@ from babeltune.redaction import without_password
 from babeltune.tracking.mlflow_client import ROLE, SWEEP, experiment_id, open_client, quotable, why
 
 
-def log_report(uri: str, experiment: str, sweep: str, path: Path) -> None:
-    """Uploads the file as an artifact of the sweep's run. Raises `SweepError` if MLflow does not take it."""
+def log_report(uri: str, experiment: str, sweep: str, path: Path, *, again: bool = True) -> None:
+    """Uploads the file as an artifact of the sweep's run. With `again=False` only if the run has none of this size.
+
+    Raises `SweepError` if MLflow does not take it.
+    """
     try:
         client = open_client(uri)
         which = f"tags.`{SWEEP}` = '{quotable(sweep)}' and tags.`{ROLE}` = 'sweep'"
         found = client.search_runs([experiment_id(client, experiment)], which, max_results=1)
-        if found:
-            client.log_artifact(found[0].info.run_id, str(path))
+        for run in found:
+            files = [] if again else client.list_artifacts(run.info.run_id)
+            if (path.name, path.stat().st_size) not in {(file.path, file.file_size) for file in files}:
+                client.log_artifact(run.info.run_id, str(path))
     except Exception as error:  # a server may fail in any way
         raise SweepError(f"{without_password(uri)} does not take the report: {why(error)}") from error
