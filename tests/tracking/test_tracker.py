@@ -439,6 +439,27 @@ def test_a_run_of_an_earlier_version_keeps_its_steps_and_parameters(store, tmp_p
     assert [client.get_run(tracker.run_id(n)).info.run_name for n in (0, 1)] == ["t0000", "t0001"]
 
 
+def test_a_description_leads_to_the_runs_that_it_names(store, tmp_path, clients, impatient):
+    """Its words were written while MLflow was away, and nobody knew the ids of the runs."""
+    path, link = tmp_path / "spool.jsonl", mlflow_client.link_to_run
+    tracker = track.Tracker(DEAD, path, "babeltune")
+    a_sweep(tracker)
+    tracker.start_trial("a (model)", {}, {})
+    names = ("t0000", "a (model)", "t0009")
+    note = " ".join([*(link(name, name) for name in names), link("report", artifact="report.html")])
+    tracker.tags(None, {"mlflow.note.content": note})
+    tracker.close(0)
+    tracker = track.Tracker(store, path, "babeltune")
+    assert tracker.close(PATIENCE_S)
+    client = clients(store)
+    parent, trial, model = (client.get_run(tracker.run_id(key)).info for key in (None, 0, "a (model)"))
+    page = f"#/experiments/{parent.experiment_id}/runs"
+    assert client.get_run(parent.run_id).data.tags["mlflow.note.content"] == (
+        f"[t0000]({page}/{trial.run_id}) [a (model)]({page}/{model.run_id}) t0009 "
+        f"[report]({page}/{parent.run_id}/artifacts/report.html)"
+    )
+
+
 def test_a_file_that_the_store_refuses_holds_up_no_number(store, tmp_path, clients):
     tracker = track.Tracker(store, tmp_path / "spool.jsonl", "babeltune")
     a_sweep(tracker)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from babeltune.errors import from_network
 from babeltune.redaction import without_password
@@ -128,6 +128,31 @@ def run_of_trial(client: MlflowClient, experiment: str, sweep: str, key: str) ->
         if found := client.search_runs([experiment], which, max_results=1):
             return found[0]
     return None
+
+
+def link_to_run(text: str, name: str = "", artifact: str = "") -> str:
+    """A link in a description to the run of a trial or a baseline; without a name to the sweep's.
+
+    The tracker knows the run's id when it sends the description: `linked` puts in the address.
+    """
+    return f"[{text}](run:{quote(name, safe='')}/{artifact})"
+
+
+def linked(text: str, experiment: str, runs: Mapping[str, str]) -> str:
+    """A description with its links to runs, by the names of the runs. A link to an unknown run becomes its text."""
+
+    def link(found: re.Match[str]) -> str:
+        words, name, artifact = found.groups()
+        if (run := runs.get(unquote(name))) is None:
+            return words
+        return f"[{words}]({page_of_run(experiment, run)}{f'/artifacts/{artifact}' if artifact else ''})"
+
+    return re.sub(r"\[([^\]]*)\]\(run:([^/)]*)/([^)]*)\)", link, text)
+
+
+def page_of_run(experiment: str, run: str) -> str:
+    """The page of a run, as a link on any page of MLflow has it."""
+    return f"#/experiments/{experiment}/runs/{run}"
 
 
 def serve_command(uri: str, artifacts: Path, port: int) -> tuple[list[str], dict[str, str]]:

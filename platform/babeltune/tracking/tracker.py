@@ -40,6 +40,7 @@ from babeltune.tracking.mlflow_client import (
     first_line,
     flattened,
     inputs_of,
+    linked,
     metrics_of,
     name_of,
     open_client,
@@ -366,7 +367,11 @@ class _Sender:
     def _send_tags(self, key: str, tags: Mapping[str, object]) -> None:
         from mlflow.entities import RunTag
 
-        entries = [RunTag(name_of(name), cut(text_of(value), TAG_CHARACTERS)) for name, value in tags.items()]
+        texts = {name: text_of(value) for name, value in tags.items()}
+        if NOTE in texts:
+            runs = {trial_name(key): run for key, run in self.runs.items()}
+            texts[NOTE] = linked(texts[NOTE], self.experiment_id, runs)
+        entries = [RunTag(name_of(name), cut(text, TAG_CHARACTERS)) for name, text in texts.items()]
         for part in slices(entries, ENTRIES_PER_BATCH):
             self._try(self.client.log_batch, self.runs[key], (), (), part)
 

@@ -135,11 +135,19 @@ def test_the_sweeps_run_has_the_best_value_counts_cost_description_and_data(sear
     assert counts["trials/running"] == 0, "it was above that before"
     assert totals["cost/trial_seconds"] > 0
     note = parent.data.tags["mlflow.note.content"]
-    assert f"**{best.name}** is the best trial" in note
+    page = f"#/experiments/{parent.info.experiment_id}/runs"
+    assert f"**[{best.name}]({page}/{children[best.name].info.run_id})** is the best trial" in note
+    shown = re.findall(r"^\| \[(\w+)\]\(#/experiments/\d+/runs/(\w+)\) \|", note, re.MULTILINE)
+    assert shown == [(row.name, children[row.name].info.run_id) for row in leaderboard(folder)]
+    assert f"The [report]({page}/{parent.info.run_id}/artifacts/report.html)" in note
     assert f"babeltune promote {folder.id}" in note
     assert parent.data.tags["state"] == "finished"
     assert {"training", "dev"} <= {each.tags[0].value for each in parent.inputs.dataset_inputs}
     assert children["t0000"].inputs.dataset_inputs
+    for name, words in (("untrained", "the student before training"), ("teacher", "the teacher itself")):
+        inputs = children[name].inputs.dataset_inputs
+        assert {(each.dataset.name[:4], each.tags[0].value) for each in inputs} == {("dev/", "dev")}
+        assert words in children[name].data.tags["mlflow.note.content"]
 
 
 def test_a_run_has_forty_metrics_and_a_file_with_all(searched):

@@ -21,6 +21,7 @@ from babeltune.schema.cluster import DEFAULT_METRICS
 from babeltune.schema.records import Point, Report, Scalar, Sweep, Trial, trial_from
 from babeltune.sweep.driver.keep import CheckpointPolicy
 from babeltune.sweep.driver.summary import (
+    baseline_note,
     data_inputs,
     experiment_note,
     params_once,
@@ -146,9 +147,14 @@ class Recorder:
         values = {OBJECTIVE: scores[aim], **scores} if aim in scores else scores
         choice = self._choice()
         choice.see(values)
-        self.tracker.start_trial(name, {}, {"babeltune.baseline": name, "state": "baseline", **self.tags})
+        note = baseline_note(self.folder.id, name)
+        self.tracker.start_trial(name, {}, {"babeltune.baseline": name, "state": "baseline", NOTE: note, **self.tags})
+        self.tracker.inputs(name, data_inputs(self._digests("dev/")))
         self.tracker.metrics(name, [Point(step=0, time_ms=int(time.time() * 1000), values=choice.of(values))])
         self.tracker.end_trial(name, "FINISHED", {})
+
+    def _digests(self, kind: str) -> dict[str, str]:
+        return {name: digest for name, digest in self.prepared.digests.items() if name.startswith(kind)}
 
     def _choice(self) -> MetricChoice:
         return MetricChoice((o.metric for o in self.sweep.objectives), self.metrics)
@@ -295,7 +301,7 @@ class Recorder:
             tags={SWEEP: self.folder.id, TRIAL: place.name, "babeltune.report": str(best.index)},
             params={"method": trial.method, **trial.params},
             scores={OBJECTIVE: best.metrics[self.sweep.objectives[0].metric], **choice.of(scores)},
-            digests={name: digest for name, digest in self.prepared.digests.items() if name.startswith("dev/")},
+            digests=self._digests("dev/"),
         )
         self.tracker.model(number, model, per_step=_per_step(best))
 

@@ -14,7 +14,7 @@ from babeltune.schema.records import Report, Scalar, Sweep
 from babeltune.sweep.state.folder import State, SweepFolder
 from babeltune.sweep.state.leaderboard import Row, leaderboard, leading
 from babeltune.tracking.metric_choice import OBJECTIVE
-from babeltune.tracking.mlflow_client import DataInput
+from babeltune.tracking.mlflow_client import DataInput, link_to_run
 
 STATES = tuple(state for state in get_args(State) if state != "damaged")
 """States of trials that the sweep's run counts."""
@@ -51,9 +51,13 @@ def summary_of(sweep: Sweep, folder: SweepFolder) -> Summary:
 def _note(sweep: Sweep, folder: SweepFolder, rows: Sequence[Row], scored: Sequence[Row]) -> str:
     aims, baselines = [o.metric for o in sweep.objectives], folder.baselines()
     lead = leading(scored)
-    best = f"**{lead.name}** is the best trial: {aims[0]} {lead.metrics[aims[0]]:.4f}." if lead else ""
+    best = (
+        f"**{link_to_run(lead.name, lead.name)}** is the best trial: {aims[0]} {lead.metrics[aims[0]]:.4f}."
+        if lead
+        else ""
+    )
     if lead and lead is not (first := scored[0]):
-        best += f" {first.name} ({first.state}) had {first.metrics[aims[0]]:.4f}."
+        best += f" {link_to_run(first.name, first.name)} ({first.state}) had {first.metrics[aims[0]]:.4f}."
     varied = list(sweep.parameters)
     lines = [
         sweep.description,
@@ -66,11 +70,13 @@ def _note(sweep: Sweep, folder: SweepFolder, rows: Sequence[Row], scored: Sequen
     for row in rows[:SHOWN]:
         scores = [f"{row.metrics[aim]:.4f}" if aim in row.metrics else "" for aim in aims]
         state = "baseline" if row.name in baselines else row.state
-        lines.append(_line(row.name, state, *scores, *(_value(row.params.get(name)) for name in varied)))
+        lines.append(
+            _line(link_to_run(row.name, row.name), state, *scores, *(_value(row.params.get(name)) for name in varied))
+        )
     more = f"{len(rows) - SHOWN} more rows: `babeltune runs {folder.id}`" if len(rows) > SHOWN else ""
     links = [
         f"* All trials, the winner first: `babeltune ui {folder.id}`",
-        "* The report: `report.html` among this run's artifacts, once the sweep has finished",
+        f"* The {link_to_run('report', artifact='report.html')}, once the sweep has finished",
         f"* Take the winner: `babeltune promote {folder.id}`",
     ]
     return "\n".join([*lines, "", *([more, ""] if more else []), *links]).strip()
@@ -92,6 +98,12 @@ def trial_note(sweep: str, row: Row) -> str:
     )
     warning = f"\n\n{row.warning}" if row.warning else ""
     return f"Trial `{sweep}/{row.name}` {row.state}{f': {row.reason}' if row.reason else ''}.{best}{warning}"
+
+
+def baseline_note(sweep: str, name: str) -> str:
+    """The description of a baseline's run."""
+    known = {"untrained": "the student before training", "teacher": "the teacher itself"}
+    return f"Baseline `{name}` of sweep `{sweep}`: {known.get(name, 'a model as it is')}, scored on the dev sets."
 
 
 def params_once(settings: Mapping[str, object], searched: Mapping[str, Scalar]) -> dict[str, object]:
