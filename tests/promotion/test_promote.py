@@ -193,7 +193,16 @@ def test_the_alias_points_to_the_version_with_its_lineage(promoted, tmp_path):
     assert found.tags["babeltune.sweep"] == folder.id
     assert found.tags["babeltune.trial"] == decision.trial
     assert found.tags["babeltune.data"] == folder.read("prepared.json")["digest"]
-    assert float(found.tags["metric.dev/everyday/accuracy"]) == pytest.approx(decision.dev["dev/everyday/accuracy"])
+    assert found.tags["metric.dev/everyday/accuracy"] == f"{decision.dev['dev/everyday/accuracy']:.4f}"
+    client = mlflow.MlflowClient(cluster.mlflow)
+    assert "babeltune promote" in client.get_registered_model("searched").description
+    model = client.get_logged_model(found.tags["babeltune.model_id"])
+    assert (model.source_run_id, model.name) == (found.run_id, f"{folder.id}-{decision.trial}")
+    assert (model.tags["babeltune.trial"], model.tags["babeltune.report"]) == (decision.trial, str(decision.report))
+    assert {"name": "searched", "version": found.version} in json.loads(model.tags["mlflow.modelVersions"])
+    page = f"#/experiments/{model.experiment_id}/models/{model.model_id}"
+    description = client.get_model_version("searched", found.version).description
+    assert f"\n\nIts checkpoint: [{model.name}]({page}).\n\n## " in description
     model = fetch(cluster.mlflow, "models:/searched@champion", tmp_path)
     weights = "model.safetensors"
     assert sha256_of(next(Path(model).rglob(weights))) == sha256_of(next(out.rglob(weights)))

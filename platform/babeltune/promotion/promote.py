@@ -204,15 +204,17 @@ def register_model(
     champion: Champion | None,
 ) -> str:
     """A new version in the MLflow registry, with its lineage, under the alias."""
-    from babeltune.tracking.registry import log_scores, register
+    from babeltune.tracking.registry import MODEL, checkpoint_model, log_scores, register
 
     name, digests = registered_name(candidate), candidate.prepared.digests
+    model = None if candidate.members else checkpoint_model(cluster.mlflow, run_id)
     tags = {
         **lineage(candidate),
+        **({} if model is None else {MODEL: model}),
         "babeltune.tests": " ".join(digest for of, digest in digests.items() if of.startswith("test/")),
         SEALED: " ".join(dict.fromkeys(task.name for task in candidate.sweep.data.test)) or "none",
         "babeltune.data": candidate.prepared.digest,
-        **{f"metric.{k}": str(v) for k, v in {**decision.dev, **decision.test}.items() if k.count("/") == 2},
+        **{f"metric.{k}": f"{v:.4f}" for k, v in {**decision.dev, **decision.test}.items() if k.count("/") == 2},
     }
     tell(WRITING)
     log_scores(cluster.mlflow, run_id, decision.test, candidate.report.step, candidate.report.pairs)

@@ -28,12 +28,15 @@ from babeltune.tracking.mlflow_client import (
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import LoggedModel
     from mlflow.models import Model
 
 EXAMPLE = "input_example.json"
 """The file of sentences that MLflow shows as an example of a model's input."""
 SENTENCES = {"columns": ["sentence"], "data": [["The house is small."], ["Das Haus ist klein."]]}
 """The example, as MLflow writes a table."""
+VERSIONS = "mlflow.modelVersions"
+"""The tag of a model with the registered versions that were made of it. MLflow's pages link to them."""
 CHECKPOINT = "babeltune.checkpoint"
 """The tag with the place of the weights, within the storage."""
 
@@ -66,21 +69,17 @@ def log_checkpoint(client: MlflowClient, experiment: str, run: str, model: Check
     """Adds the model to the run. One that is there is not made again, nor is a model of a run that went on since."""
     from mlflow.entities import LoggedModelOutput, LoggedModelStatus
 
-    found = client.search_logged_models([experiment], f"source_run_id = '{quotable(run)}'", max_results=1)
-    if found and found[0].status == LoggedModelStatus.READY:
+    found = model_of_run(client, experiment, run)
+    if found is not None and found.status == LoggedModelStatus.READY:
         return
     tags = {**model.tags, CHECKPOINT: model.checkpoint, NOTE: model.note}
-    there = (
-        found[0]
-        if found
-        else client.create_logged_model(
-            experiment,
-            name=re.sub(r"[/:.%\"']", "_", model.name),
-            source_run_id=run,
-            tags={name_of(name): cut(text_of(value), TAG_CHARACTERS) for name, value in tags.items()},
-            params={name: cut(value, PARAM_CHARACTERS) for name, value in flattened(model.params).items()},
-            model_type="sentence encoder",
-        )
+    there = found or client.create_logged_model(
+        experiment,
+        name=re.sub(r"[/:.%\"']", "_", model.name),
+        source_run_id=run,
+        tags={name_of(name): cut(text_of(value), TAG_CHARACTERS) for name, value in tags.items()},
+        params={name: cut(value, PARAM_CHARACTERS) for name, value in flattened(model.params).items()},
+        model_type="sentence encoder",
     )
     with tempfile.TemporaryDirectory() as place:
         described(Path(place), signed(model.dimension, run_id=run, model_id=there.model_id))
@@ -88,6 +87,19 @@ def log_checkpoint(client: MlflowClient, experiment: str, run: str, model: Check
     client.log_outputs(run, [LoggedModelOutput(there.model_id, model.step)])
     client.log_batch(run, _metrics(model, there.model_id, run))
     client.finalize_logged_model(there.model_id, LoggedModelStatus.READY)
+
+
+def model_of_run(client: MlflowClient, experiment: str, run: str) -> LoggedModel | None:
+    """The model of a trial's best checkpoint."""
+    found = client.search_logged_models([experiment], f"source_run_id = '{quotable(run)}'", max_results=1)
+    return found[0] if found else None
+
+
+def add_version(client: MlflowClient, model: LoggedModel, name: str, version: str) -> None:
+    """Tells MLflow that the registered version was made of this model."""
+    known, new = json.loads(model.tags.get(VERSIONS, "[]")), {"name": name, "version": version}
+    if new not in known:
+        client.set_logged_model_tags(model.model_id, {VERSIONS: json.dumps([*known, new])})
 
 
 def _metrics(model: CheckpointModel, model_id: str, run: str) -> list[Any]:

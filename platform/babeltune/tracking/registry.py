@@ -16,7 +16,7 @@ from babeltune.errors import PromotionError, UnknownNameError, nearest
 from babeltune.files import sha256_of
 from babeltune.models.hub import dimension_of
 from babeltune.redaction import without_password
-from babeltune.tracking.checkpoint_models import EXAMPLE, described, signed
+from babeltune.tracking.checkpoint_models import EXAMPLE, add_version, described, model_of_run, signed
 from babeltune.tracking.mlflow_client import (
     METRICS_PER_BATCH,
     STEP_UNIT,
@@ -36,10 +36,19 @@ from babeltune.tracking.mlflow_client import (
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import LoggedModel
     from mlflow.entities.model_registry import ModelVersion
 
 FOR_MLFLOW = ("MLmodel", EXAMPLE)
 """Files that a registered model has beside its export, for MLflow."""
+MODEL = "babeltune.model_id"
+"""The tag of a version with MLflow's id of the model of its checkpoint. MLflow's own field for it stays empty: its
+server takes one only for files that lie with that model, and its database does not keep it."""
+ABOUT = (
+    "Sentence encoders that `babeltune promote` registered. An alias, such as `champion`, names the version to use. "
+    "The description of a version is its model card."
+)
+"""The description of a registered model."""
 CARD_CHARACTERS = 5000
 """MLflow's limit for a version's description."""
 CLAIM_S = 300
@@ -62,7 +71,8 @@ def register(
 ) -> str:
     """Makes the folder a version of the registered model `name`, moves `alias` to it, and returns the version.
 
-    Its card is the version's description, and an `MLmodel` beside the files lets `mlflow.pyfunc` load them.
+    Its card is the version's description, and an `MLmodel` beside the files lets `mlflow.pyfunc` load them. The tag
+    `MODEL` links it with the model of its checkpoint, in both directions.
 
     The files become artifacts of the run (a server accepts no other source). Their folder is named by their content,
     so that registering the same files again gives the same version. The alias moves only from the version `replaces`
@@ -73,17 +83,24 @@ def register(
     source = f"runs:/{run_id}/{path}"
     with _promotion(uri, f"register {name!r}"):
         client = open_client(uri)
-        if not client.search_registered_models(f"name = '{quotable(name)}'"):
-            client.create_registered_model(name)
+        models = client.search_registered_models(f"name = '{quotable(name)}'")
+        if not models:
+            client.create_registered_model(name, description=ABOUT)
+        elif not models[0].description:
+            client.update_registered_model(name, ABOUT)
+        model = client.get_logged_model(str(tags[MODEL])) if MODEL in tags else None
+        origin = "" if model is None else f"Its checkpoint: [{model.name}]({page_of_model(model)})."
         known = [v for v in client.search_model_versions(f"name = '{quotable(name)}'") if v.source == source]
         if not known:
             client.log_artifacts(run_id, str(folder), path)
             if (folder / "modules.json").is_file():
                 log_signature(client, run_id, path, folder)
             words = {name_of(key): text_of(value) for key, value in tags.items()}
-            card = card_of(folder)
+            card = card_of(folder, origin)
             known = [client.create_model_version(name, source, run_id=run_id, tags=words, description=card)]
         version = str(known[0].version)
+        if model is not None:
+            add_version(client, model, name, version)
         with _claimed(client, name, alias, version):
             _expect(uri, name, alias, replaces, version)
             client.set_registered_model_alias(name, alias, version)
@@ -91,17 +108,37 @@ def register(
         return version
 
 
-def card_of(folder: Path) -> str | None:
+def page_of_model(model: LoggedModel) -> str:
+    """The page of a checkpoint's model, as a link on any page of MLflow has it."""
+    return f"#/experiments/{model.experiment_id}/models/{model.model_id}"
+
+
+def checkpoint_model(uri: str, run_id: str) -> str | None:
+    """MLflow's id of the model of a trial's best checkpoint. None if there is none, as on servers before MLflow 3."""
+    from mlflow.exceptions import MlflowException
+
+    with _promotion(uri, f"look up the run {run_id}"), contextlib.suppress(MlflowException):
+        client = open_client(uri)
+        found = model_of_run(client, client.get_run(run_id).info.experiment_id, run_id)
+        return None if found is None else str(found.model_id)
+    return None
+
+
+def card_of(folder: Path, origin: str = "") -> str | None:
     """The folder's model card without its header of YAML; None where there is none.
 
-    Where it is longer than MLflow takes, whole sections are left out and named.
+    The `origin` stands before its first section. A card that is longer than MLflow takes loses whole sections, and
+    names them.
     """
     card = folder / "README.md"
     if not card.is_file():
         return None
     text = card.read_text(encoding="utf-8")
     _, mark, rest = text.removeprefix("---").partition("\n---\n")
-    return whole_sections((rest if text.startswith("---") and mark else text).strip(), CARD_CHARACTERS)
+    body = (rest if text.startswith("---") and mark else text).strip()
+    beginning, mark, sections = body.partition("\n## ")
+    body = f"{beginning.rstrip()}\n\n{origin}\n{mark}{sections}".strip() if origin else body
+    return whole_sections(body, CARD_CHARACTERS)
 
 
 def whole_sections(card: str, limit: int) -> str:
