@@ -1,4 +1,4 @@
-# make sweep | test | test-fast | chaos | long | lint | docs | bench     each makes the environment that it needs
+# make sweep | test | test-fast | chaos | long | pages | lint | docs | bench     each makes the environment that it needs
 # make table TABLE=mao_terms                             a table of a paper on real text, and its page in docs/tables
 #   PYTHON=python3.12   another interpreter for .venv (3.11 or newer)
 #   TORCH_INDEX=URL     another index for torch, such as a CUDA build's
@@ -12,7 +12,7 @@ export TOKENIZERS_PARALLELISM := false
 # Every test and sweep starts dozens of Pythons: what one has compiled, the others read.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: sweep test test-fast chaos long lint style types layers prose site docs bench table requirements format clean
+.PHONY: sweep test test-fast chaos long pages lint style types layers prose site docs bench table requirements format clean
 
 # Without Debian's python3-venv there is no pip to make one with: its wheel comes from the package index, checked.
 define GET_PIP
@@ -79,6 +79,14 @@ chaos: $(DEVELOPED)
 # What `make test` leaves out for its time: jobs, nodes that come and go, object stores, worker groups that are killed or leak.
 long: $(DEVELOPED)
 	@$(BIN)/python -m pytest -m long
+
+# The tests of pages, in Chromium, which `make test` skips where there is none.
+SHOTS := build/screenshots
+pages: $(DEVELOPED)
+	@command -v chromium || command -v chromium-browser || \
+	  { echo "there is no Chromium; on Debian: apt-get install chromium"; exit 2; }
+	@rm -rf $(SHOTS)
+	@BABELTUNE_SCREENSHOTS=$(SHOTS) $(BIN)/python -m pytest -m needs_chromium && echo "screenshots: $(SHOTS)"
 
 # Two checks at a time, the longest first.
 lint: $(DEVELOPED)

@@ -2,7 +2,9 @@
 
 import re
 import shlex
+import shutil
 import statistics
+import subprocess
 from pathlib import Path
 
 import click
@@ -87,6 +89,14 @@ def test_a_make_target_that_is_named_exists():
     assert {"sweep", "test"} <= named
     for target in named:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"make {target}"
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
+def test_make_pages_fails_where_there_is_no_chromium(tmp_path):
+    command = [shutil.which("make"), "--old-file=.venv/.installed.dev", "pages"]  # the environment counts as made
+    ended = subprocess.run(command, cwd=ROOT, env={"PATH": str(tmp_path)}, capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert ended.stdout == "there is no Chromium; on Debian: apt-get install chromium\n"
 
 
 def test_the_overlay_that_is_shown_makes_a_sweep(tmp_path):

@@ -1,23 +1,25 @@
 """MLflow's pages of a sweep as a person sees them: Debian's Chromium opens what `babeltune ui` links to."""
 
+import json
 import os
 import signal
 import subprocess
+from contextlib import contextmanager
 
 import pytest
 
 from babeltune.errors import SweepError
 from babeltune.schema.records import Objective, Point
+from babeltune.sweep.state.leaderboard import winner
 from babeltune.tracking import registry
 from babeltune.tracking.checkpoint_models import CheckpointModel
-from babeltune.tracking.mlflow_client import serve_command
+from babeltune.tracking.mlflow_client import open_client, serve_command
 from babeltune.tracking.tracker import Tracker
 from babeltune.tracking.view import trials_page
 from ports import free_port
 from screens import kept, page_of
 from waiting import PATIENCE_S, wait_for_server
 
-pytestmark = pytest.mark.needs_chromium
 AIM = Objective(metric="dev/everyday/accuracy", goal="maximize")
 TRIALS = [
     (0.8, "finished", "FINISHED"),
@@ -71,13 +73,14 @@ def logged(tmp_path_factory):
     (model / "README.md").write_text(CARD)
     (model / "modules.json").write_text("[]")
     tags = {"babeltune.sweep": "quick-1a2b", "babeltune.trial": "t0001"}
+    tags[registry.MODEL] = registry.checkpoint_model(store, tracker.run_id(1))
     registry.register(store, "quick", model, tracker.run_id(1), "champion", tags, replaces=None)
     return store, folder, [tracker.run_id(number) for number in range(4)]
 
 
-@pytest.fixture(scope="module")
-def server(logged):
-    store, folder, _ = logged
+@contextmanager
+def served(store, folder):
+    """The address of an MLflow server on the store."""
     port = free_port()
     command, environment = serve_command(store, folder / "artifacts", port)
     with (folder / "server.log").open("wb") as log:
@@ -90,6 +93,12 @@ def server(logged):
         process.wait()
 
 
+@pytest.fixture(scope="module")
+def server(logged):
+    with served(*logged[:2]) as address:
+        yield address
+
+
 @pytest.fixture
 def page(browser):
     with page_of(browser) as shown:
@@ -100,6 +109,7 @@ def link(logged, server):
     return server + trials_page(logged[0], "quick", "quick-1a2b", AIM, ("method", "training.learning_rate"))
 
 
+@pytest.mark.needs_chromium
 def test_the_link_shows_the_winner_first_with_state_objective_and_settings(logged, server, page):
     page.goto(link(logged, server))
     page.get_by_role("link", name="t0001").wait_for()
@@ -112,6 +122,7 @@ def test_the_link_shows_the_winner_first_with_state_objective_and_settings(logge
     assert "training.learning_rate" in page.content()
 
 
+@pytest.mark.needs_chromium
 def test_charts_begin_with_the_objective(logged, server, page):
     page.goto(f"{link(logged, server)}&compareRunsMode=CHART")
     sections = page.get_by_test_id("experiment-view-compare-runs-section-header")
@@ -122,6 +133,7 @@ def test_charts_begin_with_the_objective(logged, server, page):
     assert [text.split()[0] for text in sections.all_inner_texts()][:3] == ["best", "dev/everyday", "train"]
 
 
+@pytest.mark.needs_chromium
 def test_the_sweeps_run_expands_to_its_trials(server, page):
     page.goto(f"{server}/#/experiments/1/runs?workflowType=machine_learning")
     page.get_by_role("link", name="quick-1a2b").wait_for()
@@ -131,6 +143,7 @@ def test_the_sweeps_run_expands_to_its_trials(server, page):
     kept(page, "expanded")
 
 
+@pytest.mark.needs_chromium
 def test_two_trials_are_chosen_and_compared(logged, server, page):
     page.goto(link(logged, server))
     page.get_by_role("link", name="t0001").wait_for()
@@ -144,6 +157,7 @@ def test_two_trials_are_chosen_and_compared(logged, server, page):
     assert [word for word in ("t0000", "best/objective", "training.learning_rate") if word not in text] == []
 
 
+@pytest.mark.needs_chromium
 def test_the_page_of_a_checkpoint_shows_scores_by_data_set_and_where_the_weights_are(logged, server, page):
     page.goto(f"{server}/#/experiments/1/runs/{logged[2][1]}?workflowType=machine_learning")
     page.get_by_text("Logged models (1)").wait_for()
@@ -151,19 +165,45 @@ def test_the_page_of_a_checkpoint_shows_scores_by_data_set_and_where_the_weights
     page.goto(f"{server}/#{place.rpartition('#')[2]}")
     page.get_by_text("Its weights:").wait_for()
     page.get_by_text("dev/everyday (#aaaa").first.wait_for()
+    page.locator("a[href*='/models/quick/versions/1']").first.wait_for()
     kept(page, "checkpoint")
     text = page.inner_text("body")
     wanted = ("sweeps/quick-1a2b/trials/t0001/checkpoints/000003", "best/objective", "training.learning_rate", "Ready")
     assert [word for word in wanted if word not in text] == []
 
 
-def test_a_run_shows_its_state_and_the_sweep_its_description(logged, server, page):
-    page.goto(f"{server}/#/experiments/1/runs/{logged[2][1]}?workflowType=machine_learning")
-    page.get_by_text("objective").first.wait_for()
-    kept(page, "trial")
-    assert "training.learning_rate" in page.inner_text("body")
+@pytest.mark.needs_chromium
+def test_a_sweeps_runs_show_states_and_its_description_leads_to_the_winner(command, copied, tmp_path, page):
+    """A real sweep, through the link of `babeltune ui`."""
+    sweep, folder, cluster = copied
+    best, client, file = winner(folder).name, open_client(cluster.mlflow), tmp_path / "cluster.yaml"
+    experiment = client.get_experiment_by_name(sweep.name).experiment_id
+    (parent,) = client.search_runs([experiment], "tags.`babeltune.role` = 'sweep'")
+    with served(cluster.mlflow, tmp_path) as address:
+        file.write_text(f"storage: {cluster.storage}\nmlflow: {address}\n", encoding="utf-8")
+        code, out, err = command("ui", folder.id, "--cluster", file, "--no-open", "--json")
+        assert code == 0, err
+        page.goto(json.loads(out)["url"])
+        page.get_by_role("link", name=best).wait_for()
+        page.get_by_text("failed", exact=True).first.wait_for()
+        kept(page, "sweep-runs")
+        cells = [text.strip() for text in page.get_by_role("gridcell").all_inner_texts()]
+        assert {state: cells.count(state) for state in ("finished", "failed")} == {"finished": 3, "failed": 1}
+        names = [name for name in page.get_by_role("link").all_inner_texts() if name.startswith("t0")]
+        assert names[0] == best
+        page.goto(f"{address}/#/experiments/{experiment}/runs/{parent.info.run_id}?workflowType=machine_learning")
+        page.get_by_text("is the best trial").first.wait_for()
+        kept(page, "sweep")
+        board = page.get_by_test_id("note-editor-preview-content").first
+        assert [row in board.inner_text() for row in ("t0000", "t0001", "untrained", "teacher")] == [True] * 4
+        assert board.get_by_role("link", name="report").count() == 1
+        page.goto(f"{address}/{board.get_by_role('link', name=best).first.get_attribute('href')}")
+        page.get_by_text("Its best report is number").first.wait_for()
+        kept(page, "trial")
+        assert "training.learning_rate" in page.inner_text("body")
 
 
+@pytest.mark.needs_chromium
 def test_the_registered_model_shows_its_card_and_where_it_comes_from(logged, server, page):
     page.goto(f"{server}/#/models/quick/versions/1")
     page.get_by_text("A model of four languages").first.wait_for()
@@ -171,6 +211,24 @@ def test_the_registered_model_shows_its_card_and_where_it_comes_from(logged, ser
     text = page.inner_text("body")
     assert "license: mit" not in text
     assert "babeltune.sweep" in text
+    page.get_by_role("link", name="quick-1a2b-t0001").first.wait_for()
+
+
+@pytest.mark.parametrize("goal", ["maximize", "minimize"])
+def test_the_view_has_one_sweep_by_its_objective_with_state_and_settings(logged, goal):
+    aim, varied = Objective(metric=AIM.metric, goal=goal), ("method", "training.learning_rate")
+    page = trials_page(logged[0], "quick", "quick-1a2b", aim, varied)
+    client = open_client(logged[0])
+    experiment = client.get_experiment_by_name("quick")
+    place = f"/#/experiments/{experiment.experiment_id}/runs"
+    assert page == f"{place}?workflowType=machine_learning&viewStateShareKey=quick-1a2b"
+    state = json.loads(experiment.tags["mlflow.sharedViewState.quick-1a2b"])
+    columns = ["tags.`state`", "metrics.`best/objective`", *(f"params.`{name}`" for name in varied)]
+    assert state["selectedColumns"] == state["columnOrder"] == columns
+    order = f"{state['orderByKey']} {'ASC' if state['orderByAsc'] else 'DESC'}"
+    runs = client.search_runs([experiment.experiment_id], state["searchFilter"], order_by=[order])
+    best_first = ["t0001", "t0000", "t0002"] if goal == "maximize" else ["t0002", "t0000", "t0001"]
+    assert [run.info.run_name for run in runs] == [*best_first, "t0003"], "the one without a score is last"
 
 
 def test_steps_are_pairs_and_the_run_says_so(logged):
