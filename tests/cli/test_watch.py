@@ -174,7 +174,7 @@ def test_focus_place_and_unfolded_parts_stay_when_the_page_changes(browser, runn
             add_trial(running, number, [0.1], "finished", temperature=0.1 + number)
             shown.locator("#leaderboard").get_by_text(f"t000{number}").first.wait_for(state="attached")
             shown.wait_for_function("id => document.activeElement.id === id", arg=link)
-            assert shown.evaluate("scrollY") == 300
+            assert 300 <= shown.evaluate("scrollY") < 400, "a row that comes in above moves what is read"
             assert summary.evaluate("each => each.parentElement.open")
         shown.locator("#news").get_by_text("trials that have ended: 3").wait_for(state="attached")
 
@@ -191,7 +191,7 @@ def test_axe_finds_no_violation_in_the_live_page(browser, running, scheme):
             add_trial(running, 0, [0.2, 0.6], "finished", temperature=0.1)
             shown.get_by_role("heading", name="Leaderboard").wait_for()
             assert barriers(shown) == [], "the report that grows"
-        shown.get_by_text("this page no longer changes").wait_for()
+        shown.locator("#live").get_by_text("this page no longer changes").wait_for()
         assert barriers(shown) == [], "frozen"
 
 
