@@ -1,6 +1,9 @@
 """`babeltune init` as people and programs meet it."""
 
+import csv
 import json
+import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -73,3 +76,30 @@ def test_a_full_sweep_file_is_written_from_another_folder(tmp_path):
     done = subprocess.run([*command, "init", "own.tsv"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert {path.name for path in tmp_path.iterdir()} == {"own.tsv", "my_sweep.yaml", "my_sweep_data"}
+
+
+@pytest.mark.long
+def test_two_messy_tables_are_a_trained_sweep_without_an_edit(tmp_path):
+    with BUNDLED.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))[:400]
+    french = [f"{row['fra']}\t{row['eng']}\n" for row in rows]
+    russian = [f"{i}\t{row['rus']}\t{row['eng']}\t{i % 2}\n" for i, row in enumerate(rows)]
+    (tmp_path / "clients.tsv").write_bytes("".join([*french, *french[:30], "\n"]).encode("cp1252", "replace"))
+    head = "Nr\tRussian text\tEnglish text\tok\n"
+    (tmp_path / "export.tsv").write_text("".join([head, *russian, "broken\n"]), encoding="utf-16")
+
+    def run(*arguments):
+        command = [sys.executable, "-m", "babeltune.cli", *arguments]
+        environment = {**os.environ, "BABELTUNE_HOME": str(tmp_path / "storage")}
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    plan, submit = json.loads(run("init", "clients.tsv", "export.tsv", "--json"))["next"]
+    run(*shlex.split(plan)[1:])
+    run(*shlex.split(submit)[1:], "--set", "budget.trials=2")
+    found = json.loads(run("status", "my_sweep", "--json"))
+    assert found["state"] == "finished"
+    trials = [row for row in found["leaderboard"] if row["name"].startswith("t0")]
+    assert len(trials) == 2
+    assert max(row["metrics"]["dev/mine/accuracy"] for row in trials if row["state"] == "finished") > 0.1

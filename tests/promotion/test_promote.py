@@ -13,6 +13,7 @@ from mlflow.exceptions import MlflowException
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 
+import babeltune as bt
 from babeltune.cli import app
 from babeltune.data.prepared import TextTask
 from babeltune.errors import CheckpointError, PromotionError, SpecError, SweepError, TeacherError, UnknownNameError
@@ -136,6 +137,15 @@ def test_promotion_takes_the_best_finished_trial(promoted):
     finished = [r.metrics["dev/everyday/accuracy"] for n in (0, 2, 3) for r in read_reports(folder.trial(n))]
     assert best.metrics["dev/everyday/accuracy"] == max(finished)
     assert decision.folder == str(out)
+
+
+def test_the_champion_is_loaded_by_its_name(promoted, monkeypatch):
+    folder, _, decision, out = promoted
+    monkeypatch.setenv("BABELTUNE_HOME", str(folder.path.parents[1]))
+    assert decision.registered.startswith("models:/searched@champion")
+    texts = ["Good morning.", "Bonjour.", "I drink a cup of coffee every morning."]
+    expected = SentenceTransformer(str(out), device="cpu").encode(texts)
+    assert bt.load("models:/searched@champion").encode(texts) == pytest.approx(expected, abs=1e-5)
 
 
 def test_the_exported_folder_gives_the_logged_metrics_in_sentence_transformers(promoted):
