@@ -28,10 +28,10 @@ from benchmarks.tables.compare import disagreements
 from benchmarks.tables.cpu import CpuSeconds
 from benchmarks.tables.definition import MEGABYTES, PAIRS, START, UNTRAINED, Claim, Column, Row, Table
 from benchmarks.tables.reasons import REASONS, reason_of
-from benchmarks.tables.record import run
+from benchmarks.tables.record import at_equal_rates, run
 from benchmarks.tables.sampling import Scored, sampling_error
 from benchmarks.tables.spread import spread_of
-from benchmarks.tables.sweeps import planned
+from benchmarks.tables.sweeps import Trained, planned
 from benchmarks.tables.verdict import Judged, judge
 
 ROOT = Path(__file__).parents[1]
@@ -396,3 +396,14 @@ def test_rows_of_clean_pairs_leave_out_the_back_translated_ones_and_no_other():
         left_out = [source.name for source in sweep.data.train if not source.train]
         made = [source.name for source in sweep.data.train if source.synthetic]
         assert left_out == ([] if row.name.endswith(", BT") else made)
+
+
+def test_dev_sets_must_show_that_a_row_is_so_many_times_above_another():
+    def trained(name, rate, searched):
+        given = {"objective": "dev/x/accuracy", "search": "a", "sweep": "b", "trials": (), "logged": {}}
+        return Trained(row=Row(name=name), rate=rate, searched=searched, **given)
+
+    rows = [trained("a", 2.0, {1.0: 0.3, 2.0: 0.5}), trained("b", 1.0, {1.0: 0.2, 2.0: None})]
+    claim = Claim(better="a", worse="b", metrics=("test/y/accuracy",), paper="", times=2.0)
+    assert at_equal_rates(claim, "test/y/accuracy", rows) == [pytest.approx(-0.1)]
+    assert at_equal_rates(claim, "test/y/spearman", rows) == [], "the dev sets have none of this kind"

@@ -132,9 +132,10 @@ def _claim(claim: Claim, metric: str, scores: Scores, sealed: SealedSets, from_s
 
 
 def at_equal_rates(claim: Claim, metric: str, rows: Sequence[Trained]) -> list[float]:
-    """How far the first row is above the second on dev, at each learning rate that both finished, if their own differ.
+    """How far the first row is above the second, or so many times it, on dev at each learning rate that both finished.
 
-    Empty for another kind of metric than the objective's, and for the untrained student.
+    Empty if their own learning rates are the same, for another kind of metric than the objective's, and for the
+    untrained student.
     """
     by_name = {row.row.name: row for row in rows}
     better, worse = by_name.get(claim.better), by_name.get(claim.worse)
@@ -143,7 +144,7 @@ def at_equal_rates(claim: Claim, metric: str, rows: Sequence[Trained]) -> list[f
     if better.objective.rpartition("/")[2] != metric.rpartition("/")[2]:
         return []
     both = [(better.searched[rate], worse.searched[rate]) for rate in better.searched]
-    return [_round(a - b) for a, b in both if a is not None and b is not None]
+    return [_round(a - claim.times * b) for a, b in both if a is not None and b is not None]
 
 
 def _facts(table: Table, rows: Sequence[Trained], starts: Sequence[str], sealed: SealedSets) -> Record:
