@@ -52,20 +52,22 @@ CARE = """\
 ## Read with care
 
 * Most rows have two learning rates, so the better one lies at an edge of what was searched.
-* Teacher labels of Park's tables have a temperature of .1, where the own pair has .95 or more. They are nearly hard. Rows
-  at .2 and .5 are shown, and no order is about them.
-* Orders by STS, topics, clusters, and by accuracy where xSIM is the objective, have no dev set of their kind. Such an order
-  is judged by the sealed sets alone, also at unequal learning rates.
+* Teacher labels of Park's tables have a temperature of .1, where the own pair has .95 or more. They are nearly hard.
+  Rows at .2 and .5 are shown, and no order is about them.
+* Orders by STS, topics, clusters, and by accuracy where xSIM is the objective, have no dev set of their kind. Such
+  an order is judged by the sealed sets alone, also at unequal learning rates.
 * An interval of xSIM takes the two rows as independent. It is wider than a paired one, so more orders are undecided.
 * Thresholds of .7 and more filter next to nothing in `tan_sigma`, so these rows are the same by construction.
 * In `chen_losses`, topics are at the floor: the largest class has 24 of 90 sentences. Its last order is against the
   start in the paper, which prints no row of masked language modelling alone.
-* In `tan_variants`, the figures cited for CO-Filter and for no distillation are those of the rows with back-translation.
-* In `park_labels` and `park_teachers`, figures are of English and French alone, or of average labels. Other languages of
-  the paper may have the reverse order.
+* In `tan_variants`, the figures cited for CO-Filter and for no distillation are those of the rows with
+  back-translation.
+* In `park_labels` and `park_teachers`, figures are of English and French alone, or of average labels. Other
+  languages of the paper may have the reverse order.
 * Figures of one printed setting stand beside others of ours, such as other batches or weights.
 * `which_method` compares a combined loss whose weights were tuned with methods at their defaults. ML-CTL had compute
-  for some 7 steps, and the Transformer with a margin for some 27. The speeds of static students differ by the machine's noise."""
+  for some 7 steps, and the Transformer with a margin for some 27. The speeds of static students differ by the
+  machine's noise."""
 FAILED = "## Where the order fails"
 
 
