@@ -177,7 +177,7 @@ def faults() -> str:
     found = json.loads((MEASURED / "faults.json").read_text(encoding="utf-8"))
     rows = [tuple(row) for row in found["rows"]]
     lead = (MEASURED / "faults.md").read_text(encoding="utf-8")
-    return f"{lead}\n{found['run']}\n\n{table(('fault', 'seconds', 'steps repeated', 'lost'), rows)}\n"
+    return f"{lead}\n{table(('fault', 'seconds', 'steps repeated', 'lost', 'commit'), rows)}\n"
 
 
 def benchmarks() -> str:

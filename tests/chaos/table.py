@@ -6,6 +6,8 @@ import json
 import os
 from pathlib import Path
 
+from benchmarks.__main__ import commit
+
 TABLE = "BABELTUNE_FAULT_TABLE"
 """Names the file that the table is also written to, as JSON."""
 COLUMNS = ("fault", "seconds to recover", "steps repeated", "lost")
@@ -24,6 +26,18 @@ def show(terminalreporter):
     lines = [f"| {' | '.join(row)} |" for row in (COLUMNS, ["---"] * len(COLUMNS), *sorted(rows))]
     terminalreporter.write_line("\n".join(["", *lines]))
     if TABLE in os.environ:
-        run = f"One run: {len(rows)} faults in {terminalreporter._session_start.elapsed().seconds:.0f} s."
-        text = json.dumps({"run": run, "rows": sorted(rows)}, ensure_ascii=False, indent=0)
-        Path(os.environ[TABLE]).write_text(text + "\n", encoding="utf-8")
+        write(Path(os.environ[TABLE]), rows, commit(), whole=is_whole(terminalreporter))
+
+
+def is_whole(terminalreporter):
+    """Whether all of `make chaos` ran and passed."""
+    config, stats = terminalreporter.config, terminalreporter.stats
+    return not (config.option.keyword or config.option.file_or_dir or stats.get("failed") or stats.get("error"))
+
+
+def write(path, rows, now, *, whole):
+    """Writes the table. Rows of a part of the faults take the place of earlier ones; each says its commit."""
+    kept = [] if whole or not path.exists() else json.loads(path.read_text(encoding="utf-8"))["rows"]
+    found = {row[0]: row for row in kept} | {row[0]: [*row, now] for row in rows}
+    text = json.dumps({"rows": sorted(found.values())}, ensure_ascii=False, indent=0)
+    path.write_text(text + "\n", encoding="utf-8")
