@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import yaml
 
 from babeltune.schema.paths import find_file
@@ -13,12 +16,21 @@ KOREAN, FRENCH, RUSSIAN = (f"test/sts_{language}/spearman" for language in ("kor
 WITH_ENGLISH, WITH_FRENCH, WITH_RUSSIAN, ALL = "en-xx", "en-xx, fr-xx", "en-xx, ru-xx", "all pairs"
 
 
+def joining(name: str, chosen: Callable[[dict[str, Any]], object]) -> Row:
+    """A row that also learns from the joined texts that are chosen."""
+    sources = yaml.safe_load(find_file(SWEEP).read_text(encoding="utf-8"))["data"]["train"]
+    places = [place for place, source in enumerate(sources) if source.get("format") == "pivot" and chosen(source)]
+    return Row(name=name, changes=tuple(f"data.train.{place}.train=true" for place in places))
+
+
 def with_pairs(name: str, *languages: str) -> Row:
     """A row that also learns from the joined pairs that have one of these languages."""
-    sources = yaml.safe_load(find_file(SWEEP).read_text(encoding="utf-8"))["data"]["train"]
-    joined = [place for place, source in enumerate(sources) if source.get("format") == "pivot"]
-    chosen = [place for place in joined if set(sources[place]["pairs"][0].split("-")) & set(languages)]
-    return Row(name=name, changes=tuple(f"data.train.{place}.train=true" for place in chosen))
+    return joining(name, lambda source: set(source["pairs"][0].split("-")) & set(languages))
+
+
+def from_texts(name: str, *texts: str) -> Row:
+    """A row that also learns from these joined texts."""
+    return joining(name, lambda source: source["name"] in texts)
 
 
 PARK_PAIRS = Table(
@@ -75,13 +87,6 @@ PARK_PAIRS = Table(
 )
 
 ALIKE_FRENCH, ALIKE_RUSSIAN = "en-xx, fr-xx, alike", "en-xx, ru-xx, alike"
-
-
-def from_texts(name: str, *texts: str) -> Row:
-    """A row that also learns from these joined texts."""
-    sources = yaml.safe_load(find_file(SWEEP).read_text(encoding="utf-8"))["data"]["train"]
-    places = [place for place, source in enumerate(sources) if source["name"] in texts]
-    return Row(name=name, changes=tuple(f"data.train.{place}.train=true" for place in places))
 
 
 PARK_PAIRS_ALIKE = Table(
