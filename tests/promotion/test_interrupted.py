@@ -18,6 +18,7 @@ from babeltune.promotion import promote as promotion
 from babeltune.promotion.promote import promote
 from babeltune.promotion.sealed_test_log import read_openings
 from babeltune.tracking.registry import champion_of
+from processes import command_line
 from waiting import PATIENCE_S, wait_until
 
 
@@ -87,7 +88,7 @@ def scorers(process):
     return [
         child
         for child in psutil.Process(process.pid).children()
-        if "babeltune.promotion.fresh_scorer" in child.cmdline()
+        if "babeltune.promotion.fresh_scorer" in command_line(child)
     ]
 
 

@@ -47,6 +47,7 @@ from babeltune.training.checkpoint import (
     stopped_folder,
     write_reports,
 )
+from processes import command_line
 from toy_trials import pool_of
 from waiting import PATIENCE_S, when
 
@@ -608,7 +609,7 @@ def test_two_groups_of_two_train_the_same_weights_although_a_worker_of_one_is_ki
                     running.remove(name)
             if all(made == [1] for made in reports.values()):
                 children = psutil.Process().children(recursive=True)
-                ranks = [p for p in children if p.cmdline()[:1] == ["ray::RayTrainWorker"]]
+                ranks = [p for p in children if command_line(p)[:1] == ["ray::RayTrainWorker"]]
                 assert len(ranks) == 4
                 ranks[1].kill()
     assert reports == {name: [1, 2, 3, 4] for name in names}

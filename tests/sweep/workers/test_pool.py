@@ -1,4 +1,3 @@
-import contextlib
 import json
 import os
 import re
@@ -16,6 +15,7 @@ from babeltune.sweep.workers import process_state as process_states
 from babeltune.sweep.workers.nodes import nodes_there, worker_groups_that_fit
 from babeltune.sweep.workers.pool import WorkerPool
 from babeltune.sweep.workers.ray_train import ENVIRONMENT
+from processes import command_line
 from toy_trials import follow, groups_held, pool_of, toy, wait_until_free
 from waiting import wait_until
 
@@ -69,8 +69,7 @@ def processes(title="RayTrainWorker"):
     """The ids of Ray's processes with this word in their title."""
     found = set()
     for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):  # it has just ended
-            found |= {process.pid} if title in " ".join(process.cmdline()[:1]) else set()
+        found |= {process.pid} if title in " ".join(command_line(process)[:1]) else set()
     return found
 
 
