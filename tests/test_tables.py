@@ -31,7 +31,7 @@ from benchmarks.tables.reasons import REASONS, reason_of
 from benchmarks.tables.record import at_equal_rates, run
 from benchmarks.tables.sampling import Scored, sampling_error
 from benchmarks.tables.spread import spread_of
-from benchmarks.tables.sweeps import Trained, planned
+from benchmarks.tables.sweeps import Trained, next_rate, planned
 from benchmarks.tables.verdict import Judged, judge
 
 ROOT = Path(__file__).parents[1]
@@ -400,10 +400,24 @@ def test_rows_of_clean_pairs_leave_out_the_back_translated_ones_and_no_other():
 
 def test_dev_sets_must_show_that_a_row_is_so_many_times_above_another():
     def trained(name, rate, searched):
-        given = {"objective": "dev/x/accuracy", "search": "a", "sweep": "b", "trials": (), "logged": {}}
+        given = {"objective": "dev/x/accuracy", "searches": ("a",), "sweep": "b", "trials": (), "logged": {}}
         return Trained(row=Row(name=name), rate=rate, searched=searched, **given)
 
     rows = [trained("a", 2.0, {1.0: 0.3, 2.0: 0.5}), trained("b", 1.0, {1.0: 0.2, 2.0: None})]
     claim = Claim(better="a", worse="b", metrics=("test/y/accuracy",), paper="", times=2.0)
     assert at_equal_rates(claim, "test/y/accuracy", rows) == [pytest.approx(-0.1)]
     assert at_equal_rates(claim, "test/y/spearman", rows) == [], "the dev sets have none of this kind"
+
+
+@pytest.mark.parametrize(
+    ("searched", "sign", "following"),
+    [
+        ({1e-4: 0.1, 3e-4: 0.3, 1e-3: 0.2}, 1, []),
+        ({1e-4: 0.1, 3e-4: 0.2, 1e-3: 0.3}, 1, [3e-3]),
+        ({1e-4: 0.1, 3e-4: 0.2, 1e-3: 0.3}, -1, [3e-5]),
+        ({1e-4: None, 3e-4: 0.2, 1e-3: 0.1}, 1, []),
+        ({1e-3: 0.1}, 1, []),
+    ],
+)
+def test_the_search_goes_on_beyond_an_edge(searched, sign, following):
+    assert next_rate(searched, sign) == pytest.approx(following)

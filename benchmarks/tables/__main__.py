@@ -27,7 +27,6 @@ from benchmarks.tables.mao_terms import MAO_TERMS
 from benchmarks.tables.margins import MARGINS_TABLE
 from benchmarks.tables.page import ROOT, read_records, write
 from benchmarks.tables.park_gather import PARK_GATHER
-from benchmarks.tables.park_hardness import PARK_HARDNESS
 from benchmarks.tables.park_labels import PARK_LABELS
 from benchmarks.tables.park_one_pair import PARK_ONE_PAIR
 from benchmarks.tables.park_pairs import PARK_PAIRS, PARK_PAIRS_ALIKE
@@ -53,7 +52,6 @@ TABLES = {
         MAO_TERMS,
         MARGINS_TABLE,
         PARK_GATHER,
-        PARK_HARDNESS,
         PARK_LABELS,
         PARK_ONE_PAIR,
         PARK_PAIRS,

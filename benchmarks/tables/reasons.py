@@ -63,12 +63,6 @@ REASONS = (
         suspected="MSE learns at ten times the rate, and leaves a start whose STS is better.",
     ),
     Reason(
-        table="park_teachers",
-        rows=("aligned student, English", "fresh student, English"),
-        suspected="The English teacher's labels are harder at the same temperature: it is their hardness that counts.",
-        experiment="park_hardness",
-    ),
-    Reason(
         table="park_pairs",
         rows=("all pairs",),
         suspected="Each row sees equally many pairs, so this one sees fewer with English. Tatoeba has pairs with "

@@ -132,7 +132,8 @@ def _claim(claim: Claim, metric: str, scores: Scores, sealed: SealedSets, from_s
 
 
 def at_equal_rates(claim: Claim, metric: str, rows: Sequence[Trained]) -> list[float]:
-    """How far the first row is above the second, or so many times it, on dev at each learning rate that both finished.
+    """How far the first row is above the second, or so many times it, on dev: both at the rate of the one, and both at
+    that of the other, where both finished.
 
     Empty if their own learning rates are the same, for another kind of metric than the objective's, and for the
     untrained student.
@@ -143,7 +144,7 @@ def at_equal_rates(claim: Claim, metric: str, rows: Sequence[Trained]) -> list[f
         return []
     if better.objective.rpartition("/")[2] != metric.rpartition("/")[2]:
         return []
-    both = [(better.searched[rate], worse.searched[rate]) for rate in better.searched]
+    both = [(better.searched.get(rate), worse.searched.get(rate)) for rate in (better.rate, worse.rate)]
     return [_round(a - claim.times * b) for a, b in both if a is not None and b is not None]
 
 
@@ -151,7 +152,7 @@ def _facts(table: Table, rows: Sequence[Trained], starts: Sequence[str], sealed:
     """What the figures depend on: sweeps, text, code, packages."""
     sweep, facts = sealed.first.sweep, environment_facts()
     return {
-        "sweeps": [*starts, *dict.fromkeys(id_ for row in rows for id_ in (row.search, row.sweep))],
+        "sweeps": [*starts, *dict.fromkeys(id_ for row in rows for id_ in (*row.searches, row.sweep))],
         "seeds": list(table.seeds),
         "objective": sweep.objectives[0].metric,
         "pairs": sweep.training.pairs,

@@ -29,6 +29,8 @@ from benchmarks.tables.definition import PAIRS, SEARCH_SEED, Row, Table
 RATE = "training.learning_rate"
 MADE = "BABELTUNE_MADE"
 """The variable by which sweep files name a table's own text."""
+FURTHER = 2
+"""Times that the search goes on beyond an edge."""
 Points = list[dict[str, Scalar]]
 
 
@@ -43,8 +45,8 @@ class Trained:
     """The dev metric of the search."""
     searched: dict[float, float | None]
     """Learning rate -> the objective on dev; None for a trial that failed."""
-    search: str
-    """The id of the sweep of its learning rates."""
+    searches: tuple[str, ...]
+    """The ids of the sweeps of its learning rates."""
     sweep: str
     """The id of the sweep of its seeds."""
     trials: tuple[str, ...]
@@ -79,9 +81,27 @@ def assignments(table: Table, group: int, rows: Sequence[Row], points: Points, k
     ]
 
 
-def search_points(table: Table, rows: Sequence[Row]) -> Points:
-    """Each row with each learning rate."""
-    return [{**row.settings, RATE: rate, "seed": SEARCH_SEED} for row in rows for rate in table.rates]
+def search_points(rows: Sequence[Row], rates: Mapping[str, Sequence[float]]) -> Points:
+    """Each row with each of its learning rates."""
+    return [{**row.settings, RATE: rate, "seed": SEARCH_SEED} for row in rows for rate in rates[row.name]]
+
+
+def next_rate(searched: Mapping[float, float | None], sign: int) -> list[float]:
+    """The rate beyond the best one, by the same factor, if the best is the least or the largest; else none.
+
+    `sign` is 1 if a larger score is better, and -1 otherwise.
+    """
+    tried = sorted(searched)
+    best = best_rate(searched, sign)
+    if len(tried) < 2 or tried[0] < best < tried[-1]:
+        return []
+    beside = tried[1] if best == tried[0] else tried[-2]
+    return [float(f"{best * best / beside:.1g}")]
+
+
+def best_rate(searched: Mapping[float, float | None], sign: int) -> float:
+    """The rate whose score is best."""
+    return max((sign * score, rate) for rate, score in searched.items() if score is not None)[1]
 
 
 def seed_points(table: Table, rows: Sequence[Row], rates: Mapping[str, float]) -> Points:
@@ -94,7 +114,8 @@ def planned(table: Table) -> list[tuple[str, list[str]]]:
     found = []
     for group, rows in enumerate(table.groups()):
         first = {row.name: table.rates[0] for row in rows}
-        for kind, points in (("rates", search_points(table, rows)), ("seeds", seed_points(table, rows, first))):
+        rates = {row.name: table.rates for row in rows}
+        for kind, points in (("rates", search_points(rows, rates)), ("seeds", seed_points(table, rows, first))):
             found.append((table.sweep, assignments(table, group, rows, points, kind)))
     return found
 
@@ -138,13 +159,9 @@ def train_rows(table: Table, cluster: str | None) -> list[Trained]:
     found: dict[str, Trained] = {}
     for group, rows in enumerate(table.groups()):
         objective = sweep_of(table, cluster).objectives[0]
-        points = search_points(table, rows)
-        search, searched = _submitted(table, assignments(table, group, rows, points, "rates"), cluster)
-        scores = {row.name: _scores(searched, row, table.rates, objective.metric) for row in rows}
         sign = 1 if objective.goal == "maximize" else -1
-        rates = {
-            name: max((sign * v, rate) for rate, v in by.items() if v is not None)[1] for name, by in scores.items()
-        }
+        scores, searches = _search(table, group, rows, objective.metric, sign, cluster)
+        rates = {name: best_rate(searched, sign) for name, searched in scores.items()}
         points = seed_points(table, rows, rates)
         sweep, seeds = _submitted(table, assignments(table, group, rows, points, "seeds"), cluster)
         for row in rows:
@@ -158,12 +175,35 @@ def train_rows(table: Table, cluster: str | None) -> list[Trained]:
                 rate=rates[row.name],
                 objective=objective.metric,
                 searched=scores[row.name],
-                search=search,
+                searches=tuple(searches),
                 sweep=sweep,
                 trials=tuple(own),
                 logged=_logged(table, place / sweep, own),
             )
     return [found[row.name] for row in table.rows]
+
+
+def _search(
+    table: Table, group: int, rows: Sequence[Row], metric: str, sign: int, cluster: str | None
+) -> tuple[dict[str, dict[float, float | None]], list[str]]:
+    """Row -> learning rate -> the objective, and the ids of the sweeps that found it.
+
+    A row whose best rate is at an edge is searched beyond it, `FURTHER` times at most.
+    """
+    found: dict[str, dict[float, float | None]] = {row.name: {} for row in rows}
+    left: dict[str, Sequence[float]] = {row.name: table.rates for row in rows}
+    searches: list[str] = []
+    for more in range(1 + FURTHER):
+        some = [row for row in rows if left[row.name]]
+        if not some:
+            break
+        kind = f"rates_{more}" if more else "rates"
+        sweep, runs = _submitted(table, assignments(table, group, some, search_points(some, left), kind), cluster)
+        searches.append(sweep)
+        for row in some:
+            found[row.name] |= _scores(runs, row, left[row.name], metric)
+            left[row.name] = next_rate(found[row.name], sign)
+    return found, searches
 
 
 def _submitted(table: Table, words: list[str], cluster: str | None) -> tuple[str, pd.DataFrame]:

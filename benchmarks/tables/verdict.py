@@ -31,7 +31,7 @@ class Judged:
     untrained: float | None
     """None if rows below it may still be ordered."""
     searched: tuple[float, ...] = ()
-    """The first row minus the second on dev, at each learning rate of the search, for rows whose own rates differ."""
+    """The first row minus the second on dev, at the learning rate of either, for rows whose rates differ."""
     kind: Literal["above", "level"] = "above"
     margin: float = 0.0
     smaller_is_better: bool = False
