@@ -89,6 +89,16 @@ def test_a_record_says_what_its_figures_depend_on(name):
     assert any(name.startswith("test/") for name in record["run"]["data"])
 
 
+@pytest.mark.parametrize(
+    "name", ["park_labels", "park_one_pair", "park_teachers", "park_pairs", "park_pairs_alike", "park_gather"]
+)
+def test_labels_at_the_matched_temperature_are_as_hard_as_those_of_e5(name):
+    rows = [row for row in RECORDS[name]["rows"] if not row["name"][-1].isdigit()]
+    own = [value for row in rows for value in row["logged"].get("train/label_own", ())]
+    assert own
+    assert all(0.08 < value < 0.1 for value in own)
+
+
 @pytest.mark.parametrize("name", RECORDS)
 def test_a_records_differences_are_those_of_its_rows(name):
     values = {row["name"]: row["values"] for row in RECORDS[name]["rows"]}
