@@ -188,9 +188,11 @@ class Laser3Co(Method):
         else:  # where S_i is empty there is nothing to push away
             rows = torch.where(counts > 0, log_sum - positive, 0 * positive)
         repeated = occurrences(batch.source_ids, ids if self.queue is None else names) > (self.queue is None)
+        offered = len(candidates) - (self.queue is None)
         diagnostics = {
             "negatives": counts.sum() / batch.total,
-            **negative_shares(repeated.sum(), batch.total, [counts], [len(candidates) - (self.queue is None)], gather),
+            "filtered_rows": torch.sum(counts < offered) / batch.total,
+            **negative_shares(repeated.sum(), batch.total, [counts], [offered], gather),
         }
         if self.queue is not None:
             # the mean over rows and entries of k_i . entry: the paper's average target similarity

@@ -145,6 +145,15 @@ def test_the_log_has_percentiles_of_a_batchs_average_similarities():
         assert found[f"target_similarity_p{share}"].item() == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
+def test_the_log_has_the_share_of_rows_for_which_an_entry_was_left_out():
+    k, entries = gaussian(20, DIM, 0), gaussian(6, DIM, 1)
+    config = Config(variant="co_filter", queue=6, sigma=0.4)
+    found = run(method_of(config, entries), gaussian(40, DIM, 2), batch_of(k))[0].diagnostics["filtered_rows"]
+    affected = [any(cos(a, b) >= config.sigma for b in entries) for a in k]
+    assert 0 < sum(affected) < len(k)
+    assert found.item() == pytest.approx(sum(affected) / len(k))
+
+
 def test_stage_one_is_torchs_cosine_loss():
     vectors, k = gaussian(8, DIM, 0), gaussian(4, DIM, 1)
     loss, _ = run(method_of(Config(variant="laser3", self_weight=0.0)), vectors, batch_of(k))
