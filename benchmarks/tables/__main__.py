@@ -30,6 +30,7 @@ from benchmarks.tables.park_gather import PARK_GATHER
 from benchmarks.tables.park_labels import PARK_LABELS
 from benchmarks.tables.park_one_pair import PARK_ONE_PAIR
 from benchmarks.tables.park_pairs import PARK_PAIRS, PARK_PAIRS_ALIKE
+from benchmarks.tables.park_reasons import PARK_LABELS_LONGER, PARK_MSE, PARK_TCM
 from benchmarks.tables.park_teachers import PARK_TEACHERS
 from benchmarks.tables.record import run
 from benchmarks.tables.sweeps import make_text, planned, read_planned
@@ -53,9 +54,12 @@ TABLES = {
         MARGINS_TABLE,
         PARK_GATHER,
         PARK_LABELS,
+        PARK_LABELS_LONGER,
+        PARK_MSE,
         PARK_ONE_PAIR,
         PARK_PAIRS,
         PARK_PAIRS_ALIKE,
+        PARK_TCM,
         PARK_TEACHERS,
         TAN_BT,
         TAN_SIGMA,
