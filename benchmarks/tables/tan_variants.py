@@ -14,6 +14,15 @@ LARGEST = 4096
 """Entries of the largest queue that the paper tried."""
 ACCURACY, SCORES = (f"extended by us to our languages and {scores}" for scores in ("accuracy", "scores"))
 TABLE_2 = "table 2, xSIM error, mean: 0.3 against 1.7"
+LANGUAGES = {
+    "hau": "Hausa",
+    "kin": "Kinyarwanda",
+    "swh": "Swahili",
+    "zul": "Zulu",
+    "khm": "Khmer",
+    "npi": "Nepali",
+    "pbt": "Pashto",
+}
 
 
 def level_queues(sizes: Iterable[int], metrics: tuple[str, ...]) -> Iterator[Claim]:
@@ -30,12 +39,14 @@ TAN_VARIANTS = Table(
     paper="Tan et al. 2023, tables 2, 6 and 7.",
     budget="one Transformer of 12 layers for each language, 40,000 to 750,000 pairs, batches of 32 and a queue of "
     "4,096, on A100. The scores are xSIM errors on FLORES devtest.",
-    ours="One static student for Hausa, Kinyarwanda, Swahili and Zulu goes on from a distilled one, for three "
-    "epochs. The teacher is all-MiniLM-L6-v2, which encodes the English side of every set. The scores are of the 510 "
-    "sentences of FLORES that SIB-200 has. *Untrained* is the distilled student.",
+    ours="One static student for Hausa, Kinyarwanda, Swahili, Zulu, Khmer, Nepali and Pashto goes on from a distilled "
+    "one, for three epochs. Its tokens began with the teacher's mean vectors. The teacher is all-MiniLM-L6-v2, which "
+    "encodes the English side of every set. There is no Yoruba, as no text to train on is at hand. The scores are of "
+    "the 510 sentences of FLORES that SIB-200 has: the mean over the seven languages, and the accuracy of each. "
+    "*Untrained* is the distilled student.",
     sweep="search_spaces/reproduce/tan_variants.yaml",
-    before=("search_spaces/reproduce/tan_start.yaml",),
-    start="models:/tan_start@champion",
+    before=("search_spaces/reproduce/tan_variants_start.yaml",),
+    start="models:/tan_variants_start@champion",
     from_scratch=False,
     rows=(
         Row(name="LASER3", settings={"variant": "laser3"}),
@@ -47,7 +58,11 @@ TAN_VARIANTS = Table(
         Row(name="CO-Filter", settings={"variant": "co_filter"}),
         Row(name="InBatch", settings={"variant": "in_batch"}),
     ),
-    columns=(Column(metric=XSIM, title="xSIM error"), Column(metric=FOUND, title="accuracy")),
+    columns=(
+        Column(metric=XSIM, title="xSIM error"),
+        Column(metric=FOUND, title="accuracy"),
+        *(Column(metric=f"test/flores/{code}-eng/accuracy", title=name) for code, name in LANGUAGES.items()),
+    ),
     claims=(
         Claim(better="CO", worse="LASER3", metrics=BOTH, paper=f"{TABLE_2}; {ACCURACY}"),
         Claim(better="CO-Filter", worse="LASER3", metrics=BOTH, paper=f"{TABLE_2}; {ACCURACY}"),
@@ -61,5 +76,5 @@ TAN_VARIANTS = Table(
         Claim(better="CO", worse="InBatch", metrics=BOTH, paper=f"table 7, BLEU, mean: 8.88 against 8.48; {SCORES}"),
         *level_queues(QUEUES, BOTH),
     ),
-    rates=(1e-4, 1e-3),
+    rates=(1e-4, 3e-4, 1e-3),
 )
