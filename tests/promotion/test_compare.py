@@ -54,13 +54,16 @@ def test_outcomes_are_those_of_the_metrics():
         TextTask(name="x", kind="transfer", subset="b", left=right, labels=tuple("ab" * 10), fit=learnt),
     ]
     items = outcomes(tasks, Lookup(np.arange(len(vectors)), vectors), "test")
-    assert set(items) == {"test/t/a-b/accuracy", "test/s/a/spearman", "test/x/b/accuracy"}
+    assert set(items) == {"test/t/a-b/accuracy", "test/t/a-b/xsim_error", "test/s/a/spearman", "test/x/b/accuracy"}
     scores = evaluate(tasks, lambda ids: vectors[ids], "test")
     assert np.mean(items["test/x/b/accuracy"]["right"]) == scores["test/x/b/accuracy"]
     assert 0 < scores["test/x/b/accuracy"] < 1
     sides = items["test/t/a-b/accuracy"]
     assert (np.mean(sides["forward"]), np.mean(sides["backward"])) == bitext_accuracy(vectors[:20], vectors[20:])
     assert 0 < np.mean(sides["forward"]) < 1
+    errors = items["test/t/a-b/xsim_error"]
+    assert 0 < np.mean(errors["forward"]) == scores["test/t/a-b/xsim_error_forward"] < 1
+    assert np.mean([*errors["forward"], *errors["backward"]]) == pytest.approx(scores["test/t/a-b/xsim_error"])
     assert items["test/s/a/spearman"]["cosine"] == list(paired_cosine(vectors[:20], torch.tensor(vectors[20:])))
 
 

@@ -16,7 +16,7 @@ from babeltune.evaluation import knn
 from babeltune.evaluation.knn import Matches, Neighbours, Side
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+    from jaxtyping import Bool, Float, Int
 
     from babeltune.evaluation.knn import Vectors
 
@@ -56,11 +56,17 @@ def xsim(matches: Matches, texts: Sequence[int] | None = None, margin: Margin = 
     without, only the row itself does (`--index-comparison`). The right side may go on after the translations, with
     sentences that are none: changed ones make it xSIM++ (Chen et al. 2023, section 3).
     """
-    found = matches.forward
+    return _or_nan(matches.forward, xsim_errors(matches, texts, margin).double().mean())
+
+
+def xsim_errors(
+    matches: Matches, texts: Sequence[int] | None = None, margin: Margin = "ratio"
+) -> Bool[Tensor, "queries"]:
+    """True for each left sentence that `xsim` counts as an error."""
     best, _ = best_scored(matches, margin)
     ids = torch.arange(len(matches.backward.index)) if texts is None else torch.from_numpy(np.array(texts, np.int64))
     ids = ids.to(best.device)
-    return _or_nan(found, (ids[best] != ids[: len(best)]).double().mean())
+    return ids[best] != ids[: len(best)]
 
 
 def best_scored(matches: Matches, margin: Margin) -> tuple[Int[Tensor, "queries"], Float[Tensor, "queries"]]:

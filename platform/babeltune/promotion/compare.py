@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from babeltune.evaluation.evaluate import Lookup
+    from babeltune.evaluation.knn import Matches
     from babeltune.promotion.statistics import Statistic
     from babeltune.schema.records import Promotion
 
@@ -40,9 +41,10 @@ Said = Literal["better", "worse", "undecided", "equal"]
 """What may be said of the challenger. `equal`: no item differs. `undecided`: the difference may be chance."""
 Outcomes = dict[str, dict[str, list[float]]]
 """Cell -> `forward` and `backward`, 1 where the sentence was found, `right`, 1 where its label was, or `cosine` of
-every pair."""
+every pair. An xSIM error's cell is 1 where the sentence was not found; nothing is decided by it."""
 METRICS = {"bitext": "accuracy", "sts": "spearman", "transfer": "accuracy"}
 """What is compared item by item, by kind of task. Others have no score of a single item."""
+XSIM = "xsim_error"
 
 STEPS = {"bitext": (0.5, 1.0), "transfer": (1.0,)}
 """The differences that two models can have on a sentence: in one or both of a bitext's directions; in the label."""
@@ -57,9 +59,10 @@ def outcomes(tasks: Sequence[IdTask], lookup: Lookup, prefix: str) -> Outcomes:
         left, right = lookup.rows(task.left), lookup.right(task).rows(task.right[: len(task.left)])
         name = cell_name(task, prefix)
         if task.kind == "bitext":
-            matches, own = bitext.match(left, right, k=1), np.arange(len(left))
+            matches, own = bitext.match(left, right, task.k), np.arange(len(left))
             sides = {"forward": matches.forward, "backward": matches.backward}
             found[name] = {side: (best.index[:, 0].cpu().numpy() == own).tolist() for side, best in sides.items()}
+            found[cell_name(task, prefix, XSIM)] = _xsim_errors(task, matches)
         elif task.kind == "transfer":
             head = lookup.head(task.fit or task)  # none where no metric is a number either
             labels = head(left) if head is not None else [""] * len(left)
@@ -69,9 +72,18 @@ def outcomes(tasks: Sequence[IdTask], lookup: Lookup, prefix: str) -> Outcomes:
     return found
 
 
-def cell_name(task: IdTask | TextTask, prefix: str) -> str:
-    """The metric that a cell is a difference of."""
-    return f"{prefix}/{task.name}/{task.subset}/{METRICS[task.kind]}"
+def _xsim_errors(task: IdTask, matches: Matches) -> dict[str, list[float]]:
+    in_text = task.compare == "text"
+    ways = {
+        "forward": (matches, task.right[: len(task.left)] if in_text else None),
+        "backward": (matches.turned(), task.left if in_text else None),
+    }
+    return {way: bitext.xsim_errors(found, texts, task.margin).tolist() for way, (found, texts) in ways.items()}
+
+
+def cell_name(task: IdTask | TextTask, prefix: str, metric: str | None = None) -> str:
+    """The metric that a cell is a difference of; the kind's own one if none is named."""
+    return f"{prefix}/{task.name}/{task.subset}/{metric or METRICS[task.kind]}"
 
 
 @dataclass(frozen=True, kw_only=True)
