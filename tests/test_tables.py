@@ -4,11 +4,13 @@ import gzip
 import json
 import math
 import random
+import re
 import statistics
 import subprocess
 import sys
+from collections import Counter
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +21,11 @@ from sklearn.metrics import adjusted_rand_score
 
 from babeltune.data.prepared import TextTask
 from babeltune.data.teacher import teacher_folder
+from babeltune.evaluation.evaluate import PARAMETERS, SPEED
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.schema.records import Teacher
 from benchmarks.tables import back_translation, page
-from benchmarks.tables.__main__ import TABLES, check, show_plan
+from benchmarks.tables.__main__ import TABLES, check, show_plan, take_words
 from benchmarks.tables.clusters import ari_of
 from benchmarks.tables.compare import disagreements
 from benchmarks.tables.cpu import CpuSeconds
@@ -32,7 +35,8 @@ from benchmarks.tables.record import at_equal_rates, run
 from benchmarks.tables.sampling import Scored, sampling_error
 from benchmarks.tables.spread import spread_of
 from benchmarks.tables.sweeps import Trained, next_rate, planned
-from benchmarks.tables.verdict import Judged, judge
+from benchmarks.tables.verdict import UNCHECKED, Judged, judge
+from benchmarks.tables.words import with_words
 
 ROOT = Path(__file__).parents[1]
 RECORDS = {record["name"]: record for record in page.read_records()}
@@ -79,8 +83,6 @@ def test_the_index_and_the_sites_contents_name_every_page():
 @pytest.mark.parametrize("name", RECORDS)
 def test_a_record_says_what_its_figures_depend_on(name):
     record, table = RECORDS[name], TABLES[name]
-    assert [row["name"] for row in record["rows"]] == [row.name for row in table.rows]
-    assert len(record["claims"]) == sum(len(claim.metrics) for claim in table.claims)
     for row in record["rows"]:
         assert all(len(values) == len(record["run"]["seeds"]) == len(table.seeds) for values in row["values"].values())
         assert {row["sweep"]} <= set(record["run"]["sweeps"])
@@ -100,6 +102,60 @@ def test_labels_at_the_matched_temperature_are_as_hard_as_those_of_e5(name):
 
 
 @pytest.mark.parametrize("name", RECORDS)
+def test_the_words_rows_columns_and_claims_of_a_record_are_its_definitions(name):
+    record, table = RECORDS[name], TABLES[name]
+    assert with_words(record, table) == record
+    claims = [(claim, metric) for claim in table.claims for metric in claim.metrics]
+    for kept, (claim, metric) in zip(record["claims"], claims, strict=True):
+        assert {key: kept[key] for key in ("better", "worse", "paper", "times", "kind", "margin")} == {
+            key: value for key, value in asdict(claim).items() if key != "metrics"
+        }
+        assert kept["metric"] == metric
+    assert [row["name"] for row in record["rows"]] == [row.name for row in table.rows]
+    for key in ("title", "paper", "budget", "ours", "logged"):
+        assert record[key] == getattr(table, key)
+
+
+def test_a_record_takes_the_words_of_its_definition_and_keeps_its_figures(tmp_path):
+    kept, table = RECORDS["mao_dims"], TABLES["mao_dims"]
+    page.write(kept, tmp_path)
+    first, *others = table.claims
+    column, *columns = table.columns
+    changed = replace(
+        table,
+        title="Another title",
+        columns=(replace(column, title="another column"), *columns),
+        claims=(replace(first, paper="another place"), *others[1:]),
+    )
+    written = take_words(changed, tmp_path).read_text(encoding="utf-8")
+    assert all(words in written for words in ("# Another title", "| another column |", "| another place |"))
+    (record,) = page.read_records(tmp_path)
+    assert (record["rows"], record["run"]) == (kept["rows"], kept["run"])
+    assert len(record["claims"]) == len(kept["claims"]) - 1
+    (one, *_), (before, *_) = record["claims"], kept["claims"]
+    assert {**one, "paper": before["paper"]} == before
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"rates": (1e-3,)}, "rows"),
+        ({"seeds": (0, 1)}, "seeds"),
+        ({"rows": TABLES["mao_dims"].rows[1:], "claims": ()}, "rows"),
+        ({"columns": TABLES["mao_dims"].columns[1:]}, "columns"),
+        ({"start_name": None, "claims": ()}, "a start"),
+        ({"claims": (replace(TABLES["mao_dims"].claims[0], margin=0.5),)}, "no order of start and 512 dimensions"),
+    ],
+)
+def test_a_record_takes_no_words_of_a_table_that_measures_anything_else(change, why, tmp_path):
+    page.write(RECORDS["mao_dims"], tmp_path)
+    kept = (tmp_path / page.RECORDS / "mao_dims.json").read_bytes()
+    with pytest.raises(SystemExit, match=f"run it again: {why}"):
+        take_words(replace(TABLES["mao_dims"], **change), tmp_path)
+    assert (tmp_path / page.RECORDS / "mao_dims.json").read_bytes() == kept
+
+
+@pytest.mark.parametrize("name", RECORDS)
 def test_a_records_differences_are_those_of_its_rows(name):
     values = {row["name"]: row["values"] for row in RECORDS[name]["rows"]}
     seeds = len(RECORDS[name]["run"]["seeds"])
@@ -114,7 +170,7 @@ def test_a_records_differences_are_those_of_its_rows(name):
 @pytest.mark.parametrize("name", RECORDS)
 def test_a_recorded_order_holds_only_if_both_intervals_exclude_zero(name):
     for claim in RECORDS[name]["claims"]:
-        said, differences = page.verdict(claim).said, np.array(claim["differences"])
+        said, differences = page.verdict(claim, RECORDS[name]).said, np.array(claim["differences"])
         sign = -1 if "error" in claim["metric"] else 1
         half = t.ppf(0.975, len(differences) - 1) * differences.std(ddof=1) / math.sqrt(len(differences))
         half = max(half, 1.96 * claim["sentence_error"])
@@ -123,9 +179,65 @@ def test_a_recorded_order_holds_only_if_both_intervals_exclude_zero(name):
             assert abs(differences.mean()) > half
 
 
+def speeds_of(**rows):
+    """A record of rows with these parameters and speeds by seed."""
+    logged = {name: {PARAMETERS: [parameters], SPEED: speeds} for name, (parameters, *speeds) in rows.items()}
+    return {"rows": [{"name": name, "logged": values} for name, values in logged.items()]}
+
+
+def test_rows_whose_speeds_differ_by_the_machines_noise_are_not_ordered():
+    static = {name: (9, speed, 60_000) for name, speed in (("one", 90_000), ("two", 60_000), ("three", 70_000))}
+    first, second = page._speeds(speeds_of(**static, slow=(7, 1_000, 1_100), slower=(6, 900)))
+    assert first == "Sentences a second: 900 to 1,100 (`slower`, `slow`), then 60,000 to 90,000 (3 rows)."
+    assert "a factor of 1.50" in second
+    apart, _ = page._speeds(speeds_of(fast=(9, 1_500), slow=(7, 1_000), slower=(6, 900)))
+    assert apart == "Sentences a second: 900 to 1,000 (`slower`, `slow`), then 1,500 (`fast`)."
+    assert page._speeds(RECORDS["mao_terms"]) == []
+
+
+def test_the_advice_of_a_record_orders_no_two_rows_of_one_architecture():
+    record = RECORDS["which_method"]
+    rows = {row["name"]: row["logged"][PARAMETERS][0] for row in record["rows"]}
+    said, _ = page._speeds(record)
+    for group in said.split(", then "):
+        named = [name for name in rows if f"`{name}`" in group]
+        assert not {rows[name] for name in named} & {rows[name] for name in rows.keys() - named}
+    assert any(f"({count} rows)" in said for count in Counter(rows.values()).values())
+
+
+def test_a_record_of_unpaired_xsim_errors_says_so():
+    record = RECORDS["tan_bt"]
+    for paired in (True, False):
+        written = page.page({**record, "run": {**record["run"], "paired": paired}})
+        assert (page.UNPAIRED in written) != paired
+    assert page.UNPAIRED not in page.page(RECORDS["mao_terms"])
+
+
+NOT_PRINTED = {
+    "chen_losses": ("N = 8", "N = 32", "N = 128"),
+    "li_depth": ("without dropout",),
+    "mao_dims": (),
+    "mao_shapes": (),
+    "mao_terms": ("beta 1", "beta 10", "beta 100"),
+    "tan_bt": (),
+    "tan_variants": (),
+}
+"""Table whose paper prints no order for our text -> the settings of rows that the paper does not print either."""
+
+
+@pytest.mark.parametrize("name", NOT_PRINTED)
+def test_a_claim_says_that_its_paper_prints_another_score_language_or_setting(name):
+    for claim in TABLES[name].claims:
+        _, _, extended = claim.paper.partition("extended by us to ")
+        assert extended
+        rows = f"{claim.better}; {claim.worse}".replace("no dropout", "without dropout")
+        for setting in NOT_PRINTED[name]:
+            assert bool(re.search(rf"{setting}\b", rows)) == bool(re.search(rf"{setting}\b", extended)), claim
+
+
 def test_each_order_of_a_paper_that_fails_has_a_suspected_reason():
     for record in RECORDS.values():
-        failed = [claim for claim in record["claims"] if page.verdict(claim).said == "fails"]
+        failed = [claim for claim in record["claims"] if page.verdict(claim, record).said == "fails"]
         for claim in failed if record["budget"] else ():
             assert reason_of(record["name"], claim["better"], claim["worse"])
 
@@ -192,7 +304,9 @@ FIGURES = Judged(better=0.8, worse=0.6, differences=(0.2, 0.21, 0.19), sentence_
         ({"searched": (0.1, 0.05)}, "holds", "above zero"),
         ({"searched": (0.1, -0.05)}, "undecided", "at equal rates"),
         ({"searched": (-0.1, -0.05), "smaller_is_better": True, "untrained": 0.9}, "undecided", "at equal rates"),
+        ({"unchecked": True}, "holds", "above zero; no dev set of this kind checks the unequal learning rates"),
         ({"kind": "level", "margin": 0.3}, "holds", "within 0.3"),
+        ({"kind": "level", "margin": 0.3, "unchecked": True}, "holds", "within 0.3 of zero; no dev set"),
         ({"kind": "level", "margin": 0.1}, "fails", "more than 0.1"),
         ({"kind": "level", "margin": 0.2}, "undecided", "0.2"),
     ],
@@ -201,6 +315,21 @@ def test_a_verdict_follows_from_seeds_and_sentences(change, said, why):
     found = judge(replace(FIGURES, **change))
     assert found.said == said
     assert why in found.why
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_verdict_says_if_no_dev_set_checks_unequal_learning_rates(name):
+    record = RECORDS[name]
+    rates = {row["name"]: row["learning_rate"] for row in record["rows"]}
+    objective = record["run"]["objective"].rpartition("/")[2]
+    written = page.page(record)
+    for claim in record["claims"]:
+        better, worse = (rates.get(claim[side]) for side in ("better", "worse"))
+        another_kind = claim["metric"].rpartition("/")[2] != objective
+        found = page.verdict(claim, record)
+        said = found.said != "undecided" and None not in (better, worse) and better != worse and another_kind
+        assert (UNCHECKED in found.why) == said, claim
+        assert f"| **{found.said}** | {found.why} |" in written
 
 
 def task(kind, rows, **more):
@@ -250,10 +379,34 @@ def test_the_index_of_resampled_clusters_is_scikit_learns_on_all_sentences():
     assert sampling_error("test/set/ari", tasks, good, [Scored({"test/set/ari": 0.1}, {})]) is None
 
 
-def test_an_error_without_sentences_has_that_of_two_shares():
+@pytest.mark.parametrize(
+    ("metric", "ways"),
+    [
+        ("xsim_error", ("forward", "backward")),
+        ("xsim_error_forward", ("forward",)),
+        ("accuracy_backward", ("backward",)),
+    ],
+)
+def test_the_sampling_error_of_an_xsim_error_is_that_of_paired_differences(metric, ways):
+    random = np.random.default_rng(3)
+    better = random.random((2, 400)) < 0.3  # direction, sentence
+    worse = better | (random.random((2, 400)) < 0.1)
+    kind = metric.removesuffix(f"_{ways[-1]}") if len(ways) == 1 else metric
+    rows = [
+        [Scored({}, {f"test/set/fra-eng/{kind}": {"forward": row[0].tolist(), "backward": row[1].tolist()}})]
+        for row in (better, worse)
+    ]
+    chosen = [("forward", "backward").index(way) for way in ways]
+    difference = better[chosen].mean(axis=0) - worse[chosen].mean(axis=0)
+    found = sampling_error(f"test/set/{metric}", [task("bitext", 400)], *rows)
+    assert found == pytest.approx(difference.std(ddof=1) / 20)
+    independent = math.hypot(*(row[chosen].mean(axis=0).std(ddof=1) / 20 for row in (better, worse)))
+    assert found < 0.7 * independent
+
+
+def test_the_sampling_error_of_scores_without_outcomes_is_not_known():
     rows = [[Scored({"test/set/xsim_error": value}, {})] for value in (0.5, 0.2)]
-    found = sampling_error("test/set/xsim_error", [task("bitext", 100)], *rows)
-    assert found == pytest.approx(math.sqrt((0.25 + 0.16) / 100))
+    assert sampling_error("test/set/xsim_error", [task("bitext", 100)], *rows) is None
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -339,7 +492,7 @@ def test_a_small_table_runs_and_becomes_a_page(
     (claim,) = record["claims"]
     soft, hard = (rows[name]["values"][METRIC] for name in ("soft", "hard"))
     assert claim["differences"] == pytest.approx([a - b for a, b in zip(soft, hard, strict=True)], abs=2e-6)
-    assert page.verdict(claim).said in written
+    assert page.verdict(claim, record).said in written
     opened = (tmp_path / "home" / "openings.jsonl").read_text().splitlines()
     assert len(opened) == 2 * 2 + 1
     again = run(table, place)

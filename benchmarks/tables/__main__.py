@@ -1,7 +1,8 @@
 """Runs one of the papers' tables and writes its page: `python -m benchmarks.tables mao_terms`.
 
 What is finished already is not run again. `--plan` runs nothing and prints what there would be to run.
-`--check` compares with the kept record and writes nothing. If the cluster file's storage is empty, the table is
+`--check` compares with the kept record and writes nothing. `--words` runs nothing and takes the definition's words
+into the kept record. If the cluster file's storage is empty, the table is
 trained from scratch.
 """
 
@@ -25,7 +26,7 @@ from benchmarks.tables.mao_shapes import MAO_SHAPES, MAO_SHAPES_LONGER
 from benchmarks.tables.mao_teacher import MAO_TEACHER
 from benchmarks.tables.mao_terms import MAO_TERMS
 from benchmarks.tables.margins import MARGINS_TABLE
-from benchmarks.tables.page import ROOT, read_records, write
+from benchmarks.tables.page import ROOT, Record, read_records, write
 from benchmarks.tables.park_gather import PARK_GATHER
 from benchmarks.tables.park_labels import PARK_LABELS
 from benchmarks.tables.park_one_pair import PARK_ONE_PAIR
@@ -38,6 +39,7 @@ from benchmarks.tables.tan_bt import TAN_BT
 from benchmarks.tables.tan_sigma import TAN_SIGMA
 from benchmarks.tables.tan_variants import TAN_VARIANTS
 from benchmarks.tables.which_method import WHICH_METHOD
+from benchmarks.tables.words import with_words
 
 TABLES = {
     table.name: table
@@ -93,11 +95,25 @@ def show_plan(table: Table, cluster: str | None) -> None:
     print(f"in all about {total:.0f} s of one worker, and {models} models scored on the sealed sets")
 
 
-def check(table: Table, cluster: str | None, root: Path = ROOT) -> None:
-    """Runs the table and ends with an error if it differs from the kept record by more than its seeds do."""
+def kept_record(table: Table, root: Path) -> Record:
+    """The table's record; ends with an error if it was never run."""
     kept = next((record for record in read_records(root) if record["name"] == table.name), None)
     if kept is None:
-        sys.exit(f"{table.name} has no record to compare with; run it without --check first")
+        sys.exit(f"{table.name} has no record; run it without --check and --words first")
+    return kept
+
+
+def take_words(table: Table, root: Path = ROOT) -> Path:
+    """Takes the definition's words into the record; ends with an error if more than words differ. The page."""
+    try:
+        return write(with_words(kept_record(table, root), table), root)
+    except ValueError as error:
+        sys.exit(str(error))
+
+
+def check(table: Table, cluster: str | None, root: Path = ROOT) -> None:
+    """Runs the table and ends with an error if it differs from the kept record by more than its seeds do."""
+    kept = kept_record(table, root)
     if found := disagreements(run(table, cluster), kept):
         sys.exit("\n".join(found))
     print(f"{table.name}: every score is within the kept record's seeds")
@@ -112,10 +128,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--cluster", metavar="FILE", help="where to run; this machine when left out")
     parser.add_argument("--plan", action="store_true", help="print what would run, and run nothing")
     parser.add_argument("--check", action="store_true", help="compare with the kept record, and write nothing")
+    parser.add_argument("--words", action="store_true", help="take changed words into the kept record, and run nothing")
     given = parser.parse_args(arguments)
     table = TABLES[given.table]
     if given.plan:
         show_plan(table, given.cluster)
+    elif given.words:
+        print(take_words(table))
     elif given.check:
         check(table, given.cluster)
     else:

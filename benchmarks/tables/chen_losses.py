@@ -13,6 +13,10 @@ VARIANTS = {
     "ml_ctl_cz": "CZ-NCE, words",
 }
 BATCHES = (8, 32, 128)
+CZ = "table 1: Tatoeba 41.751 against 41.148, XNLI 66.862 against 66.255"
+WORDS = "table 1: Tatoeba 43.389 against 41.751, XNLI 67.750 against 66.862"
+EXTENDED = "extended by us to FLORES, topics"
+"""The paper names no batch."""
 
 
 def row(variant: str, batch: int) -> str:
@@ -27,8 +31,9 @@ CHEN_LOSSES = Table(
     budget="not printed. The released code goes on from mBERT with 25 million pairs of the UN corpus in batches of 64.",
     ours="A Transformer of two layers of 128 goes on from one that was trained by masked language modelling, whose "
     "tokens began with those of a somewhat aligned static student. French and Russian with English. Topics are "
-    "SIB-200's, learnt in English and predicted in the two others, in place of XNLI. N is the batch. *Untrained* is "
-    "the encoder that it goes on from.",
+    "SIB-200's, learnt in English and predicted in all three languages, in place of XNLI. Who always names the largest "
+    "topic is right in 24 of 90 sentences, or .267. So topics are at the floor. N is the batch. *Untrained* is the "
+    "encoder that it goes on from.",
     sweep="search_spaces/reproduce/chen_losses.yaml",
     before=("search_spaces/reproduce/chen_tokens.yaml", "search_spaces/reproduce/chen_start.yaml"),
     start="models:/chen_start@champion",
@@ -56,13 +61,13 @@ CHEN_LOSSES = Table(
                     better=row("cz_snt", batch),
                     worse=row("info_snt", batch),
                     metrics=EVERY,
-                    paper="table 1: Tatoeba 41.751 against 41.148, XNLI 66.862 against 66.255",
+                    paper=f"{CZ}; {EXTENDED} and N = {batch}",
                 ),
                 Claim(
                     better=row("ml_ctl_cz", batch),
                     worse=row("cz_snt", batch),
                     metrics=EVERY,
-                    paper="table 1: Tatoeba 43.389 against 41.751, XNLI 67.750 against 66.862",
+                    paper=f"{WORDS}; {EXTENDED} and N = {batch}",
                 ),
             )
         ),
@@ -70,7 +75,8 @@ CHEN_LOSSES = Table(
             better=row("info_snt", 32),
             worse="MLM alone, N = 32",
             metrics=EVERY,
-            paper="table 1: Tatoeba 41.148 against 38.7, XNLI 66.255 against 65.4",
+            paper="table 1: Tatoeba 41.148 against 38.7, XNLI 66.255 against 65.4 of mBERT, the start; "
+            f"{EXTENDED}, MLM alone and N = 32",
         ),
     ),
     rates=(3e-4, 1.5e-3),
@@ -107,7 +113,7 @@ CHEN_LONGER = Table(
             better=longer("ml_ctl_cz").name,
             worse=longer("cz_snt").name,
             metrics=EVERY,
-            paper="table 1: Tatoeba 43.389 against 41.751, XNLI 67.750 against 66.862",
+            paper=f"{WORDS}; {EXTENDED} and N = 8",
         ),
     ),
     rates=(3e-4,),

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from babeltune.evaluation.evaluate import SPEED
+from babeltune.evaluation.evaluate import PARAMETERS, SPEED
+from babeltune.sweep.state.leaderboard import SPEED_NOISE
 from benchmarks.tables.clusters import ARI
 from benchmarks.tables.definition import MEGABYTES, PAIRS, START, UNTRAINED
 from benchmarks.tables.heat_map import draw
@@ -29,12 +30,15 @@ JUDGING = """\
 A difference is the first row minus the second, with the same seeds and the same test sentences. The first interval is
 Student's 95 % interval over seeds. The second is the 95 % interval over test sentences, with the seeds averaged. An
 ordering holds, or fails, if both intervals lie on one side of zero. If the rows have different learning rates, the dev
-sets must show the same order with the one's rate for both, and with the other's. There is no correction for the number
-of orderings."""
+sets must show the same order with the one's rate for both, and with the other's. If no dev set is of the score's kind,
+the last column says so. There is no correction for the number of orderings."""
 LEVEL = """\
 Where the paper sees no difference, the order holds if both intervals lie within the margin."""
 CLUSTERED = """\
 The interval of an adjusted Rand index draws sentences anew and keeps the clusters."""
+UNPAIRED = """\
+This record is of an earlier version, whose intervals of an xSIM error over sentences take the two rows as independent.
+They are wider than those of paired differences, so more orders are undecided."""
 CHOICE = "## Which to take"
 CHOOSING = """\
 A row is level with the best if an interval of their difference reaches zero, over seeds or over sentences. Each row has
@@ -47,6 +51,8 @@ Each page is a table of a paper, trained and scored on real text at a budget of 
 runs one and writes its page. `python -m benchmarks.tables NAME --plan` prints what it would run, and for how long. A
 table that was not run has no page.
 
+`--words` takes changed words of a definition into the kept record, if nothing else was changed.
+
 With `--check` the command compares with the kept record and writes nothing. `--cluster FILE` names a file whose storage
 is empty, so the table is trained from scratch. Each mean must lie in Student's 95 % interval of the kept seeds."""
 CARE = """\
@@ -55,28 +61,30 @@ CARE = """\
 * Where two learning rates were searched, the better one lies at an edge of them. Each page says for how many rows.
 * Teacher labels of Park's tables have a temperature of .1, where the own pair has .95 or more. They are nearly hard.
   Rows at .2 and .5 are shown, and no order is about them.
-* Orders by STS, topics, clusters, and by accuracy where xSIM is the objective, have no dev set of their kind. Such
-  an order is judged by the sealed sets alone, also at unequal learning rates.
-* An interval of xSIM takes the two rows as independent. It is wider than a paired one, so more orders are undecided.
 * Thresholds of .7 and more filter next to nothing in `tan_sigma`, so these rows are the same by construction.
-* In `chen_losses`, topics are at the floor: the largest class has 24 of 90 sentences. Its last order is against the
-  start in the paper, which prints no row of masked language modelling alone.
-* In `tan_variants`, the figures cited for CO-Filter and for no distillation are those of the rows with
-  back-translation.
+* In `chen_losses`, topics are at the floor, so its orders by topics say little.
 * In `park_labels` and `park_teachers`, figures are of English and French alone, or of average labels. Other
   languages of the paper may have the reverse order.
-* Figures of one printed setting stand beside others of ours, such as other batches or weights.
+* A claim says *extended by us* if its paper prints the order of another score, language or setting.
 * `which_method` compares a combined loss whose weights were tuned with methods at their defaults. ML-CTL had compute
-  for some 7 steps, and the Transformer with a margin for some 27. The speeds of static students differ by the
-  machine's noise."""
+  for some 7 steps, and the Transformer with a margin for some 27."""
+FEW = 2
+"""Rows that a sentence names."""
 EDGE = "The best rate is an edge of what was searched in {} of {} rows{}."
 FAILED = "## Where the order fails"
 
 
-def judged(claim: Record) -> Judged:
+def rates_differ(claim: Record, record: Record) -> bool:
+    """Whether the two rows were trained at unequal learning rates. The untrained student has none."""
+    rates = {row["name"]: row["learning_rate"] for row in record["rows"]}
+    return len({rates[name] for name in (claim["better"], claim["worse"]) if name in rates}) > 1
+
+
+def judged(claim: Record, record: Record) -> Judged:
     """What the verdict of an ordering depends on."""
     better, worse = claim["values"]
     return Judged(
+        unchecked=not claim["searched"] and rates_differ(claim, record),
         searched=tuple(claim["searched"]),
         better=better,
         worse=worse,
@@ -89,9 +97,9 @@ def judged(claim: Record) -> Judged:
     )
 
 
-def verdict(claim: Record) -> Verdict:
+def verdict(claim: Record, record: Record) -> Verdict:
     """What may be said of an ordering of a record."""
-    return judge(judged(claim))
+    return judge(judged(claim, record))
 
 
 def page(record: Record, others: Iterable[Record] = ()) -> str:
@@ -122,6 +130,7 @@ def page(record: Record, others: Iterable[Record] = ()) -> str:
         JUDGING,
         *level,
         *([CLUSTERED] if any(claim["metric"].endswith(f"/{ARI}") for claim in record["claims"]) else []),
+        *([UNPAIRED] if any("xsim" in claim["metric"] for claim in record["claims"]) and not run.get("paired") else []),
         _orderings(record),
         *_failures(record, {other["name"]: other for other in others}),
         "## The run",
@@ -134,7 +143,7 @@ def index(records: Iterable[Record]) -> str:
     """The page that names all tables."""
     rows = []
     for record in records:
-        said = Counter(verdict(claim).said for claim in record["claims"])
+        said = Counter(verdict(claim, record).said for claim in record["claims"])
         hours = f"{record['run']['cpu_seconds'] / 3600:.2f}"
         counts = [said[name] for name in ("holds", "fails", "undecided")]
         rows.append([f"[{record['title']}]({record['name']}.md)", *counts, hours])
@@ -182,7 +191,7 @@ def _failures(record: Record, others: Mapping[str, Record]) -> list[str]:
     titles = {column["metric"]: column["title"] for column in record["columns"]}
     rows = []
     for claim in record["claims"] if record["budget"] else ():
-        if verdict(claim).said != "fails":
+        if verdict(claim, record).said != "fails":
             continue
         reason = reason_of(record["name"], claim["better"], claim["worse"])
         rows.append(
@@ -210,7 +219,7 @@ def _answer(reason: Reason | None, others: Mapping[str, Record]) -> str:
     titles = {column["metric"]: column["title"] for column in record["columns"]}
     said = [
         f"{_order(claim)}, {titles[claim['metric']]}: {over_seeds(claim['differences'])[0]:+.4f}, "
-        f"**{verdict(claim).said}**"
+        f"**{verdict(claim, record).said}**"
         for claim in claims
     ]
     return f"[{record['title']}]({record['name']}.md). {'; '.join(said)}"
@@ -267,21 +276,21 @@ def _choices(record: Record) -> str:
             titles[each["metric"]],
             f"**{each['best']}**",
             _mean(values[each["best"]][each["metric"]]),
-            ", ".join(level(each)) or "none",
+            ", ".join(level(each, record)) or "none",
         ]
         for each in record["uses"]
     ]
     return _table(["you want to", "score", "take", "its score", "level with it"], rows)
 
 
-def level(use: Record) -> list[str]:
+def level(use: Record, record: Record) -> list[str]:
     """The rows that are not shown to be below the best one. Each may have the learning rate that suits it."""
-    return [each["worse"] for each in use["others"] if verdict({**each, "searched": []}).said != "holds"]
+    return [each["worse"] for each in use["others"] if verdict({**each, "searched": []}, record).said != "holds"]
 
 
 def _advice(record: Record) -> list[str]:
     """What the table of choices comes to."""
-    first = Counter(name for use in record["uses"] for name in (use["best"], *level(use)))
+    first = Counter(name for use in record["uses"] for name in (use["best"], *level(use, record)))
     most, uses = max(first.values()), len(record["uses"])
     said = [
         f"`{row['name']}` is best, or level with the best, for {most} of {uses} uses."
@@ -289,18 +298,57 @@ def _advice(record: Record) -> list[str]:
         if first[row["name"]] == most
     ]
     said.append(f"{len(record['rows']) - len(first)} of {len(record['rows'])} rows are behind the best for every use.")
-    facts = {
-        metric: {
-            row["name"]: statistics.fmean(row["logged"][metric]) for row in record["rows"] if metric in row["logged"]
-        }
-        for metric in (SPEED, MEGABYTES)
-    }
-    for metric, unit in ((SPEED, "sentences a second"), (MEGABYTES, "MB")):
-        if means := facts[metric]:
-            low, high = (pick(means, key=lambda name: means[name]) for pick in (min, max))
-            least, most_of_all = (_logged(metric, [means[name]]) for name in (low, high))
-            said.append(f"From {least} {unit} (`{low}`) to {most_of_all} (`{high}`).")
-    return [" ".join(said)]
+    return [" ".join([*said, *_speeds(record), *_sizes(record)])]
+
+
+def _sizes(record: Record) -> list[str]:
+    """The smallest and the largest exported folder."""
+    by_size: dict[float, list[str]] = {}
+    for row in record["rows"]:
+        if MEGABYTES in row["logged"]:
+            by_size.setdefault(round(statistics.fmean(row["logged"][MEGABYTES]), 1), []).append(row["name"])
+    if not by_size:
+        return []
+    least, most = (
+        f"{pick(by_size):,.1f}{unit} ({_named(by_size[pick(by_size)])})" for pick, unit in ((min, " MB"), (max, ""))
+    )
+    return [f"From {least} to {most}."]
+
+
+def _speeds(record: Record) -> list[str]:
+    """Groups of rows that differ in speed by more than the machine's noise, the slowest first.
+
+    Rows with equally many parameters are one architecture. The largest ratio of their speeds, over all seeds, is
+    noise. A row joins the group of the next slower one if the ratio of their speeds is no larger.
+    """
+    rows = [row for row in record["rows"] if {SPEED, PARAMETERS} <= row["logged"].keys()]
+    if not rows:
+        return []
+    alike: dict[float, list[float]] = {}
+    for row in rows:
+        alike.setdefault(statistics.fmean(row["logged"][PARAMETERS]), []).extend(row["logged"][SPEED])
+    noise = max(1 + SPEED_NOISE, *(max(speeds) / min(speeds) for speeds in alike.values()))
+    groups: list[list[Record]] = []
+    for row in sorted(rows, key=lambda row: min(row["logged"][SPEED])):
+        if groups and min(row["logged"][SPEED]) <= noise * max(max(one["logged"][SPEED]) for one in groups[-1]):
+            groups[-1].append(row)
+        else:
+            groups.append([row])
+    said = [f"{_range(group)} ({_named([row['name'] for row in group])})" for group in groups]
+    return [
+        f"Sentences a second: {', then '.join(said)}.",
+        f"Measurements of one architecture may differ by a factor of {noise:.2f}, so a group has no order.",
+    ]
+
+
+def _range(group: Sequence[Record]) -> str:
+    ends = [pick(speed for row in group for speed in row["logged"][SPEED]) for pick in (min, max)]
+    return " to ".join(dict.fromkeys(_logged(SPEED, [end]) for end in ends))
+
+
+def _named(names: Sequence[str]) -> str:
+    """A few rows by name, and more by their number."""
+    return ", ".join(f"`{name}`" for name in names) if len(names) <= FEW else f"{len(names)} rows"
 
 
 def _orderings(record: Record) -> str:
@@ -309,7 +357,7 @@ def _orderings(record: Record) -> str:
     for claim in record["claims"]:
         mean, low, high = over_seeds(claim["differences"])
         reach = NORMAL * (claim["sentence_error"] or 0.0)
-        found = verdict(claim)
+        found = verdict(claim, record)
         rows.append(
             [
                 _order(claim),

@@ -159,6 +159,7 @@ def _facts(table: Table, rows: Sequence[Trained], starts: Sequence[str], sealed:
         **({"compute": sweep.training.compute} if sweep.budget.unit == "compute" else {}),
         "batch": sweep.training.global_batch,
         "commit": facts["git.commit"],
+        "paired": True,  # earlier records took the two rows of an xSIM error as independent
         "versions": {
             "python": facts["python"],
             **{key.removeprefix("version."): value for key, value in facts.items() if key.startswith("version.")},

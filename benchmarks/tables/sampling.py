@@ -13,15 +13,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from babeltune.data.prepared import TextTask
-from babeltune.promotion.compare import METRICS, Outcomes, cell_name
-from babeltune.promotion.statistics import Statistic, paired_bootstrap, spearman_of, standard_error
-from benchmarks.tables.clusters import ARI, ari_of, cluster_cell
+from babeltune.promotion.compare import XSIM, Outcomes, cell_name
+from babeltune.promotion.statistics import Statistic, paired_bootstrap, spearman_of
+from benchmarks.tables.clusters import ari_of, cluster_cell
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 RESAMPLES = 400
 """Draws of a test set for the sampling error of a rank correlation or of clusters."""
+SHARES, WAYS = ("accuracy", XSIM), ("forward", "backward")
+"""Metrics that are shares of sentences, and the ends of their names in one direction of a bitext."""
 ONE_ERROR = 0.6827
 """The confidence of an interval that reaches one standard error to each side."""
 
@@ -45,34 +47,28 @@ def sampling_error(
 ) -> float | None:
     """The standard error of `better` minus `times` the `worse` row; each holds its seeds' scores.
 
-    A metric that is no mean of sentences, such as an xSIM error, has that of two independent shares. None where it is
-    not known.
+    None if the outcomes of single sentences are not known.
     """
     own, kind = subsets_of(metric, tasks), metric.rpartition("/")[2]
+    way = next((way for way in WAYS if kind.endswith(f"_{way}")), None)
+    of = kind.removesuffix(f"_{way}") if way else kind
+    if not all(cell_name(task, "test", of) in one.outcomes for task in own for one in (*better, *worse)):
+        return None
     sides = ((1.0, better), (-times, worse))
-    if all(METRICS.get(task.kind) == kind for task in own):
-        error = _of_shares if kind == "accuracy" else _of_correlations
-        return error(own, sides)
-    clustered = all(task.kind == "clustering" for task in own) and kind == ARI
-    if clustered and all(cluster_cell(task) in one.outcomes for task in own for one in (*better, *worse)):
-        return _of_correlations(own, sides)
-    items = sum(len(task.left) for task in own)
-    errors = [standard_error(metric, float(np.mean([one.scores[metric] for one in side])), items) for _, side in sides]
-    return None if None in errors else math.hypot(*(by * (e or 0.0) for (by, _), e in zip(sides, errors, strict=True)))
+    return _of_shares(own, sides, of, way) if of in SHARES else _of_correlations(own, sides)
 
 
 Sides = Sequence[tuple[float, Sequence[Scored]]]
 
 
-def _of_shares(tasks: Sequence[TextTask], sides: Sides) -> float:
+def _of_shares(tasks: Sequence[TextTask], sides: Sides, of: str, way: str | None) -> float:
     """Rows of equal number in subsets of one length may be one sentence in several languages, and count together."""
     by_length: dict[int, list[NDArray[np.float64]]] = {}
     for task in tasks:
-        name = cell_name(task, "test")
-        rows = sum(
-            by / len(side) * np.mean(list(one.outcomes[name].values()), axis=0) for by, side in sides for one in side
-        )
-        by_length.setdefault(len(task.left), []).append(np.asarray(rows))
+        name = cell_name(task, "test", of)
+        found = [(by / len(side), one.outcomes[name]) for by, side in sides for one in side]
+        rows = [by * np.mean([outcomes[way]] if way else list(outcomes.values()), axis=0) for by, outcomes in found]
+        by_length.setdefault(len(task.left), []).append(np.sum(rows, axis=0))
     sums = [np.sum(rows, axis=0) for rows in by_length.values()]
     return math.sqrt(sum(rows.var(ddof=1) / len(rows) for rows in sums)) / len(tasks)
 

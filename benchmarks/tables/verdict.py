@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from scipy.stats import t
 
 CONFIDENCE = 0.95
 """Confidence of both intervals."""
+UNCHECKED = "no dev set of this kind checks the unequal learning rates"
 NORMAL = 1.96
 """Standard errors on each side of the interval over test sentences."""
 Said = Literal["holds", "fails", "undecided"]
@@ -32,6 +33,8 @@ class Judged:
     """None if rows below it may still be ordered."""
     searched: tuple[float, ...] = ()
     """The first row minus the second on dev, at the learning rate of either, for rows whose rates differ."""
+    unchecked: bool = False
+    """The rows' learning rates differ, and no dev set has this kind of metric."""
     kind: Literal["above", "level"] = "above"
     margin: float = 0.0
     smaller_is_better: bool = False
@@ -58,6 +61,13 @@ def judge(found: Judged) -> Verdict:
 
     Where both rows are no better than the untrained student, nothing was learnt that could be ordered.
     """
+    verdict = _judge(found)
+    if found.unchecked and verdict.said != "undecided":
+        return replace(verdict, why=f"{verdict.why}; {UNCHECKED}")
+    return verdict
+
+
+def _judge(found: Judged) -> Verdict:
     sign = -1 if found.smaller_is_better else 1
     floor = found.untrained
     if floor is not None and max(sign * found.better, sign * found.worse) <= sign * floor:

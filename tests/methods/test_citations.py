@@ -19,6 +19,7 @@ import pytest
 from babeltune.cli.render import method_document
 from babeltune.method import available, load_method
 from babeltune.planning.space import fields_of
+from benchmarks.tables.__main__ import TABLES
 
 ROOT = Path(__file__).resolve().parents[2]
 PAPERS = ROOT.parent / "shared" / "papers"
@@ -214,6 +215,15 @@ def test_each_number_beside_a_citation_in_the_code_is_of_that_place():
                 if PLACE.search(" ".join(text.split())):
                     cited = [found for found in strangers(text, rows) if places_in(found[0])]
                     assert not cited, (file, cited)
+
+
+@pytest.mark.parametrize("name", [name for name, one in TABLES.items() if one.budget])
+def test_each_number_that_an_order_of_a_papers_table_cites_is_of_that_place(name):
+    number = table(f"benchmarks/tables/{name}.py")[0]["source"]
+    rows = [row for row in ROWS if row["where"].startswith("benchmarks/tables/") and row["source"] == number]
+    for claim in TABLES[name].claims:
+        assert places_in(claim.paper) <= {row["place"] for row in rows}, claim
+        assert not [found for found in strangers(claim.paper, rows) if places_in(found[0])], claim
 
 
 # --- What is printed ------------------------------------------------------------------------------------------------
