@@ -116,6 +116,24 @@ def test_the_words_rows_columns_and_claims_of_a_record_are_its_definitions(name)
         assert record[key] == getattr(table, key)
 
 
+def git(*arguments):
+    return subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, text=True, check=False)
+
+
+def has_history():
+    """Whether this is a clone with all commits, and no archive or shallow clone."""
+    found = git("rev-parse", "--show-toplevel", "--is-shallow-repository")
+    return found.returncode == 0 and found.stdout.split("\n")[:2] == [str(ROOT), "false"]
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_record_is_of_a_commit_that_this_one_comes_from(name):
+    if not has_history():
+        pytest.skip("there is no git history here")
+    commit = RECORDS[name]["run"]["commit"]
+    assert git("merge-base", "--is-ancestor", commit, "HEAD").returncode == 0, commit
+
+
 def test_a_record_takes_the_words_of_its_definition_and_keeps_its_figures(tmp_path):
     kept, table = RECORDS["mao_dims"], TABLES["mao_dims"]
     page.write(kept, tmp_path)
