@@ -495,7 +495,7 @@ def test_a_small_table_runs_and_becomes_a_page(
     rows = {row["name"]: row for row in record["rows"]}
     assert set(rows) == {"hard", "soft"}
     assert rows["hard"]["sweep"] == rows["soft"]["sweep"]
-    assert all(set(row["searched"]) == {"0.001", "0.003"} for row in rows.values())
+    assert all({"0.001", "0.003"} < set(row["searched"]) for row in rows.values())
     for row in rows.values():
         best = max(row["searched"], key=lambda rate: row["searched"][rate] or 0.0)
         assert float(best) == row["learning_rate"]
