@@ -31,7 +31,7 @@ from benchmarks.tables.park_gather import PARK_GATHER
 from benchmarks.tables.park_labels import PARK_LABELS
 from benchmarks.tables.park_one_pair import PARK_ONE_PAIR
 from benchmarks.tables.park_pairs import PARK_PAIRS, PARK_PAIRS_ALIKE
-from benchmarks.tables.park_reasons import PARK_LABELS_LONGER, PARK_MSE, PARK_TCM
+from benchmarks.tables.park_reasons import PARK_LABELS_LONGER, PARK_MSE, PARK_STRENGTH, PARK_TCM
 from benchmarks.tables.park_teachers import PARK_TEACHERS
 from benchmarks.tables.record import run
 from benchmarks.tables.sweeps import make_text, planned, read_planned
@@ -61,6 +61,7 @@ TABLES = {
         PARK_ONE_PAIR,
         PARK_PAIRS,
         PARK_PAIRS_ALIKE,
+        PARK_STRENGTH,
         PARK_TCM,
         PARK_TEACHERS,
         TAN_BT,

@@ -65,6 +65,12 @@ REASONS = (
         metrics=("test/sts_other/spearman",),
     ),
     Reason(
+        table="park_teachers",
+        rows=("aligned student, English", "fresh student, English"),
+        suspected="The own teacher was distilled from the English one, which is better. E5 and MPNet are no such two.",
+        experiment="park_strength",
+    ),
+    Reason(
         table="park_one_pair",
         rows=("en-fr, average",),
         suspected=TOO_SHORT,
