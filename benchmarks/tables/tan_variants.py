@@ -8,7 +8,7 @@ from benchmarks.tables.definition import UNTRAINED, Claim, Column, Row, Table
 
 XSIM, FOUND = "test/flores/xsim_error_forward", "test/flores/accuracy"
 BOTH = (XSIM, FOUND)
-QUEUES = (512, 1024, 2048)
+QUEUES = (512, 2048)
 """Entries of the queue, besides 4,096."""
 LARGEST = 4096
 """Entries of the largest queue that the paper tried."""
