@@ -31,6 +31,8 @@ AT_MSES_RATE = "MSE learns at a larger rate, which suits retrieval, and leaves a
 
 TOO_SHORT = "Each training sees 20,000 pairs, about one epoch. The paper trains for 10 to 20 (section 4.1, footnote 2)."
 
+LAMBDA = "Lambda gives TCM's term across languages a tenth of the weight, and here the training is short."
+
 REASONS = (
     Reason(
         table="mao_terms",
@@ -54,7 +56,7 @@ REASONS = (
     Reason(
         table="park_labels",
         rows=("priority + TCM", "average + TCM", "priority + TCM, 0.1"),
-        suspected="Lambda gives TCM's term across languages a tenth of the weight, and here the training is short.",
+        suspected=LAMBDA,
         experiment="park_tcm",
     ),
     Reason(
@@ -92,7 +94,13 @@ REASONS = (
     ),
     Reason(
         table="park_pairs",
-        rows=("all pairs",),
+        rows=("en-xx, priority + TCM",),
+        suspected=LAMBDA,
+        experiment="park_tcm",
+    ),
+    Reason(
+        table="park_pairs",
+        rows=("all pairs", "all pairs, average"),
         suspected="Each row sees equally many pairs, so this one sees fewer with English. Tatoeba has pairs with "
         "English alone, and FLORES has all ten.",
         experiment="park_pairs",
