@@ -31,6 +31,7 @@ from babeltune.sweep.driver import attempt
 from babeltune.sweep.driver.run import submit
 from babeltune.sweep.state.leaderboard import leaderboard
 from babeltune.sweep.state.messages import EndMessage, TrialAssignment
+from babeltune.sweep.sync.shards import Carrier
 from babeltune.sweep.workers import pool as pool_module
 from babeltune.sweep.workers import worker_groups
 from babeltune.sweep.workers.autoscaling import nodes_asked
@@ -493,7 +494,8 @@ def share_a_corpus(folder):
             place.mkdir()
 
             def run(function, arguments, *, gpu=False, place=place, carried=carried):
-                return ray_shards(noted, [(path, place, *more) for path, *more in arguments], carried=carried)
+                moved = [(path, place, *more) for path, *more in arguments]
+                return ray_shards(noted, moved, carrier=Carrier() if carried else None)
 
             with tiny_shards():
                 digests.append(digest_of(cleaned(data, folder, TextShards(run, folder / "stores"))))

@@ -13,7 +13,7 @@ from babeltune.data.corpus import Corpus, build_corpus
 from babeltune.data.store import digest_of_texts
 from babeltune.data.text_shards import TextShards
 from babeltune.schema.records import Data, Source, Split, Task
-from babeltune.sweep.sync.worker import files_of, put_files, with_files
+from babeltune.sweep.sync.shards import Carrier, on_a_node
 
 NEAR = "a sentence of the test that is rather long and has many words"
 
@@ -66,7 +66,8 @@ def digest_of(corpus: Corpus) -> str:
 
 def run_with_files(function, arguments, *, gpu=False):
     """As on nodes that share no folder."""
+    carrier = Carrier().of(arguments)
     for each in arguments:
-        count, made = with_files(function, each, files_of(each))
-        put_files(each, made)
+        count, made = on_a_node(function, each, carrier.pack(each), carrier.pack_shared())
+        carrier.unpack(each, made)
         yield count

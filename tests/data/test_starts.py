@@ -8,7 +8,7 @@ import torch
 
 from babeltune.data.prepared import read_prepared, write_prepared
 from babeltune.data.starts import keep_start, pinned
-from babeltune.data.store import stores_from
+from babeltune.data.store import stores_in
 from babeltune.errors import TeacherError
 from babeltune.method.distributed import ProcessGroup
 from babeltune.models.encoder import WORD_STD, build_student
@@ -22,6 +22,7 @@ from babeltune.promotion.export import export_trial
 from babeltune.schema.records import Student
 from babeltune.schema.storage_location import StorageLocation
 from babeltune.storage.mirror import Mirror
+from babeltune.sweep.sync.shards import BucketStores
 from babeltune.sweep.sync.view import stores_of
 from babeltune.sweep.sync.worker import bring_prepared
 from babeltune.train import Printer
@@ -127,7 +128,7 @@ def test_a_node_that_shares_no_folder_gets_the_start_with_the_stores(s3, tiny_fi
     shutil.rmtree(one.folder)
     assert torch.equal(make_student(trial, there).word_embeddings, exported("static")[2].word_embeddings)
     shutil.rmtree(place)
-    with stores_from(lambda folder: other.pull_package(other.key(folder))):
+    with stores_in(BucketStores(other, lambda errand: errand(), takes_shards=False)):
         assert str(keep_start(other.folder, trial.student.start)) == place, "a driver on another machine fetches it"
     assert read_prepared(other.path("sweeps/a/prepared.json")).tokens == there.tokens
 

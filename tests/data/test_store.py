@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -122,25 +123,32 @@ def test_a_row_that_does_not_exist_is_refused(tmp_path, row):
 @pytest.mark.slow
 @given(st.lists(st.lists(st.integers(0, 60_000), max_size=5), max_size=12), st.data())
 def test_ragged_rows_are_taken_like_lists(tmp_path_factory, rows, data):
-    values = np.array([v for row in rows for v in row], "<u2")
-    offsets = np.cumsum([0] + [len(row) for row in rows]).astype("<i8")
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(rows)), max_size=3)))
+    shards = [rows[begin:end] for begin, end in pairwise([0, *cuts, len(rows)])]
 
     def write(folder):
-        values.tofile(folder / "values.bin")
-        offsets.tofile(folder / "offsets.bin")
+        arrays = {"values": [], "offsets": []}
+        for number, shard in enumerate(shards):
+            values = np.array([v for row in shard for v in row], "<u2")
+            offsets = np.cumsum([0] + [len(row) for row in shard]).astype("<i8")
+            for name, array in (("values", values), ("offsets", offsets)):
+                array.tofile(folder / f"{name}-{number}.bin")
+                arrays[name].append((f"{name}-{number}.bin", len(array)))
         return Contents(
             arrays={
-                "values": Array("<u2", 0, (("values.bin", len(values)),)),
-                "offsets": Array("<i8", 0, (("offsets.bin", len(offsets)),)),
+                "values": Array("<u2", 0, tuple(arrays["values"])),
+                "offsets": Array("<i8", 0, tuple(arrays["offsets"])),
             }
         )
 
-    ragged = open_ragged(build(tmp_path_factory.mktemp("ragged"), "tokens", {}, write))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store, "SMALL", data.draw(st.sampled_from([0, 1 << 20])))
+        ragged = open_ragged(build(tmp_path_factory.mktemp("ragged"), "tokens", {}, write))
     ids = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=8)) if rows else []
     flat, lengths = ragged.take(np.array(ids, int))
     assert len(ragged) == len(rows)
     assert flat.tolist() == [v for i in ids for v in rows[i]]
-    assert lengths.tolist() == [len(rows[i]) for i in ids]
+    assert lengths.tolist() == ragged.lengths(np.array(ids, int)).tolist() == [len(rows[i]) for i in ids]
     assert ragged.lengths().tolist() == [len(row) for row in rows]
 
 

@@ -28,7 +28,7 @@ def test_a_tokens_vector_is_the_mean_of_its_pairs_less_that_of_all(monkeypatch):
     random = np.random.default_rng(0)
     texts, size, dim = 20, 12, 5
     lengths = random.integers(0, 6, texts)
-    tokens = Ragged(random.integers(0, size - 1, lengths.sum()), np.cumsum([0, *lengths]))
+    tokens = Ragged((random.integers(0, size - 1, lengths.sum()), np.cumsum([0, *lengths])))
     teacher = Matrix([random.normal(size=(9, dim)).astype(np.float16)], None)
     pairs = random.integers(0, texts, (8, 2)).astype(np.int32)
     rows = random.integers(0, 9, 8).astype(np.int32)

@@ -57,7 +57,7 @@ class Side:
     @classmethod
     def of(cls, found: Found, texts: NDArray[np.int64]) -> Side:
         """The words of these texts, one text for each pair."""
-        at, lengths = Ragged(np.arange(len(found.words)), found.first).take(texts)
+        at, lengths = Ragged((np.arange(len(found.words)), found.first)).take(texts)
         pair = np.repeat(np.arange(len(texts)), lengths)
         keys = pair * len(found.vocabulary) + found.words[at]
         _, places, times = np.unique(keys, return_index=True, return_counts=True)
@@ -72,7 +72,7 @@ class Side:
 
     def every(self, step: int) -> Side:
         """Every `step`-th pair, from the first."""
-        kept, lengths = Ragged(np.arange(len(self.words)), self.first).take(np.arange(0, len(self.first) - 1, step))
+        kept, lengths = Ragged((np.arange(len(self.words)), self.first)).take(np.arange(0, len(self.first) - 1, step))
         first = np.concatenate([[0], np.cumsum(lengths)])
         return Side(first, self.words[kept], self.at[kept], self.once[kept])
 

@@ -108,7 +108,6 @@ def prepare(
     student_tokens = StudentTokens(sweep, inputs.students, corpus, text_digest, stores, run_shards, progress)
     tokens = student_tokens.build(words) if wanted.trained else {}
     teacher, teacher_rows = encode_with_teacher(inputs, corpus, stores, run_shards, progress)
-    matrix = open_matrix(teacher)
     begun = {tokenizer_key(each, text_digest) for each in inputs.students if each.token_vectors == "teacher"}
     for key in begun & tokens.keys():
         tokens[key] = with_vectors(tokens[key], corpus.pairs, teacher, teacher_rows, progress)
@@ -126,7 +125,8 @@ def prepare(
         write_arrays(folder, corpus, teacher_rows, languages)
         if wanted.negatives:
             progress("mining hard negatives", 0, 1)
-            write_negatives(folder, corpus, wanted, matrix.rows(teacher_rows[corpus.pairs[:, 0]]), sweep.seed)
+            vectors = open_matrix(teacher).rows(teacher_rows[corpus.pairs[:, 0]])
+            write_negatives(folder, corpus, wanted, vectors, sweep.seed)
             progress("mining hard negatives", 1, 1)
         return Contents()
 
@@ -138,7 +138,7 @@ def prepare(
         text_digest=text_digest,
         tokens=tokens,
         teacher=str(teacher),
-        teacher_dim=matrix.width,
+        teacher_dim=int(facts_of(teacher)["dim"] or 0),
         copy_anchor=_copies_anchor(sweep),
         negatives={key: str(folder / f"negatives-{key}.npy") for key, _, _ in wanted.negatives},
         counts=counts_of(corpus, words),

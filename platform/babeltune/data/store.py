@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
 
@@ -36,6 +36,11 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value", bound=np.generic)
 FORMAT = 1
+RECORD = "store.json"
+SMALL = 16 << 20
+"""Bytes up to which the shards of tokens are joined in memory: then a batch is read in one step, 0.1 ms faster."""
+UNFINISHED = ".unfinished"
+"""Ends the name of a draft that the next builder goes on with."""
 log = logging.getLogger(__name__)
 
 
@@ -58,19 +63,21 @@ class Array:
 
 
 @dataclass(frozen=True)
-class Contents:
-    """What a builder wrote: its arrays, and facts worth recording (sentences forwarded, sentences truncated)."""
-
-    arrays: dict[str, Array] = field(default_factory=dict)
-    facts: dict[str, Scalar] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class StoredFile:
     """What a file of a store had when it was complete."""
 
     bytes: int
     sha256: str
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a builder wrote: its arrays, and facts worth recording (sentences forwarded, sentences truncated)."""
+
+    arrays: dict[str, Array] = field(default_factory=dict)
+    facts: dict[str, Scalar] = field(default_factory=dict)
+    files: dict[str, StoredFile] = field(default_factory=dict)
+    """Files whose writers have recorded what they hold. They are in the draft, or in the bucket already."""
 
 
 @dataclass(frozen=True)
@@ -134,24 +141,60 @@ def _key(kind: str, description: Mapping[str, object]) -> str:
 
 # Building
 
-_elsewhere: ContextVar[Callable[[Path], object] | None] = ContextVar("elsewhere", default=None)
+
+class Bucket(Protocol):
+    """A bucket that holds stores besides this disk. `sweep.sync` gives one to `stores_in`."""
+
+    @property
+    def takes_shards(self) -> bool:
+        """Whether tasks write the shards of stores into the bucket, and not on this disk."""
+        ...
+
+    def has(self, folder: Path) -> bool:
+        """Whether it has the whole store."""
+        ...
+
+    def bring(self, folder: Path) -> None:
+        """Copies the store to its folder, if the bucket has it."""
+        ...
+
+    def read(self, folder: Path, name: str) -> bytes | None:
+        """A file of a whole store."""
+        ...
+
+    def bring_records(self, folder: Path, draft: Path) -> Mapping[str, int]:
+        """Copies the records of an unfinished store's shards to the draft. Returns the bytes of each file there is."""
+        ...
+
+    def finish(self, folder: Path, draft: Path, files: Mapping[str, StoredFile]) -> None:
+        """Makes these files a whole store. Those that are in the draft are sent; the others are there."""
+        ...
+
+
+_bucket: ContextVar[Bucket | None] = ContextVar("bucket", default=None)
 
 
 @contextmanager
-def stores_from(fetch: Callable[[Path], object]) -> Iterator[None]:
-    """While the body runs, `build` asks `fetch` to bring a store that is not there from elsewhere."""
-    token = _elsewhere.set(fetch)
+def stores_in(bucket: Bucket) -> Iterator[None]:
+    """While the body runs, a store that is not on this disk is looked for in the bucket."""
+    token = _bucket.set(bucket)
     try:
         yield
     finally:
-        _elsewhere.reset(token)
+        _bucket.reset(token)
 
 
 def bring(folder: Path) -> None:
-    """Asks for a folder that is not there where `stores_from` says that others may have it."""
-    fetch = _elsewhere.get()
-    if fetch is not None and not folder.exists():
-        fetch(folder)
+    """Brings a folder that is not there from the bucket, if there is a bucket and it has the folder."""
+    bucket = _bucket.get()
+    if bucket is not None and not folder.exists():
+        bucket.bring(folder)
+
+
+def shards_there(draft: Path) -> Mapping[str, int]:
+    """Brings the records of the shards that the bucket has of this draft; the bytes of each file there."""
+    bucket = _bucket.get()
+    return {} if bucket is None else bucket.bring_records(store_of(draft), draft)
 
 
 def build(
@@ -169,11 +212,14 @@ def build(
     write shards there, too. One process builds while the others wait; a dead builder's lock falls by itself, and what
     it left is removed. A sound store has files of the recorded size and, checked once per process and file version,
     of the recorded SHA-256; an altered one is rebuilt with a warning. If `write` fails, nothing remains. If it is
-    `resumable`, what `write` has left remains, and the next `write` finds it in its folder.
+    `resumable`, what `write` has left remains, and the next `write` finds it in its folder. Such a store may be in the
+    bucket alone: nothing brings it here before it is read.
 
     Raises `StoreError` where the disk is too small (`bytes_needed`) or refuses, or what was written does not fit.
     """
-    folder = folder_of(root, kind, description)
+    folder, bucket = folder_of(root, kind, description), _bucket.get()
+    if resumable and bucket is not None and not folder.exists() and bucket.has(folder):
+        return folder
     bring(folder)
     if folder.exists() and _fault(folder, verify=True) is None:
         return folder
@@ -207,7 +253,7 @@ class _Described(NamedTuple):
 @contextmanager
 def _draft_of(folder: Path, *, resumable: bool) -> Iterator[Path]:
     """The folder in which the store is built. It is removed after the block, unless the next one may go on in it."""
-    name = f".{folder.name}.unfinished" if resumable else f".{folder.name}.building-{uuid.uuid4().hex[:8]}"
+    name = f".{folder.name}{UNFINISHED}" if resumable else f".{folder.name}.building-{uuid.uuid4().hex[:8]}"
     draft = folder.with_name(name)
     draft.mkdir(exist_ok=resumable)
     try:
@@ -217,17 +263,26 @@ def _draft_of(folder: Path, *, resumable: bool) -> Iterator[Path]:
             shutil.rmtree(draft, ignore_errors=True)
 
 
+def store_of(draft: Path) -> Path:
+    """Where the store will be that is built in this draft, which the next builder may go on with."""
+    return draft.with_name(draft.name.removesuffix(UNFINISHED).removeprefix("."))
+
+
 def _build(
     folder: Path, building: Path, store: _Described, write: Callable[[Path], Contents], bytes_needed: int
 ) -> None:
+    bucket = _bucket.get()
     free = _free(folder.parent) + sum(path.stat().st_size for path in building.iterdir())
-    if bytes_needed > free:
+    if bytes_needed > free and not (bucket is not None and bucket.takes_shards):
         raise StoreError(
             f"the store {folder} needs about {_size(bytes_needed)}, but {_size(free)} are free; "
             "free space or choose another storage folder, then submit again"
         )
     contents = write(building)
-    files = {path.name: _seal(path) for path in sorted(building.iterdir())}
+    here = {path.name: path for path in building.iterdir()}
+    files = {name: file for name, file in contents.files.items() if bucket is not None or name in here}
+    files |= {name: _seal(path) for name, path in here.items() if name not in files}
+    files = dict(sorted(files.items()))
     for array in contents.arrays.values():
         _check_fits(array, files, folder)
     made = StoreRecord(
@@ -240,9 +295,13 @@ def _build(
         arrays=contents.arrays,
         files=files,
     )
-    record = building / "store.json"
+    record = building / RECORD
     record.write_text(made.encode(), encoding="utf-8")
     sync(record)
+    if bucket is not None and not files.keys() <= here.keys():
+        bucket.finish(folder, building, {**files, record.name: _seal(record)})
+        shutil.rmtree(building)
+        return
     sync(building)
     building.rename(folder)
     sync(folder.parent)
@@ -301,7 +360,7 @@ _verified: set[tuple[str | int, ...]] = set()
 def _fault(folder: Path, *, verify: bool) -> str | None:
     """What is wrong with the folder's files; None when every one is as `store.json` says."""
     try:
-        record = json.loads((folder / "store.json").read_text(encoding="utf-8"))
+        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         seal, files = record.pop("seal"), record["files"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"store.json cannot be read: {error}"
@@ -329,15 +388,20 @@ def _fault(folder: Path, *, verify: bool) -> str | None:
 
 
 def read_store(folder: Path, *, verify: bool = False) -> StoreRecord:
-    """`store.json`, after a check of all sizes and, with `verify`, of all checksums; `StoreError` names the fault."""
+    """`store.json`, after a check of all sizes and, with `verify`, of all checksums; `StoreError` names the fault. The
+    store is brought from the bucket if it is there alone."""
+    bring(folder)
     fault = _fault(folder, verify=verify)
     if fault is not None:
         raise StoreError(f"the store {folder} cannot be used: {fault}; submit the sweep again to rebuild it")
-    return StoreRecord.decode((folder / "store.json").read_text(encoding="utf-8"))
+    return StoreRecord.decode((folder / RECORD).read_text(encoding="utf-8"))
 
 
 def facts_of(folder: Path) -> dict[str, Scalar]:
-    """The facts that the store's builder recorded."""
+    """The facts that the store's builder recorded. Of a store that is in the bucket alone, nothing else is read."""
+    bucket = _bucket.get()
+    if bucket is not None and not folder.exists() and (record := bucket.read(folder, RECORD)) is not None:
+        return StoreRecord.decode(record.decode("utf-8")).facts
     return read_store(folder).facts
 
 
@@ -368,29 +432,50 @@ class Matrix:
 
 
 class Ragged(Generic[Value]):
-    """Rows of any length: values end to end, and where each row starts."""
+    """Rows of any length, in shards: each has its values end to end, and where each of its rows starts."""
 
-    def __init__(self, values: NDArray[Value], offsets: Ids) -> None:
-        self._values = values
-        self._offsets = offsets
+    def __init__(self, *shards: tuple[NDArray[Value], Ids]) -> None:
+        """Each shard is (values, offsets); of n rows there are n + 1 offsets."""
+        self._shards = shards
+        self._starts = np.cumsum([0] + [len(offsets) - 1 for _, offsets in shards])
 
     def __len__(self) -> int:
-        return len(self._offsets) - 1
+        return int(self._starts[-1])
 
     def lengths(self, ids: Ids | None = None) -> NDArray[np.int64]:
         """The length of every row, or of these."""
         if ids is None:
-            return np.diff(self._offsets).astype(np.int64, copy=False)
-        return (self._offsets[np.asarray(ids) + 1] - self._offsets[ids]).astype(np.int64, copy=False)
+            return np.concatenate([np.diff(offsets) for _, offsets in self._shards]).astype(np.int64, copy=False)
+        found = np.empty(len(ids), np.int64)
+        shards = np.searchsorted(self._starts, ids, side="right") - 1
+        for shard in np.unique(shards):
+            where, offsets = np.flatnonzero(shards == shard), self._shards[shard][1]
+            rows = np.asarray(ids)[where] - self._starts[shard]
+            found[where] = offsets[rows + 1] - offsets[rows]
+        return found
 
     def take(self, ids: Ids) -> tuple[NDArray[Value], NDArray[np.int64]]:
         """These rows' values end to end, and their lengths; `StoreError` for a row that does not exist."""
         _check_range(ids, len(self))
-        starts = self._offsets[ids]
-        lengths = self._offsets[np.asarray(ids) + 1] - starts
-        ends = np.cumsum(lengths)
-        shift = np.repeat(starts - ends + lengths, lengths)
-        return self._values[shift + np.arange(len(shift))], lengths
+        if len(self._shards) == 1:
+            return _taken(*self._shards[0], ids)
+        # Rows of a batch are drawn at random: of many shards, each has one or none.
+        shards = np.searchsorted(self._starts, ids, side="right") - 1
+        rows = []
+        for shard, row in zip(shards.tolist(), (ids - self._starts[shards]).tolist(), strict=True):
+            values, offsets = self._shards[shard]
+            rows.append(values[offsets[row] : offsets[row + 1]])
+        found = np.concatenate(rows) if rows else self._shards[0][0][:0]
+        return found, np.fromiter(map(len, rows), np.int64, len(rows))
+
+
+def _taken(values: NDArray[Value], offsets: Ids, rows: Ids) -> tuple[NDArray[Value], NDArray[np.int64]]:
+    """What `Ragged.take` gives, of one shard."""
+    starts = offsets[rows]
+    lengths = offsets[np.asarray(rows) + 1] - starts
+    ends = np.cumsum(lengths)
+    shift = np.repeat(starts - ends + lengths, lengths)
+    return values[shift + np.arange(len(shift))], lengths.astype(np.int64, copy=False)
 
 
 def open_matrix(folder: Path, *, verify: bool = False) -> Matrix:
@@ -404,9 +489,13 @@ def open_matrix(folder: Path, *, verify: bool = False) -> Matrix:
 
 
 def open_ragged(folder: Path, *, verify: bool = False) -> Ragged[np.integer]:
-    """The arrays `values` and `offsets` of a store; raises as `open_matrix` does."""
+    """The arrays `values` and `offsets` of a store, shard by shard; raises as `open_matrix` does."""
     arrays = read_store(folder, verify=verify).arrays
-    return Ragged(_ids(folder, arrays["values"]), _ids(folder, arrays["offsets"]))
+    values, offsets = (cast("list[Ids]", _parts(folder, arrays[name])) for name in ("values", "offsets"))
+    if len(values) > 1 and sum(part.nbytes for part in values + offsets) <= SMALL:
+        lengths = np.concatenate([np.diff(part) for part in offsets])
+        return Ragged((np.concatenate(values), np.cumsum(np.concatenate([[0], lengths]))))
+    return Ragged(*zip(values, offsets, strict=True))
 
 
 def _parts(folder: Path, array: Array) -> list[Numbers]:

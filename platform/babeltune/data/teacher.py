@@ -6,12 +6,10 @@ sweep file says so, and sentences of equal token length run together without pad
 
 from __future__ import annotations
 
-import json
-import uuid
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,11 +17,11 @@ from safetensors import SafetensorError
 from tokenizers import Tokenizer
 
 from babeltune.data.arrays import first_places, is_first
-from babeltune.data.shards import Count, RunShards, count_all, read_texts, run_here, uncounted, write_texts
+from babeltune.data.shards import Count, RunShards, read_texts, run_here, uncounted
 from babeltune.data.store import Array, Contents, build, digest_of_texts, key_of
+from babeltune.data.store_shards import ShardWork, array_of, files_of, make_shards, write_shard
 from babeltune.data.texts import Texts, text_hashes
 from babeltune.errors import StoreError, TeacherError
-from babeltune.files import sha256_of, sync
 from babeltune.memory import give_back_memory
 from babeltune.models.dense import trained_pooler
 from babeltune.models.hub import ROUTED, file_digest, model_files, model_folder, quiet
@@ -35,8 +33,6 @@ if TYPE_CHECKING:
 
 BATCH_TOKENS = 2048
 """Tokens per forward pass: activations of this many stay in a CPU core's cache."""
-DONE = ".done"
-"""Ends the name of a shard's record, which begins with the name of its vectors."""
 SHARD_ROWS = (2_048, 16_384)
 """Fewest and most sentences of a shard on average: loading the teacher costs as much as encoding some thousand."""
 SENTENCE_COST = 16
@@ -225,9 +221,8 @@ def build_teacher_store(
     """The folder of the teacher's vectors: fp16 (`exact`: fp32), row i belongs to `texts[i]`; open it with
     `store.open_matrix`.
 
-    The texts are unique. Shards hold sentences of similar length and cost about the same each. They are encoded in a
-    drawn order, so that the count of sentences moves evenly and gives a rate. The fact `forwarded` counts the sentences
-    that went through the teacher, `truncated` those that were cut at its `max_tokens`.
+    The texts are unique. Shards hold sentences of similar length and cost about the same each. The fact `forwarded`
+    counts the sentences that went through the teacher, `truncated` those that were cut at its `max_tokens`.
 
     Raises `TeacherError` for a teacher that cannot be loaded, `StoreError` for one that cannot be written.
     """
@@ -264,40 +259,27 @@ def _write(
 ) -> Contents:
     lengths = texts.lengths()
     sequence = np.argsort(-lengths, kind="stable")
-    arguments, shards, whole = [], [], set[str]()
-    for number, members in enumerate(_of_equal_cost(sequence, lengths)):
-        name, work = f"rows-{number:05}.bin", folder / f"texts-{number:05}.json"
-        shards.append((name, len(members)))
-        own = texts.at(members)[:]
-        if _is_whole(folder / name, own):
-            whole |= {name, f"{name}{DONE}"}
-            continue
-        write_texts(work, own)
-        arguments.append((teacher, str(work), str(folder / name), dtype))
-    for left in folder.glob("rows-*"):
-        if left.name not in whole:
-            left.unlink()  # of a process that ended early, or of an earlier version
-    there = sum(rows for name, rows in shards if name in whole)
-    drawn = [arguments[place] for place in np.random.default_rng(0).permutation(len(arguments))]
-    results = run_shards(encode_shard, drawn, gpu=True) if drawn else []
-    forwarded = count_all(results, len(texts), progress, "the teacher encoded", there)
-    truncated = 0
-    for name, _ in shards:
-        done = folder / f"{name}{DONE}"
-        truncated += ShardRecord.decode(done.read_text(encoding="ascii")).truncated
-        done.unlink()
-    for work in folder.glob("texts-*.json"):
-        work.unlink()
+    work = ShardWork(
+        encode_shard,
+        lambda source, out: (teacher, source, out, dtype),
+        run_shards,
+        progress,
+        "the teacher encoded",
+        gpu=True,
+    )
+    records = make_shards(folder, texts, _of_equal_cost(sequence, lengths), work)
     order = np.empty(len(texts), "<i8")
     order[sequence] = np.arange(len(texts))
     order.tofile(folder / "order.bin")
-    width = _width(folder, shards, dtype) if shards else load_teacher(teacher).dim
+    rows = array_of(records, "rows", dtype)
     return Contents(
-        arrays={
-            "rows": Array(dtype, width, tuple(shards) or (_empty(folder),)),
-            "order": Array("<i8", 0, (("order.bin", len(texts)),)),
+        arrays={"rows": rows, "order": Array("<i8", 0, (("order.bin", len(texts)),))},
+        facts={
+            "forwarded": len(texts),
+            "truncated": sum(record.truncated for record in records),
+            "dim": rows.width,
         },
-        facts={"forwarded": forwarded, "truncated": truncated, "dim": width},
+        files=files_of(records),
     )
 
 
@@ -313,50 +295,12 @@ def _of_equal_cost(sequence: NDArray[np.intp], lengths: NDArray[np.int64]) -> li
     return [piece for part in parts for piece in np.array_split(part, -(-len(part) // SHARD_ROWS[1]))]
 
 
-def _width(folder: Path, shards: Sequence[tuple[str, int]], dtype: str) -> int:
-    name, rows = shards[0]
-    return (folder / name).stat().st_size // (np.dtype(dtype).itemsize * rows)
-
-
-def _empty(folder: Path) -> tuple[str, int]:
-    (folder / "rows-00000.bin").touch()
-    return "rows-00000.bin", 0
-
-
-class ShardRecord(NamedTuple):
-    """What is written once a shard's vectors are on the disk."""
-
-    truncated: int
-    """Texts that were cut."""
-    texts: str
-    """Digest of the texts."""
-    vectors: str
-    """SHA-256 of the file of vectors."""
-
-    def encode(self) -> str:
-        return json.dumps(self._asdict())
-
-    @classmethod
-    def decode(cls, text: str) -> ShardRecord:
-        return cls(**json.loads(text))
-
-
-def _is_whole(vectors: Path, texts: Sequence[str]) -> bool:
-    """Whether an earlier process has encoded this shard to its end."""
-    try:
-        record = ShardRecord.decode(Path(f"{vectors}{DONE}").read_text(encoding="ascii"))
-    except (OSError, ValueError, TypeError):
-        return False
-    return vectors.exists() and (record.texts, record.vectors) == (digest_of_texts(texts), sha256_of(vectors))
-
-
 def encode_shard(
     teacher: Teacher, texts_file: str, out: str, dtype: str = "<f2", threads: int = 0, device: str = ""
 ) -> int:
-    """Writes the vectors of the texts in a JSON file to another file, as `dtype`; returns how many were forwarded.
+    """Writes the shard `out`: the vectors of the texts in a JSON file, as `dtype`; returns how many were forwarded.
 
-    Beside them goes a record that they are whole (`ShardRecord`).
-    Runs in any process that sees both files. `threads` and `device` absent: as torch has them, CUDA where it is.
+    Runs in any process that sees the file. `threads` and `device` absent: as torch has them, CUDA where it is.
     """
     texts = read_texts(texts_file)
     before = torch.get_num_threads()
@@ -373,19 +317,9 @@ def encode_shard(
             f"teacher.model {teacher.model!r} gives vectors that are not finite as {np.dtype(dtype)}; "
             "set teacher.normalize to true, or use another model"
         )
-    write_shard(vectors, texts, Path(out), truncated=model.truncated - already)
+    write_shard(Path(out), texts, truncated=model.truncated - already, rows=vectors)
     give_back_memory()
     return len(vectors)
-
-
-def write_shard(vectors: NDArray[Any], texts: Sequence[str], out: Path, *, truncated: int) -> None:
-    """Writes the vectors, and once they are on the disk the record that says so."""
-    draft = out.with_name(f"{out.name}.{uuid.uuid4().hex[:8]}")
-    vectors.tofile(draft)
-    sync(draft)
-    draft.replace(out)
-    record = ShardRecord(truncated, digest_of_texts(texts), sha256_of(out))
-    Path(f"{out}{DONE}").write_text(record.encode(), encoding="ascii")
 
 
 @lru_cache(maxsize=1)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from babeltune.data.store import Contents, build, digest_of_array, open_matrix, open_ragged
+from babeltune.data.store import Contents, build, digest_of_array, facts_of, open_matrix, open_ragged
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -43,13 +43,14 @@ def build_token_vectors(
     """
     digests = {"pairs": digest_of_array(pairs), "teacher_rows": digest_of_array(teacher_rows)}
     description = {"tokens": tokens.name, "teacher": teacher.name, "size": size, "prior": PRIOR, **digests}
-    matrix = open_matrix(teacher)
 
     def write(folder: Path) -> Contents:
-        np.save(folder / FILE, mean_vectors(open_ragged(tokens), matrix, pairs, teacher_rows[pairs[:, 0]], size=size))
+        rows = teacher_rows[pairs[:, 0]]
+        np.save(folder / FILE, mean_vectors(open_ragged(tokens), open_matrix(teacher), pairs, rows, size=size))
         return Contents()
 
-    return build(stores, "token-vectors", description, write, bytes_needed=4 * size * matrix.width) / FILE
+    needed = 4 * size * int(facts_of(teacher)["dim"] or 0)
+    return build(stores, "token-vectors", description, write, bytes_needed=needed) / FILE
 
 
 def mean_vectors(

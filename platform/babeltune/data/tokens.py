@@ -1,14 +1,13 @@
 """Tokens are computed once per sweep: the student's tokenizer, trained on the corpus or loaded, and its store.
 
-A token store holds the ids of every text, prompt and special tokens included and cut at `student.max_tokens`, end to
-end without padding: what a packed batch reads.
+A token store holds the ids of every text, prompt and special tokens included and cut at `student.max_tokens`, without
+padding: what a packed batch reads. It is in shards: each has the ids of its texts end to end, and where a text begins.
 """
 
 from __future__ import annotations
 
 import logging
 import random
-import shutil
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,9 +19,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from babeltune.data.shards import Count, RunShards, count_all, read_texts, run_here, uncounted, write_texts
+from babeltune.data.shards import Count, RunShards, read_texts, run_here, uncounted
 from babeltune.data.starts import split_pin, start_name
-from babeltune.data.store import Array, Contents, build, digest_of_texts, key_of
+from babeltune.data.store import Contents, build, digest_of_texts, key_of
+from babeltune.data.store_shards import ShardWork, array_of, files_of, make_shards, write_shard
 from babeltune.data.texts import Texts
 from babeltune.errors import DataError, TeacherError
 from babeltune.files import version
@@ -36,8 +36,9 @@ SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 """Ids 0 to 4 of a tokenizer trained here."""
 TRAINING_TEXTS = 100_000
 """A tokenizer is trained on at most this many texts, drawn with a seed."""
-SHARD_ROWS = (1_024, 16_384)
-"""Fewest and most texts that are tokenized at once: a small corpus is cut into `SHARDS`, so that its count moves."""
+SHARD_ROWS = (1_024, 65_536)
+"""Fewest and most texts of a shard: a small corpus is cut into `SHARDS`, so that its count moves. A billion texts are
+15,259 shards of two files: a process may map 65,530."""
 SHARDS = 8
 """Shards of a corpus that is neither too small nor too large for them."""
 log = logging.getLogger(__name__)
@@ -246,59 +247,54 @@ def build_token_store(
     backend.enable_truncation(cut.max_tokens)
 
     def write(folder: Path) -> Contents:
-        return _write_tokens(folder, texts, backend, cut, np.dtype(values_type), run_shards, progress)
+        return _write_tokens(folder, Texts.of(texts), backend, cut, values_type, run_shards, progress)
 
-    return build(root, "tokens", full, write, bytes_needed=len(texts) * (8 + 32 * np.dtype(values_type).itemsize))
+    needed = len(texts) * (8 + 32 * np.dtype(values_type).itemsize)
+    return build(root, "tokens", full, write, bytes_needed=needed, resumable=True)
 
 
 def _write_tokens(
     folder: Path,
-    texts: Sequence[str],
+    texts: Texts,
     backend: Tokenizer,
     cut: Cut,
-    dtype: np.dtype[np.generic],
+    dtype: str,
     run_shards: RunShards,
     progress: Count,
 ) -> Contents:
-    work = folder / "work"
-    work.mkdir()
-    backend.save(str(work / "tokenizer.json"))
+    tokenizer = folder / "tokenizer.json"
+    backend.save(str(tokenizer))
     rows = int(np.clip(-(-len(texts) // SHARDS), *SHARD_ROWS))
-    parts = [work / f"{number:05}" for number in range(-(-len(texts) // rows))]
-    for number, part in enumerate(parts):
-        write_texts(part.with_suffix(".json"), texts[number * rows : (number + 1) * rows])
-    arguments = [(str(work / "tokenizer.json"), str(part), cut.prompt, cut.special, dtype.str) for part in parts]
-    count_all(run_shards(tokenize_shard, arguments), len(texts), progress, "tokenized")
-    with (folder / "values.bin").open("wb") as values:
-        for part in parts:
-            with part.with_suffix(".ids").open("rb") as ids:
-                shutil.copyfileobj(ids, values)
-    lengths = [np.zeros(1, "<i8"), *(np.fromfile(part.with_suffix(".lengths"), "<i8") for part in parts)]
-    truncated = sum(int(part.with_suffix(".truncated").read_text(encoding="ascii")) for part in parts)
-    shutil.rmtree(work)
-    offsets = np.cumsum(np.concatenate(lengths), dtype="<i8")
-    offsets.tofile(folder / "offsets.bin")
-    tokens = int(offsets[-1])
+    work = ShardWork(
+        tokenize_shard,
+        lambda source, out: (str(tokenizer), source, out, cut.prompt, cut.special, dtype),
+        run_shards,
+        progress,
+        "tokenized",
+    )
+    cuts = (np.arange(start, min(start + rows, len(texts))) for start in range(0, len(texts), rows))
+    records = make_shards(folder, texts, cuts, work)
+    tokenizer.unlink()
+    values = array_of(records, "values", dtype)
+    truncated = sum(record.truncated for record in records)
     return Contents(
-        arrays={
-            "values": Array(dtype.str, 0, (("values.bin", tokens),)),
-            "offsets": Array("<i8", 0, (("offsets.bin", len(offsets)),)),
-        },
-        facts={"sentences": len(texts), "tokens": tokens, "truncated": truncated},
+        arrays={"values": values, "offsets": array_of(records, "offsets", "<i8")},
+        facts={"sentences": len(texts), "tokens": values.rows, "truncated": truncated},
+        files=files_of(records),
     )
 
 
-def tokenize_shard(tokenizer_file: str, part: str, prompt: str, special: bool, dtype: str) -> int:
-    """Writes ids, lengths and the number of texts cut beside the texts of `part`; returns how many texts there were."""
+def tokenize_shard(tokenizer_file: str, texts_file: str, out: str, prompt: str, special: bool, dtype: str) -> int:
+    """Writes the shard `out`: the token ids of the texts in a JSON file; returns how many texts there were."""
     backend = _loaded(tokenizer_file, *version(Path(tokenizer_file)))
-    texts = read_texts(f"{part}.json")
+    texts = read_texts(texts_file)
     encodings = backend.encode_batch_fast([prompt + text for text in texts], add_special_tokens=special)
     ids = [encoding.ids for encoding in encodings]
-    np.fromiter(chain.from_iterable(ids), dtype).tofile(f"{part}.ids")
-    np.array([len(row) for row in ids], "<i8").tofile(f"{part}.lengths")
+    values = np.fromiter(chain.from_iterable(ids), dtype)
+    offsets = np.cumsum([0, *map(len, ids)], dtype="<i8")
     longest = (backend.truncation or {}).get("max_length")
     cut = sum(bool(e.overflowing) for e, row in zip(encodings, ids, strict=True) if len(row) == longest)
-    Path(f"{part}.truncated").write_text(str(cut), encoding="ascii")
+    write_shard(Path(out), texts, truncated=cut, values=values, offsets=offsets)
     return len(texts)
 
 

@@ -25,7 +25,8 @@ from babeltune.data.prepared import Prepared
 from babeltune.data.shards import read_texts, run_here
 from babeltune.data.starts import place_of, split_pin, start_name
 from babeltune.data.store import open_ragged
-from babeltune.data.teacher import encode_shard, load_teacher, write_shard
+from babeltune.data.store_shards import write_shard
+from babeltune.data.teacher import encode_shard, load_teacher
 from babeltune.errors import BabeltuneError
 from babeltune.files import plain
 from babeltune.method import needs_of
@@ -184,7 +185,7 @@ def _random_vectors(dim: int) -> Any:
             texts = read_texts(file)
             vectors = generator.standard_normal((len(texts), dim)).astype(np.float32)
             vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(dtype)
-            write_shard(vectors, texts, Path(out), truncated=0)
+            write_shard(Path(out), texts, truncated=0, rows=vectors)
             yield len(texts)
 
     return run

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from babeltune.errors import StoreError
 from babeltune.files import sha256_of, version
 from babeltune.storage.mirror_base import MirrorBase, digest, document, together, write_below
 from babeltune.storage.object_store import Entry, inside
@@ -50,6 +51,26 @@ class Packages(MirrorBase):
         together(self.store.remove, there.keys() - set(names.values()) - {f"{key}/{PACKAGE_MANIFEST}"})
         self.store.write(f"{key}/{PACKAGE_MANIFEST}", manifest)
         return True
+
+    def finish_package(self, key: str, draft: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
+        """Makes a package of objects that others have written below its key, and of the draft's files, which are sent.
+
+        `files` has the size and SHA-256 of each. If another process has made the package since, that one stays.
+        `StoreError` if an object is gone.
+        """
+        seal, there = f"{key}/{PACKAGE_MANIFEST}", self.store.entries(key)
+        if seal in there:
+            return
+        here = [name for name in files if (draft / name).exists()]
+        sizes = {name: there[at].size if (at := f"{key}/{name}") in there else None for name in files.keys() - here}
+        if gone := sorted(name for name, size in sizes.items() if size != files[name]["bytes"]):
+            raise StoreError(
+                f"the storage {self.store.uri} has lost {len(gone)} files of {key}, such as {gone[0]}; "
+                "`babeltune resume` makes them again"
+            )
+        together(lambda name: self.store.upload(draft / name, f"{key}/{name}"), here)
+        if self.store.write_if(seal, document({"files": files}), None) is not None:
+            together(self.store.remove, there.keys() - {f"{key}/{name}" for name in files})
 
     def has_package(self, folder: Path, key: str, there: Mapping[str, Entry]) -> bool:
         """Whether the bucket has the folder as it is at this key, below which it lists the objects `there`."""

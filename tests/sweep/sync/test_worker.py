@@ -1,4 +1,4 @@
-"""What a node that shares no folder with others brings and sends: trials' checkpoints and the files of shards."""
+"""What a node that shares no folder with others brings and sends of trials: checkpoints and reports."""
 
 from __future__ import annotations
 
@@ -16,10 +16,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from babeltune.data.shards import run_here
-from babeltune.data.store import read_store
-from babeltune.data.teacher import build_teacher_store
-from babeltune.data.tokens import Cut, build_token_store, load_tokenizer
 from babeltune.errors import NodeError, ObjectStoreError, StorageError, storage_refusals
 from babeltune.files import write_json
 from babeltune.schema.records import Report
@@ -32,12 +28,9 @@ from babeltune.sweep.sync import worker
 from babeltune.sweep.sync.view import records_in
 from babeltune.sweep.sync.worker import (
     Sending,
-    files_of,
     on_this_node,
     pull_trial,
     push_trial,
-    put_files,
-    with_files,
     with_retries,
 )
 from babeltune.training.checkpoint import (
@@ -273,45 +266,6 @@ def test_a_long_errand_sends_heartbeats(monkeypatch):
     with_retries(lambda: wait_until(lambda: len(signs) > 3), 20, say)
     signs[0].join(PATIENCE_S)
     assert not signs[0].is_alive(), "there is none once it is done"
-
-
-def test_a_shards_files_travel_both_ways(tmp_path):
-    (tmp_path / "in.json").write_bytes(b"abc")
-    arguments = (7, str(tmp_path / "in.json"), str(tmp_path / "out"), "/not a path of its own")
-    count, made = with_files(reverse, arguments, {"in.json": b"abc"})
-    assert (count, made) == (3, {"out": b"cba", "out.note": b"7/not a path of its own"})
-    put_files(arguments, made)
-    assert (tmp_path / "out").read_bytes() == b"cba"
-
-
-def test_shards_that_carry_their_files_make_the_same_stores(tiny, tmp_path):
-    sweep, prepared = tiny
-    (tokens,) = prepared.tokens.values()
-    tokenizer = load_tokenizer(sweep.student, Path(tokens.tokenizer))
-    texts = [f"sentence {number}" for number in range(70)]
-
-    def carried(function, arguments, *, gpu=False):
-        for each in arguments:
-            count, made = with_files(function, each, files_of(each))
-            put_files(each, made)
-            yield count
-
-    for run_shards, place in ((run_here, tmp_path / "here"), (carried, tmp_path / "carried")):
-        build_token_store(place, texts, tokenizer, Cut("", 8), run_shards=run_shards)
-        build_teacher_store(place, texts, sweep.teacher, run_shards=run_shards)
-    here, there = (
-        {store.name: read_store(store, verify=True).files for store in (tmp_path / name).glob("t*")}
-        for name in ("here", "carried")
-    )
-    assert len(here) == 2
-    assert here == there
-
-
-def reverse(number, source, out, text):
-    data = Path(source).read_bytes()
-    Path(out).write_bytes(data[::-1])
-    Path(f"{out}.note").write_text(f"{number}{text}")
-    return len(data)
 
 
 def test_what_sqlite_writes_beside_a_study_is_no_record(tmp_path):

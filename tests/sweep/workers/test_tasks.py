@@ -9,6 +9,7 @@ import pytest
 import ray
 
 from babeltune.errors import ClusterError, DataError
+from babeltune.sweep.sync.shards import Carrier
 from babeltune.sweep.workers import tasks
 from babeltune.sweep.workers.tasks import counted, fetched, followed, ray_refusals, ray_shards
 from waiting import PATIENCE_S, wait_until
@@ -112,7 +113,7 @@ def test_files_travel_with_a_few_tasks_at_a_time(ray_cluster, tmp_path, monkeypa
     arguments = [(str(tmp_path / f"{number}.in"), str(tmp_path / f"{number}.out")) for number in range(count)]
     for source, _ in arguments[:-1]:
         Path(source).write_bytes(b"ab")
-    results = ray_shards(reverse, arguments, carried=True)
+    results = ray_shards(reverse, arguments, carrier=Carrier())
     done = [next(results)]
     Path(arguments[-1][0]).write_bytes(b"abc")  # its task is not begun, so that nothing of it is in memory
     assert sorted([*done, *results]) == [2] * (count - 1) + [3]

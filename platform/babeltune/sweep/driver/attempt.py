@@ -93,7 +93,7 @@ class Attempt:
         return functools.partial(
             ray_shards,
             share=self.cluster.gpus_per_worker,
-            carried=self.driver_sync.where is not None,
+            carrier=self.driver_sync.carrier,
             poll=self.stop.raise_if_stopped,
             progress_timeout=self.cluster.progress_timeout,
         )

@@ -22,7 +22,7 @@ from typing import Self, TypeVar
 
 from babeltune.data.prepared import Prepared
 from babeltune.data.shards import Progress, no_progress
-from babeltune.data.store import stores_from
+from babeltune.data.store import stores_in
 from babeltune.errors import ClusterError, ObjectStoreError, SweepError
 from babeltune.schema.cluster import Cluster
 from babeltune.schema.records import Report
@@ -36,6 +36,7 @@ from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.messages import TrialAssignment, TrialOutcome
 from babeltune.sweep.sync.checkpoint_names import checkpoints_there
 from babeltune.sweep.sync.leased_folder import LeasedFolder
+from babeltune.sweep.sync.shards import BucketStores, Carrier
 from babeltune.sweep.sync.view import StorageView, records_in, stores_of
 from babeltune.training.checkpoint import REPORTS, read_reports
 
@@ -64,6 +65,7 @@ class DriverSync:
         self.folder, self.needs = folder, needs
         self._prefix = f"sweeps/{folder.id}"
         self.where = cluster.mirrored
+        self._alone = cluster.address == "local"
         self.trouble: Exception | None = None
         self.lost: SweepError | None = None
         """Why this driver may not go on: another one has the sweep."""
@@ -83,6 +85,11 @@ class DriverSync:
         return self._view.mirror
 
     @property
+    def carrier(self) -> Carrier | None:
+        """What takes the files of shards to other nodes and into the bucket; None: all tasks see this folder."""
+        return None if self.where is None or self._alone else Carrier(self.where)
+
+    @property
     def _lease(self) -> LeasedFolder:
         assert self._leased is not None
         return self._leased
@@ -94,7 +101,8 @@ class DriverSync:
         self.token, self._leased = leased.take(self.needs), leased
         self.where = replace(self.where, compares=self.mirror.store.compares and self.where.compares)
         self.mirror.store.timeout = REQUEST_TIMEOUT_S
-        self._stores = stores_from(self._fetch)
+        insist = partial(self._insist, seconds=self.where.timeout)
+        self._stores = stores_in(BucketStores(self.mirror, insist, takes_shards=self.carrier is not None))
         self._stores.__enter__()
         self._thread.start()
         return self
@@ -123,11 +131,6 @@ class DriverSync:
             self.folder.note(_words(unsent, self.mirror, self.folder))
         finally:
             self._leased.release()
-
-    def _fetch(self, store: Path) -> None:
-        """Brings a store that another sweep or machine has built already."""
-        assert self.where is not None
-        self._insist(lambda: self.mirror.pull_package(self.mirror.key(store)), self.where.timeout)
 
     # While the driver runs
 
@@ -170,8 +173,9 @@ class DriverSync:
             return
 
         def send() -> None:
-            for key in stores_of(self.mirror, prepared):
-                self.mirror.push_package(self.mirror.path(key), tell=partial(progress, f"{UPLOADING} {key}"))
+            for path in map(self.mirror.path, stores_of(self.mirror, prepared)):
+                if path.exists():  # of the others, tasks have written the shards there
+                    self.mirror.push_package(path, tell=partial(progress, f"{UPLOADING} {self.mirror.key(path)}"))
             for record in (self.folder.prepared, *self.folder.path.glob(f"conditions/*/{self.folder.prepared.name}")):
                 self.mirror.push(record)
 

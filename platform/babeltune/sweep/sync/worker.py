@@ -2,7 +2,7 @@
 
 A trial's worker brings the stores and the trial's last checkpoint, and sends each new checkpoint and then its line in
 the ledger before it reports. The names of checkpoints in the bucket end in the fencing token of the driver that gave
-the trial, such as `000003-7`; in folders they do not. Tasks of the preparation carry their files with them.
+the trial, such as `000003-7`; in folders they do not. `shards.py` has the tasks of the preparation.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeGuard
+from typing import Any, Protocol
 
 from safetensors import SafetensorError
 
@@ -400,7 +399,7 @@ def _place(state: dict[str, Any]) -> tuple[int, int]:
     return state.get("reports", 0), state.get("interval", {}).get("step", 0)
 
 
-# Tasks of the preparation
+# Tasks that read what was prepared
 
 
 def with_prepared(where: StorageLocation | None, key: str, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -409,44 +408,3 @@ def with_prepared(where: StorageLocation | None, key: str, function: Callable[..
         return function(*arguments)
     mirror = Mirror(where)
     return function(*arguments[:-1], bring_prepared(mirror, mirror.path(key)))
-
-
-def files_of(arguments: tuple[object, ...]) -> dict[str, bytes]:
-    """The files that a shard's arguments name, whole or by their beginning; all are in one folder."""
-    found, folder = {}, _folder(arguments)
-    for path in (Path(each) for each in arguments if _is_in(each, folder)):
-        for each in [path, *folder.glob(f"{path.name}.*")]:
-            if each.is_file():
-                found[each.name] = each.read_bytes()
-    return found
-
-
-def with_files(
-    function: Callable[..., int], arguments: tuple[object, ...], files: dict[str, bytes]
-) -> tuple[int, dict[str, bytes]]:
-    """A shard's work in a folder of its own: what it returns, and the files that it made."""
-    folder = _folder(arguments)
-    with tempfile.TemporaryDirectory(prefix="babeltune-shard-") as place:
-        for name, data in files.items():
-            (Path(place) / name).write_bytes(data)
-        moved = [str(Path(place) / Path(each).name) if _is_in(each, folder) else each for each in arguments]
-        count = function(*moved)
-        made = {path.name: path.read_bytes() for path in Path(place).iterdir() if path.name not in files}
-    return count, made
-
-
-def put_files(arguments: tuple[object, ...], made: dict[str, bytes]) -> None:
-    """Puts what a shard made where it would have been. A file that says that another one is whole comes after it, as
-    its name begins with the other's."""
-    folder = _folder(arguments)
-    for name in sorted(made):
-        (folder / Path(name).name).write_bytes(made[name])
-
-
-def _folder(arguments: tuple[object, ...]) -> Path:
-    """The folder of a shard's files: that of the first path."""
-    return next(Path(each).parent for each in arguments if isinstance(each, str))
-
-
-def _is_in(value: object, folder: Path) -> TypeGuard[str]:
-    return isinstance(value, str) and value.startswith(f"{folder}/")

@@ -15,7 +15,8 @@ import ray
 from babeltune.data.shards import Count
 from babeltune.errors import BabeltuneError, ClusterError
 from babeltune.schema.storage_location import StorageLocation
-from babeltune.sweep.sync.worker import files_of, put_files, with_files, with_prepared
+from babeltune.sweep.sync.shards import Carrier, on_a_node
+from babeltune.sweep.sync.worker import with_prepared
 
 PROGRESS_TIMEOUT_S = 1800.0
 """Seconds that a task may make no progress if nobody says otherwise; `progress_timeout` of cluster files has the same
@@ -126,25 +127,36 @@ def ray_shards(
     *,
     gpu: bool = False,
     share: float = 0.0,
-    carried: bool = False,
+    carrier: Carrier | None = None,
     poll: Callable[[], None] = lambda: None,
     progress_timeout: float = PROGRESS_TIMEOUT_S,
 ) -> Iterator[int]:
     """`shards.RunShards` by Ray tasks of one CPU each and, for functions that use a GPU, a `share` of one.
 
-    `carried`: the nodes share no folder, so that the files travel with the tasks. Then `AHEAD` tasks for each CPU are
-    there at a time, so that their files fit in memory. `poll` is called about once a second. If no task ends for
-    `progress_timeout` seconds, they hang: they are killed and started again, once. `ClusterError` if no task ends then
+    `carrier`: the nodes share no folder, so that the files travel with the tasks. Then `AHEAD` tasks for each CPU are
+    there at a time, so that their files fit in memory. A file that several shards name goes to each node once. `poll`
+    is called about once a second. If no task ends for `progress_timeout` seconds, they hang: they are killed and
+    started again, once. `ClusterError` if no task ends then
     either.
     """
-    remote = ray.remote(num_cpus=1, num_gpus=share if gpu else 0.0, max_retries=2)(with_files if carried else function)
+    remote = ray.remote(num_cpus=1, num_gpus=share if gpu else 0.0, max_retries=2)(
+        function if carrier is None else on_a_node
+    )
     waiting, work, again = deque(arguments), dict[Any, tuple[object, ...]](), False
 
+    packing = carrier and carrier.of(arguments)
+    shared = packing and ray.put(packing.pack_shared())
+
+    def begun(each: tuple[object, ...]) -> Any:
+        if packing is None:
+            return remote.remote(*each)
+        return remote.remote(function, each, packing.pack(each), shared, packing.place(each))
+
     def start() -> None:
-        most = AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1))) if carried else len(arguments)
+        most = len(arguments) if packing is None else AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
         while waiting and len(work) < most:
             each = waiting.popleft()
-            work[remote.remote(*((function, each, files_of(each)) if carried else each))] = each
+            work[begun(each)] = each
 
     try:
         while waiting or work:
@@ -152,9 +164,9 @@ def ray_shards(
             ready, _ = first_of(list(work), poll, progress_timeout)
             if ready:
                 done = fetched(ready[0], poll, seconds=progress_timeout)
-                if carried:
+                if packing is not None:
                     done, made = done
-                    put_files(work[ready[0]], made)
+                    packing.unpack(work[ready[0]], made)
                 del work[ready[0]]
                 again = False
                 yield done
