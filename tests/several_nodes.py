@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sys
+from collections import Counter
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -23,10 +24,12 @@ import ray
 from ray.autoscaler._private.monitor import BASE_READONLY_CONFIG
 from ray.cluster_utils import Cluster
 
+from babeltune.data import teacher, tokens
 from babeltune.data.text_shards import TextShards, work_on_shard
 from babeltune.errors import ClusterError
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.schema.cluster import Cluster as ClusterFile
+from babeltune.storage.object_store import ObjectStore
 from babeltune.sweep.driver import attempt
 from babeltune.sweep.driver.run import submit
 from babeltune.sweep.state.leaderboard import leaderboard
@@ -484,6 +487,73 @@ def node_noted(*arguments):
     return function(*own)
 
 
+def share_a_bucket(folder):
+    """A sweep whose storage is a bucket, on nodes with a mirror each. The first tasks that tokenize and that encode are
+    killed when the bucket has their files and not their records. What passed through the driver, in bytes by what it
+    was, and what is in its mirror."""
+    passed, mirrors = Counter(), {name: str(folder / name) for name in ("driver", "head", "one", "two")}
+    os.environ["BABELTUNE_CACHE"] = mirrors["driver"]
+    run, uri = attempt.ray_shards, os.environ["BUCKET_URI"]
+    with nodes(env_vars={"BABELTUNE_CACHE": mirrors["head"]}) as (cluster, _), pytest.MonkeyPatch.context() as patch:
+        for name in ("one", "two"):
+            cluster.add_node(num_cpus=1, env_vars={"BABELTUNE_CACHE": mirrors[name]}, **HERE)
+        for module in (teacher, tokens):
+            patch.setattr(module, "SHARD_ROWS", (100, 100))
+        patch.setattr(attempt, "ray_shards", lambda function, some, **how: run(*dying(folder, function, some), **how))
+        count_passing(patch, passed)
+        where = ClusterFile(address=cluster.address, storage=uri, mlflow=f"sqlite:///{folder}/mlflow.db")
+        swept = submit(read_sweep(folder / "sweep.yaml"), where)
+    here = sorted({path.name.partition("-")[0] for path in Path(mirrors["driver"]).rglob("*.bin")})
+    killed = sorted(path.stem for path in folder.glob("*.killed"))
+    return {"state": swept.state(), "passed": dict(passed), "killed": killed, "here": here}
+
+
+def count_passing(patch, passed):
+    """Counts the bytes that this process sends to tasks, gets from them, and moves to and from a bucket."""
+
+    def count(owner, name, way, size):
+        inner = getattr(owner, name)
+
+        def counting(*arguments, **named):
+            result = inner(*arguments, **named)
+            key, data = size(result, *arguments)
+            passed[f"{way} {key}"] += len(data or b"")
+            return result
+
+        patch.setattr(owner, name, counting)
+
+    def kind(key):
+        return Path(key).name.partition("-")[0] if Path(key).suffix == ".bin" else "other"
+
+    def joined(files):
+        return b"".join(files.values())
+
+    count(Carrier, "pack", "to tasks", lambda files, *_: ("texts", joined(files)))
+    count(Carrier, "pack_shared", "to tasks", lambda files, *_: ("shared", joined(files)))
+    count(Carrier, "unpack", "from tasks", lambda _, carrier, arguments, made: ("files", joined(made)))
+    count(ObjectStore, "upload", "to the bucket", lambda _, store, path, key, *__: (kind(key), path.read_bytes()))
+    count(ObjectStore, "download", "from the bucket", lambda _, store, key, path: (kind(key), path.read_bytes()))
+    count(ObjectStore, "read", "from the bucket", lambda data, store, key: (kind(key), data))
+    for name in ("write", "write_if"):
+        count(ObjectStore, name, "to the bucket", lambda _, store, key, data, *__: (kind(key), data))
+
+
+def dying(place, function, arguments):
+    """The shards' work; the first one that makes a part of a store dies."""
+    if function not in (teacher.encode_shard, tokens.tokenize_shard):
+        return function, arguments
+    return dies_once, [(*each, str(place), function) for each in arguments]
+
+
+def dies_once(*arguments):
+    """A shard's work, in a process that dies before it sends the record, if no such process has died."""
+    *own, place, function = arguments
+    with contextlib.suppress(FileExistsError):
+        (Path(place) / f"{function.__name__}.killed").touch(exist_ok=False)
+        ObjectStore.write = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    return function(*own)
+
+
 def share_a_corpus(folder):
     """Two nodes clean a corpus together: with a folder that all see, and with files that travel."""
     data, digests, used = data_in(folder), [], []
@@ -509,5 +579,5 @@ if __name__ == "__main__":
     worker_groups.UNPLACED_TIMEOUT_S = pool_module.SURVEY = 1.0
     scenes = (come_and_go, shrink_and_grow, lose_one_of_two, wait_for_room, stop_without_nodes, one_bad_node)
     scenes += (one_blind_node, from_none, regrow, share_a_gpu, two_gpus, fill_a_gpu, with_tls)
-    scenes += (controllers_beside_ranks, share_a_corpus, share_a_sweep)
+    scenes += (controllers_beside_ranks, share_a_corpus, share_a_sweep, share_a_bucket)
     print(json.dumps({scene.__name__: scene for scene in scenes}[sys.argv[1]](Path(sys.argv[2]))))

@@ -52,7 +52,7 @@ class ShardRecord:
     truncated: int
     """Texts that were cut."""
     files: dict[str, ShardFile]
-    """By array."""
+    """The file of each array, by its name."""
 
     def encode(self) -> bytes:
         return json.dumps(plain(self)).encode()

@@ -37,8 +37,8 @@ SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 TRAINING_TEXTS = 100_000
 """A tokenizer is trained on at most this many texts, drawn with a seed."""
 SHARD_ROWS = (1_024, 65_536)
-"""Fewest and most texts of a shard: a small corpus is cut into `SHARDS`, so that its count moves. A billion texts are
-15,259 shards of two files: a process may map 65,530."""
+"""Fewest and most texts of a shard: a small corpus is cut into `SHARDS`, so that its count moves. Large shards keep the
+number of files small: by Linux's default a process maps at most 65,530."""
 SHARDS = 8
 """Shards of a corpus that is neither too small nor too large for them."""
 log = logging.getLogger(__name__)

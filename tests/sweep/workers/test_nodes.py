@@ -1,3 +1,4 @@
+import hashlib
 import json
 import os
 import re
@@ -12,12 +13,14 @@ import pytest
 import torch
 import yaml
 
+from babeltune.data import teacher, tokens
 from babeltune.data.prepared import write_prepared
 from babeltune.files import sha256_of
 from babeltune.method.distributed import ProcessGroup
 from babeltune.planning.preparation import prepare
 from babeltune.planning.space import make_trial
 from babeltune.planning.sweep_file import read_sweep
+from babeltune.storage.packages import PACKAGE_MANIFEST
 from babeltune.sweep.driver.assignment import assignment
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.workers.nodes import are_several
@@ -215,6 +218,31 @@ def test_a_sweep_on_three_nodes_has_the_stores_and_scores_of_one(tiny_file, tmp_
         trial, reporter = make_trial(sweep, int(name[1:]), params), Mock(**{"stopped.return_value": False})
         train(trial, prepared, tmp_path / name, reporter, ProcessGroup(), torch.device("cpu"))
         assert scores_in(tmp_path / name) == scores_in(Path(saw["folder"]) / "trials" / name)
+
+
+@pytest.mark.long
+def test_with_a_bucket_tasks_write_the_stores_and_the_driver_passes_no_vectors_on(tiny_file, tmp_path, s3):
+    values = yaml.safe_load(tiny_file.read_text())
+    values["budget"]["trials"] = 1
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(values))
+    saw = play("share_a_bucket", tmp_path, BUCKET_URI=f"{s3.uri}/shared")
+    assert (saw["state"], saw["killed"]) == ("finished", ["encode_shard", "tokenize_shard"])
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (teacher, tokens):
+            patch.setattr(module, "SHARD_ROWS", (100, 100))
+        prepare(read_sweep(tmp_path / "sweep.yaml"), tmp_path / "alone")
+    alone = files_in(tmp_path / "alone" / "stores")
+    keys = {key.removeprefix("shared/stores/"): key for key in s3.keys("shared/stores/")}
+    there = {
+        name: hashlib.sha256(s3.get(key)).hexdigest() for name, key in keys.items() if PACKAGE_MANIFEST not in name
+    }
+    assert there == {name: digest for name, digest in alone.items() if not name.endswith(".lock")}
+    shards = [path for path in (tmp_path / "alone" / "stores").rglob("*.bin") if path.stem[-17] == "-"]
+    assert len({path.name.partition("-")[0] for path in shards}) == 3
+    passed = saw["passed"]
+    assert not {each for each in passed if each.split()[-1] in ("rows", "values", "offsets")}
+    assert saw["here"] == [], "the driver has no copy of the stores that tasks made"
+    assert passed["from tasks files"] < 1000 * len(shards), "of each shard, a record comes back"
 
 
 def files_in(stores):
