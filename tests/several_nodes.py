@@ -25,7 +25,7 @@ from ray.autoscaler._private.monitor import BASE_READONLY_CONFIG
 from ray.cluster_utils import Cluster
 
 from babeltune.data import teacher, tokens
-from babeltune.data.text_shards import TextShards, work_on_shard
+from babeltune.data.text_shards import TextShards
 from babeltune.errors import ClusterError
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.schema.cluster import Cluster as ClusterFile
@@ -456,7 +456,7 @@ def noted(path, place, function, *more):
     """A shard's work, once two nodes have such work."""
     (place / ray.get_runtime_context().get_node_id()).touch()
     wait_until(lambda: len(list(place.iterdir())) > 1, every=0.05)
-    return work_on_shard(path, function, *more)
+    return function(path, *more)
 
 
 def share_a_sweep(folder):
@@ -564,7 +564,7 @@ def share_a_corpus(folder):
             place.mkdir()
 
             def run(function, arguments, *, gpu=False, place=place, carried=carried):
-                moved = [(path, place, *more) for path, *more in arguments]
+                moved = [(path, place, function, *more) for path, *more in arguments]
                 return ray_shards(noted, moved, carrier=Carrier() if carried else None)
 
             with tiny_shards():
