@@ -184,21 +184,16 @@ def _distribution(record: Record) -> list[str]:
 
 
 def _failures(record: Record, others: Mapping[str, Record]) -> list[str]:
-    """Each failed order of a paper, what is suspected, and what the experiment that looks for it says."""
+    """The failed orders of a paper by what is suspected, and what the experiment that looks for it says."""
     titles = {column["metric"]: column["title"] for column in record["columns"]}
-    rows = []
+    orders: dict[tuple[str, str], list[str]] = {}
     for claim in record["claims"] if record["budget"] else ():
-        if verdict(claim, record).said != "fails":
-            continue
-        reason = reason_of(record["name"], claim["better"], claim["worse"])
-        rows.append(
-            [
-                f"{_order(claim)}, {titles[claim['metric']]}",
-                reason.suspected if reason else "nothing yet",
-                _answer(reason, others),
-            ]
-        )
-    return [FAILED, _table(["order", "suspected", "what an experiment says"], rows)] if rows else []
+        if verdict(claim, record).said == "fails":
+            reason = reason_of(record["name"], claim["better"], claim["worse"])
+            why = (reason.suspected if reason else "nothing yet", _answer(reason, others))
+            orders.setdefault(why, []).append(f"{_order(claim)}, {titles[claim['metric']]}")
+    rows = [["; ".join(found), *why] for why, found in orders.items()]
+    return [FAILED, _table(["orders", "suspected", "what an experiment says"], rows)] if rows else []
 
 
 def _answer(reason: Reason | None, others: Mapping[str, Record]) -> str:
