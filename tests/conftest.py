@@ -293,9 +293,34 @@ def tiny_file(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def tiny_storage(tmp_path_factory):
-    """A storage whose stores all tests share."""
-    return tmp_path_factory.mktemp("storage")
+def common_folder(tmp_path_factory):
+    """A folder that all processes of a run see."""
+    place = tmp_path_factory.getbasetemp()
+    return place.parent if os.environ.get("PYTEST_XDIST_WORKER") else place
+
+
+@pytest.fixture(scope="session")
+def tiny_stores(tiny_file, common_folder):
+    """What is prepared for the tiny sweep, once for all processes of a run: a folder to copy and never to write."""
+    from filelock import FileLock
+
+    from babeltune.planning.preparation import prepare
+    from babeltune.planning.sweep_file import read_sweep
+
+    made = common_folder / "tiny"
+    with FileLock(common_folder / "tiny.lock"):
+        if not made.exists():
+            prepare(read_sweep(tiny_file), common_folder / "preparing")
+            (common_folder / "preparing").rename(made)
+    return made / "stores"
+
+
+@pytest.fixture(scope="session")
+def tiny_storage(tiny_stores, tmp_path_factory):
+    """A storage whose stores the tests of one process share. Those of the tiny sweep are there."""
+    storage = tmp_path_factory.mktemp("storage")
+    shutil.copytree(tiny_stores, storage / "stores")
+    return storage
 
 
 @pytest.fixture(scope="session")
@@ -334,7 +359,7 @@ def cluster_at(storage):
 
 
 @pytest.fixture(scope="session")
-def searched(request, tiny_file, tmp_path_factory):
+def searched(request, tiny_file, tiny_stores, common_folder):
     """A finished sweep of four trials (t0001 cannot train) on a worker group of two gloo workers: (sweep,
     folder).
 
@@ -346,15 +371,13 @@ def searched(request, tiny_file, tmp_path_factory):
     from babeltune.sweep.driver.run import submit
     from babeltune.sweep.state.folder import find_sweep
 
-    place = tmp_path_factory.getbasetemp()
-    if os.environ.get("PYTEST_XDIST_WORKER"):
-        place = place.parent
-    overlay, storage = place / "searched.yaml", place / "searched"
-    with FileLock(place / "searched.lock"):
+    overlay, storage = common_folder / "searched.yaml", common_folder / "searched"
+    with FileLock(common_folder / "searched.lock"):
         overlay.write_text(SEARCHED, encoding="utf-8")
         sweep = read_sweep(tiny_file, overlays=[overlay])
         if not storage.exists():
             request.getfixturevalue("ray_cluster")
+            shutil.copytree(tiny_stores, storage / "stores")
             submit(sweep, cluster_at(storage))
     return sweep, find_sweep(storage, sweep.name)
 

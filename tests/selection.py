@@ -28,8 +28,8 @@ STARTERS = frozenset(
 `open_client` makes MLflow's database."""
 LEFT_OUT = ("chaos", "long", "slow", "needs_gpu", "needs_papers")
 """Markers of tests that are not fast, whatever their code names."""
-SLOW_FIXTURES = frozenset({"tiny", "tiny_storage"})
-"""Fixtures that take seconds: a prepared sweep, and the storage of tests that prepare one."""
+SLOW_FIXTURES = frozenset({"tiny", "tiny_storage", "tiny_stores"})
+"""Fixtures that take seconds: a prepared sweep, its stores, and the storage of tests that prepare one."""
 SLOWEST = (
     *("remote/test_jobs.py", "cli/test_refit.py", "sweep/search/test_tune_run.py", "training/test_trainer.py"),
     *("sweep/workers/test_pool.py", "cli/test_commands.py", "test_benchmarks.py", "sweep/sync/test_view.py"),
