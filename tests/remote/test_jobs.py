@@ -31,10 +31,13 @@ import babeltune as imported
 from audits import read_audit
 from babeltune.cli import main
 from babeltune.errors import ClusterError, UnknownNameError
+from babeltune.planning.space import default_params, make_trial
 from babeltune.planning.sweep_file import read_sweep, sweep_id
 from babeltune.remote.jobs import ADDRESSES, SWEEP, Job, Jobs, _job, exit_code, json_in, own_output, without_variables
 from babeltune.remote.wheel import build_wheel
 from babeltune.schema.cluster import read_cluster
+from babeltune.sweep.driver.baselines import own_scores
+from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.sync.audit import ACTOR
 from ports import free_port, listens
 from toy_plugin import PACKAGE, importable, install, make_source
@@ -46,9 +49,14 @@ TOKEN, PASSWORD = secrets.token_hex(32), secrets.token_hex(16)
 @pytest.fixture(scope="module")
 def place(tiny, tiny_storage, tmp_path_factory):
     """Where cluster files, the token and the storage of these tests are. The storage has the stores of the tiny
-    sweep, so that its jobs prepare nothing."""
+    sweep and the scores of its baselines, so that its jobs prepare nothing."""
+    sweep, prepared = tiny
     place = tmp_path_factory.mktemp("jobs")
     shutil.copytree(tiny_storage / "stores", place / "storage" / "stores")
+    folder = SweepFolder(place / "storage" / "sweeps" / sweep_id(sweep))
+    folder.path.mkdir(parents=True)
+    scores = own_scores(make_trial(sweep, 0, default_params(sweep)), prepared)
+    folder.write("baselines.json", {"data": prepared.digest, "scores": scores, "models": {}})
     return place
 
 
