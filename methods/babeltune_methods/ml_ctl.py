@@ -6,7 +6,7 @@ only training has. The CZ-NCE loss leaves the positive out of the denominator, s
 where a small batch is easy. Masked language modelling goes on beside it.
 
     N           pairs in the global batch; n of them on this rank
-    H           [tokens, 2 width]        states of the first and of the last layer, side by side
+    H           [tokens, 2 width]        states of the first and of the last layer (or of `layer`), side by side
     c           [n, width | 2 width]     contextual embedding, MLP([sentence ; word]) or MLP(sentence)
     x, y        [n | N, width | 2 width] unit c of the sources and of the targets
     s(a, b)     cos(a, b) / t
@@ -25,6 +25,7 @@ from torch.nn.functional import normalize
 
 from babeltune.errors import TrainingError
 from babeltune.method import Batch, Encode, Gather, Loss, Masked, Method, Needs, Tokens, states_together
+from babeltune.method.batch import FIRST_AND_LAST
 from babeltune.method.checks import above_zero, at_least, one_of
 from babeltune.method.duplicates import Duplicates, check_negatives, everyone, negative_shares, of_both_sides
 from babeltune.method.masked_lm import MaskedLanguageHead
@@ -65,6 +66,10 @@ class Config:
     cl_input: Literal["clean", "masked"] | None = None
     """What the contrastive loss reads. `clean` is ours, as the poster does not say. The authors' code masks tokens in
     place, so that it meets the masked sentence."""
+    layer: int | None = None
+    """The layer whose states the contrastive loss reads beside the first's, counted from 1; absent: the last
+    ("Avg-first-last"). Masked language modelling always reads the last. The authors' code retrieves sentences by
+    layer 7 of mBERT, and trains none but the last."""
     temperature: float = 0.07
     """t (the authors' code: 0.07; not printed)."""
     alpha: float = 0.1
@@ -77,6 +82,7 @@ class Config:
         one_of(self, variant=VARIANTS, reading=tuple(READINGS), cl_input=(None, "clean", "masked"))
         above_zero(self, "temperature", "pool_scale")
         at_least(self, 0, "alpha")
+        at_least(self, 1, "layer")
         if not 0 < self.p < 1:
             raise ValueError(f"p is {self.p}; it is a share of the tokens, above 0 and below 1")
 
@@ -112,6 +118,11 @@ class Config:
     def guesses(self) -> bool:
         """Whether masked language modelling is a term."""
         return self.alpha > 0 or not self.contrasts
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The layers that are read: those of the contrastive loss, and at the end the last."""
+        return FIRST_AND_LAST if self.layer is None else (1, self.layer, -1)
 
 
 def pooled(
@@ -165,7 +176,14 @@ class MlCtl(Method):
     @classmethod
     def needs(cls, config: Any) -> Needs:
         masked = config.p if config.guesses or config.resolved[2] == "masked" else 0.0
-        return Needs(in_batch_negatives=config.contrasts, states=True, vectors=False, words=config.words, masked=masked)
+        return Needs(
+            in_batch_negatives=config.contrasts,
+            states=True,
+            layer=config.layer or 0,
+            vectors=False,
+            words=config.words,
+            masked=masked,
+        )
 
     @classmethod
     def negatives(cls, config: Any, global_batch: int) -> int:
@@ -178,7 +196,7 @@ class MlCtl(Method):
             check_negatives(batch.total)
         masked = [side for side in (batch.masked_source, batch.masked_target) if side is not None]
         clean = [batch.source, batch.target] if config.contrasts and config.resolved[2] == "clean" else []
-        states = states_together(encode, *clean, *(side.tokens for side in masked))
+        states = states_together(encode, *clean, *(side.tokens for side in masked), layers=config.layers)
         terms: list[tuple[str, Tensor]] = []
         diagnostics: dict[str, Tensor] = {}
         if config.contrasts:
@@ -195,7 +213,7 @@ class MlCtl(Method):
     ) -> Float[Tensor, "sentences dim"]:
         """c of each sentence, or of its word."""
         assert self.mlp is not None
-        first, last = states.chunk(2, dim=1)
+        first, last, *_ = torch.split(states, self.width, dim=1)
         layers = self.config.resolved[0] * (first + last)
         parts = [pooled(layers, tokens)]
         if self.config.words:

@@ -37,7 +37,7 @@ from torch.nn.functional import normalize
 
 from babeltune.errors import TrainingError
 from babeltune.method.base import Loss, Method, Needs
-from babeltune.method.batch import Batch, Masked, Tokens, tokens_from
+from babeltune.method.batch import FIRST_AND_LAST, Batch, Masked, Tokens, tokens_from
 from babeltune.method.distributed import ProcessGroup
 from babeltune.method.gradcache import CachedEncode
 from babeltune.method.masked_lm import Masking
@@ -115,9 +115,10 @@ class Student(nn.Module):
     def word_embeddings(self) -> Float[Tensor, "vocabulary width"]:
         return self.words.weight
 
-    def states(self, tokens: Tokens) -> Float[Tensor, "tokens states"]:
+    def states(self, tokens: Tokens, layers: Sequence[int] = FIRST_AND_LAST) -> Float[Tensor, "tokens states"]:
         first: Tensor = self.layers[:2](self.words(tokens.ids))
-        return torch.cat([first, self.layers[2](first)], dim=1)
+        last: Tensor = self.layers[2](first)
+        return torch.cat([{1: first, 2: last, -1: last}[layer] for layer in layers], dim=1)
 
     def forward(self, tokens: Tokens) -> Float[Tensor, "sentences dim"]:
         states: Tensor = self.layers(self.words(tokens.ids))
@@ -128,9 +129,9 @@ class Student(nn.Module):
 class Rounded(Student):
     """A student that computes in bf16 and answers in fp32, as trials with `training.precision: bf16` do."""
 
-    def states(self, tokens: Tokens) -> Float[Tensor, "tokens states"]:
+    def states(self, tokens: Tokens, layers: Sequence[int] = FIRST_AND_LAST) -> Float[Tensor, "tokens states"]:
         with torch.autocast("cpu", torch.bfloat16):
-            return super().states(tokens).float()
+            return super().states(tokens, layers).float()
 
     def forward(self, tokens: Tokens) -> Float[Tensor, "sentences dim"]:
         with torch.autocast("cpu", torch.bfloat16):

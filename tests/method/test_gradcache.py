@@ -3,6 +3,7 @@ import torch
 from torch import nn
 
 from babeltune.method import encode_together, states_together, tokens_from
+from babeltune.method.batch import FIRST_AND_LAST
 from babeltune.method.distributed import ProcessGroup
 from babeltune.method.gradcache import CachedEncode, chunks
 from babeltune.method.tiled_contrastive import tiled_cross_entropy
@@ -99,22 +100,23 @@ def test_a_rank_without_sentences_takes_part():
 class Tagger(Bag):
     """Also gives a state for each token, and its embeddings."""
 
-    def states(self, tokens):
+    def states(self, tokens, layers=FIRST_AND_LAST):
         first = torch.tanh(self.layer(self.dropout(self.words(tokens.ids))))
-        return torch.cat([first, self.dropout(first)], dim=1)
+        second = self.dropout(first)
+        return torch.cat([{1: first, -1: second}.get(layer, first * second) for layer in layers], dim=1)
 
     @property
     def word_embeddings(self):
         return self.words.weight
 
 
-def state_gradients(encoder, encode, cached=None):
+def state_gradients(encoder, encode, cached=None, layers=FIRST_AND_LAST):
     """Of a loss that reads vectors, states of two sides and the word embeddings."""
     encoder.zero_grad()
     torch.manual_seed(7)
     vectors = encode(sentences(5, 1))
-    x, y = states_together(encode, sentences(5, 2), sentences(4, 3))
-    logits = torch.cat([x[:, 4:], y[:, 4:]]) @ encode.word_embeddings.T
+    x, y = states_together(encode, sentences(5, 2), sentences(4, 3), layers=layers)
+    logits = torch.cat([x[:, -8:], y[:, -8:]]) @ encode.word_embeddings.T
     loss = logits.logsumexp(1).sum() + (x.sum(0) * y.sum(0)).sum() + vectors[:, 0].sum()
     loss.backward()
     if cached:
@@ -122,12 +124,13 @@ def state_gradients(encoder, encode, cached=None):
     return loss.item(), [p.grad.clone() for p in encoder.parameters()], torch.rand(1)
 
 
+@pytest.mark.parametrize("layers", [FIRST_AND_LAST, (1, 7, -1)])
 @pytest.mark.parametrize("chunk", [1, 3, 100])
-def test_states_are_cached_like_vectors(chunk):
+def test_states_are_cached_like_vectors(chunk, layers):
     encoder = Tagger(dropout=0.0)
     cached = CachedEncode(encoder, chunk)
-    loss, expected, _ = state_gradients(encoder, encoder)
-    again, found, _ = state_gradients(encoder, cached, cached)
+    loss, expected, _ = state_gradients(encoder, encoder, layers=layers)
+    again, found, _ = state_gradients(encoder, cached, cached, layers)
     assert again == pytest.approx(loss, rel=1e-6)
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
@@ -145,8 +148,8 @@ def test_states_of_the_second_run_have_the_dropout_of_the_first():
         def __call__(self, tokens):
             return torch.cat([encoder(part) for part in chunks(tokens, 3)])
 
-        def states(self, tokens):
-            return torch.cat([encoder.states(part) for part in chunks(tokens, 3)])
+        def states(self, tokens, layers):
+            return torch.cat([encoder.states(part, layers) for part in chunks(tokens, 3)])
 
     cached = CachedEncode(encoder, 3)
     loss, expected, after = state_gradients(encoder, Chunked())

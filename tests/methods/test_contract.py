@@ -40,6 +40,7 @@ CASES = [
     *(("ml_ctl", {"variant": variant, "temperature": 0.2}) for variant in ("info_snt", "cz_snt", "ml_ctl_info", "mlm")),
     *(("ml_ctl", {"reading": reading, "temperature": 0.2}) for reading in ("paper", "authors_code", "fixed")),
     ("ml_ctl", {"temperature": 0.005, "alpha": 0.0}),
+    ("ml_ctl", {"layer": 1, "temperature": 0.2}),
     ("lealla", {"beta": 10.0, "gamma": 1.0, "temperature": 1.0}),
     ("lealla", {"scale": 70.0, "beta": 0.0, "gamma": 0.0, "mask_duplicates": False}),
     ("combined", {"soft_contrastive": 0.5, "lealla": 2.0, "settings": {"lealla": {"beta": 10.0, "temperature": 1.0}}}),

@@ -15,6 +15,7 @@ from babeltune.data.store import open_ragged
 from babeltune.errors import DataError, MethodError, TrainingError
 from babeltune.files import plain as as_plain
 from babeltune.method import Batch, Masked, Tokens, load_method, make_config
+from babeltune.method.batch import FIRST_AND_LAST
 from babeltune.method.distributed import ProcessGroup
 from babeltune.method.duplicates import Duplicates
 from babeltune.planning.preparation import prepare
@@ -28,20 +29,21 @@ from babeltune.training.step import make_train_step
 from babeltune.training.trainer import train
 from babeltune_methods.ml_ctl import Config, MlCtl, anchor_losses
 
-WIDTH, VOCABULARY = 3, 12
+WIDTH, VOCABULARY, MIDDLE = 3, 12, 5
 CPU = torch.device("cpu")
 
 
 class Table:
-    """A student whose states of a token are a row of a table."""
+    """A student whose states of a token are a row of a table: of the first, the last and the middle layer."""
 
     def __init__(self, seed=0):
         generator = torch.Generator().manual_seed(seed)
-        self.table = torch.randn(VOCABULARY, 2 * WIDTH, generator=generator, requires_grad=True)
+        self.table = torch.randn(VOCABULARY, 3 * WIDTH, generator=generator, requires_grad=True)
         self.word_embeddings = torch.randn(VOCABULARY, WIDTH, generator=generator, requires_grad=True)
 
-    def states(self, tokens):
-        return self.table[tokens.ids]
+    def states(self, tokens, layers=FIRST_AND_LAST):
+        first, last, middle = self.table[tokens.ids].chunk(3, dim=1)
+        return torch.cat([{1: first, MIDDLE: middle, -1: last}[layer] for layer in layers], dim=1)
 
 
 def masked_copy(tokens, draw):
@@ -87,10 +89,10 @@ def linear(layer, x):
 
 def contextual(method, table, tokens, spans, scale):
     """c of every sentence."""
-    found, at = [], 0
+    found, at, other = [], 0, WIDTH if method.config.layer is None else 2 * WIDTH
     for length, (first, end) in zip(tokens.lengths.tolist(), spans, strict=True):
         rows = [table[t] for t in tokens.ids[at : at + length].tolist()]
-        layers = [[scale * (row[k] + row[WIDTH + k]) for k in range(WIDTH)] for row in rows]
+        layers = [[scale * (row[k] + row[other + k]) for k in range(WIDTH)] for row in rows]
 
         def mean(some):
             return [sum(row[k] for row in some) / len(some) for k in range(WIDTH)]
@@ -111,7 +113,10 @@ def guessing(method, table, embeddings, side):
     for token, label in zip(side.tokens.ids.tolist(), side.labels.tolist(), strict=True):
         if label == -100:
             continue
-        hidden = [v * 0.5 * (1 + math.erf(v / math.sqrt(2))) for v in linear(method.head.dense, table[token][WIDTH:])]
+        hidden = [
+            v * 0.5 * (1 + math.erf(v / math.sqrt(2)))
+            for v in linear(method.head.dense, table[token][WIDTH : 2 * WIDTH])
+        ]
         mean = sum(hidden) / WIDTH
         deviation = math.sqrt(sum((v - mean) ** 2 for v in hidden) / WIDTH + 1e-12)
         normed = [(v - mean) / deviation for v in hidden]
@@ -157,6 +162,7 @@ CONFIGS = st.builds(
     pool_scale=st.sampled_from([None, None, 0.5, 1.0]),
     both_directions=st.sampled_from([None, None, True, False]),
     cl_input=st.sampled_from([None, None, "clean", "masked"]),
+    layer=st.sampled_from([None, MIDDLE]),
     temperature=st.sampled_from([0.02, 0.07, 1.0]),
     alpha=st.sampled_from([0.0, 0.1, 2.0]),
     p=st.sampled_from([0.05, 0.15, 0.9]),
@@ -291,6 +297,29 @@ def test_masks_reach_the_contrastive_input_only_where_that_is_asked_for():
         method = method_of(Config(cl_input=cl_input))
         terms = [method.loss(Table(), b, ProcessGroup()).terms["contrast"] for b in (batch, other)]
         assert torch.equal(*terms) == same
+
+
+def test_a_layer_takes_the_place_of_the_last_in_the_contrast_alone():
+    batch = batch_of(4)
+    losses = [method_of(Config(layer=layer)).loss(Table(), batch, ProcessGroup()).terms for layer in (None, MIDDLE)]
+    assert not torch.isclose(losses[0]["contrast"], losses[1]["contrast"])
+    assert torch.equal(losses[0]["mlm"], losses[1]["mlm"])
+
+
+def test_the_last_layer_is_read_where_none_is_named_and_one_too_deep_is_refused(prepared):
+    sweep = dataclasses.replace(prepared[0], student=dataclasses.replace(prepared[0].student, layers=2))
+    trials = {
+        layer: make_trial(dataclasses.replace(sweep, config={"layer": layer}), 0, {}) for layer in (None, 1, 2, 3)
+    }
+
+    def loss(layer):
+        train_step = make_train_step(trials[layer], prepared[1], ProcessGroup(), CPU)
+        reader = make_reader(trials[layer], prepared[1], CPU)
+        return float(train_step.backward(reader.batch(reader.usable()[:16], 16))["loss"])
+
+    assert loss(None) == loss(2) != loss(1)
+    with pytest.raises(TrainingError, match="'ml_ctl' reads layer 3 of a student that has 2; name a layer"):
+        loss(3)
 
 
 @pytest.mark.trap(11)

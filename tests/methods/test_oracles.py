@@ -105,7 +105,7 @@ def test_ml_ctls_infonce_of_sentences_is_metric_learnings_ntxent_over_both_sides
     made = method(config, student_dim=DIM, teacher_dim=DIM, width=DIM, vocabulary=2 * N)
 
     class Encode:
-        def states(self, tokens):
+        def states(self, tokens, layers):
             return states[tokens.ids]
 
     batch = batch_of(N)

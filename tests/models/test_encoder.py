@@ -118,20 +118,23 @@ def test_a_backbone_that_cannot_pack_runs_padded_with_the_same_invariance():
     assert (together - alone).abs().max() < 1e-5
 
 
+@pytest.mark.parametrize("layers", [(1, -1), (2, 1, -1)])
 @pytest.mark.parametrize("build", [scratch, mpnet])
-def test_states_are_those_of_the_first_and_the_last_layer_in_the_order_of_the_tokens(build):
+def test_states_are_those_of_the_asked_layers_in_the_order_of_the_tokens(build, layers):
     encoder = build().eval()
     sentences = [*random_sentences(6), [], *random_sentences(3, seed=1)]
     with torch.no_grad():
-        found = encoder.states(tokens_from(sentences))
+        found = encoder.states(tokens_from(sentences), layers)
         encoder.backbone.set_attn_implementation("eager")
         alone = [encoder.backbone(torch.tensor([s]), output_hidden_states=True) for s in sentences if s]
-    expected = torch.cat([torch.cat([out.hidden_states[1], out.last_hidden_state], dim=2)[0] for out in alone])
+    expected = torch.cat([torch.cat([out.hidden_states[layer] for layer in layers], dim=2)[0] for out in alone])
     assert found.dtype == torch.float32
-    assert found.shape == (sum(map(len, sentences)), 2 * encoder.width)
+    assert found.shape == (sum(map(len, sentences)), len(layers) * encoder.width)
+    assert encoder.layers == len(alone[0].hidden_states) - 1
+    assert torch.equal(encoder.states(tokens_from(sentences), (1, -1)), encoder.states(tokens_from(sentences)))
     assert (found - expected).abs().max() < 1e-5
     assert encoder.word_embeddings.shape == (90, encoder.width)
-    assert encoder.states(tokens_from([])).shape == (0, 2 * encoder.width)
+    assert encoder.states(tokens_from([]), layers).shape == (0, len(layers) * encoder.width)
 
 
 def test_weights_depend_on_the_seed_alone_and_the_global_random_state_is_untouched():

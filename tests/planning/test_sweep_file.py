@@ -1488,6 +1488,8 @@ def test_an_overlay_that_is_run_as_a_sweep_says_with(name):
         ("static", "training.average={kind: last, share: 0}", "share: 0.0 must be above 0"),
         ("ml_ctl", "training.matryoshka=[256, 64]", "method 'ml_ctl' reads token states"),
         ("ml_ctl", "student={kind: static, width: 64, vocabulary: 500}", "method 'ml_ctl' reads token states"),
+        ("ml_ctl", "config={layer: 7}", "student.layers: 2: method 'ml_ctl' reads layer 7; name a layer that"),
+        ("ml_ctl", "config={layer: 0}", "config.layer: method 'ml_ctl': layer is 0; it must be at least 1"),
     ],
 )
 def test_one_cause_is_one_line_at_the_key_that_has_it(file, setting, expected):

@@ -67,6 +67,8 @@ class Needs:
     """Share of the tokens that are chosen for masked language modelling."""
     states: bool = False
     """The method reads token states: it gets their width and the size of the vocabulary."""
+    layer: int = 0
+    """The deepest layer, counted from 1, whose states are read beside the first's and the last's; 0: none."""
     vectors: bool = True
     """The method reads sentence vectors. Where it does not, nothing would train a projection, and there is none."""
     fixed_width: bool = False
@@ -76,7 +78,9 @@ class Needs:
     def prepared(self) -> Needs:
         """What of it is prepared before the first trial; order, warm-up, masks, states and layers are matters of each
         trial."""
-        return dataclasses.replace(self, order="shuffled", warm_up=0, masked=0.0, states=False, fixed_width=False)
+        of_trials = Needs()
+        names = ("order", "warm_up", "masked", "states", "layer", "fixed_width")
+        return dataclasses.replace(self, **{name: getattr(of_trials, name) for name in names})
 
     @property
     def negatives_key(self) -> str:

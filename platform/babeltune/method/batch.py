@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -11,6 +12,9 @@ from torch.nn.functional import normalize
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
+
+LAST, FIRST_AND_LAST = (-1,), (1, -1)
+"""Layers whose states are read."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +53,8 @@ class Encode(Protocol):
 
     def __call__(self, tokens: Tokens) -> Float[Tensor, "sentences dim"]: ...
 
-    def states(self, tokens: Tokens) -> Float[Tensor, "tokens states"]:
-        """The first and the last layer's state of each token, side by side: 2 · width numbers."""
+    def states(self, tokens: Tokens, layers: Sequence[int] = FIRST_AND_LAST) -> Float[Tensor, "tokens states"]:
+        """Each token's state in these layers, side by side. The first layer is 1, and the last one -1."""
         ...
 
     @property
@@ -146,9 +150,11 @@ def encode_together(encode: Encode, *sides: Tokens) -> list[Float[Tensor, "sente
     return list(torch.split(encode(joined(*sides)), [len(side) for side in sides]))
 
 
-def states_together(encode: Encode, *sides: Tokens) -> list[Float[Tensor, "tokens states"]]:
+def states_together(
+    encode: Encode, *sides: Tokens, layers: Sequence[int] = FIRST_AND_LAST
+) -> list[Float[Tensor, "tokens states"]]:
     """The token states of several sides from one packed forward pass."""
-    return list(torch.split(encode.states(joined(*sides)), [len(side.ids) for side in sides]))
+    return list(torch.split(encode.states(joined(*sides), layers), [len(side.ids) for side in sides]))
 
 
 def tokens_from(sentences: list[list[int]]) -> Tokens:

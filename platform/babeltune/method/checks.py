@@ -23,8 +23,8 @@ def above_zero(config: object, *fields: str) -> None:
 
 
 def at_least(config: object, low: int, *fields: str) -> None:
-    """Each field is a finite number, and not below `low`."""
+    """Each field is a finite number, and not below `low`, or None."""
     for field in fields:
         value = getattr(config, field)
-        if not (value >= low and math.isfinite(value)):
+        if value is not None and not (value >= low and math.isfinite(value)):
             raise ValueError(f"{field} is {value}; it must be {f'at least {low}' if low else '0 or more'}")

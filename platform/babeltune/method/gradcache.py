@@ -9,13 +9,14 @@ the batch. The word embeddings, which a loss reads as they are, take their gradi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from babeltune.method.batch import Encode, Tokens
+from babeltune.method.batch import FIRST_AND_LAST, Encode, Tokens
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -46,8 +47,8 @@ class CachedEncode:
     def __call__(self, tokens: Tokens) -> Float[Tensor, "sentences dim"]:
         return self._rows(self.encode, tokens)
 
-    def states(self, tokens: Tokens) -> Float[Tensor, "tokens states"]:
-        return self._rows(self.encode.states, tokens)
+    def states(self, tokens: Tokens, layers: Sequence[int] = FIRST_AND_LAST) -> Float[Tensor, "tokens states"]:
+        return self._rows(partial(self.encode.states, layers=layers), tokens)
 
     @property
     def word_embeddings(self) -> Float[Tensor, "vocabulary width"]:

@@ -81,12 +81,11 @@ class MaskedLanguageHead(nn.Module):
     ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
         """This rank's shares of the mean cross-entropy of the chosen tokens of all ranks, and of how many are guessed.
 
-        `states` are the student's of `masked.tokens`; the half of the last layer is read. If no rank has a chosen
+        `states` are the student's of `masked.tokens`, those of the last layer at the end. If no rank has a chosen
         token, both are 0.
         """
         chosen = masked.labels != IGNORED
-        width = states.shape[1] // 2
-        logits = self(states[chosen, width:], encode.word_embeddings)
+        logits = self(states[chosen, -self.dense.in_features :], encode.word_embeddings)
         labels = masked.labels[chosen]
         counts = torch.zeros_like(masked.tokens.lengths).index_add(0, masked.tokens.sentence, chosen.long())
         total = gather(counts.unsqueeze(1)).sum().clamp(min=1)

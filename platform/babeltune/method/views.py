@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from babeltune.method.batch import Encode, Tokens, encode_together
+from babeltune.method.batch import FIRST_AND_LAST, Encode, Tokens, encode_together
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -59,9 +59,9 @@ class Shared:
             self.calls[id(side)] += 1
         return self.views.of(asked)
 
-    def states(self, tokens: Tokens) -> Float[Tensor, "tokens states"]:
+    def states(self, tokens: Tokens, layers: Sequence[int] = FIRST_AND_LAST) -> Float[Tensor, "tokens states"]:
         """The student's token states."""
-        return self.views.encode.states(tokens)
+        return self.views.encode.states(tokens, layers)
 
     @property
     def word_embeddings(self) -> Float[Tensor, "vocabulary width"]:

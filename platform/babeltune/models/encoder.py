@@ -6,7 +6,7 @@ built from a hub model, a folder (such as a promoted model), or from scratch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoModel, BertConfig, BertModel, PreTraine
 
 from babeltune.errors import TeacherError
 from babeltune.method import Tokens
+from babeltune.method.batch import FIRST_AND_LAST, LAST
 from babeltune.models.dense import check_projection, has_pooler, saved_dense
 from babeltune.models.hub import Pooling, model_folder, quiet
 from babeltune.models.packing import Packing, enable_packing, pack, run_packed, run_padded
@@ -83,6 +84,11 @@ class Encoder(nn.Module):
         return int(self.backbone.config.hidden_size)
 
     @property
+    def layers(self) -> int:
+        """How many layers of attention it has."""
+        return int(self.backbone.config.num_hidden_layers)
+
+    @property
     def word_embeddings(self) -> Float[Tensor, "vocabulary width"]:
         """The embeddings of the token ids, part of the weights."""
         weight: Tensor = self.backbone.get_input_embeddings().weight
@@ -97,14 +103,14 @@ class Encoder(nn.Module):
                 vectors = vectors.tanh() if self.tanh else vectors
             return normalize(vectors, dim=-1) if self.normalize else vectors
 
-    def states(self, tokens: Tokens) -> Float[Tensor, "tokens states"]:
-        """The first and the last layer's states side by side, 2 · width a token, in the order of `tokens.ids`."""
+    def states(self, tokens: Tokens, layers: Sequence[int] = FIRST_AND_LAST) -> Float[Tensor, "tokens states"]:
+        """Each token's states in these layers side by side, in the order of `tokens.ids`."""
         if len(tokens.ids) == 0:
-            return self._nothing().reshape(0, 2 * self.width)
+            return self._nothing().reshape(0, len(layers) * self.width)
         packing = pack(tokens)
         place = torch.empty_like(packing.taken)
         place[packing.taken] = torch.arange(len(place), device=place.device)
-        return self._run(packing, first=True)[place].float()
+        return self._run(packing, layers)[place].float()
 
     def _pooled(self, tokens: Tokens) -> Float[Tensor, "sentences width"]:
         if len(tokens.ids) == 0:
@@ -112,10 +118,10 @@ class Encoder(nn.Module):
         packing = pack(tokens)
         return pool(self._run(packing), packing, self.pooling)[packing.rank]
 
-    def _run(self, packing: Packing, *, first: bool = False) -> Float[Tensor, "tokens states"]:
+    def _run(self, packing: Packing, layers: Sequence[int] = LAST) -> Float[Tensor, "tokens states"]:
         if self.offset is None:
-            return run_padded(self.backbone, packing, self.pad_token_id, first=first)
-        return run_packed(self.backbone, packing, self.offset, first=first)
+            return run_padded(self.backbone, packing, self.pad_token_id, layers)
+        return run_packed(self.backbone, packing, self.offset, layers)
 
     def _nothing(self) -> Float[Tensor, "0"]:
         """No number, from the weights, so that a loss without sentences has a gradient."""

@@ -10,6 +10,7 @@ pass it on are found when loaded, by comparing the packed output with the padded
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -22,6 +23,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
 from babeltune.method import Tokens
+from babeltune.method.batch import LAST
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -159,20 +161,20 @@ AttentionInterface.register(NAME, packed_attention)
 
 
 def run_packed(
-    model: PreTrainedModel, packing: Packing, offset: int, *, first: bool = False
-) -> Float[Tensor, "tokens width"]:
-    """Last hidden states of a model whose attention is `packed_attention`, in the packing's order.
+    model: PreTrainedModel, packing: Packing, offset: int, layers: Sequence[int] = LAST
+) -> Float[Tensor, "tokens states"]:
+    """Hidden states of a model whose attention is `packed_attention`, in the packing's order.
 
-    `offset` is added to the position of each token: `pad_token_id + 1` for XLM-R and its kin, else 0. With `first`,
-    the first layer's states stand before the last one's: 2 · width numbers a token.
+    `offset` is added to the position of each token: `pad_token_id + 1` for XLM-R and its kin, else 0. The states of
+    several `layers` stand side by side; 1 is the first layer and -1 the last.
     """
     out = model(
         input_ids=packing.ids.unsqueeze(0),
         position_ids=(packing.positions + offset).unsqueeze(0),
         packing=packing,
-        **({"output_hidden_states": True} if first else {}),
+        **_asked(layers),
     )
-    return _states(out, first).squeeze(0)
+    return _states(out, layers).squeeze(0)
 
 
 class _Output(Protocol):
@@ -182,14 +184,18 @@ class _Output(Protocol):
     hidden_states: tuple[Tensor, ...]
 
 
-def _states(out: _Output, first: bool) -> Tensor:
-    last = out.last_hidden_state
-    return torch.cat([out.hidden_states[1], last], dim=-1) if first else last
+def _asked(layers: Sequence[int]) -> dict[str, bool]:
+    return {} if tuple(layers) == LAST else {"output_hidden_states": True}
+
+
+def _states(out: _Output, layers: Sequence[int]) -> Tensor:
+    states = [out.last_hidden_state if layer == -1 else out.hidden_states[layer] for layer in layers]
+    return states[0] if len(states) == 1 else torch.cat(states, dim=-1)
 
 
 def run_padded(
-    model: PreTrainedModel, packing: Packing, pad_token_id: int, *, first: bool = False
-) -> Float[Tensor, "tokens width"]:
+    model: PreTrainedModel, packing: Packing, pad_token_id: int, layers: Sequence[int] = LAST
+) -> Float[Tensor, "tokens states"]:
     """The same from a model with its own attention, by way of a padded batch."""
     width = max(packing.longest, 1)
     at = torch.arange(width, device=packing.ids.device)
@@ -197,8 +203,7 @@ def run_padded(
     padded = torch.full(mask.shape, pad_token_id, dtype=torch.long, device=mask.device)
     padded[mask] = packing.ids
     seen = at < packing.lengths.clamp(min=1)[:, None]  # a row that sees nothing would be NaN, and so its gradient
-    more = {"output_hidden_states": True} if first else {}
-    return _states(model(input_ids=padded, attention_mask=seen.long(), **more), first)[mask]
+    return _states(model(input_ids=padded, attention_mask=seen.long(), **_asked(layers)), layers)[mask]
 
 
 def enable_packing(model: PreTrainedModel, pad_token_id: int) -> int | None:

@@ -58,7 +58,7 @@ def _needs(sweep: Sweep) -> Iterator[Problem]:
         yield from _lexicons(sweep)
     teacher_width = model_width(sweep.teacher.model, sweep.teacher.revision)
     anchors, others = taught_languages(sweep)
-    extra = ("student.kind", "student.preset", "student.width", "student.projection", "student.model")
+    extra = ("student.kind", "student.preset", "student.width", "student.layers", "student.projection", "student.model")
     if frozen_only(sweep):
         yield from unused_student(sweep)
     found = list(configurations(sweep, extra))
@@ -78,6 +78,10 @@ def _needs(sweep: Sweep) -> Iterator[Problem]:
                 f"'static': {alone} reads token states, and a static student has none; choose another method, or a "
                 "Transformer",
             )
+        elif needs.layer > student.layers and student.model is None:
+            key = ("parameters", "student.layers") if "student.layers" in sweep.parameters else ("student", "layers")
+            words = f"method {method.name!r} reads layer {needs.layer}; name a layer that the student has"
+            yield key, f"{student.layers}: {words}"
         yield from _teacher_languages(sweep, needs, who, anchors, others)
         width = None if needs.frozen else student_width(student)
         if sweep.training.matryoshka:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from babeltune.data.store import open_matrix
 from babeltune.errors import TrainingError
 from babeltune.method import Batch, Cut, Loss, Method, Tokens, TrialContext, trial_context
+from babeltune.method.batch import FIRST_AND_LAST
 from babeltune.method.distributed import ProcessGroup, numbers
 from babeltune.method.gradcache import CachedEncode
 from babeltune.method.matryoshka import cuts_below, matryoshka_loss
@@ -138,9 +139,9 @@ class AutocastEncode:
             vectors: Tensor = self.encoder(tokens)
         return vectors.float()
 
-    def states(self, tokens: Tokens) -> Float[Tensor, "tokens states"]:
+    def states(self, tokens: Tokens, layers: Sequence[int] = FIRST_AND_LAST) -> Float[Tensor, "tokens states"]:
         with self.autocast:
-            return self.student.states(tokens)
+            return self.student.states(tokens, layers)
 
     @property
     def word_embeddings(self) -> Float[Tensor, "vocabulary width"]:
@@ -292,6 +293,11 @@ def make_method(
         sizes["languages"] = prepared.trained_languages
     if needs.states:
         assert isinstance(encoder, Encoder)
+        if needs.layer > encoder.layers:
+            raise TrainingError(
+                f"method {trial.method!r} reads layer {needs.layer} of a student that has {encoder.layers}; "
+                "name a layer that the student has"
+            )
         sizes |= {"width": encoder.width, "vocabulary": len(encoder.word_embeddings)}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(trial.first_seed)
