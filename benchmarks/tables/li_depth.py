@@ -34,7 +34,7 @@ LI_DEPTH = Table(
     budget="50 epochs over 104,858 pairs on a laptop, on a frozen multilingual DistilBERT that is not aligned. "
     "Clusters are those of biological titles.",
     ours="The frozen encoder is a static student of 384 dimensions, which is aligned already. Aligners have 512 inner "
-    "and 384 outer units, and the loss of this project's reading. NTREX has 1,997 candidates. Clusters are those of "
+    "and 384 outer units, and the loss with `reading: fixed`. NTREX has 1,997 candidates. Clusters are those of "
     "SIB-200's 510 sentences. Dropout is 0.5, as in the authors' code, unless the row says none.",
     sweep="search_spaces/reproduce/li_depth.yaml",
     before=("search_spaces/reproduce/li_start.yaml",),

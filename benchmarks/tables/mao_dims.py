@@ -39,7 +39,7 @@ MAO_DIMS = Table(
     name="mao_dims",
     title="Dimension reduction: how few dimensions are enough",
     paper="Mao and Nakagawa 2023, table 6.",
-    budget="a dense layer on the frozen LaBSE, 5,000 steps of 8,192 pairs in 109 languages.",
+    budget="a dense layer on the frozen LaBSE, 5,000 steps of 8,192 sentences in 109 languages.",
     ours="A dense layer stands on a frozen static student of 768 dimensions, which has learnt to rank translations "
     "with an additive margin. It learns French and Russian with English. Tatoeba has 1,000 candidates and French news "
     "has 10,000.",

@@ -36,8 +36,8 @@ MAO_SHAPES = Table(
     name="mao_shapes",
     title="Thin and deep, or wide and shallow",
     paper="Mao and Nakagawa 2023, tables 1 and 7.",
-    budget="100,000 to 200,000 steps of 8,192 pairs in 109 languages. At about 20 million weights in the layers, 24 "
-    "layers of 256 are compared with 12 of 384 and 3 of 768.",
+    budget="100,000 to 200,000 steps of 8,192 sentences in 109 languages. At about 20 million weights in the layers, "
+    "24 layers of 256 are compared with 12 of 384 and 3 of 768.",
     ours="Transformers from scratch, with a vocabulary of 8,000, 1.2 million weights in their layers and vectors of "
     "128 dimensions, learn French and Russian with English by additive margin softmax. Only the layers have equally "
     "many weights: a wide student has longer token vectors, and so more weights in all. Batches have 64 pairs. "

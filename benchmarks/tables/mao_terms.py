@@ -24,8 +24,8 @@ MAO_TERMS = Table(
     name="mao_terms",
     title="LEALLA: the losses alone and together",
     paper="Mao and Nakagawa 2023, tables 4 and 8, LEALLA-small.",
-    budget="100,000 steps of 8,192 pairs in 109 languages, and LaBSE as the teacher. It took 24 hours on a TPU v3 with "
-    "32 cores. Tatoeba has 1,000 candidates and UN about 9.5 million.",
+    budget="100,000 steps of 8,192 sentences in 109 languages, and LaBSE as the teacher. It took 24 hours on a TPU v3 "
+    "with 32 cores. Tatoeba has 1,000 candidates and UN about 9.5 million.",
     ours="A static student of 128 dimensions learns French and Russian with English. The teacher is "
     "all-MiniLM-L6-v2, and a translation has the teacher's vector of its English side. Tatoeba has 1,000 candidates "
     "and French news has 10,000.",

@@ -22,23 +22,27 @@ ROOT = Path(__file__).parents[2]
 RECORDS = Path("docs/measured/tables")
 PAGES = Path("docs/tables")
 Record = Mapping[str, Any]
+CHOSEN = """\
+The learning rate of each row is chosen by the dev sets, with a seed that the table does not use."""
 READING = """\
-The learning rate of each row is chosen by the dev sets, with a seed that the table does not use. The scores are those
-of sealed sets, mean and standard deviation over the seeds. *Untrained* is the student before its first step."""
+The scores are those of sealed sets, mean and standard deviation over the seeds. *Untrained* is the student before its
+first step. A start and a teacher are trained once, with one seed."""
 COST = "Text and teacher vectors that the storage held before are not in the CPU time."
 JUDGING = """\
 A difference is the first row minus the second, with the same seeds and the same test sentences. The first interval is
 Student's 95 % interval over seeds. The second is the 95 % interval over test sentences, with the seeds averaged. An
 ordering holds, or fails, if both intervals lie on one side of zero. If the rows have different learning rates, the dev
-sets must show the same order with the one's rate for both, and with the other's. If no dev set is of the score's kind,
-the last column says so. There is no correction for the number of orderings."""
+sets must show the same order with the one's rate for both, and with the other's, where both were searched there. If no
+dev set is of the objective's kind, the last column says so. There is no correction for the number of orderings."""
 LEVEL = """\
-Where the paper sees no difference, the order holds if both intervals lie within the margin."""
+Two rows that should be level are so if both intervals lie within the margin. Their rates are not compared."""
 CLUSTERED = """\
 The interval of an adjusted Rand index draws sentences anew and keeps the clusters."""
 UNPAIRED = """\
 This record is of an earlier version, whose intervals of an xSIM error over sentences take the two rows as independent.
 They are wider than those of paired differences, so more orders are undecided."""
+LENGTHS = ("training.pairs", "training.global_batch", "training.compute")
+"""What a row may change of the length of its training."""
 CHOICE = "## Which to take"
 CHOOSING = """\
 A row is level with the best if an interval of their difference reaches zero, over seeds or over sentences. Each row has
@@ -58,13 +62,17 @@ is empty, so the table is trained from scratch. Each mean must lie in Student's 
 CARE = """\
 ## Read with care
 
-* Where two learning rates were searched, the better one lies at an edge of them. Each page says for how many rows.
-* In Park's tables the temperature is .75 or .8, where the labels are as hard as the paper's. One temperature serves
-  labels and student, as in the authors' code. MSE and mUSE have none, or the one of their own.
-* In `chen_losses`, topics are at the floor, so its orders by topics say little.
-* A claim says *extended by us* if its paper prints the order of another score, language or setting.
-* `which_method` compares a combined loss whose weights were tuned with methods at their defaults. ML-CTL had compute
-  for some 7 steps, and the Transformer with a margin for some 27."""
+* Each page says how many rows have a learning rate at an edge of what was searched. In the tables `chen_losses`,
+  `mao_dims`, `mao_shapes`, `mao_teacher`, `tan_bt` and those that go on longer, two rates were searched and none beyond.
+* In Park's tables the temperature is .75, where labels of our teachers are as hard as E5's at the paper's .1. One
+  temperature serves labels and student, as in the authors' code, but the English teacher has .8. Hard labels and mUSE
+  do better at lower ones. `park_labels` has orders against hard labels at .1 too.
+* In `chen_losses`, a training sees 6,400 pairs and finds 2 to 7 % of the translations. Topics are at the floor: always
+  to say the largest is right for .267 of them.
+* In `tan_bt`, the start of *CO* has seen half as much text of the Bible as that of *BT, then CO*.
+* A claim says *extended by us* if its paper prints the order of another score or setting. Languages and test sets of
+  Park's tables are ours, and the paper's are named beside the figures.
+* A start and a teacher are trained once, so an interval over seeds holds for this start."""
 FEW = 2
 """Rows that a sentence names."""
 EDGE = "The best rate is an edge of what was searched in {} of {} rows{}."
@@ -102,13 +110,14 @@ def verdict(claim: Record, record: Record) -> Verdict:
 def page(record: Record, others: Iterable[Record] = ()) -> str:
     """The page of a table. The other tables' records answer why its orders fail."""
     run, seeds = record["run"], len(record["run"]["seeds"])
+    differ = any(key in f"{row['settings']} {row['changes']}" for row in record["rows"] for key in LENGTHS)
     length = (
         f"costs {run['compute']:g} counted seconds of one worker"
         if "compute" in run
         else f"sees {run['pairs']:,} pairs in batches of {run['batch']:,}"
     )
     ours = (
-        f"{record['ours']} Each training {length}. "
+        f"{record['ours']} Each training {length}{', unless its row says otherwise' if differ else ''}. "
         f"There are {seeds} seeds. The whole table cost {run['cpu_seconds'] / 3600:.2f} CPU hours. {COST}"
     )
     level = [LEVEL] if any(claim["kind"] == "level" for claim in record["claims"]) else []
@@ -119,7 +128,7 @@ def page(record: Record, others: Iterable[Record] = ()) -> str:
         f"Ours: {ours}",
         *([CHOICE, CHOOSING, _choices(record), *_advice(record), record["limits"]] if "uses" in record else []),
         "## Scores",
-        READING,
+        f"{CHOSEN} {READING}" if _searches(record) else READING,
         _scores(record),
         *([_picture(record)] if "heat_map" in record else []),
         *_distribution(record),
@@ -191,7 +200,7 @@ def _failures(record: Record, others: Mapping[str, Record]) -> list[str]:
         if verdict(claim, record).said == "fails":
             reason = reason_of(record["name"], claim["better"], claim["worse"])
             why = (reason.suspected if reason else "nothing yet", _answer(reason, others))
-            orders.setdefault(why, []).append(f"{_order(claim)}, {titles[claim['metric']]}")
+            orders.setdefault(why, []).append(f"{_order(claim, record)}, {titles[claim['metric']]}")
     rows = [["; ".join(found), *why] for why, found in orders.items()]
     return [FAILED, _table(["orders", "suspected", "what an experiment says"], rows)] if rows else []
 
@@ -210,17 +219,29 @@ def _answer(reason: Reason | None, others: Mapping[str, Record]) -> str:
         return f"not run yet: `make table TABLE={reason.experiment}`"
     titles = {column["metric"]: column["title"] for column in record["columns"]}
     said = [
-        f"{_order(claim)}, {titles[claim['metric']]}: {over_seeds(claim['differences'])[0]:+.4f}, "
+        f"{_order(claim, record)}, {titles[claim['metric']]}: {over_seeds(claim['differences'])[0]:+.4f}, "
         f"**{verdict(claim, record).said}**"
         for claim in claims
     ]
-    return f"[{record['title']}]({record['name']}.md). {'; '.join(said)}"
+    stands = _standing(verdict(claim, record).said for claim in claims)
+    return f"{stands}: [{record['title']}]({record['name']}.md). {'; '.join(said)}"
 
 
-def _order(claim: Record) -> str:
+def _standing(said: Iterable[str]) -> str:
+    """What the verdicts of an experiment's orders come to, each of which the suspicion foretells."""
+    found = set(said)
+    if found == {"holds"}:
+        return "It is so"
+    if "holds" in found:
+        return "It is so in part"
+    return "It is not so" if "fails" in found else "It cannot be told"
+
+
+def _order(claim: Record, record: Record) -> str:
+    better, worse = (record["start_name"] if claim[key] == START else claim[key] for key in ("better", "worse"))
     sign = "=" if claim["kind"] == "level" else "<" if "error" in claim["metric"] else ">"
     times = "" if claim["times"] == 1 else f"{claim['times']:g} × "
-    return f"{claim['better']} {sign} {times}{claim['worse']}"
+    return f"{better} {sign} {times}{worse}"
 
 
 def _table(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -352,7 +373,7 @@ def _orderings(record: Record) -> str:
         found = verdict(claim, record)
         rows.append(
             [
-                _order(claim),
+                _order(claim, record),
                 claim["paper"],
                 titles[claim["metric"]],
                 f"{mean:+.4f}",
@@ -383,11 +404,19 @@ def _run(record: Record) -> str:
         ("CPU seconds", f"{run['cpu_seconds']:,}"),
         ("versions", ", ".join(f"{name} {version}" for name, version in run["versions"].items())),
     ]
-    return (
-        f"{_table(['what', 'value'], facts)}\n\n"
-        f"The search for the learning rate, by `{run['objective']}`:\n\n{_table(['row', *rates], searched)}\n\n"
-        f"{EDGE.format(len(edges), len(record['rows']), ': ' + ', '.join(edges) if edges else '')}"
-    )
+    edge = EDGE.format(len(edges), len(record["rows"]), f": {', '.join(edges)}" if edges else "")
+    parts = [
+        _table(["what", "value"], facts),
+        f"Learning rates on dev, by `{run['objective']}`:",
+        _table(["row", *rates], searched),
+        *([edge] if _searches(record) else []),
+    ]
+    return "\n\n".join(parts)
+
+
+def _searches(record: Record) -> bool:
+    """Whether any row has more than one learning rate."""
+    return any(len(row["searched"]) > 1 for row in record["rows"])
 
 
 def at_an_edge(row: Record) -> bool:

@@ -15,6 +15,7 @@ from benchmarks.tables.park import (
     OF_OTHER,
     OF_TATOEBA,
     OTHER,
+    SETS_SAID,
     TEMPERATURE_SAID,
     orders,
 )
@@ -38,12 +39,12 @@ PARK_GATHER = Table(
     name="park_gather",
     title="Soft contrastive learning: negatives across accelerators",
     paper="Park et al. 2024, table 13, English with French and with Russian.",
-    budget="English and Korean with two RTX 3090, a global batch of 32, average labels, XLM-R as the student and "
-    "multilingual E5-base as the teacher.",
+    budget="English and Korean with two RTX 3090 and a global batch of 32. The figures are table 12's of XLM-R, "
+    "average labels and multilingual E5-base as the teacher.",
     ours="A static student begins with random vectors and learns French and Russian with English, by average labels. "
     f"The teacher is a static model that was distilled for these languages. {TEMPERATURE_SAID} "
     "`training.batch_parts` divides each batch into 1, 2 or 4 parts that do not see each other, as accelerators that "
-    "gather nothing. It does so on any number of workers, and here on one.",
+    f"gather nothing. It does so on any number of workers, and here on one. {SETS_SAID}",
     sweep="search_spaces/reproduce/park_gather.yaml",
     before=("search_spaces/reproduce/park_start.yaml",),
     rows=tuple(

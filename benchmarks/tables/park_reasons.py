@@ -55,9 +55,13 @@ PARK_MSE = replace(
     title="Soft contrastive learning: MSE at a small learning rate",
     paper=OWN_ORDERS,
     budget="",
-    ours=f"As in `park_labels`, with the learning rate {SLOW:g}. *Untrained* is the student that both rows go on from.",
+    ours=f"As in `park_labels`, with the learning rate {SLOW:g} for both rows. *Untrained* is the student that they go "
+    "on from.",
     rows=(Row(name="MSE", settings={"method": "mse_distillation"}), labelled(BEST, "priority", tcm=True)),
-    claims=tuple(orders("MSE", BEST, {ENGLISH: "table 2: en-fr 0.803 against 0.796, en-ru 0.804 against 0.787"})),
+    claims=(
+        *orders("MSE", BEST, {ENGLISH: "table 2: en-fr 0.803 against 0.796, en-ru 0.804 against 0.787"}),
+        *orders(BEST, "MSE", {BITEXT: "table 2: en-fr 0.960 against 0.959, en-ru 0.951 against 0.945"}),
+    ),
     rates=(SLOW,),
 )
 

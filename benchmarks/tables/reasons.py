@@ -41,13 +41,6 @@ REASONS = (
         experiment="mao_teacher",
     ),
     Reason(
-        table="mao_teacher",
-        rows=("AMS + FD, beta 1000, ranking teacher", "AMS + FD, beta 100, ranking teacher"),
-        suspected="FD of this weight leaves AMS too little. A tenth of it gains among many candidates.",
-        experiment="mao_teacher",
-        metrics=("test/news/accuracy",),
-    ),
-    Reason(
         table="park_labels",
         rows=("MSE",),
         suspected=AT_MSES_RATE,
@@ -69,7 +62,7 @@ REASONS = (
     Reason(
         table="park_teachers",
         rows=("aligned student, English", "fresh student, English"),
-        suspected="The own teacher was distilled from the English one, which is better. E5 and MPNet are no such two.",
+        suspected="The own teacher was distilled from the English one, which is better. The paper's are no such two.",
         experiment="park_strength",
     ),
     Reason(

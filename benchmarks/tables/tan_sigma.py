@@ -25,8 +25,8 @@ TAN_SIGMA = Table(
     name="tan_sigma",
     title="LASER3-CO-Filter: threshold, order and queue",
     paper="Tan et al. 2023, sections 5.1 to 5.3 and figure 4.",
-    budget="one Transformer of 12 layers for Sinhala, 752,000 pairs, batches of 32 and a queue of 4,096, on "
-    "A100. Figure 4 is a line without numbers, of BLEU after a corpus was filtered with the encoder.",
+    budget="one Transformer for Sinhala (12 layers in the authors' code), 752,000 pairs, batches of 32 and a queue of "
+    "4,096, on A100. Figure 4 is a line without numbers, of BLEU after a corpus was filtered with the encoder.",
     ours="One static student for Russian goes on from a distilled one, for one epoch of 18,000 everyday sentences. "
     "Every fourth is about Tom, so many are nearly the same. One in seven English sentences is there again. The "
     "teacher is all-MiniLM-L6-v2, which encodes the English side of every set. CO takes the text shuffled, and "
@@ -70,7 +70,12 @@ TAN_SIGMA = Table(
             for sigma in SIGMAS
             if sigma != 0.9
         ),
-        Claim(better=PEAK, worse="CO", metrics=BOTH, paper=f"table 4, Sinhala, BLEU: 9.05 against 8.88; {SCORES}"),
+        Claim(
+            better=PEAK,
+            worse="CO",
+            metrics=BOTH,
+            paper=f"table 4, BLEU, Sinhala: 7.7 against 7.3, mean 9.05 against 8.88; {SCORES}",
+        ),
         *level_queues(QUEUES, BOTH),
     ),
     rates=(1e-4, 3e-4, 1e-3),

@@ -37,8 +37,8 @@ TAN_VARIANTS = Table(
     name="tan_variants",
     title="LASER3-CO: queue, filter and batch",
     paper="Tan et al. 2023, tables 2, 6 and 7.",
-    budget="one Transformer of 12 layers for each language, 40,000 to 750,000 pairs, batches of 32 and a queue of "
-    "4,096, on A100. The scores are xSIM errors on FLORES devtest.",
+    budget="one Transformer for each language (12 layers in the authors' code), 40,000 to 750,000 pairs, batches of 32 "
+    "and a queue of 4,096, on A100. The scores are xSIM errors on FLORES devtest.",
     ours="One static student for Hausa, Kinyarwanda, Swahili, Zulu, Khmer, Nepali and Pashto goes on from a distilled "
     "one, for three epochs. Its tokens began with the teacher's mean vectors. The teacher is all-MiniLM-L6-v2, which "
     "encodes the English side of every set. There is no Yoruba, as no text to train on is at hand. The scores are of "
