@@ -15,15 +15,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import yaml
-from scipy.stats import t
+from scipy.stats import norm, t
 from sklearn.metrics import adjusted_rand_score
 
 from babeltune.data.prepared import TextTask
 from babeltune.data.teacher import teacher_folder
 from babeltune.evaluation.evaluate import PARAMETERS, SPEED
+from babeltune.planning.preparation import prepare
+from babeltune.planning.space import make_trial
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.schema.records import Teacher
+from babeltune.training.compute import COUNTED, first_batches, with_length
 from benchmarks.tables import back_translation, page
 from benchmarks.tables.__main__ import TABLES, check, show_plan, take_words
 from benchmarks.tables.clusters import ari_of
@@ -33,7 +37,7 @@ from benchmarks.tables.definition import MEGABYTES, PAIRS, START, UNTRAINED, Cla
 from benchmarks.tables.reasons import REASONS, reason_of
 from benchmarks.tables.record import at_equal_rates, run
 from benchmarks.tables.sampling import Scored, sampling_error
-from benchmarks.tables.spread import spread_of
+from benchmarks.tables.spread import SHARES, density, percentiles_of, target_similarities
 from benchmarks.tables.sweeps import Trained, next_rate, planned
 from benchmarks.tables.verdict import UNCHECKED, Judged, judge
 from benchmarks.tables.words import with_words
@@ -298,11 +302,23 @@ def test_a_table_is_reproduced_if_its_means_are_within_the_seeds(anew, words):
     assert all(word in line for word, line in zip(words, found, strict=True))
 
 
-def test_a_distribution_is_three_percentiles_of_each_row():
-    title, rows = spread_of(RECORDS["tan_sigma"])
-    assert title == "target similarity"
-    assert all(low < middle < high for low, middle, high in rows.values())
-    assert spread_of(RECORDS["mao_terms"]) is None
+def test_a_density_is_that_of_the_values_whose_percentiles_are_kept():
+    values = np.random.default_rng(0).normal(0.2, 0.05, 200_000)
+    places, found = density(np.percentile(values, SHARES).tolist())
+    assert found == pytest.approx(norm.pdf(places, 0.2, 0.05), rel=0.09)
+
+
+@pytest.mark.parametrize("variant", ["co", "co_filter"])
+def test_the_similarities_of_batches_that_are_made_again_are_those_of_the_training(tiny_file, tmp_path, variant):
+    words = ["method=laser3_co", f"config={{variant: {variant}, queue: 100}}", "parameters={}"]
+    sweep = read_sweep(tiny_file, assignments=[*words, "student.projection=teacher"])
+    trial = with_length(make_trial(sweep, 0, {}), COUNTED * sweep.training.global_batch)
+    prepared = prepare(sweep, tmp_path)
+    found = target_similarities(trial, prepared)
+    assert len(found) == COUNTED * sweep.training.global_batch
+    for batch, own in zip(first_batches(trial, prepared, torch.device("cpu")), np.split(found, COUNTED), strict=True):
+        assert float(batch.step()["target_similarity"]) == pytest.approx(own.mean(), rel=1e-4)
+    assert percentiles_of(trial, prepared)[49] == pytest.approx(np.median(found), abs=1e-5)
 
 
 FIGURES = Judged(better=0.8, worse=0.6, differences=(0.2, 0.21, 0.19), sentence_error=0.01, untrained=0.1)

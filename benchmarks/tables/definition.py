@@ -98,6 +98,8 @@ class Table:
     start_kind: Literal["static", "transformer"] = "static"
     start_name: str | None = None
     """What the page calls the last model of `before`, which then has a row of its own."""
+    distribution: tuple[str, ...] = ()
+    """Rows of `laser3_co` with a queue. The page shows how similar their sentences are to the queue."""
     heat_map: bool = False
     """Whether the page shows the cosines of a few translations before and after the best training."""
     seeds: tuple[int, ...] = SEEDS

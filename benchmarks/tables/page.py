@@ -15,7 +15,7 @@ from benchmarks.tables.clusters import ARI
 from benchmarks.tables.definition import MEGABYTES, PAIRS, START, UNTRAINED
 from benchmarks.tables.heat_map import draw
 from benchmarks.tables.reasons import Reason, reason_of
-from benchmarks.tables.spread import draw_spread, spread_of
+from benchmarks.tables.spread import TITLE, draw_spread
 from benchmarks.tables.verdict import NORMAL, Judged, Verdict, judge, over_seeds
 
 ROOT = Path(__file__).parents[2]
@@ -171,8 +171,8 @@ def write(record: Record, root: Path = ROOT) -> Path:
     for kept in records:
         if "heat_map" in kept:
             draw(kept["heat_map"], root / PAGES / f"{kept['name']}.svg")
-        elif spread := spread_of(kept):
-            draw_spread(*spread, root / PAGES / f"{kept['name']}.svg")
+        elif "distribution" in kept:
+            draw_spread(kept["distribution"], root / PAGES / f"{kept['name']}.svg")
         (root / PAGES / f"{kept['name']}.md").write_text(page(kept, records), encoding="utf-8")
     (root / PAGES / "index.md").write_text(index(records), encoding="utf-8")
     return root / PAGES / f"{record['name']}.md"
@@ -186,10 +186,13 @@ def _picture(record: Record) -> str:
 
 
 def _distribution(record: Record) -> list[str]:
-    if (spread := spread_of(record)) is None:
+    if "distribution" not in record:
         return []
-    words = f"{spread[0]}: median, 10th and 90th percentile of each row"
-    return [f"![{words}]({record['name']}.svg)", f"The picture shows {words}, means over the seeds."]
+    words = f"density of the {TITLE} of a sentence and the queue, {' and '.join(record['distribution'])}"
+    return [
+        f"![{words}]({record['name']}.svg)",
+        f"The picture shows the {words}. It has the sentences of one training, and dotted lines at the medians.",
+    ]
 
 
 def _failures(record: Record, others: Mapping[str, Record]) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from babeltune.promotion.candidate import find_candidate
 from babeltune.schema.cluster import read_cluster
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.provenance import environment_facts
@@ -16,6 +17,7 @@ from benchmarks.tables.definition import START, UNTRAINED, Claim, Table
 from benchmarks.tables.heat_map import heat_maps_of
 from benchmarks.tables.sampling import Scored, sampling_error
 from benchmarks.tables.sealed import SealedSets
+from benchmarks.tables.spread import percentiles_of
 from benchmarks.tables.sweeps import Trained, make_text, promote_starts, train_rows
 
 DIGITS = 6
@@ -61,6 +63,7 @@ def run(table: Table, cluster: str | None = None) -> Record:
                 if table.heat_map
                 else {}
             ),
+            **({"distribution": _distribution(table, rows, sealed)} if table.distribution else {}),
             **({"uses": _uses(table, rows, scores, sealed), "limits": table.limits} if table.uses else {}),
             "rows": [_row(table, row, scores[row.row.name]) for row in rows],
             "claims": [
@@ -93,6 +96,13 @@ def _row(table: Table, trained: Trained, scored: Sequence[Scored]) -> Record:
             if (values := trained.logged.get(metric) or [one.scores[metric] for one in scored if metric in one.scores])
         },
     }
+
+
+def _distribution(table: Table, rows: Sequence[Trained], sealed: SealedSets) -> dict[str, list[float]]:
+    """Percentiles of the first seed, by row."""
+    first = {row.row.name: f"{row.sweep}/{row.trials[0]}" for row in rows}
+    found = {name: find_candidate(first[name], sealed.view.folder) for name in table.distribution}
+    return {name: percentiles_of(one.trial, one.prepared) for name, one in found.items()}
 
 
 def _uses(table: Table, rows: Sequence[Trained], scores: Scores, sealed: SealedSets) -> list[Record]:

@@ -1,47 +1,81 @@
-"""The picture of a distribution on a table's page: its median and its 10th and 90th percentile, for each row."""
+"""The distribution of the average target similarity: Tan et al. 2023, section 5.2 and the left of figure 4.
+
+It depends on the text, its order and the queue, and not on the student. So a finished trial's batches are made again.
+"""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-SHARES = ("_p10", "_p50", "_p90")
-"""Ends of the names of the three percentiles among a table's logged metrics."""
-Record = Mapping[str, Any]
+import numpy as np
+import torch
+from torch.nn.functional import normalize
+
+from babeltune.method import trial_context
+from babeltune.method.negative_queue import Queue
+from babeltune.training.batches import make_reader, make_schedule
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from babeltune.data.prepared import Prepared
+    from babeltune.schema.records import Trial
+
+TITLE = "average target similarity"
+SHARES = tuple(range(1, 100))
+"""Percentiles that a record keeps."""
+REACH = 3
+"""The density at a percentile is that between the percentiles so far below and above, fewer near the ends."""
+Curves = Mapping[str, list[float]]
+"""Row -> its percentiles."""
 
 
-def spread_of(record: Record) -> tuple[str, dict[str, list[float]]] | None:
-    """What is distributed, and its three percentiles by row, the mean over seeds. None if no row logs them."""
-    logged = record["logged"]
-    for metric, title in logged.items():
-        names = [metric + share for share in SHARES]
-        rows = {
-            row["name"]: [statistics.fmean(row["logged"][name]) for name in names]
-            for row in record["rows"]
-            if all(name in row["logged"] for name in names)
-        }
-        if rows and all(name in logged for name in names):
-            return title, rows
-    return None
+def target_similarities(trial: Trial, prepared: Prepared) -> NDArray[np.float32]:
+    """Of each sentence that a trial of `laser3_co` saw, the mean cosine of its teacher vector and the queue's."""
+    found = []
+    context = trial_context(trial.method, trial.config)
+    reader = make_reader(trial, prepared, torch.device("cpu"), context)
+    schedule = make_schedule(trial, prepared, reader, context.needs)
+    queue = Queue(context.needs.warm_up, prepared.teacher_dim)
+    vectors, ids = reader.anchors(context.needs.warm_up, trial.seed)
+    queue.push(normalize(vectors, dim=1), ids)
+    for step in range(len(schedule)):
+        anchors = np.asarray(reader.pairs[schedule.rows(step), 0], dtype=np.int64)
+        vectors = normalize(reader.vectors(anchors), dim=1)
+        found.append((vectors @ queue.candidates()[0].mean(0)).numpy())
+        queue.push(vectors, torch.from_numpy(anchors))
+    return np.concatenate(found)
 
 
-def draw_spread(title: str, rows: Mapping[str, list[float]], picture: Path) -> None:
-    """One line from the 10th to the 90th percentile for each row, with a mark at the median."""
+def percentiles_of(trial: Trial, prepared: Prepared) -> list[float]:
+    """The 1st to the 99th percentile of what `target_similarities` gives."""
+    return [round(float(value), 6) for value in np.percentile(target_similarities(trial, prepared), SHARES)]
+
+
+def density(percentiles: list[float]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Places and the density there, from the distance of neighbouring percentiles."""
+    values, at = np.asarray(percentiles), np.arange(1, len(percentiles) - 1)
+    reach = np.minimum(np.minimum(at, at[::-1]), REACH)
+    low, high = values[at - reach], values[at + reach]
+    return (low + high) / 2, 2 * reach / 100 / np.maximum(high - low, 1e-9)
+
+
+def draw_spread(curves: Curves, picture: Path) -> None:
+    """The density of each row, with a mark at its median."""
     import matplotlib
 
     matplotlib.use("svg")
     matplotlib.rcParams.update({"svg.hashsalt": "table", "font.size": 9, "svg.fonttype": "none"})
     from matplotlib import pyplot
 
-    figure, panel = pyplot.subplots(figsize=(7, 0.6 + 0.3 * len(rows)), layout="constrained")
-    low, middle, high = zip(*rows.values(), strict=True)
-    places = range(len(rows))
-    panel.hlines(places, low, high, color="steelblue", linewidth=4)
-    panel.plot(middle, places, "|", color="black", markersize=12)
-    panel.set_yticks(places, list(rows))
-    panel.invert_yaxis()
-    panel.set_xlabel(title)
+    figure, panel = pyplot.subplots(figsize=(7, 3), layout="constrained")
+    for name, percentiles in curves.items():
+        (line,) = panel.plot(*density(percentiles), label=name)
+        panel.axvline(percentiles[SHARES.index(50)], color=line.get_color(), linestyle=":")
+    panel.set(xlabel=TITLE, ylabel="density")
+    panel.set_ylim(bottom=0)
+    panel.legend()
     figure.savefig(picture, metadata={"Date": None})
     pyplot.close(figure)

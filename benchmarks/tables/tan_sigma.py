@@ -55,10 +55,8 @@ TAN_SIGMA = Table(
         "train/filtered": "left out",
         "train/filtered_rows": "sentences",
         "train/target_similarity": "target similarity",
-        "train/target_similarity_p10": "its 10th percentile",
-        "train/target_similarity_p50": "its median",
-        "train/target_similarity_p90": "its 90th percentile",
     },
+    distribution=("CO", PEAK),
     claims=(
         *(
             Claim(

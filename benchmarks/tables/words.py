@@ -62,6 +62,7 @@ def _measured(record: Record, rates: int) -> dict[str, Any]:
         "uses": [use["metric"] for use in record.get("uses", ())],
         "a start": "start_name" in record,
         "a heat map": "heat_map" in record,
+        "a distribution": list(record.get("distribution", ())),
     }
 
 
@@ -77,4 +78,5 @@ def _defined(table: Table) -> dict[str, Any]:
         "uses": list(table.uses),
         "a start": bool(table.start_name),
         "a heat map": table.heat_map,
+        "a distribution": list(table.distribution),
     }
