@@ -29,7 +29,7 @@ from babeltune.planning.sweep_file import read_sweep
 from babeltune.schema.records import Teacher
 from babeltune.training.compute import COUNTED, first_batches, with_length
 from benchmarks.tables import back_translation, page
-from benchmarks.tables.__main__ import TABLES, check, show_plan, take_words
+from benchmarks.tables.__main__ import TABLES, check, show_plan, take_words, with_commit
 from benchmarks.tables.clusters import ari_of
 from benchmarks.tables.compare import disagreements
 from benchmarks.tables.cpu import CpuSeconds
@@ -156,6 +156,15 @@ def test_a_record_takes_the_words_of_its_definition_and_keeps_its_figures(tmp_pa
     assert len(record["claims"]) == len(kept["claims"]) - 1
     (one, *_), (before, *_) = record["claims"], kept["claims"]
     assert {**one, "paper": before["paper"]} == before
+
+
+def test_orders_that_are_judged_anew_keep_the_commit_that_trained_the_rows(tmp_path):
+    kept = RECORDS["mao_dims"]
+    page.write(kept, tmp_path)
+    now = {**kept, "run": {**kept["run"], "commit": "now"}}
+    assert with_commit(now, tmp_path)["run"]["commit"] == kept["run"]["commit"]
+    other = {**now, "run": {**now["run"], "sweeps": ["another"]}}
+    assert with_commit(other, tmp_path)["run"]["commit"] == "now"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Runs one of the papers' tables and writes its page: `python -m benchmarks.tables mao_terms`.
 
-What is finished already is not run again. `--plan` runs nothing and prints what there would be to run.
+What is finished already is not run again, so new orders of trained rows are judged at once. `--plan` runs nothing and prints what there would be to run.
 `--check` compares with the kept record and writes nothing. `--words` runs nothing and takes the definition's words
 into the kept record. If the cluster file's storage is empty, the table is
 trained from scratch.
@@ -96,6 +96,14 @@ def show_plan(table: Table, cluster: str | None) -> None:
     print(f"in all about {total:.0f} s of one worker, and {models} models scored on the sealed sets")
 
 
+def with_commit(record: Record, root: Path = ROOT) -> Record:
+    """The record, with the commit that trained its sweeps: the kept record's, if that one is of the same sweeps."""
+    for kept in read_records(root):
+        if kept["name"] == record["name"] and kept["run"]["sweeps"] == record["run"]["sweeps"]:
+            return {**record, "run": {**record["run"], "commit": kept["run"]["commit"]}}
+    return record
+
+
 def kept_record(table: Table, root: Path) -> Record:
     """The table's record; ends with an error if it was never run."""
     kept = next((record for record in read_records(root) if record["name"] == table.name), None)
@@ -139,7 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     elif given.check:
         check(table, given.cluster)
     else:
-        print(write(run(table, given.cluster)))
+        print(write(with_commit(run(table, given.cluster))))
 
 
 if __name__ == "__main__":

@@ -62,8 +62,8 @@ is empty, so the table is trained from scratch. Each mean must lie in Student's 
 CARE = """\
 ## Read with care
 
-* Each page says how many rows have a learning rate at an edge of what was searched. In the tables `chen_losses`,
-  `mao_dims`, `mao_shapes`, `mao_teacher`, `tan_bt` and those that go on longer, two rates were searched and none beyond.
+* Each page says how many rows have a learning rate at an edge of what was searched. In `chen_losses`,
+  `mao_dims`, `mao_shapes`, `mao_teacher`, `tan_bt` and those that go on longer, no rate beyond two was searched.
 * In Park's tables the temperature is .75, where labels of our teachers are as hard as E5's at the paper's .1. One
   temperature serves labels and student, as in the authors' code, but the English teacher has .8. Hard labels and mUSE
   do better at lower ones. `park_labels` has orders against hard labels at .1 too.
