@@ -99,7 +99,8 @@ def test_a_record_says_what_its_figures_depend_on(name):
     "name", ["park_labels", "park_one_pair", "park_teachers", "park_pairs", "park_pairs_alike", "park_gather"]
 )
 def test_labels_at_the_matched_temperature_are_as_hard_as_those_of_e5(name):
-    rows = [row for row in RECORDS[name]["rows"] if not row["name"][-1].isdigit()]
+    other = re.compile(r"\d$|half|quarter")  # another temperature, or a part of the batch
+    rows = [row for row in RECORDS[name]["rows"] if not other.search(row["name"])]
     own = [value for row in rows for value in row["logged"].get("train/label_own", ())]
     assert own
     assert all(0.08 < value < 0.1 for value in own)

@@ -1,6 +1,7 @@
 """Runs one of the papers' tables and writes its page: `python -m benchmarks.tables mao_terms`.
 
-What is finished already is not run again, so new orders of trained rows are judged at once. `--plan` runs nothing and prints what there would be to run.
+What is finished already is not run again, so new orders of trained rows are judged at once. `--plan` runs nothing and
+prints what there would be to run.
 `--check` compares with the kept record and writes nothing. `--words` runs nothing and takes the definition's words
 into the kept record. If the cluster file's storage is empty, the table is
 trained from scratch.
