@@ -75,7 +75,7 @@ CARE = """\
 * A start and a teacher are trained once, so an interval over seeds holds for this start."""
 FEW = 2
 """Rows that a sentence names."""
-EDGE = "The best rate is an edge of what was searched in {} of {} rows{}."
+EDGE = "The best rate is an edge of what was searched in {} of {} rows."
 FAILED = "## Where the order fails"
 
 
@@ -231,13 +231,13 @@ def _answer(reason: Reason | None, others: Mapping[str, Record]) -> str:
 
 
 def _standing(said: Iterable[str]) -> str:
-    """What the verdicts of an experiment's orders come to, each of which the suspicion foretells."""
+    """What an experiment's verdicts come to. The suspicion foretells each of its orders."""
     found = set(said)
     if found == {"holds"}:
         return "It is so"
     if "holds" in found:
         return "It is so in part"
-    return "It is not so" if "fails" in found else "It cannot be told"
+    return "It is not so" if "fails" in found else "No answer"
 
 
 def _order(claim: Record, record: Record) -> str:
@@ -407,7 +407,9 @@ def _run(record: Record) -> str:
         ("CPU seconds", f"{run['cpu_seconds']:,}"),
         ("versions", ", ".join(f"{name} {version}" for name, version in run["versions"].items())),
     ]
-    edge = EDGE.format(len(edges), len(record["rows"]), f": {', '.join(edges)}" if edges else "")
+    edge = "\n".join(
+        [EDGE.format(len(edges), len(record["rows"])), *(["", *(f"* {name}" for name in edges)] if edges else [])]
+    )
     parts = [
         _table(["what", "value"], facts),
         f"Learning rates on dev, by `{run['objective']}`:",
