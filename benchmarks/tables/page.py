@@ -331,13 +331,20 @@ def _sizes(record: Record) -> list[str]:
     return [f"From {least} to {most}."]
 
 
+def _is_layer(row: Record) -> bool:
+    """Whether most of the model's megabytes are no parameters that the training had."""
+    trained = statistics.fmean(row["logged"][PARAMETERS]) * 4e-6
+    return MEGABYTES in row["logged"] and trained < statistics.fmean(row["logged"][MEGABYTES]) / 2
+
+
 def _speeds(record: Record) -> list[str]:
     """Groups of rows that differ in speed by more than the machine's noise, the slowest first.
 
     Rows with equally many parameters are one architecture. The largest ratio of their speeds, over all seeds, is
-    noise. A row joins the group of the next slower one if the ratio of their speeds is no larger.
+    noise. A row joins the group of the next slower one if the ratio of their speeds is no larger. A layer on a frozen
+    encoder is left out, as its speed is not the model's.
     """
-    rows = [row for row in record["rows"] if {SPEED, PARAMETERS} <= row["logged"].keys()]
+    rows = [row for row in record["rows"] if {SPEED, PARAMETERS} <= row["logged"].keys() and not _is_layer(row)]
     if not rows:
         return []
     alike: dict[float, list[float]] = {}

@@ -66,6 +66,7 @@ WHICH_METHOD = Table(
     "The terms of a sum have their own defaults and weights of 1. mUSE has no mined negatives. *Margin* is LEALLA's "
     "additive margin without distillation. Students are static, with 384 dimensions and 24,000 tokens. Dimension "
     "reduction and aligners are layers on a frozen static student, which MSE trained in three quarters of the compute. "
+    "Their parameters and speed are those of the layers alone. "
     "Two Transformers have one layer of 128. They begin with the 8,000 tokens of a small static student, which MSE "
     "trained in a quarter of the compute. A row's steps are its pairs over its batch. Batches have 512 pairs, but 128 "
     "for LASER3-CO, LASER3-CO-Filter and MSE, whose negatives are not those of the batch. Transformers see few pairs, "
