@@ -185,11 +185,19 @@ PARK_PAIRS_ALIKE = Table(
     ),
     columns=PARK_PAIRS.columns,
     logged=LOGGED,
-    claims=(
+    claims=tuple(
         Claim(
-            better=ALIKE_FRENCH, worse=ALIKE_RUSSIAN, metrics=(FLORES,), paper="table 6: xSIM error 0.04 against 0.07"
-        ),
-        Claim(better=ALIKE_RUSSIAN, worse=ALIKE_FRENCH, metrics=(KOREAN,), paper="table 6: 0.696 against 0.694"),
+            better=ALIKE_FRENCH,
+            worse=ALIKE_RUSSIAN,
+            metrics=(metric,),
+            kind="level",
+            paper=f"with like texts neither language is the better one; table 6: {figures}",
+        )
+        for metric, figures in (
+            (BITEXT, "0.948 against 0.946"),
+            (FLORES, "xSIM error 0.04 against 0.07"),
+            (KOREAN, "0.694 against 0.696"),
+        )
     ),
     rates=PARK_PAIRS.rates,
 )
