@@ -1489,6 +1489,7 @@ def test_an_overlay_that_is_run_as_a_sweep_says_with(name):
         ("ml_ctl", "training.matryoshka=[256, 64]", "method 'ml_ctl' reads token states"),
         ("ml_ctl", "student={kind: static, width: 64, vocabulary: 500}", "method 'ml_ctl' reads token states"),
         ("ml_ctl", "config={layer: 7}", "student.layers: 2: method 'ml_ctl' reads layer 7; name a layer that"),
+        ("ml_ctl", "config={layer: two}", "config.layer: 'two' is not possible; allowed: a whole number"),
         ("ml_ctl", "config={layer: 0}", "config.layer: method 'ml_ctl': layer is 0; it must be at least 1"),
     ],
 )

@@ -62,7 +62,10 @@ def _single_values(sweep: Sweep) -> Iterator[Problem]:
                     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**32:
                         yield ("parameters", "seed"), f"{describe(value)} must be a whole number from 0 to 2**32 - 1"
     for method in [load_method(name) for name in proposable_methods(sweep)]:
-        yield from _config_types(sweep, method)
+        of_types = list(_config_types(sweep, method))
+        yield from of_types
+        if of_types:
+            continue  # its own checks expect values of these types
         try:
             config_for(sweep, method, {})
         except MethodError as error:
