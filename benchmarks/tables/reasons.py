@@ -36,7 +36,7 @@ LAMBDA = "Lambda gives TCM's term across languages a tenth of the weight, and he
 REASONS = (
     Reason(
         table="mao_terms",
-        rows=("AMS + FD, beta 1000",),
+        rows=("AMS + FD, beta 1000", "AMS + FD + LD, beta 1000"),
         suspected="The teacher's vectors are bad at ranking many candidates, and FD copies them.",
         experiment="mao_teacher",
     ),
