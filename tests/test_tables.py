@@ -38,7 +38,7 @@ from benchmarks.tables.reasons import REASONS, reason_of
 from benchmarks.tables.record import at_equal_rates, run
 from benchmarks.tables.sampling import Scored, sampling_error
 from benchmarks.tables.spread import SHARES, density, percentiles_of, target_similarities
-from benchmarks.tables.sweeps import Trained, next_rate, planned
+from benchmarks.tables.sweeps import Trained, assignments, next_rate, planned, search_points
 from benchmarks.tables.verdict import UNCHECKED, Judged, judge
 from benchmarks.tables.words import with_words
 
@@ -606,6 +606,16 @@ def test_rows_of_clean_pairs_leave_out_the_back_translated_ones_and_no_other():
         left_out = [source.name for source in sweep.data.train if not source.train]
         made = [source.name for source in sweep.data.train if source.synthetic]
         assert left_out == ([] if row.name.endswith(", BT") else made)
+
+
+def test_a_further_search_of_some_rows_names_no_value_of_the_others():
+    table = TABLES["li_depth"]
+    rows = [row for row in table.rows if row.settings["depth"] in (0, 2)]
+    points = search_points(rows, {row.name: (1e-3,) for row in rows})
+    words = assignments(table, 0, rows, points, "rates_1")
+    sweep = read_sweep(table.sweep, assignments=words, fetch=lambda _: str(teacher_folder(Teacher())))
+    assert sweep.parameters["dropout"].when == {"depth": (2,)}
+    assert sweep.budget.trials == len(rows)
 
 
 def test_dev_sets_must_show_that_a_row_is_so_many_times_above_another():

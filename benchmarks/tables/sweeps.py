@@ -58,7 +58,11 @@ class Trained:
 
 def assignments(table: Table, group: int, rows: Sequence[Row], points: Points, kind: str) -> list[str]:
     """What turns the table's sweep file into the sweep of these points; words of `--set`."""
-    when = {key: values for row in rows for key, values in row.when.items()}
+    when = {
+        key: {other: _occurring(values, other, points) for other, values in conditions.items()}
+        for row in rows
+        for key, conditions in row.when.items()
+    }
     keys = dict.fromkeys(key for point in points for key in point)
     parameters = {
         key: {
@@ -79,6 +83,15 @@ def assignments(table: Table, group: int, rows: Sequence[Row], points: Points, k
         f"budget.trials={len(points)}",
         "budget.workers=1",
     ]
+
+
+def _occurring(values: Scalar | list[Scalar], name: str, points: Points) -> Scalar | list[Scalar]:
+    """The values of a condition that any of the points has. A sweep refuses others."""
+    return (
+        [value for value in values if any(point.get(name) == value for point in points)]
+        if isinstance(values, list)
+        else values
+    )
 
 
 def search_points(rows: Sequence[Row], rates: Mapping[str, Sequence[float]]) -> Points:
