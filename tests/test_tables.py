@@ -292,8 +292,9 @@ def test_a_page_shows_what_the_experiment_says_of_an_order_that_fails():
     assert f"[The experiment]({reason.experiment}.md). AMS + FD, beta 1 > AMS, Tatoeba, 1,000: +0.0001" in written
 
 
-def record_of(*values, text="a"):
-    return {"rows": [{"name": "one", "values": {METRIC: list(values)}}], "run": {"data": {"prepared": text}}}
+def record_of(*values, text="a", stored="a"):
+    data = {"prepared": stored, "train/corpus": text}
+    return {"rows": [{"name": "one", "values": {METRIC: list(values)}}], "run": {"data": data}}
 
 
 @pytest.mark.parametrize(
@@ -303,6 +304,7 @@ def record_of(*values, text="a"):
         (record_of(0.51, 0.515), []),
         (record_of(0.8, 0.8), ["0.8000 is not between"]),
         (record_of(0.5, 0.52, text="b"), ["the text is not the same"]),
+        (record_of(0.5, 0.52, stored="b"), []),
         ({**record_of(), "rows": []}, ["only one of the two has the rows one"]),
     ],
 )
