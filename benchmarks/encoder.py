@@ -31,7 +31,7 @@ from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from tokenizers import Tokenizer
 from transformers import PrinterCallback
 
-from babeltune.data.store import open_matrix
+from babeltune.data.stored_arrays import open_matrix
 from babeltune.planning.preparation import prepare
 from babeltune.planning.space import make_trial
 from babeltune.promotion.export import export_trial

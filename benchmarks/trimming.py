@@ -14,7 +14,7 @@ import numpy as np
 from datasets import disable_progress_bars
 from numpy.typing import NDArray
 
-from babeltune.data.store import open_ragged
+from babeltune.data.stored_arrays import open_ragged
 from babeltune.models.encoder import encode_all
 from babeltune.models.hub import model_folder
 from babeltune.planning.preparation import prepare

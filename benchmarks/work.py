@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from babeltune.data.prepared import TEXTS, Prepared
-from babeltune.data.store import open_ragged
+from babeltune.data.stored_arrays import open_ragged
 from babeltune.errors import SpecError
 from babeltune.method.distributed import ProcessGroup
 from babeltune.planning.preparation import prepare

@@ -28,8 +28,9 @@ from babeltune.planning.space import make_trial
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.schema.records import Teacher
 from babeltune.training.compute import COUNTED, first_batches, with_length
-from benchmarks.tables import back_translation, page
+from benchmarks.tables import back_translation, choices, page
 from benchmarks.tables.__main__ import TABLES, check, show_plan, take_words, with_commit
+from benchmarks.tables.choices import NO_STUDENT
 from benchmarks.tables.clusters import ari_of
 from benchmarks.tables.compare import disagreements
 from benchmarks.tables.cpu import CpuSeconds
@@ -41,6 +42,7 @@ from benchmarks.tables.spread import SHARES, density, percentiles_of, target_sim
 from benchmarks.tables.sweeps import Trained, assignments, next_rate, planned, search_points
 from benchmarks.tables.verdict import UNCHECKED, Judged, judge
 from benchmarks.tables.words import with_words
+from benchmarks.tables.written import verdict
 
 ROOT = Path(__file__).parents[1]
 RECORDS = {record["name"]: record for record in page.read_records()}
@@ -202,7 +204,7 @@ def test_a_records_differences_are_those_of_its_rows(name):
 @pytest.mark.parametrize("name", RECORDS)
 def test_a_recorded_order_holds_only_if_both_intervals_exclude_zero(name):
     for claim in RECORDS[name]["claims"]:
-        said, differences = page.verdict(claim, RECORDS[name]).said, np.array(claim["differences"])
+        said, differences = verdict(claim, RECORDS[name]).said, np.array(claim["differences"])
         sign = -1 if "error" in claim["metric"] else 1
         half = t.ppf(0.975, len(differences) - 1) * differences.std(ddof=1) / math.sqrt(len(differences))
         half = max(half, 1.96 * claim["sentence_error"])
@@ -214,23 +216,29 @@ def test_a_recorded_order_holds_only_if_both_intervals_exclude_zero(name):
 def speeds_of(**rows):
     """A record of rows with these parameters and speeds by seed."""
     logged = {name: {PARAMETERS: [parameters], SPEED: speeds} for name, (parameters, *speeds) in rows.items()}
-    return {"rows": [{"name": name, "logged": values} for name, values in logged.items()]}
+    return {"rows": [{"name": name, "changes": [], "logged": values} for name, values in logged.items()]}
 
 
 def test_rows_whose_speeds_differ_by_the_machines_noise_are_not_ordered():
     static = {name: (9, speed, 60_000) for name, speed in (("one", 90_000), ("two", 60_000), ("three", 70_000))}
-    first, second = page._speeds(speeds_of(**static, slow=(7, 1_000, 1_100), slower=(6, 900)))
+    first, second = choices.speeds_of(speeds_of(**static, slow=(7, 1_000, 1_100), slower=(6, 900)))
     assert first == "Sentences a second: 900 to 1,100 (`slower`, `slow`), then 60,000 to 90,000 (3 rows)."
     assert "a factor of 1.50" in second
-    apart, _ = page._speeds(speeds_of(fast=(9, 1_500), slow=(7, 1_000), slower=(6, 900)))
+    apart, _ = choices.speeds_of(speeds_of(fast=(9, 1_500), slow=(7, 1_000), slower=(6, 900)))
     assert apart == "Sentences a second: 900 to 1,000 (`slower`, `slow`), then 1,500 (`fast`)."
-    assert page._speeds(RECORDS["mao_terms"]) == []
+    assert choices.speeds_of(RECORDS["mao_terms"]) == []
+
+
+def test_the_speed_of_layers_alone_is_not_a_models():
+    record = speeds_of(whole=(9, 1_500), layer=(1, 90_000))
+    record["rows"][1]["changes"] = ["method=dimension_reduction", NO_STUDENT]
+    assert choices.speeds_of(record)[0] == "Sentences a second: 1,500 (`whole`)."
 
 
 def test_the_advice_of_a_record_orders_no_two_rows_of_one_architecture():
     record = RECORDS["which_method"]
     rows = {row["name"]: row["logged"][PARAMETERS][0] for row in record["rows"]}
-    said, _ = page._speeds(record)
+    said, _ = choices.speeds_of(record)
     for group in said.split(", then "):
         named = [name for name in rows if f"`{name}`" in group]
         assert not {rows[name] for name in named} & {rows[name] for name in rows.keys() - named}
@@ -269,7 +277,7 @@ def test_a_claim_says_that_its_paper_prints_another_score_language_or_setting(na
 
 def test_each_order_of_a_paper_that_fails_has_a_suspected_reason():
     for record in RECORDS.values():
-        failed = [claim for claim in record["claims"] if page.verdict(claim, record).said == "fails"]
+        failed = [claim for claim in record["claims"] if verdict(claim, record).said == "fails"]
         for claim in failed if record["budget"] else ():
             assert reason_of(record["name"], claim["better"], claim["worse"])
 
@@ -372,7 +380,7 @@ def test_a_verdict_says_if_no_dev_set_checks_unequal_learning_rates(name):
     for claim in record["claims"]:
         better, worse = (rates.get(claim[side]) for side in ("better", "worse"))
         another_kind = claim["metric"].rpartition("/")[2] != objective
-        found = page.verdict(claim, record)
+        found = verdict(claim, record)
         said = found.said != "undecided" and None not in (better, worse) and better != worse and another_kind
         assert (UNCHECKED in found.why) == said, claim
         assert f"| **{found.said}** | {found.why} |" in written
@@ -541,7 +549,7 @@ def test_a_small_table_runs_and_becomes_a_page(
     (claim,) = record["claims"]
     soft, hard = (rows[name]["values"][METRIC] for name in ("soft", "hard"))
     assert claim["differences"] == pytest.approx([a - b for a, b in zip(soft, hard, strict=True)], abs=2e-6)
-    assert page.verdict(claim, record).said in written
+    assert verdict(claim, record).said in written
     opened = (tmp_path / "home" / "openings.jsonl").read_text().splitlines()
     assert len(opened) == 2 * 2 + 1
     again = run(table, place)

@@ -14,6 +14,7 @@ PLATFORM = (
         "errors",
         "data.prepared",
         "data.store",
+        "data.stored_arrays",
         "data.tokens",
         "models.encoder",
         "models.packing",

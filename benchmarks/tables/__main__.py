@@ -20,14 +20,14 @@ from babeltune.planning.plan import make_plan
 from babeltune.schema.cluster import read_cluster
 from benchmarks.tables.chen_losses import CHEN_LONGER, CHEN_LOSSES
 from benchmarks.tables.compare import disagreements
-from benchmarks.tables.definition import Table
+from benchmarks.tables.definition import Record, Table
 from benchmarks.tables.li_depth import LI_DEPTH
 from benchmarks.tables.mao_dims import MAO_DIMS, MAO_DIMS_LONGER
 from benchmarks.tables.mao_shapes import MAO_SHAPES, MAO_SHAPES_LONGER
 from benchmarks.tables.mao_teacher import MAO_TEACHER
 from benchmarks.tables.mao_terms import MAO_TERMS
 from benchmarks.tables.margins import MARGINS_TABLE
-from benchmarks.tables.page import ROOT, Record, read_records, write
+from benchmarks.tables.page import ROOT, read_records, write
 from benchmarks.tables.park_gather import PARK_GATHER
 from benchmarks.tables.park_labels import PARK_LABELS
 from benchmarks.tables.park_one_pair import PARK_ONE_PAIR

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
-from typing import Any
 
+from benchmarks.tables.definition import Record
 from benchmarks.tables.verdict import over_seeds
 
 ROUNDING = 2e-6
 """Differences of two means that come from the six digits of a record."""
-Record = Mapping[str, Any]
 
 
 def _texts(record: Record) -> dict[str, str]:

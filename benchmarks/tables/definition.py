@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from babeltune.schema.records import Scalar
 
+Record = Mapping[str, Any]
+"""A table's findings, as JSON has them."""
 SEEDS = (0, 1, 2, 3, 4)
 """Seeds of every row."""
 UNTRAINED = "untrained"

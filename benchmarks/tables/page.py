@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import json
-import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
-from babeltune.evaluation.evaluate import PARAMETERS, SPEED
-from babeltune.sweep.state.leaderboard import SPEED_NOISE
+from benchmarks.tables.choices import CHOICE, CHOOSING, advice_on, choices_of
 from benchmarks.tables.clusters import ARI
-from benchmarks.tables.definition import MEGABYTES, PAIRS, START, UNTRAINED
+from benchmarks.tables.definition import START, UNTRAINED, Record
 from benchmarks.tables.heat_map import draw
 from benchmarks.tables.reasons import Reason, reason_of
 from benchmarks.tables.spread import TITLE, draw_spread
-from benchmarks.tables.verdict import NORMAL, Judged, Verdict, judge, over_seeds
+from benchmarks.tables.verdict import NORMAL, over_seeds
+from benchmarks.tables.written import logged_of, mean_of, order_of, table_of, verdict
 
 ROOT = Path(__file__).parents[2]
 RECORDS = Path("docs/measured/tables")
 PAGES = Path("docs/tables")
-Record = Mapping[str, Any]
 CHOSEN = """\
 The learning rate of each row is chosen by the dev sets, with a seed that the table does not use."""
 READING = """\
@@ -43,11 +40,6 @@ This record is of an earlier version, whose intervals of an xSIM error over sent
 They are wider than those of paired differences, so more orders are undecided."""
 LENGTHS = ("training.pairs", "training.global_batch", "training.compute")
 """What a row may change of the length of its training."""
-CHOICE = "## Which to take"
-CHOOSING = """\
-A row is level with the best if an interval of their difference reaches zero, over seeds or over sentences. Each row has
-the learning rate that suits it. The best is chosen by the scores that are shown, so its own score is a little too
-high."""
 INDEX = """\
 # The papers' tables
 
@@ -73,38 +65,8 @@ CARE = """\
 * A claim says *extended by us* if its paper prints the order of another score or setting. Languages and test sets of
   Park's tables are ours, and the paper's are named beside the figures.
 * A start and a teacher are trained once, so an interval over seeds holds for this start."""
-FEW = 2
-"""Rows that a sentence names."""
 EDGE = "The best rate is an edge of what was searched in {} of {} rows."
 FAILED = "## Where the order fails"
-
-
-def rates_differ(claim: Record, record: Record) -> bool:
-    """Whether the two rows were trained at unequal learning rates. The untrained student has none."""
-    rates = {row["name"]: row["learning_rate"] for row in record["rows"]}
-    return len({rates[name] for name in (claim["better"], claim["worse"]) if name in rates}) > 1
-
-
-def judged(claim: Record, record: Record) -> Judged:
-    """What the verdict of an ordering depends on."""
-    better, worse = claim["values"]
-    return Judged(
-        unchecked=not claim["searched"] and rates_differ(claim, record),
-        searched=tuple(claim["searched"]),
-        better=better,
-        worse=worse,
-        differences=tuple(claim["differences"]),
-        sentence_error=claim["sentence_error"],
-        untrained=claim["untrained"],
-        kind=claim["kind"],
-        margin=claim["margin"],
-        smaller_is_better="error" in claim["metric"],
-    )
-
-
-def verdict(claim: Record, record: Record) -> Verdict:
-    """What may be said of an ordering of a record."""
-    return judge(judged(claim, record))
 
 
 def page(record: Record, others: Iterable[Record] = ()) -> str:
@@ -126,7 +88,7 @@ def page(record: Record, others: Iterable[Record] = ()) -> str:
         f"{record['paper']} `{record['command']}` writes this page.",
         *([f"The paper's budget: {record['budget']}"] if record["budget"] else []),
         f"Ours: {ours}",
-        *([CHOICE, CHOOSING, _choices(record), *_advice(record), record["limits"]] if "uses" in record else []),
+        *([CHOICE, CHOOSING, choices_of(record), *advice_on(record), record["limits"]] if "uses" in record else []),
         "## Scores",
         f"{CHOSEN} {READING}" if _searches(record) else READING,
         _scores(record),
@@ -153,7 +115,7 @@ def index(records: Iterable[Record]) -> str:
         hours = f"{record['run']['cpu_seconds'] / 3600:.2f}"
         counts = [said[name] for name in ("holds", "fails", "undecided")]
         rows.append([f"[{record['title']}]({record['name']}.md)", *counts, hours])
-    return f"{INDEX}\n\n{_table(['table', 'holds', 'fails', 'undecided', 'CPU hours'], rows)}\n\n{CARE}\n"
+    return f"{INDEX}\n\n{table_of(['table', 'holds', 'fails', 'undecided', 'CPU hours'], rows)}\n\n{CARE}\n"
 
 
 def read_records(root: Path = ROOT) -> list[Record]:
@@ -203,9 +165,9 @@ def _failures(record: Record, others: Mapping[str, Record]) -> list[str]:
         if verdict(claim, record).said == "fails":
             reason = reason_of(record["name"], claim["better"], claim["worse"])
             why = (reason.suspected if reason else "nothing yet", _answer(reason, others))
-            orders.setdefault(why, []).append(f"{_order(claim, record)}, {titles[claim['metric']]}")
+            orders.setdefault(why, []).append(f"{order_of(claim, record)}, {titles[claim['metric']]}")
     rows = [["; ".join(found), *why] for why, found in orders.items()]
-    return [FAILED, _table(["orders", "suspected", "what an experiment says"], rows)] if rows else []
+    return [FAILED, table_of(["orders", "suspected", "what an experiment says"], rows)] if rows else []
 
 
 def _answer(reason: Reason | None, others: Mapping[str, Record]) -> str:
@@ -222,7 +184,7 @@ def _answer(reason: Reason | None, others: Mapping[str, Record]) -> str:
         return f"not run yet: `make table TABLE={reason.experiment}`"
     titles = {column["metric"]: column["title"] for column in record["columns"]}
     said = [
-        f"{_order(claim, record)}, {titles[claim['metric']]}: {over_seeds(claim['differences'])[0]:+.4f}, "
+        f"{order_of(claim, record)}, {titles[claim['metric']]}: {over_seeds(claim['differences'])[0]:+.4f}, "
         f"**{verdict(claim, record).said}**"
         for claim in claims
     ]
@@ -240,23 +202,6 @@ def _standing(said: Iterable[str]) -> str:
     return "It is not so" if "fails" in found else "No answer"
 
 
-def _order(claim: Record, record: Record) -> str:
-    better, worse = (record["start_name"] if claim[key] == START else claim[key] for key in ("better", "worse"))
-    sign = "=" if claim["kind"] == "level" else "<" if "error" in claim["metric"] else ">"
-    times = "" if claim["times"] == 1 else f"{claim['times']:g} × "
-    return f"{better} {sign} {times}{worse}"
-
-
-def _table(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    lines = [titles, ["---"] * len(titles), *rows]
-    return "\n".join(f"| {' | '.join(str(value) for value in line)} |" for line in lines)
-
-
-def _mean(values: Sequence[float]) -> str:
-    spread = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):.4f}{spread}"
-
-
 def _scores(record: Record) -> str:
     columns, logged = record["columns"], record["logged"]
     titles = ["row", "learning rate", *(column["title"] for column in columns), *logged.values()]
@@ -264,114 +209,15 @@ def _scores(record: Record) -> str:
         [
             row["name"],
             f"{row['learning_rate']:g}",
-            *(_mean(row["values"][column["metric"]]) for column in columns),
-            *(_logged(metric, row["logged"][metric]) if metric in row["logged"] else "" for metric in logged),
+            *(mean_of(row["values"][column["metric"]]) for column in columns),
+            *(logged_of(metric, row["logged"][metric]) if metric in row["logged"] else "" for metric in logged),
         ]
         for row in record["rows"]
     ]
     single = {UNTRAINED: UNTRAINED, **({START: record["start_name"]} if "start_name" in record else {})}
     for key, name in single.items():
         rows.append([f"*{name}*", "", *(f"{column[key]:.4f}" for column in columns), *("" for _ in logged)])
-    return _table(titles, rows)
-
-
-def _logged(metric: str, values: Sequence[float]) -> str:
-    """Sizes, speeds and counts without a spread."""
-    if metric not in (PAIRS, MEGABYTES) and not metric.startswith("model/"):
-        return _mean(values)
-    return f"{statistics.fmean(values):,.{1 if metric == MEGABYTES else 0}f}"
-
-
-def _choices(record: Record) -> str:
-    """For each use, which row to take, and which are level with it."""
-    titles = {column["metric"]: column["title"] for column in record["columns"]}
-    values = {row["name"]: row["values"] for row in record["rows"]}
-    rows = [
-        [
-            each["use"],
-            titles[each["metric"]],
-            f"**{each['best']}**",
-            _mean(values[each["best"]][each["metric"]]),
-            ", ".join(level(each, record)) or "none",
-        ]
-        for each in record["uses"]
-    ]
-    return _table(["you want to", "score", "take", "its score", "level with it"], rows)
-
-
-def level(use: Record, record: Record) -> list[str]:
-    """The rows that are not shown to be below the best one. Each may have the learning rate that suits it."""
-    return [each["worse"] for each in use["others"] if verdict({**each, "searched": []}, record).said != "holds"]
-
-
-def _advice(record: Record) -> list[str]:
-    """What the table of choices comes to."""
-    first = Counter(name for use in record["uses"] for name in (use["best"], *level(use, record)))
-    most, uses = max(first.values()), len(record["uses"])
-    said = [
-        f"`{row['name']}` is best, or level with the best, for {most} of {uses} uses."
-        for row in record["rows"]
-        if first[row["name"]] == most
-    ]
-    said.append(f"{len(record['rows']) - len(first)} of {len(record['rows'])} rows are behind the best for every use.")
-    return [" ".join([*said, *_speeds(record), *_sizes(record)])]
-
-
-def _sizes(record: Record) -> list[str]:
-    """The smallest and the largest exported folder."""
-    by_size: dict[float, list[str]] = {}
-    for row in record["rows"]:
-        if MEGABYTES in row["logged"]:
-            by_size.setdefault(round(statistics.fmean(row["logged"][MEGABYTES]), 1), []).append(row["name"])
-    if not by_size:
-        return []
-    least, most = (
-        f"{pick(by_size):,.1f}{unit} ({_named(by_size[pick(by_size)])})" for pick, unit in ((min, " MB"), (max, ""))
-    )
-    return [f"From {least} to {most}."]
-
-
-def _is_layer(row: Record) -> bool:
-    """Whether most of the model's megabytes are no parameters that the training had."""
-    trained = statistics.fmean(row["logged"][PARAMETERS]) * 4e-6
-    return MEGABYTES in row["logged"] and trained < statistics.fmean(row["logged"][MEGABYTES]) / 2
-
-
-def _speeds(record: Record) -> list[str]:
-    """Groups of rows that differ in speed by more than the machine's noise, the slowest first.
-
-    Rows with equally many parameters are one architecture. The largest ratio of their speeds, over all seeds, is
-    noise. A row joins the group of the next slower one if the ratio of their speeds is no larger. A layer on a frozen
-    encoder is left out, as its speed is not the model's.
-    """
-    rows = [row for row in record["rows"] if {SPEED, PARAMETERS} <= row["logged"].keys() and not _is_layer(row)]
-    if not rows:
-        return []
-    alike: dict[float, list[float]] = {}
-    for row in rows:
-        alike.setdefault(statistics.fmean(row["logged"][PARAMETERS]), []).extend(row["logged"][SPEED])
-    noise = max(1 + SPEED_NOISE, *(max(speeds) / min(speeds) for speeds in alike.values()))
-    groups: list[list[Record]] = []
-    for row in sorted(rows, key=lambda row: min(row["logged"][SPEED])):
-        if groups and min(row["logged"][SPEED]) <= noise * max(max(one["logged"][SPEED]) for one in groups[-1]):
-            groups[-1].append(row)
-        else:
-            groups.append([row])
-    said = [f"{_range(group)} ({_named([row['name'] for row in group])})" for group in groups]
-    return [
-        f"Sentences a second: {', then '.join(said)}.",
-        f"Measurements of one architecture may differ by a factor of {noise:.2f}, so a group has no order.",
-    ]
-
-
-def _range(group: Sequence[Record]) -> str:
-    ends = [pick(speed for row in group for speed in row["logged"][SPEED]) for pick in (min, max)]
-    return " to ".join(dict.fromkeys(_logged(SPEED, [end]) for end in ends))
-
-
-def _named(names: Sequence[str]) -> str:
-    """A few rows by name, and more by their number."""
-    return ", ".join(f"`{name}`" for name in names) if len(names) <= FEW else f"{len(names)} rows"
+    return table_of(titles, rows)
 
 
 def _orderings(record: Record) -> str:
@@ -383,7 +229,7 @@ def _orderings(record: Record) -> str:
         found = verdict(claim, record)
         rows.append(
             [
-                _order(claim, record),
+                order_of(claim, record),
                 claim["paper"],
                 titles[claim["metric"]],
                 f"{mean:+.4f}",
@@ -395,7 +241,7 @@ def _orderings(record: Record) -> str:
         )
     source = "the paper" if record["budget"] else "who says so"
     heads = ["order", source, "score", "difference", "over seeds", "over sentences", "verdict", "why"]
-    return _table(heads, rows)
+    return table_of(heads, rows)
 
 
 def _run(record: Record) -> str:
@@ -418,9 +264,9 @@ def _run(record: Record) -> str:
         [EDGE.format(len(edges), len(record["rows"])), *(["", *(f"* {name}" for name in edges)] if edges else [])]
     )
     parts = [
-        _table(["what", "value"], facts),
+        table_of(["what", "value"], facts),
         f"Learning rates on dev, by `{run['objective']}`:",
-        _table(["row", *rates], searched),
+        table_of(["row", *rates], searched),
         *([edge] if _searches(record) else []),
     ]
     return "\n\n".join(parts)

@@ -8,6 +8,7 @@ BITEXT, FLORES = "test/tatoeba/accuracy", "test/flores/accuracy"
 ENGLISH, OTHER = "test/sts_eng/spearman", "test/sts_other/spearman"
 OF_TATOEBA, OF_FLORES = Column(metric=BITEXT, title="Tatoeba"), Column(metric=FLORES, title="FLORES")
 OF_ENGLISH, OF_OTHER = Column(metric=ENGLISH, title="STS English"), Column(metric=OTHER, title="STS French, Russian")
+COLUMNS = (OF_TATOEBA, OF_FLORES, OF_ENGLISH, OF_OTHER)
 LOGGED = {"train/label_entropy": "label entropy, of log N", "train/label_own": "own pair"}
 """Metric of the training -> its title: how hard the teacher's labels are."""
 MATCHED = 0.75
@@ -27,6 +28,9 @@ SETS_SAID = (
 )
 EXTENDED = "extended by us"
 """Begins what is said of an order in a score, a language or a setting that the paper does not print."""
+
+
+ON_FLORES = f"{EXTENDED} to FLORES"
 
 
 def orders(better: str, worse: str, figures: dict[str, str]) -> list[Claim]:

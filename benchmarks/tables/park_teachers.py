@@ -5,16 +5,13 @@ from __future__ import annotations
 from benchmarks.tables.definition import UNTRAINED, Row, Table
 from benchmarks.tables.park import (
     BITEXT,
+    COLUMNS,
     ENGLISH,
-    EXTENDED,
     FIVE_MATCHED,
     FLORES,
     LOGGED,
     MATCHED,
-    OF_ENGLISH,
-    OF_FLORES,
-    OF_OTHER,
-    OF_TATOEBA,
+    ON_FLORES,
     OTHER,
     PARENT_MATCHED,
     SETS_SAID,
@@ -36,7 +33,6 @@ TEACHERS = {
 """What each teacher changes in the sweep file."""
 TEMPERATURES = {OWN: MATCHED, FIVE: FIVE_MATCHED, PARENT: PARENT_MATCHED}
 """The labels' temperature for each teacher, at which all labels are equally hard."""
-ON_FLORES = f"{EXTENDED} to FLORES"
 
 
 def grid(student: str, teacher: str, labels: str = "priority") -> str:
@@ -74,7 +70,7 @@ PARK_TEACHERS = Table(
         *(row(student, teacher) for student in STUDENTS for teacher in TEACHERS),
         *(row(student, OWN, "average") for student in STUDENTS),
     ),
-    columns=(OF_TATOEBA, OF_FLORES, OF_ENGLISH, OF_OTHER),
+    columns=COLUMNS,
     logged=LOGGED,
     claims=(
         *orders(

@@ -142,8 +142,9 @@ def _claim(claim: Claim, metric: str, scores: Scores, sealed: SealedSets, from_s
 
 
 def at_equal_rates(claim: Claim, metric: str, rows: Sequence[Trained]) -> list[float]:
-    """How far the first row is above the second, or so many times it, on dev: both at the rate of the one, and both at
-    that of the other, where both finished.
+    """How far the first row is above the second on dev, or above so many times it.
+
+    There are two values: both rows at the rate of the one, and both at that of the other, where both finished.
 
     Empty if their own learning rates are the same, for another kind of metric than the objective's, and for the
     untrained student.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from babeltune.evaluation.evaluate import PARAMETERS, SPEED
 from babeltune.schema.records import Scalar
+from benchmarks.tables.choices import NO_STUDENT
 from benchmarks.tables.definition import MEGABYTES, PAIRS, Claim, Column, Row, Table
 
 EVERYDAY, LONG = "test/tatoeba/accuracy", "test/flores/accuracy"
@@ -25,7 +26,7 @@ QUARTER, REST = "training.compute=3.75", "training.compute=11.25"
 """Parts of the compute of a row. Layers have a quarter, as their encoder has cost the rest. Transformers have the rest,
 as their tokens have cost a quarter."""
 ENCODER = (
-    "student={}",
+    NO_STUDENT,
     'teacher={model: "models:/which_method_start@champion", languages: [eng, fra, jpn, kor, rus], max_tokens: 64}',
     QUARTER,
 )

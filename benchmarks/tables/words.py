@@ -5,12 +5,10 @@ Only the words may differ, such as titles and citations. Whatever a figure depen
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.tables.definition import Table
+from benchmarks.tables.definition import Record, Table
 
-Record = Mapping[str, Any]
 ORDER = ("better", "worse", "metric", "times", "kind", "margin")
 """What a claim says, less its words."""
 

@@ -10,7 +10,8 @@ import pytest
 from babeltune.data.corpus import build_corpus
 from babeltune.data.prepare import Wanted, asked_of_teacher
 from babeltune.data.prepared import read_prepared, write_prepared
-from babeltune.data.store import facts_of, open_matrix, open_ragged
+from babeltune.data.store import facts_of
+from babeltune.data.stored_arrays import open_matrix, open_ragged
 from babeltune.data.teacher import load_teacher
 from babeltune.errors import StoreError
 from babeltune.files import plain

@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from babeltune.data import store
-from babeltune.data.store import Array, Contents, build, digest_of_texts, folder_of, key_of, open_matrix, open_ragged
+from babeltune.data import store, stored_arrays
+from babeltune.data.store import Array, Contents, build, digest_of_texts, folder_of, key_of
+from babeltune.data.stored_arrays import open_matrix, open_ragged
 from babeltune.errors import StoreError
 from waiting import PATIENCE_S, wait_until
 
@@ -142,7 +143,7 @@ def test_ragged_rows_are_taken_like_lists(tmp_path_factory, rows, data):
         )
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store, "SMALL", data.draw(st.sampled_from([0, 1 << 20])))
+        patch.setattr(stored_arrays, "SMALL", data.draw(st.sampled_from([0, 1 << 20])))
         ragged = open_ragged(build(tmp_path_factory.mktemp("ragged"), "tokens", {}, write))
     ids = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=8)) if rows else []
     flat, lengths = ragged.take(np.array(ids, int))

@@ -11,8 +11,9 @@ from tokenizers import Tokenizer
 from transformers import BertConfig, BertModel
 
 from babeltune.data import teacher as module
-from babeltune.data.store import facts_of, open_matrix
+from babeltune.data.store import facts_of
 from babeltune.data.store_shards import DONE
+from babeltune.data.stored_arrays import open_matrix
 from babeltune.data.teacher import build_teacher_store, encode_shard, load_teacher, model_digest, teacher_folder
 from babeltune.data.tokens import load_tokenizer, train_tokenizer
 from babeltune.errors import StoreError, TeacherError

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from babeltune.data import token_vectors
-from babeltune.data.store import Matrix, Ragged, open_matrix, open_ragged
+from babeltune.data.stored_arrays import Matrix, Ragged, open_matrix, open_ragged
 from babeltune.data.token_vectors import PRIOR, mean_vectors
 from babeltune.data.tokens import tokenizer_key
 from babeltune.errors import SpecError

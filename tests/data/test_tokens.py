@@ -5,7 +5,8 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from babeltune.data import store, tokens
-from babeltune.data.store import facts_of, open_ragged
+from babeltune.data.store import facts_of
+from babeltune.data.stored_arrays import open_ragged
 from babeltune.data.tokens import (
     Cut,
     build_token_store,

@@ -12,7 +12,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from torch import nn
 
-from babeltune.data.store import open_ragged
+from babeltune.data.stored_arrays import open_ragged
 from babeltune.data.tokens import Cut, build_token_store, load_tokenizer, tokenizer_key, train_tokenizer
 from babeltune.errors import SpecError, TeacherError
 from babeltune.method import needs_of, tokens_from

@@ -258,7 +258,7 @@ def test_an_opening_is_recorded_where_the_machine_has_no_name_for_its_user(tmp_p
 
 def test_nothing_that_a_worker_can_reach_holds_a_sealed_sentence(copied):
     """The stores, the sweep's folder and the trials' assignments; token stores are read back as text."""
-    from babeltune.data.store import open_ragged
+    from babeltune.data.stored_arrays import open_ragged
     from babeltune.data.tokens import load_tokenizer
     from babeltune.promotion.candidate import dev_texts, sealed_tests
 

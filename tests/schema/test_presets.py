@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from babeltune.data.store import open_ragged
+from babeltune.data.stored_arrays import open_ragged
 from babeltune.data.teacher import teacher_folder
 from babeltune.data.tokens import load_tokenizer
 from babeltune.errors import SpecError

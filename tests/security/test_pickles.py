@@ -22,7 +22,8 @@ from babeltune.apps.mining.resumable_search import ResumableSearch
 from babeltune.apps.mining.vectors import Model, embed
 from babeltune.data.prepared import read_prepared, write_prepared
 from babeltune.data.sources import read_source
-from babeltune.data.store import Array, Contents, build, key_of, open_matrix, open_ragged
+from babeltune.data.store import Array, Contents, build, key_of
+from babeltune.data.stored_arrays import open_matrix, open_ragged
 from babeltune.data.teacher import load_teacher
 from babeltune.errors import BabeltuneError, CheckpointError, DataError, StoreError, TeacherError
 from babeltune.files import sha256_of

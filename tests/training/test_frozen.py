@@ -9,7 +9,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from torch import nn
 
-from babeltune.data.store import open_matrix
+from babeltune.data.stored_arrays import open_matrix
 from babeltune.data.teacher import load_teacher
 from babeltune.errors import CheckpointError, SpecError, TeacherError
 from babeltune.files import write_json

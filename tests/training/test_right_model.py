@@ -9,7 +9,8 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from babeltune.data.prepared import write_prepared
-from babeltune.data.store import facts_of, open_matrix
+from babeltune.data.store import facts_of
+from babeltune.data.stored_arrays import open_matrix
 from babeltune.data.teacher import TeacherModel, load_teacher
 from babeltune.errors import TeacherError
 from babeltune.files import write_json

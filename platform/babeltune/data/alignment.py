@@ -18,7 +18,8 @@ import numpy as np
 from babeltune.data.arrays import number_type
 from babeltune.data.file_readers import MAX_LINE_BYTES
 from babeltune.data.sources import Rows, read_source
-from babeltune.data.store import Contents, Ragged, build, digest_of_texts, key_of
+from babeltune.data.store import Contents, build, digest_of_texts, key_of
+from babeltune.data.stored_arrays import Ragged
 from babeltune.data.tokens import bare_tokenizer
 from babeltune.data.word_segmentation import PIECES, Found, find_words, lower, pieces, token_spans, unspaced
 from babeltune.errors import DataError

@@ -21,7 +21,8 @@ from babeltune.data.ids import write_ids
 from babeltune.data.negatives import mine_negatives
 from babeltune.data.prepared import TEXTS, Counts, IdTask, Prepared, TokenSet, sides_of, with_files
 from babeltune.data.shards import Progress, RunShards, no_progress, run_here
-from babeltune.data.store import Contents, build, digest_of_array, digest_of_texts, facts_of, key_of, open_matrix
+from babeltune.data.store import Contents, build, digest_of_array, digest_of_texts, facts_of, key_of
+from babeltune.data.stored_arrays import open_matrix
 from babeltune.data.student_tokens import StudentTokens, ids_among
 from babeltune.data.teacher import build_teacher_store
 from babeltune.data.text_shards import TextShards

@@ -18,7 +18,7 @@ import numpy as np
 
 from babeltune.data.arrays import parts
 from babeltune.data.ids import FILE, Ids, ids_in
-from babeltune.data.store import open_matrix
+from babeltune.data.stored_arrays import open_matrix
 from babeltune.data.texts import Texts
 from babeltune.errors import StoreError
 from babeltune.files import plain, write_json

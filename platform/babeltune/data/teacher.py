@@ -219,7 +219,7 @@ def build_teacher_store(
     progress: Count = uncounted,
 ) -> Path:
     """The folder of the teacher's vectors: fp16 (`exact`: fp32), row i belongs to `texts[i]`; open it with
-    `store.open_matrix`.
+    `stored_arrays.open_matrix`.
 
     The texts are unique. Shards hold sentences of similar length and cost about the same each. The fact `forwarded`
     counts the sentences that went through the teacher, `truncated` those that were cut at its `max_tokens`.

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from babeltune.data.store import Contents, build, digest_of_array, facts_of, open_matrix, open_ragged
+from babeltune.data.store import Contents, build, digest_of_array, facts_of
+from babeltune.data.stored_arrays import open_matrix, open_ragged
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from babeltune.data.store import Matrix, Ragged
+    from babeltune.data.stored_arrays import Matrix, Ragged
 
 FILE = "vectors.npy"
 PAIRS = 16_384

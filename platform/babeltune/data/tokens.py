@@ -229,7 +229,7 @@ def build_token_store(
     run_shards: RunShards = run_here,
     progress: Count = uncounted,
 ) -> Path:
-    """The folder of the texts' token ids: row i is `prompt + texts[i]`; open it with `store.open_ragged`.
+    """The folder of the texts' token ids: row i is `prompt + texts[i]`; open it with `stored_arrays.open_ragged`.
 
     Ids are uint16 where the vocabulary allows, else int32. The fact `truncated` counts the texts that
     were cut.

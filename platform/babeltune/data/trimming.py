@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, NotRequired, TypedDict
 import numpy as np
 from tokenizers import Tokenizer
 
-from babeltune.data.store import Contents, build, digest_of_texts, key_of, open_ragged
+from babeltune.data.store import Contents, build, digest_of_texts, key_of
+from babeltune.data.stored_arrays import open_ragged
 from babeltune.data.tokens import bare_tokenizer
 from babeltune.errors import DataError, TeacherError
 

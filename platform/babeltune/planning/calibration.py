@@ -24,8 +24,8 @@ from babeltune.data.prepare import PreparationInputs
 from babeltune.data.prepared import Prepared
 from babeltune.data.shards import read_texts, run_here
 from babeltune.data.starts import place_of, split_pin, start_name
-from babeltune.data.store import open_ragged
 from babeltune.data.store_shards import write_shard
+from babeltune.data.stored_arrays import open_ragged
 from babeltune.data.teacher import encode_shard, load_teacher
 from babeltune.errors import BabeltuneError
 from babeltune.files import plain

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from babeltune.data.arrays import parts, places, zeros
-from babeltune.data.store import Matrix, Ragged, open_matrix, open_ragged
+from babeltune.data.stored_arrays import Matrix, Ragged, open_matrix, open_ragged
 from babeltune.data.tokens import tokenizer_key
 from babeltune.errors import TrainingError
 from babeltune.method import Batch, Masked, Needs, Tokens, TrialContext, trial_context

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import torch
 
-from babeltune.data.store import open_ragged
+from babeltune.data.stored_arrays import open_ragged
 from babeltune.evaluation.evaluate import PARAMETERS, SPEED, UNTRIMMED, evaluate
 from babeltune.files import plain
 from babeltune.method import Method, Tokens
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from babeltune.data.prepared import Prepared, TokenSet
-    from babeltune.data.store import Ragged
+    from babeltune.data.stored_arrays import Ragged
 
 
 Found = TypeVar("Found")

@@ -14,7 +14,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from babeltune.data.store import open_matrix
+from babeltune.data.stored_arrays import open_matrix
 from babeltune.errors import TrainingError
 from babeltune.method import Batch, Cut, Loss, Method, Tokens, TrialContext, trial_context
 from babeltune.method.batch import FIRST_AND_LAST

@@ -12,8 +12,9 @@ import pytest
 from babeltune.data import teacher as teacher_module
 from babeltune.data import tokens as tokens_module
 from babeltune.data.shards import run_here
-from babeltune.data.store import StoredFile, facts_of, open_matrix, open_ragged, read_store, stores_in
+from babeltune.data.store import StoredFile, facts_of, read_store, stores_in
 from babeltune.data.store_shards import DONE
+from babeltune.data.stored_arrays import open_matrix, open_ragged
 from babeltune.data.teacher import build_teacher_store
 from babeltune.data.tokens import Cut, build_token_store, load_tokenizer
 from babeltune.errors import StoreError

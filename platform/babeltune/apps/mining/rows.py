@@ -20,7 +20,7 @@ UNIT = 1e-6
 
 
 class Stored(Protocol):
-    """Vectors that are read by their numbers, such as a `store.Matrix`."""
+    """Vectors that are read by their numbers, such as a `stored_arrays.Matrix`."""
 
     width: int
 

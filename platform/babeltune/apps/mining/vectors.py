@@ -17,7 +17,8 @@ import numpy as np
 from babeltune.apps.mining.rows import Joined
 from babeltune.apps.mining.sentences import Sentences
 from babeltune.data.shards import Count, RunShards, count_all, read_texts, run_here, uncounted, write_texts
-from babeltune.data.store import Array, Contents, build, digest_of_texts, folder_of, open_matrix, read_store
+from babeltune.data.store import Array, Contents, build, digest_of_texts, folder_of, read_store
+from babeltune.data.stored_arrays import open_matrix
 from babeltune.data.teacher import folder_digest
 from babeltune.errors import DataError, StoreError, TeacherError, nearest
 from babeltune.memory import give_back_memory
