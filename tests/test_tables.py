@@ -30,6 +30,7 @@ from babeltune.schema.records import Teacher
 from babeltune.training.compute import COUNTED, first_batches, with_length
 from benchmarks.tables import back_translation, choices, page
 from benchmarks.tables.__main__ import TABLES, check, show_plan, take_words, with_commit
+from benchmarks.tables.__main__ import main as tables
 from benchmarks.tables.choices import NO_STUDENT
 from benchmarks.tables.clusters import ari_of
 from benchmarks.tables.compare import disagreements
@@ -159,6 +160,20 @@ def test_a_record_takes_the_words_of_its_definition_and_keeps_its_figures(tmp_pa
     assert len(record["claims"]) == len(kept["claims"]) - 1
     (one, *_), (before, *_) = record["claims"], kept["claims"]
     assert {**one, "paper": before["paper"]} == before
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["--check", "--cluster", "missing.yaml"], "error: no file 'missing.yaml'"),
+        (["--check", "--words"], "argument --words: not allowed with argument --check"),
+    ],
+)
+def test_bad_words_of_the_command_are_one_line(words, answer, capsys):
+    with pytest.raises(SystemExit) as ended:
+        tables(["park_gather", *words])
+    assert ended.value.code not in (None, 0)
+    assert answer in f"{ended.value.code}{capsys.readouterr().err}"
 
 
 def test_orders_that_are_judged_anew_keep_the_commit_that_trained_the_rows(tmp_path):

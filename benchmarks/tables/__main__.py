@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from babeltune.cli.plan_page import machine_of
-from babeltune.errors import SpecError
+from babeltune.errors import BabeltuneError, SpecError
 from babeltune.planning.plan import make_plan
 from babeltune.schema.cluster import read_cluster
 from benchmarks.tables.chen_losses import CHEN_LONGER, CHEN_LOSSES
@@ -136,10 +136,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("table", choices=sorted(TABLES))
     parser.add_argument("--cluster", metavar="FILE", help="where to run; this machine when left out")
-    parser.add_argument("--plan", action="store_true", help="print what would run, and run nothing")
-    parser.add_argument("--check", action="store_true", help="compare with the kept record, and write nothing")
-    parser.add_argument("--words", action="store_true", help="take changed words into the kept record, and run nothing")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--plan", action="store_true", help="print what would run, and run nothing")
+    what.add_argument("--check", action="store_true", help="compare with the kept record, and write nothing")
+    what.add_argument("--words", action="store_true", help="take changed words into the kept record, and run nothing")
     given = parser.parse_args(arguments)
+    try:
+        _do(given)
+    except BabeltuneError as error:
+        sys.exit(f"error: {error}")
+
+
+def _do(given: argparse.Namespace) -> None:
     table = TABLES[given.table]
     if given.plan:
         show_plan(table, given.cluster)
