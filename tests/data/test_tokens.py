@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from babeltune.data import store, tokens
+from babeltune.data import stored_arrays, tokens
 from babeltune.data.store import facts_of
 from babeltune.data.stored_arrays import open_ragged
 from babeltune.data.tokens import (
@@ -164,7 +164,7 @@ def test_a_small_corpus_is_tokenized_in_eight_shards_with_the_same_tokens(tmp_pa
     whole = build_token_store(tmp_path / "whole", texts, tokenizer, Cut("", 12))
     assert folder.name == whole.name
     joined, ids = open_ragged(folder), np.random.default_rng(0).integers(0, len(texts), 3 * len(texts))
-    monkeypatch.setattr(store, "SMALL", 0)
+    monkeypatch.setattr(stored_arrays, "SMALL", 0)
     in_shards, in_one = open_ragged(folder), open_ragged(whole)
     for found in (joined, in_shards):
         assert len(found) == len(in_one)
