@@ -24,9 +24,9 @@ from babeltune.planning.preparation import prepare
 from babeltune.planning.space import default_params, make_trial
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.schema.records import Sweep, Training
-from babeltune.training.batches import make_reader, make_schedule
+from babeltune.training.build import make_reader, make_schedule, make_train_step
 from babeltune.training.compute import measured_rates, with_length, work_of_a_pair
-from babeltune.training.step import make_train_step, step_seed
+from babeltune.training.step import step_seed
 from benchmarks.race import one_thread
 
 WITHIN = 2.0

@@ -29,7 +29,8 @@ from sklearn.exceptions import UndefinedMetricWarning
 from babeltune.data.eval_sets import read_tasks
 from babeltune.data.prepared import TextTask
 from babeltune.evaluation.evaluate import evaluate_texts
-from babeltune.models.encoder import build_student, encode_all
+from babeltune.models.build import build_student
+from babeltune.models.encoder import encode_all
 from babeltune.models.hub import BUNDLED, model_folder
 from babeltune.models.vocabulary import Vocabulary
 from babeltune.schema.records import Data, Source, Student, Task

@@ -32,7 +32,7 @@ from babeltune.planning.space import make_trial
 from babeltune.promotion.export import export
 from babeltune.schema.records import Trial
 from babeltune.training.averages import Averages
-from babeltune.training.batches import token_set
+from babeltune.training.build import token_set
 from babeltune.training.trainer import TrialTrainer
 from benchmarks.race import Options, cpu_seconds, options, race, verdict
 from benchmarks.work import benchmark_sweep, describe_lengths, prepare_text, start, texts_of

@@ -20,7 +20,7 @@ from babeltune.models.hub import model_folder
 from babeltune.planning.preparation import prepare
 from babeltune.planning.space import default_params, make_trial
 from babeltune.planning.sweep_file import read_sweep
-from babeltune.training.step import make_student
+from babeltune.training.build import make_student
 
 MODEL = "bundled:all-MiniLM-L6-v2"
 TEXTS = 2000

@@ -4,8 +4,8 @@ import json
 
 from transformers import AutoTokenizer
 
+from babeltune.models.build import build_student
 from babeltune.models.dense import check_modules
-from babeltune.models.encoder import build_student
 from babeltune.models.hub import pooling_of
 from babeltune.models.static import is_static
 from babeltune.models.vocabulary import Vocabulary

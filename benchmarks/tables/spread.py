@@ -15,7 +15,7 @@ from torch.nn.functional import normalize
 
 from babeltune.method import trial_context
 from babeltune.method.negative_queue import Queue
-from babeltune.training.batches import make_reader, make_schedule
+from babeltune.training.build import make_reader, make_schedule
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

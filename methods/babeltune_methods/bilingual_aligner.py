@@ -24,8 +24,14 @@ from torch.nn.functional import normalize
 from babeltune.errors import TrainingError
 from babeltune.method import Batch, Encode, Gather, Loss, Method, Needs, encode_together
 from babeltune.method.checks import above_zero, at_least, one_of
-from babeltune.method.duplicates import Duplicates, check_negatives, everyone, negative_shares, of_both_sides
-from babeltune.method.tiled_contrastive import additive_margin
+from babeltune.method.contrastive import (
+    Duplicates,
+    additive_margin,
+    check_negatives,
+    everyone,
+    negative_shares,
+    of_both_sides,
+)
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int

@@ -24,8 +24,7 @@ from torch.nn.functional import normalize
 
 from babeltune.method import EVERY, Batch, Encode, Gather, Loss, Method, Needs, encode_together
 from babeltune.method.checks import above_zero, at_least
-from babeltune.method.duplicates import check_negatives, everyone, negative_shares
-from babeltune.method.tiled_contrastive import additive_margin
+from babeltune.method.contrastive import additive_margin, check_negatives, everyone, negative_shares
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from torch.nn.functional import normalize
 from babeltune.errors import TrainingError
 from babeltune.method import Batch, Encode, Gather, Loss, Method, Needs, encode_together
 from babeltune.method.checks import above_zero, at_least, one_of
-from babeltune.method.duplicates import negative_shares, occurrences
+from babeltune.method.contrastive import negative_shares, occurrences
 from babeltune.method.masked_lm import MaskedLanguageHead
 from babeltune.method.negative_queue import Filter, Queue, equal_m, log_sums
 

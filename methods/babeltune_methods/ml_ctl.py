@@ -25,11 +25,17 @@ from torch.nn.functional import normalize
 
 from babeltune.errors import TrainingError
 from babeltune.method import Batch, Encode, Gather, Loss, Masked, Method, Needs, Tokens, states_together
-from babeltune.method.batch import FIRST_AND_LAST
 from babeltune.method.checks import above_zero, at_least, one_of
-from babeltune.method.duplicates import Duplicates, check_negatives, everyone, negative_shares, of_both_sides
+from babeltune.method.contract import FIRST_AND_LAST
+from babeltune.method.contrastive import (
+    Duplicates,
+    check_negatives,
+    everyone,
+    negative_shares,
+    of_both_sides,
+    tiled_cross_entropy,
+)
 from babeltune.method.masked_lm import MaskedLanguageHead
-from babeltune.method.tiled_contrastive import tiled_cross_entropy
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int

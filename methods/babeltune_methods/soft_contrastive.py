@@ -27,8 +27,8 @@ from torch.nn.functional import normalize
 from babeltune.errors import TrainingError
 from babeltune.method import Batch, Encode, Gather, Loss, Method, Needs, TeacherVectors, encode_together
 from babeltune.method.checks import above_zero, one_of
-from babeltune.method.duplicates import Duplicates, check_negatives, everyone, negative_shares
-from babeltune.method.tiled_contrastive import Labels, soft_labels, tiled_cross_entropy
+from babeltune.method.contrastive import Duplicates, check_negatives, everyone, negative_shares, tiled_cross_entropy
+from babeltune.method.tiled_contrastive import Labels, soft_labels
 
 if TYPE_CHECKING:
     from jaxtyping import Float

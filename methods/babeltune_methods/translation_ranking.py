@@ -22,8 +22,7 @@ from torch.nn.functional import normalize
 from babeltune.errors import TrainingError
 from babeltune.method import Batch, Encode, Gather, Loss, Method, Needs, encode_together
 from babeltune.method.checks import above_zero, at_least, one_of
-from babeltune.method.duplicates import Duplicates, everyone, negative_shares
-from babeltune.method.tiled_contrastive import tiled_cross_entropy
+from babeltune.method.contrastive import Duplicates, everyone, negative_shares, tiled_cross_entropy
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float

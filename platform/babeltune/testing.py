@@ -36,8 +36,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from babeltune.errors import TrainingError
-from babeltune.method.base import Loss, Method, Needs
-from babeltune.method.batch import FIRST_AND_LAST, Batch, Masked, Tokens, tokens_from
+from babeltune.method.contract import FIRST_AND_LAST, Batch, Loss, Masked, Method, Needs, Tokens, tokens_from
 from babeltune.method.distributed import ProcessGroup
 from babeltune.method.gradcache import CachedEncode
 from babeltune.method.masked_lm import Masking

@@ -18,9 +18,9 @@ from babeltune.promotion.candidate import find_candidate
 from babeltune.sweep.search.study import Ledger
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.leaderboard import leaderboard
+from babeltune.training.build import make_method, make_student
 from babeltune.training.checkpoint import checkpoint_folder, last_good, load_checkpoint, read_reports
 from babeltune.training.dev_evaluation import dev_scores
-from babeltune.training.step import make_method, make_student
 from chaos.leftovers import leftovers
 from replays import replay
 from waiting import wait_until

@@ -11,7 +11,7 @@ from babeltune.planning.space import make_trial
 from babeltune.planning.sweep_file import data_root, read_sweep
 from babeltune.promotion.export import export_trial
 from babeltune.promotion.sealed_test_log import read_openings
-from babeltune.training.step import make_method, make_student
+from babeltune.training.build import make_method, make_student
 
 pytestmark = pytest.mark.usefixtures("one_thread", "offline", "one_scoring_process")
 K = 3

@@ -135,7 +135,7 @@ def test_average_labels_with_copied_anchors_read_the_anchors_vectors(tiny, tiny_
     import torch
 
     from babeltune.planning.space import make_trial
-    from babeltune.training.batches import make_reader
+    from babeltune.training.build import make_reader
 
     sweep, plain = tiny
     sweep = only_soft(sweep, labels="average")
@@ -153,7 +153,7 @@ def test_hard_negatives_are_mined_once_for_translation_ranking(tiny, tiny_storag
     import torch
 
     from babeltune.planning.space import make_trial
-    from babeltune.training.batches import make_reader
+    from babeltune.training.build import make_reader
 
     sweep, _ = tiny
     sweep = replace(sweep, method="translation_ranking", config={"hard_negatives": 2}, parameters={})

@@ -11,7 +11,7 @@ from babeltune.data.starts import keep_start, pinned
 from babeltune.data.store import stores_in
 from babeltune.errors import TeacherError
 from babeltune.method.distributed import ProcessGroup
-from babeltune.models.encoder import WORD_STD, build_student
+from babeltune.models.build import WORD_STD, build_student
 from babeltune.models.start import embeddings_problem, read_start, take_embeddings
 from babeltune.models.static import StaticEncoder
 from babeltune.models.vocabulary import Vocabulary
@@ -26,9 +26,8 @@ from babeltune.sweep.sync.shards import BucketStores
 from babeltune.sweep.sync.view import stores_of
 from babeltune.sweep.sync.worker import bring_prepared
 from babeltune.train import Printer
-from babeltune.training.batches import token_set
+from babeltune.training.build import make_method, make_student, token_set
 from babeltune.training.dev_evaluation import dev_scores
-from babeltune.training.step import make_method, make_student
 from babeltune.training.trainer import TrialTrainer
 from bucket_servers import BUCKET
 

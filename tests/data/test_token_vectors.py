@@ -16,7 +16,7 @@ from babeltune.method import Tokens
 from babeltune.planning.preparation import prepare
 from babeltune.planning.space import make_trial
 from babeltune.planning.sweep_file import read_sweep, sweep_id
-from babeltune.training.step import make_student
+from babeltune.training.build import make_student
 
 pytestmark = pytest.mark.usefixtures("one_thread", "offline")
 

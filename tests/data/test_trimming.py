@@ -24,8 +24,7 @@ from babeltune.promotion.candidate import dev_texts
 from babeltune.promotion.export import export, export_trial
 from babeltune.schema.records import Student
 from babeltune.train import Printer
-from babeltune.training.batches import token_set
-from babeltune.training.step import make_method, make_student
+from babeltune.training.build import make_method, make_student, token_set
 from babeltune.training.trainer import train
 
 pytestmark = pytest.mark.usefixtures("one_thread", "offline")

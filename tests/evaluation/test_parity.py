@@ -10,7 +10,7 @@ import pytest
 from babeltune.data.prepared import TextTask
 from babeltune.data.tokens import train_tokenizer
 from babeltune.evaluation.evaluate import evaluate_texts
-from babeltune.models.encoder import build_student
+from babeltune.models.build import build_student
 from babeltune.models.vocabulary import Vocabulary
 from babeltune.promotion.export import export
 from babeltune.schema.records import Student

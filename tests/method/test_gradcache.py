@@ -3,10 +3,10 @@ import torch
 from torch import nn
 
 from babeltune.method import encode_together, states_together, tokens_from
-from babeltune.method.batch import FIRST_AND_LAST
+from babeltune.method.contract import FIRST_AND_LAST
+from babeltune.method.contrastive import tiled_cross_entropy
 from babeltune.method.distributed import ProcessGroup
 from babeltune.method.gradcache import CachedEncode, chunks
-from babeltune.method.tiled_contrastive import tiled_cross_entropy
 
 
 class Bag(nn.Module):

@@ -21,8 +21,8 @@ from babeltune.promotion.candidate import dev_texts
 from babeltune.promotion.export import export_trial
 from babeltune.promotion.model_card import dimensions
 from babeltune.schema.records import Report
+from babeltune.training.build import make_method, make_student
 from babeltune.training.dev_evaluation import dev_scores
-from babeltune.training.step import make_method, make_student
 from toy_batches import batch_of, gaussian
 
 WIDTH, N, QUEUE = 6, 5, 7

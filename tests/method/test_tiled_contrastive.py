@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import normalize
 
+from babeltune.method.contrastive import Duplicates, tiled_cross_entropy
 from babeltune.method.distributed import ProcessGroup
-from babeltune.method.duplicates import Duplicates
-from babeltune.method.tiled_contrastive import soft_labels, tiled_cross_entropy
+from babeltune.method.tiled_contrastive import soft_labels
 
 
 def unit(rows, columns, seed, dtype=torch.float32):

@@ -15,17 +15,16 @@ from babeltune.data.stored_arrays import open_ragged
 from babeltune.errors import DataError, MethodError, TrainingError
 from babeltune.files import plain as as_plain
 from babeltune.method import Batch, Masked, Tokens, load_method, make_config
-from babeltune.method.batch import FIRST_AND_LAST
+from babeltune.method.contract import FIRST_AND_LAST
+from babeltune.method.contrastive import Duplicates
 from babeltune.method.distributed import ProcessGroup
-from babeltune.method.duplicates import Duplicates
 from babeltune.planning.preparation import prepare
 from babeltune.planning.space import make_trial
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.planning.warnings import about_projection
 from babeltune.schema.records import Words
-from babeltune.training.batches import make_reader
+from babeltune.training.build import make_reader, make_train_step
 from babeltune.training.checkpoint import checkpoint_folder, load_checkpoint
-from babeltune.training.step import make_train_step
 from babeltune.training.trainer import train
 from babeltune_methods.ml_ctl import Config, MlCtl, anchor_losses
 

@@ -21,7 +21,8 @@ from transformers import (
 
 from babeltune.errors import TeacherError
 from babeltune.method import Tokens, tokens_from
-from babeltune.models.encoder import Encoder, build_student, encode_all, pool
+from babeltune.models.build import build_student
+from babeltune.models.encoder import Encoder, encode_all, pool
 from babeltune.models.packing import pack
 from babeltune.models.vocabulary import Vocabulary
 from babeltune.schema.records import Student

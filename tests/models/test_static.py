@@ -17,7 +17,8 @@ from babeltune.data.tokens import Cut, build_token_store, load_tokenizer, tokeni
 from babeltune.errors import SpecError, TeacherError
 from babeltune.method import needs_of, tokens_from
 from babeltune.method.distributed import ProcessGroup
-from babeltune.models.encoder import build_student, encode_all
+from babeltune.models.build import build_student
+from babeltune.models.encoder import encode_all
 from babeltune.models.ngrams import TokenNgrams, hash_of, ngrams
 from babeltune.models.static import StaticEncoder
 from babeltune.models.vocabulary import Vocabulary
@@ -29,10 +30,10 @@ from babeltune.promotion.export import export, export_trial
 from babeltune.schema.bounds import student_problems
 from babeltune.schema.records import Student, Training
 from babeltune.training import row_adam
-from babeltune.training.batches import make_reader
+from babeltune.training.build import make_reader, make_train_step
 from babeltune.training.dev_evaluation import dev_scores
 from babeltune.training.row_adam import RowAdam
-from babeltune.training.step import make_optimizers, make_train_step
+from babeltune.training.step import make_optimizers
 from every_method import SETTINGS, assignments
 from exports import load_export
 

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from babeltune.cli.plan_page import details
 from babeltune.errors import DataError, SpecError
-from babeltune.models.encoder import build_student
+from babeltune.models.build import build_student
 from babeltune.models.vocabulary import Vocabulary
 from babeltune.planning.plan import Counted, describe, make_plan, student_parameters
 from babeltune.planning.preparation import read_corpus

@@ -12,7 +12,7 @@ from babeltune.bundled.templates import __file__ as bundled
 from babeltune.data.starts import DIGITS, PIN, copy_start, digest_of_start
 from babeltune.data.tokens import load_tokenizer, train_tokenizer
 from babeltune.errors import SpecError
-from babeltune.models.encoder import build_student
+from babeltune.models.build import build_student
 from babeltune.models.vocabulary import Vocabulary
 from babeltune.planning.calibration import Machine
 from babeltune.planning.plan import make_plan

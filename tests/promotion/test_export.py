@@ -15,7 +15,8 @@ from transformers import AutoModel, BertConfig, BertModel, ModernBertConfig, Pre
 
 from babeltune.errors import CheckpointError, TeacherError
 from babeltune.method import EVERY, tokens_from
-from babeltune.models.encoder import Encoder, build_student
+from babeltune.models.build import build_student
+from babeltune.models.encoder import Encoder
 from babeltune.models.vocabulary import Vocabulary
 from babeltune.promotion.export import SAFE, export
 from babeltune.schema.records import Student

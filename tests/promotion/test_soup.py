@@ -24,9 +24,9 @@ from babeltune.promotion.starts import fetched
 from babeltune.schema.records import Report
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.train import Printer
+from babeltune.training.build import make_method, make_student
 from babeltune.training.checkpoint import checkpoint_folder, load_checkpoint, save_checkpoint, write_reports
 from babeltune.training.dev_evaluation import dev_scores
-from babeltune.training.step import make_method, make_student
 from babeltune.training.trainer import TrialTrainer
 from conftest import cluster_at
 

@@ -12,7 +12,8 @@ from babeltune.data.tokens import load_tokenizer
 from babeltune.errors import SpecError
 from babeltune.files import plain
 from babeltune.method.distributed import ProcessGroup
-from babeltune.models.encoder import build_student, encode_all
+from babeltune.models.build import build_student
+from babeltune.models.encoder import encode_all
 from babeltune.models.vocabulary import Vocabulary
 from babeltune.planning.plan import student_parameters
 from babeltune.planning.preparation import prepare
@@ -22,7 +23,7 @@ from babeltune.planning.written import spec_yaml
 from babeltune.promotion.export import export
 from babeltune.schema.presets import LAYERS, PRESETS, WIDTHS
 from babeltune.schema.records import Student, Teacher, trial_from
-from babeltune.training.batches import token_set
+from babeltune.training.build import token_set
 from babeltune.training.checkpoint import read_reports
 from babeltune.training.trainer import TrialTrainer
 from exports import load_export

@@ -27,7 +27,7 @@ from babeltune.data.stored_arrays import open_matrix, open_ragged
 from babeltune.data.teacher import load_teacher
 from babeltune.errors import BabeltuneError, CheckpointError, DataError, StoreError, TeacherError
 from babeltune.files import sha256_of
-from babeltune.models.encoder import build_student
+from babeltune.models.build import build_student
 from babeltune.models.hub import open_model
 from babeltune.models.vocabulary import Vocabulary
 from babeltune.planning.space import suggest

@@ -9,8 +9,8 @@ from babeltune.method import needs_of
 from babeltune.planning.preparation import prepare
 from babeltune.planning.space import make_trial
 from babeltune.planning.sweep_file import read_sweep
-from babeltune.training import batches, sampler
-from babeltune.training.batches import make_reader, make_schedule
+from babeltune.training import batches, epochs
+from babeltune.training.build import make_reader, make_schedule
 
 pytestmark = pytest.mark.usefixtures("one_thread", "offline")
 
@@ -22,7 +22,7 @@ def large(tiny_file, tiny_storage, monkeypatch):
     """The trial, record and reader of a corpus that counts as large, read in tiny parts."""
     sweep = read_sweep(tiny_file, assignments=["parameters={}"])
     prepared = prepare(sweep, tiny_storage)
-    for module in (batches, sampler):
+    for module in (batches, epochs):
         monkeypatch.setattr(module, "COMPUTED_ABOVE", 0)
     monkeypatch.setattr(arrays, "PART", 16)
     trial = make_trial(sweep, 0, {})
@@ -32,7 +32,7 @@ def large(tiny_file, tiny_storage, monkeypatch):
 def test_a_trial_of_a_large_corpus_sees_every_pair_once_an_epoch(large):
     trial, prepared, reader = large
     schedule = make_schedule(trial, prepared, reader, needs_of(trial.method, trial.config))
-    assert all(isinstance(stream, sampler.ComputedStream) for stream in schedule.streams)
+    assert all(isinstance(stream, epochs.ComputedStream) for stream in schedule.streams)
     for group, stream in enumerate(schedule.streams):
         own = np.flatnonzero(prepared.pair_groups() == group)
         assert np.array_equal(np.sort(stream.take(0, len(own))), own)

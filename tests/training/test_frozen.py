@@ -28,8 +28,8 @@ from babeltune.promotion.verdict import weigh
 from babeltune.schema.records import Parameter, Student, Teacher
 from babeltune.sweep.driver.baselines import teacher_scores, untrained_scores
 from babeltune.sweep.state.folder import SweepFolder
+from babeltune.training.build import make_method, make_student
 from babeltune.training.checkpoint import checkpoint_folder, load_checkpoint
-from babeltune.training.step import make_method, make_student
 from babeltune.training.trainer import TrialTrainer
 from exports import load_export
 

@@ -28,8 +28,8 @@ from babeltune.schema.cluster import Cluster
 from babeltune.sweep.driver.baselines import teacher_scores, untrained_scores
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.tracking.registry import Registered
+from babeltune.training.build import make_method, make_student
 from babeltune.training.dev_evaluation import dev_scores
-from babeltune.training.step import make_method, make_student
 from babeltune.training.trainer import TrialTrainer
 
 pytestmark = pytest.mark.usefixtures("one_thread", "offline", "one_scoring_process")

@@ -9,17 +9,18 @@ from hypothesis import strategies as st
 from babeltune.data import arrays
 from babeltune.errors import TrainingError
 from babeltune.schema.records import Sampling
-from babeltune.training import sampler
-from babeltune.training.sampler import DrawnPairs, Schedule, local_sizes, lots, own_rows
+from babeltune.training import epochs
+from babeltune.training.epochs import DrawnPairs
+from babeltune.training.sampler import Schedule, local_sizes, lots, own_rows
 
 
 @pytest.fixture(scope="module", params=["drawn", "computed"], autouse=True)
-def epochs(request):
+def kind(request):
     """Every test holds for small corpora, whose epochs are arrays, and for large ones, whose epochs are functions."""
-    before = sampler.COMPUTED_ABOVE
-    sampler.COMPUTED_ABOVE = before if request.param == "drawn" else 0
+    before = epochs.COMPUTED_ABOVE
+    epochs.COMPUTED_ABOVE = before if request.param == "drawn" else 0
     yield request.param
-    sampler.COMPUTED_ABOVE = before
+    epochs.COMPUTED_ABOVE = before
 
 
 def schedule(sizes, *, weights=None, batch=8, pairs=200, seed=3, **sampling):
@@ -190,7 +191,7 @@ def test_a_language_pair_of_few_rows_makes_no_schedule_of_steps_that_never_come(
 
 
 @pytest.mark.slow
-def test_a_small_corpus_is_drawn_as_by_earlier_versions(epochs):
+def test_a_small_corpus_is_drawn_as_by_earlier_versions(kind):
     draw = np.random.default_rng(5)
     groups = draw.integers(0, 3, 500).astype(np.int16)
     digest = hashlib.sha256()
@@ -203,7 +204,7 @@ def test_a_small_corpus_is_drawn_as_by_earlier_versions(epochs):
                     for step in range(len(plan)):
                         digest.update(plan.rows(step).tobytes())
     earlier = "71c9f2ca79cec43e4f2566f569b8d2c061f111a627a2c9eedc71a8fe49164135"
-    assert (digest.hexdigest() == earlier) == (epochs == "drawn")
+    assert (digest.hexdigest() == earlier) == (kind == "drawn")
 
 
 def test_a_weight_decides_how_often_each_row_of_a_source_occurs_in_an_epoch():
@@ -233,11 +234,11 @@ def test_the_memory_of_a_large_corpus_order_does_not_depend_on_its_pairs():
     assert large < 1.1 * small
 
 
-def test_the_order_is_computed_above_four_million_pairs_only(epochs):
-    if epochs == "drawn":
-        pairs = sampler.COMPUTED_ABOVE + 1
+def test_the_order_is_computed_above_four_million_pairs_only(kind):
+    if kind == "drawn":
+        pairs = epochs.COMPUTED_ABOVE + 1
         facts = np.zeros(pairs, np.int16), np.ones(pairs, np.float32)
-        for some, kind in ((pairs - 1, sampler.DrawnStream), (pairs, sampler.ComputedStream)):
+        for some, made in ((pairs - 1, epochs.DrawnStream), (pairs, epochs.ComputedStream)):
             drawn = DrawnPairs(*(each[:some] for each in facts))
             plan = Schedule(drawn, Sampling(), global_batch=64, total_pairs=64, seed=3)
-            assert [type(stream) for stream in plan.streams] == [kind]
+            assert [type(stream) for stream in plan.streams] == [made]

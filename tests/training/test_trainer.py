@@ -29,7 +29,7 @@ from babeltune.planning.space import make_trial
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.schema.records import Average, Training
 from babeltune.training.averages import Averages
-from babeltune.training.batches import make_reader
+from babeltune.training.build import make_reader, make_train_step
 from babeltune.training.checkpoint import (
     checkpoint_folder,
     last_good,
@@ -40,7 +40,7 @@ from babeltune.training.checkpoint import (
     state_of,
     stopped_folder,
 )
-from babeltune.training.step import halvings_after, learning_rate_at, make_train_step
+from babeltune.training.step import halvings_after, learning_rate_at
 from babeltune.training.trainer import TrialTrainer, train
 from every_method import SETTINGS, assignments
 from waiting import PATIENCE_S

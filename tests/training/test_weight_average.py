@@ -13,10 +13,9 @@ from babeltune.planning.preparation import prepare
 from babeltune.planning.space import default_params, make_trial, sample
 from babeltune.planning.sweep_file import read_sweep, sweep_id
 from babeltune.schema.records import Average, Training, trial_from
-from babeltune.training.batches import make_reader, make_schedule
+from babeltune.training.build import make_method, make_reader, make_schedule, make_student, make_train_step
 from babeltune.training.checkpoint import checkpoint_folder, load_checkpoint, read_reports, stopped_folder
 from babeltune.training.dev_evaluation import dev_scores
-from babeltune.training.step import make_method, make_student, make_train_step
 from babeltune.training.trainer import train
 from babeltune.training.weight_average import WeightAverage
 

@@ -1,20 +1,20 @@
 """The contract of a method, which a plugin imports from here, and the math that methods share."""
 
-from babeltune.method.base import EVERY as EVERY
-from babeltune.method.base import Loss as Loss
-from babeltune.method.base import Method as Method
-from babeltune.method.base import Needs as Needs
-from babeltune.method.base import TeacherVectors as TeacherVectors
-from babeltune.method.batch import Batch as Batch
-from babeltune.method.batch import Cut as Cut
-from babeltune.method.batch import Encode as Encode
-from babeltune.method.batch import Gather as Gather
-from babeltune.method.batch import Masked as Masked
-from babeltune.method.batch import Tokens as Tokens
-from babeltune.method.batch import encode_together as encode_together
-from babeltune.method.batch import joined as joined
-from babeltune.method.batch import states_together as states_together
-from babeltune.method.batch import tokens_from as tokens_from
+from babeltune.method.contract import EVERY as EVERY
+from babeltune.method.contract import Batch as Batch
+from babeltune.method.contract import Cut as Cut
+from babeltune.method.contract import Encode as Encode
+from babeltune.method.contract import Gather as Gather
+from babeltune.method.contract import Loss as Loss
+from babeltune.method.contract import Masked as Masked
+from babeltune.method.contract import Method as Method
+from babeltune.method.contract import Needs as Needs
+from babeltune.method.contract import TeacherVectors as TeacherVectors
+from babeltune.method.contract import Tokens as Tokens
+from babeltune.method.contract import encode_together as encode_together
+from babeltune.method.contract import joined as joined
+from babeltune.method.contract import states_together as states_together
+from babeltune.method.contract import tokens_from as tokens_from
 from babeltune.method.registry import GROUP as GROUP
 from babeltune.method.registry import TrialContext as TrialContext
 from babeltune.method.registry import available as available

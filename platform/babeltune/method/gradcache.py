@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from babeltune.method.batch import FIRST_AND_LAST, Encode, Tokens
+from babeltune.method.contract import FIRST_AND_LAST, Encode, Tokens
 
 if TYPE_CHECKING:
     from jaxtyping import Float

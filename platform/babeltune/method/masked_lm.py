@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu
 
 from babeltune.errors import TrainingError
-from babeltune.method.batch import Encode, Gather, Masked
+from babeltune.method.contract import Encode, Gather, Masked
 
 if TYPE_CHECKING:
     from jaxtyping import Float

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from babeltune.errors import TrainingError
-from babeltune.method.base import Loss, Method
-from babeltune.method.batch import Batch, Cut, Encode, Gather, Tokens
+from babeltune.method.contract import Batch, Cut, Encode, Gather, Loss, Method, Tokens
 from babeltune.method.views import Shared, Views
 
 if TYPE_CHECKING:

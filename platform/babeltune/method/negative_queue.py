@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from babeltune.method.batch import Gather
+from babeltune.method.contract import Gather
 from babeltune.method.tiled_contrastive import PLAIN
 from babeltune.products import product
 

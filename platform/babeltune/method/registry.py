@@ -10,7 +10,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING
 
 from babeltune.errors import MethodError, nearest
-from babeltune.method.base import Method, Needs
+from babeltune.method.contract import Method, Needs
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -18,14 +18,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol, TypedDict, Unpack
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from babeltune.method.batch import Gather
-from babeltune.method.duplicates import Duplicates
+from babeltune.method.contract import Gather
 from babeltune.products import product
 
 if TYPE_CHECKING:
@@ -135,8 +134,16 @@ def soft_labels(
     return Labels(own, everyone, log_z, gather(log_z.unsqueeze(1)).squeeze(1), temperature, tile)
 
 
+class Repeats(Protocol):
+    """Candidates that rows leave out of their log-sum-exps: `contrastive.Duplicates`."""
+
+    def drop(self, similarities: Tensor, i: slice, j: slice) -> None:
+        """Puts -inf in their places of this tile of S."""
+        ...
+
+
 @dataclass(eq=False)
-class _Side:
+class Side:
     """The rows or the columns of S."""
 
     vectors: Tensor
@@ -151,19 +158,19 @@ class _Side:
 
 
 @dataclass(eq=False)
-class _Work:
+class Formula:
     """One evaluation of the formula."""
 
-    rows: _Side
-    columns: _Side
+    rows: Side
+    columns: Side
     labels: Labels | None
-    repeats: Duplicates | None
+    repeats: Repeats | None
     temperature: float
     tile: int
     kept: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     """The tiles of S by first row and column, if S is one tile or small. Else the second pass makes them again."""
 
-    def similarities(self, left: _Side, right: _Side, i: slice, j: slice) -> Tensor:
+    def similarities(self, left: Side, right: Side, i: slice, j: slice) -> Tensor:
         """A tile of S (of S transposed when `left` is the columns)."""
         if (found := self.kept.get((i.start, j.start) if left is self.rows else (j.start, i.start))) is not None:
             return found if left is self.rows else found.T
@@ -190,7 +197,7 @@ class _Work:
         if beside is not None and rows.sums is not None:
             rows.sums = torch.logaddexp(rows.sums, beside)
 
-    def label_tiles(self) -> Iterator[tuple[_Side, _Side, slice, slice, Tensor | None, Tensor | None]]:
+    def label_tiles(self) -> Iterator[tuple[Side, Side, slice, slice, Tensor | None, Tensor | None]]:
         """Every tile of S once, or of its transpose, with the tile a_i·a_j / tau' that fits, and its exponentials."""
         alone = self.labels is not None and len(self.labels.own) == len(self.labels.everyone)
         for i in _spans(len(self.rows.vectors), self.tile):
@@ -264,17 +271,19 @@ class _Context(Protocol):
     def mark_non_differentiable(self, *tensors: Tensor) -> None: ...
 
 
-class _CrossEntropy(torch.autograd.Function):
+class CrossEntropy(torch.autograd.Function):
+    """The value and gradient of a formula, for torch."""
+
     @staticmethod
     def forward(
-        ctx: _Context, x: Tensor, y: Tensor, beside: Tensor | None, work: _Work, gradients: bool
+        ctx: _Context, x: Tensor, y: Tensor, beside: Tensor | None, formula: Formula, gradients: bool
     ) -> tuple[Tensor, Tensor]:
-        rows, columns = work.rows, work.columns
+        rows, columns = formula.rows, formula.columns
         with torch.autocast(x.device.type, enabled=False):
-            work.find_sums(beside)
+            formula.find_sums(beside)
             if gradients:
                 rows.gradient, columns.gradient = torch.zeros_like(rows.vectors), torch.zeros_like(columns.vectors)
-            labelled, teacher = work.finish() if gradients or work.labels is not None else (x.new_zeros(()),) * 2
+            labelled, teacher = formula.finish() if gradients or formula.labels is not None else (x.new_zeros(()),) * 2
         value = -labelled
         for side in (rows, columns):
             if side.weights is not None and side.sums is not None:
@@ -284,7 +293,7 @@ class _CrossEntropy(torch.autograd.Function):
             if beside is not None and rows.weights is not None and rows.sums is not None:
                 share = rows.weights * (beside - rows.sums).exp()
             ctx.found = rows.gradient, columns.gradient, share
-            ctx.temperature, ctx.dtypes = work.temperature, (x.dtype, y.dtype)
+            ctx.temperature, ctx.dtypes = formula.temperature, (x.dtype, y.dtype)
         teacher = teacher.float()
         ctx.mark_non_differentiable(teacher)
         return value.float(), teacher
@@ -302,70 +311,3 @@ class _CrossEntropy(torch.autograd.Function):
             None,
             None,
         )
-
-
-class Terms(TypedDict, total=False):
-    """Optional arguments of `tiled_cross_entropy`: the weights and labels of the formula at the top of this module."""
-
-    row_weights: Float[Tensor, "rows"] | None
-    """alpha: ones if neither it nor beta is given."""
-    column_weights: Float[Tensor, "columns"] | None
-    """beta."""
-    labels: Labels | None
-    """w. Rows i of x are the labels' own, and rows of y are everyone's."""
-    label_rows: float
-    """r, 0 if it is left out."""
-    label_columns: float
-    """c, 0 if it is left out."""
-    repeats: Duplicates | None
-    """Candidates that the rows' log-sum-exps leave out."""
-    beside: Float[Tensor, "rows"] | None
-    """[rows] one more value in each row's log-sum-exp: that of candidates that only this row has."""
-
-
-def tiled_cross_entropy(
-    x: Float[Tensor, "rows dim"],
-    y: Float[Tensor, "columns dim"],
-    *,
-    temperature: float,
-    tile: int | None = None,
-    **terms: Unpack[Terms],
-) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    """The formula above for unit vectors, differentiable once in `x`, `y` and `beside`.
-
-    Also returns sum (r w_ij + c w_ji) a_i·a_j / tau', from which the labels' entropy follows."""
-    row_weights, column_weights = terms.get("row_weights"), terms.get("column_weights")
-    labels, beside = terms.get("labels"), terms.get("beside")
-    if row_weights is None and column_weights is None:
-        row_weights = torch.ones(len(x), device=x.device)
-    tile = tile or TILE[x.device.type]
-    if labels is not None:
-        tile = labels.tile
-    own_z, all_z = (None, None) if labels is None else (labels.own_log_z, labels.log_z)
-    work = _Work(
-        _Side(x.detach().float().contiguous(), row_weights, terms.get("label_rows", 0.0), own_z),
-        _Side(y.detach().float().contiguous(), column_weights, terms.get("label_columns", 0.0), all_z),
-        labels,
-        terms.get("repeats"),
-        temperature,
-        tile,
-    )
-    wanted = torch.is_grad_enabled() and any(v is not None and v.requires_grad for v in (x, y, beside))
-    value, teacher = _CrossEntropy.apply(x, y, beside, work, wanted)  # type: ignore[no-untyped-call]
-    return value, teacher
-
-
-def additive_margin(
-    a: Float[Tensor, "local dim"],
-    b: Float[Tensor, "local dim"],
-    candidates: Float[Tensor, "candidates dim"],
-    others: Duplicates,
-    *,
-    scale: float,
-    margin: float = 0.0,
-) -> Float[Tensor, ""]:
-    """sum_i -log( e^{s(a_i.b_i - m)} / ( e^{s(a_i.b_i - m)} + sum_c e^{s a_i.c} ) ) over the unit candidates c that
-    `others` (`Duplicates.others`) leaves to row i."""
-    positive = scale * ((a * b).sum(1) - margin)
-    log_sums, _ = tiled_cross_entropy(a, candidates, temperature=1 / scale, repeats=others, beside=positive)
-    return log_sums - positive.sum()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from babeltune.method.batch import FIRST_AND_LAST, Encode, Tokens, encode_together
+from babeltune.method.contract import FIRST_AND_LAST, Encode, Tokens, encode_together
 
 if TYPE_CHECKING:
     from jaxtyping import Float

@@ -23,7 +23,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
 from babeltune.method import Tokens
-from babeltune.method.batch import LAST
+from babeltune.method.contract import LAST
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int

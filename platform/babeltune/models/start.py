@@ -158,7 +158,7 @@ def take_embeddings(encoder: Encoder, folder: Path) -> None:
 
     The rows of a table of another width go through the model's dense layer, so that the mean of a sentence's rows is
     the static model's vector of it. The layer norm after the table cancels the scale, but Adam's steps do not shrink
-    with it: `encoder.WORD_STD`.
+    with it: `build.WORD_STD`.
 
     Raises:
         TeacherError: neither the table nor the dense layer is as wide as the Transformer.

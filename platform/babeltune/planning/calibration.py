@@ -36,10 +36,9 @@ from babeltune.planning.preparation import wanted_of
 from babeltune.planning.space import default_params, make_trial
 from babeltune.planning.sweep_file import data_root
 from babeltune.schema.records import Sweep, Trial
-from babeltune.training.batches import token_set
+from babeltune.training.build import make_student, token_set
 from babeltune.training.compute import first_batches
 from babeltune.training.speed import sentences_per_second
-from babeltune.training.step import make_student
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -23,8 +23,8 @@ from babeltune.sweep.state.folder import SweepFolder, find_run, find_sweep, read
 from babeltune.sweep.state.housekeeping import why_removed
 from babeltune.sweep.state.leaderboard import leaderboard, scores_of, trial_row, winner
 from babeltune.sweep.state.rebuild import damage
+from babeltune.training.build import load_weights, make_student_and_method
 from babeltune.training.checkpoint import best_report, checkpoint_folder, load_checkpoint, read_reports
-from babeltune.training.step import make_method, make_student
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -113,13 +113,11 @@ def _prepared(folder: SweepFolder, sweep: Sweep, number: int) -> Prepared:
 def export_model(candidate: Candidate, folder: Path, *, untrained: bool = False) -> None:
     """Writes the candidate's checkpoint, or its student before training, as a sentence-transformers folder."""
     trial, prepared = candidate.trial, candidate.prepared
-    encoder = make_student(trial, prepared)
-    method = make_method(trial, prepared, encoder)
+    encoder, method = make_student_and_method(trial, prepared)
     if not untrained:
         place = candidate.folder.trial(trial.number)
         tensors = candidate.weights or load_checkpoint(checkpoint_folder(place, candidate.report.index))[0]
-        encoder.load_state_dict(tensors["student"])
-        method.load_state_dict(tensors.get("method", method.state_dict()))
+        load_weights(encoder, method, tensors)
     export_trial(candidate.sweep, trial, prepared, encoder, method, folder)
 
 

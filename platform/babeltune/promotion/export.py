@@ -30,7 +30,7 @@ from babeltune.models.encoder import Encoder, FrozenEncoder, StudentEncoder
 from babeltune.models.hub import quiet
 from babeltune.models.static import StaticEncoder
 from babeltune.schema.records import Evaluation, Student, Sweep, Trial
-from babeltune.training.batches import token_set
+from babeltune.training.build import token_set
 
 KIND = "sentence_transformers.models."
 """The module path of sentence-transformers' modules, by the name that every release knows."""

@@ -18,9 +18,9 @@ from babeltune.planning.rules import TRIAL
 from babeltune.promotion.candidate import Candidate, find_candidate
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.leaderboard import leaderboard
+from babeltune.training.build import load_weights, make_student_and_method
 from babeltune.training.checkpoint import checkpoint_folder, load_checkpoint
 from babeltune.training.dev_evaluation import dev_scores
-from babeltune.training.step import make_method, make_student
 
 INSTEAD = "promote without --soup"
 
@@ -66,8 +66,7 @@ def _refuse_other_starts(members: Sequence[Candidate]) -> None:
 
 def _first_weights(member: Candidate) -> dict[str, Tensor]:
     """The weights with which a trial began, of the student and of the method's layers."""
-    encoder = make_student(member.trial, member.prepared)
-    method = make_method(member.trial, member.prepared, encoder)
+    encoder, method = make_student_and_method(member.trial, member.prepared)
     layers = {f"method.{name}": tensor for name, tensor in method.state_dict().items()}
     return {f"student.{name}": tensor for name, tensor in encoder.state_dict().items()} | layers
 
@@ -126,12 +125,10 @@ def best_or_average(members: Sequence[Candidate]) -> tuple[Candidate, str]:
     best = members[0]
     trial, prepared, objective = best.trial, best.prepared, best.chosen_by
     tensors = averaged(members)
-    encoder = make_student(trial, prepared)
-    method = make_method(trial, prepared, encoder)
+    encoder, method = make_student_and_method(trial, prepared)
     if method.layers() and "method" not in tensors:
         raise PromotionError(f"--soup {len(members)}: the trials are of several methods, whose layers are not alike")
-    encoder.load_state_dict(tensors["student"])
-    method.load_state_dict(tensors.get("method", method.state_dict()))
+    load_weights(encoder, method, tensors)
     scores = dev_scores(encoder, method, trial, prepared, ProcessGroup(), torch.device("cpu"))
     own, single = scores[objective.metric], best.report.metrics[objective.metric]
     better = own > single if objective.goal == "maximize" else own < single

@@ -6,7 +6,6 @@ What is drawn anew at each visit is a function of the seed, the step and the pai
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,20 +13,18 @@ import torch
 from torch import Tensor
 
 from babeltune.data.arrays import parts, places, zeros
-from babeltune.data.stored_arrays import Matrix, Ragged, open_matrix, open_ragged
-from babeltune.data.tokens import tokenizer_key
-from babeltune.errors import TrainingError
-from babeltune.method import Batch, Masked, Needs, Tokens, TrialContext, trial_context
+from babeltune.data.stored_arrays import Matrix, Ragged
+from babeltune.method import Batch, Masked, Needs, Tokens
 from babeltune.method.masked_lm import Masking
 from babeltune.models.encoder import TextIds
+from babeltune.training.epochs import COMPUTED_ABOVE
 from babeltune.training.permutation import Permutation
-from babeltune.training.sampler import COMPUTED_ABOVE, DrawnPairs, Schedule, lots
+from babeltune.training.sampler import lots
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from babeltune.data.prepared import Prepared, TokenSet
-    from babeltune.schema.records import Trial
+    from babeltune.data.prepared import Prepared
 
 
 @dataclass
@@ -150,52 +147,3 @@ class Reader:
         """[rows, 2] the languages of both sides, by their place in `prepared.languages`."""
         languages = np.stack([self.languages[source], self.languages[target]], axis=1)
         return torch.from_numpy(languages.astype(np.int64)).to(self.device)
-
-
-def token_set(trial: Trial, prepared: Prepared) -> TokenSet:
-    """The tokenizer and token stores of a trial's student."""
-    return prepared.tokens[tokenizer_key(trial.student, prepared.text_digest)]
-
-
-def make_reader(trial: Trial, prepared: Prepared, device: torch.device, context: TrialContext | None = None) -> Reader:
-    """The reader of a trial's batches. Without a context it makes its own."""
-    needs = (context or trial_context(trial.method, trial.config)).needs
-    mined = prepared.negatives[needs.negatives_key] if needs.hard_negatives else None
-    tokens = None if needs.frozen else token_set(trial, prepared)
-    return Reader(
-        prepared,
-        TextIds() if tokens is None else open_ragged(Path(tokens.train)),
-        open_matrix(Path(prepared.teacher)) if prepared.teacher else None,
-        device,
-        needs,
-        np.load(mined, mmap_mode="r") if mined else None,
-        np.load(tokens.words or "", mmap_mode="r") if tokens and needs.words else None,
-        masking(tokens, needs.masked) if tokens and needs.masked else None,
-        trial.seed,
-    )
-
-
-def make_schedule(trial: Trial, prepared: Prepared, reader: Reader, needs: Needs) -> Schedule:
-    """The global batches of a trial whose method has these needs."""
-    return Schedule(
-        DrawnPairs(
-            prepared.pair_groups(),
-            prepared.pair_weights(),
-            order=reader.target_lengths() if needs.order == "length" else None,
-            only=reader.usable(),
-        ),
-        trial.sampling,
-        global_batch=trial.training.global_batch,
-        total_pairs=trial.training.pairs,
-        seed=trial.seed,
-    )
-
-
-def masking(tokens: TokenSet, share: float) -> Masking:
-    """The masks of this tokenizer; `TrainingError` where it has no mask token."""
-    if tokens.mask is None:
-        raise TrainingError(
-            f"the tokenizer {tokens.tokenizer!r} has no mask token, which masked language modelling needs; name "
-            "another student, or turn masking off in the method's settings"
-        )
-    return Masking(share, tokens.mask, np.setdiff1d(np.arange(tokens.vocabulary), tokens.special))

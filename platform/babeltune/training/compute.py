@@ -25,9 +25,8 @@ from babeltune.errors import TrainingError
 from babeltune.method import trial_context
 from babeltune.method.distributed import ProcessGroup
 from babeltune.products import ONEDNN, use_onednn
-from babeltune.training.batches import make_reader, make_schedule
+from babeltune.training.build import make_steps
 from babeltune.training.row_adam import RowAdam
-from babeltune.training.step import make_train_step, step_seed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -156,17 +155,13 @@ class FirstBatch:
 def first_batches(trial: Trial, prepared: Prepared, device: torch.device) -> Iterator[FirstBatch]:
     """The trial's first `COUNTED` global batches, for a student that is thrown away."""
     context = trial_context(trial.method, trial.config)
-    train_step = make_train_step(trial, prepared, ProcessGroup.alone(), device, context)
-    reader, needs = make_reader(trial, prepared, device, context), context.needs
-    schedule = make_schedule(with_length(trial, COUNTED * trial.training.global_batch), prepared, reader, needs)
-    if needs.warm_up:
-        train_step.method.warm_up(*reader.anchors(needs.warm_up, trial.seed))
-    for step in range(len(schedule)):
-        rows = schedule.rows(step)
-        torch.manual_seed(step_seed(trial.seed, step, 0))
-        pairs = reader.batch(rows, len(rows), step=step, first=0)
-        seen = int(schedule.seen[step])
-        yield FirstBatch(functools.partial(train_step.step, pairs, seen), seen)
+    short = with_length(trial, COUNTED * trial.training.global_batch)
+    steps = make_steps(short, prepared, ProcessGroup.alone(), device, context)
+    if context.needs.warm_up:
+        steps.train_step.method.warm_up(*steps.reader.anchors(context.needs.warm_up, trial.seed))
+    for step in range(len(steps.schedule)):
+        pairs, seen = steps.batch(step), steps.seen(step + 1)
+        yield FirstBatch(functools.partial(steps.train_step.step, pairs, seen), seen)
 
 
 def work_of_a_pair(trial: Trial, prepared: Prepared, device: torch.device) -> Work:

@@ -19,7 +19,7 @@ from babeltune.method.distributed import ProcessGroup
 from babeltune.models.encoder import FrozenEncoder, StudentEncoder, TextIds, encode_all
 from babeltune.models.static import StaticEncoder
 from babeltune.schema.records import Trial
-from babeltune.training.batches import token_set
+from babeltune.training.build import token_set
 from babeltune.training.sampler import local_sizes, own_rows
 from babeltune.training.speed import sentences_per_second
 from babeltune.training.step import cuts_of

@@ -3,39 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from babeltune.data.stored_arrays import open_matrix
 from babeltune.errors import TrainingError
-from babeltune.method import Batch, Cut, Loss, Method, Tokens, TrialContext, trial_context
-from babeltune.method.batch import FIRST_AND_LAST
+from babeltune.method import Batch, Cut, Loss, Method, Tokens
+from babeltune.method.contract import FIRST_AND_LAST
 from babeltune.method.distributed import ProcessGroup, numbers
 from babeltune.method.gradcache import CachedEncode
 from babeltune.method.matryoshka import cuts_below, matryoshka_loss
-from babeltune.models.encoder import Encoder, FrozenEncoder, StudentEncoder, build_student
-from babeltune.models.start import take_embeddings
-from babeltune.models.static import StaticEncoder
-from babeltune.models.vocabulary import Vocabulary
-from babeltune.training.batches import token_set
+from babeltune.models.encoder import Encoder, FrozenEncoder, StudentEncoder
+from babeltune.training.batches import Reader
 from babeltune.training.parts import loss_in_parts
 from babeltune.training.row_adam import RowAdam
-from babeltune.training.sampler import local_sizes
+from babeltune.training.sampler import Schedule, local_sizes, own_rows
 from babeltune.training.weight_average import WeightAverage, weights_of
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-    from babeltune.data.prepared import Prepared
-    from babeltune.schema.records import Goal, Training, Trial
+    from babeltune.schema.records import Goal, Training
 
 
 STEPS = (2, 4, 5)
@@ -246,73 +239,39 @@ def cuts_of(encoder: StudentEncoder, training: Training) -> tuple[Cut, ...]:
     return cuts_below(training.matryoshka, encoder.dim, encoder.normalize)
 
 
+@dataclass
+class Steps:
+    """The steps of a trial: each takes its global batch, with its own randomness, through the training step."""
+
+    train_step: TrainStep
+    reader: Reader
+    schedule: Schedule
+    seed: int
+    """The trial's."""
+
+    def batch(self, step: int) -> Batch:
+        """This rank's rows of global batch `step`, counted from 0. Seeds what is random within the step."""
+        ranks, rows = self.train_step.ranks, self.schedule.rows(step)
+        torch.manual_seed(step_seed(self.seed, step, ranks.rank))
+        first, total = ranks.rank * len(rows) // ranks.world, len(rows)
+        return self.reader.batch(own_rows(rows, ranks.rank, ranks.world), total, step=step, first=first)
+
+    def seen(self, steps: int) -> int:
+        """Pairs of so many steps."""
+        return int(self.schedule.seen[steps - 1]) if steps else 0
+
+    def halfway(self, step: int) -> int:
+        """Pairs seen in the middle of a step, which say its learning rate."""
+        return (self.seen(step) + self.seen(step + 1)) // 2
+
+    def run(self, step: int) -> dict[str, float]:
+        """One optimizer step; `TrainingError` where it cannot be trained on."""
+        try:
+            return self.train_step.step(self.batch(step), self.halfway(step))
+        except TrainingError as error:
+            raise TrainingError(f"step {step + 1}: {error}") from error
+
+
 def step_seed(seed: int, step: int, rank: int) -> int:
     """The seed of dropout and other randomness within one step on one rank."""
     return int(np.random.SeedSequence((seed, step, rank)).generate_state(1, np.uint64)[0] >> np.uint64(1))
-
-
-def make_student(trial: Trial, prepared: Prepared, context: TrialContext | None = None) -> StudentEncoder:
-    """The untrained student of a trial, the same weights on every rank; or the teacher's stored vectors."""
-    needs = (context or trial_context(trial.method, trial.config)).needs
-    if needs.frozen:
-        assert prepared.teacher is not None
-        return FrozenEncoder(open_matrix(Path(prepared.teacher)), prepared.teacher_rows())
-    tokens, student = token_set(trial, prepared), trial.student
-    if student.start is not None:  # the folder of its tokenizer holds its weights, too
-        student = replace(student, model=tokens.tokenizer, start=None)
-    encoder = build_student(
-        student,
-        Vocabulary(
-            tokens.vocabulary,
-            tokens.pad,
-            kept=None if tokens.kept is None else np.load(tokens.kept),
-            tokenizer=Tokenizer.from_file(f"{tokens.tokenizer}/tokenizer.json") if trial.student.ngrams else None,
-        ),
-        teacher_dim=prepared.teacher_dim,
-        seed=trial.first_seed,
-        projected=needs.vectors,
-    )
-    if student.token_vectors == "teacher":
-        assert isinstance(encoder, StaticEncoder)
-        assert tokens.vectors is not None
-        encoder.begin_with(torch.from_numpy(np.load(tokens.vectors)))
-    if student.embeddings_from is not None:
-        assert isinstance(encoder, Encoder)
-        take_embeddings(encoder, Path(tokens.tokenizer))
-    return encoder
-
-
-def make_method(
-    trial: Trial, prepared: Prepared, encoder: StudentEncoder, context: TrialContext | None = None
-) -> Method:
-    """The untrained method of a trial on this encoder; the same weights on every rank."""
-    context = context or trial_context(trial.method, trial.config)
-    needs = context.needs
-    sizes: dict[str, object] = {"student_dim": encoder.dim, "teacher_dim": prepared.teacher_dim}
-    if needs.per_language:
-        sizes["languages"] = prepared.trained_languages
-    if needs.states:
-        assert isinstance(encoder, Encoder)
-        if needs.layer > encoder.layers:
-            raise TrainingError(
-                f"method {trial.method!r} reads layer {needs.layer} of a student that has {encoder.layers}; "
-                "name a layer that the student has"
-            )
-        sizes |= {"width": encoder.width, "vocabulary": len(encoder.word_embeddings)}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(trial.first_seed)
-        make: Callable[..., Method] = context.method_class
-        return make(context.config, **sizes)
-
-
-def make_train_step(
-    trial: Trial,
-    prepared: Prepared,
-    ranks: ProcessGroup,
-    device: torch.device,
-    context: TrialContext | None = None,
-) -> TrainStep:
-    """The untrained learner of a trial. Without a context it makes its own."""
-    context = context or trial_context(trial.method, trial.config)
-    encoder = make_student(trial, prepared, context)
-    return TrainStep(encoder, make_method(trial, prepared, encoder, context), trial.training, ranks, device)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
-from babeltune.errors import CheckpointError, StorageError, TrainingError
+from babeltune.errors import CheckpointError, StorageError
 from babeltune.evaluation.evaluate import COMPUTE
 from babeltune.files import plain, write_json
 from babeltune.memory import give_back_memory
@@ -26,7 +26,7 @@ from babeltune.method.distributed import ProcessGroup
 from babeltune.schema.records import Point, Report, Scalar, Trial
 from babeltune.stages import EVALUATING, Stage
 from babeltune.training.averages import Averages, Interval
-from babeltune.training.batches import make_reader, make_schedule, token_set
+from babeltune.training.build import make_steps, token_set
 from babeltune.training.checkpoint import (
     PROGRESS,
     Guard,
@@ -46,8 +46,7 @@ from babeltune.training.checkpoint import (
 )
 from babeltune.training.compute import paid_for
 from babeltune.training.dev_evaluation import EvaluationLeftError, dev_scores
-from babeltune.training.sampler import own_rows
-from babeltune.training.step import halvings_after, learning_rate_at, make_train_step, step_seed
+from babeltune.training.step import halvings_after, learning_rate_at
 
 if TYPE_CHECKING:
     from babeltune.data.prepared import Prepared
@@ -100,11 +99,10 @@ class TrialTrainer:
         trial = paid_for(trial, prepared, ranks, device)
         self.trial, self.prepared, self.folder, self.reporter = trial, prepared, folder, reporter
         self.ranks, self.device, self.guard = ranks, device, guard
-        self.train_step = make_train_step(trial, prepared, ranks, device, context)
-        self.reader = make_reader(trial, prepared, device, context)
+        self.steps = make_steps(trial, prepared, ranks, device, context)
+        self.train_step, self.reader, self.schedule = self.steps.train_step, self.steps.reader, self.steps.schedule
         self.needs = context.needs
         usable = self.reader.usable()
-        self.schedule = make_schedule(trial, prepared, self.reader, self.needs)
         self.names = {id(p): name for name, p in self.train_step.module.named_parameters()}
         batches = self.schedule.counts.sum(axis=1)
         self.noted = self.cleaned = -math.inf
@@ -269,10 +267,10 @@ class TrialTrainer:
     ) -> Report:
         """The next report, after this step. `spent` seconds are the trial's, `trained` those since the last report."""
         trial, done = self.trial, self.reports[-1].step if self.reports else 0
-        index, pairs = len(self.reports) + 1, self.seen(step)
+        index, pairs = len(self.reports) + 1, self.steps.seen(step)
         compute = trial.training.compute
         counted = {} if compute is None else {COMPUTE: compute * pairs / trial.training.pairs}
-        speed = (pairs - self.seen(done)) / trained
+        speed = (pairs - self.steps.seen(done)) / trained
         return Report(
             index=index,
             step=step,
@@ -343,23 +341,12 @@ class TrialTrainer:
             now_at = {"step": step, "steps": len(self.schedule), "loss": values.get("loss"), "stage": plain(stage)}
             write_json(self.folder / PROGRESS, now_at, durable=False)
 
-    def seen(self, steps: int) -> int:
-        return int(self.schedule.seen[steps - 1]) if steps else 0
-
     def one_step(self, step: int, meter: Averages, *, flush: bool) -> None:
-        """Global batch `step`, with its own randomness."""
-        rows = self.schedule.rows(step)
-        torch.manual_seed(step_seed(self.trial.seed, step, self.ranks.rank))
-        rank, world, total = self.ranks.rank, self.ranks.world, len(rows)
-        batch = self.reader.batch(own_rows(rows, rank, world), total, step=step, first=rank * total // world)
-        seen = (self.seen(step) + self.seen(step + 1)) // 2
+        """Step `step`, counted from 0, and what is noted of it."""
         self.train_step.stop = self.poll_stop()
-        try:
-            values = self.train_step.step(batch, seen)
-        except TrainingError as error:
-            raise TrainingError(f"step {step + 1}: {error}") from error
-        meter.add(step + 1, values, learning_rate_at(self.trial.training, seen, self.train_step.halvings), flush=flush)
-        self.values = values
+        values = self.values = self.steps.run(step)
+        rate = learning_rate_at(self.trial.training, self.steps.halfway(step), self.train_step.halvings)
+        meter.add(step + 1, values, rate, flush=flush)
         self.note_progress(step + 1, values)
         self.trim_memory()
 

@@ -15,7 +15,7 @@ from babeltune.apps.filtering.translate import IGNORED, SMOOTHING, Recipe
 from babeltune.cli import main
 from babeltune.data.tokens import train_tokenizer
 from babeltune.errors import SpecError
-from babeltune.models.encoder import build_student
+from babeltune.models.build import build_student
 from babeltune.models.vocabulary import Vocabulary
 from babeltune.promotion.export import export
 from babeltune.schema.records import Student

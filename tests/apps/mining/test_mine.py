@@ -24,7 +24,7 @@ from babeltune.apps.mining.tiles import both_ways
 from babeltune.apps.mining.vectors import Model, embed, joined, model_at
 from babeltune.data.tokens import train_tokenizer
 from babeltune.errors import DataError
-from babeltune.models.encoder import build_student
+from babeltune.models.build import build_student
 from babeltune.models.vocabulary import Vocabulary
 from babeltune.promotion.export import export
 from babeltune.schema.cluster import Cluster

@@ -19,7 +19,7 @@ from babeltune.promotion.promote import promote
 from babeltune.sweep.driver.baselines import bought_scores, score_baselines
 from babeltune.sweep.state.folder import read_log
 from babeltune.sweep.state.leaderboard import leaderboard, winner
-from babeltune.training.step import make_method, make_student
+from babeltune.training.build import make_method, make_student
 
 pytestmark = pytest.mark.usefixtures("offline")
 

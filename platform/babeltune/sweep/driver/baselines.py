@@ -119,13 +119,12 @@ def own_scores(trial: Trial, prepared: Prepared, tell: Count = uncounted) -> dic
 def untrained_scores(trial: Trial, prepared: Prepared, tell: Count = uncounted) -> dict[str, float]:
     """Dev metrics of the trial's student and layers before the first step."""
     with uncollected():
+        from babeltune.training.build import make_student_and_method
         from babeltune.training.dev_evaluation import dev_scores
-        from babeltune.training.step import make_method, make_student
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    encoder = make_student(trial, prepared).to(device)
-    method = make_method(trial, prepared, encoder).to(device)
-    return dev_scores(encoder, method, trial, prepared, ProcessGroup(), device, tell)
+    encoder, method = make_student_and_method(trial, prepared)
+    return dev_scores(encoder.to(device), method.to(device), trial, prepared, ProcessGroup(), device, tell)
 
 
 def teacher_scores(prepared: Prepared) -> dict[str, float]:

@@ -230,11 +230,10 @@ def _vectors(trial: Trial, checkpoint: Path, prepared: Prepared, rows: NDArray[n
     """[rows, languages, dim] vectors by the untrained student and by the checkpoint."""
     from safetensors.torch import load_file
 
+    from babeltune.training.build import make_student_and_method
     from babeltune.training.dev_evaluation import vectors_of
-    from babeltune.training.step import make_method, make_student
 
-    encoder = make_student(trial, prepared)
-    method = make_method(trial, prepared, encoder)
+    encoder, method = make_student_and_method(trial, prepared)
     before = vectors_of(encoder, method, trial, prepared, rows.ravel())
     encoder.load_state_dict(load_file(checkpoint / STUDENT))
     if (layers := checkpoint / "method.safetensors").is_file():

@@ -1,16 +1,25 @@
-"""Repeated texts among the candidates of a contrastive loss: which are no negatives, and what the log hears of it."""
+"""The contrastive losses of the methods: their terms, and which candidates are negatives of a row.
+
+With unit rows x_i and y_j, S_ij = x_i·y_j / tau, and soft labels w_ij (`soft_labels`), every term is a case of
+
+    sum_i alpha_i lse_j S_ij + sum_j beta_j lse_i S_ij - sum_ij (r w_ij + c w_ji) S_ij.
+
+`tiled_contrastive.py` finds its exact value and gradient in the memory of a few tiles. A repeated text is no negative:
+`Duplicates` leaves it out of a row's log-sum-exp.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import torch
 from torch import Tensor
 
 from babeltune.errors import TrainingError
-from babeltune.method.batch import Batch, Gather
+from babeltune.method.contract import Batch, Gather
+from babeltune.method.tiled_contrastive import TILE, CrossEntropy, Formula, Labels, Side
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -110,3 +119,70 @@ def negative_shares(
     remaining, whole = counts.sum((0, 2))
     shares = {"negatives_least": counts[:, 0].min(), "filtered": (whole - remaining) / whole.clamp(min=1)}
     return {"duplicates": repeated / positives, **{name: value / gather.world for name, value in shares.items()}}
+
+
+class Terms(TypedDict, total=False):
+    """Optional arguments of `tiled_cross_entropy`: the weights and labels of the formula at the top of this module."""
+
+    row_weights: Float[Tensor, "rows"] | None
+    """alpha: ones if neither it nor beta is given."""
+    column_weights: Float[Tensor, "columns"] | None
+    """beta."""
+    labels: Labels | None
+    """w. Rows i of x are the labels' own, and rows of y are everyone's."""
+    label_rows: float
+    """r, 0 if it is left out."""
+    label_columns: float
+    """c, 0 if it is left out."""
+    repeats: Duplicates | None
+    """Candidates that the rows' log-sum-exps leave out."""
+    beside: Float[Tensor, "rows"] | None
+    """[rows] one more value in each row's log-sum-exp: that of candidates that only this row has."""
+
+
+def tiled_cross_entropy(
+    x: Float[Tensor, "rows dim"],
+    y: Float[Tensor, "columns dim"],
+    *,
+    temperature: float,
+    tile: int | None = None,
+    **terms: Unpack[Terms],
+) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    """The formula above for unit vectors, differentiable once in `x`, `y` and `beside`.
+
+    Also returns sum (r w_ij + c w_ji) a_i·a_j / tau', from which the labels' entropy follows."""
+    row_weights, column_weights = terms.get("row_weights"), terms.get("column_weights")
+    labels, beside = terms.get("labels"), terms.get("beside")
+    if row_weights is None and column_weights is None:
+        row_weights = torch.ones(len(x), device=x.device)
+    tile = tile or TILE[x.device.type]
+    if labels is not None:
+        tile = labels.tile
+    own_z, all_z = (None, None) if labels is None else (labels.own_log_z, labels.log_z)
+    formula = Formula(
+        Side(x.detach().float().contiguous(), row_weights, terms.get("label_rows", 0.0), own_z),
+        Side(y.detach().float().contiguous(), column_weights, terms.get("label_columns", 0.0), all_z),
+        labels,
+        terms.get("repeats"),
+        temperature,
+        tile,
+    )
+    wanted = torch.is_grad_enabled() and any(v is not None and v.requires_grad for v in (x, y, beside))
+    value, teacher = CrossEntropy.apply(x, y, beside, formula, wanted)  # type: ignore[no-untyped-call]
+    return value, teacher
+
+
+def additive_margin(
+    a: Float[Tensor, "local dim"],
+    b: Float[Tensor, "local dim"],
+    candidates: Float[Tensor, "candidates dim"],
+    others: Duplicates,
+    *,
+    scale: float,
+    margin: float = 0.0,
+) -> Float[Tensor, ""]:
+    """sum_i -log( e^{s(a_i.b_i - m)} / ( e^{s(a_i.b_i - m)} + sum_c e^{s a_i.c} ) ) over the unit candidates c that
+    `others` (`Duplicates.others`) leaves to row i."""
+    positive = scale * ((a * b).sum(1) - margin)
+    log_sums, _ = tiled_cross_entropy(a, candidates, temperature=1 / scale, repeats=others, beside=positive)
+    return log_sums - positive.sum()
