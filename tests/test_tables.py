@@ -343,6 +343,7 @@ def test_a_density_is_that_of_the_values_whose_percentiles_are_kept():
     assert found == pytest.approx(norm.pdf(places, 0.2, 0.05), rel=0.09)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["co", "co_filter"])
 def test_the_similarities_of_batches_that_are_made_again_are_those_of_the_training(tiny_file, tmp_path, variant):
     words = ["method=laser3_co", f"config={{variant: {variant}, queue: 100}}", "parameters={}"]
