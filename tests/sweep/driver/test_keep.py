@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from babeltune.data.prepared import read_prepared
 from babeltune.errors import SpecError, SweepError
 from babeltune.planning.sweep_file import read_sweep, sweep_id
 from babeltune.promotion.candidate import find_candidate
@@ -14,11 +15,13 @@ from babeltune.promotion.promote import promote
 from babeltune.promotion.starts import fetched
 from babeltune.schema.records import Keep
 from babeltune.sweep.driver.keep import CheckpointPolicy
+from babeltune.sweep.driver.recorder import Recorder
 from babeltune.sweep.driver.run import submit
 from babeltune.sweep.state.folder import outcome
 from babeltune.sweep.state.housekeeping import OPTIMIZER, REMOVED
 from babeltune.sweep.state.leaderboard import leaderboard, trial_row, winner
 from babeltune.sweep.sync.driver import DriverSync
+from babeltune.tracking.tracker import Tracker
 from babeltune.training.checkpoint import is_good
 
 
@@ -83,6 +86,18 @@ def test_a_trial_that_ends_loses_its_checkpoint_or_takes_anothers_place(copied):
     policy.ended(rows[best])
     assert {best, second} & with_checkpoints(folder) == {best}
     assert (folder.trial(int(second[1:])) / REMOVED).exists()
+
+
+def test_the_best_trials_keep_their_checkpoints_if_the_spool_lost_their_ends(copied, tmp_path):
+    """The recorder then ends them a second time."""
+    sweep, folder, _ = copied
+    names = trained(folder)
+    assert len(names) > 2
+    tracker = Tracker(f"sqlite:///{tmp_path}/other.db", tmp_path / "spool.jsonl", sweep.name)
+    policy = policy_of(copied, trials=2)
+    with Recorder(sweep, folder, read_prepared(folder.prepared), tracker, {}, policy=policy) as recorder:
+        recorder.complete = True
+    assert with_checkpoints(folder) == set(names[:2])
 
 
 def test_a_finished_trial_keeps_its_checkpoint_beside_a_better_pruned_one(copied):

@@ -60,10 +60,12 @@ class CheckpointPolicy:
         return row.state != "finished", self._order(row.metrics), row.name
 
     def ended(self, row: Row) -> None:
-        """Called for each trial that ends, after its outcome and its model in MLflow were recorded."""
+        """Called for each trial that ends, after its outcome and its model in MLflow were recorded; a second time if
+        MLflow lacked the end."""
         if not self.active:
             return
         most = self._sweep.keep.trials
+        self._best = [rank for rank in self._best if rank[2] != row.name]
         bisect.insort(self._best, self._rank(row))
         while most is not None and len(self._best) > most:
             name = self._best.pop()[2]
