@@ -1,6 +1,7 @@
 """Shows a sampler few of a large study's trials, and reads them once for a proposal.
 
-TPE reads and sorts all that it is shown, for each parameter. A proposal would take longer than the one before it.
+TPE reads and sorts all that it is shown, for each parameter, and a Gaussian process takes time in its cube. A proposal
+would take longer than the one before it. NSGA-II is not wrapped: it finds its generations by attributes of all trials.
 """
 
 from __future__ import annotations
@@ -10,24 +11,27 @@ from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution
+from optuna.samplers._tpe.sampler import _split_complete_trials
 from optuna.trial import FrozenTrial, TrialState
 
 RECENT, BEST = 1_000, 100
-"""How many trials are shown of a study that has more: the last ones, and the best of each objective. TPE calls at most
-25 trials good, so it loses none of these."""
+"""How many trials are shown of a study that has more: the last ones, the best of each objective, and with several
+objectives the best as TPE ranks them, by non-domination and hypervolume. TPE calls at most 25 trials good, complete
+ones first, so it loses none of these."""
 
 
 def few(trials: list[FrozenTrial], study: optuna.Study) -> list[FrozenTrial]:
-    """The last `RECENT` of these trials and the `BEST` of each objective, by number; all if there are no more."""
+    """The last `RECENT` of these trials, the `BEST` and all that run, by number; all if there are no more."""
     if len(trials) <= RECENT + BEST * len(study.directions):
         return trials
-    shown = {trial.number: trial for trial in trials[-RECENT:]}
-    done = [trial for trial in trials if trial.state == TrialState.COMPLETE]
+    complete = [trial for trial in trials if trial.state == TrialState.COMPLETE]
+    shown = [*trials[-RECENT:], *(trial for trial in trials if trial.state == TrialState.RUNNING)]
     for index, direction in enumerate(study.directions):
         sign = -1 if direction == optuna.study.StudyDirection.MAXIMIZE else 1
-        best = sorted(done, key=lambda trial: sign * trial.values[index])[:BEST]
-        shown |= {trial.number: trial for trial in best}
-    return [shown[number] for number in sorted(shown)]
+        shown += sorted(complete, key=lambda trial: sign * trial.values[index])[:BEST]
+    if len(study.directions) > 1:
+        shown += _split_complete_trials(complete, study, BEST)[0]
+    return list({trial.number: trial for trial in sorted(shown, key=lambda trial: trial.number)}.values())
 
 
 class FewTrialsStudy(optuna.Study):  # type: ignore[misc]

@@ -43,7 +43,8 @@ def sampler_for(sweep: Sweep, number: int) -> optuna.samplers.BaseSampler:
         return optuna.samplers.NSGAIISampler(population_size=sweep.sampler.population, seed=seed)
     startup = sweep.sampler.startup
     if sweep.sampler.kind == "gp":
-        return optuna.samplers.GPSampler(seed=seed, n_startup_trials=startup, warn_independent_sampling=False)
+        gp = optuna.samplers.GPSampler(seed=seed, n_startup_trials=startup, warn_independent_sampling=False)
+        return FewTrialsSampler(gp)
     joint = {"multivariate": sweep.sampler.multivariate, "group": sweep.sampler.group}
     with warnings.catch_warnings():  # Optuna calls both experimental; the replay of the ledger would notice a change
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -87,7 +88,9 @@ class Ledger:
         self._reports: dict[int, list[ReportLine]] = {}
         self._notes: dict[int, dict[str, Scalar]] = {}
         self.given_up: set[int] = set()
-        """Trials that failed before the sweep ended for its failures."""
+        """Trials that ended before the sweep ended for its failures."""
+        self.failed: set[int] = set()
+        """Trials that failed since then."""
         end_on_a_line(path)
         whole = path.read_bytes() if path.exists() else b""
         sound = 0
@@ -124,8 +127,11 @@ class Ledger:
             self._reports.setdefault(number, []).append(line)
         elif line["event"] == "note":
             self._notes[number] = line["attributes"]
+        elif line["event"] == "end" and line["state"] == "FAIL":
+            self.failed.add(number)
         elif line["event"] == "give_up":
             self.given_up |= set(line["trials"])
+            self.failed -= self.given_up
         self.lines.append(line)
 
 
