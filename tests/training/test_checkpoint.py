@@ -1,3 +1,4 @@
+import itertools
 import json
 import os
 import stat
@@ -9,6 +10,7 @@ import torch
 from babeltune.errors import CheckpointError, StorageError
 from babeltune.schema.records import Objective, Point, Report
 from babeltune.training import checkpoint
+from kills import killed_at
 
 
 def report(index, value=0.5):
@@ -103,6 +105,27 @@ def test_pruning_keeps_what_it_must_and_removes_what_crashed_writers_left(tmp_pa
     (tmp_path / "checkpoints" / ".000004.99").mkdir()
     checkpoint.prune_checkpoints(tmp_path, {1, 3})
     assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["000001", "000003"]
+
+
+def test_a_kill_at_any_moment_leaves_the_old_checkpoint_or_the_new_one(tmp_path):
+    def save(folder, step):
+        tensors = {"student": {"w": torch.full((3,), float(step))}}
+        checkpoint.save_checkpoint(checkpoint.stopped_folder(folder), tensors, {"step": step})
+
+    found = []
+    for change in itertools.count(1):
+        folder = tmp_path / str(change)
+        save(folder, 1)
+        killed = killed_at(change, lambda: save(folder, 2))  # noqa: B023
+        found.append(checkpoint.load_checkpoint(checkpoint.last_stopped(folder))[1]["step"])
+        save(folder, 3)
+        assert checkpoint.load_checkpoint(checkpoint.last_stopped(folder))[1] == {"step": 3}
+        assert list((folder / "checkpoints").iterdir()) == [checkpoint.stopped_folder(folder)], "nothing is left"
+        if not killed:
+            break
+    assert found == sorted(found)
+    assert set(found) == {1, 2}
+    assert found.count(2) > 3, "it was also killed while it removed the old one"
 
 
 def test_a_checkpoint_that_cannot_be_written_leaves_nothing_and_says_what_to_do(tmp_path):

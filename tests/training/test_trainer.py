@@ -437,15 +437,20 @@ def test_checkpoints_between_reports_change_nothing_that_is_trained(tiny, tmp_pa
     assert not stopped_folder(tmp_path / "with").exists(), "a report's checkpoint replaces it"
 
 
-@pytest.mark.parametrize("minutes", [None, 10.0])
-def test_a_killed_trial_goes_on_from_a_checkpoint_between_reports_bit_for_bit(tiny, tmp_path, monkeypatch, minutes):
+@pytest.mark.parametrize(("minutes", "name"), [(None, "stopped"), (10.0, "stopped"), (10.0, "stopped.old")])
+def test_a_killed_trial_goes_on_from_a_checkpoint_between_reports_bit_for_bit(
+    tiny, tmp_path, monkeypatch, minutes, name
+):
     run(*tiny, tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
         run(*tiny, tmp_path / "cut", Collect(dies_at=13), checkpoint_minutes=EVERY_STEP)
-    assert read_state(stopped_folder(tmp_path / "cut"))["interval"]["step"] == 14
+    stopped = stopped_folder(tmp_path / "cut")
+    assert read_state(stopped)["interval"]["step"] == 14
+    stopped.rename(stopped.with_name(name))
     monkeypatch.setattr("babeltune.training.trainer.STOP_POLL_INTERVAL_S", 0.0)
     run(*tiny, tmp_path / "cut", seen := Collect(), checkpoint_minutes=minutes)
     assert seen.looks == 6, "no step is repeated, whatever the file says by now"
+    assert all(path.name.isdigit() for path in stopped.parent.iterdir())
     assert same(weights(tmp_path / "whole", 2), weights(tmp_path / "cut", 2))
 
 

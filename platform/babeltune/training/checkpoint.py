@@ -3,6 +3,7 @@
     trials/t0007/checkpoints/000003/   student, method and optimizer tensors, state.json, manifest.json
     trials/t0007/reports.jsonl         one line per report, written after its checkpoint
     trials/t0007/checkpoints/stopped/  the same between two reports: at a stop, or every few minutes; until the next one
+    trials/t0007/checkpoints/stopped.old/  the one before, while that takes its place
     trials/t0007/progress.json         step, loss and stage of this moment
 
 The number of a checkpoint is the report's. The best one (`best_report`) and the last one are kept.
@@ -69,7 +70,7 @@ def save_checkpoint(
     folder: Path, tensors: dict[str, dict[str, Tensor]], state: Mapping[str, object], guard: Guard = nullcontext
 ) -> None:
     """Writes `<name>.safetensors` per entry of `tensors`, `state.json` and the manifest, all or nothing. They get their
-    name within `guard()`.
+    name within `guard()`. An earlier checkpoint of this name is put aside until then: to remove it takes a while.
 
     Raises `StorageError` where the disk is full or refuses.
     """
@@ -88,13 +89,22 @@ def save_checkpoint(
         for path in (*temporary.iterdir(), temporary):
             sync(path)
         with guard():
-            shutil.rmtree(folder, ignore_errors=True)
-            temporary.replace(folder)
-        sync(folder.parent)
+            if folder.exists():
+                shutil.rmtree(_aside(folder), ignore_errors=True)
+                folder.rename(_aside(folder))
+            temporary.rename(folder)
+            sync(folder.parent)
+            for left in (_aside(folder), *folder.parent.glob(f".{folder.name}.*")):  # also of killed writers
+                shutil.rmtree(left, ignore_errors=True)
     except (OSError, SafetensorError) as error:
         raise StorageError.at(folder, getattr(error, "strerror", None) or error) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _aside(folder: Path) -> Path:
+    """Where a checkpoint is while its successor takes its place."""
+    return folder.with_name(f"{folder.name}.old")
 
 
 def verify_checkpoint(folder: Path) -> None:
@@ -147,6 +157,12 @@ def stopped_folder(trial_folder: Path) -> Path:
     return trial_folder / "checkpoints" / "stopped"
 
 
+def last_stopped(trial_folder: Path) -> Path:
+    """`stopped_folder`, or where its checkpoint is if the writer of its successor was killed between the renames."""
+    stopped = stopped_folder(trial_folder)
+    return stopped if stopped.exists() else _aside(stopped)
+
+
 def read_reports(trial_folder: Path) -> list[Report]:
     """The trial's reports in order; a line cut off by a crash and what follows it are ignored."""
     path = trial_folder / REPORTS
@@ -182,7 +198,7 @@ def state_of(trial_folder: Path) -> int:
     """Equal for two nodes that go on alike with the trial: from the same report, or the same step after it. 56 bits."""
     reports, digest = last_good(trial_folder), hashlib.sha256()
     last = [checkpoint_folder(trial_folder, reports[-1].index)] if reports else []
-    for place in (*last, stopped_folder(trial_folder)):
+    for place in (*last, last_stopped(trial_folder)):
         if (manifest := place / MANIFEST).exists():
             digest.update(manifest.read_bytes())
     return int.from_bytes(digest.digest()[:7], "big")
@@ -217,10 +233,10 @@ def _signed(report: Report, objective: Objective) -> float:
 
 
 def prune_checkpoints(trial_folder: Path, keep: set[int]) -> None:
-    """Removes all checkpoints but these, the one that a stop left, and what crashed writers left."""
-    parent, stopped = trial_folder / "checkpoints", stopped_folder(trial_folder)
+    """Leaves only the checkpoints of these reports: the one that a stop left goes, and what crashed writers left."""
+    parent, kept = trial_folder / "checkpoints", {checkpoint_folder(trial_folder, index) for index in keep}
     for path in parent.iterdir() if parent.exists() else ():
-        if path.name.startswith(".") or path == stopped or (path.name.isdigit() and int(path.name) not in keep):
+        if path not in kept:
             shutil.rmtree(path, ignore_errors=True)
 
 

@@ -34,6 +34,7 @@ from babeltune.training.checkpoint import (
     checkpoint_folder,
     is_good,
     last_good,
+    last_stopped,
     load_checkpoint,
     optimizer_tensors,
     prune_checkpoints,
@@ -135,7 +136,8 @@ class TrialTrainer:
         """Puts back the newest good checkpoint; returns the reports made up to it."""
         self.see_the_same()
         reports = last_good(self.folder)
-        checkpoint, cut = stopped_folder(self.folder), is_good(stopped_folder(self.folder))
+        checkpoint = last_stopped(self.folder)
+        cut = is_good(checkpoint)
         if not cut or read_state(checkpoint)["reports"] != len(reports):
             if not reports:
                 return []

@@ -41,7 +41,7 @@ from babeltune.tracking.checkpoint_models import CheckpointModel
 from babeltune.tracking.metric_choice import OBJECTIVE, MetricChoice
 from babeltune.tracking.mlflow_client import NOTE, SWEEP, TRIAL
 from babeltune.tracking.tracker import SpooledRun, Status, Tracker
-from babeltune.training.checkpoint import best_report, checkpoint_folder, is_good, read_reports, stopped_folder
+from babeltune.training.checkpoint import best_report, checkpoint_folder, is_good, last_stopped, read_reports
 
 SUMMARY_EVERY_S = 30.0
 """Seconds between two summaries of a running sweep: each reads all of its trials."""
@@ -368,7 +368,7 @@ def _beginning(place: Path) -> str:
     """How the trial in this folder begins: anew, or with which of its checkpoints."""
     reports = read_reports(place)
     last = [checkpoint_folder(place, reports[-1].index)] if reports else []
-    there = [checkpoint for checkpoint in (*last, stopped_folder(place)) if checkpoint.exists()]
+    there = [checkpoint for checkpoint in (*last, last_stopped(place)) if checkpoint.exists()]
     damaged = ", ".join(str(checkpoint) for checkpoint in there if not is_good(checkpoint))
     if damaged:
         return f"goes on without its latest checkpoint, which is damaged: {damaged}"
