@@ -1,12 +1,13 @@
 import asyncio
 import json
 import os
+import resource
 import subprocess
 import sys
 
 import pytest
 
-from babeltune.errors import ReplacedError
+from babeltune.errors import ClusterError, ReplacedError
 from babeltune.sweep.state.messages import TrialAssignment, TrialEnd
 from babeltune.sweep.workers import dispatcher_client
 from babeltune.sweep.workers import journal as journals
@@ -200,6 +201,36 @@ def test_a_journal_is_read_up_to_a_line_that_a_kill_cut_off(tmp_path):
     with file.open("ab") as end:
         end.write(b'["d", "cut o')
     assert list(Journal(file, list).read()) == [[["a"]], ["b"], ["c"]]
+
+
+def test_a_journal_is_whole_after_a_disk_took_half_a_line(tmp_path):
+    """Linux writes what the limit leaves room for, and refuses the rest, as on a full disk."""
+    file, kept = tmp_path / "journal.jsonl", []
+    journal = Journal(file, lambda: list(kept))
+
+    def add(change):
+        kept.append(change)
+        journal.add(change)
+
+    add(["a"])
+    add(["b"])
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size + 10, hard))
+    try:
+        add(["c", "x" * 20])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not list(Journal(file, list).read()), "an old state would mislead"
+    add(["d"])
+    add(["e"])
+    assert list(Journal(file, list).read()) == [kept[:4], ["e"]]
+
+
+def test_a_damaged_line_within_a_journal_is_an_error_that_says_what_to_do(tmp_path):
+    file = tmp_path / "journal.jsonl"
+    file.write_text('[]\n["a", "ha["b"]\n["c"]\n')
+    with pytest.raises(ClusterError, match=r"journal.jsonl:2: .* is damaged .*`babeltune resume` goes on"):
+        list(Journal(file, list).read())
 
 
 def test_a_journal_is_written_anew_when_its_changes_outweigh_its_snapshot(tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from babeltune.errors import ClusterError
 from babeltune.files import end_on_a_line, write_whole
 
 COMPACT_BYTES = 128 * 2**20
@@ -29,13 +30,23 @@ class Journal:
         """Bytes of the snapshot, and of the changes after it."""
 
     def read(self) -> Iterator[Any]:
-        """The snapshot, then each change. A last line that a killed process left unfinished is cut off."""
+        """The snapshot, then each change. A last line that a killed process left unfinished is cut off.
+
+        `ClusterError` if another line is damaged: what its owner has sent since would be unknown.
+        """
         if not self._path.exists():
             return
         end_on_a_line(self._path)
         with self._path.open("rb") as lines:
-            for line in lines:
-                yield json.loads(line)
+            for number, line in enumerate(lines, start=1):
+                try:
+                    change = json.loads(line)
+                except ValueError as error:
+                    raise ClusterError(
+                        f"{self._path}:{number}: the dispatcher's journal is damaged ({error}); every trial keeps its "
+                        "last checkpoint: `babeltune resume` goes on"
+                    ) from error
+                yield change
 
     def add(self, change: list[object]) -> None:
         """Appends a change, which the owner has already made.
@@ -46,9 +57,10 @@ class Journal:
             if self._file is None or self._added > max(COMPACT_BYTES, COMPACT_FACTOR * self._begun):
                 self.compact()
                 return
-            line = json.dumps(change).encode() + b"\n"
-            self._file.write(line)
-            self._added += len(line)
+            rest = json.dumps(change).encode() + b"\n"
+            self._added += len(rest)
+            while rest:  # a disk that is almost full takes a part first
+                rest = rest[self._file.write(rest) :]
         except OSError:
             self.close()
             with contextlib.suppress(OSError):
