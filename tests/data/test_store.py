@@ -1,13 +1,13 @@
 """Stores: built once whoever asks, whole or absent, and repaired when something on disk changed."""
 
 import hashlib
+import itertools
 import json
 import multiprocessing
 import os
 import signal
 import threading
 import time
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from babeltune.data import store, stored_arrays
-from babeltune.data.store import Array, Contents, build, digest_of_texts, folder_of, key_of
+from babeltune.data.shards import read_texts, run_here, uncounted
+from babeltune.data.store import Array, Contents, build, digest_of_texts, folder_of, key_of, read_store
+from babeltune.data.store_shards import DONE, ShardWork, array_of, files_of, make_shards, record_names, write_shard
 from babeltune.data.stored_arrays import open_matrix, open_ragged
+from babeltune.data.texts import Texts
 from babeltune.errors import StoreError
+from kills import killed_at
 from waiting import PATIENCE_S, wait_until
 
 DESCRIPTION = {"texts": "abc", "max_tokens": 16}
@@ -125,7 +129,7 @@ def test_a_row_that_does_not_exist_is_refused(tmp_path, row):
 @given(st.lists(st.lists(st.integers(0, 60_000), max_size=5), max_size=12), st.data())
 def test_ragged_rows_are_taken_like_lists(tmp_path_factory, rows, data):
     cuts = sorted(data.draw(st.lists(st.integers(0, len(rows)), max_size=3)))
-    shards = [rows[begin:end] for begin, end in pairwise([0, *cuts, len(rows)])]
+    shards = [rows[begin:end] for begin, end in itertools.pairwise([0, *cuts, len(rows)])]
 
     def write(folder):
         arrays = {"values": [], "offsets": []}
@@ -199,6 +203,46 @@ def test_a_damaged_store_is_noticed_and_rebuilt(tmp_path, caplog, damage, name):
     assert "is damaged" in caplog.text
     assert np.array_equal(open_matrix(folder, verify=True).rows(np.arange(20)), ROWS)
     assert leftovers(tmp_path) == []
+
+
+TEXTS = [f"text {number}" for number in range(9)]
+
+
+def note_shard(source, out, made):
+    """Writes the lengths of a shard's texts, and then notes that the shard was made."""
+    texts = read_texts(source)
+    write_shard(Path(out), texts, truncated=0, lengths=np.array([len(text) for text in texts], "<i4"))
+    with Path(made).open("a") as noted:
+        noted.write(f"{Path(out).name}\n")
+    return len(texts)
+
+
+def build_shards(root, made):
+    """A store of three shards."""
+
+    def write(folder):
+        work = ShardWork(note_shard, lambda source, out: (source, out, str(made)), run_here, uncounted, "made")
+        records = make_shards(folder, Texts.of(TEXTS), np.split(np.arange(len(TEXTS)), 3), work)
+        np.arange(len(TEXTS), dtype="<i8").tofile(folder / "order.bin")
+        arrays = {"lengths": array_of(records, "lengths", "<i4"), "order": Array("<i8", 0, (("order.bin", 9),))}
+        return Contents(arrays=arrays, files=files_of(records), shard_records=record_names(records))
+
+    return build(root, "shards", DESCRIPTION, write, resumable=True)
+
+
+def test_a_builder_that_is_killed_at_any_moment_makes_no_shard_again(tmp_path):
+    for change in itertools.count(1):
+        root, made = tmp_path / str(change), tmp_path / f"{change}.txt"
+        killed = killed_at(change, lambda: build_shards(root, made))  # noqa: B023
+        folder = build_shards(root, made)
+        shards = made.read_text().split()
+        assert len(shards) == len(set(shards)), f"made again after a kill at change {change}"
+        left = {path.name for path in folder.iterdir()} - read_store(folder, verify=True).files.keys() - {store.RECORD}
+        assert all(name.endswith(DONE) for name in left)
+        if not killed:
+            break
+    assert change > 10
+    assert not left
 
 
 def test_an_altered_record_is_noticed(tmp_path):

@@ -71,6 +71,8 @@ class Contents:
     facts: dict[str, Scalar] = field(default_factory=dict)
     files: dict[str, StoredFile] = field(default_factory=dict)
     """Files whose writers have recorded what they hold. They are in the draft, or in the bucket already."""
+    shard_records: frozenset[str] = frozenset()
+    """Files of the draft from which the next builder goes on. They are no part of the store and go once it is there."""
 
 
 @dataclass(frozen=True)
@@ -272,7 +274,8 @@ def _build(
             "free space or choose another storage folder, then submit again"
         )
     contents = write(building)
-    here = {path.name: path for path in building.iterdir()}
+    beside = {RECORD, *contents.shard_records}  # an earlier builder may have been killed after its record
+    here = {path.name: path for path in building.iterdir() if path.name not in beside}
     files = {name: file for name, file in contents.files.items() if bucket is not None or name in here}
     files |= {name: _seal(path) for name, path in here.items() if name not in files}
     files = dict(sorted(files.items()))
@@ -298,6 +301,8 @@ def _build(
     sync(building)
     building.rename(folder)
     sync(folder.parent)
+    for name in contents.shard_records:
+        (folder / name).unlink()
 
 
 def _only_builder(folder: Path) -> AbstractContextManager[None]:

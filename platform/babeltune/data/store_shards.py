@@ -109,16 +109,20 @@ class ShardWork:
     gpu: bool = False
 
 
+def _name(number: int) -> str:
+    return f"{number:05}"
+
+
 def make_shards(draft: Path, texts: Texts, cut: Iterable[NDArray[np.integer]], work: ShardWork) -> list[ShardRecord]:
     """The records of the shards of a store, in order. `cut` has the rows of `texts` for each.
 
     Shards that an earlier process has made are kept. The others are made in a drawn order, so that the count of texts
-    moves evenly and gives a rate. `StoreError` if one is lost.
+    moves evenly and gives a rate. Their records stay until the store is in place. `StoreError` if a shard is lost.
     """
     there, records, missing = shards_there(draft), dict[Path, ShardRecord](), dict[Path, tuple[object, ...]]()
     done, kept, outs = 0, set[str](), list[Path]()
     for number, rows in enumerate(list(cut) or [np.empty(0, np.int64)]):
-        out, own = draft / f"{number:05}", texts.at(rows)[:]
+        out, own = draft / _name(number), texts.at(rows)[:]
         outs.append(out)
         if (record := whole_shard(out, own, there)) is not None:
             records[out] = record
@@ -136,8 +140,6 @@ def make_shards(draft: Path, texts: Texts, cut: Iterable[NDArray[np.integer]], w
     for out in missing:
         records[out] = ShardRecord.decode(Path(f"{out}{DONE}").read_bytes())
         out.with_suffix(".json").unlink()
-    for out in outs:
-        Path(f"{out}{DONE}").unlink()
     return [records[out] for out in outs]
 
 
@@ -145,6 +147,11 @@ def array_of(records: Sequence[ShardRecord], kind: str, dtype: str) -> Array:
     """This array of all shards."""
     files = [record.files[kind] for record in records]
     return Array(dtype, files[0].width, tuple((file.name, file.rows) for file in files))
+
+
+def record_names(records: Sequence[ShardRecord]) -> frozenset[str]:
+    """The names of the shards' own records in the draft."""
+    return frozenset(f"{_name(number)}{DONE}" for number in range(len(records)))
 
 
 def files_of(records: Sequence[ShardRecord]) -> dict[str, StoredFile]:

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from babeltune.data.arrays import first_places, is_first
 from babeltune.data.shards import Count, RunShards, read_texts, run_here, uncounted
 from babeltune.data.store import Array, Contents, build, digest_of_texts, key_of
-from babeltune.data.store_shards import ShardWork, array_of, files_of, make_shards, write_shard
+from babeltune.data.store_shards import ShardWork, array_of, files_of, make_shards, record_names, write_shard
 from babeltune.data.texts import Texts, text_hashes
 from babeltune.errors import StoreError, TeacherError
 from babeltune.memory import give_back_memory
@@ -280,6 +280,7 @@ def _write(
             "dim": rows.width,
         },
         files=files_of(records),
+        shard_records=record_names(records),
     )
 
 

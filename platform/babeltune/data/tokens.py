@@ -22,7 +22,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from babeltune.data.shards import Count, RunShards, read_texts, run_here, uncounted
 from babeltune.data.starts import split_pin, start_name
 from babeltune.data.store import Contents, build, digest_of_texts, key_of
-from babeltune.data.store_shards import ShardWork, array_of, files_of, make_shards, write_shard
+from babeltune.data.store_shards import ShardWork, array_of, files_of, make_shards, record_names, write_shard
 from babeltune.data.texts import Texts
 from babeltune.errors import DataError, TeacherError
 from babeltune.files import version
@@ -281,6 +281,7 @@ def _write_tokens(
         arrays={"values": values, "offsets": array_of(records, "offsets", "<i8")},
         facts={"sentences": len(texts), "tokens": values.rows, "truncated": truncated},
         files=files_of(records),
+        shard_records=record_names(records),
     )
 
 
