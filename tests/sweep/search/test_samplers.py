@@ -1,6 +1,7 @@
 """Grid search and NSGA-II: what is proposed, in which order, and that a sweep that stopped goes on with the same."""
 
 from functools import partial
+from random import Random
 
 import numpy as np
 import optuna
@@ -243,7 +244,7 @@ def test_tpe_calls_the_same_trials_good_when_it_is_shown_few(objectives, all_on_
         values = np.abs(values) / np.linalg.norm(values, axis=1, keepdims=True)
     study = a_study(values.tolist(), ("maximize",) * objectives)
     trials = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-    shown = few_trials.few(trials, study)
+    shown = few_trials.FewTrials().of(trials, study)
     assert len(shown) < 1600
     good, of_few = ({trial.number for trial in _split_trials(study, each, 25)[0]} for each in (trials, shown))
     assert of_few == good
@@ -257,6 +258,24 @@ def test_a_sampler_sees_each_running_trial_however_old(monkeypatch):
     study.sampler = few_trials.FewTrialsSampler(spy)
     study.ask().suggest_float("x", 0, 1)
     assert 3 in spy.seen, "it began before the last ten"
+
+
+@pytest.mark.parametrize("directions", [["minimize"], ["maximize"], ["maximize", "minimize"]])
+def test_who_remembers_what_was_shown_shows_what_a_look_at_all_trials_finds(directions, monkeypatch):
+    monkeypatch.setattr(few_trials, "RECENT", 10)
+    monkeypatch.setattr(few_trials, "BEST", 4)
+    study, remembered, random = optuna.create_study(directions=directions), few_trials.FewTrials(), Random(5)
+    running = []
+    for _ in range(120):
+        running.append(study.ask())
+        while len(running) > 3 or (running and random.random() < 0.3):
+            trial = running.pop(random.randrange(len(running)))
+            if random.random() < 0.2:
+                study.tell(trial, state=TrialState.FAIL)
+            else:
+                study.tell(trial, [random.choice([0.1, 0.2, random.random()]) for _ in directions])
+        trials = study.get_trials(deepcopy=False)
+        assert remembered.of(trials, study) == few_trials.FewTrials().of(trials, study)
 
 
 @pytest.mark.parametrize(
@@ -280,7 +299,7 @@ def test_a_large_study_proposes_what_one_of_its_shown_trials_would(monkeypatch, 
     monkeypatch.setattr(few_trials, "BEST", 5)
     large = a_study([[-abs(number / 400 - 0.3)] for number in range(400)])
     small = optuna.create_study(direction="maximize")
-    small.add_trials(few_trials.few(large.get_trials(), large))
+    small.add_trials(few_trials.FewTrials().of(large.get_trials(), large))
     proposed = []
     for study in (large, small):
         study.sampler = sampler_for(a_sweep(sampler=Sampler(kind=kind, startup=3)), 400)

@@ -20,18 +20,33 @@ objectives the best as TPE ranks them, by non-domination and hypervolume. TPE ca
 ones first, so it loses none of these."""
 
 
-def few(trials: list[FrozenTrial], study: optuna.Study) -> list[FrozenTrial]:
-    """The last `RECENT` of these trials, the `BEST` and all that run, by number; all if there are no more."""
-    if len(trials) <= RECENT + BEST * len(study.directions):
-        return trials
-    complete = [trial for trial in trials if trial.state == TrialState.COMPLETE]
-    shown = [*trials[-RECENT:], *(trial for trial in trials if trial.state == TrialState.RUNNING)]
-    for index, direction in enumerate(study.directions):
-        sign = -1 if direction == optuna.study.StudyDirection.MAXIMIZE else 1
-        shown += sorted(complete, key=lambda trial: sign * trial.values[index])[:BEST]
-    if len(study.directions) > 1:
-        shown += _split_complete_trials(complete, study, BEST)[0]
-    return list({trial.number: trial for trial in sorted(shown, key=lambda trial: trial.number)}.values())
+class FewTrials:
+    """Those of a study that its samplers are shown, found again for each proposal.
+
+    With one objective it looks only at the trials that it showed last and at newer ones: the others are neither among
+    the best nor do they change. With several, which trials are the best depends on all.
+    """
+
+    def __init__(self) -> None:
+        self._shown: set[int] = set()
+        self._begun = 0
+
+    def of(self, trials: list[FrozenTrial], study: optuna.Study) -> list[FrozenTrial]:
+        """The last `RECENT` of a study's trials, the `BEST` and all that run, by number; all if there are no more."""
+        if len(trials) <= RECENT + BEST * len(study.directions):
+            return trials
+        one = len(study.directions) == 1
+        looked = sorted({*self._shown, *range(self._begun, len(trials))}) if one else range(len(trials))
+        some = [trials[number] for number in looked]
+        complete = [trial for trial in some if trial.state == TrialState.COMPLETE]
+        shown = [*trials[-RECENT:], *(trial for trial in some if trial.state == TrialState.RUNNING)]
+        for index, direction in enumerate(study.directions):
+            sign = -1 if direction == optuna.study.StudyDirection.MAXIMIZE else 1
+            shown += sorted(complete, key=lambda trial: sign * trial.values[index])[:BEST]
+        if not one:
+            shown += _split_complete_trials(complete, study, BEST)[0]
+        self._shown, self._begun = {trial.number for trial in shown}, len(trials)
+        return [trials[number] for number in sorted(self._shown)]
 
 
 class FewTrialsStudy(optuna.Study):  # type: ignore[misc]
@@ -51,13 +66,14 @@ class FewTrialsStudy(optuna.Study):  # type: ignore[misc]
 class FewTrialsSampler(optuna.samplers.BaseSampler):  # type: ignore[misc]
     """Another sampler that makes one proposal, and sees few trials if there are many."""
 
-    def __init__(self, sampler: optuna.samplers.BaseSampler) -> None:
-        self._sampler = sampler
+    def __init__(self, sampler: optuna.samplers.BaseSampler, trials: FewTrials | None = None) -> None:
+        """Without `trials` it looks at all."""
+        self._sampler, self._trials = sampler, trials or FewTrials()
         self._seen: optuna.Study | None = None
 
     def _few(self, study: optuna.Study) -> optuna.Study:
         if self._seen is None:
-            self._seen = FewTrialsStudy(study, few(study.get_trials(deepcopy=False), study))
+            self._seen = FewTrialsStudy(study, self._trials.of(study.get_trials(deepcopy=False), study))
         return self._seen
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:

@@ -24,7 +24,7 @@ from babeltune.planning.portfolio import portfolio_points
 from babeltune.planning.space import grid
 from babeltune.schema.paths import sqlite_url
 from babeltune.schema.records import Scalar, Sweep
-from babeltune.sweep.search.few_trials import FewTrialsSampler
+from babeltune.sweep.search.few_trials import FewTrials, FewTrialsSampler
 from babeltune.sweep.search.warm_start import STUDY, WARM, Suggest, fitting, like
 from babeltune.sweep.state.messages import LedgerLine, ReportLine, TrialEnd, end_of
 
@@ -34,8 +34,8 @@ REPORT = "report "
 """The user attribute that holds a report, followed by the report's index, if there are several objectives."""
 
 
-def sampler_for(sweep: Sweep, number: int) -> optuna.samplers.BaseSampler:
-    """The sampler that proposes trial `number`, seeded by the sweep's seed and that number alone."""
+def sampler_for(sweep: Sweep, number: int, trials: FewTrials | None = None) -> optuna.samplers.BaseSampler:
+    """The sampler that proposes trial `number`, seeded by the sweep's seed and that number alone. It sees `trials`."""
     seed = int.from_bytes(hashlib.sha256(f"{sweep.seed}/{number}".encode()).digest()[:4], "big")
     if sweep.sampler.kind in ("random", "grid"):  # a grid's points are given, so that nothing is left to draw
         return optuna.samplers.RandomSampler(seed=seed)
@@ -44,12 +44,12 @@ def sampler_for(sweep: Sweep, number: int) -> optuna.samplers.BaseSampler:
     startup = sweep.sampler.startup
     if sweep.sampler.kind == "gp":
         gp = optuna.samplers.GPSampler(seed=seed, n_startup_trials=startup, warn_independent_sampling=False)
-        return FewTrialsSampler(gp)
+        return FewTrialsSampler(gp, trials)
     joint = {"multivariate": sweep.sampler.multivariate, "group": sweep.sampler.group}
     with warnings.catch_warnings():  # Optuna calls both experimental; the replay of the ledger would notice a change
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         tpe = optuna.samplers.TPESampler(seed=seed, n_startup_trials=startup, constant_liar=True, **joint)
-    return FewTrialsSampler(tpe)
+    return FewTrialsSampler(tpe, trials)
 
 
 def given_points(sweep: Sweep) -> list[dict[str, Scalar]]:
@@ -141,6 +141,7 @@ class Proposals:
 
     def __init__(self, study: optuna.Study, sweep: Sweep, suggest: Suggest, warm: Iterable[FrozenTrial] = ()) -> None:
         self._study, self._sweep, self._suggest = study, sweep, suggest
+        self._shown = FewTrials()
         self._points = given_points(sweep)
         for point in self._points:
             fitting(dict(point), suggest)
@@ -176,7 +177,7 @@ class Proposals:
                 raise SweepError(f"the grid has {len(self._points)} points, and all are proposed; lower budget.trials")
             if not waiting:
                 self._study.enqueue_trial(dict(self._points[self.begun]))
-        self._study.sampler = sampler_for(self._sweep, self.begun)
+        self._study.sampler = sampler_for(self._sweep, self.begun, self._shown)
         trial = self._study.ask()
         self.begun += 1
         number = trial.number - self._offset
@@ -185,7 +186,7 @@ class Proposals:
 
     def again(self, number: int) -> dict[str, Scalar]:
         """The parameters of a trial that is still running in the study; any not yet drawn is drawn as it would have."""
-        self._study.sampler = sampler_for(self._sweep, number)
+        self._study.sampler = sampler_for(self._sweep, number, self._shown)
         return self._suggest(self._trial(number))
 
     def _trial(self, number: int) -> optuna.Trial:
