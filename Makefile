@@ -68,7 +68,7 @@ sweep: $(INSTALLED)
 test: $(DEVELOPED)
 	@$(BIN)/python -m pytest
 
-# The inner loop: tests that start no Ray, server or other process, in a minute.
+# The inner loop: tests that start no Ray, server or other process, in a minute or two.
 test-fast: $(DEVELOPED)
 	@$(BIN)/python -m pytest -m fast --durations=5
 

@@ -1,10 +1,12 @@
 """The README and the site stay true: links, commands, snippets, sentences, and the pages made from the code."""
 
+import json
 import re
 import shlex
 import shutil
 import statistics
 import subprocess
+from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 
 import click
@@ -14,6 +16,7 @@ from typer.main import get_command
 
 from babeltune.cli import app
 from babeltune.planning.sweep_file import read_sweep
+from benchmarks import readme
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -130,6 +133,36 @@ def test_each_picture_of_a_sweep_is_shown_and_small():
 def test_the_readme_fits_a_few_screens():
     assert len(README.splitlines()) <= 200
     assert len(README.split()) <= 1500
+
+
+def test_the_figures_of_the_readme_are_those_that_were_measured():
+    """If this fails, `python -m benchmarks.readme` writes them."""
+    assert readme.table() in README
+
+
+def test_a_record_that_changes_changes_the_figures_of_the_readme(tmp_path, monkeypatch):
+    shutil.copytree(readme.MEASURED, tmp_path / "measured", ignore=shutil.ignore_patterns("tables"))
+    monkeypatch.setattr(readme, "MEASURED", tmp_path / "measured")
+    monkeypatch.setattr(readme, "README", tmp_path / "README.md")
+    readme.README.write_text(README, encoding="utf-8")
+    record = readme.MEASURED / "faults.json"
+    kept = [[f"fault {n}", "1.0", "0", lost, "x"] for n, lost in enumerate(("nothing; a word", "nothing", "a shoe, red"))]
+    record.write_text(json.dumps({"rows": kept}), encoding="utf-8")
+    readme.write_after(tmp_path / "elsewhere.json")
+    assert readme.README.read_text(encoding="utf-8") == README
+    readme.write_after(record)
+    written = readme.README.read_text(encoding="utf-8").splitlines()
+    changed = [(old, new) for old, new in zip(README.splitlines(), written, strict=True) if old != new]
+    assert [new for _, new in changed] == ["| faults injected into sweeps | 3: 2 lost nothing, 1 lost a shoe (fault 2) |"]
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/tutorial.md"])
+def test_the_output_of_make_sweep_that_is_shown_has_the_measured_figures(name):
+    shown = re.findall(r"^test/everyday/\S*accuracy +(0\.\d+)", TEXTS[name], re.MULTILINE)
+    ((_, _, measured),) = [row for row in readme.records("figures") if row[1] == "make sweep"]
+    assert len(shown) == 5
+    for value in shown:
+        assert str(Decimal(value).quantize(Decimal("0.001"), ROUND_HALF_UP)) in measured
 
 
 def prose(text):

@@ -25,8 +25,11 @@ def show(terminalreporter):
     terminalreporter.write_line("\n".join(["", *lines]))
     if TABLE in os.environ:
         from benchmarks.__main__ import commit  # which is not there where tests are planted in another folder
+        from benchmarks.readme import write_after
 
-        write(Path(os.environ[TABLE]), rows, commit(), whole=is_whole(terminalreporter))
+        path = Path(os.environ[TABLE])
+        write(path, rows, commit(), whole=is_whole(terminalreporter))
+        write_after(path)
 
 
 def is_whole(terminalreporter):
