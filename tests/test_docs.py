@@ -117,6 +117,15 @@ def test_the_overlay_that_is_shown_makes_a_sweep(tmp_path):
         assert [task.name for task in sweep.data.dev] == ["mine"]
 
 
+def test_the_first_page_links_to_each_page_of_the_site():
+    """The pages of the papers' tables are behind their index."""
+    menu = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
+    pages = set(re.findall(r": (\S+\.md)$", menu, re.MULTILINE))
+    linked = set(re.findall(r"\]\(([^)]+\.md)\)", TEXTS["docs/index.md"])) | {"index.md"}
+    assert len(pages) > 30
+    assert {page for page in pages if not page.startswith("tables/")} | {"tables/index.md"} == linked
+
+
 def test_every_other_snippet_is_yaml():
     for block in blocks("yaml"):
         assert yaml.safe_load(block)

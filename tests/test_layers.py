@@ -1,6 +1,8 @@
 """Parts of Ray have one door each. import-linter knows packages as a whole, so this looks for their parts."""
 
 import ast
+import re
+import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -9,6 +11,10 @@ import pytest
 import babeltune
 
 ROOT = Path(babeltune.__file__).parent
+REPOSITORY = Path(__file__).parents[1]
+ARCHITECTURE = (REPOSITORY / "docs/architecture.md").read_text(encoding="utf-8")
+PRIVATE = re.compile(r"\bray(\.\w+)*\._[a-z]\w*|\b_tune_controller\b")
+"""A private part of Ray."""
 
 
 @cache
@@ -32,3 +38,23 @@ def test_a_part_of_ray_is_imported_in_one_package(part, door):
         if any(f"{name}.".startswith(f"{part}.") for name in imported(file))
     }
     assert users == {door}
+
+
+def test_the_table_of_layers_is_what_import_linter_checks():
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
+    packages, parts = [contract for contract in project["tool"]["importlinter"]["contracts"] if "layers" in contract][:2]
+    table = re.findall(r"^\| (`.*?) \| (.*) \|$", ARCHITECTURE.partition("## Where is what")[0], re.MULTILINE)
+    shown = [set(re.findall(r"`(\w+)`", names)) for names, _ in table]
+    assert shown == [set(re.findall(r"\w+", layer)) for layer in reversed(packages["layers"])]
+    (sweep,) = [text for names, text in table if names == "`sweep`"]
+    assert re.findall(r"`(\w+)`", sweep) == parts["layers"][::-1]
+
+
+def test_each_use_of_a_private_part_of_ray_has_its_reason():
+    users = {
+        file.relative_to(ROOT / "sweep").as_posix()
+        for file in ROOT.rglob("*.py")
+        if PRIVATE.search(re.sub(r'"ray\.\S*"', "", file.read_text(encoding="utf-8")))
+    }
+    listed = ARCHITECTURE.partition("**Private parts of Ray**")[2].partition("**k-means**")[0]
+    assert set(re.findall(r"`(\w+/\w+\.py)`", listed)) == users

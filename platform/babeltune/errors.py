@@ -140,7 +140,7 @@ class UnknownNameError(SweepError):
 
 
 class PromotionError(BabeltuneError):
-    """What keeps a checkpoint from being judged or registered. A refusal is a `Decision`, with exit code 3."""
+    """What keeps a checkpoint from being judged or registered. A refusal is no error: see `Decision.exit_code`."""
 
 
 NETWORK = frozenset(

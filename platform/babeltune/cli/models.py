@@ -67,8 +67,7 @@ def promote(
     say(plain(decision), as_json, lambda: show_decision(decision, out))
     if dry_run:
         err.print("dry run: this is what would be decided; nothing was registered")
-    if decision.verdict == "refuse":
-        raise typer.Exit(3)
+    raise typer.Exit(decision.exit_code)
 
 
 @app.command()

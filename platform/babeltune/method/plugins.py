@@ -1,6 +1,6 @@
 """The distributions besides babeltune that methods come from, and the files of each.
 
-A resume compares these files (`sweep/state/environment.py`), and a Ray job ships them (`remote/wheel.py`). Nothing is
+A resume compares these files (`sweep/state/provenance.py`), and a Ray job ships them (`remote/wheel.py`). Nothing is
 built here. An import system is asked where modules are; the modules themselves are not run."""
 
 from __future__ import annotations

@@ -53,6 +53,11 @@ class Decision:
     openings: int = 0
     """How often the sealed tests have been opened, this time included."""
 
+    @property
+    def exit_code(self) -> int:
+        """What `promote` ends with: 3 after a refusal, which is no error."""
+        return 3 if self.verdict == "refuse" else 0
+
 
 def judge(
     logged: Mapping[str, float],
