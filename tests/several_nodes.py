@@ -44,7 +44,7 @@ from marked import MARK
 from ports import free_port
 from shared_corpus import cleaned, data_in, digest_of, tiny_shards
 from slow_starts import wait_for_nodes
-from toy_trials import pool_of, toy
+from toy_trials import LAST_REPORTS, next_message, pool_of, toy
 from waiting import PATIENCE_S, wait_until
 
 PATH = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -86,8 +86,9 @@ def look_again_and_again(pool):
 def ended(pool, *names):
     """Lets the trials run to their ends, all at once; the reports of each, and why it failed."""
     seen, ends = {name: [] for name in names}, {}
-    for name in pool.dispatcher._given.keys() & set(names):  # past the report that `next_message` gave
-        pool.dispatcher.go_on(name, pool.dispatcher._given[name])
+    last = LAST_REPORTS.get(pool.dispatcher, {})
+    for name in last.keys() & set(names):
+        pool.dispatcher.go_on(name, last[name])
 
     def all_ended():
         pool.dispatcher.receive(0.2)
@@ -124,7 +125,7 @@ def come_and_go(folder):
         counts.append(pool.count)
         for name in ("a", "b"):
             offer(pool, folder, name, steps=60, seconds=0.1)
-            assert pool.dispatcher.next_message(name).report.index == 1
+            assert next_message(pool, name).report.index == 1
         cluster.remove_node(second, allow_graceful=False)
         seen, reasons = ended(pool, "a", "b")
         until(pool, lambda: pool.count == 1)
@@ -148,7 +149,7 @@ def shrink_and_grow(folder):
         for name in ("whole", "cut"):
             (folder / name).mkdir()
             pool.dispatcher.offer(name, replace(trial, folder=str(folder / name)))
-            assert pool.dispatcher.next_message(name).report.index == 1
+            assert next_message(pool, name).report.index == 1
             if name == "cut":
                 cluster.remove_node(second, allow_graceful=False)
             seen, reasons = ended(pool, name)
@@ -165,7 +166,7 @@ def lose_one_of_two(folder):
         until(pool, lambda: pool.dispatcher.free() == 2)
         for name in ("a", "b"):
             offer(pool, folder, name, steps=60, seconds=0.1)
-            assert pool.dispatcher.next_message(name).report.index == 1
+            assert next_message(pool, name).report.index == 1
         cluster.remove_node(second, allow_graceful=False)
         seen, reasons = ended(pool, "a", "b")
     return {"last": {n: s[-1] for n, s in seen.items()}, "why": reasons, "notes": notes}
@@ -245,7 +246,7 @@ def stop_without_nodes(folder):
     notes = []
     with nodes(1) as (cluster, (only,)), pool_of(**settings(folder, count=1, workers=1), note=notes.append) as pool:
         offer(pool, folder, "a", steps=600, seconds=0.1)
-        assert pool.dispatcher.next_message("a").report.index == 1
+        assert next_message(pool, "a").report.index == 1
         cluster.remove_node(only, allow_graceful=False)
         until(pool, lambda: any("waiting for one" in note for note in notes))
         pool.dispatcher.stop("a")

@@ -8,6 +8,7 @@ import random
 import signal
 import sys
 import time
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from torch.backends import cuda, cudnn
 
 from babeltune.errors import TrainingError
 from babeltune.schema.records import Report
-from babeltune.sweep.state.messages import EndMessage, TrialAssignment
+from babeltune.sweep.state.messages import EndMessage, ReportMessage, TrialAssignment
 
 LEAKED = []
 
@@ -187,10 +188,26 @@ def wait_until_free(pool, count):
     wait_until(lambda: free() >= count, free, meanwhile=pool.mend)
 
 
+LAST_REPORTS = weakref.WeakKeyDictionary()
+"""For each pool's dispatcher, the last report of each trial that `next_message` gave."""
+
+
+def next_message(pool, name):
+    """Lets the trial go on past the report that this gave before, and waits for its next message."""
+    last = LAST_REPORTS.setdefault(pool.dispatcher, {})
+    if name in last:
+        pool.dispatcher.go_on(name, last[name])
+    while (message := pool.dispatcher.take(name)) is None:
+        pool.dispatcher.receive(1.0)
+    if isinstance(message, ReportMessage):
+        last[name] = message.report.index
+    return message
+
+
 def follow(pool, name):
     """Lets the trial run to its end: the indices of its reports, and how it ended."""
     reports = []
-    while not isinstance(message := pool.dispatcher.next_message(name), EndMessage):
+    while not isinstance(message := next_message(pool, name), EndMessage):
         reports.append(message.report.index)
     return reports, message.end
 

@@ -48,7 +48,7 @@ from babeltune.training.checkpoint import (
     write_reports,
 )
 from processes import command_line
-from toy_trials import pool_of
+from toy_trials import next_message, pool_of
 from waiting import PATIENCE_S, when
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
@@ -541,12 +541,12 @@ def test_two_ranks_stop_together_between_reports_and_go_on_at_that_step(ray_clus
             pool.dispatcher.offer(name, replace(trial, folder=str(place)))
             if name == "cut":
                 when((place / "progress.json").exists, lambda: pool.dispatcher.stop("cut"))
-                assert pool.dispatcher.next_message(name).end == TrialEnd("stopped")
+                assert next_message(pool, name).end == TrialEnd("stopped")
                 step = read_state(stopped_folder(place))["interval"]["step"]
                 assert 0 < step < 600
             else:
-                assert pool.dispatcher.next_message(name).report.step == 600
-                assert pool.dispatcher.next_message(name).end == TrialEnd("finished")
+                assert next_message(pool, name).report.step == 600
+                assert next_message(pool, name).end == TrialEnd("finished")
     assert not stopped_folder(cut).exists()
     for tensors in ("student", "optimizer"):
         one, other = (sha256_of(checkpoint_folder(place, 1) / f"{tensors}.safetensors") for place in (cut, whole))
@@ -574,8 +574,8 @@ def test_a_trial_in_a_used_group_equals_the_same_in_a_fresh_one(ray_cluster, tin
             place = tmp_path / name
             place.mkdir()
             pool.dispatcher.offer(name, replace(trial, folder=str(place)))
-            assert [pool.dispatcher.next_message(name).report.index for _ in range(2)] == [1, 2]
-            assert pool.dispatcher.next_message(name).end == TrialEnd("finished")
+            assert [next_message(pool, name).report.index for _ in range(2)] == [1, 2]
+            assert next_message(pool, name).end == TrialEnd("finished")
             last = checkpoint_folder(place, 2)
             digests[name] = [sha256_of(last / f"{tensors}.safetensors") for tensors in ("student", "optimizer")]
     assert digests["fresh"] == digests["used"] != digests["between"]
@@ -601,7 +601,7 @@ def test_two_groups_of_two_train_the_same_weights_although_a_worker_of_one_is_ki
         running = list(names)
         while running:
             for name in list(running):
-                message = pool.dispatcher.next_message(name)
+                message = next_message(pool, name)
                 if isinstance(message, ReportMessage):
                     reports[name].append(message.report.index)
                 else:

@@ -16,7 +16,7 @@ from babeltune.sweep.workers.nodes import nodes_there, worker_groups_that_fit
 from babeltune.sweep.workers.pool import WorkerPool
 from babeltune.sweep.workers.ray_train import ENVIRONMENT
 from processes import command_line
-from toy_trials import follow, groups_held, pool_of, toy, wait_until_free
+from toy_trials import follow, groups_held, next_message, pool_of, toy, wait_until_free
 from waiting import wait_until
 
 FINISHED = TrialEnd("finished")
@@ -104,7 +104,7 @@ def test_a_used_group_draws_what_a_fresh_group_draws(pool, tmp_path):
 def test_a_stopped_trial_has_trained_exactly_to_its_report(pool, tmp_path):
     wait_until_free(pool, 2)
     offer(pool, tmp_path, "stopped", steps=5)
-    assert [pool.dispatcher.next_message("stopped").report.index for _ in range(2)] == [1, 2]
+    assert [next_message(pool, "stopped").report.index for _ in range(2)] == [1, 2]
     offer(pool, tmp_path, "beside")
     assert follow(pool, "beside") == ([1, 2, 3], FINISHED), "meanwhile the other waits for its verdict"
     pool.dispatcher.stop("stopped")
@@ -138,7 +138,7 @@ def test_a_group_whose_own_process_dies_is_started_again_and_its_trial_goes_on(p
     wait_until_free(pool, 2)
     for name in ("bereft", "other"):
         offer(pool, tmp_path, name, steps=40, seconds=0.05)
-        assert pool.dispatcher.next_message(name).report.index == 1
+        assert next_message(pool, name).report.index == 1
     killed = next(iter(pool._groups.values()))
     ray.kill(killed.controller)
     ray.wait([killed.run])
@@ -158,7 +158,7 @@ def test_a_dispatcher_that_dies_in_mid_trial_starts_again_where_it_was(pool, tmp
     wait_until_free(pool, 2)
     for name in ("a", "b"):
         offer(pool, tmp_path, name, steps=30, seconds=0.05)
-        assert pool.dispatcher.next_message(name).report.index == 1
+        assert next_message(pool, name).report.index == 1
     offer(pool, tmp_path, "c")
     first = process_of(pool.dispatcher._actor)
     assert not list(Path(pool._settings.storage).rglob("*.jsonl")), "its journal is on the node, not in the storage"
@@ -215,7 +215,7 @@ def left_behind():
 
 def test_nothing_is_left_after_a_block_that_ends_with_an_error_in_mid_trial(ray_cluster, tmp_path, pool):
     offer(pool, tmp_path, "long", steps=500, seconds=0.1)
-    pool.dispatcher.next_message("long")
+    next_message(pool, "long")
     pool.__exit__(KeyError, KeyError("the driver fails"), None)
     wait_until(lambda: left_behind() == (set(), 0, []), left_behind)
     assert left_behind() == (set(), 0, [])
@@ -227,7 +227,7 @@ def test_nothing_is_left_of_a_group_that_was_starting_again(room, tmp_path):
     before = groups_held()
     with pool_of(**{**TWO_WORKERS, "count": 1, "workers": 1}, storage=tmp_path) as opened:
         offer(opened, tmp_path, "killed", steps=500, seconds=0.1)
-        opened.dispatcher.next_message("killed")
+        next_message(opened, "killed")
         first = groups_held()
         os.kill(starts(tmp_path, "killed")[0]["pid"], signal.SIGKILL)
         wait_until(lambda: groups_held() - first)
@@ -239,7 +239,7 @@ def test_a_worker_that_hangs_is_replaced_and_its_trial_goes_on(room, tmp_path, m
     monkeypatch.setitem(ENVIRONMENT, "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S", "3")
     with pool_of(**{**TWO_WORKERS, "count": 1}, storage=tmp_path) as opened:
         offer(opened, tmp_path, "hung", steps=20, seconds=0.05)
-        assert opened.dispatcher.next_message("hung").report.index == 1
+        assert next_message(opened, "hung").report.index == 1
         hung = starts(tmp_path, "hung")[0]["pid"]
         os.kill(hung, signal.SIGSTOP)
         reports, reason = follow(opened, "hung")
@@ -313,7 +313,7 @@ def test_a_groups_own_process_may_die_again_once_the_group_has_made_a_report(roo
     with pool_of(**{**TWO_WORKERS, "count": 1, "workers": 1}, storage=tmp_path) as opened:
         offer(opened, tmp_path, "bereft", steps=500, seconds=0.05)
         for _ in range(2):
-            opened.dispatcher.next_message("bereft")
+            next_message(opened, "bereft")
             kill(opened)
         with pytest.raises(ClusterError, match="cannot train"):
             kill(opened)
@@ -359,7 +359,7 @@ def test_a_stopped_dispatcher_ends_the_search_with_a_line_on_how_to_go_on(room, 
     monkeypatch.setattr("babeltune.sweep.workers.dispatcher_client.DISPATCHER_TIMEOUT_S", 3.0)
     with pool_of(**{**TWO_WORKERS, "count": 1, "workers": 1}, storage=tmp_path) as opened:
         offer(opened, tmp_path, "going", steps=500, seconds=0.05)
-        assert opened.dispatcher.next_message("going").report.index == 1
+        assert next_message(opened, "going").report.index == 1
         stopped = process_of(opened.dispatcher._actor)
         os.kill(stopped, signal.SIGSTOP)
         with pytest.raises(ClusterError, match=r"dispatcher has not answered for 3 s.*`babeltune resume` goes on"):

@@ -35,7 +35,7 @@ FOLDER = "babeltune-dispatcher-"
 
 
 def remove_abandoned() -> None:
-    """Removes the folders of drivers that were killed: nobody needs them."""
+    """Removes the temporary folders of dispatchers whose driver no longer runs."""
     for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER}*-*"):
         number = folder.name.removeprefix(FOLDER).partition("-")[0]
         if number.isdecimal() and not psutil.pid_exists(int(number)):
@@ -59,8 +59,6 @@ class DispatcherClient:
         """Received messages of the trials that somebody follows."""
         self._filled: dict[str, None] = {}
         """Trials with messages, the longest waiting first."""
-        self._given: dict[str, int] = {}
-        """The last report of each trial that `next_message` gave."""
         self._poll: Any = None
         """The call that waits at the dispatcher for news."""
         self._polled = 0.0
@@ -151,16 +149,6 @@ class DispatcherClient:
         """Drops the trial's messages, those to come included."""
         self._inbox.pop(trial, None)
         self._filled.pop(trial, None)
-
-    def next_message(self, trial: str) -> ReportMessage | EndMessage:
-        """Lets the trial go on past the report that this gave before, and waits for its next message."""
-        if trial in self._given:
-            self.go_on(trial, self._given[trial])
-        while (message := self.take(trial)) is None:
-            self.receive(1.0)
-        if isinstance(message, ReportMessage):
-            self._given[trial] = message.report.index
-        return message
 
 
 def _answer(call: Any, seconds: float | None = None) -> Any:
