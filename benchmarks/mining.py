@@ -1,11 +1,11 @@
 """Neighbours of both directions against two faiss searches, margins against LASER's loop, memory, and real text.
 
-16,384 x 32,768 unit vectors of 384 dimensions, k = 4, fp32: ours is `both_ways`, which multiplies each pair once; the
-peer is `faiss.IndexFlatIP` (filled beforehand) searched in either direction. Both get the same threads, and CPU seconds
-are compared. Then: the neighbours must be the same, ties aside; margins are scored again at least 100 times faster than
-by LASER's loop over candidates. (The loop takes each dot product again; ours has the search's cosines.) Vectors are
-mapped from disk, and anonymous memory above the results must not grow with n. Last, `--sentences` real translations are
-mined end to end: as many must be found as by LASER's steps with faiss."""
+16,384 x 32,768 unit vectors of 384 dimensions, k = 4, fp32: ours is the search of `mine` in shards on the disk. It
+multiplies each pair once, and keeps what it has found. The peer is `faiss.IndexFlatIP` (filled beforehand) searched in
+either direction. Both get the same threads, and CPU seconds are compared. Then: the neighbours must be the same, ties
+aside; margins are scored again at least 100 times faster than by LASER's loop over candidates. (The loop takes each dot
+product again; ours has the search's cosines.) Anonymous memory above the results must not grow with n. Last,
+`--sentences` real translations are mined end to end: as many must be found as by LASER's steps with faiss."""
 
 from __future__ import annotations
 
@@ -16,14 +16,18 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 
+from babeltune.apps.mining.resumable_search import ResumableSearch, both_ways_resumable
 from babeltune.apps.mining.rows import Rows
-from babeltune.apps.mining.tiles import both_ways, nothing
+from babeltune.apps.mining.tiles import nothing
+from babeltune.apps.mining.vectors import KIND, SHARD
+from babeltune.data.store import Array, Contents, build
 from babeltune.evaluation.bitext import candidate_scores, match
 from babeltune.evaluation.knn import Matches
 from benchmarks.race import cpu_seconds, options, own_peak, peak_memory, race, verdict
@@ -36,8 +40,6 @@ GOAL, LOOP_GOAL = 1.5, 100
 MEMORY = (4_096, 16_384, 65_536)
 FLAT = 1.5
 """Memory at the largest n may be so many times that at the smallest: allocators keep what they freed."""
-PORTION = 4_096
-"""Vectors that are made at a time."""
 SAMPLED = 0.005
 """Seconds between two looks at a process's memory."""
 TIE = 1e-6
@@ -60,6 +62,29 @@ def make_vectors(left: int, right: int, dim: int) -> tuple[NDArray[np.float32], 
     for vectors in (x, y):
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     return x, y
+
+
+def write_shards(root: Path, parts: Iterable[NDArray[np.float32]], side: str) -> list[Path]:
+    """One side's vectors in shards, as `mine` has them of its sentences."""
+    folders = []
+    for number, part in enumerate(parts):
+
+        def write(folder: Path, part: NDArray[np.float32] = part) -> Contents:
+            part.tofile(folder / "rows.bin")
+            return Contents(arrays={"rows": Array("<f4", part.shape[1], (("rows.bin", len(part)),))})
+
+        folders.append(build(root, KIND, {"benchmark": side, "shard": number}, write))
+    return folders
+
+
+def in_shards(root: Path, vectors: NDArray[np.float32], side: str) -> list[Path]:
+    """These vectors in shards."""
+    return write_shards(root, (vectors[start : start + SHARD] for start in range(0, len(vectors), SHARD)), side)
+
+
+def search(root: Path, left: Sequence[Path], right: Sequence[Path]) -> Matches:
+    """The search of `mine`, in this process."""
+    return both_ways_resumable(ResumableSearch(root, (left, right), K))
 
 
 class Peer:
@@ -131,14 +156,12 @@ def margins(x: NDArray[np.float32], y: NDArray[np.float32], matches: Matches) ->
     return peer / ours, float(np.abs(candidate_scores(matches, "ratio").numpy() - expected).max())
 
 
-def write_vectors(path: Path, count: int, dim: int, seed: int) -> None:
-    """Unit vectors [count, dim] as a `.npy` file, made in portions."""
+def random_shards(count: int, dim: int, seed: int) -> Iterator[NDArray[np.float32]]:
+    """So many unit vectors, a shard at a time."""
     rng = np.random.default_rng(seed)
-    out = np.lib.format.open_memmap(path, "w+", np.float32, (count, dim))
-    for start in range(0, count, PORTION):
-        part = rng.standard_normal((min(PORTION, count - start), dim), np.float32)
-        out[start : start + len(part)] = part / np.linalg.norm(part, axis=1, keepdims=True)
-    out.flush()
+    for start in range(0, count, SHARD):
+        part = rng.standard_normal((min(SHARD, count - start), dim), np.float32)
+        yield part / np.linalg.norm(part, axis=1, keepdims=True)
 
 
 def anonymous() -> int:
@@ -147,12 +170,11 @@ def anonymous() -> int:
     return int(next(line for line in status.splitlines() if line.startswith("RssAnon")).split()[1]) * 1024
 
 
-def search_memory(folder: Path) -> None:
-    """Searches vectors on disk, and writes to `peak` the most memory that it took above that after the imports.
+def search_memory(root: Path, sides: Sequence[Sequence[Path]], count: int) -> None:
+    """Searches `count` vectors a side on disk, and writes to `peak` the most memory above that after the imports.
 
     What every search must hold for its result is left out: candidates while it runs, cosines and indices at its end.
     """
-    x, y = (np.load(folder / f"{side}.npy", mmap_mode="r") for side in ("left", "right"))
     before = anonymous()
     most, ended = [before], threading.Event()
 
@@ -162,13 +184,13 @@ def search_memory(folder: Path) -> None:
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    matches = both_ways(x, y, K)
+    matches = search(root, *sides)
     ended.set()
     watcher.join()
-    kept = nothing(len(x), len(y), K)
+    kept = nothing(count, count, K)
     held = [kept.forward, kept.backward]
     held += [part for side in (matches.forward, matches.backward) for part in (side.cosine, side.index)]
-    (folder / "peak").write_text(str(most[0] - before - sum(part.nbytes for part in held)))
+    (root / "peak").write_text(str(most[0] - before - sum(part.nbytes for part in held)))
 
 
 def memory() -> dict[int, int]:
@@ -176,10 +198,10 @@ def memory() -> dict[int, int]:
     found = {}
     for count in MEMORY:
         with tempfile.TemporaryDirectory() as place:
-            for seed, side in enumerate(("left", "right")):
-                write_vectors(Path(place) / f"{side}.npy", count, DIM, seed)
-            peak_memory(search_memory, Path(place))
-            found[count] = int((Path(place) / "peak").read_text())
+            root = Path(place)
+            sides = [write_shards(root, random_shards(count, DIM, seed), str(seed)) for seed in range(2)]
+            peak_memory(search_memory, root, sides, count)
+            found[count] = int((root / "peak").read_text())
     return found
 
 
@@ -243,12 +265,20 @@ def main(left: int = LEFT, right: int = RIGHT) -> None:
     torch.set_num_threads(THREADS)
     x, y = make_vectors(left, right, DIM)
     peer = Peer(x, y)
-    rows = race(
-        lambda: cpu_seconds(lambda: both_ways(x, y, K)), lambda: cpu_seconds(lambda: peer.search(K)), chosen.rounds
-    )
-    matches = both_ways(x, y, K)
     as_many = y[: len(x)]  # a bitext has as many sentences of each language
-    dev_set = cpu_seconds(lambda: match(x, as_many, K)) / cpu_seconds(lambda: both_ways(x, as_many, K))
+    with tempfile.TemporaryDirectory() as place:
+        root = Path(place)
+        lefts, rights, equals = (
+            in_shards(root, vectors, side) for vectors, side in ((x, "x"), (y, "y"), (as_many, "="))
+        )
+        rows = race(
+            lambda: cpu_seconds(lambda: search(root, lefts, rights)),
+            lambda: cpu_seconds(lambda: peer.search(K)),
+            chosen.rounds,
+        )
+        matches = search(root, lefts, rights)
+        mined = cpu_seconds(lambda: search(root, lefts, equals))
+    dev_set = cpu_seconds(lambda: match(x, as_many, K)) / mined
     print(f"the same vectors as a dev set: {dev_set:.3g} times the time of mining")
     wrong = different(matches, peer.search(K))
     loop_ratio, difference = margins(x, y, matches)

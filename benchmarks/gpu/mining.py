@@ -10,15 +10,15 @@ from typing import Any
 
 import torch
 
-from babeltune.apps.mining.tiles import both_ways
 from benchmarks.gpu.timing import synchronized
+from benchmarks.mining import K, in_shards, search
 
-SIZES, DIM, NEIGHBOURS, CHECKED = (200_000, 1_000_000), 384, 4, 512
+SIZES, DIM, CHECKED = (200_000, 1_000_000), 384, 512
 LONGEST_S = 200.0
 """Seconds that a search may take by the time of the one before."""
 
 
-def measure(_: Path) -> dict[str, Any]:
+def measure(place: Path) -> dict[str, Any]:
     """The figures of each size."""
     found: dict[str, Any] = {}
     for before, count in zip((None, *SIZES), SIZES, strict=False):
@@ -28,13 +28,13 @@ def measure(_: Path) -> dict[str, Any]:
         torch.manual_seed(0)
         x = torch.nn.functional.normalize(torch.randn(count, DIM, device="cuda"))
         y = torch.nn.functional.normalize(x + 0.04 * torch.randn(count, DIM, device="cuda"))
-        left, right = x.cpu().numpy(), y.cpu().numpy()
+        sides = [in_shards(place, vectors.cpu().numpy(), f"{count} {side}") for vectors, side in ((x, "x"), (y, "y"))]
         started = synchronized()
-        matches = both_ways(left, right, NEIGHBOURS)
+        matches = search(place, *sides)
         seconds = synchronized() - started
         rows = torch.randperm(count)[:CHECKED]
         cosines = torch.cat([x[rows].double() @ y[at : at + 65_536].double().T for at in range(0, count, 65_536)], 1)
-        exact = cosines.topk(NEIGHBOURS, dim=1).indices.cpu()
+        exact = cosines.topk(K, dim=1).indices.cpu()
         same = float((matches.forward.index[rows] == exact).float().mean())
         own = float((matches.forward.index[:, 0] == torch.arange(count)).float().mean())
         found[str(count)] = {

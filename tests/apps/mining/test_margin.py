@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from babeltune.apps.mining.margin import flipped, pair_scores, precision_at_1, retrieve
 from babeltune.apps.mining.rows import Rows
-from babeltune.apps.mining.tiles import both_ways
 from babeltune.evaluation.knn import Matches, Neighbours
+from searches import both_ways
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

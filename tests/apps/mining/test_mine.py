@@ -20,7 +20,6 @@ from babeltune.apps.mining import index, mine, resumable_search, vectors
 from babeltune.apps.mining.ray_search import both_ways_by_ray
 from babeltune.apps.mining.resumable_search import ResumableSearch
 from babeltune.apps.mining.sentences import LONGEST, read_pairs, read_sentences
-from babeltune.apps.mining.tiles import both_ways
 from babeltune.apps.mining.vectors import Model, embed, joined, model_at
 from babeltune.data.tokens import train_tokenizer
 from babeltune.errors import DataError
@@ -29,6 +28,7 @@ from babeltune.models.vocabulary import Vocabulary
 from babeltune.promotion.export import export
 from babeltune.schema.cluster import Cluster
 from babeltune.schema.records import Student
+from searches import both_ways
 from waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.usefixtures("one_thread")

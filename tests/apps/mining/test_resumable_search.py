@@ -6,9 +6,9 @@ import torch
 
 from babeltune.apps.mining import resumable_search, vectors
 from babeltune.apps.mining.resumable_search import ResumableSearch, both_ways_resumable, one_way_resumable
-from babeltune.apps.mining.tiles import both_ways
 from babeltune.apps.mining.vectors import Model, embed, joined
 from babeltune.errors import StoreError
+from searches import both_ways
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SIZE = (16, 16)

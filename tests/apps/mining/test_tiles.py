@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from babeltune.apps.mining import tiles
 from babeltune.apps.mining.rows import Joined, Rows
-from babeltune.apps.mining.tiles import Block, Found, both_ways, nothing, scan, settle
+from babeltune.apps.mining.tiles import Block, Found, nothing, scan, settle
 from babeltune.apps.mining.topk_keys import EMPTY, cosine_of, empty, index_of, merge, pack
 from babeltune.errors import DataError
 from babeltune.evaluation.knn import match
 from kernels import SeenKernels
+from searches import both_ways
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -37,7 +37,7 @@ TRAINING = 1 << 28
 
 
 def through_index(left: Vectors, right: Vectors, k: int, kind: Index, progress: Progress = no_progress) -> Matches:
-    """As `tiles.both_ways`, among the candidates that an index of this kind gives.
+    """Nearest neighbours in both directions, among the candidates that an index of this kind gives.
 
     `progress` counts vectors: each is put into an index once, and searched for once.
     """

@@ -121,7 +121,14 @@ class ResumableSearch:
 
 
 def both_ways_resumable(kept: ResumableSearch, progress: Progress = no_progress) -> Matches:
-    """Nearest neighbours in both directions, as `tiles.both_ways`. Goes on from the blocks that `kept` has on disk."""
+    """The k (at most all) nearest neighbours by cosine of left in right and of right in left. Goes on from the blocks
+    that `kept` has on disk.
+
+    Tiles are multiplied and searched on a GPU if there is one. With `bf16` they are products in bf16, on a GPU or a CPU
+    that has instructions for it. Elsewhere the vectors are rounded, and nothing is gained. All candidates that it keeps
+    are computed again, on the CPU. A sentence that has more within its error than it keeps is searched once more in
+    fp32. So the neighbours and their cosines are the same. If most vectors lie that close together, fp32 is faster.
+    """
     scan_remaining(kept, progress)
     matches = settle(kept.left, kept.right, kept.found, kept.k, kept.precision)
     kept.remove()

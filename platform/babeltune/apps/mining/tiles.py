@@ -26,7 +26,6 @@ from babeltune.products import product
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-    from babeltune.apps.mining.rows import Vectors
 
 TILE = (4096, 4096)
 """Rows and columns of a tile: 67 MB of cosines."""
@@ -89,30 +88,6 @@ def blocks(left: int, right: int, size: tuple[int, int] = TILE) -> Iterator[Bloc
     """The grid, row by row."""
     for row, column in itertools.product(range(0, left, size[0]), range(0, right, size[1])):
         yield Block((row, min(row + size[0], left)), (column, min(column + size[1], right)))
-
-
-def both_ways(
-    left: Vectors,
-    right: Vectors,
-    k: int,
-    *,
-    precision: Precision = "fp32",
-    tile: tuple[int, int] | None = None,
-    progress: Progress = no_progress,
-) -> Matches:
-    """The k (at most all) nearest neighbours by cosine of `left` [n, dim] in `right` [m, dim] and of right in left.
-
-    Tiles are multiplied and searched on a GPU where there is one. With `bf16` they are products in bf16, on a GPU or a
-    CPU that has instructions for it (elsewhere the vectors are rounded, and nothing is gained). All candidates that it
-    keeps are computed again, on the CPU. A sentence that has more within its error than it keeps is searched
-    once more in fp32. So the neighbours and their cosines are the same. Where most vectors lie that close
-    together, fp32 is faster.
-    """
-    x, y = Rows(left), Rows(right)
-    check(x, y, k)
-    found = nothing(len(x), len(y), k, precision)
-    scan(x, y, found, Block((0, len(x)), (0, len(y))), precision=precision, tile=tile, progress=progress)
-    return settle(x, y, found, k, precision)
 
 
 def check(left: Rows, right: Rows, k: int) -> None:

@@ -1,0 +1,13 @@
+"""A search of neighbours in one piece, for tests that compare others with it or look at its tiles."""
+
+from babeltune.apps.mining.rows import Rows
+from babeltune.apps.mining.tiles import Block, check, no_progress, nothing, scan, settle
+
+
+def both_ways(left, right, k, *, precision="fp32", tile=None, progress=no_progress):
+    """The k nearest neighbours of `left` in `right`, and of right in left."""
+    x, y = Rows(left), Rows(right)
+    check(x, y, k)
+    found = nothing(len(x), len(y), k, precision)
+    scan(x, y, found, Block((0, len(x)), (0, len(y))), precision=precision, tile=tile, progress=progress)
+    return settle(x, y, found, k, precision)
