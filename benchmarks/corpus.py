@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import multiprocessing
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -35,7 +34,7 @@ from babeltune.data.corpus import build_corpus, check_corpus
 from babeltune.data.prepare import Wanted, asked_of_teacher, facts_of_corpus, write_arrays
 from babeltune.schema.records import Data, Source, Split, Task
 from benchmarks.__main__ import commit
-from benchmarks.race import Options, Row, options, verdict
+from benchmarks.race import Options, Row, in_own_process, options, verdict
 
 SIZES = (20_000, 40_000, 80_000)
 SMALLER = 64
@@ -185,21 +184,10 @@ def measure(folder: Path, pairs: int, smaller: int = 1) -> Figures:
     return Figures(pairs, len(corpus.pairs), took, time.monotonic() - started, peak())
 
 
-def in_own_process(pairs: int, smaller: int) -> Figures:
-    """`measure` in a process that did nothing before."""
-    context = multiprocessing.get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_send, args=(sender, pairs, smaller))
-    process.start()
-    sender.close()
-    figures: Figures = receiver.recv()
-    process.join()
-    return figures
-
-
-def _send(pipe: Any, pairs: int, smaller: int) -> None:
+def measure_anywhere(pairs: int, smaller: int) -> Figures:
+    """`measure` in a temporary folder."""
     with TemporaryDirectory() as folder:
-        pipe.send(measure(Path(folder), pairs, smaller))
+        return measure(Path(folder), pairs, smaller)
 
 
 def faults(sizes: Sequence[Figures]) -> list[str]:
@@ -225,7 +213,7 @@ def main(given: Options | None = None, pairs: Sequence[int] = ()) -> None:
     for _ in range(1 if pairs else given.rounds):
         kept.append([])
         for size in pairs or SIZES:
-            kept[-1].append(in_own_process(size, 1 if pairs else SMALLER))
+            kept[-1].append(in_own_process(measure_anywhere, size, 1 if pairs else SMALLER))
             print(kept[-1][-1].shown(), flush=True)
     rows = [Row(ours=some[-1].cpu / some[-1].pairs, peer=some[0].cpu / some[0].pairs) for some in kept]
     best = [min(of_size, key=lambda figures: figures.memory) for of_size in zip(*kept, strict=True)]

@@ -18,9 +18,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import torch
+
+Value = TypeVar("Value")
 
 SLACK = 0.85
 """Floor of the worst round, as a share of the goal. It suits CPU seconds, which other work on the machine hardly moves;
@@ -92,26 +94,40 @@ def race(ours: Callable[[], float], peer: Callable[[], float], rounds: int) -> l
     return rows
 
 
+def in_own_process(function: Callable[..., Value], *arguments: Any) -> Value:
+    """What the (module-level) function returns in a fresh process."""
+    found: Value = _received(function.__name__, function, arguments)
+    return found
+
+
 def peak_memory(function: Callable[..., object], *arguments: Any) -> int:
-    """Peak resident bytes of a fresh process that calls the (module-level) function with these arguments."""
-    context = multiprocessing.get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_send_peak, args=(sender, function, arguments))
-    process.start()
-    sender.close()
-    try:
-        peak: int = receiver.recv()
-    except EOFError as error:
-        raise RuntimeError(f"{function.__name__} failed in its own process; its error is above") from error
-    finally:
-        process.join()
+    """Peak resident bytes of a fresh process of one thread that calls the (module-level) function."""
+    peak: int = _received(function.__name__, _peak_of, (function, arguments))
     return peak
 
 
-def _send_peak(pipe: Any, function: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+def _received(name: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_send, args=(sender, function, arguments))
+    process.start()
+    sender.close()
+    try:
+        return receiver.recv()
+    except EOFError as error:
+        raise RuntimeError(f"{name} failed in its own process; its error is above") from error
+    finally:
+        process.join()
+
+
+def _send(pipe: Any, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    pipe.send(function(*arguments))
+
+
+def _peak_of(function: Callable[..., object], arguments: tuple[Any, ...]) -> int:
     one_thread()
     function(*arguments)
-    pipe.send(own_peak())
+    return own_peak()
 
 
 def own_peak() -> int:

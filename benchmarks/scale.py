@@ -20,7 +20,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
-import multiprocessing
 import os
 import time
 from collections.abc import Awaitable, Callable
@@ -40,7 +39,7 @@ from babeltune.sweep.workers.dispatcher import PENDING_CALLS, TrialDispatcher
 from babeltune.sweep.workers.dispatcher_state import News
 from benchmarks import corpus
 from benchmarks.__main__ import commit
-from benchmarks.race import Options, Row, options, own_peak, verdict
+from benchmarks.race import Options, Row, in_own_process, options, own_peak, verdict
 
 SIZES = (200, 800, 2000)
 REPORTS = 20_000
@@ -187,23 +186,12 @@ async def measure(groups: int, place: Path) -> Figures:
     return Figures(groups, rate, 1000 * percentile(played.delays, 0.99), own_peak())
 
 
-def _play(pipe: Any, groups: int) -> None:
+def on_one_core(groups: int) -> Figures:
+    """The figures of one size. Confines this process to one core."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     with TemporaryDirectory() as place:
-        pipe.send(asyncio.run(measure(groups, Path(place))) if groups else Figures(0, 0.0, 0.0, own_peak()))
-
-
-def in_own_process(groups: int) -> Figures:
-    """The figures of one size, from a process of its own on one core."""
-    context = multiprocessing.get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_play, args=(sender, groups))
-    process.start()
-    sender.close()
-    figures: Figures = receiver.recv()
-    process.join()
-    return figures
+        return asyncio.run(measure(groups, Path(place))) if groups else Figures(0, 0.0, 0.0, own_peak())
 
 
 class ByRay:
@@ -267,7 +255,7 @@ def cleaned() -> tuple[list[corpus.Figures], list[str]]:
     print(corpus.HEAD)
     sizes = []
     for pairs in corpus.SIZES:
-        sizes.append(corpus.in_own_process(pairs, corpus.SMALLER))
+        sizes.append(in_own_process(corpus.measure_anywhere, pairs, corpus.SMALLER))
         print(sizes[-1].shown(), flush=True)
     broken, small, large = corpus.faults(sizes), sizes[0], sizes[-1]
     growth = large.cpu / large.pairs / (small.cpu / small.pairs)
@@ -279,10 +267,10 @@ def cleaned() -> tuple[list[corpus.Figures], list[str]]:
 def main(given: Options | None = None) -> None:
     """Runs the benchmark."""
     given = given or options(__doc__)
-    base, rows, kept = in_own_process(0).peak, [], []
+    base, rows, kept = in_own_process(on_one_core, 0).peak, [], []
     print(HEAD)
     for _ in range(given.rounds):
-        kept.append([in_own_process(groups) for groups in SIZES])
+        kept.append([in_own_process(on_one_core, groups) for groups in SIZES])
         rows.append(Row(ours=1 / kept[-1][-1].rate, peer=1 / kept[-1][0].rate))
         print("\n".join(figures.shown(base) for figures in kept[-1]), flush=True)
     best = [min(of_size, key=lambda figures: figures.p99_ms) for of_size in zip(*kept, strict=True)]

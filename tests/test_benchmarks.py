@@ -533,5 +533,5 @@ def test_a_corpus_whose_time_grows_faster_than_its_pairs_is_a_fault(monkeypatch)
     for slower, broken in ((1.0, []), (2.0, ["a pair takes 2.0 times as long with 4 times as many pairs"])):
         made = {20_000: 1.0, 40_000: 2.0, 80_000: 4.0 * slower}
         figures = {pairs: Figures(pairs, pairs, cpu, cpu, 400 << 20) for pairs, cpu in made.items()}
-        monkeypatch.setattr(scale.corpus, "in_own_process", lambda pairs, smaller, kept=figures: kept[pairs])
+        monkeypatch.setattr(scale, "in_own_process", lambda measure, pairs, smaller, kept=figures: kept[pairs])
         assert scale.cleaned() == (list(figures.values()), broken)
