@@ -155,14 +155,15 @@ def test_a_record_that_changes_changes_the_figures_of_the_readme(tmp_path, monke
     monkeypatch.setattr(readme, "README", tmp_path / "README.md")
     readme.README.write_text(README, encoding="utf-8")
     record = readme.MEASURED / "faults.json"
-    kept = [[f"fault {n}", "1.0", "0", lost, "x"] for n, lost in enumerate(("nothing; a word", "nothing", "a shoe, red"))]
+    costs = ("nothing; a word", "nothing", "a shoe, red")
+    kept = [[f"fault {number}", "1.0", "0", lost, "x"] for number, lost in enumerate(costs)]
     record.write_text(json.dumps({"rows": kept}), encoding="utf-8")
     readme.write_after(tmp_path / "elsewhere.json")
     assert readme.README.read_text(encoding="utf-8") == README
     readme.write_after(record)
     written = readme.README.read_text(encoding="utf-8").splitlines()
-    changed = [(old, new) for old, new in zip(README.splitlines(), written, strict=True) if old != new]
-    assert [new for _, new in changed] == ["| faults injected into sweeps | 3: 2 lost nothing, 1 lost a shoe (fault 2) |"]
+    (changed,) = (new for old, new in zip(README.splitlines(), written, strict=True) if old != new)
+    assert changed == "| faults injected into sweeps | 3: 2 lost nothing, 1 lost a shoe (fault 2) |"
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/tutorial.md"])
