@@ -26,14 +26,14 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sklearn.exceptions import UndefinedMetricWarning
 
-from babeltune.data.eval_sets import read_tasks
+from babeltune.data.eval_sets import read_eval, subsets
 from babeltune.data.prepared import TextTask
 from babeltune.evaluation.evaluate import evaluate_texts
 from babeltune.models.build import build_student
 from babeltune.models.encoder import encode_all
 from babeltune.models.hub import BUNDLED, model_folder
 from babeltune.models.vocabulary import Vocabulary
-from babeltune.schema.records import Data, Source, Student, Task
+from babeltune.schema.records import Source, Student, Task
 from benchmarks.mteb_tasks import as_mteb, run
 from benchmarks.race import options, race, verdict
 
@@ -70,7 +70,7 @@ def tasks_of(languages: int, rows: int) -> list[TextTask]:
     sts = Task(name="stsb", task="sts", path="stsb/eng.test.tsv", language="eng")
     tasks = (Task(name="ntrex", source=ntrex), *tatoeba, sts, topics, transfer)
     limited = [replace(task, limit=rows) for task in tasks]
-    return read_tasks(limited, ROOT, Data(train=(), anchor_priority=("eng",)))
+    return subsets(read_eval(limited, ROOT), ("eng",))
 
 
 def loaded(folder: str) -> SentenceTransformer:

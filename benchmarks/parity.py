@@ -26,12 +26,12 @@ from sklearn.cluster import KMeans
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import adjusted_rand_score, f1_score, v_measure_score
 
-from babeltune.data.eval_sets import read_tasks
+from babeltune.data.eval_sets import read_eval, subsets
 from babeltune.data.prepared import TextTask
 from babeltune.evaluation.clustering import SEEDS, STARTS
 from babeltune.evaluation.evaluate import evaluate_texts
 from babeltune.models.hub import BUNDLED, model_folder
-from babeltune.schema.records import Data, Source, Task
+from babeltune.schema.records import Source, Task
 from benchmarks.evaluation import ROOT, Ours, loaded
 from benchmarks.mteb_tasks import mteb_scores
 from benchmarks.race import one_thread
@@ -75,7 +75,7 @@ def tasks(rows: int | None = None) -> list[TextTask]:
         Task(name="sib", task="clustering", source=sib, label="category"),
         Task(name="sib_head", task="transfer", source=sib, label="category", split="sib_split", language="eng_Latn"),
     ]
-    read = read_tasks([replace(task, limit=rows) for task in found], ROOT, Data(train=(), anchor_priority=("eng",)))
+    read = subsets(read_eval([replace(task, limit=rows) for task in found], ROOT), ("eng",))
     return [*read, *(mining_set(task) for task in read if task.name == "ntrex")]
 
 

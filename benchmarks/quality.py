@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from datasets import disable_progress_bars
 from transformers.utils import logging
 
-from babeltune.data.eval_sets import read_tasks
+from babeltune.data.eval_sets import read_eval, subsets
 from babeltune.data.prepared import Prepared, TextTask
 from babeltune.errors import TrainingError
 from babeltune.planning.preparation import prepare
@@ -88,7 +88,7 @@ class Work:
         self.preparation = time.process_time() - started
         root = data_root(sweep)
         self.sets: dict[str, list[TextTask]] = {
-            kind: read_tasks(tasks, root, sweep.data)
+            kind: subsets(read_eval(tasks, root, sweep.data.max_line_bytes), sweep.data.anchor_priority)
             for kind, tasks in (("dev", sweep.data.dev), ("test", sweep.data.test))
         }
 

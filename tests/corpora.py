@@ -12,6 +12,13 @@ DATA = Path(os.environ.get("BABELTUNE_DATA") or BESIDE)
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"no corpora in {DATA}; set BABELTUNE_DATA")
 
 
+def read_tasks(tasks, root, data):
+    """The subsets of dev or test sets, in texts."""
+    from babeltune.data.eval_sets import read_eval, subsets
+
+    return subsets(read_eval(tasks, root, data.max_line_bytes), data.anchor_priority)
+
+
 def sib200(language):
     """Unit vectors of SIB-200's texts, counts of their words by hash, with topics and splits."""
     from sklearn.feature_extraction.text import HashingVectorizer

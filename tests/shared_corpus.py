@@ -57,7 +57,7 @@ def cleaned(data: Data, folder: Path, shards: TextShards | None = None) -> Corpu
 
 def digest_of(corpus: Corpus) -> str:
     """Of all that a corpus holds."""
-    arrays = (corpus.pairs, corpus.pair_groups, corpus.pair_sources, corpus.weights)
+    arrays = (corpus.pairs, corpus.pair_groups, corpus.weights)
     others = (corpus.groups, corpus.tasks, corpus.counts, corpus.overlap, corpus.digests, corpus.contamination.plain())
     content = [array.tobytes() for array in arrays] + [repr(each).encode() for each in others]
     content.append(digest_of_texts([*corpus.texts, *corpus.languages]).encode())

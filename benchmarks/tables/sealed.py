@@ -41,7 +41,7 @@ class SealedSets:
         self.first: Candidate = find_candidate(trial, self.view.folder)
         self.rows: list[EvalRows] = sealed_tests(self.first)
         priority = self.first.sweep.data.anchor_priority
-        self.tasks: list[TextTask] = [task for rows in self.rows for task in subsets(rows, priority)]
+        self.tasks: list[TextTask] = subsets(self.rows, priority)
         self.target: Target | None = target_of(self.first, "test")
         if self.target is not None and self.target.model.startswith("models:/"):
             self.target = replace(self.target, model=model_folder(self.target.model, cluster))

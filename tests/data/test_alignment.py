@@ -41,8 +41,6 @@ def corpus_of(*groups):
         groups=tuple(f"{a}-{b}" for a, b, _ in groups),
         group_languages=tuple((a, b) for a, b, _ in groups),
         pair_groups=np.array(numbers, np.int16),
-        pair_sources=np.zeros(len(rows), np.int16),
-        source_names=("s",),
         weights=np.ones(len(rows), np.float32),
         tasks=(),
         counts={},

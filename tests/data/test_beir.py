@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from babeltune.data.corpus import build_corpus
-from babeltune.data.eval_sets import read_eval, read_tasks
+from babeltune.data.eval_sets import read_eval
 from babeltune.data.prepared import tasks_from
 from babeltune.errors import DataError
 from babeltune.files import plain
@@ -19,6 +19,7 @@ from babeltune.planning.data_rules import data_problems
 from babeltune.planning.goals import dev_metrics
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.schema.records import Data, Source, Task
+from corpora import read_tasks
 
 ENG = Data(train=(), anchor_priority=("eng",))
 DOCUMENTS = (

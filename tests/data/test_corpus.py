@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 from babeltune.data.contamination import find_near_anew
 from babeltune.data.corpus import Corpus, build_corpus
-from babeltune.data.eval_sets import read_tasks
 from babeltune.data.prepare import Wanted, asked_of_teacher
 from babeltune.data.split import components
 from babeltune.data.store import digest_of_texts
@@ -26,7 +25,7 @@ from babeltune.data.text_keys import sentence_keys, text_key
 from babeltune.errors import DataError
 from babeltune.planning.sweep_file import data_root, read_data, read_sweep
 from babeltune.schema.records import Data, Source, Split, Task
-from corpora import DATA, needs_data
+from corpora import DATA, needs_data, read_tasks
 from small_parts import tiny_parts
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -95,11 +94,9 @@ def test_pairs_are_numbered_by_first_appearance_with_the_anchor_first(tmp_path):
     assert corpus.pairs.tolist() == [[0, 2], [1, 3], [0, 4]]
     assert corpus.groups == ("eng-fra", "eng-kor")
     assert corpus.pair_groups.tolist() == [0, 0, 1]
-    assert corpus.source_names == ("first", "second")
-    assert corpus.pair_sources.tolist() == [0, 0, 1]
     assert corpus.weights.tolist() == [2, 2, 1]
-    dtypes = [a.dtype for a in (corpus.pairs, corpus.pair_groups, corpus.pair_sources, corpus.weights)]
-    assert dtypes == [np.int32, np.int16, np.int16, np.float32]
+    dtypes = [a.dtype for a in (corpus.pairs, corpus.pair_groups, corpus.weights)]
+    assert dtypes == [np.int32, np.int16, np.float32]
     (task,) = corpus.tasks
     assert (task.name, task.kind, task.subset, task.left, task.right) == ("d", "bitext", "fra-eng", (5,), (6,))
     assert set(corpus.digests) == {"first", "second", "dev/d"}
@@ -472,10 +469,10 @@ def test_keys_are_equal_exactly_where_text_keys_are():
 
 def facts(corpus: Corpus) -> dict[str, object]:
     """All that a corpus holds, its arrays and texts by their digests."""
-    names = ("pairs", "pair_groups", "pair_sources", "weights")
+    names = ("pairs", "pair_groups", "weights")
     found = {name: hashlib.sha256(getattr(corpus, name).tobytes()).hexdigest()[:16] for name in names}
     found["texts"] = digest_of_texts([*corpus.texts, *corpus.languages])[:16]
-    others = ("groups", "source_names", "tasks", "counts", "overlap", "digests")
+    others = ("groups", "tasks", "counts", "overlap", "digests")
     return found | {name: getattr(corpus, name) for name in others} | corpus.contamination.plain()
 
 
@@ -548,7 +545,7 @@ def test_a_real_corpus_is_cleaned_to_the_bytes_of_earlier_versions():
         return hashlib.sha256(np.asarray(values, np.int64).tobytes()).hexdigest()[:16]
 
     assert (len(corpus.pairs), digest(corpus.pairs)) == (70_820, "dee633c74be6193b")
-    assert (digest(corpus.pair_groups), digest(corpus.pair_sources)) == ("9aaa583c9d01ec46", "8dda8a69df31a34c")
+    assert digest(corpus.pair_groups) == "9aaa583c9d01ec46"
     texts = hashlib.sha256(b"".join(text.encode() + b"\0" for text in corpus.texts)).hexdigest()[:16]
     assert (len(corpus.texts), texts) == (140_768, "ebcf785c5a1d4fe1")
 

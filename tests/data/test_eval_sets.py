@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from babeltune.data.eval_sets import read_eval, read_tasks
+from babeltune.data.eval_sets import read_eval
 from babeltune.data.prepared import tasks_from
 from babeltune.errors import DataError
 from babeltune.evaluation.evaluate import evaluate_texts
@@ -16,6 +16,7 @@ from babeltune.planning.data_rules import data_problems
 from babeltune.planning.goals import dev_metrics
 from babeltune.planning.sweep_file import read_data
 from babeltune.schema.records import Data, Mined, Source, Sweep, Task
+from corpora import read_tasks
 
 ENG = Data(train=(), anchor_priority=("eng",))
 

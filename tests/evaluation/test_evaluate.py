@@ -5,14 +5,13 @@ import sys
 import numpy as np
 import pytest
 
-from babeltune.data.eval_sets import read_tasks
 from babeltune.data.prepared import EvalTask
 from babeltune.errors import DataError, TrainingError
 from babeltune.evaluation import bitext, knn, sts
 from babeltune.evaluation.evaluate import each_once, evaluate, evaluate_texts
 from babeltune.schema.records import Data, Source, Task
 from bitexts import bitext_accuracy, bitext_f1, xsim_error
-from corpora import DATA, needs_data
+from corpora import DATA, needs_data, read_tasks
 
 TABLE = np.random.default_rng(0).normal(size=(400, 12)).astype(np.float32)
 TABLE[100:200] = TABLE[:100] + 0.9 * TABLE[200:300]

@@ -6,9 +6,9 @@ import json
 import numpy as np
 import pytest
 
-from babeltune.data.eval_sets import read_tasks
 from babeltune.evaluation.evaluate import evaluate_texts
 from babeltune.planning.sweep_file import read_data, read_sweep
+from corpora import read_tasks
 
 TEXTS = ("sentence1", "sentence2")
 XTREME = ("source_sentence", "target_sentence")

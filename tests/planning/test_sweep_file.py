@@ -27,11 +27,11 @@ from babeltune.data.teacher import teacher_folder
 from babeltune.errors import PromotionError, SpecError
 from babeltune.files import plain
 from babeltune.method import GROUP, Needs, available, load_method
+from babeltune.planning.checks import method_problems
 from babeltune.planning.goals import dev_metrics
 from babeltune.planning.languages import source_pairs, taught_languages
 from babeltune.planning.space import make_trial
 from babeltune.planning.sweep_file import (
-    check_method,
     check_reachable,
     data_root,
     find_file,
@@ -955,11 +955,12 @@ def test_the_main_jobs_file_can_count_compute():
     assert sweep.training.compute == 5
 
 
-def test_check_method_names_keys_of_a_sweep_that_came_without_a_file(tmp_path):
+def test_a_problem_of_a_method_names_its_key(tmp_path):
     sweep = read_sweep(written(tmp_path))
-    check_method(sweep)
-    with pytest.raises(SpecError, match=r"^method: 'nothing': no method"):
-        check_method(replace(sweep, method="nothing"))
+    assert list(method_problems(sweep)) == []
+    ((key, problem),) = method_problems(replace(sweep, method="nothing"))
+    assert key == ("method",)
+    assert problem.startswith("'nothing': no method")
 
 
 # --- Models and data sets -------------------------------------------------------------------------------------------
@@ -1277,7 +1278,7 @@ def test_a_clustering_sets_metrics_are_those_of_its_languages_and_of_their_mixtu
 
 def test_a_setting_of_one_method_is_not_judged_by_another_that_has_its_name():
     """`variant` is a setting of LASER3-CO and of LEALLA."""
-    check_method(read_sweep("search_spaces/all_methods.yaml", check=False))
+    assert list(method_problems(read_sweep("search_spaces/all_methods.yaml", check=False))) == []
 
 
 OURS = sorted(name for name, place in available().items() if place.startswith("babeltune_methods."))

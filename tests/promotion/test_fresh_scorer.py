@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from babeltune.data.eval_sets import read_tasks
 from babeltune.errors import TeacherError
 from babeltune.planning.sweep_file import data_root, read_sweep
 from babeltune.promotion.fresh_scorer import score
 from babeltune.stages import listening
+from corpora import read_tasks
 
 
 def test_a_raw_teacher_is_scored_as_the_model_that_it_is(scoring_process, tiny_file):

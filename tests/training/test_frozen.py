@@ -1,5 +1,6 @@
 """Methods on a frozen encoder, from the sweep file to the exported folder, and layers that an export keeps."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,14 +12,15 @@ from torch import nn
 
 from babeltune.data.stored_arrays import open_matrix
 from babeltune.data.teacher import load_teacher
-from babeltune.errors import CheckpointError, SpecError, TeacherError
+from babeltune.errors import CheckpointError, TeacherError
 from babeltune.files import write_json
 from babeltune.method import EVERY
 from babeltune.method.distributed import ProcessGroup
 from babeltune.models.encoder import FrozenEncoder, TextIds, encode_all
+from babeltune.planning.checks import method_problems
 from babeltune.planning.preparation import prepare, wanted_of
 from babeltune.planning.space import make_trial
-from babeltune.planning.sweep_file import check_method, data_root, read_sweep
+from babeltune.planning.sweep_file import data_root, read_sweep
 from babeltune.planning.warnings import about_languages
 from babeltune.promotion.candidate import Candidate, dev_texts, export_model
 from babeltune.promotion.export import export, export_trial
@@ -92,9 +94,14 @@ class Collect:
         return False
 
 
+def problems(sweep):
+    """What speaks against the sweep, a line each."""
+    return [f"{'.'.join(map(str, key))}: {problem}" for key, problem in method_problems(sweep)]
+
+
 def trained(sweep, prepared, folder, most=100, **changes):
     sweep = replace(sweep, **changes)
-    check_method(sweep)
+    assert problems(sweep) == []
     trial = make_trial(sweep, 0, {})
     run = TrialTrainer(trial, prepared, folder, Collect(most), ProcessGroup(), torch.device("cpu"))
     return sweep, run, run.train()
@@ -224,7 +231,7 @@ def test_a_sweep_over_frozen_and_trained_methods_prepares_for_both(frozen):
     methods = {"method": Parameter(choice=("dimension_reduction", "translation_ranking"))}
     wanted = wanted_of(replace(sweep, config={}, parameters=methods))
     assert (wanted.frozen, wanted.trained) == (True, True)
-    check_method(replace(sweep, config={}, parameters=methods, student=Student(layers=1)))
+    assert problems(replace(sweep, config={}, parameters=methods, student=Student(layers=1))) == []
 
 
 def test_a_model_with_layers_for_each_language_is_neither(frozen, tmp_path):
@@ -232,8 +239,8 @@ def test_a_model_with_layers_for_each_language_is_neither(frozen, tmp_path):
     export_trial(sweep, run.trial, run.prepared, run.train_step.encoder, run.train_step.method, tmp_path / "model")
     with pytest.raises(TeacherError, match="layers for each language"):
         load_teacher(Teacher(model=str(tmp_path / "model")))
-    with pytest.raises(SpecError, match=r"teacher.model: .* layers for each language"):
-        check_method(replace(sweep, teacher=replace(sweep.teacher, model=str(tmp_path / "model"))))
+    (problem,) = problems(replace(sweep, teacher=replace(sweep.teacher, model=str(tmp_path / "model"))))
+    assert re.search(r"^teacher.model: .* layers for each language", problem)
     with pytest.raises(TeacherError, match=r"cannot be a student: .* namely Router, Normalize;"):
         load_export(tmp_path / "model")
     words = "".join(routes(run.trial, run.prepared))
@@ -268,12 +275,18 @@ def test_layers_that_no_module_can_hold_are_refused(frozen, tmp_path, monkeypatc
 
 def test_a_student_that_nothing_trains_is_refused_and_foreign_languages_are_said(frozen):
     sweep, _ = frozen
-    with pytest.raises(SpecError, match=r"student.layers: 6: the encoder is the frozen teacher"):
-        check_method(replace(sweep, student=Student(layers=6)))
-    with pytest.raises(SpecError, match=r"evaluation.prompt: 'query: ': the encoder is the frozen teacher"):
-        check_method(replace(sweep, evaluation=replace(sweep.evaluation, prompt="query: ")))
-    with pytest.raises(SpecError, match=r"teacher.precision: the exported model's encoder runs in fp32"):
-        check_method(replace(sweep, teacher=replace(sweep.teacher, precision="bf16")))
+    for changed, problem in (
+        (replace(sweep, student=Student(layers=6)), "student.layers: 6: the encoder is the frozen teacher"),
+        (
+            replace(sweep, evaluation=replace(sweep.evaluation, prompt="query: ")),
+            "evaluation.prompt: 'query: ': the encoder is the frozen teacher",
+        ),
+        (
+            replace(sweep, teacher=replace(sweep.teacher, precision="bf16")),
+            "teacher.precision: the exported model's encoder runs in fp32",
+        ),
+    ):
+        assert [line[: len(problem)] for line in problems(changed)] == [problem]
     said = list(about_languages(sweep))
     assert len(said) == 1
     assert "is not said to know fra, kor" in said[0]

@@ -68,9 +68,6 @@ class Corpus:
     """The same, apart."""
     pair_groups: NDArray[np.int16]
     """[pairs] index into `groups`."""
-    pair_sources: NDArray[np.int16]
-    """[pairs] index into `source_names`."""
-    source_names: tuple[str, ...]
     weights: NDArray[np.float32]
     """[pairs] weight of the pair's source."""
     tasks: tuple[IdTask, ...]
@@ -132,7 +129,7 @@ def build_corpus(
     if find:
         cleaning.contamination.close(index)
     heldout_sets = heldout_tasks(kept_back, data.split.right_model if data.split else "student")
-    dev_sets = [task for rows in dev for task in subsets(rows, data.anchor_priority)]
+    dev_sets = subsets(dev, data.anchor_priority)
     return numbered(train, [*dev_sets, *heldout_sets], cleaning, shards)
 
 
@@ -364,7 +361,6 @@ def numbered(
     texts += [noted.at(int(place)) for place in np.flatnonzero(new[ends[-1] :])]
     evals = ids[ends[-1] :].tolist()
     groups = {group: index for index, group in enumerate(dict.fromkeys(block.group for block in train))}
-    names = {name: index for index, name in enumerate(dict.fromkeys(block.source.name for block in train))}
     sizes = [len(block.rows) for block in train]
     return Corpus(
         texts=written(batch for some, _ in texts for batch in some.batches()),
@@ -373,8 +369,6 @@ def numbered(
         groups=tuple(f"{anchor}-{other}" for anchor, other in groups),
         group_languages=tuple(groups),
         pair_groups=repeated([groups[block.group] for block in train], sizes, np.int16),
-        pair_sources=repeated([names[block.source.name] for block in train], sizes, np.int16),
-        source_names=tuple(names),
         weights=repeated([block.source.weight for block in train], sizes, np.float32),
         tasks=tuple(task.mapped(lambda place, _: evals[place]) for task in tasks),
         counts=cleaning.counts,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from babeltune.data.prepared import TextTask
 from babeltune.data.sources import language_pairs, read_graded, read_labelled, read_source
 from babeltune.data.texts import Texts
 from babeltune.errors import DataError, nearest
-from babeltune.schema.records import Data, Mined, Source, Task
+from babeltune.schema.records import Mined, Source, Task
 
 MIXED_SEED = 42
 """Seed of a clustering set's `mixed` subset, which is the same in every sweep."""
@@ -67,18 +67,11 @@ class EvalRows:
 # --- Reading -------------------------------------------------------------------------------------------------------
 
 
-def read_tasks(tasks: Sequence[Task], root: Path, data: Data) -> list[TextTask]:
-    """The dev or test sets in texts, `limit` applied: one for every subset. Bitext: `right` is the anchor's side.
+def read_eval(tasks: Sequence[Task], root: Path, longest: int = MAX_LINE_BYTES) -> list[EvalRows]:
+    """Everything that the tasks' files hold; a line of more than `longest` bytes is broken.
 
     Raises `DataError` for text that cannot be read.
     """
-    return [
-        task for rows in read_eval(tasks, root, data.max_line_bytes) for task in subsets(rows, data.anchor_priority)
-    ]
-
-
-def read_eval(tasks: Sequence[Task], root: Path, longest: int = MAX_LINE_BYTES) -> list[EvalRows]:
-    """Everything that the tasks' files hold; a line of more than `longest` bytes is broken."""
     return [_READERS[task.task](task, root, longest) for task in tasks]
 
 
@@ -216,9 +209,13 @@ _READERS = {
 # --- Subsets -------------------------------------------------------------------------------------------------------
 
 
-def subsets(rows: EvalRows, anchor_priority: Sequence[str]) -> list[TextTask]:
-    """What is scored of a dev or test set: one subset per language pair, the graded pairs of its language, or the texts
-    or queries of each language."""
+def subsets(sets: Iterable[EvalRows], anchor_priority: Sequence[str]) -> list[TextTask]:
+    """What is scored of dev or test sets, with `limit` applied: of each set one subset per language pair, the graded
+    pairs of its language, or the texts or queries of each language. In bitext, `right` is the anchor's side."""
+    return [subset for rows in sets for subset in _subsets(rows, anchor_priority)]
+
+
+def _subsets(rows: EvalRows, anchor_priority: Sequence[str]) -> list[TextTask]:
     kind = rows.task.task
     if kind == "bitext":
         return bitext_subsets(rows, anchor_priority)

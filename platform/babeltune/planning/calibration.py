@@ -156,7 +156,6 @@ def part_of(corpus: Corpus, trial: Trial, seed: int) -> Corpus:
         languages=corpus.languages.at(ids),
         pairs=np.searchsorted(ids, corpus.pairs[rows]).astype(np.int32),
         pair_groups=corpus.pair_groups[rows],
-        pair_sources=corpus.pair_sources[rows],
         weights=corpus.weights[rows],
         tasks=(),
     )

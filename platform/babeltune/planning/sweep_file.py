@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from babeltune.files import JsonObject, JsonValue
 
 __all__ = [
-    "check_method",
     "check_reachable",
     "data_root",
     "dev_metrics",
@@ -93,8 +92,8 @@ def read_sweep(
 ) -> Sweep:
     """The sweep of that file with these overlays and assignments.
 
-    `check` also asks the methods and the teacher's languages (`check_method`), `reach` also whether models, data sets
-    and the data's root are there (`check_reachable`). `fetch` gives the folder of a registered model, which then
+    `check` also asks the methods and the teacher's languages, `reach` also whether models, data sets and the data's
+    root are there (`check_reachable`). `fetch` gives the folder of a registered model, which then
     stands in the sweep in place of `models:/NAME@ALIAS`, and that of a start. Raises `SpecError` naming every problem.
     """
     file = find_file(path)
@@ -243,12 +242,6 @@ def data_root(sweep: Sweep, environ: Mapping[str, str] | None = None) -> Path:
             f"data.root: {written!r} means the folder {root}, which does not exist; change data.root or its variable"
         )
     return root
-
-
-def check_method(sweep: Sweep) -> None:
-    """Checks parameters, fixed settings, objectives and points against every method that can be proposed, and the
-    teacher's languages and width against what those methods need. Raises `SpecError` naming every problem."""
-    _refuse(method_problems(sweep), Document(plain(sweep)).error)
 
 
 def check_reachable(sweep: Sweep, environ: Mapping[str, str] | None = None) -> None:

@@ -75,7 +75,7 @@ def evaluate_model(
     if not wanted:
         raise SpecError(f"{with_}: data.{'test' if test else 'dev'} names no tasks to score")
     found = read_eval(wanted, root, data.max_line_bytes)
-    tasks = [task for rows in found for task in subsets(rows, data.anchor_priority)]
+    tasks = subsets(found, data.anchor_priority)
     view = StorageView(cluster)
     view.update(every=True)
     sealed = found if test else sealed_elsewhere(view.folder, found)

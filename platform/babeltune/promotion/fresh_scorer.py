@@ -29,7 +29,7 @@ import torch
 from babeltune.data.prepared import IdTask, TextTask, tasks_from
 from babeltune.data.teacher import load_teacher
 from babeltune.errors import PromotionError, TeacherError
-from babeltune.evaluation.evaluate import embedded_texts, score_vectors
+from babeltune.evaluation.evaluate import embedded_texts, evaluate_texts, score_vectors
 from babeltune.evaluation.projection import cosines
 from babeltune.files import plain
 from babeltune.memory import uncollected
@@ -317,8 +317,7 @@ def answered(asked: dict[str, Any]) -> dict[str, Any]:
             encode = target_encoder(Teacher(**asked["teacher"]))
         except TeacherError as error:
             return {"missing": str(error)}
-        numbered, lookup = embedded_texts(tasks, encode, encode)
-        return {"scores": score_vectors(numbered, lookup, asked["prefix"])}
+        return {"scores": evaluate_texts(tasks, encode, asked["prefix"], teacher=encode)}
     return {
         name: score_items(model, tasks, asked["prefix"], asked["prompt"], target, _stage(name, asked["prefix"]))
         for name, model in asked["models"].items()

@@ -40,8 +40,7 @@ def evaluate_in_sweep(
     view.update(every=True)
     folder, sweep, prepared = _sweep_of(name, view)
     found = sealed_sets(sweep, prepared, folder.id) if test else []
-    tasks = [task for rows in found for task in subsets(rows, sweep.data.anchor_priority)]
-    tasks = tasks if test else dev_texts(prepared)
+    tasks = subsets(found, sweep.data.anchor_priority) if test else dev_texts(prepared)
     if not tasks:
         what, other = ("sealed tests", "leave out --test") if test else ("dev sets", "add --test")
         raise SpecError(f"sweep {folder.id} has no {what}; {other}, or name a file: `evaluate MODEL --with FILE`")

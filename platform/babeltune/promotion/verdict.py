@@ -113,7 +113,7 @@ def _on_sealed_tests(
 ) -> Decision:
     """The decision after the sealed tests, whose opening is recorded before they are scored."""
     rules, found, shared = candidate.sweep.promotion, sealed_tests(candidate), target_of(candidate, "test")
-    tests = [task for rows in found for task in subsets(rows, candidate.sweep.data.anchor_priority)]
+    tests = subsets(found, candidate.sweep.data.anchor_priority)
     what = f"{candidate.folder.id}/{candidate.name}/{candidate.report.index}"
     own = {name: str(draft / name) for name in ("model", "untrained")}
     openings = record_opening(candidate.folder.path.parents[1], what, own["model"], found)

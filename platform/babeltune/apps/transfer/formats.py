@@ -70,9 +70,10 @@ def read_examples(path: str, task: Task, language: str, *, drop: bool = False) -
         raise DataError(f"{file} is a pipe or device, which cannot be read twice; write what it gives into a file")
     content = hashlib.sha256()
     refusals = Refusals("--on-error drop", drop)
-    read = _tagged if task in TAGGED else _pairs
+    tagged = task in TAGGED
+    found = _tagged(file, task, content, refusals) if tagged else _pairs(file, task, language, content, refusals)
     inputs, labels = [], []
-    for texts, numbers in read(file, task, language, content, refusals):
+    for texts, numbers in found:
         inputs.append(texts)
         labels.append(numbers)
     if not inputs:
@@ -143,7 +144,7 @@ class Broken:
     fault: Fault
 
 
-def _tagged(file: Path, task: Task, language: str, content: hashlib._Hash, refusals: Refusals) -> Found:
+def _tagged(file: Path, task: Task, content: hashlib._Hash, refusals: Refusals) -> Found:
     """The words of each sentence of a CoNLL-U or two-column file, which its first line tells apart."""
     parse: Callable[[list[tuple[int, str]]], list[Word] | Broken] | None = None
     for block in _blocks(lines_of(file, content)):
