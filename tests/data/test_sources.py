@@ -91,6 +91,13 @@ def test_quotes_have_no_meaning_in_a_table(tmp_path):
     assert rows.columns == {"eng": ['"Yes', '"a" b'], "fra": ['Oui"', "c"]}
 
 
+def test_a_first_line_says_whether_it_or_the_encoding_has_to_be_mended(tmp_path):
+    put(tmp_path, "latin.tsv", "eng\tfran\u00e7ais\nYes\tOui\n".encode("latin-1"))
+    assert refused(table("latin.tsv"), tmp_path).endswith("; save the file as UTF-8")
+    put(tmp_path, "long.tsv", f"eng\t{'x' * 2_000_000}\nYes\tOui\n")
+    assert refused(table("long.tsv"), tmp_path).endswith("; correct the file's first line")
+
+
 def test_a_table_without_header_is_read_by_column_number(tmp_path):
     source = table(put(tmp_path, "t.tsv", "x\tYes\tOui\ny\tNo\tNon\n"), header=False, columns={"eng": "1", "fra": "2"})
     assert read(source, tmp_path).columns == {"eng": ["Yes", "No"], "fra": ["Oui", "Non"]}

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, Literal, Protocol
 
 from babeltune.data.reading import opened
 from babeltune.errors import UTF_16, DataError, nearest, to_utf8
@@ -40,10 +40,14 @@ BLANK = re.compile(
 
 @dataclass(frozen=True)
 class Fault:
-    """Why a row cannot be used: the reason under which it is counted, and the words for an error."""
+    """Why a row cannot be used."""
 
     reason: str
+    """The name under which such rows are counted."""
     words: str
+    """What is wrong, for an error."""
+    kind: Literal["row", "encoding"] = "row"
+    """What has to be mended: this row, or how the whole file is encoded."""
 
 
 Row = tuple[int, list[str] | Fault]
@@ -274,7 +278,7 @@ def table_rows(
         )
     line, head = first
     if isinstance(head, Fault):
-        todo = "; save the file as UTF-8" if head.reason == "not UTF-8" else "; correct the file's first line"
+        todo = "; save the file as UTF-8" if head.kind == "encoding" else "; correct the file's first line"
         if path.suffix.lower() == ".parquet":
             todo = other_format(path, [""])
         raise DataError(f"{path}:{line}: {head.reason}: {head.words}{todo}")
@@ -410,7 +414,7 @@ def cells(
 def not_utf8(raw: bytes, error: UnicodeDecodeError) -> Fault:
     """The fault of bytes that are not UTF-8."""
     words = f"{shortened(raw.decode(errors='backslashreplace'))} at byte {error.start} ({error.reason})"
-    return Fault("not UTF-8", words)
+    return Fault("not UTF-8", words, "encoding")
 
 
 def shortened(value: str, width: int = 60) -> str:

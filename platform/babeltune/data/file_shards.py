@@ -12,7 +12,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 from babeltune.data import text_shards
@@ -118,7 +118,7 @@ def _part(path: Path, quotes: QuotedColumns) -> Part:
     found = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
     for column, more in zip(quotes.columns, found["quotes"], strict=True):
         column.add(Quotes(**more))
-    faults = {place: Fault(reason, words) for place, reason, words in found["faults"]}
+    faults = {place: Fault(*fault) for place, fault in found["faults"]}
     return Part(found["first"], found["rows"], read_all(path.with_suffix(".arrow").read_bytes()), faults)
 
 
@@ -184,7 +184,7 @@ def read_part(path: str, form: Form, first: int, head: bytes | Fault) -> int:
         begin = begin if count else line
         count += 1
         if isinstance(values, Fault):
-            faults.append((count - 1, values.reason, "" if drop else values.words))
+            faults.append((count - 1, astuple(replace(values, words="") if drop else values)))
             if not drop:
                 break
         elif form.keeps(values):
