@@ -82,9 +82,9 @@ class FencedError(StorageError):
     """A write of a trial whose sweep another driver has taken over. The trial has not failed: that driver has it."""
 
 
-REFUSALS = frozenset(
-    {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.EACCES, errno.EPERM, errno.ENOTCONN}
-)
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""What a system says of a disk without room."""
+REFUSALS = FULL | frozenset({errno.EROFS, errno.EIO, errno.ESTALE, errno.EACCES, errno.EPERM, errno.ENOTCONN})
 """What a system says of a storage rather than of a program that asks it for something wrong."""
 
 

@@ -1,4 +1,4 @@
-"""What gives away a secret in a URI: the password before its host, or one in its query."""
+"""What gives away a secret: the password before a URI's host, one in its query, and names of keys and variables."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import re
 
 USER = re.compile(r"(?<=//)([^/\s]*)@")
 """Whatever stands before the last `@` of a URI's first part; a password may hold one itself."""
-QUERY = re.compile(r"\b((?:password|passwd|pwd|passfile|token|secret|api_?key)=)([^&\s'\"]+)", re.IGNORECASE)
+KEYS = "password|passwd|pwd|passfile|token|secret|api_?key"
+"""The names of keys whose value is a secret, as a pattern."""
+QUERY = re.compile(rf"\b((?:{KEYS})=)([^&\s'\"]+)", re.IGNORECASE)
 NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|AUTH|(^|_)(KEY|PAT|PWD)(_|$)|APIKEY", re.IGNORECASE)
 """In the name of a variable: its value is a secret."""
 VARIABLE = "${"
@@ -16,6 +18,11 @@ VARIABLE = "${"
 def without_password(text: str) -> str:
     """The text with no user, password or token that a URI in it may hold."""
     return QUERY.sub(r"\1…", USER.sub("…@", text))
+
+
+def is_secret_key(key: str) -> bool:
+    """Whether the value of a key of this name is a secret."""
+    return re.fullmatch(KEYS, key, re.IGNORECASE) is not None
 
 
 def holds_password(uri: str) -> bool:

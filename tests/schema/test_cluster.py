@@ -140,6 +140,7 @@ def test_a_sweep_file_is_no_cluster_file(tmp_path):
     [
         ("token: hunter2", "c.yaml:2: token: a secret does not belong in a file that is shared; give `token_env:"),
         ("password: hunter2", "c.yaml:2: password: a secret does not belong"),
+        ("passwd: hunter2", "c.yaml:2: passwd: a secret does not belong"),
         ("mlflow: postgresql://me:hunter2@host/db", "c.yaml:2: mlflow: a secret does not belong"),
         ("address: https://me:hunter2@host", "c.yaml:2: address: a secret does not belong"),
         ("storage: s3://me:hunter2@bucket/x", "c.yaml:2: storage: a secret does not belong"),

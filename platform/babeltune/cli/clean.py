@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from babeltune.sweep.state.housekeeping import Removal
     from babeltune.sweep.sync.housekeeping import BucketRemoval
 
-DAY_S = 86_400.0
-
 
 @app.command()
 def clean(
@@ -33,6 +31,7 @@ def clean(
     these trials keep their scores and cannot be promoted any more. Of a storage behind a URI, the bucket is cleaned,
     and this machine's mirror of it.
     """
+    from babeltune.schema.storage_location import DAY_S
     from babeltune.sweep.sync.housekeeping import everything
     from babeltune.sweep.sync.view import StorageView
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 IGNORED = -100
-"""The label of a token that is not predicted."""
+"""The label of a token that counts in no loss: torch's `cross_entropy` leaves it out."""
 MASKED, RANDOM = 0.8, 0.9
 """Thresholds of a random number for each chosen token: below the first it is masked, below the second replaced by a
 random token, else kept."""
@@ -79,10 +79,9 @@ class MaskedLanguageHead(nn.Module):
     def loss(
         self, states: Float[Tensor, "tokens states"], masked: Masked, encode: Encode, gather: Gather
     ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-        """This rank's shares of the mean cross-entropy of the chosen tokens of all ranks, and of how many are guessed.
+        """This rank's share of two means over the chosen tokens of all ranks: the cross-entropy and the accuracy.
 
-        `states` are the student's of `masked.tokens`, those of the last layer at the end. If no rank has a chosen
-        token, both are 0.
+        `states` belong to `masked.tokens`; the last layer's stand last. Both are 0 if no token was chosen.
         """
         chosen = masked.labels != IGNORED
         logits = self(states[chosen, -self.dense.in_features :], encode.word_embeddings)

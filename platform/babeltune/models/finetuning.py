@@ -1,4 +1,4 @@
-"""What fine-tuning a whole transformers model takes, here in this process: the descent, and the label of no label."""
+"""What fine-tuning a whole transformers model takes, here in this process: the descent."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from babeltune.errors import TrainingError
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-IGNORED = -100
-"""The label of tokens that count in no loss."""
 NORM = 1.0
 """The norm at which gradients are clipped."""
 

@@ -17,7 +17,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from babeltune.errors import SpecError
-from babeltune.redaction import holds_password, without_password
+from babeltune.redaction import holds_password, is_secret_key, without_password
 from babeltune.schema.addresses import PLACE, is_place
 from babeltune.schema.bounds import NAME, Problem
 from babeltune.schema.document import read_document, validate
@@ -38,7 +38,6 @@ DEFAULT_METRICS = 40
 """Metrics of a trial in MLflow: more of them hide those that decide."""
 FINEST = 10_000
 """Parts of a CPU or GPU that Ray can tell apart."""
-SECRETS = ("token", "password", "secret", "api_key")
 URI = re.compile(r"([^/$]+)://(.*)", re.DOTALL)
 MLFLOW = re.compile(
     r"https?://[^/].*|databricks(://.+)?|(sqlite|postgresql|mysql|mssql)(\+\w+)?://.+|\$\{.+", re.DOTALL
@@ -361,7 +360,7 @@ def _is_dashboard(address: object) -> bool:
 
 def _is_secret(key: str, value: object) -> bool:
     """Whether a key, or the password inside an address, gives away a secret; one from a variable does not."""
-    return key in SECRETS or (isinstance(value, str) and "://" in value and holds_password(value))
+    return is_secret_key(key) or (isinstance(value, str) and "://" in value and holds_password(value))
 
 
 def _secret(key: str) -> str:

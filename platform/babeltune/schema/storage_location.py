@@ -9,6 +9,8 @@ from pathlib import Path
 
 STORAGE_TIMEOUT_S = 30.0
 """Seconds in which a request is repeated, by default."""
+DAY_S = 86_400.0
+"""Seconds of a day. Files and command lines give the age of what may go in days."""
 
 
 @dataclass(frozen=True, kw_only=True)

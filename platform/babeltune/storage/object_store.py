@@ -7,7 +7,6 @@ An object appears whole, under its name, when its upload is complete. Credential
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 import time
@@ -20,7 +19,7 @@ from urllib.parse import quote
 import aiohttp
 from tenacity import Retrying, retry_if_exception, stop_before_delay, wait_exponential_jitter
 
-from babeltune.errors import REFUSALS, ClusterError, ObjectStoreError
+from babeltune.errors import FULL, REFUSALS, ClusterError, ObjectStoreError
 from babeltune.files import locked, write_whole
 from babeltune.schema.storage_location import STORAGE_TIMEOUT_S
 
@@ -48,7 +47,6 @@ CHANGED = ("PreconditionFailed", "412")
 TAGS = ("ETag", "etag", "md5Hash", "generation", "mtime")
 """What names an object's version, by protocol."""
 TIMES = ("LastModified", "last_modified", "mtime")
-FULL = (errno.ENOSPC, errno.EDQUOT)
 NO_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError")
 
 

@@ -11,10 +11,11 @@ import sacrebleu
 import torch
 
 from babeltune.apps.filtering import translate
-from babeltune.apps.filtering.translate import IGNORED, SMOOTHING, Recipe
+from babeltune.apps.filtering.translate import SMOOTHING, Recipe
 from babeltune.cli import main
 from babeltune.data.tokens import train_tokenizer
 from babeltune.errors import SpecError
+from babeltune.method.masked_lm import IGNORED
 from babeltune.models.build import build_student
 from babeltune.models.vocabulary import Vocabulary
 from babeltune.promotion.export import export

@@ -16,8 +16,8 @@ from babeltune.apps.transfer.formats import Examples, read_examples
 from babeltune.cli import main
 from babeltune.data.tokens import train_tokenizer
 from babeltune.errors import DataError, TeacherError
+from babeltune.method.masked_lm import IGNORED
 from babeltune.models.build import build_student
-from babeltune.models.finetuning import IGNORED
 from babeltune.models.vocabulary import Vocabulary
 from babeltune.promotion.export import export
 from babeltune.schema.records import Student

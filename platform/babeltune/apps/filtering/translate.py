@@ -21,7 +21,8 @@ from babeltune.data.tokens import train_tokenizer
 from babeltune.data.translation import Model
 from babeltune.errors import DataError, SpecError
 from babeltune.files import as_new_files
-from babeltune.models.finetuning import IGNORED, Descent
+from babeltune.method.masked_lm import IGNORED
+from babeltune.models.finetuning import Descent
 from babeltune.models.hub import model_folder, quiet
 from babeltune.schema.records import Scalar
 from babeltune.schema.text import Translation

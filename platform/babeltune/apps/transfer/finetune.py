@@ -20,7 +20,8 @@ from babeltune.apps.transfer.formats import LABELS, TAGGED, Examples, Task
 from babeltune.apps.transfer.scores import MAIN, score
 from babeltune.data.translation import batches
 from babeltune.errors import DataError, TeacherError
-from babeltune.models.finetuning import IGNORED, Descent
+from babeltune.method.masked_lm import IGNORED
+from babeltune.models.finetuning import Descent
 from babeltune.models.hub import quiet
 
 if TYPE_CHECKING:

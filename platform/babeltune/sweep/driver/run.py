@@ -20,6 +20,7 @@ from babeltune.planning.space import methods_used, within_grid
 from babeltune.planning.sweep_file import sweep_id
 from babeltune.schema.cluster import Cluster
 from babeltune.schema.records import Sweep
+from babeltune.schema.storage_location import DAY_S
 from babeltune.signals import StopSignal
 from babeltune.sweep.driver.attempt import Attempt, ended_trials
 from babeltune.sweep.driver.recorder import close_tracker
@@ -38,7 +39,6 @@ from babeltune.sweep.workers.access import open_to_all
 from babeltune.sweep.workers.connection import connected
 from babeltune.tracking.tracker import Tracker
 
-DAY_S = 86_400.0
 log = logging.getLogger(__name__)
 
 
