@@ -45,7 +45,7 @@ class Quotes:
             self.bare += 1
 
     def add(self, other: Quotes) -> None:
-        """Counts the fields of another part of the column."""
+        """Adds the counts of another part of the same column."""
         for name, count in vars(other).items():
             setattr(self, name, getattr(self, name) + count)
 

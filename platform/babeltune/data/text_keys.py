@@ -29,7 +29,7 @@ KEPT = Kept()
 
 
 def text_key(text: str) -> str:
-    """What two texts share that differ in case, punctuation, symbols, blanks or Unicode form (NFKC) only.
+    """A key that is equal for texts that differ only in case, punctuation, symbols, blanks or Unicode form (NFKC).
 
     A text of nothing but punctuation and symbols keeps these.
     """

@@ -38,7 +38,7 @@ class Texts(Sequence[str]):
 
     @classmethod
     def of(cls, texts: Sequence[str]) -> Texts:
-        """The same texts; strings are copied."""
+        """Makes `Texts` of any strings. `Texts` are returned unchanged, other sequences are copied."""
         if isinstance(texts, Texts):
             return texts
         return cls(_array(texts))

@@ -153,7 +153,7 @@ def trimmed(
 
 
 def is_single(token: str, model: ModelJson) -> bool:
-    """Whether it stands for one character or byte."""
+    """Whether a token stands for one character or byte."""
     prefix = model.get("continuing_subword_prefix") or ""
     return len(token.removeprefix(prefix)) == 1 or BYTE.fullmatch(token) is not None
 

@@ -82,7 +82,7 @@ def log_checkpoint(client: MlflowClient, experiment: str, run: str, model: Check
         model_type="sentence encoder",
     )
     with tempfile.TemporaryDirectory() as place:
-        described(Path(place), signed(model.dimension, run_id=run, model_id=there.model_id))
+        described(Path(place), with_signature(model.dimension, run_id=run, model_id=there.model_id))
         client.log_model_artifacts(there.model_id, place)
     client.log_outputs(run, [LoggedModelOutput(there.model_id, model.step)])
     client.log_batch(run, _metrics(model, there.model_id, run))
@@ -115,8 +115,8 @@ def _metrics(model: CheckpointModel, model_id: str, run: str) -> list[Any]:
     return found
 
 
-def signed(dimension: int, **about: Any) -> Model:
-    """A model of MLflow that takes sentences and gives vectors; `about` are further fields of `mlflow.models.Model`."""
+def with_signature(dimension: int, **about: Any) -> Model:
+    """An MLflow model with the signature sentence -> vector of this dimension. `about` are further fields of it."""
     from mlflow.models import Model, ModelSignature
     from mlflow.types import ColSpec, DataType, Schema, TensorSpec
 

@@ -16,7 +16,7 @@ from babeltune.errors import PromotionError, UnknownNameError, nearest
 from babeltune.files import sha256_of
 from babeltune.models.hub import dimension_of
 from babeltune.redaction import without_password
-from babeltune.tracking.checkpoint_models import EXAMPLE, add_version, described, model_of_run, signed
+from babeltune.tracking.checkpoint_models import EXAMPLE, add_version, described, model_of_run, with_signature
 from babeltune.tracking.mlflow_client import (
     METRICS_PER_BATCH,
     STEP_UNIT,
@@ -171,7 +171,7 @@ def log_signature(client: MlflowClient, run_id: str, path: str, folder: Path) ->
     """
     import sentence_transformers
 
-    model = signed(dimension_of(folder) or -1, run_id=run_id, artifact_path=path)
+    model = with_signature(dimension_of(folder) or -1, run_id=run_id, artifact_path=path)
     model.add_flavor("python_function", loader_module="mlflow.sentence_transformers", data=".")
     model.add_flavor("sentence_transformers", sentence_transformers_version=sentence_transformers.__version__)
     with tempfile.TemporaryDirectory() as place:
