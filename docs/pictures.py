@@ -25,7 +25,7 @@ from playwright.sync_api import sync_playwright
 from rich.console import Console
 
 from babeltune.cli.common import cluster_of, folder_of
-from babeltune.cli.live_view import picture
+from babeltune.cli.terminal_view import picture
 from babeltune.cli.watch import HOST, server_of
 from babeltune.stages import SEARCHING
 from babeltune.sweep.state.folder import SweepFolder

@@ -89,7 +89,7 @@ def submit(
     from babeltune.promotion.starts import fetched
     from babeltune.sweep.driver.run import submit as run
     from babeltune.sweep.state.leaderboard import leaderboard, leading
-    from babeltune.sweep_report.kept import report_at_the_end
+    from babeltune.sweep_report.stored_report import report_at_the_end
 
     place = _cluster(cluster)
     if isinstance(spec, Sweep):

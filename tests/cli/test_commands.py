@@ -18,12 +18,12 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from audits import read_audit
-from babeltune.cli import app, live_view, main
+from babeltune.cli import app, main, terminal_view
 from babeltune.files import plain
 from babeltune.method import load_method
 from babeltune.planning.sweep_file import read_sweep
+from babeltune.planning.sweep_yaml import spec_yaml
 from babeltune.planning.warnings import about_memory, about_precision, about_queue
-from babeltune.planning.written import spec_yaml
 from babeltune.sweep.driver.run import driven_folder, only_driver
 from babeltune.sweep.state.folder import SweepFolder, outcome, sweep_folders
 from babeltune.sweep.sync.audit import SIGNAL
@@ -390,13 +390,13 @@ def drive(folder, until):
 @pytest.fixture
 def watching(monkeypatch):
     """Is set once a command watches a sweep that another driver has."""
-    begun, attach = threading.Event(), live_view.attach
+    begun, attach = threading.Event(), terminal_view.attach
 
     def noted(*arguments):
         begun.set()
         return attach(*arguments)
 
-    monkeypatch.setattr(live_view, "attach", noted)
+    monkeypatch.setattr(terminal_view, "attach", noted)
     return begun
 
 
@@ -476,12 +476,12 @@ def test_of_two_submits_at_one_moment_the_second_shows_the_first(watched, monkey
 
 def test_who_watches_a_sweep_waits_until_it_has_begun(copied, monkeypatch):
     _, folder, _ = copied
-    looks, is_driven = [], live_view.is_driven
-    monkeypatch.setattr(live_view, "is_driven", lambda folder: looks.append(folder) or is_driven(folder))
+    looks, is_driven = [], terminal_view.is_driven
+    monkeypatch.setattr(terminal_view, "is_driven", lambda folder: looks.append(folder) or is_driven(folder))
     begun = folder.path / "sweep.json"
     begun.rename(folder.path / "later")
     with only_driver(folder):
-        thread = threading.Thread(target=live_view.attach, args=(folder, Console()))
+        thread = threading.Thread(target=terminal_view.attach, args=(folder, Console()))
         thread.start()
         wait_until(lambda: len(looks) > 3)
         assert thread.is_alive()
@@ -489,7 +489,7 @@ def test_who_watches_a_sweep_waits_until_it_has_begun(copied, monkeypatch):
     thread.join(PATIENCE_S)
     assert not thread.is_alive()
     begun.unlink()
-    assert live_view.attach(folder, Console()) == folder, "its driver has died before it began"
+    assert terminal_view.attach(folder, Console()) == folder, "its driver has died before it began"
 
 
 @pytest.mark.long

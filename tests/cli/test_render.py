@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from babeltune.cli.live_view import attach, live, picture
 from babeltune.cli.render import method_document, show_decision, show_front, show_languages, show_method
 from babeltune.cli.table import table_of
+from babeltune.cli.terminal_view import attach, live, picture
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.promotion.gates import Decision
 from babeltune.schema.base import number
@@ -128,7 +128,7 @@ def test_a_terminal_shows_stage_bar_time_and_trials(searched, monkeypatch):
     sweep, folder = searched
     progress = SweepProgress(sweep, folder, stage="searching", done=3, of=4, ended=3, started=100.0)
     with monkeypatch.context() as patch:
-        patch.setattr("babeltune.cli.live_view.time.monotonic", lambda: 165.0)
+        patch.setattr("babeltune.cli.terminal_view.time.monotonic", lambda: 165.0)
         drawn = shown(picture(progress))
     assert f"{folder.id} · searching 3/4 · 1:05 gone" in drawn
     assert "t0002" in drawn

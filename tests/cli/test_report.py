@@ -14,8 +14,8 @@ from babeltune.sweep.driver.recorder import close_tracker
 from babeltune.sweep.state.folder import SweepFolder, outcome
 from babeltune.sweep.state.leaderboard import winner
 from babeltune.sweep.sync.view import StorageView
-from babeltune.sweep_report.kept import report_again, report_at_the_end
 from babeltune.sweep_report.live import LivePage
+from babeltune.sweep_report.stored_report import report_again, report_at_the_end
 from babeltune.tracking.tracker import Tracker
 
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from babeltune.cli.live_view import _Attached, picture
 from babeltune.cli.render import show_leaderboard
 from babeltune.cli.table import TrialsTable, running_first, table_of
+from babeltune.cli.terminal_view import _Attached, picture
 from babeltune.files import plain
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.stages import Stage

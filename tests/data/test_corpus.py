@@ -61,7 +61,7 @@ def build(root: Path, *train: Source, seed: int = 0, **settings: object) -> Corp
 
 
 def test_reading_counts_the_bytes_of_the_files_and_cleaning_the_pairs(tmp_path, monkeypatch):
-    monkeypatch.setattr("babeltune.data.reading.BUFFER", 1000)
+    monkeypatch.setattr("babeltune.data.read_progress.BUFFER", 1000)
     plain_text, packed, table = (source(tmp_path, name, "fra eng", numbered(name, 300)) for name in "abc")
     (tmp_path / "b.tsv").write_bytes(gzip.compress((tmp_path / "b.tsv").read_bytes()))
     rows = [dict(zip(("id", "fra", "eng"), row, strict=True)) for row in zip("12", "ab", "cd", strict=True)]

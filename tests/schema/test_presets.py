@@ -19,7 +19,7 @@ from babeltune.planning.plan import student_parameters
 from babeltune.planning.preparation import prepare
 from babeltune.planning.space import make_trial
 from babeltune.planning.sweep_file import read_sweep, sweep_from, sweep_id
-from babeltune.planning.written import spec_yaml
+from babeltune.planning.sweep_yaml import spec_yaml
 from babeltune.promotion.export import export
 from babeltune.schema.presets import LAYERS, PRESETS, WIDTHS
 from babeltune.schema.records import Student, Teacher, trial_from

@@ -27,8 +27,8 @@ class LocalClient:
         self._where = with_cluster(file)
 
     def status(self, name: str | None, *, follow: bool) -> None:
-        from babeltune.cli.live_view import attach
         from babeltune.cli.render import show_status
+        from babeltune.cli.terminal_view import attach
         from babeltune.sweep.state.progress import sweep_document
 
         folder = folder_of(name, self._file)
@@ -153,7 +153,7 @@ class LocalClient:
 
     def refit_spec(self, name: str | None, refit: Refit) -> tuple[str, str]:
         """Raises `SweepError` while the sweep runs."""
-        from babeltune.planning.written import spec_yaml
+        from babeltune.planning.sweep_yaml import spec_yaml
         from babeltune.sweep.state.progress import is_driven
         from babeltune.sweep.state.refit import refit_of
 

@@ -58,7 +58,7 @@ def promote(
     from babeltune.cli.render import show_decision
     from babeltune.files import plain
     from babeltune.promotion.promote import promote as decide
-    from babeltune.sweep_report.kept import report_again
+    from babeltune.sweep_report.stored_report import report_again
 
     chosen = cluster_of(cluster)
     with steps_shown():

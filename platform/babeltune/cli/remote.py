@@ -156,8 +156,8 @@ class RemoteClient:
     def submit(self, sweep: Sweep, asked: Submission) -> None:
         from babeltune.planning.space import within_grid
         from babeltune.planning.sweep_file import sweep_id
+        from babeltune.planning.sweep_yaml import spec_yaml
         from babeltune.planning.warnings import about_sweep
-        from babeltune.planning.written import spec_yaml
 
         warn(about_sweep(sweep))
         file, plugins = sent_as(sweep), plugins_of(sweep)
@@ -226,7 +226,7 @@ class RemoteClient:
 
     def _go_on(self, command: str, name: str | None, change: Change, asked: Submission) -> None:
         """`resume`, with another spec where one is given, and `extend`."""
-        from babeltune.planning.written import spec_yaml
+        from babeltune.planning.sweep_yaml import spec_yaml
 
         sweep, plugins = self._remote.sweep(name)
         more = ["--trials", str(change.trials)] if change.trials is not None else []

@@ -32,7 +32,7 @@ def run_sweep(sweep: Sweep, file: str | None, asked: Submission, *, as_json: boo
     from babeltune.sweep.driver.run import submit
     from babeltune.sweep.state.progress import is_driven, sweep_document
     from babeltune.sweep.sync.view import StorageView
-    from babeltune.sweep_report.kept import report_at_the_end
+    from babeltune.sweep_report.stored_report import report_at_the_end
 
     cluster, where = cluster_of(file), with_cluster(file)
     if into is None and not is_driven(known := StorageView(cluster).at(name)):
@@ -56,7 +56,7 @@ def watched_or_run(
     name: str, sweep: Sweep, cluster: Cluster, where: str, run: Callable[..., SweepFolder]
 ) -> SweepFolder:
     """The sweep's folder once it has ended: watched if another process drives it, else run in this one."""
-    from babeltune.cli.live_view import attach, live
+    from babeltune.cli.terminal_view import attach, live
     from babeltune.errors import SweepError
     from babeltune.planning.space import within_grid
     from babeltune.signals import acknowledged

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from babeltune.data import reading
+from babeltune.data import read_progress
 from babeltune.data.file_readers import (
     MAX_LINE_BYTES,
     Digest,
@@ -78,7 +78,7 @@ def dataset_rows(
     place = f"data set {source.dataset!r}"
     roots = arrow_roots(place, dataset.features.arrow_schema, names)
     chosen = dataset.select_columns(roots)
-    reading.count(0, of=chosen.data.nbytes)  # the hub did not say before
+    read_progress.count(0, of=chosen.data.nbytes)  # the hub did not say before
     batches = _counted(chosen.with_format("arrow").iter(ARROW_ROWS), chosen.data.nbytes, len(chosen))
     for line, values in arrow_rows(batches, names, source.id, longest):
         content.update(json.dumps(values.reason if isinstance(values, Fault) else values).encode() + b"\n")
@@ -89,7 +89,7 @@ def _counted(batches: Iterable[Batch], size: int, rows: int) -> Iterator[Batch]:
     """The same batches; each counts its share of the bytes once its rows have been read."""
     for batch in batches:
         yield batch
-        reading.count(size * batch.num_rows // max(1, rows))
+        read_progress.count(size * batch.num_rows // max(1, rows))
 
 
 def load_dataset(source: Source, root: Path) -> datasets.Dataset:

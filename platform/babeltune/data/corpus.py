@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from babeltune.data import arrays, reading
+from babeltune.data import arrays, read_progress
 from babeltune.data.arrays import (
     first_places,
     histogram,
@@ -105,7 +105,7 @@ def build_corpus(
     The result depends on the data, the records and the seed only. Raises `DataError` for text that cannot be read as
     its source says, and, when no pair is left, with the step that removed what.
     """
-    with reading.counted(data, root, functools.partial(progress, READING)):
+    with read_progress.counted(data, root, functools.partial(progress, READING)):
         dev, test = (read_eval(tasks, root, data.max_line_bytes) for tasks in (data.dev, data.test))
         read = read_sources(data, root, translate, shards)
     evals = {label: rows for kind, found in (("dev", dev), ("test", test)) for label, rows in labelled(kind, found)}

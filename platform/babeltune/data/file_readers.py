@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal, Protocol
 
-from babeltune.data.reading import opened
+from babeltune.data.read_progress import opened
 from babeltune.errors import UTF_16, DataError, nearest, to_utf8
 from babeltune.schema.records import Source
 

@@ -29,7 +29,7 @@ from babeltune.data.file_readers import (
     numbered,
     unpacked,
 )
-from babeltune.data.quoted import QuotedColumns, Quotes
+from babeltune.data.quotation_marks import QuotedColumns, Quotes
 from babeltune.data.shards import count_all, uncounted
 from babeltune.data.text_shards import TextShards
 from babeltune.data.texts import TableWriter, Texts, read_all, save_all

@@ -35,7 +35,7 @@ from babeltune.data.file_readers import (
 )
 from babeltune.data.file_shards import Form, Part, is_cut, parts_of
 from babeltune.data.joins import matching, paired_in_turn
-from babeltune.data.quoted import refuse_quoted
+from babeltune.data.quotation_marks import refuse_quoted
 from babeltune.data.text_shards import TextShards, keys_of
 from babeltune.data.texts import TableWriter, Texts, TextWriter, text_hashes
 from babeltune.data.translation import Translate

@@ -19,8 +19,8 @@ from babeltune.planning.availability import model_vocabulary
 from babeltune.planning.goals import dev_metrics
 from babeltune.planning.space import default_params, make_trial, sample
 from babeltune.planning.sweep_file import check_reachable, data_root, sweep_id
+from babeltune.planning.sweep_yaml import spec_yaml
 from babeltune.planning.warnings import about_labels
-from babeltune.planning.written import spec_yaml
 from babeltune.schema.records import Scalar, Student, Sweep, Teacher, Trial
 from babeltune.training.sampler import batch_counts, with_negatives
 

@@ -17,7 +17,7 @@ from babeltune.evaluation.evaluate import COMPUTE, MAIN_METRICS, PARAMETERS, SPE
 from babeltune.planning.rules import kind_of
 from babeltune.planning.space import proposable_methods
 from babeltune.planning.sweep_file import sweep_id
-from babeltune.planning.written import spec_yaml
+from babeltune.planning.sweep_yaml import spec_yaml
 from babeltune.promotion.decisions import read_decisions
 from babeltune.promotion.standard_errors import error_of
 from babeltune.promotion.statistics import Selection, selection

@@ -9,7 +9,7 @@ import pytest
 from babeltune.errors import SweepError
 from babeltune.files import plain
 from babeltune.planning.sweep_file import read_sweep, sweep_id
-from babeltune.planning.written import spec_yaml
+from babeltune.planning.sweep_yaml import spec_yaml
 from babeltune.promotion.candidate import find_candidate
 from babeltune.sweep.driver.assignment import assignment
 from babeltune.sweep.state.folder import condition_of

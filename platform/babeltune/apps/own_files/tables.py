@@ -18,7 +18,7 @@ from babeltune.apps.own_files.encodings import as_utf8, encoding_of, opened, ref
 from babeltune.apps.own_files.languages import code_in
 from babeltune.data.arrow_readers import arrow_rows, load_dataset, parquet_rows
 from babeltune.data.file_readers import Fault, located
-from babeltune.data.quoted import QUOTED
+from babeltune.data.quotation_marks import QUOTED
 from babeltune.errors import DataError
 from babeltune.schema.records import Source
 
