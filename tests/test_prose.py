@@ -30,6 +30,8 @@ def test_good_text_has_no_faults():
         ('"""A lane waits."""\n', "'lane' is of the old vocabulary; write: worker group"),
         ("# the desk answers\n", "'desk' is of the old vocabulary; write: dispatcher"),
         ('print(f"{name} was heard")\n', "'heard' is of the old vocabulary"),
+        ("# whoever looks on reads\n", "'looks on' is of the old vocabulary; write: read, reader"),
+        ('"""What the board shows."""\n', "'the board' is of the old vocabulary"),
         ("def run_payload():\n    pass\n", "'payload' is of the old vocabulary"),
         ('"""Trials of which one failed."""\n', "'of which' is of the old vocabulary"),
         ('RATE = 2\n"""Of the learning."""\n', "starts in mid-sentence: Of the learning."),
@@ -47,6 +49,13 @@ def test_a_planted_fault_is_reported_with_its_line(planted, found):
     assert len(faults) == 1
     assert faults[0].startswith(f"{MODULE}:")
     assert found in faults[0]
+
+
+def test_only_commands_of_typer_may_have_many_parameters():
+    wide = f"def wide({', '.join(f'a{i}' for i in range(MOST_PARAMETERS + 1))}): ...\n"
+    path = "platform/babeltune/cli/example.py"
+    assert faults_of(path, f"@app.command()\n{wide}") == []
+    assert "wide has 8 parameters" in str(faults_of(path, f"@other()\n{wide}")[0])
 
 
 def test_markdown_and_comments_of_yaml_are_read_too():

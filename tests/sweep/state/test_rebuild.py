@@ -1,4 +1,4 @@
-"""A power loss empties a small file: looking on, promoting and going on work all the same, and lose nothing."""
+"""A power loss empties a small file: reading, promoting and going on work all the same, and lose nothing."""
 
 from __future__ import annotations
 

@@ -289,7 +289,7 @@ def test_a_sweeps_own_policy_cleans_its_bucket_while_it_runs(stored, machines, m
     assert [path.name for path in there.trials() if why_removed(path)], "other machines know why"
 
 
-# What a driver sends, and what those who look on ask
+# What a driver sends, and what readers ask
 
 
 def test_the_study_is_sent_at_intervals_and_at_the_end(machines, monkeypatch):

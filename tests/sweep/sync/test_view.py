@@ -240,7 +240,7 @@ def test_a_sweep_goes_on_elsewhere_after_a_stop_from_afar_and_outlasts_a_dead_se
     assert '"number": 7' in aside.read_text(encoding="utf-8")
 
 
-def test_a_driver_waits_for_who_only_looks_on_and_not_for_another_driver(far, machine, monkeypatch):
+def test_a_driver_waits_for_a_reader_and_not_for_another_driver(far, machine, monkeypatch):
     _, folder = far
     one = machine("one")
     monkeypatch.setattr(leased_folder, "LOCK_TIMEOUT_S", 0.2)
@@ -257,7 +257,7 @@ def test_a_driver_waits_for_who_only_looks_on_and_not_for_another_driver(far, ma
     has.wait()
     with DriverSync(one, folder), only_driver(folder):
         assert gone.wait(PATIENCE_S)
-        assert not any(asked), "who only looks on is no driver"
+        assert not any(asked), "a reader is no driver"
         asked.clear()
         with pytest.raises(SweepError, match="is being run by"), DriverSync(one, folder):
             pass

@@ -1,4 +1,4 @@
-"""What a sweep's lease says to those who look on: whether a driver on another machine lives.
+"""What a sweep's lease says to its readers: whether a driver on another machine lives.
 
 It compares the clocks of two machines, so it is for display. Who may write, the lease decides (`fencing.py`).
 """

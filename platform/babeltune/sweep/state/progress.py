@@ -1,4 +1,4 @@
-"""What those who look on see of a running sweep: the board, and whether anybody drives it."""
+"""A running sweep as its readers see it: its stage, its leaderboard, and whether a driver runs it."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def is_driven(folder: SweepFolder) -> bool:
     """Whether a driver holds the sweep's lock now, or sent a heartbeat from another machine a moment ago."""
     folder.refresh()
     with suppress(OSError):  # there is no such file yet, or it may not be read
-        lock = os.open(folder.path / "driver.lock", os.O_RDONLY)  # whoever looks on may not be able to write
+        lock = os.open(folder.path / "driver.lock", os.O_RDONLY)  # a reader may not be able to write
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -141,7 +141,7 @@ def is_driven(folder: SweepFolder) -> bool:
 
 
 def standing(folder: SweepFolder, metric: str | None = None) -> list[Row]:
-    """The leaderboard as those who look on see it: a trial whose driver died is stopped."""
+    """The leaderboard as readers see it: a trial whose driver died is stopped."""
     driven = is_driven(folder)
     rows = leaderboard(folder, metric)
     if driven:

@@ -28,7 +28,7 @@ from babeltune.training.checkpoint import REPORTS
 LOCK_TIMEOUT_S = 5.0
 """Seconds to wait for who has the sweep on this machine, before it is asked whether that is a driver."""
 READER_TIMEOUT_S = 120.0
-"""Seconds after which it is held to be one: who only looks on would be gone."""
+"""Seconds after which it is held to be one: a reader would be gone."""
 OUTAGE_MARGIN_S = 30.0
 """Seconds by which a lease outlasts `storage_timeout`, so that a driver that cannot reach the store ends first."""
 log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class LeasedFolder:
             self._held.refuse_if_late()
 
     def _take_turn(self) -> None:
-        """The folder for this process alone, once those who look on have brought what they look at."""
+        """The folder for this process alone, once its readers have brought what they read."""
         deadline = time.monotonic() + READER_TIMEOUT_S
         while True:
             try:
