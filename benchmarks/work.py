@@ -92,7 +92,7 @@ def describe_lengths(prepared: Prepared) -> str:
     return f"{len(prepared.pairs())} pairs, {lengths.mean():.1f} tokens a side on average, 10/50/90 % at {spread}"
 
 
-class Silent:
+class NoReports:
     """A run's reporter, which benchmarks of single steps never call."""
 
     def report(self, report: Report) -> bool:
@@ -108,4 +108,4 @@ class Silent:
 def start(trial: Trial, prepared: Prepared, device: str = "cpu") -> TrialTrainer:
     """A trial before its first step, alone on the device. Nothing is resumed, and nothing is written."""
     folder = Path(prepared.folder) / "no-trial"
-    return TrialTrainer(trial, prepared, folder, Silent(), ProcessGroup(), torch.device(device))
+    return TrialTrainer(trial, prepared, folder, NoReports(), ProcessGroup(), torch.device(device))

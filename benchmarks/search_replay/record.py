@@ -31,7 +31,7 @@ from babeltune.training.compute import measured_rates, work_of_a_pair
 from babeltune.training.trainer import TrialTrainer
 from benchmarks.race import one_thread
 from benchmarks.search_replay.table import FIRST, TABLE, Setting, Surrogate, portfolio, read_table
-from benchmarks.work import Silent
+from benchmarks.work import NoReports
 
 CORPORA = ("deu", "jpn", "tur")
 """Languages whose sentences with English are a corpus each."""
@@ -62,7 +62,7 @@ def train_setting(sweep: Sweep, number: int, prepared: Prepared, folder: Path) -
     device = torch.device("cpu")
     trial = make_trial(sweep, number, sample(sweep, number))
     work = work_of_a_pair(trial, prepared, device)
-    run = Unsaved(trial, prepared, folder, Silent(), ProcessGroup(), device)
+    run = Unsaved(trial, prepared, folder, NoReports(), ProcessGroup(), device)
     started = time.process_time()
     try:
         run.train()

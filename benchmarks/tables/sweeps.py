@@ -136,7 +136,7 @@ def planned(table: Table) -> list[tuple[str, list[str]]]:
 def read_planned(file: str, words: Sequence[str], cluster: str | None) -> Sweep:
     """A planned sweep, with the models that it starts from; `SpecError` before these are promoted."""
     place = read_cluster(cluster)
-    return read_sweep(file, assignments=words, reach=True, fetch=lambda model: fetched(model, place))
+    return read_sweep(file, assignments=words, reachable=True, fetch=lambda model: fetched(model, place))
 
 
 def sweep_of(table: Table, cluster: str | None) -> Sweep:

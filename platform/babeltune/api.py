@@ -100,7 +100,7 @@ def submit(
         raise SpecError(f"spec {spec!r} is a {type(spec).__name__}; give the path of a sweep file, or a Sweep")
     else:
         fetch = functools.partial(fetched, cluster=place)
-        sweep = read_sweep(spec, overlays=overlays, assignments=assignments, reach=True, fetch=fetch)
+        sweep = read_sweep(spec, overlays=overlays, assignments=assignments, reachable=True, fetch=fetch)
     folder = run(sweep, place)
     if folder.state() == "finished":
         report_at_the_end(folder, place, lambda words: warnings.warn(words, stacklevel=2))

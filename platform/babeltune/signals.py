@@ -16,8 +16,8 @@ import psutil
 
 LAST_S = 4.0
 """Seconds that a program has after a second Ctrl-C to close what is open."""
-LOOK_S = 0.25
-"""Seconds between two looks whether a second Ctrl-C waits for a main thread that cannot take it."""
+POLL_INTERVAL_S = 0.25
+"""Seconds between two checks whether a second Ctrl-C waits for a main thread that cannot take it."""
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -83,7 +83,7 @@ class _Acknowledgement:
     def _end_if_pending(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # `sigpending` tells of what this thread blocks
         looks = 0
-        while not self.ended.wait(LOOK_S):
+        while not self.ended.wait(POLL_INTERVAL_S):
             looks = looks + 1 if signal.SIGINT in signal.sigpending() else 0
             if looks == 2:
                 self._end_soon()

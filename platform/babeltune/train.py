@@ -54,7 +54,7 @@ def train_alone(
     """Trains the default configuration of a sweep file into the folder `out`, resuming what is there.
 
     Raises `SpecError` before anything is prepared if the folder holds something else."""
-    sweep = read_sweep(file, overlays=overlays, assignments=assignments, reach=True)
+    sweep = read_sweep(file, overlays=overlays, assignments=assignments, reachable=True)
     if out.exists() and any(out.iterdir()) and not (out / "trial.json").exists():
         raise SpecError(
             f"--out {out}: the folder is not empty and holds no run of this command; name a new or empty one"

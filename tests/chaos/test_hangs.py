@@ -47,7 +47,7 @@ def test_a_dispatcher_that_is_stopped_ends_the_sweep_in_words(make_arena, note, 
 
 
 def test_a_controller_that_is_stopped_is_replaced(make_arena, note, monkeypatch):
-    monkeypatch.setattr(worker_groups, "SILENCES", 1)
+    monkeypatch.setattr(worker_groups, "UNANSWERED_SURVEYS", 1)
     arena = make_arena(pause=0.1)
     stopped = []
 

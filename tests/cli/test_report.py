@@ -111,10 +111,10 @@ def test_a_report_has_what_was_decided_since_and_the_live_page_notices(copied):
     assert not (folder.path / "report.html").exists(), "a sweep without a report gets none"
     report_at_the_end(folder, cluster, say_line)
     page = LivePage(folder)
-    before = page.look().version
+    before = page.snapshot().version
     decided = Decision(verdict="refuse", reasons=("a gate does not hold",), sweep=folder.id, trial="t0000", report=1)
     record_decision(StorageView(cluster), folder, decided, dry_run=False)
-    assert page.look().version != before
+    assert page.snapshot().version != before
     report_again(folder.id, cluster, say_line)
     assert "a gate does not hold" in (folder.path / "report.html").read_text(encoding="utf-8")
 

@@ -134,18 +134,18 @@ def test_a_screen_reader_says_only_stages_and_how_many_trials_have_ended(running
     progress = SweepProgress(running.sweep(), running)
     with only_driver(running):
         progress.progress("tokenizing", 3, 9)
-        first = page.look()
+        first = page.snapshot()
         progress.written = -math.inf
         progress.progress("tokenizing", 5, 9)
-        assert page.look().note != first.note
-        assert page.look().news == first.news == "tokenizing; trials that have ended: 0"
+        assert page.snapshot().note != first.note
+        assert page.snapshot().news == first.news == "tokenizing; trials that have ended: 0"
         assert re.search(r'<p id="news"[^>]* role="status">tokenizing; trials', page.html())
         assert '<p id="live">Live: tokenizing' in page.html(), "what changes each second is not announced"
         add_trial(running, 0, [0.2, 0.6], "finished", temperature=0.1)
         add_trial(running, 1, [0.2], temperature=0.2)
-        assert page.look().news == "tokenizing; trials that have ended: 1"
+        assert page.snapshot().news == "tokenizing; trials that have ended: 1"
         progress.progress("searching", 1, 2)
-        assert page.look().news == "searching; trials that have ended: 1"
+        assert page.snapshot().news == "searching; trials that have ended: 1"
 
 
 def test_whatever_may_have_the_focus_has_an_id_of_its_own(running):
@@ -218,7 +218,7 @@ def test_a_page_is_drawn_again_only_if_the_records_have_changed(saved):
     page = LivePage(saved)
     first = page.html()
     assert page.html() is first
-    assert page.look() == page.look()
+    assert page.snapshot() == page.snapshot()
     add_trial(saved, 2, [0.9], "finished", temperature=0.1)
     assert page.html() is not first
     assert "t0002" in page.html()
@@ -282,10 +282,10 @@ def test_a_sweep_behind_a_uri_is_followed_too(saved, s3, tmp_path, monkeypatch):
         if "checkpoints" not in path.parts:
             mirror.push(path)
     page = LivePage(StorageView(reader).sweep("saved"))
-    first = page.look()
+    first = page.snapshot()
     assert "t0001" in page.html()
     add_trial(there, 2, [0.9], "finished", temperature=0.1)
     for name in ("trial.json", "outcome.json", "reports.jsonl"):
         mirror.push(there.trial(2) / name)
-    wait_until(lambda: page.look().version != first.version)
+    wait_until(lambda: page.snapshot().version != first.version)
     wait_until(lambda: "t0002" in page.html())

@@ -280,7 +280,7 @@ def file_of(tmp_path, how, **changes):
 @pytest.mark.slow
 def test_plan_counts_what_is_to_be_translated_and_translates_nothing(how, tiny_file, monkeypatch, tmp_path):
     monkeypatch.setattr(babeltune.data.translation, "Model", None)
-    plan = make_plan(read_sweep(tiny_file, assignments=file_of(tmp_path, how), reach=True))
+    plan = make_plan(read_sweep(tiny_file, assignments=file_of(tmp_path, how), reachable=True))
     assert plan.counts["back"]["to translate"] == plan.counts["back"]["rows"] == 30
     assert plan.pairs == {"eng-kor": plan.counts["back"]["train"]}
     said = StandIn(0)(source(how), TEXTS)
@@ -311,7 +311,7 @@ def test_a_sweep_reads_translations_from_its_storage(how, tiny_file, tmp_path):
 def test_a_translation_that_cannot_be_is_refused_with_its_key(how, tiny_file, tmp_path, monkeypatch, changes, expected):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(SpecError) as caught:
-        read_sweep(tiny_file, assignments=file_of(tmp_path, how, **changes), reach=True)
+        read_sweep(tiny_file, assignments=file_of(tmp_path, how, **changes), reachable=True)
     assert expected in str(caught.value)
 
 

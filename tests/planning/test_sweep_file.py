@@ -395,9 +395,9 @@ def test_how_words_are_aligned_is_checked(tmp_path, words, expected):
 def test_a_lexicon_that_is_not_there_is_refused(tmp_path):
     words = "{align: lexicon, lexicon: [{name: l, path: terms.tsv, columns: {eng: a, fra: b}}]}"
     path = written(tmp_path, with_files(tmp_path))
-    assert "data.words.lexicon.0.path" in refusal(path, assignments=[f"data.words={words}"], reach=True)
+    assert "data.words.lexicon.0.path" in refusal(path, assignments=[f"data.words={words}"], reachable=True)
     (tmp_path / "terms.tsv").touch()
-    assert read_sweep(path, assignments=[f"data.words={words}"], reach=True).data.words.align == "lexicon"
+    assert read_sweep(path, assignments=[f"data.words={words}"], reachable=True).data.words.align == "lexicon"
 
 
 @pytest.mark.parametrize(
@@ -927,7 +927,7 @@ def test_the_data_of_an_overlay_can_be_read_alone(tmp_path):
 def test_a_data_set_that_many_sets_read_is_missing_once(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     overlay = "search_spaces/evaluation/tatoeba_36.yaml"
-    lines = refusal("search_spaces/static.yaml", overlays=[overlay], reach=True).splitlines()
+    lines = refusal("search_spaces/static.yaml", overlays=[overlay], reachable=True).splitlines()
     assert len([line for line in lines if "'mteb/tatoeba-bitext-mining' is not a folder" in line]) == 1
 
 
@@ -984,7 +984,7 @@ def asked(monkeypatch):
 def test_a_name_that_nobody_can_reach_is_refused_with_its_line_and_nobody_is_asked(tmp_path, asked):
     text = changed("layers: 2, width: 64, heads: 4", "model: no-such-team/no-such-model")
     path = written(tmp_path, text)
-    message = refusal(path, reach=True, environ={"HF_HUB_OFFLINE": "1"})
+    message = refusal(path, reachable=True, environ={"HF_HUB_OFFLINE": "1"})
     assert not asked
     assert "small.yaml:23: student.model: 'no-such-team/no-such-model' is not a folder" in message
     assert "HF_HUB_OFFLINE is set" in message
@@ -1009,10 +1009,10 @@ def test_without_the_offline_switch_a_dead_network_is_noticed_at_the_first_name(
 
 def test_a_file_that_is_not_there_is_refused_with_its_line_before_anything_starts(tmp_path):
     path = written(tmp_path, with_files(tmp_path))
-    assert read_sweep(path, reach=True)
+    assert read_sweep(path, reachable=True)
     (tmp_path / "laws.tsv").rename(tmp_path / "law.tsv")
     (tmp_path / "sts.tsv").unlink()
-    message = refusal(path, reach=True)
+    message = refusal(path, reachable=True)
     assert "small.yaml:17: data.train.1.path: " in message
     assert "holds no 'laws.tsv'; did you mean 'law.tsv'?" in message
     assert "small.yaml:22: data.dev.1.path: " in message

@@ -7,7 +7,7 @@ import torch
 from babeltune.data.prepared import TextTask
 from babeltune.evaluation.evaluate import Lookup, evaluate
 from babeltune.evaluation.sts import paired_cosine, spearman
-from babeltune.promotion.compare import compare, outcomes, said_in_words, said_of
+from babeltune.promotion.compare import compare, conclusion_in_words, conclusion_of, outcomes
 from babeltune.promotion.sealed_test_log import Openings
 from babeltune.schema.records import Promotion
 from bitexts import bitext_accuracy
@@ -209,8 +209,8 @@ def test_the_words_the_interval_and_p_of_a_mean_agree(kinds):
         for cell in (*decided.overall, *decided.cells):
             assert cell.low <= cell.difference <= cell.high
             assert (cell.p <= 0.05) == (cell.low > 0 or cell.high < 0), cell
-            assert said_of(cell) == ("better" if cell.low > 0 else "worse" if cell.high < 0 else "undecided")
-        seen |= {said_of(mean) for mean in decided.overall}
+            assert conclusion_of(cell) == ("better" if cell.low > 0 else "worse" if cell.high < 0 else "undecided")
+        seen |= {conclusion_of(mean) for mean in decided.overall}
         worse = judged(new, old, tasks).overall[0]
         assert worse.p == pytest.approx(decided.overall[0].p), "either order says the same"
     assert seen >= {"better", "undecided"}
@@ -227,7 +227,7 @@ def test_what_is_said_of_a_difference_names_chance_and_equality():
     }
     for words, right in cases.items():
         mean = judged(old, {"t/fra-eng/accuracy": found(right)}, [bitext("fra-eng", 60)]).overall[0]
-        assert said_in_words(mean).endswith(f", 60 items: {words}")
+        assert conclusion_in_words(mean).endswith(f", 60 items: {words}")
         assert mean.differing == sum(a != b for a, b in zip(coin, right, strict=True))
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from babeltune.errors import SpecError
 from babeltune.promotion.candidate import export_model, find_candidate, lineage
-from babeltune.promotion.compare import said_of
+from babeltune.promotion.compare import conclusion_of
 from babeltune.promotion.evaluate import evaluate_model
 from babeltune.promotion.model_card import model_card
 from babeltune.promotion.promote import promote
@@ -103,7 +103,7 @@ def test_compared_models_are_shown_with_intervals(copied, exported, capsys):
         ),
     ):
         case = replace(mean, low=low, high=high)
-        assert said_of(case) == said
+        assert conclusion_of(case) == said
         assert compared_words(said, case).startswith(f"mean bitext accuracy: {words}")
         assert f"; they differ on 7 of {mean.items}" in compared_words(said, case)
 

@@ -93,7 +93,7 @@ def test_an_address_is_refused_wherever_a_sweep_file_names_something(tiny_file, 
     value = f"{key}.choice=[{json.dumps(address)}]" if key.startswith("parameters") else f"{key}={json.dumps(address)}"
     before = (PLACES | INSIDES)[key]
     with pytest.raises(SpecError) as caught:
-        read_sweep(tiny_file, assignments=[*before, value], reach=True)
+        read_sweep(tiny_file, assignments=[*before, value], reachable=True)
     (line,) = [line for line in str(caught.value).splitlines() if f"{key}" in line.partition("must be")[0]]
     assert "must be a path or name without `://`, `::`" in line
     assert not asked
@@ -164,7 +164,7 @@ TEXT_FIELDS = ["description", "data.root", "data.train.0.path", "teacher.model",
 @pytest.mark.parametrize("key", TEXT_FIELDS)
 def test_a_nul_is_refused_in_every_text_of_a_sweep_file(tiny_file, tmp_path, key, escape):
     with pytest.raises(SpecError, match=r"holds the character U\+(0000|D800), which no text has; remove it"):
-        read_sweep(tiny_file, assignments=[f'{key}="{escape}"'], reach=True)
+        read_sweep(tiny_file, assignments=[f'{key}="{escape}"'], reachable=True)
 
 
 @pytest.mark.parametrize("key", ["storage", "cache", "token_file", "mlflow", "address", "name"])
@@ -183,7 +183,7 @@ def test_a_nul_and_an_endless_path_are_refused_in_a_cluster_file(tmp_path, key):
 @pytest.mark.parametrize("text", ["a" * 300, "a/" * 2500])
 def test_a_path_that_no_system_allows_is_one_line(tiny_file, key, text):
     with pytest.raises(SpecError, match=f"{key}: .* no longer than the system allows"):
-        read_sweep(tiny_file, assignments=[f"{key}={text}"], reach=True)
+        read_sweep(tiny_file, assignments=[f"{key}={text}"], reachable=True)
 
 
 DIGITS = "9" * 5000

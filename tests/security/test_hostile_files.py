@@ -202,7 +202,7 @@ def test_a_link_leads_out_of_the_data_root_only_by_its_whole_path(tiny_file, tmp
     def problems(path):
         train = f"data.train=[{{name: a, {named.replace('PATH', path)}}}]"
         with pytest.raises(SpecError) as caught:  # the dev sets are not there
-            read_sweep(tiny_file, assignments=[f"data.root={root}", train], reach=True)
+            read_sweep(tiny_file, assignments=[f"data.root={root}", train], reachable=True)
         return str(caught.value)
 
     for path in ("link.tsv", "folder/text.tsv"):
@@ -229,7 +229,7 @@ def test_a_secret_of_the_environment_does_not_leave_it(tiny_file, monkeypatch, n
     with pytest.raises(
         SpecError, match=f"would put the secret of the environment variable {name} into files"
     ) as caught:
-        read_sweep(tiny_file, assignments=[f"{key}=org/${{{name}}}"], reach=True)
+        read_sweep(tiny_file, assignments=[f"{key}=org/${{{name}}}"], reachable=True)
     assert "s3cr3t" not in str(caught.value)
     monkeypatch.setenv("KEYBOARD", "qwerty")
     assert (
@@ -242,7 +242,7 @@ def test_a_secret_of_the_environment_does_not_leave_it(tiny_file, monkeypatch, n
 )
 def test_a_model_name_is_a_folder_or_a_hub_id(tiny_file, tmp_path, model, offline, mark):
     with pytest.raises(SpecError):
-        read_sweep(tiny_file, assignments=[f"teacher.model='{model}'"], reach=True)
+        read_sweep(tiny_file, assignments=[f"teacher.model='{model}'"], reachable=True)
 
 
 def test_no_key_of_a_sweep_file_trusts_code(tiny_file):

@@ -144,7 +144,7 @@ def read(
     extra = [f"budget.trials={trials}"] if trials is not None else []
     given = [*(assignments or ()), *extra]
     sweep = read_sweep(
-        file, overlays=overlays or (), assignments=given, reach=not there, fetch=None if there else fetch
+        file, overlays=overlays or (), assignments=given, reachable=not there, fetch=None if there else fetch
     )
     any_cluster(cluster).with_workers(sweep.budget.workers)
     warn(about_assignments(sweep, given))

@@ -22,7 +22,7 @@ from babeltune.sweep.state.seed_summary import Comparison, cells, footnote
 from babeltune.sweep.state.seed_summary import markdown as as_markdown
 
 if TYPE_CHECKING:
-    from babeltune.promotion.compare import Cell, Contest, Said
+    from babeltune.promotion.compare import Cell, Conclusion, Contest
     from babeltune.promotion.gates import Decision
     from babeltune.promotion.statistics import Selection
     from babeltune.promotion.sweep_scores import Comparison as ModelComparison
@@ -199,7 +199,7 @@ def show_compared(comparison: ModelComparison, console: Console) -> None:
         console.print(line, markup=False, highlight=False)
 
 
-def compared_words(said: Said, mean: Cell) -> str:
+def compared_words(conclusion: Conclusion, mean: Cell) -> str:
     """What may be said of two models' means."""
     by = f"{mean.difference:+.4f} [{mean.low:+.4f}, {mean.high:+.4f}], p {mean.p:.2g}"
     words = {
@@ -207,7 +207,7 @@ def compared_words(said: Said, mean: Cell) -> str:
         "worse": f"B is worse, by {by}",
         "undecided": f"A and B do not differ beyond chance: {by}",
         "equal": "A and B are equal",
-    }[said]
+    }[conclusion]
     count = f"{mean.differing:,} of {mean.items:,} items" if mean.differing else f"no item of {mean.items:,}"
     return f"{mean.name}: {words}; they differ on {count}"
 

@@ -87,12 +87,12 @@ def read_sweep(
     assignments: Sequence[str] = (),
     environ: Mapping[str, str] | None = None,
     check: bool = True,
-    reach: bool = False,
+    reachable: bool = False,
     fetch: Callable[[str], str] | None = None,
 ) -> Sweep:
     """The sweep of that file with these overlays and assignments.
 
-    `check` also asks the methods and the teacher's languages, `reach` also whether models, data sets and the data's
+    `check` also asks the methods and the teacher's languages, `reachable` also whether models, data sets and the data's
     root are there (`check_reachable`). `fetch` gives the folder of a registered model, which then
     stands in the sweep in place of `models:/NAME@ALIAS`, and that of a start. Raises `SpecError` naming every problem.
     """
@@ -119,7 +119,7 @@ def read_sweep(
     if check:
         _refuse(start_problems(sweep, starts), document.error)
         _refuse(method_problems(sweep), document.error)
-    if reach:
+    if reachable:
         _refuse(_reach(sweep, environ), document.error)
     return sweep
 

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from babeltune.schema.records import Promotion
 
 Verdict = Literal["promote", "tie", "refuse"]
-Said = Literal["better", "worse", "undecided", "equal"]
-"""What may be said of the challenger. `equal`: no item differs. `undecided`: the difference may be chance."""
+Conclusion = Literal["better", "worse", "undecided", "equal"]
+"""What a difference says of the challenger. `equal`: no item differs. `undecided`: the difference may be chance."""
 Outcomes = dict[str, dict[str, list[float]]]
 """Cell -> `forward` and `backward`, 1 where the sentence was found, `right`, 1 where its label was, or `cosine` of
 every pair. An xSIM error's cell is 1 where the sentence was not found; nothing is decided by it."""
@@ -174,8 +174,8 @@ def verdict_of(
     one of them worse, their p-values are corrected for their number.
     """
     harmed = [cell for cell in cells if cell.high < -margin and (cell.corrected or 0.0) <= alpha]
-    better = [mean for mean in overall if said_of(mean) == "better"]
-    worse = [mean for mean in overall if said_of(mean) == "worse"]
+    better = [mean for mean in overall if conclusion_of(mean) == "better"]
+    worse = [mean for mean in overall if conclusion_of(mean) == "worse"]
     unclear = [cell for cell in cells if cell.low <= -margin]
     worst = min(cells, key=lambda cell: cell.low)
     if harmed:
@@ -183,30 +183,30 @@ def verdict_of(
             words_of(mean) for mean in overall
         ]
     if worse and not better:
-        return "refuse", [said_in_words(mean) for mean in worse]
+        return "refuse", [conclusion_in_words(mean) for mean in worse]
     if better and not unclear:
         last = f"no subset lost more than the margin {margin:g}; the worst is {words_of(worst)}"
-        return "promote", [said_in_words(mean) for mean in better] + [last]
+        return "promote", [conclusion_in_words(mean) for mean in better] + [last]
     if not better:
-        return "tie", [*map(said_in_words, overall), "the alias stays where it is"]
+        return "tie", [*map(conclusion_in_words, overall), "the alias stays where it is"]
     held = [
         f"{words_of(cell)}: a loss of more than the margin {margin:g} is not excluded; "
         "a larger test set or margin would tell"
         for cell in unclear
     ]
-    return "tie", [*map(said_in_words, better), *held, "the alias stays where it is"]
+    return "tie", [*map(conclusion_in_words, better), *held, "the alias stays where it is"]
 
 
-def said_of(cell: Cell) -> Said:
-    """What may be said of the challenger: a difference is beyond chance where the interval excludes zero."""
+def conclusion_of(cell: Cell) -> Conclusion:
+    """What a difference says of the challenger: it is beyond chance where the interval excludes zero."""
     if cell.differing == 0:
         return "equal"
     return "better" if cell.low > 0 else "worse" if cell.high < 0 else "undecided"
 
 
-def said_in_words(cell: Cell) -> str:
+def conclusion_in_words(cell: Cell) -> str:
     words = {"undecided": "may be chance", "equal": "no item differs"}
-    return f"{words_of(cell)}: {words.get(said := said_of(cell), said)}"
+    return f"{words_of(cell)}: {words.get(found := conclusion_of(cell), found)}"
 
 
 def words_of(cell: Cell) -> str:

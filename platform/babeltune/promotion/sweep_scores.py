@@ -10,7 +10,7 @@ from babeltune.data.eval_sets import subsets
 from babeltune.data.prepared import Prepared, read_prepared
 from babeltune.errors import SpecError
 from babeltune.promotion.candidate import dev_texts, sealed_sets
-from babeltune.promotion.compare import Cell, Outcomes, Said, compare, said_of
+from babeltune.promotion.compare import Cell, Conclusion, Outcomes, compare, conclusion_of
 from babeltune.promotion.evaluate import Evaluated, Scoring, score_model, weights_of
 from babeltune.promotion.fresh_scorer import FreshScorer, Target
 from babeltune.promotion.model_names import model_folder, trial_of
@@ -74,7 +74,7 @@ class Comparison:
     second: str
     confidence: float
     """The confidence of the intervals: the sweep's `promotion.confidence`."""
-    verdicts: tuple[Said, ...]
+    verdicts: tuple[Conclusion, ...]
     """For each mean of `overall`, whether the second is better or worse. `undecided`: the difference may be chance.
     `equal`: no item differs."""
     overall: tuple[Cell, ...]
@@ -123,7 +123,7 @@ def compare_models(first: str, second: str, cluster: Cluster, *, sweep: str | No
         first=first,
         second=second,
         confidence=rules.confidence,
-        verdicts=tuple(map(said_of, found.overall)),
+        verdicts=tuple(map(conclusion_of, found.overall)),
         overall=found.overall,
         cells=found.cells,
         warnings=words,

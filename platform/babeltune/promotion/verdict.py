@@ -26,7 +26,7 @@ from babeltune.promotion.candidate import (
     target_of,
 )
 from babeltune.promotion.champion import Champion, is_same, unfiltered
-from babeltune.promotion.compare import Outcomes, Said, compare, said_of, words_of
+from babeltune.promotion.compare import Conclusion, Outcomes, compare, conclusion_of, words_of
 from babeltune.promotion.fresh_scorer import FreshScorer
 from babeltune.promotion.gates import Decision, Scores, chance_of, judge
 from babeltune.promotion.sealed_test_log import record_opening
@@ -38,7 +38,7 @@ UNSEALED = (
 """What promotion says if the sweep's file names no sealed tests."""
 BASELINE = "baseline "
 """Begins the key of a baseline among the models that are scored; no model's name holds a blank."""
-AGAINST_BASELINE: dict[Said, str] = {
+AGAINST_BASELINE: dict[Conclusion, str] = {
     "better": "better than",
     "worse": "worse than",
     "undecided": "perhaps no better than",
@@ -177,7 +177,7 @@ def against_baselines(
         row = key.removeprefix(BASELINE)
         found = compare((scored[key][1], scored["model"][1]), tasks, rules, name=row, on="test")
         for mean in found.overall:
-            lines.append(f"{AGAINST_BASELINE[said_of(mean)]} the baseline {row}: {words_of(mean)}")
+            lines.append(f"{AGAINST_BASELINE[conclusion_of(mean)]} the baseline {row}: {words_of(mean)}")
     return lines
 
 

@@ -33,7 +33,7 @@ from babeltune.sweep_report.sections.provenance import data
 from babeltune.sweep_report.words import score
 
 POLL_INTERVAL_S = 1.0
-"""Seconds between two looks at the sweep's records."""
+"""Seconds after which the sweep's records are read again."""
 MOST_ROWS = 100
 """Trials that a live page shows: it is drawn again at each report."""
 RECORDS = ("state.json", "facts.json", "baselines.json", "prepared.json")
@@ -91,7 +91,7 @@ page stay: `#live`, which may change each second, and `#news`, which screen read
 
 
 @dataclass(frozen=True, kw_only=True)
-class Look:
+class Snapshot:
     """The sweep at one moment."""
 
     version: str
@@ -112,12 +112,12 @@ class LivePage:
         self._drawn: tuple[str, str] | None = None
         self._drawing = threading.Lock()
 
-    def look(self) -> Look:
+    def snapshot(self) -> Snapshot:
         """The sweep now. A storage behind a URI is read anew every few seconds."""
         driven = is_driven(self.folder)
         records = hashlib.sha256(repr((driven, [*map(_version, _records(self.folder))])).encode()).hexdigest()[:16]
         note, news = self._notes() if driven else (self._last_note(),) * 2
-        return Look(version=records, note=note, news=news, over=not driven)
+        return Snapshot(version=records, note=note, news=news, over=not driven)
 
     def _last_note(self) -> str:
         state = self.folder.state()
@@ -135,7 +135,7 @@ class LivePage:
     def html(self) -> str:
         """The page as it is now."""
         with self._drawing:
-            now = self.look()
+            now = self.snapshot()
             if self._drawn is None or self._drawn[0] != now.version:
                 note = LiveNote(text=now.note, news=now.news, version=now.version, frozen=now.over)
                 self._drawn = now.version, render(self._document(), "html", live=note)
@@ -206,24 +206,24 @@ def live_app(page: LivePage) -> FastAPI:
     def health() -> PlainTextResponse:
         return PlainTextResponse("OK", headers=HEADERS)
 
-    async def look() -> Look:
-        return await run_in_threadpool(page.look)
+    async def snapshot() -> Snapshot:
+        return await run_in_threadpool(page.snapshot)
 
     @app.get("/events")
     async def events(request: Request, seen: str = "") -> StreamingResponse:
-        stream = changes(look, seen, request.is_disconnected)
+        stream = changes(snapshot, seen, request.is_disconnected)
         return StreamingResponse(stream, media_type="text/event-stream", headers=HEADERS)
 
     return app
 
 
 async def changes(
-    look: Callable[[], Awaitable[Look]], seen: str, gone: Callable[[], Awaitable[bool]]
+    snapshot: Callable[[], Awaitable[Snapshot]], seen: str, gone: Callable[[], Awaitable[bool]]
 ) -> AsyncIterator[str]:
     """The events of one reader who has seen that version, until the sweep is over or the reader is gone."""
     note = news = ""
     while not await gone():
-        now = await look()
+        now = await snapshot()
         if now.version != seen:
             seen = now.version
             yield event("changed", now.version)

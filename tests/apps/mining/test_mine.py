@@ -128,7 +128,7 @@ def test_text_in_utf16_is_named_with_the_way_to_convert_it(encoded, tmp_path, co
 
 
 def test_a_pipe_that_nobody_writes_is_said_and_then_read(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr("babeltune.apps.mining.sentences.SILENT_S", 0.0)
+    monkeypatch.setattr("babeltune.apps.mining.sentences.PIPE_WARNING_S", 0.0)
     os.mkfifo(pipe := tmp_path / "pipe")
     with ThreadPoolExecutor() as threads:
         reading = threads.submit(read_sentences, pipe, tmp_path / "spill")

@@ -79,7 +79,7 @@ def test_two_messy_tables_become_a_sweep_file_that_plan_accepts(make, text, tmp_
     assert made.files[0].left_out == {"repeated": 30}
     assert made.files[1].left_out == {"column count": 1}
     assert any("cp1252" in note for note in made.notes)
-    sweep = read_sweep(made.path, reach=True)
+    sweep = read_sweep(made.path, reachable=True)
     corpus = build_corpus(sweep.data, data_root(sweep), sweep.seed)
     trained = sum(counts["train"] for counts in corpus.counts.values())
     assert trained == sum(sizes["train"] for sizes in made.splits.values())
@@ -118,7 +118,7 @@ def test_the_student_is_a_transformer_where_there_is_a_gpu(make, text, monkeypat
     monkeypatch.setattr("babeltune.apps.own_files.proposal.LARGE", large)
     put(make.folder / "a.tsv", [("fra", "eng"), *pairs(text, "fra", "eng")])
     made = make("a.tsv")
-    sweep = read_sweep(made.path, reach=True)
+    sweep = read_sweep(made.path, reachable=True)
     shape = (sweep.student.kind, sweep.student.width, sweep.training.precision)
     assert shape == (("transformer", 256, "bf16") if gpu else ("static", 512, "fp32"))
     assert ("student.layers" in sweep.parameters) == gpu
@@ -181,7 +181,7 @@ def test_every_format_is_read_without_a_word_about_it(form, make, text):
     made = make(*form(make.folder, pairs(text, "fra", "eng")))
     assert set(made.splits) == {"fra-eng"}
     assert sum(made.splits["fra-eng"].values()) == ROWS
-    read_sweep(made.path, reach=True)
+    read_sweep(made.path, reachable=True)
 
 
 def test_a_table_of_three_languages_is_one_set(make, text):

@@ -132,7 +132,7 @@ def test_baselines_decide_no_result_so_a_file_keeps_its_sweeps_id(tiny_file):
 )
 def test_a_baseline_that_cannot_be_is_one_line_of_the_plan(tiny_file, given, words):
     with pytest.raises(SpecError, match=words) as raised:
-        read_sweep(tiny_file, assignments=[f"baselines={given}"], reach=True)
+        read_sweep(tiny_file, assignments=[f"baselines={given}"], reachable=True)
     assert len(str(raised.value).splitlines()) == 1
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 LONGEST = 20_000
 """Bytes of a line; a longer one is no sentence."""
-SILENT_S = 3.0
+PIPE_WARNING_S = 3.0
 """Seconds for which a pipe may give nothing before its reader says what it waits for."""
 NONE = -1
 """In place of a sentence's number."""
@@ -207,7 +207,7 @@ def _check_some(path: Path, lines: Lines, wanted: str = "one sentence a line") -
 def _raw_lines(path: Path, lines: Lines) -> Iterator[bytes]:
     """The lines of the file that are not too long; all are counted."""
     try:
-        with said_while_waiting(path) as begun, _opened(path) as file:
+        with warned_while_waiting(path) as begun, _opened(path) as file:
             for raw, cut in bounded_lines(file):
                 if not lines.read:
                     begun()
@@ -222,12 +222,12 @@ def _raw_lines(path: Path, lines: Lines) -> Iterator[bytes]:
 
 
 @contextmanager
-def said_while_waiting(path: Path) -> Iterator[Callable[[], None]]:
-    """Says on standard error that a pipe gives nothing, if the yielded function is not called for `SILENT_S` seconds.
+def warned_while_waiting(path: Path) -> Iterator[Callable[[], None]]:
+    """Says on standard error that a pipe gives nothing, unless the yielded function is called within `PIPE_WARNING_S`.
 
     A named pipe that nobody writes blocks its reader without end."""
     words = f"waiting for somebody to write to {path}, which is a pipe; Ctrl-C ends it"
-    timer = threading.Timer(SILENT_S, print, [words], {"file": sys.stderr, "flush": True})
+    timer = threading.Timer(PIPE_WARNING_S, print, [words], {"file": sys.stderr, "flush": True})
     timer.daemon = True
     if path.is_fifo():
         timer.start()

@@ -176,9 +176,9 @@ def _encode_words(tokenizer: Any, examples: Examples, max_tokens: int) -> list[P
     unknown = tokenizer.unk_token or "?"
     distinct = list(dict.fromkeys(word for words in examples.inputs for word in words))
     ids = tokenizer(distinct, add_special_tokens=False)["input_ids"]
-    silent = {word for word, found in zip(distinct, ids, strict=True) if not found}
+    without_token = {word for word, found in zip(distinct, ids, strict=True) if not found}
     found = tokenizer(
-        [[unknown if word in silent else word for word in words] for words in examples.inputs],
+        [[unknown if word in without_token else word for word in words] for words in examples.inputs],
         is_split_into_words=True,
         truncation=True,
         max_length=max_tokens,

@@ -199,7 +199,7 @@ class WorkerPool:
         self._groups.note_unplaced(ranks)
         lost = self._groups.lost()
         holding = self.dispatcher.ask("holding")
-        for name in self._groups.silent([name for name in holding if name not in lost]):
+        for name in self._groups.unresponsive([name for name in holding if name not in lost]):
             self._note(f"the controller of worker group {name} does not answer; the group is started again")
             self._groups.start_again(name)
         nowhere = len(lost) == len(self._groups) and not self._held(self._settings.least)

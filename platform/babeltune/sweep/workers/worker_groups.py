@@ -22,8 +22,8 @@ TEAR_DOWN_TIMEOUT_S = 30.0
 """Seconds to wait for a worker group that was killed to free its resources."""
 CONTROLLER_TIMEOUT_S = 10.0
 """Seconds within which a controller whose run is over must say why. It answers at once unless it is stopped."""
-SILENCES = 60
-"""Surveys in a row, five minutes, that a question to a controller may wait. It hears none while its ranks start. A
+UNANSWERED_SURVEYS = 60
+"""Surveys in a row, five minutes, that a question to a controller may wait. It answers none while its ranks start. A
 count, because a driver that was stopped for a while has not waited for an answer."""
 UNPLACED_TIMEOUT_S = 15.0
 """Seconds that a worker group without a node may wait for one before it counts as lost."""
@@ -46,7 +46,7 @@ class WorkerGroup:
     """Reports that it had made when it was last restarted."""
     answer: ray.ObjectRef | None = None
     """The last question to its controller, whether it lives; None: none is open."""
-    silences: int = 0
+    unanswered: int = 0
     """Surveys that this question has waited."""
 
     @property
@@ -120,17 +120,17 @@ class WorkerGroups(Mapping[str, WorkerGroup]):
         since = time.monotonic() - UNPLACED_TIMEOUT_S
         return [name for name, group in self._there.items() if group.unplaced is not None and group.unplaced < since]
 
-    def silent(self, names: Collection[str]) -> list[str]:
+    def unresponsive(self, names: Collection[str]) -> list[str]:
         """Asks the controllers of these groups whether they live. Returns the groups whose controller has not answered
-        in `SILENCES` calls: it is stopped, and would not see that its ranks die."""
+        in `UNANSWERED_SURVEYS` calls: it is stopped, and would not see that its ranks die."""
         asked = {group.answer: group for group in self._there.values() if group.answer is not None}
         for answer in ray.wait(list(asked), num_returns=len(asked), timeout=0)[0] if asked else []:
-            asked[answer].answer, asked[answer].silences = None, 0
+            asked[answer].answer, asked[answer].unanswered = None, 0
         there = [(name, self._there[name]) for name in names if name in self]
         for _, group in there:
-            group.silences += group.answer is not None
+            group.unanswered += group.answer is not None
             group.answer = group.answer or group.controller.lives.remote()
-        return [name for name, group in there if group.silences >= SILENCES]
+        return [name for name, group in there if group.unanswered >= UNANSWERED_SURVEYS]
 
     def ended(self, seconds: float) -> list[str]:
         """The worker groups whose run is over; waits at most `seconds` until all are."""
