@@ -100,6 +100,7 @@ def test_a_file_of_variables_is_where_docker_reads_it_on_the_host(path):
 
 
 def test_launcher_files_pass_rays_own_validation():
+    assert RAYS
     for path in RAYS:
         prepared = prepare_config(*documents(path))
         validate_config(prepared)
@@ -160,10 +161,10 @@ def test_a_manifest_with_a_wrong_field_is_found(file, wrong):
 
 
 def test_every_container_says_what_it_takes():
-    for path in KUBERNETES:
-        for manifest in documents(path):
-            for container in containers_in(manifest):
-                assert {"requests", "limits"} <= container["resources"].keys(), (path, container["name"])
+    found = [each for path in KUBERNETES for manifest in documents(path) for each in containers_in(manifest)]
+    assert found
+    for container in found:
+        assert {"requests", "limits"} <= container["resources"].keys(), container["name"]
 
 
 def containers_in(value):

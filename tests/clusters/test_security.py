@@ -42,11 +42,14 @@ def values_of(key, value):
 
 
 def pods():
-    """Every pod of our manifests: its file, its template."""
+    """Every pod of our manifests: its file, its template. There are some."""
+    found = []
     for path in MANIFESTS:
         for manifest in documents(path):
             templates = [*values_of("template", manifest), *values_of("submitterPodTemplate", manifest)]
-            yield from ((path.stem, template) for template in templates)
+            found += [(path.stem, template) for template in templates]
+    assert found
+    return found
 
 
 def containers(template):
@@ -262,7 +265,9 @@ def test_containers_of_docker_are_not_root_and_gain_no_rights():
         assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", service["user"])
         assert service["cap_drop"] == ["ALL"]
         assert service["security_opt"] == ["no-new-privileges:true"]
-    for path in (CLUSTERS / "ray_up").glob("*.yaml"):
+    launchers = sorted((CLUSTERS / "ray_up").glob("*.yaml"))
+    assert launchers
+    for path in launchers:
         (launcher,) = documents(path)
         assert "--security-opt no-new-privileges" in launcher["docker"]["run_options"]
 
@@ -271,7 +276,10 @@ def test_containers_of_docker_are_not_root_and_gain_no_rights():
 
 
 def policies():
-    return {each["metadata"]["name"]: each["spec"] for each in documents(CLUSTERS / "kuberay" / "network.yaml")}
+    """The network policies by name. There are some."""
+    found = {each["metadata"]["name"]: each["spec"] for each in documents(CLUSTERS / "kuberay" / "network.yaml")}
+    assert found
+    return found
 
 
 def labels_of_pods():
