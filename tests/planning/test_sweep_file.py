@@ -14,8 +14,6 @@ from typing import Literal
 
 import huggingface_hub
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, StaticEmbedding
 from tokenizers import Tokenizer
@@ -40,7 +38,6 @@ from babeltune.planning.sweep_file import (
     sweep_from,
     sweep_id,
 )
-from babeltune.schema.document import parse_yaml
 from babeltune.schema.paths import repository
 from babeltune.schema.records import Teacher
 from toy_methods import Distance, Toy, install
@@ -514,36 +511,6 @@ def test_a_file_that_is_not_utf8_or_too_large_is_refused(tmp_path):
     assert "news.tsv:1: byte 0xff is not UTF-8; `babeltune init FILE` makes a sweep file of text" in refusal(data)
     path.write_bytes(b"#" * 1_000_001)
     assert "1,000,001 bytes" in refusal(path)
-
-
-def test_numbers_and_words_are_read_by_the_core_schema():
-    text = "{a: 5e-4, b: 1_000, c: no, d: on, e: '5', f: 1:30, g: 2024-01-01, h: ~, i: true, j: .5, k: -3, l: 0x10}"
-    value, _ = parse_yaml(text, "f")
-    assert value == {
-        "a": 5e-4, "b": 1000, "c": "no", "d": "on", "e": "5", "f": "1:30", "g": "2024-01-01", "h": None, "i": True,
-        "j": 0.5, "k": -3, "l": "0x10",
-    }  # fmt: skip
-
-
-plain_values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(10**15), 10**15)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(
-        st.characters(
-            codec="utf-8", exclude_categories=["Cc", "Cs"], exclude_characters="\ufeff\ufffe\uffff\u2028\u2029"
-        )
-    ),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text("abc.", min_size=1), inner, max_size=4),
-    max_leaves=12,
-)
-
-
-@settings(max_examples=60, deadline=None)
-@given(plain_values)
-def test_json_is_read_as_what_it_says(value):
-    assert parse_yaml(json.dumps(value, ensure_ascii=False), "f")[0] == value
 
 
 # --- `--with`, `--set`, variables -----------------------------------------------------------------------------------

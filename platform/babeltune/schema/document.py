@@ -73,8 +73,8 @@ class Document:
 
     def put(self, key: Key, value: JsonValue, places: Mapping[Key, str]) -> None:
         """Replaces the value under the key, which exists or belongs to a mapping, together with its places."""
-        holder, part = self.get(key[:-1]), key[-1]
-        set_item(holder, part, value)
+        container, part = self.get(key[:-1]), key[-1]
+        set_item(container, part, value)
         self.places = {old: place for old, place in self.places.items() if old[: len(key)] != key}
         self.places |= {key + rest: place for rest, place in places.items()}
 
@@ -88,14 +88,14 @@ def item_of(value: JsonValue, part: str | int) -> tuple[JsonValue, bool]:
     return None, False
 
 
-def set_item(holder: JsonValue, part: str | int, value: JsonValue) -> None:
+def set_item(container: JsonValue, part: str | int, value: JsonValue) -> None:
     """Puts a value under a key of a mapping, or at a place of a list."""
-    if isinstance(holder, dict):
-        holder[str(part)] = value
-    elif isinstance(holder, list):
-        holder[int(part)] = value
+    if isinstance(container, dict):
+        container[str(part)] = value
+    elif isinstance(container, list):
+        container[int(part)] = value
     else:
-        raise TypeError(f"{describe(holder)} has no {part!r}")
+        raise TypeError(f"{describe(container)} has no {part!r}")
 
 
 YAML = (".yaml", ".yml")
@@ -365,23 +365,23 @@ def target(document: Document, parts: list[str], place: str) -> Key:
     """The key that the dotted parts mean; keys with dots in them, such as `student.layers`, count as one part."""
     key: list[str | int] = []
     while parts:
-        holder = document.get(tuple(key))
-        if isinstance(holder, list):
-            key.append(index_of(holder, parts[0], tuple(key), place))
+        container = document.get(tuple(key))
+        if isinstance(container, list):
+            key.append(index_of(container, parts[0], tuple(key), place))
             parts = parts[1:]
-        elif holder is None or isinstance(holder, dict):
-            used = part_length(holder or {}, parts, tuple(key))
+        elif container is None or isinstance(container, dict):
+            used = part_length(container or {}, parts, tuple(key))
             key.append(".".join(parts[:used]))
             parts = parts[used:]
         else:
-            raise SpecError(f"{place}: {dotted(tuple(key))} is {describe(holder)}, which has no key {parts[0]!r}")
+            raise SpecError(f"{place}: {dotted(tuple(key))} is {describe(container)}, which has no key {parts[0]!r}")
     return tuple(key)
 
 
-def part_length(holder: JsonObject, parts: list[str], key: Key) -> int:
+def part_length(container: JsonObject, parts: list[str], key: Key) -> int:
     """How many of the parts make the next key."""
     for used in range(len(parts), 0, -1):
-        if ".".join(parts[:used]) in holder:
+        if ".".join(parts[:used]) in container:
             return used
     if key == ("parameters",):
         kinds = {f.name for f in dataclasses.fields(Parameter)}
@@ -389,8 +389,8 @@ def part_length(holder: JsonObject, parts: list[str], key: Key) -> int:
     return 1
 
 
-def index_of(holder: list[JsonValue], part: str, key: Key, place: str) -> int:
-    if not re.fullmatch("[0-9]{1,9}", part) or int(part) >= len(holder):
-        last = f"0 to {len(holder) - 1}" if holder else "none, the list is empty"
+def index_of(container: list[JsonValue], part: str, key: Key, place: str) -> int:
+    if not re.fullmatch("[0-9]{1,9}", part) or int(part) >= len(container):
+        last = f"0 to {len(container) - 1}" if container else "none, the list is empty"
         raise SpecError(f"{place}: {shortened(part, 40)!r} is not an item of the list {dotted(key)}; allowed: {last}")
     return int(part)
