@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -66,6 +68,16 @@ def ours(encoder, tokenizer, settings):
 
 def build(tokenizer, settings):
     return build_student(settings, Vocabulary(len(tokenizer), tokenizer.pad_token_id), teacher_dim=24, seed=1)
+
+
+def test_the_snippet_of_the_tutorial_encodes_with_an_exported_model(tokenizer, tmp_path):
+    settings = student()
+    export(build(tokenizer, settings), tokenizer, settings, tmp_path / "model", card="# A model\n")
+    tutorial = (Path(__file__).parents[2] / "docs/tutorial.md").read_text(encoding="utf-8")
+    (snippet,) = re.findall(r"```python\n(.*?)```", tutorial, re.DOTALL)
+    found = {}
+    exec(snippet.replace("FOLDER", str(tmp_path / "model")), found)
+    assert found["vectors"].shape == (2, 32)
 
 
 @pytest.mark.trap(18, 21)
