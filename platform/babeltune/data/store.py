@@ -277,7 +277,7 @@ def _build(
     beside = {RECORD, *contents.shard_records}  # an earlier builder may have been killed after its record
     here = {path.name: path for path in building.iterdir() if path.name not in beside}
     files = {name: file for name, file in contents.files.items() if bucket is not None or name in here}
-    files |= {name: _seal(path) for name, path in here.items() if name not in files}
+    files |= {name: _stored_file(path) for name, path in here.items() if name not in files}
     files = dict(sorted(files.items()))
     for array in contents.arrays.values():
         _check_fits(array, files, folder)
@@ -295,7 +295,7 @@ def _build(
     record.write_text(made.encode(), encoding="utf-8")
     sync(record)
     if bucket is not None and not files.keys() <= here.keys():
-        bucket.finish(folder, building, {**files, record.name: _seal(record)})
+        bucket.finish(folder, building, {**files, record.name: _stored_file(record)})
         shutil.rmtree(building)
         return
     sync(building)
@@ -334,7 +334,7 @@ def _check_fits(array: Array, files: Mapping[str, StoredFile], folder: Path) -> 
             )
 
 
-def _seal(path: Path) -> StoredFile:
+def _stored_file(path: Path) -> StoredFile:
     sync(path)
     return StoredFile(path.stat().st_size, sha256_of(path))
 
@@ -359,10 +359,10 @@ def _fault(folder: Path, *, verify: bool) -> str | None:
     """What is wrong with the folder's files; None when every one is as `store.json` says."""
     try:
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-        seal, files = record.pop("seal"), record["files"]
+        checksum, files = record.pop("seal"), record["files"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"store.json cannot be read: {error}"
-    if seal != key_of(record):
+    if checksum != key_of(record):
         return "store.json was altered"
     for name, expected in files.items():
         path = folder / name
