@@ -36,6 +36,7 @@ from babeltune.sweep.sync.worker import (
 from babeltune.training.checkpoint import (
     PROGRESS,
     checkpoint_folder,
+    is_good,
     last_good,
     read_state,
     save_checkpoint,
@@ -56,12 +57,13 @@ def nodes(s3, request, tmp_path):
     return [Mirror(StorageLocation(uri=uri, cache=str(tmp_path / name), timeout=20)) for name in ("one", "other")]
 
 
-def train(mirror, reports, keep):
-    """Leaves so many reports and these checkpoints, as training does."""
+def train(mirror, reports, keep, goal="maximize"):
+    """Leaves so many reports and these checkpoints, as training does. The metric is the report's number."""
     folder = mirror.path(KEY)
+    state = {"trial": {"objectives": [{"metric": "dev/x", "goal": goal}]}}
     for index in keep:
         if not checkpoint_folder(folder, index).exists():
-            save_checkpoint(checkpoint_folder(folder, index), {"student": {"w": torch.full((50,), index)}}, {})
+            save_checkpoint(checkpoint_folder(folder, index), {"student": {"w": torch.full((50,), index)}}, state)
     for path in (folder / "checkpoints").glob("0*"):
         if int(path.name) not in keep:
             shutil.rmtree(path)
@@ -76,13 +78,24 @@ def sealed(mirror):
 
 def test_the_best_and_the_last_checkpoint_are_kept_in_the_bucket(nodes):
     one, other = nodes
-    push_trial(one, train(one, 2, {1, 2}))
+    push_trial(one, train(one, 2, {1, 2}, "minimize"))
     assert sealed(one) == {"000001", "000002"}
-    push_trial(one, train(one, 3, {1, 3}))
+    push_trial(one, train(one, 3, {1, 3}, "minimize"))
     assert sealed(one) == {"000001", "000003"}
     pull_trial(other, other.path(KEY))
     assert [report.index for report in last_good(other.path(KEY))] == [1, 2, 3]
     assert {path.name for path in (other.path(KEY) / "checkpoints").iterdir()} == sealed(one)
+
+
+def test_a_best_checkpoint_that_its_node_lost_stays_in_the_bucket(nodes):
+    one, other = nodes
+    push_trial(one, train(one, 2, {1, 2}, "minimize"))
+    shutil.rmtree(checkpoint_folder(one.path(KEY), 1))
+    push_trial(one, train(one, 3, {3}, "minimize"))
+    assert sealed(one) == {"000001", "000003"}, "the second one alone is superseded"
+    pull_trial(other, other.path(KEY))
+    assert last_good(other.path(KEY))[0].index == 1
+    assert is_good(checkpoint_folder(other.path(KEY), 1))
 
 
 def test_while_a_checkpoint_is_sent_the_trial_says_how_much_of_it(nodes, monkeypatch):

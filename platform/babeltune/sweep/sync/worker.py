@@ -25,7 +25,7 @@ from babeltune.data.prepared import Prepared, read_prepared
 from babeltune.errors import ClusterError, FencedError, NodeError, ObjectStoreError, StorageError, StoreError
 from babeltune.files import plain, write_json
 from babeltune.method.distributed import ProcessGroup
-from babeltune.schema.records import Report
+from babeltune.schema.records import Objective, Report
 from babeltune.schema.storage_location import StorageLocation
 from babeltune.stages import LEAST_RATED_S, UPLOADING, Stage
 from babeltune.storage.fence import Stamp, unstamped
@@ -40,6 +40,7 @@ from babeltune.training.checkpoint import (
     MANIFEST,
     PROGRESS,
     REPORTS,
+    best_report,
     checkpoint_folder,
     last_good,
     read_reports,
@@ -310,7 +311,7 @@ def _discard_older(folder: Path, stamp: Stamp) -> None:
 
 
 def push_trial(mirror: Mirror, folder: Path) -> None:
-    """Sends checkpoints that the bucket lacks, then the reports, and removes there what was removed here. One that was
+    """Sends checkpoints that the bucket lacks, then the reports, and removes there what they superseded. One that was
     damaged here is not sent: the bucket may have it whole.
 
     Raises `FencedError` if another driver has the trial's sweep.
@@ -352,19 +353,40 @@ def _note_upload(folder: Path, begun: float, done: int, of: int) -> None:
 
 
 def _drop_older(mirror: Mirror, folder: Path, mine: list[Path], kept: set[str]) -> None:
-    """Removes checkpoints from the bucket that were removed here, and none that a later driver has sent."""
+    """Removes checkpoints from the bucket that this trial's reports have superseded, and none that a later driver has
+    sent. One that is merely not here stays: this node may have given up its copy."""
     prefix = f"{mirror.key(folder)}/checkpoints"
     there = mirror.store.entries(prefix)
-    latest = max((path.name for path in mine if path.name.isdigit()), default="")
+    last = max((path for path in mine if path.name.isdigit()), default=None)
     token = mirror.fence.token if mirror.fence is not None else 0
+    latest, needed = (int(last.name), _needed(folder, last)) if last is not None else (0, set())
 
     def is_old(name: str) -> bool:
         base, written = parts_of(name)
-        # A later one is of another worker, whom a new driver has given the trial.
-        return written <= token and (not base.isdigit() or base <= latest)
+        if written > token or name in kept:  # a later one is of another worker, to whom a new driver gave the trial
+            return False
+        if any(parts_of(each)[0] == base for each in kept):
+            return True
+        if base.isdigit():
+            return int(base) <= latest and base not in needed
+        return _place(_state_there(mirror, f"{prefix}/{name}"))[0] < latest
 
-    old = {name for name in names_in(prefix, there) - kept if is_old(name)}
+    old = sorted(filter(is_old, names_in(prefix, there)))
     mirror.drop_packages([f"{prefix}/{name}" for name in old], there)
+
+
+def _needed(folder: Path, last: Path) -> set[str]:
+    """The names of the trial's last checkpoint and its best one, which its settings tell."""
+    trial: Any = read_state(last)["trial"]
+    best = best_report(read_reports(folder), *(Objective(**each) for each in trial["objectives"]))
+    return {last.name} | ({checkpoint_folder(folder, best.index).name} if best else set())
+
+
+def _state_there(mirror: Mirror, package: str) -> dict[str, Any]:
+    """The state of a checkpoint in the bucket; empty if it cannot be read."""
+    with suppress(ValueError):
+        return dict(json.loads(mirror.store.read(f"{package}/state.json") or b"{}"))
+    return {}
 
 
 def _checkpoints(folder: Path) -> list[Path]:
