@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
-from babeltune.cli.common import ClusterFile, Json, app, cluster_of, out, say
+from babeltune.cli.common import ClusterFile, Json, app, cluster_of, out, say, warn
 
 if TYPE_CHECKING:
     from babeltune.sweep.state.housekeeping import Removal
-    from babeltune.sweep.sync.housekeeping import BucketRemoval
 
 
 @app.command()
@@ -32,19 +32,22 @@ def clean(
     and this machine's mirror of it.
     """
     from babeltune.schema.storage_location import DAY_S
-    from babeltune.sweep.sync.housekeeping import everything
+    from babeltune.sweep.sync.housekeeping import everything, why_kept
     from babeltune.sweep.sync.view import StorageView
 
     chosen = cluster_of(cluster)
     view = StorageView(chosen)
     found = everything(view, older_s=older * DAY_S, top=top)
     started = time.monotonic()
-    for removal in () if dry_run else found:
-        removal.carry_out()
+    kept = Counter[str]()
+    if not dry_run:
+        reasons = [(removal, why_kept(removal)) for removal in found]
+        found, kept = [removal for removal, why in reasons if not why], Counter(why for _, why in reasons if why)
     seconds = time.monotonic() - started
+    warn([f"{count} of the files and folders stay: {why}" for why, count in kept.items()])
     where = chosen.folder if view.mirror is None else f"{chosen.storage} and {chosen.folder}"
 
-    def place_of(removal: BucketRemoval | Removal) -> str:
+    def place_of(removal: Removal) -> str:
         """Relative to the storage; what is in a mirror, as it is on this machine."""
         inside = removal.path.relative_to(chosen.folder).as_posix()
         return inside if view.mirror is None or hasattr(removal, "key") else f"{chosen.folder}/{inside}"

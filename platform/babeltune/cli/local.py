@@ -16,6 +16,7 @@ from babeltune.errors import SpecError, SweepError
 if TYPE_CHECKING:
     from babeltune.schema.records import Sweep
     from babeltune.sweep.state.folder import SweepFolder
+    from babeltune.sweep.state.stored import Storage
 
 
 class LocalClient:
@@ -101,20 +102,22 @@ class LocalClient:
         run_sweep(sweep, self._file, asked, as_json=self._as_json)
 
     def stop(self, name: str | None, *, wait: int) -> None:
-        from babeltune.sweep.state.progress import is_driven, sweep_document
+        from babeltune.sweep.state.progress import sweep_document
+        from babeltune.sweep.state.stored import may_be_driven
         from babeltune.sweep.sync.audit import audit
         from babeltune.sweep.sync.view import StorageView
 
         folder, where = folder_of(name, self._file), self._where
-        if not is_driven(folder):
+        view = StorageView(cluster_of(self._file))
+        storage = view.storage
+        if not may_be_driven(storage, folder.id):
             state = sweep_document(folder)["state"]
             soon = "; if it was started just now, try again in a few seconds" if state in ("new", "interrupted") else ""
             raise not_running(folder.id, state, soon)
-        view = StorageView(cluster_of(self._file))
         view.ask_to_stop(folder)
         audit(view, "stop", folder.id)
         err.print(f"asked sweep {folder.id} to stop; waiting for its driver, {wait} s at most")
-        stopped = wait_for_driver(folder, wait)
+        stopped = wait_for_driver(folder, storage, wait)
         later = f"`babeltune status {folder.id}{where}` shows it"
         words = (
             f"sweep {folder.id} stopped; `babeltune resume {folder.id}{where}` goes on"
@@ -189,12 +192,13 @@ def followed(folder: SweepFolder) -> Iterator[str]:
         time.sleep(0.5)
 
 
-def wait_for_driver(folder: SweepFolder, seconds: float) -> bool:
-    """Whether the sweep's driver has ended within this time."""
-    from babeltune.sweep.state.progress import is_driven
+def wait_for_driver(folder: SweepFolder, storage: Storage, seconds: float) -> bool:
+    """Whether the sweep's driver has ended within this time. One that sends no heartbeat may still have the sweep."""
+    from babeltune.sweep.state.stored import may_be_driven
 
     deadline, said = time.monotonic() + seconds, False
-    while (driven := is_driven(folder)) and time.monotonic() < deadline:
+    while (driven := may_be_driven(storage, folder.id)) and time.monotonic() < deadline:
+        folder.refresh()
         if folder.state() == "stopped" and not said:
             err.print("stopped; its driver is ending Ray")
             said = True

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -105,6 +106,16 @@ class ObjectStore:
             return _entry(self._tried(f"asked for {key}", lambda: self._fs.info(place)))
         except FileNotFoundError:
             return None
+
+    def now(self) -> float | None:
+        """The time by the store's own clock, which dates its objects."""
+        key = f".now-{uuid.uuid4().hex[:8]}"
+        self.write(key, b"now\n")
+        try:
+            made = self.entry(key)
+        finally:
+            self.remove(key)
+        return made.modified if made else None
 
     def read(self, key: str) -> bytes | None:
         """The object; None where there is none."""

@@ -1,5 +1,6 @@
 """What a storage can do without."""
 
+import json
 import os
 import time
 from contextlib import closing
@@ -10,6 +11,7 @@ import pytest
 from babeltune.promotion.promote import promote
 from babeltune.schema.records import Point
 from babeltune.sweep.driver.run import _clean, only_driver, submit
+from babeltune.sweep.state.fencing import OWNER
 from babeltune.sweep.state.housekeeping import OPTIMIZER, SPOOL, Removal, removals, spool_savings
 from babeltune.sweep.state.leaderboard import leaderboard
 from babeltune.tracking.tracker import Tracker
@@ -92,6 +94,45 @@ def test_nothing_of_a_running_sweep_is_removed(copied):
         assert not [path for path in paths(removals(storage, older_s=NOW), storage) if path.startswith("sweeps/")]
         folder.prepared.unlink()
         assert not list(removals(storage, older_s=NOW)), "it may read any store that is there"
+
+
+def leave_lease(folder, silent_for, **more):
+    """Leaves the lease of a driver on another machine, whose last heartbeat was so many seconds ago."""
+    lease = {"session": "another", "host": "elsewhere", "folder": "/x", "token": 5, "expiry_s": 330.0, **more}
+    (folder.path / OWNER).write_text(json.dumps(lease), encoding="utf-8")
+    os.utime(folder.path / OWNER, (time.time() - silent_for,) * 2)
+
+
+def test_a_driver_elsewhere_keeps_its_sweep_for_as_long_as_its_lease_lasts(copied):
+    _, folder, _ = copied
+    storage = folder.path.parents[1]
+    for silent_for in (0.0, 100.0, 300.0):
+        leave_lease(folder, silent_for)
+        found = paths(removals(storage, older_s=NOW), storage)
+        assert not [path for path in found if path.startswith("sweeps/")], silent_for
+    leave_lease(folder, 340.0)
+    assert f"sweeps/{folder.id}/train" in paths(removals(storage, older_s=NOW), storage)
+
+
+def test_what_was_listed_stays_if_a_driver_begins_before_it_goes(copied):
+    _, folder, _ = copied
+    storage = folder.path.parents[1]
+    found = list(removals(storage, older_s=NOW))
+    leave_lease(folder, 0.0)
+    assert not [removal for removal in found if removal.carry_out()]
+    assert all(removal.path.exists() for removal in found)
+
+
+def test_a_draft_stays_while_a_resumed_sweep_may_build_it(copied):
+    _, folder, _ = copied
+    storage = folder.path.parents[1]
+    draft = storage / "stores" / ".tokens-0123456789abcdef.unfinished"
+    draft.mkdir()
+    now = time.time()
+    leave_lease(folder, 0.0, beat=now, taken=now)
+    assert draft not in {removal.path for removal in removals(storage, older_s=NOW)}, "prepared.json is older"
+    leave_lease(folder, 0.0, beat=now, taken=now - 86_400.0)
+    assert draft in {removal.path for removal in removals(storage, older_s=NOW)}
 
 
 def test_the_command_shows_what_it_would_remove_and_removes_it(copied, command, monkeypatch):

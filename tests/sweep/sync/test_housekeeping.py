@@ -17,9 +17,11 @@ from babeltune.errors import SweepError
 from babeltune.promotion.candidate import find_candidate
 from babeltune.schema.cluster import Cluster
 from babeltune.schema.records import Keep
+from babeltune.storage.mirror import Mirror
 from babeltune.storage.packages import PACKAGE_MANIFEST, PULLING
 from babeltune.sweep.driver.keep import CheckpointPolicy
 from babeltune.sweep.driver.run import only_driver
+from babeltune.sweep.state.fencing import OWNER
 from babeltune.sweep.state.folder import SweepFolder, outcome
 from babeltune.sweep.state.housekeeping import OPTIMIZER, SENT, SPOOL, spool_savings, why_removed
 from babeltune.sweep.state.leaderboard import leaderboard, winner
@@ -34,9 +36,10 @@ from babeltune.sweep.sync.housekeeping import (
     everything,
     evict,
     mirror_removals,
+    why_kept,
 )
 from babeltune.sweep.sync.view import StorageView, records_in, stores_of
-from babeltune.sweep.sync.worker import on_this_node
+from babeltune.sweep.sync.worker import on_this_node, pull_trial
 from babeltune.training.checkpoint import REPORTS, is_good
 from bucket_servers import BUCKET
 from waiting import wait_until
@@ -77,6 +80,15 @@ def stored(copied, machines):
     for record in records_in(there.path):
         view.mirror.push(record)
     return view, there
+
+
+def cluster_file(view, place):
+    path, at = place / "cluster.yaml", view.cluster
+    path.write_text(
+        f"version: 1\nname: far\naddress: local\nstorage: {at.storage}\ncache: {at.cache}\nmlflow: {at.mlflow}\n",
+        encoding="utf-8",
+    )
+    return path
 
 
 def removed(view, **options):
@@ -247,12 +259,7 @@ def test_a_node_gives_up_unused_copies_before_a_trial_if_the_cluster_says_so(sto
 
 def test_the_command_cleans_a_bucket(stored, command, tmp_path):
     view, folder = stored
-    cluster = tmp_path / "cluster.yaml"
-    at = view.cluster
-    cluster.write_text(
-        f"version: 1\nname: far\naddress: local\nstorage: {at.storage}\ncache: {at.cache}\nmlflow: {at.mlflow}\n",
-        encoding="utf-8",
-    )
+    cluster = cluster_file(view, tmp_path)
     before = set(view.mirror.store.entries())
     code, out, err = command("clean", "--dry-run", "--older", "0", "--cluster", cluster)
     assert code == 0, err
@@ -384,3 +391,128 @@ def test_mlflow_gets_the_name_that_a_checkpoint_has_in_the_bucket(stored, machin
         .key_of(trial, report)
         .endswith(f"/{report:06d}")
     )
+
+
+# Whether a driver may have a sweep, the lease decides
+
+ELSEWHERE = {"session": "another", "host": "elsewhere", "folder": "/x", "token": 5, "expiry_s": 330.0, "ended": False}
+
+
+def leave_lease(view, folder, *, held_for=0.0, **more):
+    """Puts the lease of a driver on another machine into the bucket, as it is at this moment."""
+    beat = time.time() + more.pop("clock", 0.0)
+    lease = {**ELSEWHERE, "beat": beat, "taken": beat - held_for, **more}
+    view.mirror.store.write(f"sweeps/{folder.id}/{OWNER}", json.dumps(lease).encode())
+
+
+def put_old_store(view):
+    unread = view.folder / "stores" / "tokens-0123456789abcdef"
+    unread.mkdir(exist_ok=True)
+    (unread / "values.npy").write_bytes(b"1" * 1000)
+    view.mirror.push_package(unread)
+    return f"stores/{unread.name}"
+
+
+@pytest.mark.parametrize("clock", [-100.0, -86_400.0, 86_400.0])
+def test_a_silent_holder_of_a_lease_keeps_its_sweep_whatever_its_clock(stored, machines, clock):
+    view, folder = stored
+    leave_lease(view, folder, clock=clock)
+    (folder.path / "train").mkdir(exist_ok=True)
+    other = StorageView(machines("other"))
+    for place in (view, other):
+        found = everything(place, older_s=NOW)
+        assert not [each for each in found if "sweeps" in each.path.relative_to(place.folder).parts], clock
+    view.mirror.store.write(f"sweeps/{folder.id}/{OWNER}", b"{damag")
+    assert not [each for each in bucket_removals(view, older_s=NOW) if each.key.startswith("sweeps/")], "nobody knows"
+
+
+def test_a_sweep_is_cleaned_once_its_lease_has_run_out_by_the_buckets_clock(stored):
+    view, folder = stored
+    leave_lease(view, folder, expiry_s=1.0, clock=86_400.0)
+    wait_until(lambda: [each for each in bucket_removals(view, older_s=NOW) if each.key.startswith("sweeps/")])
+    assert removed(view)
+    assert not [key for key in view.mirror.store.entries() if key.startswith(".")], (
+        "the clock was asked without a trace"
+    )
+
+
+def test_stores_stay_while_a_resumed_sweep_may_look_for_them(stored):
+    view, folder = stored
+    store = put_old_store(view)
+    leave_lease(view, folder)
+    assert not list(bucket_removals(view, older_s=NOW)), "what was prepared is an earlier driver's"
+    leave_lease(view, folder, held_for=3600.0)
+    assert [each.key for each in bucket_removals(view, older_s=NOW)] == [store], "this driver has prepared"
+    view.mirror.store.write(f"sweeps/b-0123456789/{OWNER}", json.dumps(ELSEWHERE).encode())
+    assert not list(bucket_removals(view, older_s=NOW)), "another one has only begun"
+
+
+def test_what_was_listed_stays_if_a_driver_takes_the_lease_before_it_goes(stored):
+    view, folder = stored
+    store = put_old_store(view)
+    found = list(bucket_removals(view, older_s=NOW))
+    assert store in {each.key for each in found}
+    leave_lease(view, folder)
+    before = view.mirror.store.entries()
+    assert {why_kept(each) for each in found} == {"in use by now"}
+    assert view.mirror.store.entries() == before
+
+
+def test_what_has_vanished_since_it_was_listed_is_counted(stored):
+    view, folder = stored
+    for name in ("train", "tune"):
+        (folder.path / name).mkdir(exist_ok=True)
+    listed = everything(view, older_s=NOW)
+    shutil.rmtree(folder.path / "train")
+    why = {each.path: why_kept(each) for each in listed}
+    assert why.pop(folder.path / "train") == "gone meanwhile"
+    assert set(why.values()) == {""}
+    assert not (folder.path / "tune").exists()
+
+
+def test_a_spool_that_a_driver_writes_meanwhile_is_not_replaced(stored, monkeypatch):
+    view, folder = stored
+    key, store = f"sweeps/{folder.id}/{SPOOL}", view.mirror.store
+    (removal,) = [each for each in bucket_removals(view, older_s=NOW) if each.reason == SENT]
+    read = store.read
+
+    def then_changed(at, *arguments):
+        data = read(at, *arguments)
+        if at == key:
+            store.write(key, data + b'{"do": "tags"}\n')
+        return data
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "read", then_changed)
+        removal.carry_out()
+    assert store.read(key).endswith(b'{"do": "tags"}\n')
+    assert len(store.read(key)) > (folder.path / SPOOL).stat().st_size
+
+
+def test_a_node_gives_up_nothing_of_a_sweep_that_runs(stored, machines):
+    view, folder = stored
+    node = Mirror(machines("node").mirrored)
+    name = winner(folder).name
+    place = node.path(f"sweeps/{folder.id}/trials/{name}")
+    pull_trial(node, place)
+    assert not (node.path(f"sweeps/{folder.id}") / "sweep.json").exists(), "a node brings only what a trial needs"
+    for note in (node.folder / ".seals").rglob("*.json"):
+        os.utime(note, (time.time() - 2 * WEEK,) * 2)
+    leave_lease(view, folder)
+    evict(node, older_s=WEEK)
+    assert list(place.glob("checkpoints/0*"))
+    leave_lease(view, folder, ended=True)
+    assert evict(node, older_s=WEEK) > 0
+    assert not list(place.glob("checkpoints/0*"))
+
+
+def test_a_silent_driver_is_asked_to_stop_and_waited_for(stored, command, tmp_path):
+    view, folder = stored
+    leave_lease(view, folder, clock=-100.0)
+    code, _, err = command("stop", folder.id, "--wait", 1, "--cluster", cluster_file(view, tmp_path))
+    assert code == 1
+    assert f"asked sweep {folder.id} to stop" in err
+    assert view.mirror.store.entry(f"sweeps/{folder.id}/stop") is not None
+    leave_lease(view, folder, ended=True)
+    code, _, err = command("stop", folder.id, "--cluster", cluster_file(view, tmp_path))
+    assert (code, "is not running" in err) == (1, True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 import shutil
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from babeltune.schema.records import Sweep
@@ -90,7 +91,7 @@ class CheckpointPolicy:
         """In a mirror the copies stay as the bucket had them."""
         paths = list(self._place(name).glob(f"checkpoints/*/{OPTIMIZER}")) if self._sync.where is None else []
         if paths:
-            with self._folder.guard():
+            with self._folder.guard(), suppress(FileNotFoundError):
                 for path in paths:
                     Removal(path, "keep.optimizer: false", 0).carry_out()
 

@@ -77,6 +77,8 @@ class Lease:
     renewals: int = 0
     beat: float = 0.0
     """When it was last renewed, by the holder's clock. It is shown, and decides nothing."""
+    taken: float = 0.0
+    """When it was taken, by the holder's clock. With `beat` it says for how long it was held. 0: an earlier version."""
     ended: bool = False
     """Whether its holder gave it back."""
 
@@ -252,7 +254,8 @@ def acquire(
         lease, version = _watched(record, lease, version, clock, note)
     token = (record.least_token() if lease is None else lease.token) + 1
     begun = clock.now()
-    taken = replace(mine, token=token, beat=time.time())
+    now = time.time()
+    taken = replace(mine, token=token, beat=now, taken=now)
     made = record.swap(taken, version, taken=True)
     if made is None:
         found, made = record.read()

@@ -1,12 +1,16 @@
 """What a sweep's lease says to its readers: whether a driver on another machine lives.
 
-It compares the clocks of two machines, so it is for display. Who may write, the lease decides (`fencing.py`).
+It compares the clocks of two machines, so it is for display. Who may write, the lease decides (`fencing.py`), and so it
+decides what may be removed (`stored.py`).
 """
 
 from __future__ import annotations
 
+import fcntl
+import os
 import socket
 import time
+from contextlib import suppress
 from typing import Any
 
 from babeltune.sweep.state.fencing import OWNER
@@ -19,6 +23,19 @@ HEARTBEAT_TIMEOUT_S = 60.0
 def here(folder: SweepFolder) -> dict[str, str]:
     """This machine and folder, which share a lock."""
     return {"host": socket.gethostname(), "folder": str(folder.path.absolute())}
+
+
+def is_locked(folder: SweepFolder) -> bool:
+    """Whether a driver holds the sweep's lock, which drivers of one folder on one machine share."""
+    with suppress(OSError):  # there is no such file yet, or it may not be read
+        lock = os.open(folder.path / "driver.lock", os.O_RDONLY)  # whoever looks on may not be able to write
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(lock)
+    return False
 
 
 def heartbeat_age(owner: dict[str, Any] | None, folder: SweepFolder) -> float | None:

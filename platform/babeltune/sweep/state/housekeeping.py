@@ -1,7 +1,10 @@
 """What a storage can do without: stores that no sweep reads, optimizer states of ended trials, left-over files.
 
-`babeltune clean` lists it and removes it. Nothing that a sweep reads is removed, and nothing of a sweep that runs. A
-store is made again when a sweep asks for it. An ended trial never trains on, so its optimizer is of no more use.
+`babeltune clean` lists it and removes it. Nothing that a sweep reads is removed, and nothing of a sweep that a driver
+may have. The lease decides that (`stored.py`): when it is listed, and again right before it goes. A store is made again
+when a sweep asks for it. An ended trial never trains on, so its optimizer is of no more use.
+
+One rule serves folders and buckets. It sees a storage as a listing of objects.
 """
 
 from __future__ import annotations
@@ -10,16 +13,18 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, field
+from functools import cache, partial
 from pathlib import Path
 
 from babeltune.errors import SweepError
 from babeltune.files import write_json, write_whole
+from babeltune.storage.object_store import Entry
 from babeltune.sweep.state.folder import ENDED, SweepFolder, sweep_folders
 from babeltune.sweep.state.leaderboard import Row, leaderboard
-from babeltune.sweep.state.progress import is_driven
+from babeltune.sweep.state.stored import FolderStorage, Storage, may_be_driven, may_prepare
 from babeltune.training.checkpoint import MANIFEST
 
 OPTIMIZER = "optimizer.safetensors"
@@ -36,6 +41,15 @@ STORE_NAME = re.compile(r"[a-z_]+-[0-9a-f]{16}")
 """The name of a store: what it is, and the digest of what it was made from."""
 
 
+MayGo = Callable[[], AbstractContextManager[bool]]
+"""Asks again whether something may go. Within the block the answer holds."""
+
+
+def always() -> AbstractContextManager[bool]:
+    """For what nobody else may need."""
+    return nullcontext(True)
+
+
 @dataclass(frozen=True)
 class Removal:
     """A file or folder that can go."""
@@ -46,9 +60,17 @@ class Removal:
     """Bytes."""
     rule: str = ""
     """For a checkpoint that can no longer be promoted: what asked for its removal."""
+    may_go: MayGo = field(default=always, compare=False, repr=False)
 
-    def carry_out(self) -> None:
-        """Removes it. The manifest of a checkpoint first forgets a file that is removed, so that it stays whole."""
+    def carry_out(self) -> bool:
+        """Removes it, unless it is in use by now. Returns whether it went."""
+        with self.may_go() as may:
+            if may:
+                self.remove()
+            return may
+
+    def remove(self) -> None:
+        """The manifest of a checkpoint first forgets a file that is removed, so that it stays whole."""
         if self.rule:
             note_removed(self.path.parents[1], self.rule)
         if self.path.name == SPOOL:
@@ -62,7 +84,7 @@ class Removal:
         if self.path.is_dir():
             shutil.rmtree(self.path)
         else:
-            self.path.unlink(missing_ok=True)
+            self.path.unlink()
 
 
 def note_removed(trial: Path, rule: str) -> None:
@@ -93,95 +115,169 @@ def removals(storage: Path, *, older_s: float, top: int | None = None) -> Iterat
     Stores and drafts stay if they changed in the last `older_s` seconds. If `top` is given, checkpoints of ended trials
     stay for the best `top` trials of each sweep only, by its first objective.
     """
-    folders = sweep_folders(storage)
-    driven = {folder.id for folder in folders if is_driven(folder)}
-    resting = [folder for folder in folders if folder.id not in driven]
-    # A sweep in preparation may have found an old store ready, and has not written down that it reads it.
-    if not any(not folder.prepared.exists() for folder in folders if folder.id in driven):
-        yield from _unread_stores(storage / "stores", folders, time.time() - older_s)
-    for folder in resting:
-        yield from _of_sweep(folder, time.time() - older_s, top)
+    place, before = FolderStorage(storage), time.time() - older_s
+    yield from unneeded(place, before, top)
+    yield from scratch(place, before)
+
+
+# The rule, over the objects of a storage
+
+Package = Mapping[str, Entry]
+"""The objects below a key."""
+
+
+def packages(there: Package, depth: int) -> Mapping[str, Package]:
+    """The objects of a listing by the folder at this depth of their keys."""
+    found: dict[str, dict[str, Entry]] = {}
+    for at, entry in sorted(there.items()):
+        if len(parts := at.split("/")) >= depth:
+            found.setdefault("/".join(parts[:depth]), {})[at] = entry
+    return found
+
+
+def unneeded(
+    storage: Storage, before: float, top: int | None, replaced: Callable[[Package], set[str]] = lambda _: set()
+) -> Iterator[Removal]:
+    """What the rule finds in a storage that did not change since `before`. `replaced` gives the keys of the checkpoints
+    in a listing that others have replaced."""
+    yield from _unread_stores(storage, before)
+    for sweep in storage.sweeps():
+        if not may_be_driven(storage, sweep):
+            yield from _of_sweep(storage, sweep, before, top, replaced)
+
+
+def _unread_stores(storage: Storage, before: float) -> Iterator[Removal]:
+    there = packages(storage.entries("stores"), 2)
+    names = {key.partition("/")[2]: key for key in there}
+
+    @cache
+    def documents(name: str) -> list[str]:
+        return [text(storage, at) for at in there[names[name]] if at.endswith(".json")]
+
+    def in_use() -> Collection[str]:
+        """All, while a sweep in preparation may have found an old store ready, or nobody can say what is read."""
+        with suppress(OSError):  # another user's sweep may not be read
+            sweeps = storage.sweeps()
+            if not any(may_prepare(storage, sweep) for sweep in sweeps):
+                return stores_read(storage, sweeps, names, documents)
+        return names
+
+    def may_go(name: str) -> AbstractContextManager[bool]:
+        return nullcontext(name not in in_use())
+
+    used = in_use()
+    for name, key in names.items():
+        draft = name.startswith(".") and not name.endswith(".lock")
+        if name not in used and (draft or STORE_NAME.fullmatch(name)) and _changed(there[key]) < before:
+            reason = "the draft of a store" if draft else "no sweep reads this store"
+            yield Removal(storage.folder / key, reason, _size(there[key]), may_go=partial(may_go, name))
 
 
 def stores_read(
-    folders: Sequence[SweepFolder], there: Collection[str], documents: Callable[[str], Iterable[str]]
+    storage: Storage, sweeps: Iterable[str], there: Collection[str], documents: Callable[[str], Iterable[str]]
 ) -> set[str]:
     """The names of the stores that the sweeps read, directly or through another store. `documents` gives the texts of
     a store's JSON files."""
     read = set[str]()
-    waiting = [
-        _text(path) for folder in folders for path in (folder.prepared, *folder.path.glob("conditions/*/prepared.json"))
-    ]
+    waiting = [text(storage, at) for sweep in sweeps for at in _prepared_of(storage, sweep)]
     while waiting:
         names = set(STORE_NAME.findall(waiting.pop())) & set(there) - read
         read |= names
-        waiting += [text for name in names for text in documents(name)]
+        waiting += [each for name in names for each in documents(name)]
     return read
 
 
-def _unread_stores(stores: Path, folders: list[SweepFolder], before: float) -> Iterator[Removal]:
-    there = {path.name: path for path in stores.iterdir()} if stores.is_dir() else {}
-    read = stores_read(folders, there.keys(), lambda name: map(_text, there[name].glob("*.json")))
-    for name, path in sorted(there.items()):
-        draft = not STORE_NAME.fullmatch(name)
-        if name not in read and not name.endswith(".lock") and _changed(path) < before:
-            yield Removal(path, "the draft of a store" if draft else "no sweep reads this store", _size(path))
+def _prepared_of(storage: Storage, sweep: str) -> list[str]:
+    """The keys of what says which stores the sweep reads, now and before changes that were accepted."""
+    key = f"sweeps/{sweep}"
+    earlier = [at for at in storage.entries(f"{key}/conditions") if at.endswith("/prepared.json")]
+    return [f"{key}/prepared.json", *earlier]
 
 
-def scratch(folder: SweepFolder, before: float) -> Iterator[Removal]:
-    """What the processes of a sweep that does not run left on this machine: Ray's own state, journals, drafts."""
-    for name in SCRATCH:
-        if (path := folder.path / name).is_dir():
-            yield Removal(path, "Ray's own state of a sweep that does not run", _size(path))
-    for path in sorted(folder.path.glob("*/dispatcher-*.jsonl")) + sorted(folder.path.glob("dispatcher-*.jsonl")):
-        if path.parent.name not in SCRATCH:
-            yield Removal(path, "the journal of a dispatcher that is gone", _size(path))
-    for draft in sorted(folder.path.glob("trials/*/checkpoints/.*")):
-        if _changed(draft) < before:
-            yield Removal(draft, "the draft of a checkpoint", _size(draft))
-
-
-def _of_sweep(folder: SweepFolder, before: float, top: int | None) -> Iterator[Removal]:
-    yield from scratch(folder, before)
-    if (freed := spool_savings(folder.path / SPOOL)) and _changed(folder.path / SPOOL) < before:
-        yield Removal(folder.path / SPOOL, SENT, freed)
+def _of_sweep(
+    storage: Storage, sweep: str, before: float, top: int | None, replaced: Callable[[Package], set[str]]
+) -> Iterator[Removal]:
+    folder, may_go = SweepFolder(storage.folder / "sweeps" / sweep), partial(storage.at_rest, sweep)
+    spool = folder.path / SPOOL
+    if (freed := spool_savings(spool)) and spool.stat().st_mtime < before:
+        yield Removal(spool, SENT, freed, may_go=may_go)
     try:
-        rows = {row.name: row for row in leaderboard(folder) if row.params}
+        rows = {row.name: row for row in leaderboard(folder)}
     except SweepError:  # a damaged sweep keeps what it has
         return
     best = best_trials(list(rows.values()), top)
-    for path in folder.trials():
-        yield from _of_trial(path, rows.get(path.name), "" if path.name in best else f"clean --top {top}")
+    there = storage.entries(f"sweeps/{sweep}/trials")
+    gone = replaced(there)
+    for key, package in packages(there, 6).items():
+        trial, kind, name = key.split("/")[3:]
+        row, path, size = rows.get(trial), storage.folder / key, _size(package)
+        if kind != "checkpoints" or name.startswith("."):
+            continue
+        if key in gone:
+            if _changed(package) < before:
+                yield Removal(path, "a checkpoint that a later driver has replaced", size, may_go=may_go)
+        elif row is None or row.state not in ENDED:
+            continue
+        elif trial not in best:
+            reason = "a checkpoint of a trial that is not among the best"
+            yield Removal(path, reason, size, f"clean --top {top}", may_go)
+        elif (optimizer := f"{key}/{OPTIMIZER}") in package:
+            reason = "the optimizer of a trial that has ended"
+            yield Removal(path / OPTIMIZER, reason, package[optimizer].size, may_go=may_go)
 
 
-def _of_trial(path: Path, row: Row | None, rule: str) -> Iterator[Removal]:
-    checkpoints = path / "checkpoints"
-    if row is None or row.state not in ENDED:
-        return
-    for checkpoint in sorted(checkpoints.glob("[0-9s]*")):
-        if rule:
-            yield Removal(checkpoint, "a checkpoint of a trial that is not among the best", _size(checkpoint), rule)
-        elif (optimizer := checkpoint / OPTIMIZER).exists():
-            yield Removal(optimizer, "the optimizer of a trial that has ended", _size(optimizer))
+# What processes left on this machine
+
+
+def scratch(storage: Storage, before: float) -> Iterator[Removal]:
+    """What the processes of sweeps that rest left on this machine: Ray's own state, journals, drafts."""
+    for folder in sweep_folders(storage.folder):
+        if not may_be_driven(storage, folder.id):
+            for path, reason in _scratch_of(folder, before):
+                yield Removal(path, reason, size_of(path), may_go=partial(storage.at_rest, folder.id))
+
+
+def _scratch_of(folder: SweepFolder, before: float) -> Iterator[tuple[Path, str]]:
+    for name in SCRATCH:
+        if (path := folder.path / name).is_dir():
+            yield path, "Ray's own state of a sweep that does not run"
+    for path in sorted(folder.path.glob("*/dispatcher-*.jsonl")) + sorted(folder.path.glob("dispatcher-*.jsonl")):
+        if path.parent.name not in SCRATCH:
+            yield path, "the journal of a dispatcher that is gone"
+    for draft in sorted(folder.path.glob("trials/*/checkpoints/.*")):
+        if (files := FolderStorage(draft.parent).entries(draft.name)) and _changed(files) < before:
+            yield draft, "the draft of a checkpoint"
 
 
 def spool_savings(path: Path) -> int:
     """Bytes that `shorten_spool` would free; 0 while MLflow lacks anything."""
     try:
-        sent = json.loads(path.with_name(f"{path.name}.sent").read_text(encoding="utf-8"))["offset"]
         whole = path.read_bytes()
-    except (OSError, ValueError, KeyError, TypeError):
+        shorter = shortened_spool(whole, path.with_name(f"{path.name}.sent").read_bytes())
+    except OSError:
         return 0
-    return len(whole) - len(_shortened(whole)) if sent == len(whole) else 0
+    return len(whole) - len(shorter[0]) if shorter else 0
 
 
 def shorten_spool(path: Path) -> None:
     """Drops the values of metrics that MLflow has taken. Their steps stay, so that nothing is sent a second time."""
-    sent = path.with_name(f"{path.name}.sent")
-    data = _shortened(path.read_bytes())
-    known = json.loads(sent.read_text(encoding="utf-8"))
-    write_whole(sent, json.dumps({**known, "offset": len(data)}).encode())
-    write_whole(path, data)
+    if shorter := shortened_spool(path.read_bytes(), path.with_name(f"{path.name}.sent").read_bytes()):
+        spool, sent = shorter
+        write_whole(path.with_name(f"{path.name}.sent"), sent)
+        write_whole(path, spool)
+
+
+def shortened_spool(spool: bytes, sent: bytes) -> tuple[bytes, bytes] | None:
+    """The spool without values of metrics that MLflow has, and the new note of how much it has. None while MLflow lacks
+    anything."""
+    try:
+        known = json.loads(sent)
+        if known["offset"] != len(spool):
+            return None
+    except (ValueError, KeyError, TypeError):
+        return None
+    data = _shortened(spool)
+    return data, json.dumps({**known, "offset": len(data)}).encode()
 
 
 def _shortened(spool: bytes) -> bytes:
@@ -196,21 +292,23 @@ def _shortened(spool: bytes) -> bytes:
     return b"".join(lines)
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError:
-        return ""
+def text(storage: Storage, key: str) -> str:
+    """The text of an object; empty if it is not there."""
+    found = storage.look(key)
+    return found[0].decode(errors="replace") if found else ""
 
 
-def _files(path: Path) -> Iterator[Path]:
-    yield from (each for each in path.rglob("*") if each.is_file()) if path.is_dir() else (path,)
+def _size(package: Package) -> int:
+    return sum(each.size for each in package.values())
 
 
-def _size(path: Path) -> int:
-    return sum(each.stat().st_size for each in _files(path))
+def _changed(package: Package) -> float:
+    """When the last of the objects changed."""
+    return max(each.modified for each in package.values())
 
 
-def _changed(path: Path) -> float:
-    """When the file, or the last of a folder's files, was changed."""
-    return max((each.stat().st_mtime for each in _files(path)), default=path.stat().st_mtime)
+def size_of(path: Path) -> int:
+    """Bytes of a file or folder."""
+    with suppress(FileNotFoundError):
+        return path.stat().st_size if path.is_file() else _size(FolderStorage(path.parent).entries(path.name))
+    return 0

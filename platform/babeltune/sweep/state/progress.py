@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import threading
 import time
 from collections.abc import Sequence
@@ -16,7 +14,7 @@ from babeltune.method.plugins import OWN
 from babeltune.schema.records import Sweep
 from babeltune.stages import SEARCHING, Stage, minutes, stage_words
 from babeltune.sweep.state.folder import SweepFolder, read_log
-from babeltune.sweep.state.heartbeat import driven_elsewhere
+from babeltune.sweep.state.heartbeat import driven_elsewhere, is_locked
 from babeltune.sweep.state.leaderboard import Row, leaderboard
 
 STAGE = "stage.json"
@@ -127,17 +125,11 @@ def _running(row: Row) -> str:
 
 
 def is_driven(folder: SweepFolder) -> bool:
-    """Whether a driver holds the sweep's lock now, or sent a heartbeat from another machine a moment ago."""
+    """Whether a driver holds the sweep's lock now, or sent a heartbeat from another machine a moment ago.
+
+    It is for display. `stored.py` says what may be removed."""
     folder.refresh()
-    with suppress(OSError):  # there is no such file yet, or it may not be read
-        lock = os.open(folder.path / "driver.lock", os.O_RDONLY)  # a reader may not be able to write
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(lock)
-    return driven_elsewhere(folder)
+    return is_locked(folder) or driven_elsewhere(folder)
 
 
 def standing(folder: SweepFolder, metric: str | None = None) -> list[Row]:

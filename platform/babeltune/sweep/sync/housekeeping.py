@@ -1,8 +1,7 @@
 """What a bucket and this machine's mirror of it can do without.
 
-It is the same as in a folder (`state/housekeeping.py`): stores that no sweep reads, optimizers of ended trials, and if
-asked, checkpoints of trials that are not among the best. A mirror can also do without what the bucket has: a node
-brings it again when it needs it.
+The rule is that of a folder (`state/housekeeping.py`). A mirror can also do without what the bucket has: a node brings
+it again when it needs it.
 """
 
 from __future__ import annotations
@@ -12,29 +11,29 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 
-from babeltune.errors import ObjectStoreError, SweepError
+from babeltune.errors import ObjectStoreError
 from babeltune.storage.mirror import Mirror
-from babeltune.storage.object_store import Entry
+from babeltune.storage.object_store import Entry, ObjectStore
 from babeltune.storage.packages import PULLING
-from babeltune.sweep.state.folder import ENDED, SweepFolder, sweep_folders
 from babeltune.sweep.state.housekeeping import (
     OPTIMIZER,
-    SENT,
     SPOOL,
-    STORE_NAME,
+    MayGo,
     Removal,
-    best_trials,
+    always,
     note_removed,
+    packages,
     removals,
     scratch,
-    shorten_spool,
-    spool_savings,
-    stores_read,
+    shortened_spool,
+    size_of,
+    unneeded,
 )
-from babeltune.sweep.state.leaderboard import Row, leaderboard
-from babeltune.sweep.state.progress import is_driven
+from babeltune.sweep.state.stored import may_be_driven
+from babeltune.sweep.sync.bucket_storage import BucketStorage
 from babeltune.sweep.sync.checkpoint_names import latest_names, names_in
 from babeltune.sweep.sync.view import StorageView
 from babeltune.training.checkpoint import MANIFEST
@@ -45,25 +44,18 @@ SEALS = ".seals"
 """In a mirror, the folder of what is known of each package. A note is as old as the last use of its package."""
 
 
-@dataclass(frozen=True)
-class BucketRemoval:
+@dataclass(frozen=True, kw_only=True)
+class BucketRemoval(Removal):
     """A package in a bucket that can go, the optimizer in one, or what MLflow has taken of a spool."""
 
     mirror: Mirror
-    key: str
-    reason: str
-    size: int
-    """Bytes."""
-    rule: str = ""
-    """For a checkpoint that can no longer be promoted: what asked for its removal."""
 
     @property
-    def path(self) -> Path:
-        """Where it is in a mirror."""
-        return self.mirror.path(self.key)
+    def key(self) -> str:
+        return self.mirror.key(self.path)
 
-    def carry_out(self) -> None:
-        """Removes it. A reader sees the package as it was, or no more."""
+    def remove(self) -> None:
+        """A reader sees the package as it was, or no more."""
         if self.rule:
             trial = self.path.parents[1]
             note_removed(trial, self.rule)
@@ -73,11 +65,21 @@ class BucketRemoval:
         if name == OPTIMIZER:
             strip_optimizer(self.mirror, package)
         elif name == SPOOL:
-            shorten_spool(self.path)
-            for path in sorted(self.path.parent.glob(f"{SPOOL}*"), reverse=True):  # how much was sent, then what
-                self.mirror.push(path)
+            shorten_spool_there(self.mirror.store, self.key)
         else:
             self.mirror.drop_packages([self.key], self.mirror.store.entries(self.key))
+
+
+def shorten_spool_there(store: ObjectStore, key: str) -> None:
+    """`shorten_spool` in a bucket. It replaces nothing that a driver has written since it was read."""
+    note = f"{key}.sent"
+    before = {name: store.entry(name) for name in (key, note)}
+    if (shorter := shortened_spool(*(store.read(name) or b"" for name in before))) is None:
+        return
+    versions = {name: entry.version for name, entry in before.items() if entry}
+    spool, sent = shorter
+    if store.write_if(note, sent, versions.get(note)) is not None:  # how much was sent, then what
+        store.write_if(key, spool, versions.get(key))
 
 
 def drop_checkpoints(mirror: Mirror, trial: str) -> None:
@@ -135,92 +137,28 @@ def _check(mirror: Mirror) -> None:
 
 
 def bucket_removals(view: StorageView, *, older_s: float, top: int | None = None) -> Iterator[BucketRemoval]:
-    """What can go from the bucket; everything of a sweep that runs anywhere stays."""
+    """What can go from the bucket; everything of a sweep that a driver may have stays."""
     mirror = view.mirror
     assert mirror is not None
     view.update(every=True)
-    folders = [view.at(folder.id) for folder in sweep_folders(view.folder)]
-    driven = {folder.id for folder in folders if is_driven(folder)}
-    before = time.time() - older_s
-    if not any(not folder.prepared.exists() for folder in folders if folder.id in driven):
-        yield from _unread_stores(mirror, folders, before)
-    for folder in folders:
-        if folder.id not in driven:
-            yield from _of_sweep(mirror, folder, before, top)
+    for found in unneeded(view.storage, time.time() - older_s, top, _replaced):
+        yield BucketRemoval(found.path, found.reason, found.size, found.rule, found.may_go, mirror=mirror)
 
 
-def _packages(there: Mapping[str, Entry], depth: int) -> dict[str, list[Entry]]:
-    """The objects of a listing by the folder at this depth of their keys."""
-    found: dict[str, list[Entry]] = {}
-    for key, entry in there.items():
-        found.setdefault("/".join(key.split("/")[:depth]), []).append(entry)
+def _replaced(there: Mapping[str, Entry]) -> set[str]:
+    """The keys of a sweep's checkpoints that a later driver has sent again, and of those that are not whole."""
+    found = set[str]()
+    for key, package in packages(there, 5).items():
+        if not key.endswith("/checkpoints"):
+            continue
+        found |= {f"{key}/{name}" for name in names_in(key, package) - set(latest_names(key, package, 0).values())}
     return found
 
 
-def _unread_stores(mirror: Mirror, folders: list[SweepFolder], before: float) -> Iterator[BucketRemoval]:
-    there = mirror.store.entries("stores")
-    packages = _packages(there, 2)
-    names = {key.partition("/")[2]: key for key in packages}
-
-    def documents(name: str) -> Iterator[str]:
-        for key in there:
-            if key.startswith(f"{names[name]}/") and key.endswith(".json"):
-                yield (mirror.store.read(key) or b"").decode(errors="replace")
-
-    read = stores_read(folders, names, documents)
-    for name, key in sorted(names.items()):
-        entries = packages[key]
-        if name not in read and STORE_NAME.fullmatch(name) and max(each.modified for each in entries) < before:
-            yield BucketRemoval(mirror, key, "no sweep reads this store", sum(each.size for each in entries))
-
-
-def _of_sweep(mirror: Mirror, folder: SweepFolder, before: float, top: int | None) -> Iterator[BucketRemoval]:
-    spool = folder.path / SPOOL
-    if (freed := spool_savings(spool)) and spool.stat().st_mtime < before:
-        yield BucketRemoval(mirror, mirror.key(spool), SENT, freed)
-    try:
-        rows = {row.name: row for row in leaderboard(folder)}
-    except SweepError:  # a damaged sweep keeps what it has
-        return
-    best = best_trials(list(rows.values()), top)
-    there = mirror.store.entries(f"sweeps/{folder.id}/trials")
-    trials: dict[str, dict[str, Entry]] = {}
-    for key, entry in there.items():
-        if key.split("/")[4:5] == ["checkpoints"]:
-            trials.setdefault(key.split("/")[3], {})[key] = entry
-    for name, objects in sorted(trials.items()):
-        rule = "" if name in best else f"clean --top {top}"
-        yield from _of_trial(mirror, f"sweeps/{folder.id}/trials/{name}", objects, rows.get(name), before, rule)
-
-
-def _of_trial(
-    mirror: Mirror, key: str, there: Mapping[str, Entry], row: Row | None, before: float, rule: str
-) -> Iterator[BucketRemoval]:
-    prefix = f"{key}/checkpoints"
-    latest = set(latest_names(prefix, there, 0).values())
-    for name in sorted(names_in(prefix, there)):
-        package = f"{prefix}/{name}"
-        entries = {at: each for at, each in there.items() if at.startswith(f"{package}/")}
-        size = sum(each.size for each in entries.values())
-        if name not in latest:
-            if max(each.modified for each in entries.values()) < before:
-                yield BucketRemoval(mirror, package, "a checkpoint that a later driver has replaced", size)
-        elif row is None or row.state not in ENDED:
-            continue
-        elif rule:
-            yield BucketRemoval(mirror, package, "a checkpoint of a trial that is not among the best", size, rule)
-        elif (optimizer := f"{package}/{OPTIMIZER}") in entries:
-            yield BucketRemoval(mirror, optimizer, "the optimizer of a trial that has ended", entries[optimizer].size)
-
-
-def _scratch(view: StorageView, before: float) -> Iterator[Removal]:
-    """What sweeps that run nowhere, and copies from the bucket that were cut off, left on this machine."""
-    for folder in sweep_folders(view.folder):
-        if not is_driven(folder):
-            yield from scratch(folder, before)
+def _cut_off(view: StorageView, before: float) -> Iterator[Removal]:
     for draft in sorted((view.folder / PULLING).glob("*")):
         if draft.stat().st_mtime < before:
-            yield Removal(draft, "a copy from the bucket that was cut off", _size(draft))
+            yield Removal(draft, "a copy from the bucket that was cut off", size_of(draft))
 
 
 def mirror_removals(mirror: Mirror, *, older_s: float) -> Iterator[Removal]:
@@ -231,16 +169,18 @@ def mirror_removals(mirror: Mirror, *, older_s: float) -> Iterator[Removal]:
     before = time.time() - older_s
     for aside in sorted((mirror.folder / SUPERSEDED).glob("*")):
         if aside.stat().st_mtime < before:
-            yield Removal(aside, "a sweep that another machine went on with", _size(aside))
-    notes = mirror.folder / SEALS
-    driven = {folder.id for folder in sweep_folders(mirror.folder) if is_driven(folder)}
+            yield Removal(aside, "a sweep that another machine went on with", size_of(aside))
+    notes, storage = mirror.folder / SEALS, BucketStorage(mirror)
+    may_run = cache(partial(may_be_driven, storage))
     for note in sorted(notes.rglob("*.json")) if notes.is_dir() else ():
         key = note.relative_to(notes).as_posix().removesuffix(".json")
-        folder, parts = mirror.folder / key, key.split("/")
-        if not folder.is_dir() or note.stat().st_mtime > before or (parts[0] == "sweeps" and parts[1] in driven):
+        folder, (kind, name, *_) = mirror.folder / key, key.split("/")
+        if not folder.is_dir() or note.stat().st_mtime > before or (kind == "sweeps" and may_run(name)):
             continue
         if _in_bucket(mirror, folder, key):
-            yield Removal(folder, "a copy that the bucket has and nothing here has used", _size(folder))
+            may_go: MayGo = partial(storage.at_rest, name) if kind == "sweeps" else always
+            reason = "a copy that the bucket has and nothing here has used"
+            yield Removal(folder, reason, size_of(folder), may_go=may_go)
 
 
 def _in_bucket(mirror: Mirror, folder: Path, key: str) -> bool:
@@ -252,28 +192,33 @@ def _in_bucket(mirror: Mirror, folder: Path, key: str) -> bool:
     return any(mirror.has_package(folder, f"{parent}/{each}", there) for each in same)
 
 
-def everything(view: StorageView, *, older_s: float, top: int | None = None) -> list[BucketRemoval | Removal]:
+def everything(view: StorageView, *, older_s: float, top: int | None = None) -> list[Removal]:
     """What can go from the storage, and from this machine's mirror of it."""
     if view.mirror is None:
         return list(removals(view.folder, older_s=older_s, top=top))
+    before = time.time() - older_s
     return [
         *bucket_removals(view, older_s=older_s, top=top),
-        *_scratch(view, time.time() - older_s),
+        *scratch(view.storage, before),
+        *_cut_off(view, before),
         *mirror_removals(view.mirror, older_s=older_s),
     ]
 
 
 def clean(view: StorageView, *, older_s: float) -> tuple[int, int]:
     """Removes what can go: how many files and folders, and their bytes. What a storage refuses stays."""
-    done = [removal.size for removal in everything(view, older_s=older_s) if _carried_out(removal)]
+    done = [removal.size for removal in everything(view, older_s=older_s) if not why_kept(removal)]
     return len(done), sum(done)
 
 
-def _carried_out(removal: BucketRemoval | Removal) -> bool:
-    with suppress(OSError, ObjectStoreError):
-        removal.carry_out()
-        return True
-    return False
+def why_kept(removal: Removal) -> str:
+    """Carries the removal out. Why it could not be done; empty if it is."""
+    try:
+        return "" if removal.carry_out() else "in use by now"
+    except FileNotFoundError:
+        return "gone meanwhile"
+    except (OSError, ObjectStoreError) as error:
+        return str(error)
 
 
 def evict(mirror: Mirror, *, older_s: float) -> int:
@@ -281,9 +226,5 @@ def evict(mirror: Mirror, *, older_s: float) -> int:
     freed = 0
     for removal in list(mirror_removals(mirror, older_s=older_s)):
         with mirror.in_turn(mirror.key(removal.path)):
-            freed += removal.size if _carried_out(removal) else 0
+            freed += 0 if why_kept(removal) else removal.size
     return freed
-
-
-def _size(path: Path) -> int:
-    return sum(each.stat().st_size for each in path.rglob("*") if each.is_file())

@@ -14,8 +14,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from filelock import Timeout
-
 from babeltune.data.prepared import Prepared
 from babeltune.errors import ObjectStoreError, StoreError
 from babeltune.files import locked, write_whole
@@ -24,6 +22,8 @@ from babeltune.storage.mirror import JOURNALS, Mirror
 from babeltune.storage.object_store import Entry
 from babeltune.sweep.state.fencing import OWNER
 from babeltune.sweep.state.folder import SweepFolder, find_sweep
+from babeltune.sweep.state.stored import FolderStorage, Storage
+from babeltune.sweep.sync.bucket_storage import BucketStorage, undriven
 from babeltune.sweep.sync.checkpoint_names import bring_checkpoint
 from babeltune.training.checkpoint import PROGRESS, REPORTS, checkpoint_folder
 
@@ -80,6 +80,11 @@ class StorageView:
         where = cluster.mirrored
         self.mirror = None if where is None else Mirror(replace(where, timeout=min(where.timeout, 30.0)))
 
+    @property
+    def storage(self) -> Storage:
+        """The storage itself, for who asks whether a driver may have a sweep."""
+        return FolderStorage(self.folder) if self.mirror is None else BucketStorage(self.mirror)
+
     def sweep(self, name: str | None) -> SweepFolder:
         """`find_sweep`, with everything but stores and checkpoints brought here; it stays in step while it is read."""
         self.update(name)
@@ -124,30 +129,25 @@ class StorageView:
 
         return replace(folder, refresh=refresh)
 
-    @contextlib.contextmanager
-    def _undriven(self, sweep: str) -> Iterator[Mirror | None]:
-        """The mirror, unless a driver on this machine has the sweep: then this folder is what the bucket will be."""
-        assert self.mirror is not None
-        lock = self.mirror.lock(f"sweeps/{sweep}")
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            yield None
-            return
-        try:
-            yield self.mirror
-        finally:
-            lock.release()
-
     def _pull(self, sweep: str) -> None:
-        with self._undriven(sweep) as mirror:
-            if mirror is not None:
-                mirror.pull(records_there(mirror, sweep, also=OWNER))
+        assert self.mirror is not None
+        with undriven(self.mirror, sweep) as free:
+            if free:
+                self._give_up_lease(sweep)
+                self.mirror.pull(records_there(self.mirror, sweep, also=OWNER))
+
+    def _give_up_lease(self, sweep: str) -> None:
+        """What the last driver of this machine wrote of its lease is not what the bucket has."""
+        assert self.mirror is not None
+        lease = self.folder / "sweeps" / sweep / OWNER
+        if self.mirror.waits(lease):
+            lease.unlink(missing_ok=True)
 
     def _pull_pulse(self, sweep: str) -> str:
         """Brings the few objects that say how the sweep is; the versions of its state and of its results."""
-        with self._undriven(sweep) as mirror:
-            tags = {} if mirror is None else {name: mirror.fetch(f"sweeps/{sweep}/{name}") for name in PULSE}
+        assert self.mirror is not None
+        with undriven(self.mirror, sweep) as free:
+            tags = {name: self.mirror.fetch(f"sweeps/{sweep}/{name}") for name in PULSE if free}
         return f"{tags.get('state.json')} {tags.get('results.jsonl')}"
 
     def ask_to_stop(self, folder: SweepFolder) -> None:

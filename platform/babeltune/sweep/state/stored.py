@@ -1,0 +1,141 @@
+"""A storage as who removes something from it sees it: its objects, and which of its sweeps a driver may have.
+
+Every time here is of the storage's own clock, which dates its objects. So no clocks of two machines are compared. What
+is not known counts as driven: a sweep that rests is cleaned another time.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol
+
+from babeltune.errors import SweepError
+from babeltune.storage.object_store import Entry
+from babeltune.sweep.state.fencing import OWNER, FileLease, Lease
+from babeltune.sweep.state.folder import SweepFolder
+from babeltune.sweep.state.heartbeat import here, is_locked
+
+RESOLUTION_S = 1.0
+"""Seconds by which a storage's time may be cut: S3 gives whole seconds."""
+
+
+class Storage(Protocol):
+    """A folder, or a bucket."""
+
+    @property
+    def folder(self) -> Path:
+        """Where its sweeps are on this machine."""
+        ...
+
+    @property
+    def now(self) -> float | None:
+        """A time that has passed, by the storage's clock; None if it is not known."""
+        ...
+
+    def sweeps(self) -> list[str]:
+        """The ids of all sweeps, also of those that have only begun."""
+        ...
+
+    def entries(self, prefix: str) -> Mapping[str, Entry]:
+        """The objects below a key."""
+        ...
+
+    def look(self, key: str) -> tuple[bytes, float] | None:
+        """An object, and when it changed; None if it is not there."""
+        ...
+
+    def at_rest(self, sweep: str) -> AbstractContextManager[bool]:
+        """Whether no driver may have the sweep. Within the block, none of this machine begins."""
+        ...
+
+
+def is_free(storage: Storage, sweep: str) -> bool:
+    """Whether the next driver would take the sweep's lease at once, or after it has watched it for a whole expiry.
+
+    The caller has what keeps drivers of this machine out. So a lease of this machine is a dead driver's.
+    """
+    folder = SweepFolder(storage.folder / "sweeps" / sweep)
+    if is_locked(folder):
+        return False
+    found = storage.look(f"sweeps/{sweep}/{OWNER}")
+    if found is None:
+        return True
+    data, changed = found
+    lease = Lease.read(data)
+    if lease is None:  # it is damaged
+        return False
+    if lease.ended or lease.shares_lock(Lease(folder=here(folder)["folder"])):
+        return True
+    now = storage.now
+    return now is not None and now - changed > lease.expiry_s
+
+
+def may_be_driven(storage: Storage, sweep: str) -> bool:
+    """Whether a driver may have the sweep."""
+    with storage.at_rest(sweep) as rests:
+        return not rests
+
+
+def may_prepare(storage: Storage, sweep: str) -> bool:
+    """Whether a driver may be looking for stores. It has not written yet, under this lease, which ones it reads."""
+    if not may_be_driven(storage, sweep):
+        return False
+    owner, prepared = (storage.look(f"sweeps/{sweep}/{name}") for name in (OWNER, "prepared.json"))
+    lease = Lease.read(owner[0]) if owner else None
+    if owner is None or prepared is None or lease is None or lease.ended or not lease.taken:
+        return True  # a driver of this machine that has no lease yet has only begun
+    taken = owner[1] - (lease.beat - lease.taken)
+    return prepared[1] <= taken + RESOLUTION_S
+
+
+@dataclass(frozen=True)
+class FolderStorage:
+    """A storage that is a folder."""
+
+    folder: Path
+
+    @cached_property
+    def now(self) -> float | None:
+        with suppress(OSError), tempfile.NamedTemporaryFile(dir=self.folder, prefix=".now-") as file:
+            return os.fstat(file.fileno()).st_mtime
+        return None
+
+    def sweeps(self) -> list[str]:
+        parent = self.folder / "sweeps"
+        return sorted(path.name for path in parent.iterdir() if path.is_dir()) if parent.is_dir() else []
+
+    def entries(self, prefix: str) -> dict[str, Entry]:
+        """Empty folders are listed, too."""
+        found = {}
+        for place, folders, files in os.walk(self.folder / prefix):
+            for path in [Path(place, name) for name in files] if files or folders else [Path(place)]:
+                with suppress(FileNotFoundError):  # it went meanwhile
+                    stat = path.stat()
+                    size = stat.st_size if files else 0
+                    found[path.relative_to(self.folder).as_posix()] = Entry(size, "", stat.st_mtime)
+        return found
+
+    def look(self, key: str) -> tuple[bytes, float] | None:
+        try:
+            with (self.folder / key).open("rb") as file:  # on NFS, opening asks the server
+                return file.read(), os.fstat(file.fileno()).st_mtime
+        except FileNotFoundError:
+            return None
+
+    @contextmanager
+    def at_rest(self, sweep: str) -> Iterator[bool]:
+        """Within the block no driver takes the lease."""
+        path = self.folder / "sweeps" / sweep
+        with ExitStack() as held:
+            try:
+                held.enter_context(FileLease(path).locked())
+                rests = is_free(self, sweep)
+            except (OSError, SweepError):  # another user's, or a driver is taking it
+                rests = False
+            yield rests
