@@ -28,10 +28,14 @@ CREDENTIALS = {
 
 
 class Door:
-    """Passes connections on to a server; shut, it refuses them and breaks those that are open."""
+    """Passes connections on to a server, and counts what passes. Shut, it refuses and breaks connections."""
 
     def __init__(self, port: int, server: int) -> None:
         self.port, self.server = port, server
+        self.requests: list[str] = []
+        """The first line of each."""
+        self.answers: list[int] = []
+        """Bytes."""
         self._listener: socket.socket | None = None
         self._open: set[socket.socket] = set()
 
@@ -57,12 +61,20 @@ class Door:
             except OSError:
                 return
             self._open |= {one, other}
-            for source, sink in ((one, other), (other, one)):
-                threading.Thread(target=self._pass_on, args=(source, sink), daemon=True).start()
+            for source, sink, note in ((one, other, self._asked), (other, one, self._answered)):
+                threading.Thread(target=self._pass_on, args=(source, sink, note), daemon=True).start()
 
-    def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
+    def _asked(self, data: bytes) -> None:
+        if data.startswith((b"GET ", b"HEAD ", b"PUT ", b"POST ", b"DELETE ")):
+            self.requests.append(data.partition(b"\r\n")[0].decode())
+
+    def _answered(self, data: bytes) -> None:
+        self.answers.append(len(data))
+
+    def _pass_on(self, source: socket.socket, sink: socket.socket, note: Callable[[bytes], None]) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
+                note(data)
                 sink.sendall(data)
         for each in (source, sink):
             with contextlib.suppress(OSError):

@@ -35,6 +35,8 @@ DATABASE = ".db"
 """The ending of sqlite's files; a copy must be of one moment."""
 JOURNALS = ("-journal", "-wal", "-shm")
 """What sqlite writes beside such a file while it changes it, and would play back into another copy of it."""
+OVERLAP = 1024
+"""Bytes of a record that only grows which are downloaded again, to see that it is still the same one."""
 
 
 class Mirror(Packages):
@@ -90,6 +92,28 @@ class Mirror(Packages):
             return ""
         self.pull({key: entry})
         return entry.tag
+
+    def extend(self, key: str) -> bytes | None:
+        """Downloads what a record has gained that only grows, and gives that. None if it is another one than it was, so
+        that all of it was downloaded."""
+        entry, path = self.store.entry(key), self.path(key)
+        if entry is None or not self._stale(key, entry.tag):
+            return b""
+        if path.exists():
+            size = path.stat().st_size
+            start = max(0, size - OVERLAP)
+            with path.open("rb") as file:
+                file.seek(start)
+                mine = file.read()
+            theirs = unstamped(self.store.read(key, start) or b"")[0] if entry.size >= size else b""
+            if mine and theirs.startswith(mine):
+                with path.open("ab") as file:
+                    file.write(theirs[len(mine) :])
+                os.utime(path, (entry.modified, entry.modified))
+                self._know(key, entry, version(path))
+                return theirs[len(mine) :]
+        self._pull(key, entry)
+        return None
 
     def pull(self, there: Mapping[str, Entry]) -> None:
         """Downloads these objects where the folder has an older version, and none of its own."""

@@ -117,11 +117,11 @@ class ObjectStore:
             self.remove(key)
         return made.modified if made else None
 
-    def read(self, key: str) -> bytes | None:
-        """The object; None where there is none."""
+    def read(self, key: str, start: int | None = None) -> bytes | None:
+        """The object, from this byte on; None where there is none."""
         place = self._place(key)
         try:
-            data: bytes = self._tried(f"read at {key}", lambda: self._fs.cat_file(place))
+            data: bytes = self._tried(f"read at {key}", lambda: self._fs.cat_file(place, start=start))
         except FileNotFoundError:
             return None
         return data

@@ -7,6 +7,7 @@ import os
 import shutil
 import sqlite3
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,12 +23,12 @@ from babeltune.storage.packages import PACKAGE_MANIFEST, PULLING
 from babeltune.sweep.driver.keep import CheckpointPolicy
 from babeltune.sweep.driver.run import only_driver
 from babeltune.sweep.state.fencing import OWNER
-from babeltune.sweep.state.folder import SweepFolder, outcome
+from babeltune.sweep.state.folder import SweepFolder, outcome, read_outcome
 from babeltune.sweep.state.housekeeping import OPTIMIZER, SENT, SPOOL, spool_savings, why_removed
 from babeltune.sweep.state.leaderboard import leaderboard, winner
 from babeltune.sweep.state.messages import TrialAssignment
 from babeltune.sweep.sync import driver as driver_module
-from babeltune.sweep.sync import view as view_module
+from babeltune.sweep.sync import follow
 from babeltune.sweep.sync.driver import DriverSync
 from babeltune.sweep.sync.housekeeping import (
     bucket_removals,
@@ -41,7 +42,8 @@ from babeltune.sweep.sync.housekeeping import (
 from babeltune.sweep.sync.view import StorageView, records_in, stores_of
 from babeltune.sweep.sync.worker import on_this_node, pull_trial
 from babeltune.training.checkpoint import REPORTS, is_good
-from bucket_servers import BUCKET
+from bucket_servers import BUCKET, Door
+from ports import free_port
 from waiting import wait_until
 
 NOW = -60.0
@@ -350,30 +352,91 @@ def test_a_large_record_is_sent_at_intervals_and_at_the_end(machines, monkeypatc
     assert sent(ledger).startswith(ledger.read_bytes())
 
 
-def test_who_follows_a_sweep_lists_it_only_when_something_happened(stored, machines, monkeypatch):
-    monkeypatch.setattr(view_module, "POLL_INTERVAL_S", 0.0)
-    view, folder = stored
-    other = StorageView(machines("other"))
-    there = other.sweep(folder.id)
-    listings, entries = [], other.mirror.store.entries
-
-    def counted(prefix=""):
-        listings.append(prefix)
-        return entries(prefix)
-
-    monkeypatch.setattr(other.mirror.store, "entries", counted)
-    for _ in range(5):
-        there.refresh()
-    assert len(listings) <= 1
-    seen = len(listings)
-    outcome(folder.trial(0), "failed")
-    with (folder.path / "results.jsonl").open("a") as ledger:
-        ledger.write("\n")
-    for record in records_in(folder.path):
-        view.mirror.push(record)
+@contextmanager
+def following(machines, folder, s3, monkeypatch):
+    """The sweep as another machine follows it, and the door through which that one asks the server."""
+    monkeypatch.setattr(follow, "POLL_INTERVAL_S", 0.0)
+    door = Door(free_port(), s3.door.server)
+    door.open()
+    with monkeypatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{door.port}")
+        there = StorageView(machines("other")).sweep(folder.id)
     there.refresh()
-    assert len(listings) == seen + 1
-    assert json.loads((there.trial(0) / "outcome.json").read_text())["state"] == "failed"
+    door.requests.clear()
+    door.answers.clear()
+    yield there, door
+    door.shut()
+
+
+def listings(door):
+    """Of a sweep or a trial. Of an object that is not there, the S3 library asks whether it is a folder: one key."""
+    return [line for line in door.requests if "list-type" in line and "max-keys=1&" not in line]
+
+
+def test_who_follows_a_sweep_that_rests_asks_for_five_records(stored, machines, s3, monkeypatch):
+    view, folder = stored
+    leave_lease(view, folder, ended=True)
+    with following(machines, folder, s3, monkeypatch) as (there, door):
+        for _ in range(5):
+            there.refresh()
+        assert len(door.requests) == 25
+        assert not listings(door)
+        assert sum(door.answers) < 25 * 2_000, "headers only"
+
+
+def test_who_follows_a_busy_sweep_gets_what_is_new_and_lists_nothing(stored, machines, s3, monkeypatch):
+    monkeypatch.setattr(driver_module, "RENEWAL_INTERVAL_S", 0.1)
+    view, folder = stored
+    old = (folder.path / "results.jsonl").read_bytes()
+    with DriverSync(machines("one"), folder) as sync:
+
+        def train(number):
+            shutil.copytree(folder.trial(0), folder.trial(number), ignore=shutil.ignore_patterns("checkpoints", "out*"))
+            view.mirror.push(folder.trial(number) / REPORTS)
+
+        def tell(event, number, **facts):
+            with (folder.path / "results.jsonl").open("ab") as ledger:
+                ledger.write(json.dumps({"event": event, "number": number, **facts}).encode() + b"\n")
+            sync.wake()
+
+        for number in range(10, 40):
+            train(number)
+        (folder.path / "results.jsonl").write_bytes(
+            old + b'{"event": "note", "number": 0, "attributes": {}}\n' * 10_000
+        )
+        size = (folder.path / "results.jsonl").stat().st_size
+        tell("note", 39)
+        wait_until(lambda: sync.mirror.store.entry(f"sweeps/{folder.id}/results.jsonl").size > size)
+        wait_until(lambda: sync.mirror.store.entry(f"sweeps/{folder.id}/trials/t0039/trial.json"))
+        with following(machines, folder, s3, monkeypatch) as (there, door):
+            looks = 0
+
+            def seen(fact):
+                nonlocal looks
+                looks += 1
+                there.refresh()
+                return fact()
+
+            for number in range(40, 45):
+                train(number)
+                tell("propose", number, params={})
+                wait_until(lambda number=number: seen(lambda: (there.trial(number) / "trial.json").exists()))
+                tell("end", number, state="COMPLETE")
+                outcome(folder.trial(number), "finished")
+                sync.wake()
+                wait_until(lambda number=number: seen(lambda: read_outcome(there.trial(number)) == "finished"))
+            assert [(r.name, r.state, r.metrics) for r in leaderboard(there)] == [
+                (r.name, r.state, r.metrics) for r in leaderboard(folder)
+            ]
+            assert (there.path / "results.jsonl").read_bytes() == (folder.path / "results.jsonl").read_bytes()
+            assert not listings(door)
+            assert len(door.requests) <= 16 * looks
+            reports = (folder.trial(0) / REPORTS).stat().st_size
+            assert sum(door.answers) < 5 * reports + 1_500 * len(door.requests), "no ledger of half a megabyte"
+            folder.set_state("stopped")
+            sync.wake()
+            wait_until(lambda: seen(lambda: there.state() == "stopped"))
+            assert listings(door), "other records may be there"
 
 
 def test_mlflow_gets_the_name_that_a_checkpoint_has_in_the_bucket(stored, machines, monkeypatch):

@@ -7,15 +7,15 @@ before it is read, and what is written goes to the bucket.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
-import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from babeltune.data.prepared import Prepared
-from babeltune.errors import ObjectStoreError, StoreError
+from babeltune.errors import StoreError
 from babeltune.files import locked, write_whole
 from babeltune.schema.cluster import Cluster
 from babeltune.storage.mirror import JOURNALS, Mirror
@@ -25,14 +25,11 @@ from babeltune.sweep.state.folder import SweepFolder, find_sweep
 from babeltune.sweep.state.stored import FolderStorage, Storage
 from babeltune.sweep.sync.bucket_storage import BucketStorage, undriven
 from babeltune.sweep.sync.checkpoint_names import bring_checkpoint
+from babeltune.sweep.sync.follow import Follower
 from babeltune.training.checkpoint import PROGRESS, REPORTS, checkpoint_folder
 
-POLL_INTERVAL_S = 2.0
-"""Seconds between two looks at the few objects of a sweep that say whether anything happened."""
-LISTING_INTERVAL_S = 30.0
-"""Seconds between two listings of a sweep while nothing happens. Progress within a report is seen as late."""
-PULSE = (OWNER, "state.json", "stage.json", "results.jsonl")
-"""The few objects that say whether anything happened. The last one changes with every report and every end."""
+OF_DRIVERS = ("study.db", "spool.jsonl", "spool.jsonl.sent")
+"""Large records that change with each event. Who follows a sweep has them as they were at the beginning."""
 OPENINGS = "openings"
 """In the bucket, the folder of the openings of sealed tests: an object each."""
 OPENED = "openings.jsonl"
@@ -113,28 +110,16 @@ class StorageView:
     def _in_step(self, folder: SweepFolder) -> SweepFolder:
         if self.mirror is None:
             return folder
-        polled = listed = time.monotonic()
-        known: str | None = None
+        pull = functools.partial(self._pull, folder.id, without=OF_DRIVERS)
+        return replace(folder, refresh=Follower(self.mirror, folder.id, pull).refresh)
 
-        def refresh() -> None:
-            nonlocal polled, listed, known
-            if time.monotonic() - polled <= POLL_INTERVAL_S:
-                return
-            with contextlib.suppress(ObjectStoreError):  # the reader may try again
-                found = self._pull_pulse(folder.id)
-                if found != known or time.monotonic() - listed > LISTING_INTERVAL_S:
-                    self._pull(folder.id)
-                    known, listed = found, time.monotonic()
-            polled = time.monotonic()
-
-        return replace(folder, refresh=refresh)
-
-    def _pull(self, sweep: str) -> None:
+    def _pull(self, sweep: str, without: Collection[str] = ()) -> None:
         assert self.mirror is not None
         with undriven(self.mirror, sweep) as free:
             if free:
                 self._give_up_lease(sweep)
-                self.mirror.pull(records_there(self.mirror, sweep, also=OWNER))
+                there = records_there(self.mirror, sweep, also=OWNER)
+                self.mirror.pull({key: entry for key, entry in there.items() if key.split("/")[-1] not in without})
 
     def _give_up_lease(self, sweep: str) -> None:
         """What the last driver of this machine wrote of its lease is not what the bucket has."""
@@ -142,13 +127,6 @@ class StorageView:
         lease = self.folder / "sweeps" / sweep / OWNER
         if self.mirror.waits(lease):
             lease.unlink(missing_ok=True)
-
-    def _pull_pulse(self, sweep: str) -> str:
-        """Brings the few objects that say how the sweep is; the versions of its state and of its results."""
-        assert self.mirror is not None
-        with undriven(self.mirror, sweep) as free:
-            tags = {name: self.mirror.fetch(f"sweeps/{sweep}/{name}") for name in PULSE if free}
-        return f"{tags.get('state.json')} {tags.get('results.jsonl')}"
 
     def ask_to_stop(self, folder: SweepFolder) -> None:
         """Leaves word for the driver, wherever it is."""
