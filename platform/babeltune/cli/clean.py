@@ -44,7 +44,7 @@ def clean(
         reasons = [(removal, why_kept(removal)) for removal in found]
         found, kept = [removal for removal, why in reasons if not why], Counter(why for _, why in reasons if why)
     seconds = time.monotonic() - started
-    warn([f"{count} of the files and folders stay: {why}" for why, count in kept.items()])
+    warn([f"{count} not removed: {why}" for why, count in kept.items()])
     where = chosen.folder if view.mirror is None else f"{chosen.storage} and {chosen.folder}"
 
     def place_of(removal: Removal) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import time
 from contextlib import closing
 from dataclasses import replace
@@ -14,6 +15,7 @@ from babeltune.sweep.driver.run import _clean, only_driver, submit
 from babeltune.sweep.state.fencing import OWNER
 from babeltune.sweep.state.housekeeping import OPTIMIZER, SPOOL, Removal, removals, spool_savings
 from babeltune.sweep.state.leaderboard import leaderboard
+from babeltune.sweep.sync import housekeeping
 from babeltune.tracking.tracker import Tracker
 from babeltune.training.checkpoint import is_good
 from waiting import PATIENCE_S
@@ -147,6 +149,23 @@ def test_the_command_shows_what_it_would_remove_and_removes_it(copied, command, 
     code, shown, _ = command("clean", "--older", 0)
     assert code == 0
     assert "removed in" in shown
+    assert not list(storage.rglob(OPTIMIZER))
+
+
+def test_the_command_goes_on_past_what_has_vanished(copied, command, monkeypatch):
+    _, folder, _ = copied
+    storage = folder.path.parents[1]
+    monkeypatch.setenv("BABELTUNE_HOME", str(storage))
+    listed = housekeeping.everything
+
+    def then_vanished(*given, **options):
+        found = listed(*given, **options)
+        shutil.rmtree(folder.path / "train")
+        return found
+
+    monkeypatch.setattr(housekeeping, "everything", then_vanished)
+    code, _, err = command("clean", "--older", 0)
+    assert (code, "1 not removed: gone meanwhile" in err) == (0, True), err
     assert not list(storage.rglob(OPTIMIZER))
 
 
