@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import ray
@@ -207,6 +208,37 @@ def test_a_lease_that_is_gone_or_damaged_is_written_again_by_its_holder(tmp_path
             damage()
             wait_until(lambda: path.exists() and (found := Lease.read(path.read_bytes())) and found.token == 1)
             assert not refused(lease.check), "the holder still holds it"
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"")], ids=["lost", "empty"])
+def test_a_token_is_given_once_although_the_lease_is_lost_or_empty(tmp_path, damage):
+    """A power loss may leave it empty, and a worker of the earlier driver may live on."""
+    folder = SweepFolder(tmp_path)
+    acquire(FileLease(tmp_path), Lease(host="far"))
+    worker = fencing.FolderFence(tmp_path, 1)
+    damage(tmp_path / OWNER)
+    with folder_lease(folder) as second:
+        assert second.token == 2
+        with pytest.raises(FencedError, match="taken over by"), worker():
+            pass
+
+
+def test_a_driver_that_was_overtaken_does_not_take_the_lease_back(tmp_path):
+    folder = SweepFolder(tmp_path)
+    held = acquire(FileLease(tmp_path), Lease())
+    other = far_lease(folder, token=2)
+    for late in (held.renew, held.renew, held.refuse_if_late, held.before_write):
+        with pytest.raises(OvertakenError, match="was taken over by far"):
+            late()
+    held.end()
+    assert Lease.read((tmp_path / OWNER).read_bytes()) == other
+
+
+def test_a_lease_that_was_given_back_stays_so(tmp_path):
+    held = acquire(FileLease(tmp_path), Lease())
+    held.renew(ended=True)
+    held.renew()  # by a thread that had begun before
+    assert Lease.read((tmp_path / OWNER).read_bytes()).ended
 
 
 def test_a_driver_that_slept_while_another_ran_the_sweep_to_its_end_does_not_go_on(tmp_path, quick):

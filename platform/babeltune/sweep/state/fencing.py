@@ -19,6 +19,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -118,7 +119,7 @@ class LeaseRecord(Protocol):
         ...
 
     def least_token(self) -> int:
-        """A token that the sweep's records have, in case the lease itself is lost."""
+        """A token that the sweep's other records have, in case the lease is lost or damaged."""
         ...
 
 
@@ -141,6 +142,7 @@ class HeldLease:
         self._version: Version = version
         self._renewed, self._clock = begun, clock
         self._lock = threading.RLock()
+        self._lost: OvertakenError | None = None
 
     @property
     def token(self) -> int:
@@ -152,10 +154,13 @@ class HeldLease:
         return self._clock() - self._renewed > self.lease.expiry_s - MARGIN_S
 
     def renew(self, *, ended: bool = False) -> None:
-        """Says that this driver lives. Raises `OvertakenError` if another one has the lease."""
+        """Says that this driver lives, or that it gives the lease back. Raises `OvertakenError` if another driver has
+        it."""
         with self._lock:
+            self._refuse_if_lost()
             while True:
                 begun = self._clock()
+                ended |= self.lease.ended
                 lease = replace(self.lease, renewals=self.lease.renewals + 1, beat=time.time(), ended=ended)
                 if (version := self._record.swap(lease, self._version)) is not None:
                     self.lease, self._version, self._renewed = lease, version, begun
@@ -166,7 +171,8 @@ class HeldLease:
                     self.lease = found  # a renewal whose answer was lost
 
     def before_write(self) -> None:
-        """Renews the lease first if it may have been taken since."""
+        """Renews the lease first if it may have been taken since. Raises `OvertakenError` if it was."""
+        self._refuse_if_lost()
         if self.late:
             self.renew()
 
@@ -177,7 +183,9 @@ class HeldLease:
             self._refuse_other(found)
 
     def refuse_if_late(self) -> None:
-        """Raises `LeaseExpiredError` if the lease could not be renewed in time and cannot be renewed now."""
+        """Raises `LeaseExpiredError` if the lease could not be renewed in time and cannot be renewed now, and
+        `OvertakenError` if another driver has it."""
+        self._refuse_if_lost()
         if not self.late:
             return
         try:
@@ -190,21 +198,26 @@ class HeldLease:
             ) from error
 
     def end(self) -> None:
-        """Gives the lease back, so that another driver need not wait."""
+        """Gives the lease back, so that another driver need not wait. If the storage hangs, it expires by itself."""
         with contextlib.suppress(SweepError, ObjectStoreError, OSError):
-            self.renew(ended=True)
+            in_time(partial(self.renew, ended=True))
+
+    def _refuse_if_lost(self) -> None:
+        if self._lost is not None:
+            raise self._lost
 
     def _refuse_other(self, found: Lease) -> None:
         if found.session == self.lease.session:
             return
         sweep = self._record.sweep
-        raise OvertakenError(
+        self._lost = OvertakenError(
             f"sweep {sweep} was run on {found.host} meanwhile; this driver ends, and `babeltune resume {sweep}` goes "
             "on from what that one left"
             if found.ended
             else f"sweep {sweep} was taken over by {found.host}; this driver stops, `babeltune status {sweep}` shows "
             "the other"
         )
+        raise self._lost
 
 
 def in_time(renew: Callable[[], None]) -> None:
@@ -296,6 +309,8 @@ class FileLease:
 
     def __init__(self, folder: Path, wait: Callable[[float], None] = time.sleep) -> None:
         self.sweep, self._path, self._wait = folder.name, folder / OWNER, wait
+        self._token = folder / ".lease.token"
+        """Keeps the latest token. A power loss may leave the lease empty, as renewals do not wait for the disk."""
 
     def read(self) -> tuple[Lease | None, Version]:
         try:
@@ -310,6 +325,8 @@ class FileLease:
             if self.read()[1] != expected:
                 return None
             try:
+                if taken:
+                    write_whole(self._token, str(lease.token).encode(), durable=True)
                 write_whole(self._path, lease.encode(), durable=taken)
             except OSError as error:
                 if taken or error.errno not in FULL:
@@ -318,7 +335,10 @@ class FileLease:
             return self.read()[1]
 
     def least_token(self) -> int:
-        return 0
+        try:
+            return int(self._token.read_bytes())
+        except (FileNotFoundError, ValueError):
+            return 0
 
     @contextlib.contextmanager
     def locked(self, *, alone: bool = False) -> Iterator[None]:
@@ -395,30 +415,23 @@ def refuse_other_token(sweep: str, lease: Lease | None, token: int) -> None:
 
 
 @contextlib.contextmanager
-def renewed(held: HeldLease, interval: float | None = None) -> Iterator[Callable[[], None]]:
-    """Renews the lease within the block and ends it then. What it gives raises what keeps the driver from going on."""
-    ending, lost = threading.Event(), list[SweepError]()
+def renewed(held: HeldLease) -> Iterator[None]:
+    """Renews the lease within the block, in a thread. `refuse_if_late` says what keeps the driver from going on."""
+    ending = threading.Event()
 
     def work() -> None:
-        while not ending.wait(interval or RENEWAL_INTERVAL_S) and not lost:
+        while not ending.wait(RENEWAL_INTERVAL_S):
             try:
                 held.renew()
-            except OvertakenError as error:
-                lost.append(error)
-            except (SweepError, OSError):
-                continue  # `check` says when it is too late
-
-    def check() -> None:
-        if lost:
-            raise lost[0]
-        held.refuse_if_late()
+            except OvertakenError:
+                return
+            except (SweepError, ObjectStoreError, OSError):
+                continue  # `refuse_if_late` says when it is too late
 
     thread = threading.Thread(target=work, name="babeltune-lease", daemon=True)
     thread.start()
     try:
-        yield check
+        yield
     finally:
         ending.set()
-        thread.join(LOCK_TIMEOUT_S)
-        if not lost and not thread.is_alive():  # else the storage hangs: the lease ends by itself
-            held.end()
+        thread.join(ANSWER_S)  # one that still asks a storage that hangs ends with its request

@@ -109,8 +109,11 @@ def folder_lease(folder: SweepFolder, ray_at: str = "", clock: Clock | None = No
         return other.shares_lock(mine) or bool(ray_at and other.ray == ray_at)
 
     held = acquire(record, mine, gone, clock, lambda text: _say(folder, text))
-    with renewed(held) as check:
-        yield FolderLease(held.token, check, partial(written_under, record, held))
+    try:
+        with renewed(held):
+            yield FolderLease(held.token, held.refuse_if_late, partial(written_under, record, held))
+    finally:
+        held.end()
 
 
 def _say(folder: SweepFolder, text: str) -> None:
