@@ -7,9 +7,11 @@ import json
 import shutil
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,27 +19,37 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from babeltune.errors import FencedError, ObjectStoreError, SweepError
+from babeltune.errors import ClusterError, FencedError, ObjectStoreError, SweepError
 from babeltune.files import plain, sha256_of
+from babeltune.schema.cluster import Cluster
 from babeltune.schema.records import Report
 from babeltune.schema.storage_location import StorageLocation
+from babeltune.storage import mirror_base
 from babeltune.storage.fence import unstamped
 from babeltune.storage.mirror import Mirror
-from babeltune.storage.object_store import Entry
+from babeltune.storage.object_store import Entry, ObjectStore
+from babeltune.storage.packages import PACKAGE_MANIFEST
+from babeltune.sweep.state import fencing
 from babeltune.sweep.state.fencing import (
+    OWNER,
     Clock,
     DrivenError,
     FileLease,
     FolderFence,
-    HeldLease,
     Lease,
     LeaseExpiredError,
     OvertakenError,
     acquire,
 )
-from babeltune.sweep.sync.fencing import RESULTS, BucketLease, DriverFence, TrialFence, claim
+from babeltune.sweep.state.folder import SweepFolder
+from babeltune.sweep.sync import driver as driver_module
+from babeltune.sweep.sync import leased_folder
+from babeltune.sweep.sync.checkpoint_names import latest_names
+from babeltune.sweep.sync.driver import DriverSync
+from babeltune.sweep.sync.fencing import RESULTS, BucketLease, TrialFence
 from babeltune.sweep.sync.worker import pull_trial, push_trial
 from babeltune.training.checkpoint import MANIFEST, REPORTS, checkpoint_folder, last_good, read_reports
+from waiting import PATIENCE_S, wait_until
 
 SWEEP = "sweeps/s"
 TRIAL = f"{SWEEP}/trials/t0000"
@@ -193,8 +205,13 @@ class Driver:
     name: str
     driver: Process | None = None
     worker: Process | None = None
+    trains: Callable[[Process], None] | None = None
+    """What each worker of this driver does."""
+    nodes: int = 0
+    """The nodes on which its workers have been."""
     made: int = 0
     """Reports of its worker that the driver knows."""
+    asked_to_stop: bool = False
 
 
 class TwoDrivers(RuleBasedStateMachine):
@@ -247,11 +264,25 @@ class TwoDrivers(RuleBasedStateMachine):
         for left in range(steps, 0, -1) if process else ():
             process.step(fate if left == 1 else FATES[0])
 
+    def run_until(self, process: Process, happened: Callable[[], bool]) -> None:
+        """Lets the process make requests until this has happened, or it does not get there."""
+        for _ in range(40):
+            if process.ended or happened():
+                return
+            process.step()
+
+    def token(self) -> int:
+        """That of the lease."""
+        lease = Lease.read(self.lease())
+        return lease.token if lease else 0
+
     @initialize(steps=st.integers(0, 80))
     def one_begins(self, steps: int) -> None:
         """The first driver has the lease, and its worker has made some reports."""
-        self.run(self.started(self.machines[0]), 30)
+        self.run(self.started(self.machines[0]), 20)
         self.run(self.machines[0].worker, steps if isinstance(self, OnABucket) else steps // 8)
+        self.now += 6.0
+        self.run(self.machines[0].driver, 10)
 
     @rule(who=st.integers(0, 1), works=st.booleans(), steps=STEPS, fate=st.sampled_from(FATES))
     def go_on(self, who: int, works: bool, steps: int, fate: str) -> None:
@@ -259,13 +290,23 @@ class TwoDrivers(RuleBasedStateMachine):
         machine = self.machines[who]
         self.run(machine.worker if works and machine.worker else self.started(machine), steps, fate)
 
-    @rule(who=st.integers(0, 1), steps=st.integers(1, 40))
-    def take_over(self, who: int, steps: int) -> None:
-        """All are silent for longer than a lease lasts, and one driver has seen that."""
-        driver = self.started(self.machines[who])
+    @rule(who=st.integers(0, 1), again=st.booleans(), steps=st.integers(0, 20))
+    def take_over(self, who: int, again: bool, steps: int) -> None:
+        """All are silent for longer than a lease lasts, and one driver has seen that. It may have begun just now."""
+        if again and self.machines[who].driver is not None:
+            self.machines[who].driver.kill()
+        driver, before = self.started(self.machines[who]), self.token()
         self.run(driver, 4)
         self.now += 70.0
+        self.run_until(driver, lambda: self.token() > before)
         self.run(driver, steps)
+
+    @rule(who=st.integers(0, 1), steps=st.integers(0, 40))
+    def begin(self, who: int, steps: int) -> None:
+        """A driver that was paused goes on until it has given its trial to a worker, which begins."""
+        machine, before = self.machines[who], self.machines[who].worker
+        self.run_until(self.started(machine), lambda: machine.worker is not before)
+        self.run(machine.worker, steps)
 
     @rule(seconds=st.sampled_from([3.0, 20.0, 50.0, 70.0]))
     def pass_time(self, seconds: float) -> None:
@@ -296,9 +337,12 @@ class TwoDrivers(RuleBasedStateMachine):
     def stored(self, name: str) -> list[bytes]:
         raise NotImplementedError
 
+    def lease(self) -> bytes | None:
+        raise NotImplementedError
+
 
 class OnABucket(TwoDrivers):
-    """Each machine has its own mirror of the bucket."""
+    """Each driver has its own mirror of the bucket, and so has each worker. Drivers are `DriverSync`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -307,64 +351,73 @@ class OnABucket(TwoDrivers):
     def stored(self, name: str) -> list[bytes]:
         return lines_of(self.bucket.objects.get(f"{TRIAL}/{name}" if name == REPORTS else f"{SWEEP}/{name}"))
 
-    def mirror(self, machine: Driver, process: Process) -> Mirror:
-        mirror = Mirror(StorageLocation(uri="memory://model", cache=str(self.place / machine.name)))
-        mirror.store = Connection(self.bucket, process, fenced=self.fenced)
-        return mirror
+    def lease(self) -> bytes | None:
+        return self.bucket.objects.get(f"{SWEEP}/{OWNER}")
+
+    @rule(who=st.integers(0, 1))
+    def stop(self, who: int) -> None:
+        """Asks a driver to end."""
+        self.machines[who].asked_to_stop = True
+
+    @rule(who=st.integers(0, 1), steps=STEPS)
+    def move(self, who: int, steps: int) -> None:
+        """The worker dies, and its trial goes on on an empty node."""
+        machine = self.machines[who]
+        if machine.worker is not None and not machine.worker.ended:
+            machine.worker.kill()
+            machine.worker, machine.nodes = self.process(machine.trains), machine.nodes + 1
+            self.run(machine.worker, steps)
+
+    @invariant()
+    def the_last_report_has_its_checkpoint(self) -> None:
+        """A trial that goes on anywhere finds the checkpoint of its last report."""
+        if not (lines := self.stored(REPORTS)):
+            return
+        prefix, since = f"{TRIAL}/checkpoints", unstamped(self.bucket.objects[f"{TRIAL}/{REPORTS}"])[1].since
+        names = latest_names(prefix, {key: self.bucket.entry(key) for key in self.bucket.objects}, since)
+        name = names.get(f"{len(lines):06d}")
+        assert name, f"of {len(lines)} reports the last one has none: {names}"
+        files = json.loads(self.bucket.objects[f"{prefix}/{name}/{PACKAGE_MANIFEST}"])["files"]
+        found = {each: hashlib.sha256(self.bucket.objects[f"{prefix}/{name}/{each}"]).hexdigest() for each in files}
+        assert found == {each: facts["sha256"] for each, facts in files.items()}, "it is whole"
 
     def drive(self, machine: Driver, process: Process, began: str) -> None:
-        mirror, clock = self.mirror(machine, process), self.clock(machine, process)
+        cluster = Cluster(storage="memory://model", cache=str(self.place / machine.name), storage_timeout=30.0)
+        folder, clock = SweepFolder(cluster.folder / SWEEP), self.clock(machine, process)
+        sync = DriverSync(cluster, folder, clock=clock)
+        sync.mirror.store = Connection(self.bucket, process, fenced=self.fenced)
         try:
-            held = acquire(BucketLease(mirror.store, "s"), Lease(host=machine.name), clock=clock)
-            mirror.fence = DriverFence(held)
-            self.claim_all(mirror, held)
-        except (ObjectStoreError, DrivenError):
-            return
-        machine.made = 0
-        machine.worker = self.process(lambda worker: self.train(machine, worker, held.token, began))
-        while True:
-            clock.wait(5.0)
-            try:
-                held.renew()
-                self.record(machine, mirror)
-            except ObjectStoreError:
-                pass
-            except OvertakenError:
-                return
-            try:
-                held.refuse_if_late()
-            except (LeaseExpiredError, OvertakenError):
-                return
+            with sync:
+                machine.made, machine.asked_to_stop = 0, False
+                machine.trains = partial(self.train, machine, sync.token, began)
+                machine.worker = self.process(machine.trains)
+                while not machine.asked_to_stop:
+                    clock.wait(5.0)
+                    with suppress(ObjectStoreError):
+                        sync._lease.renew()
+                        self.record(machine, sync)
+                    sync.check()
+        except (ClusterError, SweepError):
+            pass
 
-    def claim_all(self, mirror: Mirror, held: HeldLease) -> None:
-        """As `DriverSync` does: claims first, then what was claimed."""
-        there = mirror.store.entries(SWEEP)
-        keys = [f"{SWEEP}/{RESULTS}", *([f"{TRIAL}/{REPORTS}"] if any(TRIAL in key for key in there) else ())]
-        if self.fenced:
-            claimed = {key: claim(mirror.store, key, held.token) for key in keys}
-        else:
-            claimed = {key: there[key] for key in keys if key in there}
-        shutil.rmtree(mirror.path(SWEEP), ignore_errors=True)
-        mirror.forget(SWEEP)
-        mirror.pull(claimed)
-
-    def record(self, machine: Driver, mirror: Mirror) -> None:
+    def record(self, machine: Driver, sync: DriverSync) -> None:
         """Adds to the ledger what the worker reported."""
-        ledger = mirror.path(f"{SWEEP}/{RESULTS}")
+        ledger = sync.folder.path / RESULTS
         lines = ledger.read_bytes().splitlines() if ledger.exists() else []
         lines += [
             json.dumps({"index": n, "by": machine.name}).encode() for n in range(len(lines) + 1, machine.made + 1)
         ]
-        ledger.parent.mkdir(parents=True, exist_ok=True)
         ledger.write_bytes(b"".join(line + b"\n" for line in lines))
-        if mirror.push(ledger):
-            self.acknowledge(RESULTS, lines)
+        sync._send(final=False)
+        self.acknowledge(RESULTS, lines)
 
-    def train(self, machine: Driver, process: Process, token: int, began: str) -> None:
-        mirror = self.mirror(machine, process)
+    def train(self, machine: Driver, token: int, began: str, process: Process) -> None:
+        mirror = Mirror(
+            StorageLocation(uri="memory://model", cache=str(self.place / f"{machine.name}-{machine.nodes}"))
+        )
+        mirror.store = Connection(self.bucket, process, fenced=self.fenced)
+        mirror.fence = TrialFence(BucketLease(mirror.store, "s"), token)
         folder = mirror.path(TRIAL)
-        if self.fenced:
-            mirror.fence = TrialFence(BucketLease(mirror.store, "s"), token)
         pulled = False
         while True:
             process.point()
@@ -388,6 +441,10 @@ class OnAFolder(TwoDrivers):
     def stored(self, name: str) -> list[bytes]:
         path = self.place / "trials" / "t0000" / name if name == REPORTS else self.place / name
         return path.read_bytes().splitlines() if path.exists() else []
+
+    def lease(self) -> bytes | None:
+        path = self.place / OWNER
+        return path.read_bytes() if path.exists() else None
 
     def drive(self, machine: Driver, process: Process, began: str) -> None:
         clock = self.clock(machine, process)
@@ -428,15 +485,107 @@ FEW = settings(max_examples=60, stateful_step_count=25, deadline=None, derandomi
 FIRST = settings(FEW, max_examples=300, phases=[Phase.generate], report_multiple_bugs=False)
 
 
+@pytest.fixture
+def in_steps(monkeypatch):
+    """A process makes one request at a time, and none by a clock that the model does not set."""
+    monkeypatch.setattr(mirror_base, "AT_ONCE", 1)
+    monkeypatch.setattr(leased_folder, "renewed", lambda _: nullcontext())
+    monkeypatch.setattr(driver_module, "RENEWAL_INTERVAL_S", PATIENCE_S)
+    monkeypatch.setattr(fencing, "ANSWER_S", PATIENCE_S)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("storage", [OnABucket, OnAFolder])
-def test_no_report_is_lost_whatever_happens_to_two_drivers(storage):
+def test_no_report_is_lost_whatever_happens_to_two_drivers(storage, in_steps):
     run_state_machine_as_test(storage, settings=FEW)
+
+
+LOSS = r"fell back|got other .* confirmed|the last one has none"
 
 
 @pytest.mark.parametrize("storage", [OnABucket, OnAFolder])
 @pytest.mark.long
-def test_the_model_finds_the_report_that_an_unfenced_driver_loses(storage):
+def test_the_model_finds_the_report_that_an_unfenced_driver_loses(storage, in_steps):
     unfenced = type("Unfenced", (storage,), {"fenced": False})
-    with pytest.raises(AssertionError, match=r"fell back|got other .* confirmed"):
+    with pytest.raises(AssertionError, match=LOSS):
         run_state_machine_as_test(unfenced, settings=FIRST)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after", range(14))
+def test_a_driver_that_stands_still_while_it_takes_over_harms_no_later_one(after, in_steps):
+    """It stands still after so many requests with the lease, and goes on when the other has made some with its own."""
+    for done in (0, 4, 20):
+        model = OnABucket()
+        try:
+            model.one_begins(60)
+            before = len(model.acknowledged[REPORTS])
+            model.take_over(1, again=False, steps=after)
+            model.take_over(0, again=True, steps=done)
+            model.run(model.machines[1].driver, 40)
+            model.begin(0, 40)
+            model.nothing_is_lost_or_doubled()
+            model.the_last_report_has_its_checkpoint()
+            assert len(model.acknowledged[REPORTS]) > before > 0, "the trial went on"
+            assert model.token() == 3
+        finally:
+            model.teardown()
+
+
+class Watched(ObjectStore):
+    """Calls `claimed` before each claim of a trial, and notes its requests."""
+
+    def __init__(self, uri: str, claimed: Callable[[], object]) -> None:
+        super().__init__(uri)
+        self.claimed, self.requests = claimed, Counter[str]()
+
+    def entry(self, key):
+        self.requests[key] += 1
+        return super().entry(key)
+
+    def read(self, key):
+        self.requests[key] += 1
+        return super().read(key)
+
+    def write_if(self, key, data, expected):
+        self.requests[key] += 1
+        if key.endswith(REPORTS):
+            self.claimed()
+        return super().write_if(key, data, expected)
+
+
+@pytest.fixture
+def open_trials(tmp_path):
+    """A driver of a sweep with 16 open trials, and its store, for which `claimed` can be set."""
+    cluster = Cluster(storage=f"file://{tmp_path}/bucket", cache=str(tmp_path / "cache"), storage_timeout=30.0)
+    sync = DriverSync(cluster, SweepFolder(cluster.folder / SWEEP))
+    sync.mirror.store = Watched(cluster.storage, lambda: None)
+    for number in range(2 * mirror_base.AT_ONCE):
+        sync.mirror.store.write(f"{SWEEP}/trials/t{number:04d}/{REPORTS}", b"{}\n")
+    return sync, sync.mirror.store
+
+
+def test_a_driver_renews_its_lease_while_it_takes_over(open_trials, monkeypatch):
+    monkeypatch.setattr(fencing, "RENEWAL_INTERVAL_S", 0.02)
+    sync, store = open_trials
+
+    def renewals() -> int:
+        return Lease.read(ObjectStore(store.uri).read(f"{SWEEP}/{OWNER}")).renewals
+
+    def claimed() -> None:
+        before = renewals()
+        wait_until(lambda: renewals() > before)
+
+    store.claimed = claimed
+    with sync:
+        assert sync.token == 1
+
+
+def test_trials_are_claimed_several_at_once_with_two_requests_each(open_trials):
+    sync, store = open_trials
+    store.claimed = partial(threading.Barrier(mirror_base.AT_ONCE).wait, PATIENCE_S)
+    with sync:
+        reports = [key for key in store.requests if key.endswith(REPORTS)]
+        assert len(reports) == 2 * mirror_base.AT_ONCE
+        assert [unstamped(ObjectStore(store.uri).read(key))[1].token for key in reports] == [1] * len(reports)
+        assert {store.requests[key] for key in reports} == {3}, "one more brings the record to this machine"

@@ -343,6 +343,19 @@ def test_a_lease_is_taken_by_the_takers_own_clock_once_its_holder_is_silent(far,
     s3.put(key, json.dumps({**ahead, "ended": True}).encode())
 
 
+def test_a_machine_that_drove_a_sweep_sees_the_driver_of_another_one(far, s3, machine):
+    _, folder = far
+    for name in ("one", "two"):
+        with DriverSync(machine(name), SweepFolder(machine(name).folder / "sweeps" / folder.id)):
+            pass
+    key = f"{PREFIX}/sweeps/{folder.id}/{OWNER}"
+    ended = s3.get(key)
+    far_away = {"host": "elsewhere", "folder": "/x", "ended": False, "beat": time.time()}
+    s3.put(key, json.dumps({**json.loads(ended), **far_away}).encode())
+    assert is_driven(StorageView(machine("one")).sweep("far"))
+    s3.put(key, ended)
+
+
 def test_a_driver_without_its_store_ends_before_its_lease_can_be_taken(far, s3, machine, monkeypatch):
     _, folder = far
     monkeypatch.setattr(fencing, "MARGIN_S", 59.5)
@@ -368,7 +381,8 @@ def test_what_a_driver_sends_late_changes_no_record_that_a_later_one_has_claimed
     comparing_server, machine, monkeypatch
 ):
     server, place = comparing_server, f"{comparing_server.uri}/late"
-    monkeypatch.setattr(driver_module, "RENEWAL_INTERVAL_S", 3600.0)  # it says nothing more
+    for module in (driver_module, fencing):
+        monkeypatch.setattr(module, "RENEWAL_INTERVAL_S", 3600.0)  # it says nothing more
     one, two = (machine(f"{server.uri[:2]}-{name}", storage=place) for name in ("one", "two"))
     here, there = (SweepFolder(each.folder / "sweeps" / "late") for each in (one, two))
     key, lease = (f"late/sweeps/late/{name}" for name in ("results.jsonl", OWNER))
@@ -389,5 +403,5 @@ def test_what_a_driver_sends_late_changes_no_record_that_a_later_one_has_claimed
             assert server.get(key) == claimed
         first.wake()
         wait_until(lambda: first.lost)
-        with pytest.raises(SweepError, match="this driver ends"):
+        with pytest.raises(SweepError, match="was taken over by"):
             first.check()

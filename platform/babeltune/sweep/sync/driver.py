@@ -1,7 +1,7 @@
 """Uploads what a sweep's driver writes to the bucket of its storage, while it runs and when it ends.
 
 Before the driver begins, it takes the sweep's lease, and the sweep's folder is brought up to date (`leased_folder.py`).
-The driver renews the lease every few seconds. A driver that finds another one's lease stops.
+A thread renews the lease from then on. A driver that finds another one's lease stops.
 
 A store that does not answer stops nothing at once. Changes wait in the folder, are counted in the log, and are sent
 when the store is back. After the cluster's `storage_timeout` the sweep ends with an error, and nothing is lost.
@@ -28,10 +28,7 @@ from babeltune.schema.cluster import Cluster
 from babeltune.schema.records import Report
 from babeltune.stages import UPLOADING
 from babeltune.storage.mirror import Mirror
-from babeltune.sweep.state.fencing import (
-    RENEWAL_INTERVAL_S,
-    awake,
-)
+from babeltune.sweep.state.fencing import RENEWAL_INTERVAL_S, Clock
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.messages import TrialAssignment, TrialOutcome
 from babeltune.sweep.sync.checkpoint_names import checkpoints_there
@@ -58,7 +55,9 @@ FINAL_UPLOAD_TIMEOUT_S = 10.0
 class DriverSync:
     """Sends what a driver writes to the bucket, within a `with` block. It does nothing if the storage is a folder."""
 
-    def __init__(self, cluster: Cluster, folder: SweepFolder, *, needs: str | None = None) -> None:
+    def __init__(
+        self, cluster: Cluster, folder: SweepFolder, *, needs: str | None = None, clock: Clock | None = None
+    ) -> None:
         """`needs` names an earlier sweep that this one starts from."""
         self.token = 0
         """The fencing token of this driver, which its assignments carry."""
@@ -70,7 +69,7 @@ class DriverSync:
         self.lost: SweepError | None = None
         """Why this driver may not go on: another one has the sweep."""
         self._view = StorageView(cluster)
-        self._since = 0.0
+        self._since, self._asked, self._clock = 0.0, 0.0, clock
         self._leased: LeasedFolder | None = None
         self._sent: dict[Path, float] = {}
         self._changed, self._ending = threading.Event(), threading.Event()
@@ -97,11 +96,12 @@ class DriverSync:
     def __enter__(self) -> Self:
         if self.where is None:
             return self
-        leased = LeasedFolder(self._view, self.mirror, self.folder, timeout=self.where.timeout)
+        timeout = self.where.timeout
+        leased = LeasedFolder(self._view, self.mirror, self.folder, timeout=timeout, clock=self._clock)
         self.token, self._leased = leased.take(self.needs), leased
         self.where = replace(self.where, compares=self.mirror.store.compares and self.where.compares)
         self.mirror.store.timeout = REQUEST_TIMEOUT_S
-        insist = partial(self._insist, seconds=self.where.timeout)
+        insist = partial(self._insist, seconds=timeout)
         self._stores = stores_in(BucketStores(self.mirror, insist, takes_shards=self.carrier is not None))
         self._stores.__enter__()
         self._thread.start()
@@ -207,8 +207,7 @@ class DriverSync:
             if self._ending.is_set():
                 return
             try:
-                if self.trouble is not None or awake() - self._lease.renewed >= RENEWAL_INTERVAL_S:
-                    self._listen()
+                self._ask_for_stop()
                 self._send(final=False)
                 self._run_errands()
                 if self.trouble is not None:
@@ -227,18 +226,19 @@ class DriverSync:
             due = self._sent.get(path, -1e9)
             if not final and due > now:
                 continue
-            if awake() - self._lease.renewed > RENEWAL_INTERVAL_S:  # many large records take longer than one interval
-                self._lease.renew()
             if self.mirror.push(path):
                 size = path.stat().st_size
                 wait = STUDY_INTERVAL_S if path.name == STUDY else 0.0
                 self._sent[path] = now + max(wait, PER_MEBIBYTE * size / LARGE if size > LARGE else 0.0)
 
-    def _listen(self) -> None:
-        """Renews the lease; sees who wants this driver to stop."""
-        self._lease.renew()
+    def _ask_for_stop(self) -> None:
+        """Sees every few seconds whether anybody wants this driver to stop, and whether the storage answers."""
+        now = time.monotonic()
+        if self.trouble is None and now - self._asked < RENEWAL_INTERVAL_S:
+            return
         if self.mirror.store.entry(f"{self._prefix}/stop") is not None:
             self.folder.stop_request.touch()
+        self._asked = now
 
     def _stumble(self, error: Exception) -> None:
         first, self.trouble = self.trouble is None, error
@@ -250,7 +250,7 @@ class DriverSync:
     # At the end
 
     def _finish(self) -> None:
-        self._listen()
+        self._lease.renew()
         self._send(final=True)
         self._run_errands()
         self._lease.renew(ended=True)

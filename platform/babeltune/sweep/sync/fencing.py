@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from babeltune.storage.fence import Stamp, unstamped
 from babeltune.storage.object_store import Entry, ObjectStore
-from babeltune.sweep.state.fencing import OWNER, HeldLease, Lease, Version, refuse_other_token
+from babeltune.sweep.state.fencing import OWNER, HeldLease, Lease, OvertakenError, Version, refuse_other_token
 from babeltune.training.checkpoint import REPORTS
 
 RESULTS = "results.jsonl"
@@ -44,16 +44,24 @@ class BucketLease:
         return all(self._store.write_if(self._key, data, other) is None for other in (None, NO_VERSION))
 
 
-def claim(store: ObjectStore, key: str, token: int) -> Entry:
+def claim(store: ObjectStore, key: str, token: int, listed: Entry | None = None) -> Entry:
     """Writes the token into a record, which may not be there yet. From then on writes of earlier holders are refused;
-    what they wrote until then is kept."""
+    what they wrote until then is kept. `listed` is the record as a listing has it.
+
+    Raises `OvertakenError` if a later holder has claimed it.
+    """
+    entry = listed
     while True:
-        entry = store.entry(key)
         content, stamp = unstamped(store.read(key) or b"")
+        if stamp is not None and stamp.token > token:
+            raise OvertakenError(
+                f"{key} has a later fencing token than this driver; `babeltune status` shows the other"
+            )
         since = stamp.since if stamp else 0
         made = store.write_if(key, content + Stamp(token, since).line(), entry.version if entry else None)
         if made is not None:
             return made
+        entry = store.entry(key)
 
 
 @dataclass(frozen=True)

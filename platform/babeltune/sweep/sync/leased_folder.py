@@ -9,14 +9,16 @@ from __future__ import annotations
 import logging
 import time
 import uuid
+from contextlib import ExitStack
 from pathlib import Path
 
 from filelock import Timeout
 
 from babeltune.files import write_whole
 from babeltune.storage.mirror import Mirror
+from babeltune.storage.mirror_base import together
 from babeltune.storage.object_store import Entry
-from babeltune.sweep.state.fencing import EXPIRY_S, OWNER, Clock, HeldLease, Lease, acquire, awake
+from babeltune.sweep.state.fencing import EXPIRY_S, OWNER, Clock, HeldLease, Lease, acquire, renewed
 from babeltune.sweep.state.folder import ENDED, SweepFolder, read_outcome
 from babeltune.sweep.state.heartbeat import here
 from babeltune.sweep.state.lease import recorded_driver, running_elsewhere
@@ -42,38 +44,41 @@ def is_claimed(key: str) -> bool:
 class LeasedFolder:
     """What one driver holds of a sweep, from `take` to `release`."""
 
-    def __init__(self, view: StorageView, mirror: Mirror, folder: SweepFolder, *, timeout: float) -> None:
+    def __init__(
+        self, view: StorageView, mirror: Mirror, folder: SweepFolder, *, timeout: float, clock: Clock | None = None
+    ) -> None:
         """`timeout` is the cluster's `storage_timeout`, in seconds."""
-        self.renewed = 0.0
-        """When the lease was renewed last."""
         self._view, self._mirror, self._folder, self._timeout = view, mirror, folder, timeout
+        self._clock = clock
         self._prefix = f"sweeps/{folder.id}"
         self._lock = mirror.lock(self._prefix)
         self._held: HeldLease | None = None
+        self._leaving = ExitStack()
+        """What ends when this driver leaves the folder: the renewals, then its turn on this machine."""
 
     def take(self, needs: str | None) -> int:
         """Takes the lease, and brings the folder as the latest driver left it. Returns the fencing token.
 
         `needs` names an earlier sweep that this one starts from."""
-        self._take_turn()
-        try:
-            return self._take(needs)
-        except BaseException:
-            if self._held is not None:
-                self._held.end()
-            self.release()
-            raise
+        with ExitStack() as failing:
+            self._take_turn()
+            self._leaving.callback(self._lock.release)
+            failing.callback(self.release)
+            held = self._take_lease()
+            failing.callback(held.end)
+            self._leaving.enter_context(renewed(held))
+            self._bring(held, needs)
+            failing.pop_all()
+        return held.token
 
     def release(self) -> None:
-        """Lets others of this machine have the folder."""
-        self._lock.release()
+        """Renews the lease no more, and lets others of this machine have the folder."""
+        self._leaving.close()
 
     def renew(self, *, ended: bool = False) -> None:
         """Says that this driver lives, or that it has ended. Raises `OvertakenError` if another one has the sweep."""
         assert self._held is not None
         self._held.renew(ended=ended)
-        write_whole(self._folder.path / OWNER, self._held.lease.encode())
-        self.renewed = awake()
 
     def refuse_if_late(self) -> None:
         """Raises `SweepError` where another driver may have taken the lease since."""
@@ -91,12 +96,9 @@ class LeasedFolder:
                 if is_driven(self._folder) or time.monotonic() > deadline:
                     raise running_elsewhere(self._folder.id, recorded_driver(self._folder)) from None
 
-    def _take(self, needs: str | None) -> int:
-        """The lease, and the folder as the latest driver left it."""
-        mirror = self._mirror
-        record = BucketLease(mirror.store, self._folder.id)
-        held = self._take_lease(record)
-        before = held.before
+    def _bring(self, held: HeldLease, needs: str | None) -> None:
+        """Brings the folder as the latest driver left it, once nobody else may change its records."""
+        mirror, before = self._mirror, held.before
         if needs is not None:
             self._view.update(needs)
         mine = self._mine.read_text(encoding="utf-8").split() if self._mine.exists() else []
@@ -113,18 +115,19 @@ class LeasedFolder:
             mirror.pull(there)
             mirror.forget_missing(self._prefix, there)
         self._folder.path.mkdir(parents=True, exist_ok=True)
+        (self._folder.path / OWNER).unlink(missing_ok=True)  # readers bring the latest
         self._mine.parent.mkdir(parents=True, exist_ok=True)
         sessions = [*([before.session] if before else []), held.lease.session]
         write_whole(self._mine, " ".join(sessions).encode(), durable=True)
+        self.renew()  # one that was overtaken meanwhile removes no request to the other
         mirror.store.remove(f"{self._prefix}/stop")
-        self.renew()
-        return held.token
 
-    def _take_lease(self, record: BucketLease) -> HeldLease:
+    def _take_lease(self) -> HeldLease:
         """The lease of a driver that ended, died on this machine, or was silent for as long as the lease says."""
+        record = BucketLease(self._mirror.store, self._folder.id)
         expiry = max(EXPIRY_S, self._timeout + OUTAGE_MARGIN_S)
         mine = Lease(folder=here(self._folder)["folder"], expiry_s=expiry)
-        held = acquire(record, mine, mine.shares_lock, Clock(), self._say)
+        held = acquire(record, mine, mine.shares_lock, self._clock, self._say)
         self._held, self._mirror.fence = held, DriverFence(held)
         if not self._mirror.store.compares or not record.compares(held.lease):
             self._mirror.store.compares = False
@@ -137,7 +140,8 @@ class LeasedFolder:
         at = self._mirror.path(f"{self._prefix}/trials")
         open_ones = [name for name in sorted(trials) if read_outcome(at / name) not in ENDED]
         keys = [f"{self._prefix}/{RESULTS}", *(f"{self._prefix}/trials/{name}/{REPORTS}" for name in open_ones)]
-        return {key: claim(self._mirror.store, key, token) for key in keys}
+        claimed = together(lambda key: claim(self._mirror.store, key, token, there.get(key)), keys)
+        return dict(zip(keys, claimed, strict=True))
 
     def _say(self, text: str) -> None:
         log.warning("sweep %s: %s", self._folder.id, text)
