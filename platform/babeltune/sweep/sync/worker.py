@@ -26,7 +26,7 @@ from babeltune.errors import ClusterError, FencedError, NodeError, ObjectStoreEr
 from babeltune.files import plain, write_json
 from babeltune.method.distributed import ProcessGroup
 from babeltune.schema.records import Objective, Report
-from babeltune.schema.storage_location import StorageLocation
+from babeltune.schema.storage_location import DAY_S, StorageLocation
 from babeltune.stages import LEAST_RATED_S, UPLOADING, Stage
 from babeltune.storage.fence import Stamp, unstamped
 from babeltune.storage.mirror import Mirror
@@ -56,7 +56,6 @@ LONGER = 2.0
 and logs why."""
 PROGRESS_INTERVAL_S = 15.0
 """Seconds between two notes of a trial's progress in the bucket."""
-DAY_S = 86_400.0
 SIGN_EVERY = 1.0
 """Seconds between two heartbeats while something is downloaded or uploaded."""
 log = logging.getLogger(__name__)
