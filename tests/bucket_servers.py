@@ -9,9 +9,10 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import parse_qs, quote, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 import requests
 
@@ -38,6 +39,8 @@ class Door:
         """Bytes."""
         self._listener: socket.socket | None = None
         self._open: set[socket.socket] = set()
+        self._passes = threading.Event()
+        self._passes.set()
 
     def open(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", self.port), backlog=64)
@@ -52,6 +55,12 @@ class Door:
         for each in list(self._open):
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
+
+    def hang(self, seconds: float) -> None:
+        """Takes connections for so long, and passes on what they send only then."""
+        self._passes.clear()
+        time.sleep(seconds)
+        self._passes.set()
 
     def _accept(self, listener: socket.socket) -> None:
         while True:
@@ -75,6 +84,7 @@ class Door:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
                 note(data)
+                self._passes.wait()
                 sink.sendall(data)
         for each in (source, sink):
             with contextlib.suppress(OSError):
@@ -176,10 +186,10 @@ class Preconditions:
 
             def answer(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                query = parse_qs(urlsplit(self.path).query)
+                path, query = urlsplit(self.path).path, parse_qs(urlsplit(self.path).query)
                 with one_at_a_time:
-                    wanted = query.get("ifGenerationMatch")
-                    if wanted and wanted != [self.generation(query["name"][0])]:
+                    wanted, of_object = query.get("ifGenerationMatch"), unquote(path.rpartition("/o/")[2])
+                    if wanted and wanted != [self.generation(query.get("name", [of_object])[0])]:
                         self.reply(412, b'{"error": {"code": 412, "message": "conditionNotMet"}}', "application/json")
                         return
                     headers = {k: v for k, v in self.headers.items() if k.lower() not in ("host", "content-length")}

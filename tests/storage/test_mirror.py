@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import shutil
 import sqlite3
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from babeltune.errors import ObjectStoreError
 from babeltune.schema.storage_location import StorageLocation
 from babeltune.storage.mirror import Mirror
+from babeltune.storage.object_store import is_local
 from babeltune.storage.packages import PACKAGE_MANIFEST
 
 
@@ -121,6 +124,98 @@ def test_a_package_that_was_damaged_here_is_downloaded_again(mirrors, damage):
             path.write_bytes(whole[:-1] if damage == "truncated" else whole[:-1] + b"?")
         assert mirror.pull_package(key)
         assert path.read_bytes() == whole
+
+
+@pytest.fixture
+def folders(tmp_path, monkeypatch):
+    """Mirrors of a bucket that is a folder, which take one object after the other."""
+    monkeypatch.setattr("babeltune.storage.mirror_base.AT_ONCE", 1)
+    uri = f"file://{tmp_path}/bucket"
+    return [Mirror(StorageLocation(uri=uri, cache=str(tmp_path / name))) for name in ("one", "other", "third")]
+
+
+def between(mirror, patch, *acts):
+    """Has others act before requests of this mirror: each act has the request's number. Returns what counts them."""
+    tried, count = mirror.store._tried, itertools.count()
+
+    def request(what, send):
+        now = next(count)
+        for number, act in acts:
+            if number == now:
+                act()
+        return tried(what, send)
+
+    patch.setattr(mirror.store, "_tried", request)
+    return lambda: next(count)
+
+
+def cut_off(mirror, patch, writes):
+    """The mirror's machine goes down after so many changes of the bucket."""
+    tried, left = mirror.store._tried, iter(range(writes))
+
+    def request(what, send):
+        if what.startswith(("written", "changed")) and next(left, None) is None:
+            raise ConnectionAbortedError
+        return tried(what, send)
+
+    patch.setattr(mirror.store, "_tried", request)
+
+
+KEY = "sweeps/a/checkpoints/000001"
+CHECKPOINT = {"manifest.json": b"with", "optimizer.safetensors": b"much", "student.safetensors": b"weights"}
+STRIPPED = {"manifest.json": b"without", "student.safetensors": b"weights"}
+
+
+@pytest.mark.parametrize("writes", [1, 2])
+def test_a_package_that_loses_a_file_while_it_is_read_stays_whole(folders, writes):
+    """The removal begins before any of the reader's requests, and goes on before any later one or after the last."""
+    owner, reader, third = folders
+
+    def strip():
+        owner.drop_from_package(KEY, "optimizer.safetensors", {"manifest.json": STRIPPED["manifest.json"]})
+
+    def begin():
+        with pytest.MonkeyPatch.context() as patch:
+            cut_off(owner, patch, writes)
+            with pytest.raises(ConnectionAbortedError):
+                strip()
+
+    def read(*acts):
+        owner.push_package(package(owner, CHECKPOINT, KEY))
+        with pytest.MonkeyPatch.context() as patch:
+            requests = between(reader, patch, *acts)
+            reader.pull_package(KEY)
+            made = requests()
+        strip()
+        assert third.pull_package(KEY), f"it is lost: {acts}"
+        assert content(third.path(KEY)) == STRIPPED
+        for mirror in (reader, third):
+            shutil.rmtree(mirror.path(KEY), ignore_errors=True)
+        return made
+
+    most = read()
+    assert most > 3
+    for first in range(2 * most):
+        for then in range(first, 2 * most + 1):
+            read((first, begin), (then, strip))
+
+
+def test_a_disk_that_changes_what_it_is_given_spoils_the_package_for_nobody_else(folders, monkeypatch):
+    one, bad, third = folders
+    one.push_package(package(one, FILES))
+    download = bad.store.download
+
+    def onto_a_bad_disk(key, path):
+        download(key, path)
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+
+    monkeypatch.setattr(bad.store, "download", onto_a_bad_disk)
+    with pytest.raises(
+        ObjectStoreError, match=r"stores/tokens-1 is sound, but .* changes .*; check that disk"
+    ) as refused:
+        bad.pull_package("stores/tokens-1")
+    assert is_local(refused.value.__cause__), "the node is left out, and fails no trial"
+    assert third.pull_package("stores/tokens-1")
 
 
 def test_a_seal_cannot_name_files_outside_of_its_package(mirrors, bucket_server):

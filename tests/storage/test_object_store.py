@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import threading
 import time
@@ -36,6 +37,8 @@ def test_objects_are_written_listed_read_and_removed(store, tmp_path):
     assert store.read("a/one") == b"1"
     store.download("a/b/two", tmp_path / "copy")
     assert (tmp_path / "copy").read_bytes() == b"22"
+    assert store.sha256("a/b/two") == hashlib.sha256(b"22").hexdigest()
+    assert store.sha256("a/three") is None
     store.write("a/one", b"9")
     now = time.time()
     assert all(int(began) <= entry.modified <= now for entry in there.values())
@@ -133,7 +136,10 @@ def refuses_other_versions(store):
     assert second.version == store.entry("lease").version != first.version
     assert store.write_if("lease", b"3", first.version) is None, "it has changed since"
     assert store.read("lease") == b"2"
-    store.remove("lease")
+    assert not store.remove_if("lease", first.version)
+    assert store.read("lease") == b"2"
+    assert store.remove_if("lease", second.version)
+    assert not store.remove_if("lease", second.version)
     assert store.write_if("lease", b"4", second.version) is None, "it is gone"
     assert store.read("lease") is None
 
@@ -157,6 +163,8 @@ def test_a_server_that_compares_nothing_is_asked_before_each_write(gs):
     assert store.write_if("lease", b"3", None) is None
     assert store.write_if("lease", b"3", store.entry("lease").version) is not None
     assert store.read("lease") == b"3"
+    assert not store.remove_if("lease", "another")
+    assert store.remove_if("lease", store.entry("lease").version)
 
 
 def test_requests_that_failed_together_are_not_repeated_together():

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from babeltune.data.arrays import first_places, is_first
 from babeltune.data.shards import Count, RunShards, read_texts, run_here, uncounted
-from babeltune.data.store import Array, Contents, build, digest_of_texts, key_of
+from babeltune.data.store import Array, Contents, build, digest_of_array, digest_of_texts, key_of
 from babeltune.data.store_shards import ShardWork, array_of, files_of, make_shards, record_names, write_shard
 from babeltune.data.texts import Texts, text_hashes
 from babeltune.errors import StoreError, TeacherError
@@ -270,10 +270,11 @@ def _write(
     records = make_shards(folder, texts, _of_equal_cost(sequence, lengths), work)
     order = np.empty(len(texts), "<i8")
     order[sequence] = np.arange(len(texts))
-    order.tofile(folder / "order.bin")
+    order_file = f"order-{digest_of_array(order)[:16]}.bin"
+    order.tofile(folder / order_file)
     rows = array_of(records, "rows", dtype)
     return Contents(
-        arrays={"rows": rows, "order": Array("<i8", 0, (("order.bin", len(texts)),))},
+        arrays={"rows": rows, "order": Array("<i8", 0, ((order_file, len(texts)),))},
         facts={
             "forwarded": len(texts),
             "truncated": sum(record.truncated for record in records),

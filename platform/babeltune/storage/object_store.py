@@ -7,6 +7,7 @@ An object appears whole, under its name, when its upload is complete. Credential
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import os
 import time
@@ -131,6 +132,19 @@ class ObjectStore:
         place = self._place(key)
         self._tried(f"read at {key}", lambda: self._fs.get_file(place, str(path)))
 
+    def sha256(self, key: str) -> str | None:
+        """The digest of the object, which touches no disk of this machine; None where there is none."""
+        place = self._place(key)
+
+        def read() -> str:
+            with self._fs.open(place, "rb") as file:
+                return hashlib.file_digest(file, "sha256").hexdigest()
+
+        try:
+            return self._tried(f"read at {key}", read)
+        except FileNotFoundError:
+            return None
+
     def write(self, key: str, data: bytes) -> None:
         place = self._place(key)
         with self._a_bucket():
@@ -166,8 +180,7 @@ class ObjectStore:
                 raise
             return None
         except OSError as error:
-            answer = getattr(error.__cause__, "response", None) or {}
-            if answer.get("Error", {}).get("Code") in CHANGED:
+            if _is_changed(error):
                 return None
             raise
         return _entry({"ETag": made["ETag"], "size": len(data), "mtime": time.time()})
@@ -226,6 +239,36 @@ class ObjectStore:
         with contextlib.suppress(FileNotFoundError):
             self._tried(f"changed at {key}", lambda: self._fs.rm_file(place))
 
+    def remove_if(self, key: str, expected: str) -> bool:
+        """Removes the object if it still has the expected version, as `write_if` writes it; whether it did."""
+        place = self._place(key)
+        try:
+            return self._tried(f"changed at {key}", lambda: self._removed(place, expected))
+        except FileNotFoundError:
+            return False
+
+    def _removed(self, place: str, expected: str) -> bool:
+        protocol = self.uri.partition("://")[0]
+        bucket, name, *_ = self._fs.split_path(place) if protocol in (*S3, *GCS) else ("", "")
+        if not self.compares or protocol not in (*S3, *GCS):
+            with locked(Path(place)) if protocol == "file" else contextlib.nullcontext():
+                same = _entry(self._fs.info(place)).version == expected
+                if same:
+                    self._fs.rm_file(place)
+                return same
+        try:
+            if protocol in S3:
+                self._fs.call_s3("delete_object", Bucket=bucket, Key=name, IfMatch=expected)
+            else:
+                self._fs.call("DELETE", "b/{}/o/{}", bucket, name, ifGenerationMatch=expected)
+        except FileExistsError:  # gcsfs's name for an object of another generation
+            return False
+        except OSError as error:
+            if _is_changed(error):
+                return False
+            raise
+        return True
+
     def _place(self, key: str) -> str:
         return f"{self._root}/{inside(key)}"
 
@@ -247,6 +290,12 @@ class ObjectStore:
         except Exception as error:  # each protocol's library has its own
             why = f"the storage {self.uri} cannot be {what} ({_first_line(error)})"
             raise ObjectStoreError(f"{why}; {_next_step(error)}") from error
+
+
+def _is_changed(error: OSError) -> bool:
+    """Whether S3 says that an object is not the one that was expected."""
+    answer = getattr(error.__cause__, "response", None) or {}
+    return answer.get("Error", {}).get("Code") in CHANGED
 
 
 def _next_step(error: Exception) -> str:

@@ -1,17 +1,22 @@
-"""Packages of a mirror: folders that never change once they are there, each with a manifest that is written last."""
+"""Packages of a mirror: folders that never change once they are there, each with a manifest that is written last.
+
+The manifest, or seal, has the size and SHA-256 of each file. It may also have the texts of small files whose name does
+not say their content: so they change with it, in one request. A copy lies beside it for who reads such a file alone.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from babeltune.errors import StoreError
+from babeltune.errors import ObjectStoreError, StoreError
 from babeltune.files import sha256_of, version
 from babeltune.storage.mirror_base import MirrorBase, digest, document, together, write_below
 from babeltune.storage.object_store import Entry, inside
@@ -24,6 +29,14 @@ Tell = Callable[[int, int], None]
 TRIES = 2
 """Downloads of a package before its objects are held to be damaged."""
 log = logging.getLogger(__name__)
+
+
+class Fault(NamedTuple):
+    """What is wrong with a package that was downloaded."""
+
+    name: str
+    """The file, or the manifest."""
+    what: str
 
 
 class Packages(MirrorBase):
@@ -55,8 +68,8 @@ class Packages(MirrorBase):
     def finish_package(self, key: str, draft: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
         """Makes a package of objects that others have written below its key, and of the draft's files, which are sent.
 
-        `files` has the size and SHA-256 of each. If another process has made the package since, that one stays.
-        `StoreError` if an object is gone.
+        `files` has the size and SHA-256 of each. A name ends in the beginning of its file's SHA-256, or the file is a
+        small text. If another process has made the package since, that one stays. `StoreError` if an object is gone.
         """
         seal, there = f"{key}/{PACKAGE_MANIFEST}", self.store.entries(key)
         if seal in there:
@@ -68,8 +81,11 @@ class Packages(MirrorBase):
                 f"the storage {self.store.uri} has lost {len(gone)} files of {key}, such as {gone[0]}; "
                 "`babeltune resume` makes them again"
             )
-        together(lambda name: self.store.upload(draft / name, f"{key}/{name}"), here)
-        if self.store.write_if(seal, document({"files": files}), None) is not None:
+        texts = {name: (draft / name).read_bytes().decode() for name in here if files[name]["sha256"][:16] not in name}
+        together(lambda name: self.store.upload(draft / name, f"{key}/{name}"), set(here) - texts.keys())
+        manifest = document({"files": files, "texts": texts})
+        if self.store.write_if(seal, manifest, None) or self.store.read(seal) == manifest:
+            together(lambda name: self.store.write(f"{key}/{name}", texts[name].encode()), texts)
             together(self.store.remove, there.keys() - {f"{key}/{name}" for name in files})
 
     def has_package(self, folder: Path, key: str, there: Mapping[str, Entry]) -> bool:
@@ -77,7 +93,7 @@ class Packages(MirrorBase):
         files, seal = self.sealed(folder), f"{key}/{PACKAGE_MANIFEST}"
         names = {name: f"{key}/{name}" for name in files}
         whole = all(at in there and there[at].size == files[name]["bytes"] for name, at in names.items())
-        return whole and seal in there and self.store.read(seal) == document({"files": files})
+        return whole and seal in there and _files_in(self.store.read(seal)) == files
 
     def sealed(self, folder: Path) -> dict[str, dict[str, Any]]:
         """Size and SHA-256 of each file; those that were known when its files were last changed are not read again."""
@@ -95,6 +111,7 @@ class Packages(MirrorBase):
         """Whether the package is in the folder, or in its own, where it is downloaded to if need be.
 
         One that differs from its seal is refused and its seal removed, so that the next push renews it.
+        `ObjectStoreError` if it does not differ, but this disk changes what it is given.
         """
         folder = folder or self.path(key)
         if folder.exists() and not self._altered(folder):
@@ -114,9 +131,25 @@ class Packages(MirrorBase):
                 fault = self._download(key, manifest, folder)
                 if fault is None:
                     return True
-                log.warning("%s/%s is damaged (%s): %s", self.store.uri, key, fault, "again" if left > 1 else "left")
-            self.store.remove(f"{key}/{PACKAGE_MANIFEST}")
+                then, words = "left" if left == 1 else "again", f"{fault.name} {fault.what}"
+                log.warning("%s/%s is damaged (%s): %s", self.store.uri, key, words, then)
+                if left == 1:
+                    self._unseal(key, manifest, fault.name, folder)
         return False
+
+    def _unseal(self, key: str, manifest: bytes, name: str, folder: Path) -> None:
+        """Removes this manifest if the object of that name differs from it. One that has changed since stays."""
+        seal = f"{key}/{PACKAGE_MANIFEST}"
+        found = self.store.entry(seal)
+        if found is None or self.store.read(seal) != manifest:
+            return
+        if name != PACKAGE_MANIFEST and self.store.sha256(f"{key}/{name}") == _files_in(manifest)[name]["sha256"]:
+            why = OSError(errno.EIO, "this disk gives back other bytes than were written", str(folder / name))
+            raise ObjectStoreError(
+                f"{self.store.uri}/{key} is sound, but {folder.parent} changes {name}; check that disk, or name "
+                "another `cache`"
+            ) from why
+        self.store.remove_if(seal, found.version)
 
     def _altered(self, folder: Path) -> bool:
         """Whether a file is no more what it was when the folder was sealed here; where none has changed since, none is
@@ -142,27 +175,30 @@ class Packages(MirrorBase):
     def _keep_manifest(self, folder: Path, files: dict[str, dict[str, Any]], versions: dict[str, list[int]]) -> None:
         write_below(self._manifest_of(folder), document({"files": files, "versions": versions}))
 
-    def _download(self, key: str, manifest: bytes, folder: Path) -> str | None:
+    def _download(self, key: str, manifest: bytes, folder: Path) -> Fault | None:
         """Puts the package in its place if it is as its seal says; else says what is wrong."""
         try:
-            files = {
-                inside(name): (facts["bytes"], facts["sha256"]) for name, facts in json.loads(manifest)["files"].items()
-            }
+            values = json.loads(manifest)
+            files = {inside(name): (facts["bytes"], facts["sha256"]) for name, facts in values["files"].items()}
+            texts = {name: text.encode() for name, text in values.get("texts", {}).items()}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            return f"its seal cannot be read: {error}"
+            return Fault(PACKAGE_MANIFEST, f"cannot be read: {error}")
         draft = self.folder / PULLING / digest(key.encode())[:32]
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
 
-        def one(name: str) -> str | None:
+        def one(name: str) -> Fault | None:
             path = draft / name
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
-                self.store.download(f"{key}/{name}", path)
+                if name in texts:
+                    path.write_bytes(texts[name])
+                else:
+                    self.store.download(f"{key}/{name}", path)
             except FileNotFoundError:
-                return f"{name} is missing"
+                return Fault(name, "is missing")
             size, sha256 = files[name]
-            return None if path.stat().st_size == size and sha256_of(path) == sha256 else f"{name} was altered"
+            return None if path.stat().st_size == size and sha256_of(path) == sha256 else Fault(name, "was altered")
 
         try:
             faults = [fault for fault in together(one, files) if fault]
@@ -190,15 +226,29 @@ class Packages(MirrorBase):
         together(self.store.remove, [at for at in there if below(at)])
 
     def drop_from_package(self, key: str, name: str, changed: Mapping[str, bytes]) -> None:
-        """Removes a file from a package in the bucket, and writes others anew. Between two requests a reader may find a
-        package that differs from its seal, and reads it again. Repeated, it mends what was cut off."""
-        seal = self.store.read(f"{key}/{PACKAGE_MANIFEST}")
-        if seal is None:
-            return
-        files = json.loads(seal)["files"]
-        files.pop(name, None)
-        for each, data in changed.items():
-            files[each] = {"bytes": len(data), "sha256": digest(data)}
-            self.store.write(f"{key}/{each}", data)
-        self.store.write(f"{key}/{PACKAGE_MANIFEST}", document({"files": files}))
+        """Removes a file from a package in the bucket, and writes small ones anew. A reader finds the package as it was
+        or as it is now: one request changes its manifest. Repeated, it mends what was cut off."""
+        seal = f"{key}/{PACKAGE_MANIFEST}"
+        made = None
+        while made is None:
+            found = self.store.entry(seal)
+            data = self.store.read(seal)
+            if found is None or data is None:
+                return
+            values = json.loads(data)
+            files, texts = values["files"], values.get("texts", {})
+            files.pop(name, None)
+            files |= {each: {"bytes": len(text), "sha256": digest(text)} for each, text in changed.items()}
+            texts |= {each: text.decode() for each, text in changed.items()}
+            made = self.store.write_if(seal, document({"files": files, "texts": texts}), found.version)
+        for each, text in changed.items():
+            self.store.write(f"{key}/{each}", text)
         self.store.remove(f"{key}/{name}")
+
+
+def _files_in(manifest: bytes | None) -> Any:
+    """The files that a manifest names; None if it cannot be read."""
+    try:
+        return json.loads(manifest or b"")["files"]
+    except (ValueError, KeyError, TypeError):
+        return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -173,19 +174,47 @@ def test_another_machine_goes_on_with_the_shards_that_the_bucket_has(build, mach
     assert not [at for at in bucket.entries("stores") if at.endswith(DONE)], "a whole store has no records of shards"
 
 
+def drafts(tmp_path, one, other, key):
+    """The drafts of two drivers that have made a store with other bits, each with its record, and their files."""
+    for mirror, data in ((one, b"first"), (other, b"other")):
+        draft, digest = tmp_path / data.decode(), hashlib.sha256(data).hexdigest()
+        draft.mkdir(exist_ok=True)
+        (draft / "store.json").write_bytes(b"of " + data)
+        name = f"rows-00000-{digest[:16]}.bin"
+        mirror.store.write(f"{key}/{name}", data)
+        yield draft, {name: sealed(data), "store.json": sealed(b"of " + data)}
+
+
 def test_of_two_drivers_that_make_a_store_with_other_bits_the_first_ones_stays_whole(machine, tmp_path):
-    one, other = machine("one"), machine("other")
-    key, folders = "stores/teacher-0123456789abcdef", []
-    for machine_, data in ((one, b"first"), (other, b"other")):
-        draft = tmp_path / data.decode()
-        draft.mkdir()
-        name = f"rows-00000-{data.decode()}.bin"
-        machine_.mirror.store.write(f"{key}/{name}", data)
-        folders.append((draft, {name: sealed(data)}))
-    for draft, files in folders:
-        one.mirror.finish_package(key, draft, files)
-        assert other.mirror.pull_package(key)
-        assert files_in(other.mirror.path(key)) == {"rows-00000-first.bin": b"first"}
+    one, other = machine("one").mirror, machine("other").mirror
+    key = "stores/teacher-0123456789abcdef"
+    for draft, files in [*drafts(tmp_path, one, other, key)]:
+        one.finish_package(key, draft, files)
+        assert other.pull_package(key)
+        assert set(files_in(other.path(key)).values()) == {b"first", b"of first"}
+        assert one.store.read(f"{key}/store.json") == b"of first", "for who reads the record alone"
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_a_driver_that_finishes_a_store_while_another_does_leaves_it_whole(tmp_path, monkeypatch, number):
+    """The other one finishes before this request of the first one."""
+    uri, key = f"file://{tmp_path}/bucket", "stores/teacher-0123456789abcdef"
+    one, other, third = (Mirror(StorageLocation(uri=uri, cache=str(tmp_path / name))) for name in ("a", "b", "c"))
+    mine, theirs = drafts(tmp_path, one, other, key)
+    tried, requests = one.store._tried, itertools.count()
+
+    def request(what, send):
+        if next(requests) == number:
+            other.finish_package(key, *theirs)
+        return tried(what, send)
+
+    monkeypatch.setattr(one.store, "_tried", request)
+    one.finish_package(key, *mine)
+    assert next(requests) > number
+    assert third.pull_package(key)
+    first = b"other" if number < 2 else b"first"  # the second request writes the manifest
+    assert set(files_in(third.path(key)).values()) == {first, b"of " + first}
+    assert one.store.read(f"{key}/store.json") == b"of " + first
 
 
 def sealed(data):
