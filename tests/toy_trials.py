@@ -21,6 +21,8 @@ from torch.backends import cuda, cudnn
 from babeltune.errors import TrainingError
 from babeltune.schema.records import Report
 from babeltune.sweep.state.messages import EndMessage, ReportMessage, TrialAssignment
+from babeltune.sweep.workers import worker
+from babeltune.sweep.workers.dispatcher_driver_calls import POLL_TIMEOUT_S
 
 LEAKED = []
 
@@ -55,6 +57,21 @@ def train(assignment, dispatcher, rank, world, device):
             return
     if orders.get("kind") == "hang_after":
         _hang_after_the_next_answer()
+
+
+def impatient(assignment, dispatcher, rank, world, device):
+    """`train` by ranks that wait for the dispatcher for 15 s. `endless`: the first time, they wait for a stop, of which
+    rank 0 hears."""
+    worker.ANSWER_TIMEOUT_S = 1.5 * POLL_TIMEOUT_S
+    stop, left = torch.zeros(1), Path(assignment.folder) / "left"
+    while assignment.trial.get("endless") and not left.exists():
+        (Path(assignment.folder) / "trains").touch()
+        stop += rank == 0 and dispatcher.stopped()
+        distributed.all_reduce(stop)
+        if stop:
+            left.touch()
+            return
+    train(assignment, dispatcher, rank, world, device)
 
 
 def report_of(asked, index):

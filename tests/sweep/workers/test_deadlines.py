@@ -14,6 +14,7 @@ from babeltune.sweep.workers import worker_groups
 from babeltune.sweep.workers.pool_settings import PoolSettings
 from babeltune.sweep.workers.worker import Place, Reporter, answer_of
 from babeltune.sweep.workers.worker_groups import WorkerGroup, WorkerGroups
+from toy_trials import a_report
 from waiting import PATIENCE_S, wait_until
 
 WAITS = ("join", "wait", "result", "acquire", "communicate")
@@ -72,8 +73,9 @@ def test_a_controller_that_does_not_say_why_it_ended_is_not_waited_for(silent, t
 def test_a_rank_whose_dispatcher_is_silent_ends_and_fails_no_trial(silent, monkeypatch):
     monkeypatch.setattr("babeltune.sweep.workers.worker.ANSWER_TIMEOUT_S", 1.0)
     reporter = Reporter(silent, "t", Place("a group", 0, 1, "cpu"))
+    assert reporter.stopped(), "all ranks leave the trial at one step"
     with pytest.raises(ReplacedError, match="dispatcher has not answered a worker for 1 s"):
-        reporter.stopped()
+        reporter.report(a_report(1))
     with pytest.raises(ReplacedError):
         answer_of(silent.get_result.remote())
 

@@ -387,6 +387,19 @@ def test_a_report_without_a_verdict_is_answered_in_time_and_handed_over_again():
     assert running(steps) is False
 
 
+def test_a_rank_that_waits_for_the_others_is_answered_in_time_and_asks_again(monkeypatch):
+    monkeypatch.setattr("babeltune.sweep.workers.dispatcher.POLL_TIMEOUT_S", 0.01)
+
+    async def steps(dispatcher, driver):
+        await dispatcher.offer("t", assignment())
+        await dispatcher.next("worker-group", "group")
+        unsettled = [await leave(dispatcher, FINISHED, world=2) for _ in range(2)]
+        late = await leave(dispatcher, FINISHED, rank=1, world=2)
+        return unsettled, late, await leave(dispatcher, FINISHED, world=2), await driver.next()
+
+    assert running(steps) == ([None, None], True, True, FINISHED)
+
+
 @pytest.mark.parametrize("how", ["joined by others", "retired"])
 def test_ranks_that_others_replaced_are_refused_whatever_they_say(tmp_path, how):
     async def steps(dispatcher, driver):

@@ -366,3 +366,42 @@ def test_a_stopped_dispatcher_ends_the_search_with_a_line_on_how_to_go_on(room, 
             opened.mend()
     wait_until(lambda: not psutil.pid_exists(stopped))
     assert left_behind()[0] == set()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("meanwhile", ["a verdict", "training"])
+def test_all_ranks_end_whose_dispatcher_is_silent_whatever_they_do(room, tmp_path, meanwhile):
+    """A group of two that waits for a verdict or trains, and one that waits for a trial."""
+    settings = {**TWO_WORKERS, "run_trial": "toy_trials:impatient"}
+    with pool_of(**settings, storage=tmp_path) as opened:
+        wait_until_free(opened, 2)
+        for name in ("one", "two"):  # so both groups have loaded the function
+            offer(opened, tmp_path, name, steps=1)
+            follow(opened, name)
+        wait_until_free(opened, 2)
+        (tmp_path / "busy").mkdir()
+        offer(opened, tmp_path, "busy", steps=5, endless=meanwhile == "training")
+        if meanwhile == "training":
+            wait_until((tmp_path / "busy" / "trains").exists)
+        else:
+            assert opened.dispatcher.next_message("busy").report.index == 1
+        os.kill(process_of(opened.dispatcher._actor), signal.SIGSTOP)
+        runs = [group.run for group in opened._groups.values()]
+        wait_until(lambda: len(ray.wait(runs, num_returns=2, timeout=0)[0]) == 2)
+        ray.get(runs, timeout=0)
+        wait_until(lambda: not processes(), processes)  # so no GPU is held
+
+
+@pytest.mark.long
+def test_a_dispatcher_that_wakes_after_its_ranks_gave_up_loses_no_trial(room, tmp_path):
+    """The ranks have left the trial, as for a stop, but it has neither ended nor been stopped."""
+    settings = {**TWO_WORKERS, "count": 1, "run_trial": "toy_trials:impatient"}
+    with pool_of(**settings, storage=tmp_path) as opened:
+        (tmp_path / "busy").mkdir()
+        offer(opened, tmp_path, "busy", endless=True)
+        wait_until((tmp_path / "busy" / "trains").exists)
+        dispatcher = process_of(opened.dispatcher._actor)
+        os.kill(dispatcher, signal.SIGSTOP)
+        wait_until((tmp_path / "busy" / "left").exists)
+        os.kill(dispatcher, signal.SIGCONT)
+        assert follow(opened, "busy") == ([1, 2, 3], FINISHED)

@@ -132,21 +132,26 @@ class TrialDispatcher(DriverCalls):
 
     async def leave(
         self, worker_group: str, trial: str, rank: int, world: int, end: str, renew: bool = False, group: str = ""
-    ) -> bool:
-        """Notes how one rank left the trial, waits for the others, and settles. False means: restart the group. Raises
-        as `report`."""
+    ) -> bool | None:
+        """Notes how one rank left the trial, waits for the others, and settles. False means: restart the group. None
+        after some seconds without the others: the rank says it again. Raises as `report`."""
         self._refuse_replaced(group)
         record = self._state.trials.get(trial)
         if record is None or self._state.assigned.get(worker_group) != trial:
             return record is None or record.attempt.go_on is not False
         attempt = record.attempt
-        self._change("rank_left", trial, rank, end, renew)
+        if rank not in attempt.ends:
+            self._change("rank_left", trial, rank, end, renew)
         if attempt.go_on is None:
-            timeout = None if TrialEnd.decode(end).kind == "finished" else PEER_TIMEOUT_S
+            finished = TrialEnd.decode(end).kind == "finished"
             self._wake(("leave", trial))
-            await self._until(
-                ("leave", trial), lambda: attempt.go_on is not None or len(attempt.ends) == world, timeout
+            all_left = await self._until(
+                ("leave", trial),
+                lambda: attempt.go_on is not None or len(attempt.ends) == world,
+                POLL_TIMEOUT_S if finished else PEER_TIMEOUT_S,
             )
+            if finished and not all_left:
+                return None
             if attempt.go_on is None and self._state.assigned.get(worker_group) == trial:
                 self._change("settle", trial, world)
                 if worker_group not in self._state.assigned:

@@ -37,7 +37,7 @@ from babeltune.sweep.workers.dispatcher import StopReply
 from babeltune.sweep.workers.dispatcher_state import DIED
 from babeltune.sweep.workers.nodes import named
 from babeltune.sweep.workers.process_state import ProcessState
-from babeltune.sweep.workers.ray_train import TOGETHER, WorkerSettings
+from babeltune.sweep.workers.ray_train import WorkerSettings
 from babeltune.sweep.workers.system_metrics import SystemMetrics
 
 NO_CUDA = (
@@ -48,6 +48,8 @@ NO_CUDA = (
 
 GO_ON = "go on"
 """What rank 0 tells the other ranks if the dispatcher's verdict is to go on."""
+END = "end"
+"""What rank 0 tells them if the dispatcher does not answer, or refuses this group of ranks. All ranks end then."""
 EARLY_S = 0.5
 """Seconds before its time at which a question whether to stop is still asked: the trainer's own clock has jitter."""
 
@@ -55,8 +57,6 @@ EARLY_S = 0.5
 ANSWER_TIMEOUT_S = 300.0
 """Seconds within which the dispatcher must answer a rank. The driver ends the sweep, and its ranks, after one minute
 without an answer. So only ranks whose driver cannot do that wait for so long."""
-PEERS_TIMEOUT_S = TOGETHER.total_seconds() + ANSWER_TIMEOUT_S
-"""The same, for an answer that waits until the other ranks have finished too."""
 log = logging.getLogger(__name__)
 
 
@@ -82,10 +82,11 @@ class Reporter:
     """A trial's connection to the dispatcher. Every rank calls `report` for every report."""
 
     def __init__(self, dispatcher: ray.actor.ActorHandle, trial: str, place: Place) -> None:
-        self._dispatcher, self._trial, self._group = dispatcher, trial, place.group
-        self._rank, self._world, self._device = place.rank, place.world, place.device
+        self._dispatcher, self._trial, self._place = dispatcher, trial, place
         self._system = SystemMetrics()
         self._reply, self._asked = StopReply(stopped=False, ask_again_s=0.0), -math.inf
+        self.silence: SilentDispatcherError | None = None
+        """Why this rank has stopped the trial without having been asked to."""
 
     def report(self, report: Report) -> bool:
         """Hands rank 0's report over and returns the verdict on all ranks: True means go on.
@@ -93,25 +94,28 @@ class Reporter:
         What the machine was doing is added to its points. A resumed trial may repeat its last report, which is
         recognised by its index.
         """
-        text = ""
-        if self._rank == 0:
+
+        def ask() -> str:
             now = Point(step=report.step, time_ms=time.time_ns() // 1_000_000, values=self._system.read())
             encoded = ReportMessage(self._trial, replace(report, points=(*report.points, now))).encode()
-            verdict = None
-            while verdict is None:  # each answer comes within seconds, and the verdict may take longer
-                call = self._dispatcher.report.remote(self._trial, report.index, report.last, encoded, self._group)
-                verdict = answer_of(call)
-            text = GO_ON if verdict else ""
-        return from_rank_0(text, self._rank, self._world, self._device) == GO_ON
+            group = self._place.group
+            go_on = settled(self._dispatcher.report, self._trial, report.index, report.last, encoded, group)
+            return GO_ON if go_on else ""
+
+        return asked_by_rank_0(ask, self._place) == GO_ON
 
     def stopped(self) -> bool:
         """Whether the trial was asked to stop since its last report.
 
         Rank 0 calls it about once a second. A trial that does not is taken for one that hangs. The dispatcher says when
-        it wants to be asked again.
+        it wants to be asked again. One that does not answer counts as a stop, so that all ranks leave the trial at one
+        step.
         """
         if time.monotonic() - self._asked >= self._reply.ask_again_s - EARLY_S:
-            self._reply = answer_of(self._dispatcher.stopped.remote(self._trial, self._group))
+            try:
+                self._reply = answer_of(self._dispatcher.stopped.remote(self._trial, self._place.group))
+            except SilentDispatcherError as error:
+                self._reply, self.silence = StopReply(stopped=True, ask_again_s=math.inf), error
             self._asked = time.monotonic()
         return self._reply.stopped
 
@@ -119,13 +123,36 @@ class Reporter:
         """A checkpoint is on the disk; there is nothing more to do."""
 
 
-def answer_of(call: ray.ObjectRef, seconds: float | None = None) -> Any:
-    """What a call of the dispatcher returns. `SilentDispatcherError` if that takes longer than `seconds`."""
-    seconds = ANSWER_TIMEOUT_S if seconds is None else seconds
+def answer_of(call: ray.ObjectRef) -> Any:
+    """What a call of the dispatcher returns. `SilentDispatcherError` if that takes longer than `ANSWER_TIMEOUT_S`."""
     try:
-        return ray.get(call, timeout=seconds)
+        return ray.get(call, timeout=ANSWER_TIMEOUT_S)
     except ray.exceptions.GetTimeoutError as error:
-        raise SilentDispatcherError(f"the sweep's dispatcher has not answered a worker for {seconds:g} s") from error
+        raise SilentDispatcherError(
+            f"the sweep's dispatcher has not answered a worker for {ANSWER_TIMEOUT_S:g} s"
+        ) from error
+
+
+def settled(method: Any, *arguments: object) -> bool:
+    """The answer of a method that answers None every few seconds until it has decided."""
+    while (answer := answer_of(method.remote(*arguments))) is None:
+        pass
+    return bool(answer)
+
+
+def asked_by_rank_0(ask: Callable[[], str], place: Place) -> str:
+    """What `ask` returns on rank 0, on every rank. If it raises `ReplacedError` there, all ranks do: none is left to
+    wait for the others."""
+    words, lost = "", ReplacedError("rank 0 ends: the dispatcher does not answer it, or refuses it")
+    if place.rank == 0:
+        try:
+            words = ask()
+        except ReplacedError as error:
+            words, lost = END, error
+    words = from_rank_0(words, place.rank, place.world, place.device)
+    if words == END:
+        raise lost
+    return words
 
 
 def from_rank_0(words: str, rank: int, world: int, device: str) -> str:
@@ -187,17 +214,17 @@ def worker_loop(settings: WorkerSettings) -> None:
     worker_group, group = settings["worker_group"], from_rank_0(uuid.uuid4().hex, rank, world, device)
     node = ray.get_runtime_context().get_node_id()
     dispatcher = ray.get_actor(settings["dispatcher"], namespace=NAMESPACE)
-    if ray.get_gpu_ids() and not torch.cuda.is_available():
-        answer_of(dispatcher.add_message.remote(NO_CUDA.format(named(node))))
     try:
-        run = load(settings["run_trial"])
-    except Exception as error:
-        why = f"cannot load {settings['run_trial']}: {_reason(error)}"
-        answer_of(dispatcher.refuse.remote(worker_group, why, node))
-        return
-    process_state = ProcessState(settings["threads"])
-    gc.freeze()  # so that collecting before each trial walks the trials' objects, not the imported modules
-    try:
+        if ray.get_gpu_ids() and not torch.cuda.is_available():
+            answer_of(dispatcher.add_message.remote(NO_CUDA.format(named(node))))
+        try:
+            run = load(settings["run_trial"])
+        except Exception as error:
+            why = f"cannot load {settings['run_trial']}: {_reason(error)}"
+            answer_of(dispatcher.refuse.remote(worker_group, why, node))
+            return
+        process_state = ProcessState(settings["threads"])
+        gc.freeze()  # so that collecting before each trial walks the trials' objects, not the imported modules
         take_trials(dispatcher, settings, run, process_state, Place(group, rank, world, device))
     except ReplacedError as error:  # its node was taken for lost, or its dispatcher is
         log.warning("worker group %s ends: %s", worker_group, error)
@@ -214,8 +241,9 @@ def take_trials(
     worker_group, node = settings["worker_group"], ray.get_runtime_context().get_node_id()
     group, rank, world, device = place
     while True:
-        text = answer_of(dispatcher.next.remote(worker_group, group)).encode() if rank == 0 else ""
-        order = Order.decode(from_rank_0(text, rank, world, device))
+        order = Order.decode(
+            asked_by_rank_0(lambda: answer_of(dispatcher.next.remote(worker_group, group)).encode(), place)
+        )
         if order.kind == "close":
             return
         if order.kind == "renew":
@@ -230,8 +258,7 @@ def take_trials(
                 return
             leak = process_state.leak()
             renew = bool(leak) or settings["isolation"] == "process"
-            left = dispatcher.leave.remote(worker_group, order.trial, rank, world, end.encode(), renew, group)
-            if not answer_of(left, PEERS_TIMEOUT_S):
+            if not settled(dispatcher.leave, worker_group, order.trial, rank, world, end.encode(), renew, group):
                 why = end.text or leak or DIED
                 raise ClusterError(f"worker group {worker_group} restarts after trial {order.trial}: {why}")
 
@@ -247,4 +274,8 @@ def _attempt(
         raise
     except Exception as error:
         return _end_of(error)
-    return TrialEnd("finished")
+    if reporter.silence is None:
+        return TrialEnd("finished")
+    if world == 1:
+        raise reporter.silence
+    return TrialEnd("peer", text=str(reporter.silence))  # a dispatcher that wakes has the trial go on in new processes
