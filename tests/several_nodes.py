@@ -35,10 +35,11 @@ from babeltune.sweep.driver.run import submit
 from babeltune.sweep.state.leaderboard import leaderboard
 from babeltune.sweep.state.messages import EndMessage, TrialAssignment
 from babeltune.sweep.sync.shards import Carrier
+from babeltune.sweep.workers import nodes as nodes_module
 from babeltune.sweep.workers import pool as pool_module
 from babeltune.sweep.workers import worker_groups
 from babeltune.sweep.workers.autoscaling import nodes_asked
-from babeltune.sweep.workers.nodes import are_several
+from babeltune.sweep.workers.nodes import are_several, free_resources, from_head, groups_of, is_placed, nodes_there
 from babeltune.sweep.workers.tasks import ray_shards
 from marked import MARK
 from ports import free_port
@@ -555,6 +556,29 @@ def dies_once(*arguments):
     return function(*own)
 
 
+def a_head_that_stands_still(_):
+    """What is asked of a head that is stopped, and of one that goes on."""
+    refusals = []
+    with nodes(1) as (cluster, _), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nodes_module, "HEAD_TIMEOUT_S", 2.0)
+        group = ray.util.placement_group([{"CPU": 1}])
+        (gcs,) = (psutil.Process(info.process.pid) for info in cluster.head_node.all_processes["gcs_server"])
+        gcs.suspend()
+        wait_until(lambda: gcs.status() == psutil.STATUS_STOPPED)
+        for question in (
+            nodes_there,
+            free_resources,
+            lambda: is_placed(group),
+            lambda: groups_of(set()),
+            lambda: from_head(ray.get_actor, "nobody"),
+        ):
+            with pytest.raises(ClusterError) as refused:
+                question()
+            refusals.append(str(refused.value))
+        gcs.resume()
+        return {"refusals": refusals, "nodes": len(nodes_there())}
+
+
 def share_a_corpus(folder):
     """Two nodes clean a corpus together: with a folder that all see, and with files that travel."""
     data, digests, used = data_in(folder), [], []
@@ -580,5 +604,5 @@ if __name__ == "__main__":
     worker_groups.UNPLACED_TIMEOUT_S = pool_module.SURVEY = 1.0
     scenes = (come_and_go, shrink_and_grow, lose_one_of_two, wait_for_room, stop_without_nodes, one_bad_node)
     scenes += (one_blind_node, from_none, regrow, share_a_gpu, two_gpus, fill_a_gpu, with_tls)
-    scenes += (controllers_beside_ranks, share_a_corpus, share_a_sweep, share_a_bucket)
+    scenes += (controllers_beside_ranks, share_a_corpus, share_a_sweep, share_a_bucket, a_head_that_stands_still)
     print(json.dumps({scene.__name__: scene for scene in scenes}[sys.argv[1]](Path(sys.argv[2]))))

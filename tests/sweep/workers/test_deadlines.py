@@ -18,11 +18,18 @@ from toy_trials import a_report
 from waiting import PATIENCE_S, wait_until
 
 WAITS = ("join", "wait", "result", "acquire", "communicate")
+OF_HEAD = (
+    *("ray.nodes", "ray.get_actor", "ray.available_resources", "ray.cluster_resources"),
+    *("available_resources_per_node", "placement_group_table", "get_placement_group_table"),
+)
+"""Questions to the head, for whose answers Ray waits without a deadline. `from_head` asks them."""
 WITHOUT = {
     "standalone.py: thread.join": "a thread of this process, which is asked to end",
     "reproduce.py: process.join": "training on this machine, which takes as long as the trial did",
     "files.py: held.acquire": "another process on this machine builds a store, which takes hours; a line says so",
     "tasks.py: work.result": "work that has ended",
+    "lease.py: ray.get_actor": "at a driver's start, which waits for the head in any case",
+    "nodes.py: cluster_state._connect_and_get_accessor().get_placement_group_table": "what `from_head` asks",
     "trial_proxy.py: self._followers[tracked].result": "no future: a follower's next result, if there is one",
 }
 """Waits without a deadline, and why they may."""
@@ -31,6 +38,8 @@ WITHOUT = {
 def waits(path):
     """The calls of this file that wait without a deadline."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(OF_HEAD):
+            yield f"{path.name}: {ast.unparse(node.func)}"
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
             continue
         called, limited = ast.unparse(node.func), any(word.arg == "timeout" for word in node.keywords)

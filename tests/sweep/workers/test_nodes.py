@@ -246,6 +246,15 @@ def test_with_a_bucket_tasks_write_the_stores_and_the_driver_passes_no_vectors_o
     assert passed["from tasks files"] < 1000 * len(shards), "of each shard, a record comes back"
 
 
+@pytest.mark.long
+def test_a_head_that_stands_still_is_not_waited_for_and_goes_on_to_answer(tmp_path):
+    saw = play("a_head_that_stands_still", tmp_path)
+    words = r"the cluster's head has not answered for 2 s: its GCS is stopped.*`babeltune resume` goes on"
+    assert len(saw["refusals"]) == 5
+    assert all(re.match(words, refusal) for refusal in saw["refusals"])
+    assert saw["nodes"] == 2
+
+
 def files_in(stores):
     """The files of all stores, by their digests."""
     return {str(path.relative_to(stores)): sha256_of(path) for path in stores.rglob("*") if path.is_file()}

@@ -41,11 +41,12 @@ def both_ways_by_ray(
     `ClusterError` if no block is done for `progress_timeout` seconds."""
     import ray
 
+    from babeltune.sweep.workers.nodes import cpus_there
     from babeltune.sweep.workers.tasks import NO_PROGRESS, fetched, first_of, kill
 
     columns = (kept.found.forward.shape[1], kept.found.backward.shape[1])
     remote = ray.remote(num_cpus=1, max_retries=2)(scan_block)
-    most = AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
+    most = AHEAD * cpus_there()
     left, right = map(list, sides)
     running: dict[ray.ObjectRef, int] = {}
     waiting = kept.waiting

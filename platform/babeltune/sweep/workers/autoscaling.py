@@ -48,7 +48,7 @@ def nodes_asked(
         asked.keep(fitting * cluster.workers)
         yield asked.keep
     finally:
-        with contextlib.suppress(ray.exceptions.RayError):
+        with contextlib.suppress(ray.exceptions.RayError, ClusterError):
             asked.keep(worker_groups * cluster.workers)
 
 

@@ -6,10 +6,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ray._private.state import available_resources_per_node
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
-from babeltune.sweep.workers.nodes import is_placed, nodes_there, takes_room, workers_held
+from babeltune.sweep.workers.nodes import free_resources, is_placed, nodes_there, takes_room, workers_held
 
 NODE_ID = "ray.io/node-id"
 """The label that Ray gives each node."""
@@ -39,7 +38,7 @@ class NodeBlocklist:
     def held(self, node: str) -> Iterator[None]:
         """Reserves what is free on the node, or is freed in the block, until the node is released. Each worker has a
         placement group of its own, so that work of others there blocks only its own part."""
-        free = available_resources_per_node().get(node, {})
+        free = free_resources().get(node, {})
         slots = min(self._workers + workers_held(self._worker, free), MOST_HELD) if takes_room(self._worker) else 0
         asked = [placement_group([self._worker], bundle_label_selector=[{NODE_ID: node}]) for _ in range(slots)]
         self._held[node] += asked

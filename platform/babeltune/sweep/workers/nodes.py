@@ -1,8 +1,15 @@
-"""The cluster's nodes: which are alive, how many worker groups they hold, and which placement groups use them."""
+"""The cluster's nodes: which are alive, how many worker groups they hold, and which placement groups use them.
+
+The head's GCS knows this. Ray would wait for ever for one that stands still, and meanwhile Python would take no signal.
+So all that `babeltune.sweep` asks of it goes through `from_head`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 import ray
 from ray._private.state import available_resources_per_node
@@ -12,6 +19,30 @@ from ray.util.placement_group import PlacementGroup, placement_group_table
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from babeltune.errors import ClusterError
+
+Answer = TypeVar("Answer")
+HEAD_TIMEOUT_S = 60.0
+"""Seconds within which the head must answer. Ray itself gives up placement groups after as long."""
+
+
+def from_head(question: Callable[..., Answer], *arguments: Any, **named: Any) -> Answer:
+    """The head's answer to a question of Ray's. `ClusterError` if it does not come within `HEAD_TIMEOUT_S`."""
+    answer = Future[Answer]()
+
+    def ask() -> None:
+        try:
+            answer.set_result(question(*arguments, **named))
+        except BaseException as error:  # raised where it is waited for
+            answer.set_exception(error)
+
+    threading.Thread(target=ask, daemon=True).start()
+    try:
+        return answer.result(timeout=HEAD_TIMEOUT_S)
+    except TimeoutError:
+        raise ClusterError(
+            f"the cluster's head has not answered for {HEAD_TIMEOUT_S:g} s: its GCS is stopped, or its machine hangs; "
+            "every trial keeps its last checkpoint: `babeltune resume` goes on"
+        ) from None
 
 
 def here() -> NodeAffinitySchedulingStrategy:
@@ -36,12 +67,12 @@ def least_taken(worker: Mapping[str, float], taken: Mapping[str, int]) -> str | 
 
 def nodes_there() -> dict[str, dict[str, float]]:
     """The resources of the nodes that are alive, by their ids."""
-    return {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+    return {node["NodeID"]: node["Resources"] for node in from_head(ray.nodes) if node["Alive"]}
 
 
 def is_dead(node: str) -> bool:
     """Whether Ray holds the node with this id to be dead. A node that it does not know may be yet to come."""
-    return any(each["NodeID"] == node and not each["Alive"] for each in ray.nodes())
+    return any(each["NodeID"] == node and not each["Alive"] for each in from_head(ray.nodes))
 
 
 def are_several() -> bool:
@@ -51,7 +82,7 @@ def are_several() -> bool:
 
 def named(node: str) -> str:
     """The address and short id of the node with this id, for messages."""
-    places = [each["NodeManagerAddress"] for each in ray.nodes() if each["NodeID"] == node]
+    places = [each["NodeManagerAddress"] for each in from_head(ray.nodes) if each["NodeID"] == node]
     return f"{places[0] if places else 'a node that is gone'} (node {node[:8]})"
 
 
@@ -107,17 +138,27 @@ def takes_room(worker: Mapping[str, float]) -> bool:
 
 def room_for(worker: Mapping[str, float]) -> int:
     """How many workers of these resources the nodes have room for now."""
-    return sum(workers_held(worker, free) for free in available_resources_per_node().values())
+    return sum(workers_held(worker, free) for free in free_resources().values())
+
+
+def cpus_there() -> int:
+    """How many CPUs the cluster has, at least one."""
+    return max(1, int(from_head(ray.cluster_resources).get("CPU", 1)))
+
+
+def free_resources() -> dict[str, dict[str, float]]:
+    """The resources that are free on each node, by their ids."""
+    return from_head(available_resources_per_node)
 
 
 def is_placed(group: PlacementGroup) -> bool:
     """Whether the placement group has its resources."""
-    return bool(placement_group_table(group)["state"] == "CREATED")
+    return bool(from_head(placement_group_table, group)["state"] == "CREATED")
 
 
 def groups_of(creators: set[bytes]) -> list[PlacementGroupTableData]:
     """The placement groups that these actors created and that were not removed."""
-    rows = cluster_state._connect_and_get_accessor().get_placement_group_table()
+    rows = from_head(lambda: cluster_state._connect_and_get_accessor().get_placement_group_table())
     groups = [PlacementGroupTableData.FromString(row) for row in rows]
     return [g for g in groups if g.creator_actor_id in creators and g.state != PlacementGroupTableData.REMOVED]
 

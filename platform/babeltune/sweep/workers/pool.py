@@ -20,7 +20,7 @@ from babeltune.errors import ClusterError
 from babeltune.sweep.workers.dispatcher_client import DispatcherClient
 from babeltune.sweep.workers.dispatcher_driver_calls import POLL_TIMEOUT_S
 from babeltune.sweep.workers.node_blocklist import NodeBlocklist
-from babeltune.sweep.workers.nodes import named, nodes_there, room_for, worker_groups_held
+from babeltune.sweep.workers.nodes import from_head, named, nodes_there, room_for, worker_groups_held
 from babeltune.sweep.workers.pool_settings import PoolSettings
 from babeltune.sweep.workers.worker_groups import WorkerGroups
 
@@ -104,7 +104,7 @@ class WorkerPool:
             self.mend()
             late = time.monotonic() - since > NO_ROOM_NOTICE_S
             if late and not noted and not self._groups.ranks() and self._is_full():
-                noted, free = True, ray.available_resources()
+                noted, free = True, from_head(ray.available_resources)
                 cpus, gpus = self._settings.cpus_per_worker, self._settings.gpus_per_worker
                 self._note(
                     f"the cluster has no room: a worker wants {cpus:g} CPUs and {gpus:g} GPUs, "
@@ -228,6 +228,7 @@ class WorkerPool:
         with contextlib.suppress(ray.exceptions.RayError, ClusterError):
             self.dispatcher.ask("close", seconds=max(timeout, CLOSE_TIMEOUT_S))
             self._groups.ended(timeout)
-        self._groups.end(list(self._groups))
-        self._bad.release()
+        with contextlib.suppress(ray.exceptions.RayError, ClusterError):  # a head that stands still frees nothing
+            self._groups.end(list(self._groups))
+            self._bad.release()
         self.dispatcher.close()

@@ -17,6 +17,7 @@ from babeltune.errors import BabeltuneError, ClusterError
 from babeltune.schema.storage_location import StorageLocation
 from babeltune.sweep.sync.shards import Carrier, on_a_node
 from babeltune.sweep.sync.worker import with_prepared
+from babeltune.sweep.workers.nodes import cpus_there
 
 PROGRESS_TIMEOUT_S = 1800.0
 """Seconds that a task may make no progress if nobody says otherwise; `progress_timeout` of cluster files has the same
@@ -153,7 +154,7 @@ def ray_shards(
         return remote.remote(function, each, packing.pack(each), shared, packing.place(each))
 
     def start() -> None:
-        most = len(arguments) if packing is None else AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
+        most = len(arguments) if packing is None else AHEAD * cpus_there()
         while waiting and len(work) < most:
             each = waiting.popleft()
             work[begun(each)] = each
