@@ -87,7 +87,7 @@ class Arena:
 
     @property
     def folder(self) -> SweepFolder:
-        return SweepFolder(Path(self.cluster.storage) / "sweeps" / sweep_id(self.sweep))
+        return SweepFolder(self.cluster.folder / "sweeps" / sweep_id(self.sweep))
 
     # Faults from within
 
@@ -231,11 +231,12 @@ def build(place: Path, tiny_file: Path, like: Arena | None, **changes: Any) -> A
     `cluster` holds keys of the cluster file.
     """
     (place / "orders").mkdir(parents=True)
-    if like is not None:
-        ignored = shutil.ignore_patterns("sweeps")
-        shutil.copytree(like.cluster.storage, place / "storage", ignore=ignored, dirs_exist_ok=True)
     document = {"name": "chaos", "storage": str(place / "storage"), "worker_groups": 1, **changes.pop("cluster", {})}
     (place / CLUSTER).write_text(yaml.safe_dump(document), encoding="utf-8")
+    if like is not None:
+        ignored = shutil.ignore_patterns("sweeps")
+        storage = read_cluster(place / CLUSTER).folder
+        shutil.copytree(like.cluster.storage, storage, ignore=ignored, dirs_exist_ok=True)
     values = yaml.safe_load(tiny_file.read_text(encoding="utf-8")) | yaml.safe_load(CHAOS)
     if like is not None:
         values["config"] = {"folder": str(place / "orders"), "pause": changes.pop("pause", 0.0)}

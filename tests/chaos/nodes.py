@@ -8,6 +8,7 @@ that it then reads is a command, answered by one line of JSON:
     halt PID     all processes of that node stand still (SIGSTOP)
     halt raylet PID     only its raylet does; what it has started goes on
     halt all     all worker nodes stand still
+    halt gcs     the head's `gcs_server` does
     add          another worker node comes
     go on        and go on (SIGCONT)
     cut PID      nothing reaches the node on which this process runs, or comes from it
@@ -79,6 +80,11 @@ def main() -> None:
                 answer(len(cluster.worker_nodes))
             case ["halt", "all"]:
                 halted = stopped([process for node in nodes_here for process in family(node)])
+                answer(len(halted))
+            case ["halt", "gcs"]:
+                halted = stopped(
+                    [psutil.Process(each.process.pid) for each in cluster.head_node.all_processes["gcs_server"]]
+                )
                 answer(len(halted))
             case ["add"]:
                 nodes_here.append(add())

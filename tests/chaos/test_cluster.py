@@ -102,6 +102,21 @@ def test_a_node_that_stands_still_and_goes_on_costs_that_time(make_arena, there,
     note(arena, f"node SIGSTOP for {seconds:g} s", seconds=arena.pause())
 
 
+def test_a_head_that_stands_still_and_goes_on_costs_no_more_than_that_time(make_arena, there, note):
+    arena = at(make_arena, there)
+    driver = arena.start("submit", file=True)
+    arena.until(arena.trained(130))
+    assert there.tell("halt gcs") == 1
+    seconds = 20.0
+    time.sleep(seconds)  # so long is the fault
+    there.tell("go on")
+    assert driver.wait() == 0, driver.words()[-2000:]
+    arena.check(marked=driver.mark)
+    there.nothing_is_left()
+    assert arena.repeated() == 0
+    note(arena, f"head (GCS) SIGSTOP for {seconds:g} s", seconds=arena.pause())
+
+
 HASTY = {
     "RAY_health_check_period_ms": "500",
     "RAY_health_check_timeout_ms": "1000",

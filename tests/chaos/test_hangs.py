@@ -130,6 +130,17 @@ def test_a_storage_that_hangs_for_longer_than_a_lease_ends_the_sweep_in_words(di
     note(arena, "storage hangs for 60 s, then resume (fanotify)", seconds=arena.recovered(began), most=20)
 
 
+def test_a_bucket_that_hangs_for_a_while_loses_nothing(s3, make_arena, tmp_path, note):
+    """It takes connections and answers none. What was sent meanwhile arrives late."""
+    bucket = {"storage": f"{s3.uri}/chaos", "cache": str(tmp_path / "cache"), "mlflow": f"sqlite:///{tmp_path}/m.db"}
+    arena = make_arena(pause=0.02, cluster=bucket)
+    with arena.meanwhile(arena.trained(130), lambda: s3.door.hang(60.0)):
+        arena.submit()
+    arena.check()
+    assert arena.repeated() == 0
+    note(arena, "bucket hangs for 60 s", seconds=arena.pause())
+
+
 def test_a_second_interrupt_ends_a_driver_whose_storage_hangs(disk, make_arena, note):
     arena = make_arena(pause=0.02)
     driver = arena.start("submit", file=True)
