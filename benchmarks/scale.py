@@ -124,13 +124,14 @@ class Played:
             await self._dispatcher.next(f"group-{trial}", "ranks")
 
     async def drive(self) -> None:
-        """As the driver does, until it is cancelled."""
-        number = 0
+        """As the driver does, until it is cancelled: a call for each report, whose answer it does not wait for."""
+        number, calls = 0, set[asyncio.Future[None]]()
         while True:
             news = await self._dispatcher.poll(number, 10.0)
-            if news:
-                number = news[-1].number
-                await self._dispatcher.go_on([(each.trial, self._indices[each.trial]) for each in news])
+            for each in news:
+                number = each.number
+                calls.add(asyncio.ensure_future(self._dispatcher.go_on([(each.trial, self._indices[each.trial])])))
+            calls = {call for call in calls if not call.done()}
 
     async def once(self, trial: str) -> None:
         """One report of a trial, up to its verdict."""

@@ -109,7 +109,9 @@ class DispatcherClient:
         return int(self.ask("free"))
 
     def go_on(self, trial: str, index: int) -> None:
-        """Lets the trial train past its report of this index. Does not wait: a call that is lost is made again."""
+        """Lets the trial train past its report of this index. Does not wait: a call that is lost is made again.
+
+        Verdicts do not wait for one another either: a GPU would wait until the search has judged others' reports."""
         self._actor.go_on.remote([(trial, index)])
 
     def receive(self, seconds: float) -> bool:
