@@ -60,8 +60,8 @@ def train(assignment, dispatcher, rank, world, device):
 
 
 def impatient(assignment, dispatcher, rank, world, device):
-    """`train` by ranks that wait for the dispatcher for 15 s. `endless`: the first time, they wait for a stop, of which
-    rank 0 hears."""
+    """`train` by ranks that wait for the dispatcher for 15 s. `endless`: the first time, they wait for a
+    stop. Rank 0 hears of it."""
     worker.ANSWER_TIMEOUT_S = 1.5 * POLL_TIMEOUT_S
     stop, left = torch.zeros(1), Path(assignment.folder) / "left"
     while assignment.trial.get("endless") and not left.exists():

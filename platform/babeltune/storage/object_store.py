@@ -147,7 +147,7 @@ class ObjectStore:
 
     def write(self, key: str, data: bytes) -> None:
         place = self._place(key)
-        with self._a_bucket():
+        with _a_bucket(self.uri):
             self._tried(f"written at {key}", lambda: self._fs.pipe_file(place, data))
 
     def write_if(self, key: str, data: bytes, expected: str | None) -> Entry | None:
@@ -157,7 +157,7 @@ class ObjectStore:
         Any other storage is asked first, and a write in between is not seen.
         """
         place = self._place(key)
-        with self._a_bucket():
+        with _a_bucket(self.uri):
             return self._tried(f"written at {key}", lambda: self._swapped(place, data, expected))
 
     def _swapped(self, place: str, data: bytes, expected: str | None) -> Entry | None:
@@ -230,7 +230,7 @@ class ObjectStore:
             self._fs.put_file(str(path), place, callback=_counting(tell))
             tell(path.stat().st_size - counted)  # not every protocol counts
 
-        with self._a_bucket():
+        with _a_bucket(self.uri):
             self._tried(f"written at {key}", put)
 
     def remove(self, key: str) -> None:
@@ -272,13 +272,6 @@ class ObjectStore:
     def _place(self, key: str) -> str:
         return f"{self._root}/{inside(key)}"
 
-    @contextlib.contextmanager
-    def _a_bucket(self) -> Iterator[None]:
-        try:
-            yield
-        except FileNotFoundError as error:
-            raise ObjectStoreError(f"the storage {self.uri} is not there ({_first_line(error)}); create it") from error
-
     def _tried(self, what: str, request: Callable[[], Result]) -> Result:
         """The request's result. A failure that is no refusal is tried again until `timeout` ends."""
         stop = stop_before_delay(self.timeout)
@@ -290,6 +283,15 @@ class ObjectStore:
         except Exception as error:  # each protocol's library has its own
             why = f"the storage {self.uri} cannot be {what} ({_first_line(error)})"
             raise ObjectStoreError(f"{why}; {_next_step(error)}") from error
+
+
+@contextlib.contextmanager
+def _a_bucket(uri: str) -> Iterator[None]:
+    """For requests that fail so only if the bucket is not there."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise ObjectStoreError(f"the storage {uri} is not there ({_first_line(error)}); create it") from error
 
 
 def _is_changed(error: OSError) -> bool:

@@ -28,7 +28,7 @@ def here(folder: SweepFolder) -> dict[str, str]:
 def is_locked(folder: SweepFolder) -> bool:
     """Whether a driver holds the sweep's lock, which drivers of one folder on one machine share."""
     with suppress(OSError):  # there is no such file yet, or it may not be read
-        lock = os.open(folder.path / "driver.lock", os.O_RDONLY)  # whoever looks on may not be able to write
+        lock = os.open(folder.path / "driver.lock", os.O_RDONLY)  # a reader may not be able to write
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:

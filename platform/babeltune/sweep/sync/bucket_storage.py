@@ -1,4 +1,4 @@
-"""A bucket and its mirror on this machine, as who removes something or only looks on sees them."""
+"""A bucket and its mirror on this machine, as housekeeping and readers see them."""
 
 from __future__ import annotations
 

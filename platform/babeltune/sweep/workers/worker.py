@@ -85,7 +85,7 @@ class Reporter:
         self._dispatcher, self._trial, self._place = dispatcher, trial, place
         self._system = SystemMetrics()
         self._reply, self._asked = StopReply(stopped=False, ask_again_s=0.0), -math.inf
-        self.silence: SilentDispatcherError | None = None
+        self.unanswered: SilentDispatcherError | None = None
         """Why this rank has stopped the trial without having been asked to."""
 
     def report(self, report: Report) -> bool:
@@ -115,7 +115,7 @@ class Reporter:
             try:
                 self._reply = answer_of(self._dispatcher.stopped.remote(self._trial, self._place.group))
             except SilentDispatcherError as error:
-                self._reply, self.silence = StopReply(stopped=True, ask_again_s=math.inf), error
+                self._reply, self.unanswered = StopReply(stopped=True, ask_again_s=math.inf), error
             self._asked = time.monotonic()
         return self._reply.stopped
 
@@ -274,8 +274,10 @@ def _attempt(
         raise
     except Exception as error:
         return _end_of(error)
-    if reporter.silence is None:
+    if reporter.unanswered is None:
         return TrialEnd("finished")
     if world == 1:
-        raise reporter.silence
-    return TrialEnd("peer", text=str(reporter.silence))  # a dispatcher that wakes has the trial go on in new processes
+        raise reporter.unanswered
+    return TrialEnd(
+        "peer", text=str(reporter.unanswered)
+    )  # a dispatcher that wakes has the trial go on in new processes
