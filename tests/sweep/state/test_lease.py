@@ -18,6 +18,7 @@ from mlflow import MlflowClient
 from babeltune.errors import FencedError, SweepError
 from babeltune.files import write_json
 from babeltune.planning.sweep_file import sweep_id
+from babeltune.stages import SEARCHING
 from babeltune.sweep.driver.run import folder_in, submit
 from babeltune.sweep.state import fencing
 from babeltune.sweep.state import lease as leases
@@ -314,7 +315,7 @@ def test_a_driver_that_hears_of_another_ends_its_sweep_and_keeps_its_trials(copi
 
     def another(board):
         place = folder_in(cluster, sweep_id(longer))
-        when(lambda: board.searching is not None, lambda: far_lease(place, token=99, beat=time.time()))
+        when(lambda: board.stage == SEARCHING, lambda: far_lease(place, token=99, beat=time.time()))
 
     with pytest.raises(SweepError, match="was taken over by far"):
         submit(longer, cluster, watch=another)

@@ -17,6 +17,7 @@ from babeltune.planning.sweep_file import read_sweep, sweep_id
 from babeltune.promotion.evaluate import evaluate_model
 from babeltune.promotion.promote import promote
 from babeltune.schema.cluster import Cluster
+from babeltune.stages import SEARCHING
 from babeltune.storage.fence import unstamped
 from babeltune.storage.object_store import ObjectStore
 from babeltune.storage.packages import PACKAGE_MANIFEST
@@ -304,7 +305,7 @@ def test_a_sweep_that_another_machine_took_over_is_that_ones_to_record(ray_clust
             owner = json.loads(s3.get(key))
             s3.put(key, json.dumps({**owner, "session": "another", "host": "elsewhere", "folder": "/x"}).encode())
 
-        when(lambda: board.searching is not None and read_outcome(folder.trial(0)) == "running", come)
+        when(lambda: board.stage == SEARCHING and read_outcome(folder.trial(0)) == "running", come)
 
     with pytest.raises(SweepError, match="was taken over by elsewhere; this driver stops"):
         submit(longer, one, watch=another)
