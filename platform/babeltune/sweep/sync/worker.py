@@ -358,7 +358,7 @@ def _drop_older(mirror: Mirror, folder: Path, mine: list[Path], kept: set[str]) 
     there = mirror.store.entries(prefix)
     last = max((path for path in mine if path.name.isdigit()), default=None)
     token = mirror.fence.token if mirror.fence is not None else 0
-    latest, needed = (int(last.name), _needed(folder, last)) if last is not None else (0, set())
+    latest, needed = (int(last.name), _needed(folder, last)) if last is not None else (0, None)
 
     def is_old(name: str) -> bool:
         base, written = parts_of(name)
@@ -367,17 +367,21 @@ def _drop_older(mirror: Mirror, folder: Path, mine: list[Path], kept: set[str]) 
         if any(parts_of(each)[0] == base for each in kept):
             return True
         if base.isdigit():
-            return int(base) <= latest and base not in needed
+            return needed is not None and int(base) <= latest and base not in needed
         return _place(_state_there(mirror, f"{prefix}/{name}"))[0] < latest
 
     old = sorted(filter(is_old, names_in(prefix, there)))
     mirror.drop_packages([f"{prefix}/{name}" for name in old], there)
 
 
-def _needed(folder: Path, last: Path) -> set[str]:
-    """The names of the trial's last checkpoint and its best one, which its settings tell."""
-    trial: Any = read_state(last)["trial"]
-    best = best_report(read_reports(folder), *(Objective(**each) for each in trial["objectives"]))
+def _needed(folder: Path, last: Path) -> set[str] | None:
+    """The names of the trial's last checkpoint and its best one, which its settings tell; None if they are damaged."""
+    try:
+        trial: Any = read_state(last)["trial"]
+        objectives = [Objective(**each) for each in trial["objectives"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    best = best_report(read_reports(folder), *objectives)
     return {last.name} | ({checkpoint_folder(folder, best.index).name} if best else set())
 
 
