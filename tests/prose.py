@@ -46,6 +46,7 @@ BANNED = {
     r"\bof which\b": "two sentences",
     r"\b(sign of life|signs of life)\b": "heartbeat",
     r"\blook(s|ed|ing)? on\b": "read, reader",
+    r"\blearners?\b": "training step",
     r"\bthe board\b": "leaderboard, progress",
     r"\bin so many words\b": "plain words",
     r"\bby so much\b": "the amount",

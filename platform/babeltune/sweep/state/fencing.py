@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from babeltune.errors import FencedError, ObjectStoreError, SweepError
+from babeltune.errors import FULL, FencedError, ObjectStoreError, SweepError
 from babeltune.files import plain, write_whole
 
 OWNER = "owner.json"
@@ -38,7 +38,6 @@ RENEWAL_INTERVAL_S = 5.0
 """Seconds between two renewals of a lease."""
 LOCK_TIMEOUT_S = 30.0
 """Seconds to wait for the lease's lock, which others hold while they write."""
-FULL = (errno.ENOSPC, errno.EDQUOT)
 LOCKLESS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 """What a system says of a file system without locks."""
 
