@@ -52,8 +52,8 @@ def make_cached_task(storage: Path, batch: int, chunk: int, **student: Any) -> t
 
 def ours(run: TrialTrainer) -> float:
     """CPU seconds of the step's forward and backward passes."""
-    rows = run.schedule.rows(0)
-    batch = run.reader.batch(rows, len(rows))
+    rows = run.steps.schedule.rows(0)
+    batch = run.steps.reader.batch(rows, len(rows))
     return cpu_seconds(lambda: run.train_step.backward(batch))
 
 
@@ -72,8 +72,8 @@ def tokenized(model: SentenceTransformer, batch: tuple[list[str], list[str]]) ->
 def passes(trial: Trial, prepared: Prepared, backward: bool) -> None:
     """Makes a step's batch and, if so, its gradients: what either takes is measured in a process of its own."""
     run = start(trial, prepared)
-    rows = run.schedule.rows(0)
-    batch = run.reader.batch(rows, len(rows))
+    rows = run.steps.schedule.rows(0)
+    batch = run.steps.reader.batch(rows, len(rows))
     if backward:
         run.train_step.backward(batch)
 

@@ -123,14 +123,14 @@ def read_fixed(sweep_file: str, settings: Mapping[str, object], *assignments: st
 def pairs_within(trial: Trial, prepared: Prepared, seconds: float) -> int:
     """The pairs that a trial trains on in so many CPU seconds, by the speed of its first batches."""
     run, meter = start(trial, prepared), Averages(every=10**9)
-    tried = min(TRIED, len(run.schedule) - 1)
+    tried = min(TRIED, len(run.steps.schedule) - 1)
     if tried < 1:
         raise TrainingError("a speed is measured on two batches and more; give the trial more pairs")
     run.one_step(0, meter, flush=False)
     started = time.process_time()
     for step in range(1, tried + 1):
         run.one_step(step, meter, flush=False)
-    speed = (run.schedule.seen[tried] - run.schedule.seen[0]) / (time.process_time() - started)
+    speed = (run.steps.schedule.seen[tried] - run.steps.schedule.seen[0]) / (time.process_time() - started)
     return int(speed * seconds)
 
 
@@ -139,7 +139,7 @@ def train_within(work: Work, trial: Trial, seconds: float, folder: Path) -> int:
     pairs = max(trial.training.global_batch, pairs_within(trial, work.prepared, seconds))
     trial = replace(trial, training=replace(trial.training, pairs=pairs, reports=1))
     run, meter = start(trial, work.prepared), Averages(every=10**9)
-    for step in range(len(run.schedule)):
+    for step in range(len(run.steps.schedule)):
         run.one_step(step, meter, flush=False)
     export_trial(work.sweep, trial, work.prepared, run.train_step.encoder, run.train_step.method, folder)
     return pairs
@@ -154,7 +154,7 @@ def train_averaged(work: Work, trial: Trial, seconds: float, runs: int, folder: 
         student, training = replace(trial.student, seed=first), replace(trial.training, pairs=share, reports=1)
         one = replace(trial, seed=seed, student=student, training=training)
         run, meter = start(one, work.prepared), Averages(every=10**9)
-        for step in range(len(run.schedule)):
+        for step in range(len(run.steps.schedule)):
             run.one_step(step, meter, flush=False)
         states.append({name: tensor.clone() for name, tensor in run.train_step.encoder.state_dict().items()})
     run.train_step.encoder.load_state_dict(mean_of(states))

@@ -94,9 +94,9 @@ class Work:
         for trial in self.trials:
             run, meter = start(trial, prepared), Averages(every=1)
             if online:
-                fields = {name: getattr(run.reader, name) for name in Reader.__dataclass_fields__}
-                run.reader = OnlineReader(**fields, model=self.model)
-            for step in range(len(run.schedule)):
+                fields = {name: getattr(run.steps.reader, name) for name in Reader.__dataclass_fields__}
+                run.steps.reader = OnlineReader(**fields, model=self.model)
+            for step in range(len(run.steps.schedule)):
                 run.one_step(step, meter, flush=False)
             losses += [point.values["train/loss"] for point in meter.points]
         return losses

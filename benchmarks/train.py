@@ -49,7 +49,7 @@ STUDENT = {"layers": 2, "width": 256, "heads": 4, "feed_forward": 1024, "vocabul
 def batches(trial: Trial, prepared: Prepared) -> list[tuple[list[str], list[str]]]:
     """The texts of both sides of every global batch."""
     texts, run = texts_of(prepared), start(trial, prepared)
-    pairs = [run.reader.pairs[run.schedule.rows(step)] for step in range(len(run.schedule))]
+    pairs = [run.steps.reader.pairs[run.steps.schedule.rows(step)] for step in range(len(run.steps.schedule))]
     return [([texts[i] for i in rows[:, 0]], [texts[i] for i in rows[:, 1]]) for rows in pairs]
 
 
@@ -58,7 +58,7 @@ def ours(trial: Trial, prepared: Prepared) -> float:
     run, meter = start(trial, prepared), Averages(every=len(prepared.pairs()))
 
     def steps() -> None:
-        for step in range(len(run.schedule)):
+        for step in range(len(run.steps.schedule)):
             run.one_step(step, meter, flush=False)
 
     return cpu_seconds(steps)
@@ -146,8 +146,8 @@ def export_untrained(trial: Trial, prepared: Prepared, folder: Path) -> None:
 def gradient_difference(trial: Trial, prepared: Prepared, exported: Path, batch: tuple[list[str], list[str]]) -> float:
     """The largest difference of both gradients on the first batch, relative to the largest gradient."""
     run = start(trial, prepared)
-    rows = run.schedule.rows(0)
-    run.train_step.backward(run.reader.batch(rows, len(rows)))
+    rows = run.steps.schedule.rows(0)
+    run.train_step.backward(run.steps.reader.batch(rows, len(rows)))
     model = load(exported)
     features = [model.preprocess(side) for side in batch]
     MultipleNegativesRankingLoss(model, scale=SCALE)(features, None).backward()

@@ -299,7 +299,7 @@ def test_chunks_of_a_sixth_take_less_than_half_of_the_memory_of_one_piece(task):
     peaks = []
     for chosen in (trial, gradcache.in_one_piece(trial)):
         run = work.start(chosen, prepared)
-        batch = run.reader.batch(run.schedule.rows(0), 48)
+        batch = run.steps.reader.batch(run.steps.schedule.rows(0), 48)
         with Allocated() as allocated:
             run.train_step.backward(batch)
         peaks.append(allocated.peak)

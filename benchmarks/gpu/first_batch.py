@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 def gradients(trial: Trial, prepared: Prepared) -> dict[str, Tensor]:
     """Ours, of the first batch, which this process shares with the other ranks if there are some."""
     run = start(trial, prepared, "cuda")
-    rows, (rank, world) = run.schedule.rows(0), (run.ranks.rank, run.ranks.world)
-    run.train_step.backward(run.reader.batch(own_rows(rows, rank, world), len(rows), first=rank * len(rows) // world))
+    rows, (rank, world) = run.steps.schedule.rows(0), (run.ranks.rank, run.ranks.world)
+    run.train_step.backward(
+        run.steps.reader.batch(own_rows(rows, rank, world), len(rows), first=rank * len(rows) // world)
+    )
     return own_gradients(run)

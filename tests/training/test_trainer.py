@@ -264,9 +264,9 @@ def test_the_filters_text_comes_by_length_and_its_queue_is_warm(tiny, tmp_path):
     sweep, prepared = tiny
     sweep = replace(sweep, method="laser3_co", config={"queue": 50}, parameters={})
     trial = TrialTrainer(make_trial(sweep, 0, {}), prepared, tmp_path, Collect(), ProcessGroup(), CPU)
-    rows = np.concatenate([trial.schedule.rows(step) for step in range(len(trial.schedule))])
-    lengths, groups = trial.reader.target_lengths()[rows], prepared.pair_groups()[rows]
-    tokens = [trial.reader.sentences(np.asarray(prepared.pairs()[rows[:5], 1], np.int64)).lengths.tolist()]
+    rows = np.concatenate([trial.steps.schedule.rows(step) for step in range(len(trial.steps.schedule))])
+    lengths, groups = trial.steps.reader.target_lengths()[rows], prepared.pair_groups()[rows]
+    tokens = [trial.steps.reader.sentences(np.asarray(prepared.pairs()[rows[:5], 1], np.int64)).lengths.tolist()]
     assert lengths[:5].tolist() == tokens[0]
     for group in set(groups.tolist()):
         found = lengths[groups == group]
@@ -276,7 +276,7 @@ def test_the_filters_text_comes_by_length_and_its_queue_is_warm(tiny, tmp_path):
     vectors, ids = trial.train_step.method.queue.candidates()
     assert len(set(ids.tolist())) == 50
     assert set(ids.tolist()) <= set(prepared.pairs()[:, 0].tolist())
-    expected = torch.nn.functional.normalize(trial.reader.vectors(ids.numpy()), dim=1)
+    expected = torch.nn.functional.normalize(trial.steps.reader.vectors(ids.numpy()), dim=1)
     torch.testing.assert_close(vectors, expected)
 
 

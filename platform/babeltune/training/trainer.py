@@ -101,11 +101,11 @@ class TrialTrainer:
         self.trial, self.prepared, self.folder, self.reporter = trial, prepared, folder, reporter
         self.ranks, self.device, self.guard = ranks, device, guard
         self.steps = make_steps(trial, prepared, ranks, device, context)
-        self.train_step, self.reader, self.schedule = self.steps.train_step, self.steps.reader, self.steps.schedule
+        self.train_step = self.steps.train_step
         self.needs = context.needs
-        usable = self.reader.usable()
+        usable = self.steps.reader.usable()
         self.names = {id(p): name for name, p in self.train_step.module.named_parameters()}
-        batches = self.schedule.counts.sum(axis=1)
+        batches = self.steps.schedule.counts.sum(axis=1)
         self.noted = self.cleaned = -math.inf
         self.looked = self.kept = time.monotonic()
         self.interval: Interval | None = None
@@ -123,14 +123,14 @@ class TrialTrainer:
         }
         if not self.needs.frozen and (tokens := token_set(trial, prepared)).untrimmed:
             self.facts |= {"vocabulary": tokens.vocabulary, "vocabulary_untrimmed": tokens.untrimmed}
-        if usable is not None and self.reader.words is not None:
+        if usable is not None and self.steps.reader.words is not None:
             self.facts |= {
-                "word_samples": len(self.reader.words),
-                "pairs_without_words": len(self.reader.pairs) - len(usable),
+                "word_samples": len(self.steps.reader.words),
+                "pairs_without_words": len(self.steps.reader.pairs) - len(usable),
             }
         self.reports = self.resume()
         if not self.reports and self.interval is None and self.needs.warm_up:
-            self.train_step.method.warm_up(*self.reader.anchors(self.needs.warm_up, trial.seed))
+            self.train_step.method.warm_up(*self.steps.reader.anchors(self.needs.warm_up, trial.seed))
 
     def resume(self) -> list[Report]:
         """Puts back the newest good checkpoint; returns the reports made up to it."""
@@ -230,7 +230,7 @@ class TrialTrainer:
 
     def train(self) -> list[Report]:
         """Trains to the end or until a stop is requested; returns all reports."""
-        trial, schedule = self.trial, self.schedule
+        trial, schedule = self.trial, self.steps.schedule
         milestones = schedule.milestones(trial.training.reports)
         done = self.reports[-1].step if self.reports else 0
         spent = self.reports[-1].seconds if self.reports else 0.0
@@ -340,7 +340,12 @@ class TrialTrainer:
             return
         self.noted = time.monotonic()
         with contextlib.suppress(OSError), self.guard():  # a checkpoint will say what the disk refuses
-            now_at = {"step": step, "steps": len(self.schedule), "loss": values.get("loss"), "stage": plain(stage)}
+            now_at = {
+                "step": step,
+                "steps": len(self.steps.schedule),
+                "loss": values.get("loss"),
+                "stage": plain(stage),
+            }
             write_json(self.folder / PROGRESS, now_at, durable=False)
 
     def one_step(self, step: int, meter: Averages, *, flush: bool) -> None:

@@ -127,7 +127,7 @@ class Ledger:
             self._reports.setdefault(number, []).append(line)
         elif line["event"] == "note":
             self._notes[number] = line["attributes"]
-        elif line["event"] == "end" and line["state"] == "FAIL":
+        elif line["event"] == "end" and line.get("state") == "FAIL":
             self.failed.add(number)
         elif line["event"] == "give_up":
             self.given_up |= set(line["trials"])
