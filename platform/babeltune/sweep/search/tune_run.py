@@ -23,6 +23,7 @@ from ray import tune
 from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, TrialScheduler
 
 from babeltune.errors import SweepError
+from babeltune.memory import passed_over
 from babeltune.planning.space import largest
 from babeltune.schema.records import Goal, Report, Sweep
 from babeltune.signals import StopSignal
@@ -266,7 +267,8 @@ def search(
     records = TrialRecords(sweep, proposals, ledger, pool, callbacks, stop)
     searcher = OptunaSearcher(records, trials, judged=stopped & running.keys())
     try:
-        _run_tune(sweep, folder / "tune", searcher, scheduler, stop)
+        with passed_over():
+            _run_tune(sweep, folder / "tune", searcher, scheduler, stop)
     finally:
         with contextlib.suppress(ray.exceptions.RayError):
             searcher.leave()
