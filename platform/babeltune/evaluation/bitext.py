@@ -54,8 +54,8 @@ def xsim(matches: Matches, texts: Sequence[int] | None = None, margin: Margin = 
     neighbourhoods of both sentences (Artetxe & Schwenk 2019, section 3.2); the first of equal scores wins.
     With the right side's text ids in `texts`, an equal text at another row counts as right (LASER's default);
     without, only the row itself does (`--index-comparison`). The right side may have more
-    sentences after the translations. They are candidates only. With altered translations as candidates this is xSIM++
-    (Chen et al. 2023, section 3).
+    sentences after the translations. They are candidates only. With altered translations as candidates this is
+    xSIM++ (Chen et al. 2023, section 3).
     """
     return _or_nan(matches.forward, xsim_errors(matches, texts, margin).double().mean())
 

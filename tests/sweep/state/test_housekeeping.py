@@ -116,6 +116,15 @@ def test_a_driver_elsewhere_keeps_its_sweep_for_as_long_as_its_lease_lasts(copie
     assert f"sweeps/{folder.id}/train" in paths(removals(storage, older_s=NOW), storage)
 
 
+def test_a_damaged_lease_keeps_a_sweep_for_a_day(copied):
+    _, folder, _ = copied
+    storage = folder.path.parents[1]
+    for hours, kept in ((23, True), (25, False)):
+        (folder.path / OWNER).write_bytes(b"")
+        os.utime(folder.path / OWNER, (time.time() - 3600 * hours,) * 2)
+        assert (f"sweeps/{folder.id}/train" not in paths(removals(storage, older_s=NOW), storage)) == kept
+
+
 def test_what_was_listed_stays_if_a_driver_begins_before_it_goes(copied):
     _, folder, _ = copied
     storage = folder.path.parents[1]

@@ -16,11 +16,14 @@ from pathlib import Path
 from typing import Protocol
 
 from babeltune.errors import SweepError
+from babeltune.schema.storage_location import DAY_S
 from babeltune.storage.object_store import Entry
 from babeltune.sweep.state.fencing import OWNER, FileLease, Lease
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.heartbeat import here, is_locked
 
+DAMAGED_S = DAY_S
+"""Seconds after which a damaged lease is no driver's. One that lives writes its own again every few seconds."""
 RESOLUTION_S = 1.0
 """Seconds by which a storage's time may be cut: S3 gives whole seconds."""
 
@@ -67,12 +70,11 @@ def is_free(storage: Storage, sweep: str) -> bool:
     if found is None:
         return True
     data, changed = found
-    lease = Lease.read(data)
-    if lease is None:  # it is damaged
-        return False
+    lease, now = Lease.read(data), storage.now
+    if lease is None:  # it is damaged, and a driver that lives would have written it again
+        return now is not None and now - changed > DAMAGED_S
     if lease.ended or lease.shares_lock(Lease(folder=here(folder)["folder"])):
         return True
-    now = storage.now
     return now is not None and now - changed > lease.expiry_s
 
 
