@@ -17,11 +17,19 @@ def test_what_is_there_at_the_beginning_is_looked_at_again_after_the_block_only(
     gc.collect()
     node = Node()
     old = weakref.ref(node)
-    with passed_over():
+    with passed_over() as pass_over:
         del node
         young = weakref.ref(Node())
         gc.collect()
         assert young() is None
         assert old() is not None
+        middle = Node()
+        newer = weakref.ref(Node())
+        pass_over()
+        assert newer() is None, "what is garbage by then is collected first"
+        kept = weakref.ref(middle)
+        del middle
+        gc.collect()
+        assert kept() is not None
     gc.collect()
-    assert old() is None
+    assert old() is kept() is None

@@ -87,34 +87,22 @@ def test_a_wrong_token_and_none_are_one_line_that_says_what_to_do(make_arena, th
         note(arena, name, lost="nothing; one line says which token to set")
 
 
-def test_a_node_that_stands_still_and_goes_on_costs_that_time(make_arena, there, note):
+@pytest.mark.parametrize(("what", "seconds"), [("node", 10.0), ("head (GCS)", 20.0)])
+def test_what_stands_still_and_goes_on_costs_no_more_than_that_time(make_arena, there, note, what, seconds):
     arena = at(make_arena, there)
     driver = arena.start("submit", file=True)
     arena.until(arena.trained(130))
-    assert there.tell(f"halt {arena.steps()[-1]['pid']}") > 1
-    seconds = 10.0
+    if what == "node":
+        assert there.tell(f"halt {arena.steps()[-1]['pid']}") > 1
+    else:
+        assert there.tell("halt gcs") == 1
     time.sleep(seconds)  # so long is the fault
     there.tell("go on")
     assert driver.wait() == 0, driver.words()[-2000:]
     arena.check(marked=driver.mark)
     there.nothing_is_left()
     assert arena.repeated() == 0
-    note(arena, f"node SIGSTOP for {seconds:g} s", seconds=arena.pause())
-
-
-def test_a_head_that_stands_still_and_goes_on_costs_no_more_than_that_time(make_arena, there, note):
-    arena = at(make_arena, there)
-    driver = arena.start("submit", file=True)
-    arena.until(arena.trained(130))
-    assert there.tell("halt gcs") == 1
-    seconds = 20.0
-    time.sleep(seconds)  # so long is the fault
-    there.tell("go on")
-    assert driver.wait() == 0, driver.words()[-2000:]
-    arena.check(marked=driver.mark)
-    there.nothing_is_left()
-    assert arena.repeated() == 0
-    note(arena, f"head (GCS) SIGSTOP for {seconds:g} s", seconds=arena.pause())
+    note(arena, f"{what} SIGSTOP for {seconds:g} s", seconds=arena.pause())
 
 
 HASTY = {

@@ -79,8 +79,8 @@ class Side:
 
 
 def word_pairs(a: Side, b: Side) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]:
-    """Yields each combination of a word and a word of the sentence's translation, about `BLOCK` at a time: arrays of
-    the pair, the entry in `a` and the entry in `b`."""
+    """Yields each combination of a word and a word of the sentence's translation, about `BLOCK` at a time. These are
+    arrays of the pair, the entry in `a` and the entry in `b`."""
     widths = np.diff(b.first)
     many = np.diff(a.first) * widths
     for pairs in np.array_split(np.arange(len(many)), max(1, -(-int(many.sum()) // BLOCK))):

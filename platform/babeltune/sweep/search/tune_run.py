@@ -46,6 +46,8 @@ ENVIRONMENT = {
     "RAY_AIR_NEW_OUTPUT": "0",
 }
 """No loggers, no console, no state files of Tune's: study, ledger and tracker are the record."""
+PASSED_OVER = 50
+"""Ended trials after which what stays of them is passed over when garbage is collected."""
 
 
 class Standalone(tune.Trainable):  # type: ignore[misc]
@@ -132,13 +134,19 @@ class _Brakes(tune.Stopper):  # type: ignore[misc]
 
 class _Forget(tune.Callback):  # type: ignore[misc]
     """Of a trial that has ended, Tune keeps averages of each figure in its reports, which are more than half of the
-    memory that it costs. Nobody asks for them."""
+    memory that it costs. Nobody asks for them. What else stays of trials is no garbage."""
+
+    def __init__(self, pass_over: Callable[[], None]) -> None:
+        self._pass_over, self._ended = pass_over, 0
 
     def on_trial_complete(self, iteration: int, trials: list[_TuneTrial], trial: _TuneTrial, **_: object) -> None:
         """Called after scheduler and searcher."""
         trial.metric_analysis.clear()
         trial.metric_n_steps.clear()
         trial.last_result.pop("report", None)
+        self._ended += 1
+        if self._ended % PASSED_OVER == 0:
+            self._pass_over()
 
     on_trial_error = on_trial_complete
 
@@ -267,8 +275,8 @@ def search(
     records = TrialRecords(sweep, proposals, ledger, pool, callbacks, stop)
     searcher = OptunaSearcher(records, trials, judged=stopped & running.keys())
     try:
-        with passed_over():
-            _run_tune(sweep, folder / "tune", searcher, scheduler, stop)
+        with passed_over() as pass_over:
+            _run_tune(sweep, folder / "tune", searcher, scheduler, stop, _Forget(pass_over))
     finally:
         with contextlib.suppress(ray.exceptions.RayError):
             searcher.leave()
@@ -282,7 +290,12 @@ def search(
 
 
 def _run_tune(
-    sweep: Sweep, folder: Path, searcher: OptunaSearcher, scheduler: TrialScheduler, stop: StopSignal
+    sweep: Sweep,
+    folder: Path,
+    searcher: OptunaSearcher,
+    scheduler: TrialScheduler,
+    stop: StopSignal,
+    forget: _Forget,
 ) -> None:
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
     logging.getLogger("ray.tune.execution.experiment_state").setLevel(logging.CRITICAL)  # whose files nobody reads
@@ -298,7 +311,7 @@ def _run_tune(
             scheduler=scheduler,
             num_samples=-1,
             stop=_Brakes(stop.stops, searcher.poll),
-            callbacks=[_Forget()],
+            callbacks=[forget],
             storage_path=str(folder.resolve()),
             verbose=0,
             raise_on_failed_trial=False,
