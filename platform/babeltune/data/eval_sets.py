@@ -210,7 +210,7 @@ _READERS = {
 
 
 def subsets(sets: Iterable[EvalRows], anchor_priority: Sequence[str]) -> list[TextTask]:
-    """What is scored of dev or test sets, with `limit` applied. Bitext has a subset for each language pair, and `right` is
+    """What is scored of dev or test sets, with `limit` applied. Bitext has a subset for each language pair; `right` is
     the anchor's side. Other sets have one of the graded pairs, texts or queries of each language."""
     return [subset for rows in sets for subset in _subsets(rows, anchor_priority)]
 
