@@ -594,10 +594,12 @@ def test_who_follows_a_log_learns_that_its_driver_is_gone(babeltune, copied, mon
     outcome(folder.trial(0), "running")
     rows = json.loads(babeltune("status", folder.id, "--json")[1])["leaderboard"]
     assert {row["name"]: row["state"] for row in rows}["t0000"] == "stopped"
+    goes_on = f"its driver is gone; `babeltune resume {folder.id}` goes on\n"
+    assert babeltune("status", folder.id)[2] == goes_on
     code, out, err = babeltune("logs", folder.id, "--follow")
     assert code == 0
     assert out.splitlines()[-1].endswith(" running")
-    assert err == f"sweep {folder.id}: interrupted: its driver is gone; `babeltune resume {folder.id}` goes on\n"
+    assert err == f"sweep {folder.id}: interrupted: {goes_on}"
 
 
 def test_a_setting_without_a_file_to_set_it_in_is_refused(babeltune, home):

@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from babeltune.cli.plan_page import Z95, detectable, machine_of, show_plan
+from babeltune.errors import SpecError
 from babeltune.planning.calibration import Machine, Measured, estimate
 from babeltune.planning.plan import Counted, describe, make_plan
 from babeltune.planning.space import default_params, make_trial
@@ -135,6 +136,10 @@ def test_a_machine_has_as_many_groups_as_its_cores_and_the_trials_allow(tiny_fil
     assert machine_of(Cluster(worker_groups=3), sweep).groups == 3
     assert machine_of(Cluster(), read_sweep(tiny_file)).groups == 2, "the file has two trials"
     assert machine_of(Cluster(address="https://head:8265", storage="s3://b/x"), sweep) is None
+    many = read_sweep(tiny_file, assignments=["budget.workers=9"])
+    with pytest.raises(SpecError, match=r"a trial of 9 workers .* this machine has 8 CPUs; lower budget.workers"):
+        machine_of(Cluster(), many)
+    assert machine_of(Cluster(least_workers=1), many).groups == 1
 
 
 def test_plan_times_the_default_trial_on_this_machine(command, tiny_file):

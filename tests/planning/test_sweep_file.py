@@ -159,7 +159,9 @@ def test_a_file_becomes_a_typed_sweep(tmp_path):
         ("      path: talks.tsv\n", "", ["small.yaml:12: data.train.0: ", "it has columns"]),
         ("name: laws", "name: talks", ["small.yaml:16: data.train.1.name: 'talks' is used twice"]),
         ("{eng: english, jpn: japanese}", "{eng: english}", ["small.yaml:16", "holds only eng"]),
+        ("{eng: english, jpn: japanese}", "{}", ["small.yaml:16", "holds no language"]),
         ("name: small", "name: a/b", ["small.yaml:2: name: 'a/b' must be letters"]),
+        ("name: small", "name: nan", ["small.yaml:2: name: nan is not a finite number", "quote it if it is a word"]),
         ("name: small", "", ["name: this key is missing"]),
         ("version: 1", "version: 2", ["small.yaml:1: version: 2 is not possible; allowed: 1"]),
         (

@@ -37,6 +37,8 @@ class LocalClient:
             attach(folder, err)
         document = sweep_document(folder)
         say(document, self._as_json, lambda: show_status(folder, document["state"], document["reason"], out))
+        if document["state"] == "interrupted" and not self._as_json:
+            err.print(f"its driver is gone; `babeltune resume {folder.id}{self._where}` goes on", soft_wrap=True)
 
     def trial(self, name: str) -> None:
         """Raises `UnknownNameError` that names the nearest one."""

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from babeltune.cli.words import ELLIPSIS, duration, weights
+from babeltune.errors import SpecError
 from babeltune.planning.calibration import Machine
 from babeltune.planning.parameters import words_for
 from babeltune.planning.plan import PlanReport
@@ -39,15 +40,21 @@ LONGEST_RANGE = 40
 def machine_of(cluster: Cluster, sweep: Sweep) -> Machine | None:
     """What the sweep has on this machine; None for a cluster that takes jobs, which is elsewhere.
 
-    A cluster of several machines counts as one worker group, unless its file says how many there are.
+    A cluster of several machines counts as one worker group, unless its file says how many there are. `SpecError` if
+    the workers of one trial do not fit on this machine, where the sweep would run.
     """
     if cluster.by_jobs:
         return None
     import torch
 
     there = cluster.with_workers(sweep.budget.workers)
-    share = max(there.workers * there.cpus_per_worker, 1e-9)
-    fit = int((os.cpu_count() or 1) // share) if there.address == "local" else 1
+    share, cpus = max(there.workers * there.cpus_per_worker, 1e-9), os.cpu_count() or 1
+    if there.address == "local" and (least := there.least_workers or there.workers) * there.cpus_per_worker > cpus:
+        raise SpecError(
+            f"a trial of {least} workers with {there.cpus_per_worker:g} CPUs each does not fit: this machine has "
+            f"{cpus} CPUs; lower budget.workers in the sweep file, or name the file of a larger cluster with --cluster"
+        )
+    fit = int(cpus // share) if there.address == "local" else 1
     asked = fit if there.worker_groups == "auto" else there.worker_groups
     groups = max(1, min(asked, sweep.budget.trials))
     return Machine(

@@ -137,7 +137,8 @@ def read_source(
         rows = read_table(source, root, refusals, longest, shards)
     if not len(rows):
         reasons = ", ".join(f"{count} {reason}" for reason, count in rows.dropped.items())
-        raise DataError(f"{named(source)} has no rows{f' left; dropped: {reasons}' if reasons else ''}")
+        found = f" left; dropped: {reasons}" if reasons else "; give it rows, or remove the source"
+        raise DataError(f"{named(source)} has no rows{found}")
     return rows
 
 

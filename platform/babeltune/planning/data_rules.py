@@ -35,11 +35,12 @@ def data_problems(data: Data) -> Iterator[Problem]:
         yield from source_problems(("data", "train", index), source, by_name)
     files = [source for source in data.train if source.format != "pivot"]
     there = sorted({language for source in files for language in languages(source, by_name)})
-    if there and not any(same_variety(a, b) for a in there for b in data.anchor_priority):
+    anchors = data.anchor_priority
+    if there and anchors and not any(same_variety(a, b) for a in there for b in anchors):
         yield (
             ("data", "anchor_priority"),
-            f"none of {', '.join(data.anchor_priority)} is a language of data.train; allowed: {', '.join(there)}"
-            f"{nearest(data.anchor_priority[0] if data.anchor_priority else '', there)}",
+            f"none of {', '.join(anchors)} is a language of data.train; allowed: {', '.join(there)}"
+            f"{nearest(anchors[0], there)}",
         )
     for kind, tasks in (("dev", data.dev), ("test", data.test)):
         yield from repeated_tasks(kind, tasks)

@@ -34,7 +34,8 @@ def source_problems(key: Key, source: Source, others: dict[str, Source], least: 
         if (first := spelled.setdefault(meaning(language).variety, language)) != language:
             yield key, f"source {source.name!r} holds {first} and {language}, which are one language; keep one of them"
     if len(known) < least and source.train:
-        yield key, f"source {source.name!r} holds only {', '.join(known)}; a source needs two languages"
+        found = f"only {', '.join(known)}" if known else "no language"
+        yield key, f"source {source.name!r} holds {found}; a source needs two languages"
     if isinstance(source.pairs, tuple):
         if not source.pairs:
             yield (*key, "pairs"), "must list a pair, or be `anchor` or `all`"

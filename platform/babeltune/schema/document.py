@@ -207,7 +207,9 @@ def scalar(node: yaml.Node, place: str) -> JsonValue:
             float(text.replace(".inf", "inf").replace(".nan", "nan")) if not NOT_FINITE.fullmatch(text) else math.nan
         )
         if not math.isfinite(value):
-            raise SpecError(f"{place}: {text} is not a finite number; write a number that a computer can count to")
+            raise SpecError(
+                f"{place}: {text} is not a finite number; write another number, or quote it if it is a word"
+            )
         return value
     return text
 

@@ -118,8 +118,8 @@ def worker_groups_that_fit(
         raise ClusterError(
             f"a worker group of {least or workers} workers with {cpus_per_worker:g} CPUs and {gpus_per_worker:g} GPUs "
             f"each does not fit: the cluster has {cpus:g} CPUs and {gpus:g} GPUs in all (nodes: {len(nodes)}); "
-            "ask for fewer workers, or less per worker, in the cluster file; `nodes_within` there asks for nodes where "
-            "an autoscaler starts them"
+            "lower budget.workers in the sweep file, or cpus_per_worker or gpus_per_worker in the cluster file; "
+            "`nodes_within` there asks for nodes where an autoscaler starts them"
         )
     return count
 
