@@ -41,6 +41,8 @@ class OneDNNLinear(torch.nn.Linear):
     """A linear layer by `linear`; its weights are those of torch's."""
 
     def forward(self, input: Float[Tensor, "*rows inner"]) -> Float[Tensor, "*rows columns"]:
+        if not input.is_cpu:
+            return super().forward(input)
         found = linear(input.reshape(-1, self.in_features), self.weight, self.bias)
         return found.view(*input.shape[:-1], self.out_features)
 

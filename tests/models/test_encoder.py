@@ -22,7 +22,7 @@ from transformers import (
 from babeltune.errors import TeacherError
 from babeltune.method import Tokens, tokens_from
 from babeltune.models.build import build_student
-from babeltune.models.encoder import Encoder, encode_all, pool
+from babeltune.models.encoder import Encoder, encode_all, pool, pool_by_segment
 from babeltune.models.packing import pack
 from babeltune.models.vocabulary import Vocabulary
 from babeltune.schema.records import Student
@@ -59,25 +59,31 @@ def test_a_sentence_has_the_same_vector_alone_and_in_any_order(pooling, projecti
 
 
 @pytest.mark.trap(20)
+@pytest.mark.parametrize("pooled", [pool, pool_by_segment])
 @pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
-def test_pooling_equals_plain_loops(pooling):
+def test_pooling_and_its_gradient_equal_those_of_plain_loops(pooled, pooling):
     packing = pack(Tokens(torch.arange(9), torch.tensor([4, 2, 0, 2, 1])))
-    states = torch.randn(9, 3, generator=torch.Generator().manual_seed(0))
+    states = torch.randn(9, 3, generator=torch.Generator().manual_seed(0)).requires_grad_()
     at, rows = 0, []
     for length in packing.lengths.tolist():
         part = states[at : at + length]
         at += length
         how = {"mean": lambda x: sum(x) / len(x), "cls": lambda x: x[0], "max": lambda x: x.amax(0)}[pooling]
         rows.append(how(part) if length else torch.zeros(3))
-    assert torch.allclose(pool(states, packing, pooling), torch.stack(rows))
+    found, expected = pooled(states, packing, pooling), torch.stack(rows)
+    assert torch.allclose(found, expected)
+    weights = torch.randn(5, 3, generator=torch.Generator().manual_seed(1))
+    gradients = [torch.autograd.grad((vectors * weights).sum(), states)[0] for vectors in (found, expected)]
+    assert torch.allclose(*gradients)
 
 
 @pytest.mark.trap(19)
-def test_mean_pooling_sums_in_fp32_whatever_the_precision():
+@pytest.mark.parametrize("pooled", [pool, pool_by_segment])
+def test_mean_pooling_sums_in_fp32_whatever_the_precision(pooled):
     states = torch.full((2001, 1), 0.1, dtype=torch.bfloat16)
     packing = pack(Tokens(torch.zeros(2001, dtype=torch.long), torch.tensor([2001])))
-    assert pool(states, packing, "mean").dtype == torch.float32
-    assert pool(states, packing, "mean").item() == pytest.approx(states[0, 0].item(), rel=1e-5)
+    assert pooled(states, packing, "mean").dtype == torch.float32
+    assert pooled(states, packing, "mean").item() == pytest.approx(states[0, 0].item(), rel=1e-5)
 
 
 def test_no_sentences_give_no_vectors_and_a_gradient_of_nothing():

@@ -157,6 +157,8 @@ class TextIds:
 
 def pool(states: Float[Tensor, "tokens width"], packing: Packing, how: Pooling) -> Float[Tensor, "sentences width"]:
     """Each sentence's states as one fp32 vector, in the packing's order; zeros for a sentence without a token."""
+    if states.is_cuda:
+        return pool_by_segment(states, packing, how)
     parts = []
     for (count, length), flat in zip(packing.groups, torch.split(states, packing.sizes), strict=True):
         group = flat.view(count, length, states.shape[1])
@@ -169,6 +171,19 @@ def pool(states: Float[Tensor, "tokens width"], packing: Packing, how: Pooling) 
         else:
             parts.append(group.max(1).values.float())
     return torch.cat(parts)
+
+
+def pool_by_segment(
+    states: Float[Tensor, "tokens width"], packing: Packing, how: Pooling
+) -> Float[Tensor, "sentences width"]:
+    """The same in one kernel, not several for each length: small kernels keep a GPU waiting for its CPU."""
+    lengths, states = packing.lengths, states.float()
+    if how == "cls":
+        found = states.index_select(0, packing.starts[:-1].clamp(max=len(states) - 1))
+    else:
+        initial = 0.0 if how == "mean" else -torch.inf
+        found = torch.segment_reduce(states, how, lengths=lengths, unsafe=True, initial=initial)
+    return found.masked_fill((lengths == 0).unsqueeze(1), 0.0)
 
 
 def encode_all(
