@@ -47,6 +47,8 @@ BANNED = {
     r"\b(sign of life|signs of life)\b": "heartbeat",
     r"\blook(s|ed|ing)? on\b": "read, reader",
     r"\blearners?\b": "training step",
+    r"\berrands?\b": "request, action",
+    r"(?<![.`\"'])\b(un)?seals?\b(?!ed)": "manifest",
     r"\bthe board\b": "leaderboard, progress",
     r"\bin so many words\b": "plain words",
     r"\bby so much\b": "the amount",

@@ -16,7 +16,7 @@ def main(rank: int, meeting: str, uri: str, cache: str, key: str) -> None:
     """Prints how many sound reports this rank goes on from."""
     distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
     mirror = Mirror(StorageLocation(uri=uri, cache=cache, timeout=20))
-    settle(mirror, mirror.path(key), lambda errand: with_retries(errand, 40, lambda: None), rank, 2, "cpu")
+    settle(mirror, mirror.path(key), lambda request: with_retries(request, 40, lambda: None), rank, 2, "cpu")
     print(len(last_good(mirror.path(key))), flush=True)
     distributed.destroy_process_group()
 

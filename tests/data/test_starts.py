@@ -127,7 +127,7 @@ def test_a_node_that_shares_no_folder_gets_the_start_with_the_stores(s3, tiny_fi
     shutil.rmtree(one.folder)
     assert torch.equal(make_student(trial, there).word_embeddings, exported("static")[2].word_embeddings)
     shutil.rmtree(place)
-    with stores_in(BucketStores(other, lambda errand: errand(), takes_shards=False)):
+    with stores_in(BucketStores(other, lambda request: request(), takes_shards=False)):
         assert str(keep_start(other.folder, trial.student.start)) == place, "a driver on another machine fetches it"
     assert read_prepared(other.path("sweeps/a/prepared.json")).tokens == there.tokens
 

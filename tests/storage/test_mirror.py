@@ -47,8 +47,8 @@ def test_a_package_arrives_whole_and_is_not_sent_twice(mirrors, bucket_server):
     place = package(one, FILES)
     assert not other.pull_package("stores/tokens-1")
     one.push_package(place)
-    sealed = json.loads(bucket_server.get(planted(one, f"stores/tokens-1/{PACKAGE_MANIFEST}")))["files"]
-    assert {name: facts["bytes"] for name, facts in sealed.items()} == {name: len(data) for name, data in FILES.items()}
+    files = json.loads(bucket_server.get(planted(one, f"stores/tokens-1/{PACKAGE_MANIFEST}")))["files"]
+    assert {name: facts["bytes"] for name, facts in files.items()} == {name: len(data) for name, data in FILES.items()}
     assert other.pull_package("stores/tokens-1")
     assert content(other.path("stores/tokens-1")) == FILES
     before = one.store.entries()
@@ -78,7 +78,7 @@ def test_a_package_that_is_sent_tells_its_bytes_and_takes_back_failed_tries(mirr
     assert not one.push_package(one.path("stores/tokens-1"), tell=lambda *far: pytest.fail("nothing is sent"))
 
 
-def test_a_package_without_its_seal_is_not_there(mirrors):
+def test_a_package_without_its_manifest_is_not_there(mirrors):
     one, other = mirrors
     one.push_package(package(one, FILES))
     one.store.remove(f"stores/tokens-1/{PACKAGE_MANIFEST}")
@@ -218,7 +218,7 @@ def test_a_disk_that_changes_what_it_is_given_spoils_the_package_for_nobody_else
     assert third.pull_package("stores/tokens-1")
 
 
-def test_a_seal_cannot_name_files_outside_of_its_package(mirrors, bucket_server):
+def test_a_manifest_cannot_name_files_outside_of_its_package(mirrors, bucket_server):
     one, other = mirrors
     one.push_package(package(one, FILES))
     manifest = {"files": {"../../../evil": {"bytes": 1, "sha256": "0" * 64}}}

@@ -89,7 +89,7 @@ class _Picture:
 
 @contextmanager
 def live(console: Console) -> Iterator[Callable[[SweepProgress], None]]:
-    """Shows a board while the body runs: a live table on a terminal, a line now and then elsewhere."""
+    """Shows the progress while the body runs: a live table on a terminal, a line now and then elsewhere."""
     if console.is_terminal:
         with Live(Text("starting"), console=console, refresh_per_second=2, transient=True) as display:
             yield lambda progress: display.update(_Picture(progress))

@@ -51,8 +51,8 @@ def mean_limits(rows: Sequence[Rows], subsets: int, z: float) -> tuple[float, fl
         middle += mean / subsets
         square = (float(np.square(each.sums).sum()) + 2 * each.step**2) / items
         variance += (square - mean**2) / items / subsets**2
-    reach = z * math.sqrt(max(0.0, variance))
-    return middle - reach, middle + reach
+    half_width = z * math.sqrt(max(0.0, variance))
+    return middle - half_width, middle + half_width
 
 
 def p_of(limits: Callable[[float], tuple[float, float]]) -> float:

@@ -1,6 +1,6 @@
 """Packages of a mirror: folders that never change once they are there, each with a manifest that is written last.
 
-The manifest, or seal, has the size and SHA-256 of each file. It may also have the texts of small files whose name does
+The manifest has the size and SHA-256 of each file. It may also have the texts of small files whose name does
 not say their content: so they change with it, in one request. A copy lies beside it for who reads such a file alone.
 """
 
@@ -22,6 +22,8 @@ from babeltune.storage.mirror_base import MirrorBase, digest, document, together
 from babeltune.storage.object_store import Entry, inside
 
 PACKAGE_MANIFEST = ".seal.json"
+MANIFESTS = ".seals"
+"""In a mirror, the folder of what is known of each package. A note is as old as the last use of its package."""
 PULLING = ".pulling"
 """In a mirror, the folder of packages that are on their way."""
 Tell = Callable[[int, int], None]
@@ -43,13 +45,13 @@ class Packages(MirrorBase):
     """Sends, brings and removes packages."""
 
     def push_package(self, folder: Path, key: str = "", tell: Tell = lambda done, of: None) -> bool:
-        """Uploads the folder, to its own key or to another one, unless the bucket has it as it is. The seal comes
+        """Uploads the folder, to its own key or to another one, unless the bucket has it as it is. The manifest comes
         last. `tell` hears of the bytes that are sent. Returns whether anything was."""
         key = key or self.key(folder)
         there = self.store.entries(key)
         if self.has_package(folder, key, there):
             return False
-        files = self.sealed(folder)
+        files = self.files_of(folder)
         of, sent = sum(facts["bytes"] for facts in files.values()), list[int]()
 
         def count(more: int) -> None:
@@ -71,8 +73,8 @@ class Packages(MirrorBase):
         `files` has the size and SHA-256 of each. A name ends in the beginning of its file's SHA-256, or the file is a
         small text. If another process has made the package since, that one stays. `StoreError` if an object is gone.
         """
-        seal, there = f"{key}/{PACKAGE_MANIFEST}", self.store.entries(key)
-        if seal in there:
+        manifest_key, there = f"{key}/{PACKAGE_MANIFEST}", self.store.entries(key)
+        if manifest_key in there:
             return
         here = [name for name in files if (draft / name).exists()]
         sizes = {name: there[at].size if (at := f"{key}/{name}") in there else None for name in files.keys() - here}
@@ -84,18 +86,18 @@ class Packages(MirrorBase):
         texts = {name: (draft / name).read_bytes().decode() for name in here if files[name]["sha256"][:16] not in name}
         together(lambda name: self.store.upload(draft / name, f"{key}/{name}"), set(here) - texts.keys())
         manifest = document({"files": files, "texts": texts})
-        if self.store.write_if(seal, manifest, None) or self.store.read(seal) == manifest:
+        if self.store.write_if(manifest_key, manifest, None) or self.store.read(manifest_key) == manifest:
             together(lambda name: self.store.write(f"{key}/{name}", texts[name].encode()), texts)
             together(self.store.remove, there.keys() - {f"{key}/{name}" for name in files})
 
     def has_package(self, folder: Path, key: str, there: Mapping[str, Entry]) -> bool:
         """Whether the bucket has the folder as it is at this key, below which it lists the objects `there`."""
-        files, seal = self.sealed(folder), f"{key}/{PACKAGE_MANIFEST}"
+        files, manifest_key = self.files_of(folder), f"{key}/{PACKAGE_MANIFEST}"
         names = {name: f"{key}/{name}" for name in files}
         whole = all(at in there and there[at].size == files[name]["bytes"] for name, at in names.items())
-        return whole and seal in there and _files_in(self.store.read(seal)) == files
+        return whole and manifest_key in there and _files_in(self.store.read(manifest_key)) == files
 
-    def sealed(self, folder: Path) -> dict[str, dict[str, Any]]:
+    def files_of(self, folder: Path) -> dict[str, dict[str, Any]]:
         """Size and SHA-256 of each file; those that were known when its files were last changed are not read again."""
         paths = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
         versions = {name: version(path) for name, path in paths.items()}
@@ -110,12 +112,12 @@ class Packages(MirrorBase):
     def pull_package(self, key: str, folder: Path | None = None) -> bool:
         """Whether the package is in the folder, or in its own, where it is downloaded to if need be.
 
-        One that differs from its seal is refused and its seal removed, so that the next push renews it.
+        One that differs from its manifest is refused, and the manifest removed, so that the next push renews it.
         `ObjectStoreError` if it does not differ, but this disk changes what it is given.
         """
         folder = folder or self.path(key)
         if folder.exists() and not self._altered(folder):
-            with contextlib.suppress(FileNotFoundError):  # it was never sealed
+            with contextlib.suppress(FileNotFoundError):  # it never got a manifest
                 os.utime(self._manifest_of(folder))  # used just now, so it stays here
             return True
         with self.in_turn(key):
@@ -134,14 +136,14 @@ class Packages(MirrorBase):
                 then, words = "left" if left == 1 else "again", f"{fault.name} {fault.what}"
                 log.warning("%s/%s is damaged (%s): %s", self.store.uri, key, words, then)
                 if left == 1:
-                    self._unseal(key, manifest, fault.name, folder)
+                    self._remove_manifest(key, manifest, fault.name, folder)
         return False
 
-    def _unseal(self, key: str, manifest: bytes, name: str, folder: Path) -> None:
+    def _remove_manifest(self, key: str, manifest: bytes, name: str, folder: Path) -> None:
         """Removes this manifest if the object of that name differs from it. One that has changed since stays."""
-        seal = f"{key}/{PACKAGE_MANIFEST}"
-        found = self.store.entry(seal)
-        if found is None or self.store.read(seal) != manifest:
+        manifest_key = f"{key}/{PACKAGE_MANIFEST}"
+        found = self.store.entry(manifest_key)
+        if found is None or self.store.read(manifest_key) != manifest:
             return
         if name != PACKAGE_MANIFEST and self.store.sha256(f"{key}/{name}") == _files_in(manifest)[name]["sha256"]:
             why = OSError(errno.EIO, "this disk gives back other bytes than were written", str(folder / name))
@@ -149,16 +151,17 @@ class Packages(MirrorBase):
                 f"{self.store.uri}/{key} is sound, but {folder.parent} changes {name}; check that disk, or name "
                 "another `cache`"
             ) from why
-        self.store.remove_if(seal, found.version)
+        self.store.remove_if(manifest_key, found.version)
 
     def _altered(self, folder: Path) -> bool:
-        """Whether a file is no more what it was when the folder was sealed here; where none has changed since, none is
-        read."""
+        """Whether a file is no more what it was when the folder got its manifest here.
+
+        Where none has changed since, none is read."""
         try:
             known = json.loads(self._manifest_of(folder).read_bytes())
             files, versions = known["files"], known["versions"]
         except (OSError, ValueError, KeyError):
-            return False  # it was never sealed
+            return False  # it never got a manifest
         try:
             now = {name: version(folder / name) for name in files}
             if now != versions and any(sha256_of(folder / name) != facts["sha256"] for name, facts in files.items()):
@@ -170,13 +173,13 @@ class Packages(MirrorBase):
         return False
 
     def _manifest_of(self, folder: Path) -> Path:
-        return self.folder / ".seals" / f"{self.key(folder)}.json"
+        return self.folder / MANIFESTS / f"{self.key(folder)}.json"
 
     def _keep_manifest(self, folder: Path, files: dict[str, dict[str, Any]], versions: dict[str, list[int]]) -> None:
         write_below(self._manifest_of(folder), document({"files": files, "versions": versions}))
 
     def _download(self, key: str, manifest: bytes, folder: Path) -> Fault | None:
-        """Puts the package in its place if it is as its seal says; else says what is wrong."""
+        """Puts the package in its place if it is as its manifest says; else says what is wrong."""
         try:
             values = json.loads(manifest)
             files = {inside(name): (facts["bytes"], facts["sha256"]) for name, facts in values["files"].items()}
@@ -206,14 +209,14 @@ class Packages(MirrorBase):
                 return faults[0]
             folder.parent.mkdir(parents=True, exist_ok=True)
             draft.rename(folder)
-            sealed = {name: {"bytes": size, "sha256": sha256} for name, (size, sha256) in files.items()}
-            self._keep_manifest(folder, sealed, {name: version(folder / name) for name in files})
+            found = {name: {"bytes": size, "sha256": sha256} for name, (size, sha256) in files.items()}
+            self._keep_manifest(folder, found, {name: version(folder / name) for name in files})
         finally:
             shutil.rmtree(draft, ignore_errors=True)
         return None
 
     def drop_packages(self, keys: Iterable[str], there: Iterable[str]) -> None:
-        """Removes packages from the bucket, of whose objects `there` is a listing; each seal first."""
+        """Removes packages from the bucket, of whose objects `there` is a listing; each manifest first."""
         doomed = list(keys)
         for key in doomed:
             self.store.remove(f"{key}/{PACKAGE_MANIFEST}")
@@ -228,11 +231,11 @@ class Packages(MirrorBase):
     def drop_from_package(self, key: str, name: str, changed: Mapping[str, bytes]) -> None:
         """Removes a file from a package in the bucket, and writes small ones anew. A reader finds the package as it was
         or as it is now: one request changes its manifest. Repeated, it mends what was cut off."""
-        seal = f"{key}/{PACKAGE_MANIFEST}"
+        manifest_key = f"{key}/{PACKAGE_MANIFEST}"
         made = None
         while made is None:
-            found = self.store.entry(seal)
-            data = self.store.read(seal)
+            found = self.store.entry(manifest_key)
+            data = self.store.read(manifest_key)
             if found is None or data is None:
                 return
             values = json.loads(data)
@@ -240,7 +243,7 @@ class Packages(MirrorBase):
             files.pop(name, None)
             files |= {each: {"bytes": len(text), "sha256": digest(text)} for each, text in changed.items()}
             texts |= {each: text.decode() for each, text in changed.items()}
-            made = self.store.write_if(seal, document({"files": files, "texts": texts}), found.version)
+            made = self.store.write_if(manifest_key, document({"files": files, "texts": texts}), found.version)
         for each, text in changed.items():
             self.store.write(f"{key}/{each}", text)
         self.store.remove(f"{key}/{name}")

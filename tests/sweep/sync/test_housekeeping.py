@@ -187,7 +187,7 @@ def test_a_mirror_gives_up_what_it_has_not_used_and_the_bucket_has(stored):
     unsent = view.folder / "stores" / "tokens-fedcba9876543210"
     unsent.mkdir()
     (unsent / "values.npy").write_bytes(b"1")
-    mirror.sealed(unsent)
+    mirror.files_of(unsent)
     assert not list(mirror_removals(mirror, older_s=WEEK)), "all was used a moment ago"
     for note in (view.folder / ".seals").rglob("*.json"):
         os.utime(note, (time.time() - 2 * WEEK,) * 2)

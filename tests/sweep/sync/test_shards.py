@@ -88,7 +88,7 @@ class Machine:
         return [path.name for path in self.stores.iterdir() if path.suffix != ".lock"]
 
     def shares_stores(self):
-        return stores_in(BucketStores(self.mirror, lambda errand: errand(), takes_shards=True))
+        return stores_in(BucketStores(self.mirror, lambda request: request(), takes_shards=True))
 
     def run(self, function, arguments, *, gpu=False):
         """As Ray tasks on nodes that see none of the driver's folders."""

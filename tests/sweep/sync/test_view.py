@@ -176,9 +176,9 @@ def test_a_worker_without_its_stores_says_so(far, s3, machine):
     _, folder = far
     prepared = json.loads((folder.path / "prepared.json").read_text(encoding="utf-8"))
     teacher = prepared["teacher"].removeprefix("storage:")
-    seal = f"{PREFIX}/{teacher}/{PACKAGE_MANIFEST}"
-    kept = s3.get(seal)
-    s3.remove(seal)
+    manifest = f"{PREFIX}/{teacher}/{PACKAGE_MANIFEST}"
+    kept = s3.get(manifest)
+    s3.remove(manifest)
     trial = json.loads((folder.trial(0) / "trial.json").read_text(encoding="utf-8"))
     where = machine("bare").mirrored
     assignment = TrialAssignment(
@@ -189,7 +189,7 @@ def test_a_worker_without_its_stores_says_so(far, s3, machine):
     )
     with pytest.raises(StoreError, match=rf"has no sound {teacher}; `babeltune resume`"):
         next(standalone(assignment))
-    s3.put(seal, kept)
+    s3.put(manifest, kept)
 
 
 @pytest.mark.long

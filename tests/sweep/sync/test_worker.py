@@ -268,7 +268,7 @@ def test_a_node_whose_disk_refuses_in_mid_trial_is_said_to_be_unfit(s3, tmp_path
         meets(StorageError("the storage shows rank 1 other checkpoints"))
 
 
-def test_a_long_errand_sends_heartbeats(monkeypatch):
+def test_a_long_request_sends_heartbeats(monkeypatch):
     monkeypatch.setattr(worker, "SIGN_EVERY", 0.05)
     signs = []
 

@@ -95,10 +95,10 @@ class CheckpointPolicy:
                 for path in paths:
                     Removal(path, "keep.optimizer: false", 0).carry_out()
 
-    def _of_trial(self, name: str, errand: Callable[[Mirror, str], None]) -> None:
-        self._in_bucket(lambda mirror: errand(mirror, mirror.key(self._place(name))))
+    def _of_trial(self, name: str, action: Callable[[Mirror, str], None]) -> None:
+        self._in_bucket(lambda mirror: action(mirror, mirror.key(self._place(name))))
 
-    def _in_bucket(self, errand: Callable[[Mirror], None]) -> None:
+    def _in_bucket(self, action: Callable[[Mirror], None]) -> None:
         if self._sync.where is not None:
             mirror = self._sync.mirror
-            self._sync.later(lambda: errand(mirror))
+            self._sync.later(lambda: action(mirror))

@@ -131,7 +131,7 @@ def gains(earlier: SweepFolder, refit: SweepFolder) -> list[Gain]:
         row = next(befores[n] for n in names if n in befores and _alike(befores[n].params, group.settings))
         before, after = row.metrics[objective.metric], group.values[objective.metric]
         mean = statistics.fmean(after)
-        reach = _reach(after)
+        half_width = _half_width(after)
         gain = sign * (mean - before)
         found.append(
             Gain(
@@ -140,8 +140,8 @@ def gains(earlier: SweepFolder, refit: SweepFolder) -> list[Gain]:
                 after=after,
                 mean=mean,
                 gain=gain,
-                low=None if reach is None else gain - reach,
-                high=None if reach is None else gain + reach,
+                low=None if half_width is None else gain - half_width,
+                high=None if half_width is None else gain + half_width,
             )
         )
     return found
@@ -151,7 +151,7 @@ def _alike(params: dict[str, Scalar], settings: dict[str, Scalar]) -> bool:
     return all(name in params and same(params[name], value) for name, value in settings.items())
 
 
-def _reach(values: Sequence[float]) -> float | None:
+def _half_width(values: Sequence[float]) -> float | None:
     """Half of the 95 % interval of a mean."""
     if len(values) < 2:
         return None

@@ -73,7 +73,7 @@ class DriverSync:
         self._leased: LeasedFolder | None = None
         self._sent: dict[Path, float] = {}
         self._changed, self._ending = threading.Event(), threading.Event()
-        self._errands = deque[Callable[[], None]]()
+        self._delayed = deque[Callable[[], None]]()
         """What waits to be done in the bucket, besides sending records."""
         self._thread = threading.Thread(target=self._work, name="babeltune-driver-sync", daemon=True)
 
@@ -148,15 +148,15 @@ class DriverSync:
                 name = checkpoints_there(self.mirror, trial, 0).get(base, name)
         return f"{trial}/checkpoints/{name}"
 
-    def later(self, errand: Callable[[], None]) -> None:
+    def later(self, action: Callable[[], None]) -> None:
         """Does something in the bucket, in this driver's own thread; again, if the store does not answer."""
-        self._errands.append(errand)
+        self._delayed.append(action)
         self._changed.set()
 
-    def _run_errands(self) -> None:
-        while self._errands:
-            self._errands[0]()
-            self._errands.popleft()
+    def _run_delayed(self) -> None:
+        while self._delayed:
+            self._delayed[0]()
+            self._delayed.popleft()
 
     def check(self) -> None:
         """Raises `ClusterError` when the store has been away for too long, `SweepError` when another driver came."""
@@ -209,7 +209,7 @@ class DriverSync:
             try:
                 self._ask_for_stop()
                 self._send(final=False)
-                self._run_errands()
+                self._run_delayed()
                 if self.trouble is not None:
                     self.trouble = None
                     self.folder.note(f"the storage {self.mirror.store.uri} takes what is sent again")
@@ -252,15 +252,15 @@ class DriverSync:
     def _finish(self) -> None:
         self._lease.renew()
         self._send(final=True)
-        self._run_errands()
+        self._run_delayed()
         self._lease.renew(ended=True)
 
-    def _insist(self, errand: Callable[[], Result], seconds: float) -> Result:
-        """The errand, tried again for so many seconds."""
+    def _insist(self, request: Callable[[], Result], seconds: float) -> Result:
+        """The request, tried again for so many seconds."""
         deadline = time.monotonic() + seconds
         while True:
             try:
-                return errand()
+                return request()
             except ObjectStoreError as error:
                 if time.monotonic() > deadline:
                     raise

@@ -17,7 +17,7 @@ from pathlib import Path
 from babeltune.errors import ObjectStoreError
 from babeltune.storage.mirror import Mirror
 from babeltune.storage.object_store import Entry, ObjectStore
-from babeltune.storage.packages import PULLING
+from babeltune.storage.packages import MANIFESTS, PULLING
 from babeltune.sweep.state.housekeeping import (
     OPTIMIZER,
     SPOOL,
@@ -40,8 +40,6 @@ from babeltune.training.checkpoint import MANIFEST
 
 SUPERSEDED = "superseded"
 """In a mirror, the folder of sweeps that another machine went on with."""
-SEALS = ".seals"
-"""In a mirror, the folder of what is known of each package. A note is as old as the last use of its package."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +168,7 @@ def mirror_removals(mirror: Mirror, *, older_s: float) -> Iterator[Removal]:
     for aside in sorted((mirror.folder / SUPERSEDED).glob("*")):
         if aside.stat().st_mtime < before:
             yield Removal(aside, "a sweep that another machine went on with", size_of(aside))
-    notes, storage = mirror.folder / SEALS, BucketStorage(mirror)
+    notes, storage = mirror.folder / MANIFESTS, BucketStorage(mirror)
     may_run = cache(partial(may_be_driven, storage))
     for note in sorted(notes.rglob("*.json")) if notes.is_dir() else ():
         key = note.relative_to(notes).as_posix().removesuffix(".json")

@@ -142,7 +142,7 @@ class BucketStores:
     """The stores in a driver's bucket, as `data.store` asks for them (`Bucket`)."""
 
     def __init__(self, mirror: Mirror, insist: Callable[[Callable[[], Any]], Any], *, takes_shards: bool) -> None:
-        """`insist` does an errand in the bucket, again if it does not answer."""
+        """`insist` sends a request to the bucket, again if it does not answer."""
         self._mirror, self._insist, self.takes_shards = mirror, insist, takes_shards
 
     def has(self, folder: Path) -> bool:

@@ -38,7 +38,7 @@ OF_WORKERS = (REPORTS, PROGRESS)
 """The records that a trial's worker changes; all others are the driver's."""
 SCRATCH = ("train", "tune", "checkpoints")
 OWN = ("stop", OWNER)
-"""Files with an errand of their own."""
+"""Files with a purpose of their own."""
 
 
 def is_record(name: str) -> bool:

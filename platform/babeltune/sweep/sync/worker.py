@@ -101,15 +101,16 @@ class Sending:
             with_retries(lambda: push_trial(self._mirror, self._folder), seconds, self.stopped)
 
 
-def with_retries(errand: Callable[[], object], seconds: float, alive: Callable[[], object]) -> None:
-    """The errand, tried again for so many seconds while the store does not answer; meanwhile, `alive` says now and then
-    that the trial waits and does not hang."""
+def with_retries(request: Callable[[], object], seconds: float, alive: Callable[[], object]) -> None:
+    """The request, tried again for so many seconds while the store does not answer.
+
+    Meanwhile, `alive` says now and then that the trial waits and does not hang."""
     deadline, done = time.monotonic() + seconds, threading.Event()
     threading.Thread(target=_say_now_and_then, args=(alive, done), daemon=True).start()
     try:
         while True:
             try:
-                errand()
+                request()
                 return
             except ObjectStoreError as error:
                 if time.monotonic() > deadline or is_local(error.__cause__):
@@ -145,8 +146,8 @@ def on_this_node(
     if assignment.token:
         mirror.fence = TrialFence(BucketLease(mirror.store, assignment.folder.split("/")[1]), assignment.token)
 
-    def waiting(errand: Callable[[], object]) -> None:
-        with_retries(errand, LONGER * where.timeout, reports.stopped)
+    def waiting(request: Callable[[], object]) -> None:
+        with_retries(request, LONGER * where.timeout, reports.stopped)
 
     def unfit(why: object) -> NodeError:
         return NodeError(f"cannot keep a copy of the storage in {mirror.folder} ({why}); make room there")
@@ -399,7 +400,7 @@ def _checkpoints(folder: Path) -> list[Path]:
 
 def _sound(mirror: Mirror, checkpoint: Path) -> bool:
     """Whether the checkpoint is as its manifest says. Files that did not change since they were sealed are not read."""
-    found = {name: facts["sha256"] for name, facts in mirror.sealed(checkpoint).items() if name != MANIFEST}
+    found = {name: facts["sha256"] for name, facts in mirror.files_of(checkpoint).items() if name != MANIFEST}
     try:
         wanted = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))["files"]
     except (ValueError, KeyError, TypeError):
