@@ -123,6 +123,8 @@ def test_an_evaluation_says_how_many_sentences_it_has_encoded(tiny, tmp_path, mo
     assert stages[-1].done == len(texts)
     assert seen[-1]["step"] == seen[-1]["steps"]
     assert seen[-1]["loss"] > 0
+    seconds = [each["seconds"] for each in seen]
+    assert 0 < seconds[0] < seconds[-1] == max(seconds)
 
 
 @pytest.mark.trap(7, 38)

@@ -108,6 +108,8 @@ class TrialTrainer:
         batches = self.steps.schedule.counts.sum(axis=1)
         self.noted = self.cleaned = -math.inf
         self.looked = self.kept = time.monotonic()
+        self.began = time.perf_counter()
+        """When the trial's seconds were zero, by this clock."""
         self.interval: Interval | None = None
         """The interval that a stop cut between two reports, until training goes on."""
         self.values: Mapping[str, float] = {}
@@ -234,6 +236,7 @@ class TrialTrainer:
         milestones = schedule.milestones(trial.training.reports)
         done = self.reports[-1].step if self.reports else 0
         spent = self.reports[-1].seconds if self.reports else 0.0
+        self.began = time.perf_counter() - spent
         if self.reports:  # it may not have been handed over: a checkpoint comes before its report
             last = self.reports[-1]
             if not self.reporter.report(last) or last.last:
@@ -245,6 +248,7 @@ class TrialTrainer:
             fresh = Interval(done, Averages(every=max(1, (end - done) // POINTS_PER_REPORT)))
             interval, self.interval = self.interval or fresh, None
             started = time.perf_counter() - interval.seconds
+            self.began = started - spent
             for step in range(interval.step, end):
                 self.one_step(step, interval.meter, flush=step + 1 == end)
                 if self.train_step.stopping:
@@ -335,7 +339,7 @@ class TrialTrainer:
     def note_progress(
         self, step: int, values: Mapping[str, float], *, now: bool = False, stage: Stage | None = None
     ) -> None:
-        """Writes step, loss and stage to `progress.json` now and then, or `now`, for readers between reports."""
+        """Writes step, time, loss and stage to `progress.json` now and then, or `now`, for readers between reports."""
         if self.ranks.rank or (time.monotonic() - self.noted < PROGRESS_INTERVAL_S and not now):
             return
         self.noted = time.monotonic()
@@ -343,6 +347,7 @@ class TrialTrainer:
             now_at = {
                 "step": step,
                 "steps": len(self.steps.schedule),
+                "seconds": time.perf_counter() - self.began,
                 "loss": values.get("loss"),
                 "stage": plain(stage),
             }

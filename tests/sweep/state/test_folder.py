@@ -263,8 +263,11 @@ def test_a_front_may_be_of_size_and_speed_too(tmp_path, sweep):
 def test_a_running_trial_shows_the_step_between_its_reports(tmp_path, sweep):
     folder = make(tmp_path, sweep, "now-0123456789")
     add(folder, sweep, 0, [0.2])
-    write_json(folder.trial(0) / "progress.json", {"step": 17, "steps": 40, "loss": 0.5})
+    (reported,) = leaderboard(folder)
+    now = {"step": 17, "steps": 40, "loss": 0.5, "seconds": reported.seconds + 9}
+    write_json(folder.trial(0) / "progress.json", now)
     (row,) = leaderboard(folder)
-    assert (row.step, row.steps, row.loss) == (17, 40, 0.5)
+    assert (row.step, row.steps, row.loss, row.seconds) == (17, 40, 0.5, reported.seconds + 9)
     outcome(folder.trial(0), "stopped")
-    assert leaderboard(folder)[0].loss is None
+    (ended,) = leaderboard(folder)
+    assert (ended.loss, ended.seconds) == (None, reported.seconds)

@@ -109,7 +109,7 @@ def _read_row(path: Path, objectives: tuple[Objective, ...]) -> Row:
         loss=now.get("loss") if running else None,
         stage=stage_of(now) if running else None,
         pairs=last.pairs if last else 0,
-        seconds=last.seconds if last else 0.0,
+        seconds=max(last.seconds if last else 0.0, now.get("seconds", 0.0) if running else 0.0),
         best=best.index if best else None,
         curve=tuple(each.metrics[aim] for each in reports if aim in each.metrics),
         reason=outcome.get("reason", ""),
