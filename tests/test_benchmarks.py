@@ -413,6 +413,7 @@ def test_a_sweep_and_the_benchmark_of_the_store_share_its_builder(sweep_work, ti
 
 @pytest.mark.long
 def test_a_warm_group_makes_the_first_step_of_a_proposed_trial(ray_cluster, tiny_file, tmp_path, monkeypatch):
+    from babeltune.signals import StopSignal
     from babeltune.sweep.search.tune_run import search
     from babeltune.sweep.search.tune_searcher import Callbacks
     from benchmarks import trial_start
@@ -431,7 +432,7 @@ def test_a_warm_group_makes_the_first_step_of_a_proposed_trial(ray_cluster, tiny
                 suggest=lambda trial: {},
                 callbacks=Callbacks(lambda number, params: {}, lambda *_: None),
                 trials=1,
-                stop=lambda: False,
+                stop=StopSignal(),
             )
 
 

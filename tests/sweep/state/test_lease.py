@@ -18,7 +18,6 @@ from mlflow import MlflowClient
 from babeltune.errors import FencedError, SweepError
 from babeltune.files import write_json
 from babeltune.planning.sweep_file import sweep_id
-from babeltune.stages import SEARCHING
 from babeltune.sweep.driver.run import folder_in, submit
 from babeltune.sweep.state import fencing
 from babeltune.sweep.state import lease as leases
@@ -35,7 +34,7 @@ from babeltune.sweep.state.fencing import (
 from babeltune.sweep.state.folder import SweepFolder, read_outcome
 from babeltune.sweep.state.lease import folder_lease, leased, only_driver
 from babeltune.sweep.state.progress import is_driven
-from babeltune.training.checkpoint import write_reports
+from babeltune.training.checkpoint import PROGRESS, write_reports
 from waiting import PATIENCE_S, wait_until, when
 
 HOLD = """
@@ -315,7 +314,8 @@ def test_a_driver_that_hears_of_another_ends_its_sweep_and_keeps_its_trials(copi
 
     def another(board):
         place = folder_in(cluster, sweep_id(longer))
-        when(lambda: board.stage == SEARCHING, lambda: far_lease(place, token=99, beat=time.time()))
+        trains = place.trial(0) / PROGRESS
+        when(trains.exists, lambda: far_lease(place, token=99, beat=time.time()))
 
     with pytest.raises(SweepError, match="was taken over by far"):
         submit(longer, cluster, watch=another)

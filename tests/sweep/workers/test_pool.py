@@ -384,7 +384,7 @@ def test_all_ranks_end_whose_dispatcher_is_silent_whatever_they_do(room, tmp_pat
         if meanwhile == "training":
             wait_until((tmp_path / "busy" / "trains").exists)
         else:
-            assert opened.dispatcher.next_message("busy").report.index == 1
+            assert next_message(opened, "busy").report.index == 1
         os.kill(process_of(opened.dispatcher._actor), signal.SIGSTOP)
         runs = [group.run for group in opened._groups.values()]
         wait_until(lambda: len(ray.wait(runs, num_returns=2, timeout=0)[0]) == 2)
