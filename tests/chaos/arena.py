@@ -112,10 +112,10 @@ class Arena:
     # What happened
 
     def steps(self) -> list[dict[str, Any]]:
-        """The steps that workers have made, in order."""
+        """The steps that workers have made, in order; not one whose line is being written."""
         path = self.orders / STEPS
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        return [json.loads(line) for line in lines]
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def rows(self) -> list[dict[str, Any]]:
         """The trials' rows of the leaderboard."""
