@@ -268,6 +268,7 @@ def test_a_running_trial_shows_the_step_between_its_reports(tmp_path, sweep):
     write_json(folder.trial(0) / "progress.json", now)
     (row,) = leaderboard(folder)
     assert (row.step, row.steps, row.loss, row.seconds) == (17, 40, 0.5, reported.seconds + 9)
-    outcome(folder.trial(0), "stopped")
-    (ended,) = leaderboard(folder)
-    assert (ended.loss, ended.seconds) == (None, reported.seconds)
+    for state, seconds in (("stopped", row.seconds), ("pruned", reported.seconds)):
+        outcome(folder.trial(0), state)
+        (ended,) = leaderboard(folder)
+        assert (ended.loss, ended.seconds) == (None, seconds)

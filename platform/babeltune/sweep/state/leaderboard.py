@@ -96,6 +96,7 @@ def _read_row(path: Path, objectives: tuple[Objective, ...]) -> Row:
     aim = objectives[0].metric
     last = reports[-1] if reports else None
     running = outcome.get("state", "running") == "running"
+    since = 0.0 if outcome.get("state") in ENDED else now.get("seconds", 0.0)
     lost = outcome.get("state") == "finished" and not (last and last.last)
     warning = LOST if lost else str(last.facts.get("warning", "")) if last else ""
     return Row(
@@ -109,7 +110,7 @@ def _read_row(path: Path, objectives: tuple[Objective, ...]) -> Row:
         loss=now.get("loss") if running else None,
         stage=stage_of(now) if running else None,
         pairs=last.pairs if last else 0,
-        seconds=max(last.seconds if last else 0.0, now.get("seconds", 0.0) if running else 0.0),
+        seconds=max(last.seconds if last else 0.0, since),
         best=best.index if best else None,
         curve=tuple(each.metrics[aim] for each in reports if aim in each.metrics),
         reason=outcome.get("reason", ""),
