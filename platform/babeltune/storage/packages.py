@@ -33,6 +33,11 @@ TRIES = 2
 log = logging.getLogger(__name__)
 
 
+def manifest_key(key: str) -> str:
+    """The key of the manifest of the package at this key."""
+    return f"{key}/{PACKAGE_MANIFEST}"
+
+
 class Fault(NamedTuple):
     """What is wrong with a package that was downloaded."""
 
@@ -61,10 +66,10 @@ class Packages(MirrorBase):
         tell(0, of)
         manifest = document({"files": files})
         names = {name: f"{key}/{name}" for name in files}
-        self.store.remove(f"{key}/{PACKAGE_MANIFEST}")
+        self.store.remove(manifest_key(key))
         together(lambda name: self.store.upload(folder / name, names[name], count), files)
-        together(self.store.remove, there.keys() - set(names.values()) - {f"{key}/{PACKAGE_MANIFEST}"})
-        self.store.write(f"{key}/{PACKAGE_MANIFEST}", manifest)
+        together(self.store.remove, there.keys() - set(names.values()) - {manifest_key(key)})
+        self.store.write(manifest_key(key), manifest)
         return True
 
     def finish_package(self, key: str, draft: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
@@ -73,8 +78,8 @@ class Packages(MirrorBase):
         `files` has the size and SHA-256 of each. A name ends in the beginning of its file's SHA-256, or the file is a
         small text. If another process has made the package since, that one stays. `StoreError` if an object is gone.
         """
-        manifest_key, there = f"{key}/{PACKAGE_MANIFEST}", self.store.entries(key)
-        if manifest_key in there:
+        manifest_at, there = manifest_key(key), self.store.entries(key)
+        if manifest_at in there:
             return
         here = [name for name in files if (draft / name).exists()]
         sizes = {name: there[at].size if (at := f"{key}/{name}") in there else None for name in files.keys() - here}
@@ -86,16 +91,16 @@ class Packages(MirrorBase):
         texts = {name: (draft / name).read_bytes().decode() for name in here if files[name]["sha256"][:16] not in name}
         together(lambda name: self.store.upload(draft / name, f"{key}/{name}"), set(here) - texts.keys())
         manifest = document({"files": files, "texts": texts})
-        if self.store.write_if(manifest_key, manifest, None) or self.store.read(manifest_key) == manifest:
+        if self.store.write_if(manifest_at, manifest, None) or self.store.read(manifest_at) == manifest:
             together(lambda name: self.store.write(f"{key}/{name}", texts[name].encode()), texts)
             together(self.store.remove, there.keys() - {f"{key}/{name}" for name in files})
 
     def has_package(self, folder: Path, key: str, there: Mapping[str, Entry]) -> bool:
         """Whether the bucket has the folder as it is at this key, below which it lists the objects `there`."""
-        files, manifest_key = self.files_of(folder), f"{key}/{PACKAGE_MANIFEST}"
+        files, manifest_at = self.files_of(folder), manifest_key(key)
         names = {name: f"{key}/{name}" for name in files}
         whole = all(at in there and there[at].size == files[name]["bytes"] for name, at in names.items())
-        return whole and manifest_key in there and _files_in(self.store.read(manifest_key)) == files
+        return whole and manifest_at in there and _files_in(self.store.read(manifest_at)) == files
 
     def files_of(self, folder: Path) -> dict[str, dict[str, Any]]:
         """Size and SHA-256 of each file; those that were known when its files were last changed are not read again."""
@@ -127,7 +132,7 @@ class Packages(MirrorBase):
                 log.warning("%s was altered: it is downloaded again", folder)
                 shutil.rmtree(folder)
             for left in range(TRIES, 0, -1):
-                manifest = self.store.read(f"{key}/{PACKAGE_MANIFEST}")
+                manifest = self.store.read(manifest_key(key))
                 if manifest is None:
                     return False
                 fault = self._download(key, manifest, folder)
@@ -141,9 +146,9 @@ class Packages(MirrorBase):
 
     def _remove_manifest(self, key: str, manifest: bytes, name: str, folder: Path) -> None:
         """Removes this manifest if the object of that name differs from it. One that has changed since stays."""
-        manifest_key = f"{key}/{PACKAGE_MANIFEST}"
-        found = self.store.entry(manifest_key)
-        if found is None or self.store.read(manifest_key) != manifest:
+        manifest_at = manifest_key(key)
+        found = self.store.entry(manifest_at)
+        if found is None or self.store.read(manifest_at) != manifest:
             return
         if name != PACKAGE_MANIFEST and self.store.sha256(f"{key}/{name}") == _files_in(manifest)[name]["sha256"]:
             why = OSError(errno.EIO, "this disk gives back other bytes than were written", str(folder / name))
@@ -151,7 +156,7 @@ class Packages(MirrorBase):
                 f"{self.store.uri}/{key} is sound, but {folder.parent} changes {name}; check that disk, or name "
                 "another `cache`"
             ) from why
-        self.store.remove_if(manifest_key, found.version)
+        self.store.remove_if(manifest_at, found.version)
 
     def _altered(self, folder: Path) -> bool:
         """Whether a file is no more what it was when the folder got its manifest here.
@@ -219,7 +224,7 @@ class Packages(MirrorBase):
         """Removes packages from the bucket, of whose objects `there` is a listing; each manifest first."""
         doomed = list(keys)
         for key in doomed:
-            self.store.remove(f"{key}/{PACKAGE_MANIFEST}")
+            self.store.remove(manifest_key(key))
         folders = {f"{key}/" for key in doomed}
 
         def below(at: str) -> bool:
@@ -231,11 +236,11 @@ class Packages(MirrorBase):
     def drop_from_package(self, key: str, name: str, changed: Mapping[str, bytes]) -> None:
         """Removes a file from a package in the bucket, and writes small ones anew. A reader finds the package as it was
         or as it is now: one request changes its manifest. Repeated, it mends what was cut off."""
-        manifest_key = f"{key}/{PACKAGE_MANIFEST}"
+        manifest_at = manifest_key(key)
         made = None
         while made is None:
-            found = self.store.entry(manifest_key)
-            data = self.store.read(manifest_key)
+            found = self.store.entry(manifest_at)
+            data = self.store.read(manifest_at)
             if found is None or data is None:
                 return
             values = json.loads(data)
@@ -243,7 +248,7 @@ class Packages(MirrorBase):
             files.pop(name, None)
             files |= {each: {"bytes": len(text), "sha256": digest(text)} for each, text in changed.items()}
             texts |= {each: text.decode() for each, text in changed.items()}
-            made = self.store.write_if(manifest_key, document({"files": files, "texts": texts}), found.version)
+            made = self.store.write_if(manifest_at, document({"files": files, "texts": texts}), found.version)
         for each, text in changed.items():
             self.store.write(f"{key}/{each}", text)
         self.store.remove(f"{key}/{name}")

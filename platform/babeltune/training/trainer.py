@@ -236,7 +236,7 @@ class TrialTrainer:
         milestones = schedule.milestones(trial.training.reports)
         done = self.reports[-1].step if self.reports else 0
         spent = self.reports[-1].seconds if self.reports else 0.0
-        self.began = time.perf_counter() - spent
+        self.began = time.perf_counter() - spent - (self.interval.seconds if self.interval else 0.0)
         if self.reports:  # it may not have been handed over: a checkpoint comes before its report
             last = self.reports[-1]
             if not self.reporter.report(last) or last.last:
@@ -260,7 +260,7 @@ class TrialTrainer:
                 metrics = self.scores(end)
             except EvaluationLeftError:
                 return self.leave(interval, end, trained)
-            spent += time.perf_counter() - started
+            spent = time.perf_counter() - self.began
             report = self.made_report(end, metrics, interval.meter.take(), spent, trained)
             self.save(report)
             done = end

@@ -268,6 +268,9 @@ def test_a_running_trial_shows_the_step_between_its_reports(tmp_path, sweep):
     write_json(folder.trial(0) / "progress.json", now)
     (row,) = leaderboard(folder)
     assert (row.step, row.steps, row.loss, row.seconds) == (17, 40, 0.5, reported.seconds + 9)
+    write_json(folder.trial(0) / "progress.json", {"step": "17", "steps": None, "loss": [], "seconds": "long"})
+    assert leaderboard(folder)[0] == replace(reported, steps=None, loss=None), "of a damaged one nothing is shown"
+    write_json(folder.trial(0) / "progress.json", now)
     for state, seconds in (("stopped", row.seconds), ("pruned", reported.seconds)):
         outcome(folder.trial(0), state)
         (ended,) = leaderboard(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -96,7 +97,7 @@ def _read_row(path: Path, objectives: tuple[Objective, ...]) -> Row:
     aim = objectives[0].metric
     last = reports[-1] if reports else None
     running = outcome.get("state", "running") == "running"
-    since = 0.0 if outcome.get("state") in ENDED else now.get("seconds", 0.0)
+    seconds = 0.0 if outcome.get("state") in ENDED else number_in(now, "seconds") or 0.0
     lost = outcome.get("state") == "finished" and not (last and last.last)
     warning = LOST if lost else str(last.facts.get("warning", "")) if last else ""
     return Row(
@@ -105,12 +106,12 @@ def _read_row(path: Path, objectives: tuple[Objective, ...]) -> Row:
         params=trial["params"],
         metrics=scores_of(best) if best else {},
         reports=len(reports),
-        step=max(last.step if last else 0, now.get("step", 0)),
-        steps=now.get("steps"),
-        loss=now.get("loss") if running else None,
+        step=max(last.step if last else 0, int(number_in(now, "step") or 0)),
+        steps=None if (steps := number_in(now, "steps")) is None else int(steps),
+        loss=number_in(now, "loss") if running else None,
         stage=stage_of(now) if running else None,
         pairs=last.pairs if last else 0,
-        seconds=max(last.seconds if last else 0.0, since),
+        seconds=max(last.seconds if last else 0.0, seconds),
         best=best.index if best else None,
         curve=tuple(each.metrics[aim] for each in reports if aim in each.metrics),
         reason=outcome.get("reason", ""),
@@ -118,6 +119,12 @@ def _read_row(path: Path, objectives: tuple[Objective, ...]) -> Row:
         last_report_lost=lost,
         warning=warning,
     )
+
+
+def number_in(record: Mapping[str, object], name: str) -> float | None:
+    """The finite number of this name in a record that may be damaged; None if there is none."""
+    value = record.get(name)
+    return value if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def scores_of(report: Report) -> dict[str, float]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from babeltune.storage.fence import Stamp, unstamped
 from babeltune.storage.mirror import Mirror
 from babeltune.storage.object_store import Entry
-from babeltune.storage.packages import PACKAGE_MANIFEST
+from babeltune.storage.packages import manifest_key
 from babeltune.training.checkpoint import REPORTS
 
 
@@ -33,7 +33,7 @@ def latest_names(prefix: str, there: Mapping[str, Entry], since: int) -> dict[st
     found: dict[str, str] = {}
     for name in sorted(names_in(prefix, there), key=parts_of):
         base, token = parts_of(name)
-        if f"{prefix}/{name}/{PACKAGE_MANIFEST}" in there and token >= since:
+        if manifest_key(f"{prefix}/{name}") in there and token >= since:
             found[base] = name
     return found
 

@@ -26,7 +26,7 @@ from babeltune.schema.storage_location import StorageLocation
 from babeltune.storage.mirror import Mirror
 from babeltune.storage.mirror_base import together
 from babeltune.storage.object_store import ObjectStore
-from babeltune.storage.packages import PACKAGE_MANIFEST
+from babeltune.storage.packages import manifest_key
 
 Files = Mapping[str, bytes]
 """Contents of files by their names."""
@@ -147,7 +147,7 @@ class BucketStores:
 
     def has(self, folder: Path) -> bool:
         """Whether it has the whole store."""
-        manifest = f"{self._mirror.key(folder)}/{PACKAGE_MANIFEST}"
+        manifest = manifest_key(self._mirror.key(folder))
         return self._insist(lambda: self._mirror.store.entry(manifest)) is not None
 
     def bring(self, folder: Path) -> None:
