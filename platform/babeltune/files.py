@@ -6,9 +6,10 @@ import dataclasses
 import hashlib
 import json
 import logging
+import math
 import os
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, overload
@@ -53,7 +54,21 @@ def write_whole(path: Path, data: bytes, *, durable: bool = False) -> None:
 
 def write_json(path: Path, value: object, *, durable: bool = True) -> None:
     """Writes a record or plain value as JSON, as `write_whole` does."""
-    write_whole(path, json.dumps(plain(value), ensure_ascii=False).encode(), durable=durable)
+    write_whole(path, json_text(value).encode(), durable=durable)
+
+
+def json_text(value: object, *, indent: int | None = None, default: Callable[[object], object] | None = None) -> str:
+    """A record or plain value as JSON that every reader takes: a figure that is not a finite number is null. `indent`
+    and `default` are those of `json.dumps`."""
+    return json.dumps(_finite(plain(value)), ensure_ascii=False, allow_nan=False, indent=indent, default=default)
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, list):
+        return [_finite(each) for each in value]
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @contextmanager

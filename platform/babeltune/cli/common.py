@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 import sys
@@ -13,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
+
+from babeltune.files import json_text
 
 if TYPE_CHECKING:
     from babeltune.errors import SweepError
@@ -76,7 +77,7 @@ SweepName = Annotated[str | None, typer.Argument(help="A sweep's id or name; the
 def say(value: object, as_json: bool, show: Callable[[], None]) -> None:
     """Prints the value as JSON, or shows it."""
     if as_json:
-        sys.stdout.write(json.dumps(value, ensure_ascii=False, indent=2, default=str) + "\n")
+        sys.stdout.write(json_text(value, indent=2, default=str) + "\n")
     else:
         show()
 

@@ -139,7 +139,8 @@ def score(
     )
     warn(_about_lines(done, ("lines", pairs)))
     warn(mining.warnings_about(done))
-    say(done, as_json, lambda: out.print(f"{done['pairs']} pairs, mean {done['mean']:.4f}, in {out_}"))
+    mean = "" if done["mean"] is None else f" mean {done['mean']:.4f},"
+    say(done, as_json, lambda: out.print(f"{done['pairs']} pairs,{mean} in {out_}"))
 
 
 @app.command()
@@ -202,6 +203,8 @@ def encode(
         from babeltune.apps.mining.sentences import LONGEST
 
         warn([f"{done['too_long']} lines are longer than {LONGEST:,} bytes; the vector is that of their beginning"])
+    if done["zero_vectors"]:
+        warn([f"{done['zero_vectors']} lines have a zero vector, which has no cosine with any other"])
     say(done, as_json, lambda: out.print(f"{done['rows']} vectors of {done['dim']} dimensions in {out_}"))
 
 

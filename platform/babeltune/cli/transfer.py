@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -13,6 +12,7 @@ from rich.table import Table
 
 from babeltune.cli.common import ClusterFile, Json, app, cluster_of, err, out, say
 from babeltune.errors import SpecError
+from babeltune.files import json_text
 
 if TYPE_CHECKING:
     from babeltune.apps.transfer.formats import Examples
@@ -85,7 +85,7 @@ def transfer(
     }
     if out_ is not None:
         out_.parent.mkdir(parents=True, exist_ok=True)
-        out_.write_text(json.dumps(record, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+        out_.write_text(json_text(record, indent=2) + "\n", encoding="utf-8")
     say(record, as_json, lambda: show(record))
 
 

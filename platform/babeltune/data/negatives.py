@@ -2,7 +2,8 @@
 
 Park et al. 2024, section 5.2, train their mUSE baseline with three hard negatives per pair and leave the miner open.
 Here candidates are the targets of other pairs of the same language pair, ranked by the teacher's cosine between
-anchors. A candidate at or above a cosine limit counts as an unlabelled translation and is left out."""
+anchors. A candidate at or above a cosine limit counts as an unlabelled translation and is left out. An anchor with a
+zero vector has no negatives, and is none."""
 
 from __future__ import annotations
 
@@ -74,11 +75,13 @@ def _mine_pool(
     for start in range(0, len(x), size):
         rows = slice(start, start + size)
         cosines = x[rows] @ x.T
+        cosines[:, ~x.any(dim=1)] = -torch.inf
         # A translation of the same anchor text counts as similar without limit, and so does whatever repeats it.
         cosines.masked_fill_(anchors[rows, None] == anchors[None], torch.inf)
         cosines.scatter_reduce_(1, firsts.expand(len(cosines), -1), cosines[:, repeats], "amax")
         cosines[:, repeats] = -torch.inf
         cosines.masked_fill_(cosines >= below, -torch.inf)
+        cosines[~x[rows].any(dim=1)] = -torch.inf
         for column in range(min(k, len(x))):
             # `max` gives the first of equal values, which `topk` does not promise.
             best, where = cosines.max(dim=1)

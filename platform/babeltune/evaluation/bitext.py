@@ -1,5 +1,8 @@
 """Scores of a bitext: retrieval accuracy and F1, xSIM and margins, as mteb and LASER define them.
 
+A sentence with a zero vector finds nothing and is not found: it counts as an error. A margin that is not a finite
+number is `UNDEFINED`, and its pair is no candidate.
+
 Pure functions of arrays. Inputs are never changed.
 """
 
@@ -13,7 +16,7 @@ import torch
 from torch import Tensor
 
 from babeltune.evaluation import knn
-from babeltune.evaluation.knn import Matches, Neighbours, Side
+from babeltune.evaluation.knn import UNDEFINED, Matches, Neighbours, Side
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -43,7 +46,7 @@ def weighted_f1(found: Neighbours) -> float:
     """
     best = found.index[:, 0]
     right = best == torch.arange(len(best), device=best.device)
-    predicted = torch.bincount(best, minlength=len(best)).double()
+    predicted = torch.bincount(best[best >= 0], minlength=len(best)).double()
     return _or_nan(found, (right * 2 / (1 + predicted[best])).mean())
 
 
@@ -67,18 +70,21 @@ def xsim_errors(
     best, _ = best_scored(matches, margin)
     ids = torch.arange(len(matches.backward.index)) if texts is None else torch.from_numpy(np.array(texts, np.int64))
     ids = ids.to(best.device)
-    return ids[best] != ids[: len(best)]
+    return (best < 0) | (ids[best] != ids[: len(best)])
 
 
 def best_scored(matches: Matches, margin: Margin) -> tuple[Int[Tensor, "queries"], Float[Tensor, "queries"]]:
-    """Of every left sentence, the candidate of the highest margin score, and that score; the first of equal ones."""
-    scores, choice = candidate_scores(matches, margin).max(dim=1, keepdim=True)
-    return matches.forward.index.gather(1, choice)[:, 0], scores[:, 0]
+    """Of every left sentence, the candidate of the highest margin score, and that score; the first of equal ones. The
+    candidate is -1, and the score `UNDEFINED`, if no margin of the sentence is defined."""
+    scores, choice = candidate_scores(matches, margin).max(dim=1)
+    best = matches.forward.index.gather(1, choice[:, None])[:, 0]
+    return torch.where(scores == UNDEFINED, -1, best), scores
 
 
 def share_of_flipped_margins(matches: Matches) -> float:
     """Share of candidates whose neighbourhoods' mean cosine is not positive: there a ratio margin orders backwards."""
-    return float((_neighbourhood(matches) <= 0).double().mean())
+    around = _neighbourhood(matches)[matches.forward.index >= 0]
+    return float((around <= 0).double().mean()) if len(around) else 0.0
 
 
 def _neighbourhood(matches: Matches) -> Float[Tensor, "queries k"]:
@@ -94,12 +100,16 @@ def candidate_scores(matches: Matches, margin: Margin) -> Float[Tensor, "queries
 
 def margin_scores(cosine: Tensor, around: Tensor, margin: Margin) -> Tensor:
     """Elementwise (Artetxe & Schwenk 2019, section 3.2): `ratio`, the cosine over the mean cosine `around` it, of both
-    neighbourhoods; `distance`, their difference; `absolute`, the cosine."""
-    if margin == "absolute":
-        return cosine
-    return cosine / around if margin == "ratio" else cosine - around
+    neighbourhoods; `distance`, their difference; `absolute`, the cosine. What is not finite is `UNDEFINED`: one of a
+    zero vector, or a ratio to a mean of 0."""
+    scores = cosine
+    if margin == "ratio":
+        scores = cosine / around
+    elif margin == "distance":
+        scores = cosine - around
+    return torch.where(scores.isfinite(), scores, UNDEFINED)
 
 
 def _or_nan(found: Neighbours, score: Tensor) -> float:
     """The score, or NaN where there was nothing to score or a vector was not finite."""
-    return float(score) if len(found.cosine) and bool(found.cosine.isfinite().all()) else float("nan")
+    return float(score) if len(found.cosine) and not bool(found.cosine.isnan().any()) else float("nan")

@@ -24,7 +24,9 @@ over a task's subsets is `<prefix>/<task>/<metric>`, and over the subsets of a g
 
 Vectors that are cut to their first numbers have the same metrics, `dim128/<prefix>/<task>/<metric>`.
 
-`<prefix>/mean_cosine` is that of different texts, of all tasks, in the student's vectors.
+`<prefix>/mean_cosine` is that of different texts, of all tasks, in the student's vectors. `<prefix>/zero_vectors`
+appears only if texts of the tasks have a zero vector, and is their number. Such a text finds nothing, is never found,
+and counts as an error. Its graded pairs are left out of correlations.
 """
 
 from __future__ import annotations
@@ -180,6 +182,8 @@ def score_vectors(
             rows = sum(count for _, count in values)
             scores[f"{place}/{POOLED[metric]}"] = math.fsum(value * count for value, count in values) / rows
     scores[f"{prefix}/mean_cosine"] = knn.mean_cosine(lookup.vectors)
+    if zeros := lookup.zeros():
+        scores[f"{prefix}/zero_vectors"] = zeros
     _check_numbers(scores, lookup)
     return scores
 
@@ -234,6 +238,10 @@ class Lookup:
     def finite(self) -> bool:
         """Whether all vectors are finite."""
         return bool(np.isfinite(self.vectors).all()) and (self.others is None or self.others.finite())
+
+    def zeros(self) -> int:
+        """How many vectors are zero."""
+        return int((~self.vectors.any(axis=1)).sum()) + (0 if self.others is None else self.others.zeros())
 
     def rows(self, texts: Sequence[int]) -> Rows:
         """[texts, dim] their vectors."""
@@ -307,7 +315,9 @@ def _mined(task: IdTask, lookup: Lookup) -> dict[str, mining_f1.Scored]:
 
 def _sts(task: IdTask, lookup: Lookup) -> Scores:
     cosines = sts.paired_cosine(lookup.rows(task.left), lookup.rows(task.right))
-    return {"spearman": sts.spearman(task.scores, cosines), "pearson": sts.pearson(task.scores, cosines)}
+    defined = cosines != knn.UNDEFINED
+    grades, cosines = np.asarray(task.scores)[defined], cosines[defined]
+    return {"spearman": sts.spearman(grades, cosines), "pearson": sts.pearson(grades, cosines)}
 
 
 def _clustering(task: IdTask, lookup: Lookup) -> Scores:

@@ -3,6 +3,8 @@
 Pure functions of arrays. Cosines are fp32 with autocast and TF32 off, computed in tiles, so that memory grows with the
 number of rows and not with its square. Both directions of a pair of sets come from one product. Ties
 are decided by the lowest index; bit-equal vectors always tie, wherever they stand. Inputs are never changed.
+
+A zero vector has no direction, so it has no neighbours and is nobody's. All its cosines are `UNDEFINED`.
 """
 
 from __future__ import annotations
@@ -31,13 +33,16 @@ SLACK = 4
 """Documents that `nearest` keeps beyond k, so that rounding does not decide which are the k best."""
 SETTLED = 32
 """Queries whose kept documents are in memory while their cosines are computed again."""
+UNDEFINED = -torch.inf
+"""Cosine, or margin, with a zero vector: below every other one."""
 STRIDE = 16
 """Columns of a class. `first_largest` reads the largest value of a class first."""
 
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The k candidates most similar to each query, best first, lowest index first where equal."""
+    """The k candidates most similar to each query, best first, lowest index first where equal. A query without
+    neighbours has the cosines `UNDEFINED` and the indices -1."""
 
     cosine: Float[Tensor, "queries k"]
     index: Int[Tensor, "queries k"]
@@ -51,6 +56,12 @@ class Matches:
     """For each left sentence, among the right ones."""
     backward: Neighbours
     """For each right sentence, among the left ones."""
+
+    @property
+    def alone(self) -> tuple[int, int]:
+        """How many left and how many right sentences have no neighbours."""
+        left, right = (int((side.index[:, 0] < 0).sum()) for side in (self.forward, self.backward))
+        return left, right
 
     def turned(self) -> Matches:
         """The same matches with left and right exchanged."""
@@ -153,7 +164,7 @@ def match(left: Vectors | Side, right: Vectors | Side, k: int = 4) -> Matches:
         for first, some in _parts(b.distinct, columns):
             found_there = _nothing(len(some))
             for number, (row, own) in enumerate(_parts(a.distinct, rows)):
-                similarity = own @ some.T
+                similarity = cosines(own, some)
                 forward[number] = _merged(forward[number], _largest(similarity, first, k), k)
                 found_there = _merged(found_there, _largest(similarity.T, row, k), k)
             backward.append(found_there)
@@ -177,9 +188,32 @@ def nearest(
             best = _nothing(len(some))
             for first in range(0, len(rows), tile[1]):
                 documents = unit(table[rows[first : first + tile[1]]])
-                best = _merged(best, _largest(some @ documents.T, first, kept), kept)
+                best = _merged(best, _largest(cosines(some, documents), first, kept), kept)
             parts.append(_settled(some, table, rows, best, k))
-    return _joined(parts)
+    return _marked(_joined(parts))
+
+
+def cosines(x: Float[Tensor, "n dim"], y: Float[Tensor, "m dim"]) -> Float[Tensor, "n m"]:
+    """The cosines of unit vectors, `UNDEFINED` for zero vectors."""
+    product = x @ y.T
+    product[~x.any(dim=1)] = UNDEFINED
+    product[:, ~y.any(dim=1)] = UNDEFINED
+    return product
+
+
+def _marked(neighbours: Neighbours) -> Neighbours:
+    """The same with -1 in place of zero vectors."""
+    return Neighbours(neighbours.cosine, torch.where(neighbours.cosine == UNDEFINED, -1, neighbours.index))
+
+
+def narrowed(neighbours: Neighbours) -> Neighbours:
+    """The same without the last columns that hold no neighbour, so that the mean cosine of a row is one of neighbours.
+
+    One column stays. All queries that have neighbours have as many, which is why columns suffice."""
+    if not neighbours.index.numel():
+        return neighbours
+    k = max(1, int((neighbours.index >= 0).sum(dim=1).max()))
+    return Neighbours(neighbours.cosine[:, :k], neighbours.index[:, :k])
 
 
 def _settled(
@@ -192,6 +226,7 @@ def _settled(
         places = rows[index[part].flatten().numpy()]
         documents = unit(table[places]).view(len(part), -1, x.shape[1])
         cosine[part] = (x[part, None].double() * documents.double()).sum(dim=2).float()
+        cosine[part] = cosine[part].masked_fill(~(x[part, None].any(dim=2) & documents.any(dim=2)), UNDEFINED)
     order = cosine.argsort(dim=1, descending=True, stable=True)[:, :k]
     return Neighbours(cosine.gather(1, order), index.gather(1, order))
 
@@ -224,7 +259,7 @@ def _joined(parts: list[Neighbours]) -> Neighbours:
 
 def _expanded(found: Neighbours, queries: Side, candidates: Side, k: int) -> Neighbours:
     """From distinct rows to all rows, of both sides."""
-    found = candidates.spread(found, min(k, len(candidates)))
+    found = narrowed(_marked(candidates.spread(found, min(k, len(candidates)))))
     if len(queries.distinct) == len(queries):
         return found
     return Neighbours(found.cosine[queries.which], found.index[queries.which])
@@ -306,9 +341,10 @@ ROWS = 1 << 16
 
 
 def mean_cosine(vectors: Vectors) -> float:
-    """The mean cosine of all pairs of different rows of [n, d], near 1 after a collapse; 0 for one row."""
-    count = len(vectors)
-    if count < 2:
-        return 0.0
-    sums = [unit(vectors[first : first + ROWS]).double().sum(dim=0) for first in range(0, count, ROWS)]
-    return float((torch.stack(sums).sum(dim=0).square().sum() - count) / (count * (count - 1)))
+    """The mean cosine of all pairs of different rows of [n, d] without zero vectors, near 1 after a collapse; 0 for one
+    row."""
+    count, total = 0, torch.zeros(())
+    for first in range(0, len(vectors), ROWS):
+        part = unit(vectors[first : first + ROWS])
+        count, total = count + int(part.any(dim=1).sum()), total + part.double().sum(dim=0)
+    return float((total.square().sum() - count) / (count * (count - 1))) if count > 1 else 0.0

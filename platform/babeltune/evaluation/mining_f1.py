@@ -31,16 +31,16 @@ def candidates(left: Vectors | Side, right: Vectors | Side, k: int = 4, margin: 
 
     `forward` holds each left sentence with the best-scored of its k nearest, `backward` each right one with its
     best. `intersection` has the pairs that are in both, and `union` those in either. `max` takes the pairs of the
-    union from the best downwards, and leaves out those with a sentence that was taken (LASER's mine_bitexts.py). All
-    are empty if a side is empty.
+    union from the best downwards, and leaves out those with a sentence that was taken (LASER's mine_bitexts.py). A
+    sentence without a defined margin is in no pair. All are empty if a side is empty.
     """
     if not len(left) or not len(right):
         return {how: {} for how in RETRIEVALS}
     matches = knn.match(left, right, k)
     rights, forward_scores = (found.tolist() for found in best_scored(matches, margin))
     lefts, backward_scores = (found.tolist() for found in best_scored(matches.turned(), margin))
-    forward = dict(zip(enumerate(rights), forward_scores, strict=True))
-    backward = {(i, j): score for j, (i, score) in enumerate(zip(lefts, backward_scores, strict=True))}
+    forward = {(i, j): score for i, (j, score) in enumerate(zip(rights, forward_scores, strict=True)) if j >= 0}
+    backward = {(i, j): score for j, (i, score) in enumerate(zip(lefts, backward_scores, strict=True)) if i >= 0}
     both = {pair: score for pair, score in forward.items() if pair in backward}
     either = backward | forward
     return {

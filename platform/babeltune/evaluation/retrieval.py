@@ -1,7 +1,7 @@
 """Scores of ranked documents against graded judgements: nDCG, recall and reciprocal rank, as trec_eval defines them.
 
-Pure functions of arrays. A ranking is [queries, depth], the best document first. A document is relevant if its grade is
-above 0. A query without a relevant document scores 0, as trec_eval has it.
+Pure functions of arrays. A ranking is [queries, depth], the best document first; -1 is no document. A document is
+relevant if its grade is above 0. A query without a relevant document scores 0, as trec_eval has it.
 """
 
 from __future__ import annotations
@@ -74,11 +74,13 @@ def same_language_bias(
     For each query it is the share of its k first documents that are in its own language, minus that share of its
     relevant documents. The result is the mean over queries with a relevant document. `own` marks the documents in
     the language of the queries, which is one. 0: the language plays no part. Above 0: documents are found for their
-    language.
+    language. A ranking is shorter where it has -1.
     """
-    first = own[ranking[:, :k]].mean(axis=1)
+    first = [own[row[row >= 0]] for row in ranking[:, :k]]
     excess = [
-        share - own[list(known)].mean() for share, known in zip(first, judged, strict=True) if known
+        languages.mean() - own[list(known)].mean()
+        for languages, known in zip(first, judged, strict=True)
+        if known and len(languages)
     ]  # a query without relevant documents has no share to compare with
     return float(np.mean(excess)) if excess else 0.0
 

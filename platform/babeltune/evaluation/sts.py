@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from babeltune.evaluation.knn import unit
+from babeltune.evaluation.knn import UNDEFINED, unit
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -18,9 +18,11 @@ if TYPE_CHECKING:
 
 
 def paired_cosine(left: Vectors, right: Vectors) -> NDArray[np.float64]:
-    """[n] cosine of each row of `left` with the same row of `right`; exactly 1 for equal vectors, as scikit-learn's."""
+    """[n] cosine of each row of `left` with the same row of `right`; exactly 1 for equal vectors, as scikit-learn's;
+    `UNDEFINED` if one of both is a zero vector."""
     x, y = unit(left).double(), unit(right).double()
-    result: NDArray[np.float64] = (1 - 0.5 * (x - y).square().sum(dim=1)).cpu().numpy()
+    cosine = 1 - 0.5 * (x - y).square().sum(dim=1)
+    result: NDArray[np.float64] = cosine.masked_fill(~(x.any(dim=1) & y.any(dim=1)), UNDEFINED).cpu().numpy()
     return result
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from babeltune.data.prepared import IdTask, TextTask
 from babeltune.evaluation import bitext, sts
+from babeltune.evaluation.knn import UNDEFINED
 from babeltune.promotion.statistics import (
     Difference,
     Rows,
@@ -286,17 +287,19 @@ def _difference(value: float, limits: Callable[[float], tuple[float, float]], al
 def _correlations(
     both: tuple[Outcomes, Outcomes], tasks: Sequence[TextTask], level: _Level, on: str
 ) -> tuple[list[Cell], Difference]:
-    """Graded pairs, by the bootstrap: a rank correlation is no mean of its items."""
+    """Graded pairs, by the bootstrap: a rank correlation is no mean of its items. Pairs are left out in which a model
+    has a zero vector."""
     parts: list[tuple[int, Statistic]] = []
     scores: list[tuple[float, float]] = []
     differing: list[int] = []
     for task in tasks:
-        cosines = [each[cell_name(task, on)]["cosine"] for each in both]
-        old, new = (spearman_of(task.scores, some) for some in cosines)
-        once = np.ones((1, len(task.scores)))
-        parts.append((len(task.scores), _minus(old, new)))
+        cosines = np.array([each[cell_name(task, on)]["cosine"] for each in both])
+        defined = (cosines != UNDEFINED).all(axis=0)
+        old, new = (spearman_of(np.asarray(task.scores)[defined], some[defined]) for some in cosines)
+        once = np.ones((1, int(defined.sum())))
+        parts.append((once.size, _minus(old, new)))
         scores.append((float(old(once)[0]), float(new(once)[0])))
-        differing.append(int(np.count_nonzero(np.subtract(cosines[0], cosines[1]))))
+        differing.append(int(np.count_nonzero(cosines[0] != cosines[1])))
     draws = enough_draws(level.joint, sum(items for items, _ in parts), level.draws)
     found = paired_bootstrap(parts, confidence=1 - level.alpha, joint=1 - level.joint, resamples=draws)
     *own, mean = (replace(each, low=max(-2.0, each.low), high=min(2.0, each.high)) for each in found)

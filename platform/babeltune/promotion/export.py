@@ -23,7 +23,7 @@ from babeltune.data.prepared import Prepared
 from babeltune.data.teacher import load_teacher
 from babeltune.data.tokens import bare_tokenizer, load_tokenizer
 from babeltune.errors import CheckpointError
-from babeltune.files import as_new_files, sync
+from babeltune.files import as_new_files, json_text, sync
 from babeltune.method import EVERY, Method
 from babeltune.models.dense import has_pooler
 from babeltune.models.encoder import Encoder, FrozenEncoder, StudentEncoder
@@ -243,4 +243,4 @@ def _write_dense(linear: nn.Linear, activation: str, folder: Path) -> None:
 
 def _json(path: Path, values: object) -> None:
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    path.write_text(json_text(values, indent=2) + "\n", encoding="utf-8")

@@ -18,7 +18,7 @@ from typing import TypedDict, cast
 
 from babeltune.data.eval_sets import EvalRows, labelled
 from babeltune.data.store import digest_of_texts, key_of
-from babeltune.files import append_line, locked, sha256_of
+from babeltune.files import append_line, json_text, locked, sha256_of
 from babeltune.sweep.state.folder import sweep_folders
 from babeltune.sweep.state.rebuild import sealed_digests
 from babeltune.sweep.sync.audit import who
@@ -73,7 +73,7 @@ def record_opening(storage: Path, model: str, folder: str | Path, found: Sequenc
     }
     path = storage / OPENED
     with locked(path):
-        append_line(path, json.dumps(line, ensure_ascii=False).encode())
+        append_line(path, json_text(line).encode())
         lines = read_openings(storage)
     return _counted(lines, set(digests.values()))
 

@@ -84,7 +84,9 @@ def _logged(candidate: Candidate) -> dict[str, float]:
     """The dev metrics that have to come out again."""
     # `xsim_flipped` says how a score was made, and is there only where it is above zero.
     metrics = candidate.report.metrics
-    return {k: v for k, v in metrics.items() if k.startswith("dev/") and not k.endswith("/xsim_flipped")}
+    return {
+        k: v for k, v in metrics.items() if k.startswith("dev/") and not k.endswith(("/xsim_flipped", "/zero_vectors"))
+    }
 
 
 def _undecided(candidate: Candidate, dev: Scores) -> Decision:

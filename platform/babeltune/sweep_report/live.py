@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
@@ -21,6 +20,7 @@ from fastapi.middleware.trustedhost import TrustedHostMiddleware
 from fastapi.responses import HTMLResponse, PlainTextResponse, StreamingResponse
 
 from babeltune.errors import SweepError
+from babeltune.files import json_text
 from babeltune.promotion.decisions import FOLDER
 from babeltune.sweep.state.folder import ENDED, SweepFolder
 from babeltune.sweep.state.leaderboard import leaderboard
@@ -241,4 +241,4 @@ async def changes(
 
 def event(kind: str, data: str) -> str:
     """One server-sent event. Its data are JSON, so a line break in them ends nothing."""
-    return f"event: {kind}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n"
+    return f"event: {kind}\ndata: {json_text(data)}\n\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -16,6 +15,7 @@ from babeltune.apps.filtering import select, translate
 from babeltune.apps.mining import mine
 from babeltune.apps.mining.margin import around
 from babeltune.errors import DataError, SpecError
+from babeltune.files import json_text
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -114,12 +114,13 @@ def candidates(corpus: NoisyCorpus, test: Pairs | None) -> tuple[Pairs, dict[str
 
 def _write(out: Path, report: Mapping[str, object]) -> None:
     draft = out / ".report.json"
-    draft.write_text(json.dumps(report, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+    draft.write_text(json_text(report, indent=2) + "\n", encoding="utf-8")
     draft.replace(out / "report.json")
 
 
 def score_pairs(pairs: Pairs, settings: mine.Settings, encoding: mine.Encoding) -> NDArray[np.float32]:
-    """[pairs] margins in which every distinct text stands once; NaN where a ratio's neighbourhoods are not positive."""
+    """[pairs] margins in which every distinct text stands once; NaN if undefined, or if a ratio has neighbourhoods that
+    are not positive."""
     texts, rows = [], []
     for side in (pairs.source, pairs.target):
         number: dict[str, int] = {}
@@ -127,6 +128,7 @@ def score_pairs(pairs: Pairs, settings: mine.Settings, encoding: mine.Encoding) 
         texts.append(list(number))
     with mine.working(encoding.storage) as work:
         matches, scores = mine.margins((texts[0], texts[1]), (rows[0], rows[1]), settings, encoding, work)
+    scores[~np.isfinite(scores)] = np.nan
     if settings.margin == "ratio":
         left, right = map(torch.from_numpy, rows)
         scores[(around(matches, left, right) <= 0).numpy()] = np.nan

@@ -142,8 +142,9 @@ class Ranked:
 
 def rank(pairs: Pairs, scores: NDArray[np.floating]) -> tuple[Ranked, Pairs]:
     """The pairs by score, and the pairs with those counted that have none (NaN)."""
-    there = ~np.isnan(scores)
-    pairs, scores = pairs.kept(there.tolist(), "no positive neighbourhood, so no margin"), scores[there]
+    defined = ~np.isnan(scores)
+    reason = "no margin: a zero vector, or no positive neighbourhood"
+    pairs, scores = pairs.kept(defined.tolist(), reason), scores[defined]
     order = np.argsort(-scores, kind="stable").tolist()
     ranked = Ranked(
         source=[pairs.source[row] for row in order],

@@ -20,7 +20,7 @@ from babeltune.apps.mining.rows import Rows
 from babeltune.apps.mining.tiles import SLACK, Progress, check, exact, no_progress, searched
 from babeltune.apps.mining.topk_keys import EMPTY, cosine_of, index_of, pack
 from babeltune.errors import DataError
-from babeltune.evaluation.knn import Matches, Neighbours
+from babeltune.evaluation.knn import Matches, Neighbours, narrowed
 
 if TYPE_CHECKING:
     from babeltune.apps.mining.rows import Vectors
@@ -61,12 +61,12 @@ def _nearest(queries: Rows, candidates: Rows, k: int, kind: Index, tell: Callabl
         chosen = torch.cat(
             [exact(a, candidates, b)[:, :k] for a, b in zip(torch.split(x, size), torch.split(keys, size), strict=True)]
         )
-        few = (chosen[:, -1] == EMPTY).nonzero()[:, 0]
+        few = ((chosen[:, -1] == EMPTY) & x.any(dim=1)).nonzero()[:, 0]
         if len(few):
             chosen[few] = searched(x[few], candidates, k)
         best[start : start + len(x)] = chosen
         tell(len(candidates) + start + len(x))
-    return Neighbours(cosine_of(best), index_of(best))
+    return narrowed(Neighbours(cosine_of(best), index_of(best)))
 
 
 def _filled(kind: Index, candidates: Rows, tell: Callable[[int], None]) -> Any:

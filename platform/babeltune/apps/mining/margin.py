@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from babeltune.evaluation.bitext import Margin, candidate_scores, margin_scores, share_of_flipped_margins
+from babeltune.evaluation.bitext import Margin, best_scored, margin_scores, share_of_flipped_margins
 from babeltune.evaluation.knn import Matches, Neighbours
 
 if TYPE_CHECKING:
@@ -63,7 +63,8 @@ def retrieve(
 ) -> Pairs:
     """The pairs with a score above the threshold. Of a sentence's equal scores the nearer candidate wins.
 
-    `max` gives each sentence at most one partner; `forward` each left one exactly one, before the threshold.
+    `max` gives each sentence at most one partner; `forward` each left one exactly one, before the threshold. A sentence
+    without a defined margin has none.
     """
     forward, backward = _proposals(matches, margin), _proposals(matches.turned(), margin)
     backward = (backward[0], backward[2], backward[1])
@@ -92,10 +93,9 @@ def retrieve(
 
 def _proposals(matches: Matches, margin: Margin) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64]]:
     """Score, sentence and best candidate of each left sentence; the first of equal scores, which is the nearest."""
-    scores, found = candidate_scores(matches, margin).numpy(), matches.forward.index.numpy()
-    choice = scores.argmax(axis=1)
-    rows = np.arange(len(scores))
-    return scores[rows, choice], rows, found[rows, choice]
+    best, scores = (each.numpy() for each in best_scored(matches, margin))
+    rows = np.flatnonzero(best >= 0)
+    return scores[rows], rows, best[rows]
 
 
 def _one_to_one(left: NDArray[np.int64], right: NDArray[np.int64], lefts: int, rights: int) -> NDArray[np.int64]:

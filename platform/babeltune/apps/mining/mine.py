@@ -26,7 +26,7 @@ from babeltune.apps.mining.vectors import Model, Texts, embed, joined
 from babeltune.data.shards import RunShards, run_here
 from babeltune.errors import DataError
 from babeltune.evaluation.bitext import Margin
-from babeltune.evaluation.knn import Matches
+from babeltune.evaluation.knn import UNDEFINED, Matches
 from babeltune.evaluation.sts import paired_cosine
 from babeltune.schema.cluster import Cluster
 
@@ -110,8 +110,8 @@ def score(
 ) -> JsonObject:
     """Writes the pairs of a TSV with their margin before them, in order, and returns what was done.
 
-    The neighbourhoods are the file's own: each source among all its targets, and back. Broken lines are left out and
-    counted. Raises as `mine` does.
+    The neighbourhoods are the file's own: each source among all its targets, and back. Broken lines, and pairs without
+    a defined margin, are left out and counted. Raises as `mine` does.
     """
     check_out(out)
     with working(encoding.storage) as work:
@@ -119,13 +119,15 @@ def score(
         matches, scores = margins(
             (pairs.source, pairs.target), (pairs.sources, pairs.targets), settings, encoding, work
         )
+        defined = scores != UNDEFINED
         with written(out) as file:
-            for value, i, j in zip(scores, pairs.sources, pairs.targets, strict=True):
+            for value, i, j in zip(scores[defined], pairs.sources[defined], pairs.targets[defined], strict=True):
                 file.write(f"{value:.6f}\t{pairs.source[int(i)]}\t{pairs.target[int(j)]}\n")
     return {
         "out": str(out),
-        "pairs": len(pairs.sources),
-        "mean": float(scores.mean(dtype=np.float64)),
+        "pairs": int(defined.sum()),
+        "undefined": int((~defined).sum()),
+        "mean": float(scores[defined].mean(dtype=np.float64)) if defined.any() else None,
         "lines": asdict(pairs.lines),
         **_searched(matches, settings),
         "settings": {name: asdict(settings)[name] for name in ("k", "margin", "precision", "index")},
@@ -139,7 +141,8 @@ def margins(
     encoding: Encoding,
     work: Path,
 ) -> tuple[Matches, NDArray[np.float32]]:
-    """The neighbours of different sentences, and [pairs] margins; `pairs` are the numbers of their sentences.
+    """The neighbours of different sentences, and [pairs] margins, `UNDEFINED` for some; `pairs` are the numbers of
+    their sentences.
 
     `work` is for texts on their way.
     """
@@ -158,10 +161,10 @@ def encode(lines: IO[bytes], model: Model, out: Path, progress: Progress) -> Jso
     """Writes the vectors of the lines, fp32 [n, dim], to a `.npy` file as they come; line i has row i.
 
     A dropped line would shift the rows after it. So invalid UTF-8 is replaced, a line of more than `LONGEST` bytes is
-    cut, and both are counted.
+    cut, and both are counted. Zero vectors are counted, too. Raises `DataError` for a vector that is not finite.
     """
     check_out(out)
-    rows, replaced, too_long = 0, 0, 0
+    rows, replaced, too_long, zeros = 0, 0, 0, 0
     with written_bytes(out) as file:
         dim = model.width
         _header(file, 0, dim)
@@ -171,12 +174,18 @@ def encode(lines: IO[bytes], model: Model, out: Path, progress: Progress) -> Jso
             texts = [codecs.utf_8_decode(line, "replace", not cut)[0].rstrip("\r\n") for line, cut in batch]
             replaced += sum("\ufffd" in text for text in texts)
             too_long += sum(cut for _, cut in batch)
-            file.write(model.encode(texts).astype("<f4").tobytes())
+            vectors = model.encode(texts)
+            if not (finite := np.isfinite(vectors).all(axis=1)).all():
+                line = rows + int(finite.argmin()) + 1
+                raise DataError(f"line {line}: its vector is not finite; the model {model.folder} is broken")
+            zeros += int((~vectors.any(axis=1)).sum())
+            file.write(vectors.astype("<f4").tobytes())
             rows += len(texts)
             progress("encoding", rows, 0)
         file.seek(0)
         _header(file, rows, dim)
-    return {"out": str(out), "rows": rows, "dim": dim, "replaced": replaced, "too_long": too_long}
+    counts: JsonObject = {"replaced": replaced, "too_long": too_long, "zero_vectors": zeros}
+    return {"out": str(out), "rows": rows, "dim": dim, **counts}
 
 
 def _header(file: IO[bytes], rows: int, dim: int) -> None:
@@ -225,9 +234,11 @@ def _search(folders: list[list[Path]], settings: Settings, encoding: Encoding) -
 
 
 def _searched(matches: Matches, settings: Settings) -> JsonObject:
-    """What a user should know about the search: the neighbours used, and how many margins order backwards."""
+    """What a user should know about the search: the neighbours used, how many different sentences of each side have
+    none, and how many margins order backwards."""
     used: list[JsonValue] = [side.index.shape[1] for side in (matches.forward, matches.backward)]
-    return {"neighbours": used, "flipped": flipped(matches, settings.margin)}
+    alone: list[JsonValue] = [*matches.alone]
+    return {"neighbours": used, "without_neighbours": alone, "flipped": flipped(matches, settings.margin)}
 
 
 class _SettingsJson(TypedDict):
@@ -241,7 +252,9 @@ class _Searched(TypedDict):
     """What the warnings read of the result of `mine` or `score`."""
 
     pairs: int
+    undefined: NotRequired[int]
     neighbours: list[int]
+    without_neighbours: list[int]
     flipped: float
     settings: _SettingsJson
 
@@ -255,13 +268,17 @@ def warnings_about(result: Mapping[str, object]) -> Iterator[str]:
             f"k is {settings['k']}, but there are only {min(done['neighbours'])} different sentences on one side: "
             "that many neighbours were used"
         )
+    if any(done["without_neighbours"]):
+        sources, targets = done["without_neighbours"]
+        yield f"{sources} sources and {targets} targets have no neighbours, as a vector is zero: they are in no pair"
+    if done.get("undefined"):
+        yield f"{done['undefined']} pairs have no defined margin, so they are left out of the file and of the mean"
     if done["flipped"]:
         yield (
             f"the mean cosine around {done['flipped']:.1%} of the candidates is not positive, where the ratio orders "
             "backwards: use --margin distance"
         )
-    if not done["pairs"]:
-        threshold = settings.get("threshold")
+    if not done["pairs"] and (threshold := settings.get("threshold")) is not None:
         yield f"no pair has a score above {threshold}; lower --threshold"
 
 

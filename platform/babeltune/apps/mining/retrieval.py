@@ -60,12 +60,15 @@ def retrieve(
         with written(out) as file:
             for number in range(len(asked)):
                 for cosine, index in zip(found.cosine[number].tolist(), found.index[number].tolist(), strict=True):
+                    if index < 0:
+                        continue
                     file.write(f"{cosine:.6f}\t{asked[number]}\t{there[index]}\n")
     done = {
         "out": str(out),
         "queries": asdict(query_lines),
         "candidates": asdict(candidate_lines),
         "neighbours": found.index.shape[1],
+        "without_neighbours": int((found.index[:, 0] < 0).sum()),
         "k": k,
         "precision": precision,
     }
@@ -117,6 +120,7 @@ class _Retrieved(TypedDict):
     """What the warnings read of the result of `retrieve`."""
 
     neighbours: int
+    without_neighbours: int
     k: int
 
 
@@ -125,3 +129,5 @@ def warnings_about(result: Mapping[str, object]) -> Iterator[str]:
     done = cast(_Retrieved, result)
     if done["neighbours"] < done["k"]:
         yield f"k is {done['k']}, but there are only {done['neighbours']} different candidates: that many are listed"
+    if alone := done["without_neighbours"]:
+        yield f"{alone} queries have no neighbours, as a vector is zero: they are not in the file, and count as wrong"

@@ -19,7 +19,7 @@ from torch import Tensor
 from babeltune.apps.mining.rows import Rows
 from babeltune.apps.mining.topk_keys import EMPTY, cosine_of, empty, index_of, merge, pack
 from babeltune.errors import DataError
-from babeltune.evaluation.knn import Matches, Neighbours, full_precision
+from babeltune.evaluation.knn import UNDEFINED, Matches, Neighbours, cosines, full_precision, narrowed
 from babeltune.memory import emulates_bf16
 from babeltune.products import product
 
@@ -126,9 +126,11 @@ def scan(
             forward = own.to(x.device)
             for column in range(first, last, tile[1]):
                 count = min(column + tile[1], last) - column
-                sheet = _cosines(x, columns.at(column))
-                sheet[rows:] = -torch.inf
-                sheet[:, count:] = -torch.inf
+                y = columns.at(column)
+                sheet = _cosines(x, y)
+                # Zero vectors are nobody's neighbours, and what pads a factor is zero.
+                sheet[~x.any(dim=1)] = UNDEFINED
+                sheet[:, ~y.any(dim=1)] = UNDEFINED
                 _best_columns(sheet, forward, column)
                 if found.backward.shape[1]:
                     other = found.backward[column - first : column - first + count]
@@ -241,7 +243,8 @@ def _improve(
 
 
 def settle(left: Rows, right: Rows, found: Found, k: int, precision: Precision = "fp32") -> Matches:
-    """The k nearest of all candidates, those computed again whose order rounding could have decided."""
+    """The k nearest of all candidates that are not zero vectors. Those are computed again whose order rounding could
+    have decided."""
     return Matches(
         settled(left, right, found.forward, k, precision), settled(right, left, found.backward, k, precision)
     )
@@ -266,11 +269,11 @@ def settled(
             chosen[rows] = exact(queries.take(start + rows), candidates, part[rows])[:, :k]
         # What was not kept may have a cosine as large as the last that was, and the error more.
         worst, last = cosine_of(chosen[doubtful, -1]), cosine_of(part[doubtful, -1])
-        rows = doubtful[worst <= last + 1.01 * error]
+        rows = doubtful[(worst <= last + 1.01 * error) & (worst > UNDEFINED)]
         if len(rows) and not complete:
             chosen[rows] = _again(queries.take(start + rows), candidates, k, precision)
         best[start : start + len(part)] = chosen
-    return Neighbours(cosine_of(best), index_of(best))
+    return narrowed(Neighbours(cosine_of(best), index_of(best)))
 
 
 def _again(x: Float[Tensor, "rows dim"], candidates: Rows, k: int, precision: Precision) -> Int[Tensor, "rows k"]:
@@ -286,10 +289,10 @@ def _again(x: Float[Tensor, "rows dim"], candidates: Rows, k: int, precision: Pr
 
 def exact(x: Float[Tensor, "rows dim"], candidates: Rows, keys: Int[Tensor, "rows kept"]) -> Int[Tensor, "rows kept"]:
     """The same candidates with cosines summed in fp64, each pair by itself, so that equal vectors tie."""
-    there = keys != EMPTY
     index = index_of(keys).clamp(min=0)
     y = candidates.take(index.view(-1)).view(*index.shape, x.shape[1])
     cosine = (x[:, None].double() * y.double()).sum(-1).float()
+    there = (keys != EMPTY) & x[:, None].any(dim=2) & y.any(dim=2)
     return torch.where(there, pack(cosine, index), EMPTY).sort(dim=1, descending=True).values
 
 
@@ -301,7 +304,7 @@ def searched(x: Float[Tensor, "rows dim"], candidates: Rows, k: int) -> Int[Tens
         query = x[rows].double()
         for start in range(0, len(candidates), width):
             y = candidates.block(start, min(start + width, len(candidates)))
-            cosine = (query @ y.double().T).float()
-            keys = pack(cosine, torch.arange(start, start + len(y)))
+            cosine = cosines(query, y.double()).float()
+            keys = torch.where(cosine == UNDEFINED, EMPTY, pack(cosine, torch.arange(start, start + len(y))))
             best[rows] = merge(best[rows], keys.topk(min(k, len(y)), dim=1).values, k=k)
     return best
