@@ -6,8 +6,8 @@ import os
 from dataclasses import replace
 
 from babeltune.files import write_json
+from babeltune.planning.recorded import sweep_id
 from babeltune.planning.space import make_trial
-from babeltune.planning.sweep_file import sweep_id
 from babeltune.schema.records import Report
 from babeltune.sweep.state.folder import SweepFolder, outcome
 from babeltune.sweep.state.messages import TrialEnd

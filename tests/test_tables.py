@@ -22,7 +22,7 @@ from sklearn.metrics import adjusted_rand_score
 
 from babeltune.data.prepared import TextTask
 from babeltune.data.teacher import teacher_folder
-from babeltune.evaluation.evaluate import PARAMETERS, SPEED
+from babeltune.evaluation.metric_names import PARAMETERS, SPEED
 from babeltune.planning.preparation import prepare
 from babeltune.planning.space import make_trial
 from babeltune.planning.sweep_file import read_sweep

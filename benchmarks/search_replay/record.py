@@ -24,8 +24,9 @@ from babeltune.files import plain, write_json
 from babeltune.method.distributed import ProcessGroup
 from babeltune.planning.portfolio import FOLDER
 from babeltune.planning.preparation import prepare
+from babeltune.planning.recorded import sweep_id
 from babeltune.planning.space import make_trial, sample
-from babeltune.planning.sweep_file import read_sweep, repository, sweep_id
+from babeltune.planning.sweep_file import read_sweep, repository
 from babeltune.schema.records import Report, Sweep
 from babeltune.training.compute import measured_rates, work_of_a_pair
 from babeltune.training.trainer import TrialTrainer

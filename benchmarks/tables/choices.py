@@ -6,7 +6,7 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 
-from babeltune.evaluation.evaluate import PARAMETERS, SPEED
+from babeltune.evaluation.metric_names import PARAMETERS, SPEED
 from babeltune.sweep.state.leaderboard import SPEED_NOISE
 from benchmarks.tables.definition import MEGABYTES, Record
 from benchmarks.tables.written import logged_of, mean_of, table_of, verdict

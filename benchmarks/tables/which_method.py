@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from babeltune.evaluation.evaluate import PARAMETERS, SPEED
+from babeltune.evaluation.metric_names import PARAMETERS, SPEED
 from babeltune.schema.records import Scalar
 from benchmarks.tables.choices import NO_STUDENT
 from benchmarks.tables.definition import MEGABYTES, PAIRS, Claim, Column, Row, Table

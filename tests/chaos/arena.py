@@ -24,7 +24,8 @@ import yaml
 
 from babeltune.errors import SweepError
 from babeltune.files import plain
-from babeltune.planning.sweep_file import read_sweep, sweep_id
+from babeltune.planning.recorded import sweep_id
+from babeltune.planning.sweep_file import read_sweep
 from babeltune.schema.cluster import Cluster, read_cluster
 from babeltune.schema.records import Sweep
 from babeltune.sweep.driver.run import submit

@@ -21,7 +21,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from babeltune.planning.sweep_file import read_sweep, sweep_id
+from babeltune.planning.recorded import sweep_id
+from babeltune.planning.sweep_file import read_sweep
 from babeltune.sweep.state.folder import SweepFolder, read_outcome
 from marked import MARK, end_marked
 from waiting import PATIENCE_S, wait_until

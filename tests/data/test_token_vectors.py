@@ -14,8 +14,9 @@ from babeltune.data.tokens import tokenizer_key
 from babeltune.errors import SpecError
 from babeltune.method import Tokens
 from babeltune.planning.preparation import prepare
+from babeltune.planning.recorded import sweep_id
 from babeltune.planning.space import make_trial
-from babeltune.planning.sweep_file import read_sweep, sweep_id
+from babeltune.planning.sweep_file import read_sweep
 from babeltune.training.build import make_student
 
 pytestmark = pytest.mark.usefixtures("one_thread", "offline")

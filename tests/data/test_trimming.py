@@ -18,8 +18,9 @@ from babeltune.method.distributed import ProcessGroup
 from babeltune.models.encoder import Encoder
 from babeltune.models.static import StaticEncoder
 from babeltune.planning.preparation import prepare
+from babeltune.planning.recorded import sweep_id
 from babeltune.planning.space import make_trial
-from babeltune.planning.sweep_file import read_sweep, sweep_id
+from babeltune.planning.sweep_file import read_sweep
 from babeltune.promotion.candidate import dev_texts
 from babeltune.promotion.export import export, export_trial
 from babeltune.schema.records import Student

@@ -8,7 +8,8 @@ import pytest
 from babeltune.data.prepared import EvalTask
 from babeltune.errors import DataError, TrainingError
 from babeltune.evaluation import bitext, knn, sts
-from babeltune.evaluation.evaluate import each_once, evaluate, evaluate_texts
+from babeltune.evaluation.evaluate import evaluate, evaluate_texts
+from babeltune.evaluation.metric_names import each_once
 from babeltune.schema.records import Data, Source, Task
 from bitexts import bitext_accuracy, bitext_f1, xsim_error
 from corpora import DATA, needs_data, read_tasks

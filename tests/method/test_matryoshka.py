@@ -15,8 +15,9 @@ from babeltune.method.distributed import ProcessGroup
 from babeltune.method.gradcache import CachedEncode
 from babeltune.method.matryoshka import cuts_below, matryoshka_loss
 from babeltune.planning.preparation import prepare
+from babeltune.planning.recorded import sweep_id
 from babeltune.planning.space import make_trial
-from babeltune.planning.sweep_file import read_sweep, sweep_id
+from babeltune.planning.sweep_file import read_sweep
 from babeltune.promotion.candidate import dev_texts
 from babeltune.promotion.export import export_trial
 from babeltune.promotion.model_card import dimensions

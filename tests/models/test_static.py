@@ -24,8 +24,9 @@ from babeltune.models.static import StaticEncoder
 from babeltune.models.vocabulary import Vocabulary
 from babeltune.planning.availability import model_vocabulary, model_width
 from babeltune.planning.preparation import prepare
+from babeltune.planning.recorded import sweep_id
 from babeltune.planning.space import make_trial, preparations
-from babeltune.planning.sweep_file import read_sweep, sweep_id
+from babeltune.planning.sweep_file import read_sweep
 from babeltune.promotion.export import export, export_trial
 from babeltune.schema.bounds import student_problems
 from babeltune.schema.records import Student, Training

@@ -17,7 +17,8 @@ from babeltune.models.build import build_student
 from babeltune.models.vocabulary import Vocabulary
 from babeltune.planning.plan import Counted, describe, make_plan, student_parameters
 from babeltune.planning.preparation import read_corpus
-from babeltune.planning.sweep_file import read_sweep, sweep_id
+from babeltune.planning.recorded import sweep_id
+from babeltune.planning.sweep_file import read_sweep
 from babeltune.planning.sweep_yaml import spec_yaml
 from babeltune.planning.warnings import about_corpus
 from babeltune.schema.document import read_document, validate

@@ -9,8 +9,9 @@ import pytest
 from babeltune.errors import SpecError
 from babeltune.planning import portfolio
 from babeltune.planning.portfolio import portfolio_points, portfolios, within_space
+from babeltune.planning.recorded import sweep_id
 from babeltune.planning.space import suggest
-from babeltune.planning.sweep_file import read_sweep, sweep_id
+from babeltune.planning.sweep_file import read_sweep
 from babeltune.schema.records import Data, Objective, Parameter, Sampler, Scheduler, Source, Sweep
 from babeltune.sweep.search.study import Proposals
 

@@ -16,8 +16,9 @@ from babeltune.models.build import build_student
 from babeltune.models.vocabulary import Vocabulary
 from babeltune.planning.calibration import Machine
 from babeltune.planning.plan import make_plan
+from babeltune.planning.recorded import sweep_id
 from babeltune.planning.space import make_trial, preparations, sample
-from babeltune.planning.sweep_file import read_sweep, sweep_id
+from babeltune.planning.sweep_file import read_sweep
 from babeltune.planning.sweep_yaml import spec_yaml
 from babeltune.promotion.export import export
 from babeltune.schema.records import Student

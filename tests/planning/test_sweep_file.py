@@ -28,16 +28,9 @@ from babeltune.method import GROUP, Needs, available, load_method
 from babeltune.planning.checks import method_problems
 from babeltune.planning.goals import dev_metrics
 from babeltune.planning.languages import source_pairs, taught_languages
+from babeltune.planning.recorded import sweep_from, sweep_id
 from babeltune.planning.space import make_trial
-from babeltune.planning.sweep_file import (
-    check_reachable,
-    data_root,
-    find_file,
-    read_data,
-    read_sweep,
-    sweep_from,
-    sweep_id,
-)
+from babeltune.planning.sweep_file import check_reachable, data_root, find_file, read_data, read_sweep
 from babeltune.schema.paths import repository
 from babeltune.schema.records import Teacher
 from toy_methods import Distance, Toy, install

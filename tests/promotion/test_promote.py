@@ -17,7 +17,7 @@ import babeltune as bt
 from babeltune.cli import app
 from babeltune.data.prepared import TextTask
 from babeltune.errors import CheckpointError, PromotionError, SpecError, SweepError, TeacherError, UnknownNameError
-from babeltune.evaluation.evaluate import each_once
+from babeltune.evaluation.metric_names import each_once
 from babeltune.files import sha256_of
 from babeltune.method.distributed import ProcessGroup
 from babeltune.models.hub import open_model

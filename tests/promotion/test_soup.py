@@ -13,8 +13,9 @@ from babeltune.errors import PromotionError, SpecError, SweepError, UnknownNameE
 from babeltune.files import write_json
 from babeltune.method.distributed import ProcessGroup
 from babeltune.planning.preparation import prepare
+from babeltune.planning.recorded import sweep_id
 from babeltune.planning.space import make_trial
-from babeltune.planning.sweep_file import read_sweep, sweep_id
+from babeltune.planning.sweep_file import read_sweep
 from babeltune.promotion.candidate import MEMBERS, find_candidate
 from babeltune.promotion.champion import champion_for, is_same, start_of
 from babeltune.promotion.export import export_trial

@@ -31,8 +31,9 @@ import babeltune as imported
 from audits import read_audit
 from babeltune.cli import main
 from babeltune.errors import ClusterError, UnknownNameError
+from babeltune.planning.recorded import sweep_id
 from babeltune.planning.space import default_params, make_trial
-from babeltune.planning.sweep_file import read_sweep, sweep_id
+from babeltune.planning.sweep_file import read_sweep
 from babeltune.remote.jobs import ADDRESSES, SWEEP, Job, Jobs, _job, exit_code, json_in, own_output, without_variables
 from babeltune.remote.wheel import build_wheel
 from babeltune.schema.cluster import read_cluster

@@ -8,7 +8,8 @@ import pytest
 from babeltune.data.corpus import build_corpus
 from babeltune.errors import SpecError
 from babeltune.planning.goals import dev_metrics
-from babeltune.planning.sweep_file import data_root, read_sweep, sweep_id
+from babeltune.planning.recorded import sweep_id
+from babeltune.planning.sweep_file import data_root, read_sweep
 from babeltune.planning.warnings import about_languages
 from babeltune.schema.languages import by_priority, known_by, match, meaning, same_variety
 

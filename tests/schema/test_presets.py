@@ -17,8 +17,9 @@ from babeltune.models.encoder import encode_all
 from babeltune.models.vocabulary import Vocabulary
 from babeltune.planning.plan import student_parameters
 from babeltune.planning.preparation import prepare
+from babeltune.planning.recorded import sweep_from, sweep_id
 from babeltune.planning.space import make_trial
-from babeltune.planning.sweep_file import read_sweep, sweep_from, sweep_id
+from babeltune.planning.sweep_file import read_sweep
 from babeltune.planning.sweep_yaml import spec_yaml
 from babeltune.promotion.export import export
 from babeltune.schema.presets import LAYERS, PRESETS, WIDTHS

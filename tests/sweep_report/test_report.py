@@ -9,8 +9,9 @@ from html.parser import HTMLParser
 import pytest
 
 from babeltune.errors import SweepError
-from babeltune.evaluation.evaluate import COMPUTE
-from babeltune.planning.sweep_file import read_sweep, sweep_id
+from babeltune.evaluation.metric_names import COMPUTE
+from babeltune.planning.recorded import sweep_id
+from babeltune.planning.sweep_file import read_sweep
 from babeltune.promotion.decisions import DecisionRecord, read_decisions, record_decision
 from babeltune.promotion.gates import Decision
 from babeltune.schema.records import Objective

@@ -11,8 +11,9 @@ from torch import nn
 from babeltune.errors import SpecError, TrainingError
 from babeltune.files import plain
 from babeltune.method.distributed import ProcessGroup
+from babeltune.planning.recorded import sweep_id
 from babeltune.planning.space import make_trial
-from babeltune.planning.sweep_file import read_sweep, sweep_id
+from babeltune.planning.sweep_file import read_sweep
 from babeltune.products import linear
 from babeltune.sweep.driver.run import submit
 from babeltune.sweep.state.folder import RATES

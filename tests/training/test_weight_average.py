@@ -10,8 +10,9 @@ from babeltune.files import plain
 from babeltune.method import needs_of
 from babeltune.method.distributed import ProcessGroup
 from babeltune.planning.preparation import prepare
+from babeltune.planning.recorded import sweep_id
 from babeltune.planning.space import default_params, make_trial, sample
-from babeltune.planning.sweep_file import read_sweep, sweep_id
+from babeltune.planning.sweep_file import read_sweep
 from babeltune.schema.records import Average, Training, trial_from
 from babeltune.training.build import make_method, make_reader, make_schedule, make_student, make_train_step
 from babeltune.training.checkpoint import checkpoint_folder, load_checkpoint, read_reports, stopped_folder

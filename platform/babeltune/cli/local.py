@@ -169,7 +169,7 @@ class LocalClient:
         return folder.id, spec_yaml(made)
 
     def show_gains(self, name: str, refit: Sweep) -> None:
-        from babeltune.planning.sweep_file import sweep_id
+        from babeltune.planning.recorded import sweep_id
         from babeltune.sweep.state.folder import SweepFolder
         from babeltune.sweep.state.refit import gain_words, gains
 

@@ -16,10 +16,10 @@ from rich.text import Text
 from babeltune.cli.words import ELLIPSIS, duration, weights
 from babeltune.errors import SpecError
 from babeltune.planning.calibration import Machine
-from babeltune.planning.parameters import words_for
+from babeltune.planning.parameters import proposable_methods, words_for
 from babeltune.planning.plan import PlanReport
 from babeltune.planning.rules import kind_of
-from babeltune.planning.space import default_params, make_trial, proposable_methods
+from babeltune.planning.space import default_params, make_trial
 from babeltune.promotion.statistics import standard_error
 from babeltune.schema.cluster import Cluster
 from babeltune.schema.records import Scalar, Student, Sweep

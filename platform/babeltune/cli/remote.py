@@ -154,8 +154,8 @@ class RemoteClient:
         self._show("runs", tables.name, *options, *(f"--{flag}" for flag in flags if getattr(tables, flag)))
 
     def submit(self, sweep: Sweep, asked: Submission) -> None:
+        from babeltune.planning.recorded import sweep_id
         from babeltune.planning.space import within_grid
-        from babeltune.planning.sweep_file import sweep_id
         from babeltune.planning.sweep_yaml import spec_yaml
         from babeltune.planning.warnings import about_sweep
 

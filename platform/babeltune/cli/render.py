@@ -12,7 +12,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from babeltune.cli.table import running_first, table_of
-from babeltune.method import load_method
 from babeltune.schema.base import number
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.leaderboard import Row
@@ -155,7 +154,7 @@ def show_scores(scores: dict[str, float], console: Console) -> None:
 
 def show_decision(decision: Decision, console: Console) -> None:
     """The verdict, its reasons, and where the model is."""
-    from babeltune.evaluation.evaluate import MAIN_METRICS, each_once
+    from babeltune.evaluation.metric_names import MAIN_METRICS, each_once
 
     color = {"promote": "green", "tie": "yellow", "refuse": "red"}[decision.verdict]
     console.print(f"[bold {color}]{decision.verdict}[/] {decision.sweep} {decision.trial}", highlight=False)
@@ -250,6 +249,8 @@ def selection_words(selection: Selection) -> str:
 
 def method_document(name: str) -> dict[str, Any]:
     """A method's docstring, and its settings with type, default and source in the paper."""
+    from babeltune.method import load_method
+
     method = load_method(name)
     from babeltune.schema.json_schema import field_notes
 

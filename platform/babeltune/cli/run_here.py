@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def run_sweep(sweep: Sweep, file: str | None, asked: Submission, *, as_json: bool, into: str | None = None) -> None:
     """Submits the sweep to the cluster of this file, or watches it where it runs already. `into` is the id of one that
     goes on with this spec."""
-    from babeltune.planning.sweep_file import sweep_id
+    from babeltune.planning.recorded import sweep_id
 
     name = into or sweep_id(sweep)
     err.print(f"sweep {name}", markup=False, highlight=False)  # what follows takes some seconds to import
@@ -127,7 +127,7 @@ def recorded(folder: SweepFolder, trials: int | None) -> Sweep:
     import dataclasses
 
     from babeltune.errors import SpecError, SweepError
-    from babeltune.planning.sweep_file import sweep_id
+    from babeltune.planning.recorded import sweep_id
     from babeltune.schema.document import LARGEST
 
     sweep = folder.sweep()

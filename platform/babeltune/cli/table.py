@@ -15,8 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from babeltune.cli.words import ELLIPSIS, settings_words, short_names, sparkline
-from babeltune.evaluation.evaluate import COMPUTE, PARAMETERS, SPEED
-from babeltune.planning.space import reports_of
+from babeltune.evaluation.metric_names import COMPUTE, PARAMETERS, SPEED
+from babeltune.planning.parameters import reports_of
 from babeltune.schema.records import Sweep
 from babeltune.stages import minutes, stage_words
 from babeltune.sweep.state.leaderboard import Row

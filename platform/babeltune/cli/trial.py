@@ -11,7 +11,7 @@ from rich.table import Table
 
 from babeltune.cli.common import with_cluster
 from babeltune.cli.words import settings_words, sparkline, weights
-from babeltune.evaluation.evaluate import PARAMETERS, SPEED
+from babeltune.evaluation.metric_names import PARAMETERS, SPEED
 from babeltune.schema.base import flat, number
 from babeltune.schema.records import Training, Trial
 from babeltune.stages import minutes

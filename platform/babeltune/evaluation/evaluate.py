@@ -4,25 +4,7 @@ Every distinct sentence over all tasks is encoded once. A metric is named `<pref
 over a task's subsets is `<prefix>/<task>/<metric>`, and over the subsets of a group of tasks
 `<prefix>/<group>/<metric>`. An objective can name any of them. Rates run from 0 to 1.
 
-`METRICS` says by the kind of task what can be an objective:
-
-* bitext: `accuracy_forward` (left to right, mteb's direction: the other language to the anchor), `accuracy_backward`,
-  and their mean `accuracy`. `f1` is mteb's main score, weighted over the predicted rows, forward. `xsim_error` is the
-  mean of both directions, and over subsets the macro average. `xsim_error_forward` is LASER's own direction, left to
-  right. `xsim_error_pooled` counts all errors over all rows of the task, which is LASER's average. `xsimpp_error`,
-  forward, is there if changed sentences are among the candidates. `xsim_flipped` appears only where a ratio margin is
-  not meaningful (neighbourhoods of non-positive mean cosine), with the share of candidates concerned.
-* bitext and mining with `right_model: teacher`: the same metrics under the same names. The left vectors are the
-  student's and the right ones the teacher's.
-* mining: F1 by each way to pair sentences, such as `f1_forward`. The threshold is the one that is best on the task's
-  `fit`; with `_oracle`, the one that is best on the set itself.
-* sts: `spearman` and `pearson` of the cosines with the grades.
-* clustering: `ari` and `v_measure` of k-means and the labels, means over the seeds; `_sd`, their spread.
-* transfer: `accuracy` and `macro_f1` of a linear head that has learnt the labels in one language.
-* retrieval: `ndcg_at_10`, `mrr_at_10` and `recall_at_100` (or the task's `cutoff`), as trec_eval has them; and where
-  documents are in several languages `same_language_bias` (see `retrieval.py`), which is best at 0 and no objective.
-
-Vectors that are cut to their first numbers have the same metrics, `dim128/<prefix>/<task>/<metric>`.
+`metric_names.py` says which metrics each kind of task has.
 
 `<prefix>/mean_cosine` is that of different texts, of all tasks, in the student's vectors. `<prefix>/zero_vectors`
 appears only if texts of the tasks have a zero vector, and is their number. Such a text finds nothing, is never found,
@@ -33,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -45,6 +27,7 @@ from babeltune.errors import DataError, TrainingError
 from babeltune.evaluation import bitext, knn, mining_f1, probing, retrieval, sts
 from babeltune.evaluation.clustering import agreement
 from babeltune.evaluation.knn import Side
+from babeltune.evaluation.metric_names import BIAS, FACTS, POOLED, Scores, metrics_of
 from babeltune.method import Cut
 
 if TYPE_CHECKING:
@@ -54,55 +37,6 @@ if TYPE_CHECKING:
     Embed = Callable[[NDArray[np.int64]], Rows]
     EncodeTexts = Callable[[list[str], list[str]], Rows]
     """Makes vectors from texts and their languages."""
-
-Scores = dict[str, float]
-
-MINING = tuple(f"f1_{how}" for how in mining_f1.RETRIEVALS)
-ORACLE = tuple(f"{metric}_oracle" for metric in MINING)
-METRICS: dict[str, tuple[str, ...]] = {
-    "bitext": (
-        "accuracy",
-        "accuracy_forward",
-        "accuracy_backward",
-        "f1",
-        "xsim_error",
-        "xsim_error_forward",
-        "xsimpp_error",
-    ),
-    "mining": (*MINING, *ORACLE),
-    "sts": ("spearman", "pearson"),
-    "clustering": ("ari", "v_measure"),
-    "transfer": ("accuracy", "macro_f1"),
-    "retrieval": ("ndcg_at_10", "mrr_at_10", "recall_at_k"),
-}
-"""Metrics of each subset, and averaged over the subsets of a task or group, each counting the same. `k` stands for a
-number."""
-MAIN_METRICS = frozenset(names[0] for names in METRICS.values())
-"""The main metric of each kind of task."""
-POOLED = {"xsim_error": "xsim_error_pooled"}
-"""Metrics that are also averaged over subsets by their rows."""
-PARAMETERS, SPEED = "model/parameters", "model/sentences_per_second"
-"""A model's size, without layers that only training has, and its speed. That is how many sentences of the sets one
-thread, or one GPU, encodes in a second, token ids in. It is measured once for each architecture."""
-COMPUTE = "train/compute"
-"""Counted seconds of one worker that a trial's training has cost, where it is as long as `training.compute` says."""
-UNTRIMMED = "model/parameters_untrimmed"
-"""A model's size before `student.trim`."""
-BIAS = "same_language_bias"
-FACTS = ("ari_sd", "v_measure_sd", BIAS)
-"""Averaged like `METRICS`, and no objective."""
-
-
-def metrics_of(kind: str, k: int) -> tuple[str, ...]:
-    """The `METRICS` of a kind of task, for a task with this `k`."""
-    return tuple(f"recall_at_{k}" if metric == "recall_at_k" else metric for metric in METRICS[kind])
-
-
-def each_once(scores: Mapping[str, float]) -> Scores:
-    """The scores without the means over one subset: `dev/sts/spearman` repeats `dev/sts/eng/spearman` then."""
-    parts = [name.split("/") for name in scores]
-    subsets = Counter("/".join((*each[:2], each[3])) for each in parts if len(each) == 4)
-    return {name: value for name, value in scores.items() if subsets[name] != 1}
 
 
 def evaluate(

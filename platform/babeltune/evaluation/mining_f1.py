@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from babeltune.evaluation import knn
 from babeltune.evaluation.bitext import Margin, best_scored
+from babeltune.evaluation.metric_names import RETRIEVALS
 
 if TYPE_CHECKING:
     from babeltune.evaluation.knn import Side, Vectors
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
 Pair = tuple[int, int]
 Scored = dict[Pair, float]
 """Candidate pairs (left, right) and their margin scores."""
-
-RETRIEVALS = ("forward", "backward", "intersection", "union", "max")
-"""Ways to choose candidates; `max` is one to one."""
 
 
 def candidates(left: Vectors | Side, right: Vectors | Side, k: int = 4, margin: Margin = "ratio") -> dict[str, Scored]:

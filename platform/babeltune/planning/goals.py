@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from babeltune.data.split import HELDOUT
 from babeltune.errors import SpecError, nearest
-from babeltune.evaluation.evaluate import METRICS, PARAMETERS, POOLED, SPEED, metrics_of
+from babeltune.evaluation.metric_names import METRICS, PARAMETERS, POOLED, SPEED, metrics_of
 from babeltune.planning.languages import languages, source_pairs, task_languages
 from babeltune.planning.parameters import check_point, same
 from babeltune.planning.portfolio import portfolio_points, portfolios

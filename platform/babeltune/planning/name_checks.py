@@ -16,6 +16,7 @@ from babeltune.planning.parameters import (
     inner_setting,
     of_method,
     ordered,
+    proposable_methods,
     split_name,
     values_of,
     words_for,
@@ -30,7 +31,6 @@ from babeltune.planning.space import (
     grid,
     has_paper,
     has_setting,
-    proposable_methods,
     section_of,
 )
 from babeltune.schema.bounds import Key, Problem

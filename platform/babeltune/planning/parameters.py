@@ -122,3 +122,14 @@ def words_for(parameter: Parameter) -> str:
         low, high = getattr(parameter, kind)
         return f"{low} to {high}" + (", whole" if kind.endswith("int") else "") + (", log" if "log" in kind else "")
     return ", ".join(repr(value) for value in values_of(parameter, 0))
+
+
+def reports_of(sweep: Sweep, params: Mapping[str, Scalar]) -> int:
+    """The reports of a trial with these parameters."""
+    return int(cast(int, params.get("training.reports", sweep.training.reports)))
+
+
+def proposable_methods(sweep: Sweep) -> tuple[str, ...]:
+    """The methods that a trial of this sweep can have."""
+    parameter = sweep.parameters.get("method")
+    return (sweep.method,) if parameter is None else tuple(str(value) for value in values_of(parameter, 0))

@@ -17,8 +17,9 @@ from babeltune.evaluation.distinct_rows import distinct_rows, tasks_behind
 from babeltune.method import needs_of
 from babeltune.planning.availability import model_vocabulary
 from babeltune.planning.goals import dev_metrics
+from babeltune.planning.recorded import sweep_id
 from babeltune.planning.space import default_params, make_trial, sample
-from babeltune.planning.sweep_file import check_reachable, data_root, sweep_id
+from babeltune.planning.sweep_file import check_reachable, data_root
 from babeltune.planning.sweep_yaml import spec_yaml
 from babeltune.planning.warnings import about_labels
 from babeltune.schema.records import Scalar, Student, Sweep, Teacher, Trial

@@ -25,6 +25,7 @@ from babeltune.planning.parameters import (
     is_bare,
     of_method,
     ordered,
+    proposable_methods,
     split_name,
     values_of,
     words_for,
@@ -168,11 +169,6 @@ def ends(sweep: Sweep, name: str) -> list[int]:
     return [int(cast(float, value)) for end in (0, 1) for value in values_of(parameter, end)]
 
 
-def reports_of(sweep: Sweep, params: Mapping[str, Scalar]) -> int:
-    """The reports of a trial with these parameters."""
-    return int(cast(int, params.get("training.reports", sweep.training.reports)))
-
-
 def grid(parameters: Mapping[str, Parameter]) -> list[Params]:
     """Every combination of choices, constants and whole numbers, those that exist only under a condition where it
     holds: what `sampler: {kind: grid}` proposes, in order, the last name varying fastest. At most `MANY`.
@@ -208,12 +204,6 @@ def _with_conditions(parameters: Mapping[str, Parameter], names: Iterable[str]) 
             wanted.add(name)
             waiting += [other for other in parameters[name].when if other in parameters]
     return wanted
-
-
-def proposable_methods(sweep: Sweep) -> tuple[str, ...]:
-    """The methods that a trial of this sweep can have."""
-    parameter = sweep.parameters.get("method")
-    return (sweep.method,) if parameter is None else tuple(str(value) for value in values_of(parameter, 0))
 
 
 def fields_of(method: type[Method]) -> set[str]:

@@ -6,15 +6,11 @@ that is wrong is reported at once, each line with file, line, key, value, what i
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from pydantic import ValidationError
 
 import babeltune
 from babeltune.errors import BabeltuneError, SpecError
@@ -30,7 +26,6 @@ from babeltune.schema.bounds import Problem
 from babeltune.schema.document import (
     Document,
     Key,
-    adapter_of,
     assign,
     describe,
     dotted,
@@ -55,8 +50,6 @@ __all__ = [
     "read_sweep",
     "read_teacher",
     "repository",
-    "sweep_from",
-    "sweep_id",
 ]
 
 BUNDLED_ROOT = "bundled:"
@@ -75,9 +68,6 @@ ADDS = "+"
 """Ends an overlay's key whose list is added to the sweep file's own, such as `data.test+`."""
 REGISTERED = "models:/"
 """Begins the name of a model in the registry, `models:/NAME@ALIAS`."""
-NEUTRAL = ("training.checkpoint_minutes",)
-"""Keys below others that decide no result, so a resumed sweep may have other values."""
-NOT_DECIDING = ("baselines", "budget", "description", "keep", "promotion", "refit_of")
 
 
 def read_sweep(
@@ -156,77 +146,6 @@ def read_teacher(path: str | Path, *, environ: Mapping[str, str] | None = None) 
     sweep = _typed(Document(rest | given, document.places), environ)
     _refuse((problem for problem in problems(sweep) if problem[0][0] == "teacher"), document.error)
     return sweep.teacher
-
-
-def sweep_from(values: Mapping[str, object]) -> Sweep:
-    """The `Sweep` that `plain` wrote. Raises `SpecError` when the values are not one."""
-    try:
-        sweep: Sweep = adapter_of(Sweep).validate_json(json.dumps(values), strict=True)
-        return sweep
-    except ValidationError as error:
-        raise SpecError(f"the recorded sweep cannot be read by this version of babeltune: {error}") from error
-
-
-ADDED: JsonObject = {
-    "max_line_bytes": 1 << 20,
-    "max_dropped": 0.05,
-    "quoted": None,
-    "delimiter": ",",
-    "right_model": "student",
-    "kind": "transformer",
-    "embedding_learning_rate": 1.0,
-    "qrels": "test",
-    "languages": [],
-    "language_field": "language",
-    "same_id": "keep",
-    "corpus": "target",
-    "each": {},
-    "cutoff": 100,
-    "matryoshka": [],
-    "compute": None,
-    "rates": None,
-    "trim": False,
-    "multivariate": False,
-    "group": False,
-    "first_points": None,
-    "regret": 0.001,
-    "finished": 3,
-    "average": None,
-    "start": None,
-    "embeddings_from": None,
-    "ngrams": 0,
-    "token_vectors": "random",
-    "lowercase": False,
-    "seed": None,
-    "checkpoint_minutes": 10.0,
-    "batch_parts": 1,
-}
-"""Keys of later versions, with their defaults. At its default a key does not count, so a file keeps its sweep's id."""
-
-
-def sweep_id(sweep: Sweep) -> str:
-    """The sweep's name and ten hexadecimal digits of SHA-256 over everything in it that decides results.
-
-    Budget, description and promotion are left out; `data.root` counts as it is written. The order of keys, and
-    whether a default was written out, do not count.
-    """
-    deciding = {key: value for key, value in plain(sweep).items() if key not in NOT_DECIDING}
-    for section, _, key in (name.partition(".") for name in NEUTRAL):
-        part = deciding[section]
-        assert isinstance(part, dict)
-        del part[key]
-    text = json.dumps(_canonical(deciding), sort_keys=True, ensure_ascii=True, separators=(",", ":"))
-    return f"{sweep.name}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
-
-
-def _canonical(value: JsonValue) -> JsonValue:
-    """The value with whole floats as integers: 1.0 and 1 are one setting."""
-    if isinstance(value, dict):
-        later = {key for key, default in ADDED.items() if key in value and value[key] == default}
-        return {key: _canonical(item) for key, item in value.items() if key not in later}
-    if isinstance(value, list):
-        return [_canonical(item) for item in value]
-    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def data_root(sweep: Sweep, environ: Mapping[str, str] | None = None) -> Path:

@@ -17,7 +17,15 @@ from babeltune.errors import MethodError
 from babeltune.files import plain
 from babeltune.method import Method, load_method
 from babeltune.planning.name_checks import methods_with
-from babeltune.planning.parameters import INNER, accepted_values, inner_setting, of_method, split_name, values_of
+from babeltune.planning.parameters import (
+    INNER,
+    accepted_values,
+    inner_setting,
+    of_method,
+    proposable_methods,
+    split_name,
+    values_of,
+)
 from babeltune.planning.rules import kind_of
 from babeltune.planning.space import (
     SECTIONS,
@@ -26,7 +34,6 @@ from babeltune.planning.space import (
     fields_of,
     has_setting,
     largest,
-    proposable_methods,
     section_of,
     smallest,
 )

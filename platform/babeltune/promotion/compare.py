@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from babeltune.data.prepared import IdTask, TextTask
-from babeltune.evaluation import bitext, sts
-from babeltune.evaluation.knn import UNDEFINED
 from babeltune.promotion.statistics import (
     Difference,
     Rows,
@@ -53,6 +51,8 @@ STEPS = {"bitext": (0.5, 1.0), "transfer": (1.0,)}
 
 def outcomes(tasks: Sequence[IdTask], lookup: Lookup, prefix: str) -> Outcomes:
     """What every item came out as, by the vectors of the tasks' texts."""
+    from babeltune.evaluation import bitext, sts  # and with them torch, which who reads a decision does without
+
     found: Outcomes = {}
     for task in tasks:
         if task.kind not in METRICS:
@@ -74,6 +74,8 @@ def outcomes(tasks: Sequence[IdTask], lookup: Lookup, prefix: str) -> Outcomes:
 
 
 def _xsim_errors(task: IdTask, matches: Matches) -> dict[str, list[float]]:
+    from babeltune.evaluation import bitext
+
     in_text = task.compare == "text"
     ways = {
         "forward": (matches, task.right[: len(task.left)] if in_text else None),
@@ -289,6 +291,8 @@ def _correlations(
 ) -> tuple[list[Cell], Difference]:
     """Graded pairs, by the bootstrap: a rank correlation is no mean of its items. Pairs are left out in which a model
     has a zero vector."""
+    from babeltune.evaluation.knn import UNDEFINED
+
     parts: list[tuple[int, Statistic]] = []
     scores: list[tuple[float, float]] = []
     differing: list[int] = []

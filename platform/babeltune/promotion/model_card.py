@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import babeltune
-from babeltune.evaluation.evaluate import MAIN_METRICS, PARAMETERS, each_once
+from babeltune.evaluation.metric_names import MAIN_METRICS, PARAMETERS, each_once
 from babeltune.method import needs_of
 from babeltune.promotion.card_facts import CardFacts
 from babeltune.schema.base import flat, number

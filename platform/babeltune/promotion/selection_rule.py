@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from babeltune.errors import PromotionError, SpecError, UnknownNameError, nearest
-from babeltune.evaluation.evaluate import MAIN_METRICS
+from babeltune.evaluation.metric_names import MAIN_METRICS
 from babeltune.schema.records import Objective
 from babeltune.sweep.state.leaderboard import Row
 

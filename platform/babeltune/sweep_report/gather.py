@@ -13,10 +13,10 @@ from typing import Any
 from babeltune.data.contamination import contaminated
 from babeltune.data.prepared import Prepared, read_prepared
 from babeltune.errors import StoreError
-from babeltune.evaluation.evaluate import COMPUTE, MAIN_METRICS, PARAMETERS, SPEED
+from babeltune.evaluation.metric_names import COMPUTE, MAIN_METRICS, PARAMETERS, SPEED
+from babeltune.planning.parameters import proposable_methods
+from babeltune.planning.recorded import sweep_id
 from babeltune.planning.rules import kind_of
-from babeltune.planning.space import proposable_methods
-from babeltune.planning.sweep_file import sweep_id
 from babeltune.planning.sweep_yaml import spec_yaml
 from babeltune.promotion.decisions import read_decisions
 from babeltune.promotion.standard_errors import error_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from babeltune.evaluation.evaluate import PARAMETERS, SPEED
+from babeltune.evaluation.metric_names import PARAMETERS, SPEED
 from babeltune.sweep_report.document import Document, Fact
 from babeltune.sweep_report.record import SweepReport
 from babeltune.sweep_report.sections.languages import languages

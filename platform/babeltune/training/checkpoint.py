@@ -21,10 +21,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
-import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
 
 from babeltune.errors import CheckpointError, StorageError
 from babeltune.files import as_new_files, plain, sha256_of, sync, write_whole
@@ -32,6 +29,9 @@ from babeltune.schema.records import Objective, Report, report_from
 from babeltune.stages import Stage
 
 if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
     from babeltune.files import JsonObject
     from babeltune.training.averages import IntervalJson
 
@@ -74,6 +74,8 @@ def save_checkpoint(
 
     Raises `StorageError` where the disk is full or refuses.
     """
+    from safetensors.torch import save_file  # and with it torch, which who only reads reports does without
+
     temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:12]}")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
@@ -133,6 +135,8 @@ def is_good(folder: Path) -> bool:
 
 def load_checkpoint(folder: Path) -> tuple[dict[str, dict[str, Tensor]], CheckpointState]:
     """The verified tensors and state of a checkpoint."""
+    from safetensors.torch import load_file
+
     verify_checkpoint(folder)
     try:
         tensors = {path.stem: load_file(path) for path in sorted(folder.glob("*.safetensors"))}
@@ -242,6 +246,8 @@ def prune_checkpoints(trial_folder: Path, keep: set[int]) -> None:
 
 def optimizer_tensors(optimizers: Iterable[torch.optim.Optimizer], names: dict[int, str]) -> dict[str, Tensor]:
     """The optimizers' state as named tensors: `<parameter>/<state>`; `names` maps a parameter's id to its name."""
+    import torch
+
     return {
         f"{names[id(parameter)]}/{key}": torch.as_tensor(value)
         for optimizer in optimizers

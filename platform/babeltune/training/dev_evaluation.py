@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from babeltune.data.stored_arrays import open_ragged
-from babeltune.evaluation.evaluate import PARAMETERS, SPEED, UNTRIMMED, evaluate
+from babeltune.evaluation.evaluate import evaluate
+from babeltune.evaluation.metric_names import PARAMETERS, SPEED, UNTRIMMED
 from babeltune.files import plain
 from babeltune.method import Method, Tokens
 from babeltune.method.distributed import ProcessGroup

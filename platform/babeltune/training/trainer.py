@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from babeltune.errors import CheckpointError, StorageError
-from babeltune.evaluation.evaluate import COMPUTE
+from babeltune.evaluation.metric_names import COMPUTE
 from babeltune.files import plain, write_json
 from babeltune.memory import give_back_memory
 from babeltune.method import Needs, TrialContext, trial_context

@@ -10,8 +10,9 @@ from safetensors.torch import load_file, save_file
 from babeltune.errors import SpecError, TeacherError
 from babeltune.files import plain
 from babeltune.models.hub import baseline_row, model_folder, split_revision
+from babeltune.planning.recorded import sweep_id
 from babeltune.planning.space import make_trial
-from babeltune.planning.sweep_file import read_sweep, sweep_id
+from babeltune.planning.sweep_file import read_sweep
 from babeltune.promotion.candidate import dev_texts
 from babeltune.promotion.export import export_trial
 from babeltune.promotion.fresh_scorer import score

@@ -9,7 +9,8 @@ import pytest
 
 from babeltune.data.prepared import read_prepared
 from babeltune.errors import SpecError, SweepError
-from babeltune.planning.sweep_file import read_sweep, sweep_id
+from babeltune.planning.recorded import sweep_id
+from babeltune.planning.sweep_file import read_sweep
 from babeltune.promotion.candidate import find_candidate
 from babeltune.promotion.promote import promote
 from babeltune.promotion.starts import fetched

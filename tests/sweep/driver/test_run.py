@@ -21,9 +21,9 @@ import torch
 
 from babeltune.data.prepared import read_prepared, write_prepared
 from babeltune.errors import ClusterError, SpecError, SweepError
-from babeltune.evaluation.evaluate import SPEED
+from babeltune.evaluation.metric_names import SPEED
 from babeltune.files import plain, sha256_of
-from babeltune.planning.sweep_file import sweep_from, sweep_id
+from babeltune.planning.recorded import sweep_from, sweep_id
 from babeltune.schema.records import Report
 from babeltune.signals import StopSignal, end_when_asked, interrupts
 from babeltune.sweep.driver import attempt as driver

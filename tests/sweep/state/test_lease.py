@@ -17,7 +17,7 @@ from mlflow import MlflowClient
 
 from babeltune.errors import FencedError, SweepError
 from babeltune.files import write_json
-from babeltune.planning.sweep_file import sweep_id
+from babeltune.planning.recorded import sweep_id
 from babeltune.sweep.driver.run import folder_in, submit
 from babeltune.sweep.state import fencing
 from babeltune.sweep.state import lease as leases

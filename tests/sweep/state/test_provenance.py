@@ -8,7 +8,8 @@ import pytest
 
 from babeltune.errors import SweepError
 from babeltune.files import plain
-from babeltune.planning.sweep_file import read_sweep, sweep_id
+from babeltune.planning.recorded import sweep_id
+from babeltune.planning.sweep_file import read_sweep
 from babeltune.planning.sweep_yaml import spec_yaml
 from babeltune.promotion.candidate import find_candidate
 from babeltune.sweep.driver.assignment import assignment

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from babeltune.evaluation.evaluate import SPEED
+from babeltune.evaluation.metric_names import SPEED
 from babeltune.files import plain, write_whole
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.promotion.promote import promote

@@ -13,7 +13,8 @@ import pytest
 from mlflow import MlflowClient
 
 from babeltune.errors import ClusterError, StoreError, SweepError
-from babeltune.planning.sweep_file import read_sweep, sweep_id
+from babeltune.planning.recorded import sweep_id
+from babeltune.planning.sweep_file import read_sweep
 from babeltune.promotion.evaluate import evaluate_model
 from babeltune.promotion.promote import promote
 from babeltune.schema.cluster import Cluster

@@ -18,7 +18,8 @@ from babeltune.data.prepared import Prepared
 from babeltune.data.shards import Count, Progress, no_progress, uncounted
 from babeltune.data.teacher import folder_digest
 from babeltune.errors import TeacherError
-from babeltune.evaluation.evaluate import PARAMETERS, SPEED, evaluate
+from babeltune.evaluation.evaluate import evaluate
+from babeltune.evaluation.metric_names import PARAMETERS, SPEED
 from babeltune.memory import uncollected
 from babeltune.method.distributed import ProcessGroup
 from babeltune.models.hub import baseline_row, model_folder, split_revision

@@ -13,7 +13,7 @@ from babeltune.data.contamination import contaminated
 from babeltune.data.prepared import Prepared
 from babeltune.data.store import facts_of
 from babeltune.errors import BabeltuneError, DamagedError
-from babeltune.evaluation.evaluate import COMPUTE
+from babeltune.evaluation.metric_names import COMPUTE
 from babeltune.files import plain, write_whole
 from babeltune.method import trial_context
 from babeltune.planning.checks import exported_width, student_width

@@ -16,8 +16,8 @@ import ray
 
 from babeltune.errors import ClusterError, ObjectStoreError, SweepError, storage_refusals
 from babeltune.files import plain
+from babeltune.planning.recorded import sweep_id
 from babeltune.planning.space import methods_used, within_grid
-from babeltune.planning.sweep_file import sweep_id
 from babeltune.schema.cluster import Cluster
 from babeltune.schema.records import Sweep
 from babeltune.schema.storage_location import DAY_S

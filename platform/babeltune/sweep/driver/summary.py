@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast, get_args
 
-from babeltune.evaluation.evaluate import COMPUTE
+from babeltune.evaluation.metric_names import COMPUTE
 from babeltune.files import write_whole
 from babeltune.schema.records import Report, Scalar, Sweep
 from babeltune.sweep.state.folder import State, SweepFolder

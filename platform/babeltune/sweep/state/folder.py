@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from babeltune.errors import DamagedError, SpecError, SweepError, UnknownNameError, nearest
 from babeltune.files import write_json
-from babeltune.planning.sweep_file import sweep_from
+from babeltune.planning.recorded import sweep_from
 from babeltune.schema.records import Scalar, Sweep
 from babeltune.sweep.state.messages import TrialEnd
 from babeltune.sweep.state.rebuild import damage, read_json, rebuilt

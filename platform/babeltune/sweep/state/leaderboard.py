@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from babeltune.errors import DamagedError, SpecError, SweepError, UnknownNameError, nearest
-from babeltune.evaluation.evaluate import PARAMETERS, SPEED
+from babeltune.evaluation.metric_names import PARAMETERS, SPEED
 from babeltune.files import version
 from babeltune.schema.records import Goal, Objective, Report, Scalar, Sweep
 from babeltune.stages import Stage

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from babeltune.planning.sweep_file import NOT_DECIDING
+from babeltune.planning.recorded import NOT_DECIDING
 from babeltune.sweep.state.folder import ENDED, SweepFolder
 from babeltune.sweep.state.leaderboard import Row
 from babeltune.sweep.state.progress import is_driven, standing

@@ -9,8 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import babeltune
 from babeltune.files import plain
-from babeltune.method.plugins import OWN
 from babeltune.schema.records import Sweep
 from babeltune.stages import SEARCHING, Stage, minutes, stage_words
 from babeltune.sweep.state.folder import SweepFolder, read_log
@@ -144,7 +144,9 @@ def standing(folder: SweepFolder, metric: str | None = None) -> list[Row]:
 def _plugins(folder: SweepFolder) -> list[str]:
     """The distributions besides babeltune whose methods the sweep began with."""
     code = (folder.read("facts.json") or {}).get("code")
-    return sorted(code.keys() - {OWN}) if isinstance(code, dict) else []  # an earlier version wrote one digest
+    return (
+        sorted(code.keys() - {babeltune.__name__}) if isinstance(code, dict) else []
+    )  # an earlier version wrote one digest
 
 
 def sweep_document(folder: SweepFolder) -> dict[str, Any]:

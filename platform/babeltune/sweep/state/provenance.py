@@ -24,9 +24,8 @@ from typing import TYPE_CHECKING, TypedDict, cast
 import babeltune
 from babeltune.errors import SweepError
 from babeltune.files import plain
-from babeltune.method.plugins import OWN, digest_of, plugins
+from babeltune.planning.recorded import NEUTRAL, NOT_DECIDING, sweep_id
 from babeltune.planning.rules import kind_of
-from babeltune.planning.sweep_file import NEUTRAL, NOT_DECIDING, sweep_id
 from babeltune.schema.base import record_from
 from babeltune.schema.records import Sweep
 from babeltune.sweep.state.folder import ENDED, SweepFolder, has_begun, read_outcome
@@ -231,6 +230,8 @@ def deciding_facts(methods: Iterable[str] = ()) -> dict[str, object]:
 
     `code` holds a digest for babeltune and for each other distribution that one of these methods comes from.
     """
+    from babeltune.method.plugins import OWN, digest_of, plugins  # and with it torch, which readers do without
+
     code = {OWN: code_digest(), **{name: digest_of(plugin) for name, plugin in plugins(methods).items()}}
     return {"code": code, **{name: version(name) for name in PINNED}}
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from babeltune.errors import DamagedError
-from babeltune.evaluation.evaluate import COMPUTE
+from babeltune.evaluation.metric_names import COMPUTE
 from babeltune.schema.records import Objective, Report, Trial, trial_from
 from babeltune.sweep.state.folder import SweepFolder, read_of_trial
 from babeltune.sweep.state.leaderboard import Row

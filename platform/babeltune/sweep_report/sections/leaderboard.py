@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from babeltune.evaluation.evaluate import COMPUTE, PARAMETERS, SPEED
+from babeltune.evaluation.metric_names import COMPUTE, PARAMETERS, SPEED
 from babeltune.sweep_report.charts import BARS, WIDTH, Caption, clipped
 from babeltune.sweep_report.document import Block, Figure, Section, Table, Text
 from babeltune.sweep_report.record import Standing, SweepReport

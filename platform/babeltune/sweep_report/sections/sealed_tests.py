@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from babeltune.evaluation.evaluate import MAIN_METRICS, each_once
+from babeltune.evaluation.metric_names import MAIN_METRICS, each_once
 from babeltune.promotion.compare import Contest
 from babeltune.promotion.decisions import DecisionRecord
 from babeltune.schema.languages import meaning

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from babeltune.evaluation.evaluate import PARAMETERS, SPEED
+from babeltune.evaluation.metric_names import PARAMETERS, SPEED
 from babeltune.sweep_report.charts import WIDTH, Caption, clipped, thousands
 from babeltune.sweep_report.document import Figure, Section, Table, Text
 from babeltune.sweep_report.record import SweepReport
