@@ -12,7 +12,7 @@ from babeltune.data.contamination import find_near_anew
 from babeltune.data.corpus import Corpus, build_corpus
 from babeltune.data.store import digest_of_texts
 from babeltune.data.text_shards import TextShards
-from babeltune.schema.records import Data, Source, Split, Task
+from babeltune.schema.records import Clean, Data, Source, Split, Task
 from babeltune.sweep.sync.shards import Carrier, on_a_node
 
 NEAR = "a sentence of the test that is rather long and has many words"
@@ -28,6 +28,7 @@ def data_in(folder: Path) -> Data:
     """Repeats, equal and nearly equal texts of the sets, a pivot, a cap and a split."""
     rows = [(f"English {i % 60}", f"français {i % 45}") for i in range(90)]
     copies = [(f"{NEAR}s", f"z {i}") for i in range(9)] + [("same", "Same"), ("English 1", "français 1")]
+    copies += [("Il ne sait pas ce que je veux.", "He does not know what I want.")]
     train = (
         table(folder, "first", "eng", "fra", rows),
         table(folder, "made", "kor", "eng", [(f"한국어 {i}", f"english {i}!") for i in range(70)], cap=40),
@@ -36,7 +37,9 @@ def data_in(folder: Path) -> Data:
     )
     dev = Task(name="d", source=table(folder, "d", "fra", "eng", [("français 3", "Other"), ("x", "English 7")]))
     test = Task(name="t", source=table(folder, "t", "fra", "eng", [("y", NEAR)]))
-    return Data(train=train, dev=(dev,), test=(test,), overlap="near", split=Split(pairs=3))
+    return Data(
+        train=train, dev=(dev,), test=(test,), overlap="near", split=Split(pairs=3), clean=Clean(language="drop")
+    )
 
 
 @contextmanager

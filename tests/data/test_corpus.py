@@ -22,9 +22,11 @@ from babeltune.data.prepare import Wanted, asked_of_teacher
 from babeltune.data.split import components
 from babeltune.data.store import digest_of_texts
 from babeltune.data.text_keys import sentence_keys, text_key
+from babeltune.data.translation import StandIn
 from babeltune.errors import DataError
 from babeltune.planning.sweep_file import data_root, read_data, read_sweep
-from babeltune.schema.records import Data, Source, Split, Task
+from babeltune.schema.records import Clean, Data, Source, Split, Task
+from babeltune.schema.text import Translation
 from corpora import DATA, needs_data, read_tasks
 from small_parts import tiny_parts
 
@@ -281,6 +283,67 @@ def test_sealed_test_texts_are_not_in_the_corpus(tmp_path):
     assert corpus.texts == ["Kept.", "Gardé."]
     assert corpus.tasks == ()
     assert "test/t" in corpus.digests
+
+
+# --- languages -----------------------------------------------------------------------------------------------------
+
+
+MIXED: Table = [
+    ("Where is the nearest station?", "Où est la gare la plus proche ?"),
+    ("Je ne sais pas ce qu'il veut dire.", "I do not know what he means."),
+    ("She reads a book every evening.", "She reads a book in the evening."),
+    ("Er hat gestern den ganzen Tag gearbeitet.", "Il a travaillé toute la journée d'hier."),
+    ("Tom.", "Thomas."),
+    ("We will be late tomorrow.", "Nous serons en retard demain."),
+]
+STRANGERS = {"swapped": 1, "not in fra": 1, "not in eng": 1}
+
+
+def test_pairs_in_other_languages_are_counted_or_dropped_by_reason(tmp_path):
+    train = source(tmp_path, "s", "eng fra", MIXED)
+    plain = build(tmp_path, train)
+    counting = build(tmp_path, train, clean=Clean(language="count"))
+    assert STRANGERS.items() <= counting.counts["s"].items()
+    assert pairs(counting) == pairs(plain) == MIXED
+    dropping = build(tmp_path, train, clean=Clean(language="drop"))
+    assert STRANGERS.items() <= dropping.counts["s"].items()
+    assert dropping.counts["s"]["language"] == 3
+    assert pairs(dropping) == [MIXED[0], MIXED[4], MIXED[5]]
+    assert not STRANGERS.keys() & plain.counts["s"].keys()
+
+
+def test_a_cap_is_drawn_of_pairs_in_their_languages(tmp_path):
+    corpus = build(tmp_path, source(tmp_path, "s", "eng fra", MIXED, cap=3), clean=Clean(language="drop"))
+    assert pairs(corpus) == [MIXED[0], MIXED[4], MIXED[5]]
+
+
+def test_a_language_that_nobody_knows_is_not_judged(tmp_path):
+    corpus = build(tmp_path, source(tmp_path, "s", "eng kzj", MIXED), clean=Clean(language="drop"))
+    assert corpus.counts["s"]["not in eng"] == 2
+    assert "not in kzj" not in corpus.counts["s"]
+
+
+def test_originals_in_another_language_are_not_translated(tmp_path):
+    """Tan et al. 2023, section 3.1: language identification comes before back-translation."""
+    how = Translation(text="s", original="fra", into="eng", model="none")
+    train = (
+        source(tmp_path, "s", "fra eng", [row[::-1] for row in MIXED]),
+        Source(name="back", format="translate", translation=how),
+    )
+    seen: list[str] = []
+
+    def translate(source, texts):
+        seen.extend(texts)
+        return StandIn(0)(source, texts)
+
+    def cleaned(mode):
+        seen.clear()
+        return build_corpus(Data(train=train, clean=Clean(language=mode)), tmp_path, 0, translate).counts["back"]
+
+    assert cleaned("drop")["dropped: not in fra"] == 2
+    assert len(seen) == 4
+    assert cleaned("count")["not in fra"] == 2
+    assert len(seen) == 6
 
 
 # --- split (D36) ---------------------------------------------------------------------------------------------------

@@ -21,7 +21,9 @@ def test_a_corpus_that_is_cleaned_in_shards_has_the_same_bytes(tmp_path, run):
     with tiny_shards():
         parts = cleaned(data, tmp_path, TextShards(counted, tmp_path / "stores"))
     assert digest_of(parts) == digest_of(whole)
-    assert {name for names in calls for name in names} == {"read", "sentence_keys", "text_hashes", "near_in_shard"}
+    functions = {"read", "sentence_keys", "text_hashes", "strangers", "near_in_shard"}
+    assert {name for names in calls for name in names} == functions
+    assert whole.counts["copies"]["swapped"] == 1
     assert max(map(len, calls)) == 3, "no more shards lie on the disk at once"
     assert not list((tmp_path / "stores").iterdir())
 

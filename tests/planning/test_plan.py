@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from babeltune.cli.plan_page import details
+from babeltune.cli.plan_page import details, summary
 from babeltune.errors import DataError, SpecError
 from babeltune.models.build import build_student
 from babeltune.models.vocabulary import Vocabulary
@@ -20,7 +20,7 @@ from babeltune.planning.preparation import read_corpus
 from babeltune.planning.recorded import sweep_id
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.planning.sweep_yaml import spec_yaml
-from babeltune.planning.warnings import about_corpus
+from babeltune.planning.warnings import about_corpus, about_strangers
 from babeltune.schema.document import read_document, validate
 from babeltune.schema.records import Parameter, Student, Sweep, Teacher
 
@@ -83,6 +83,20 @@ def test_the_plan_says_id_trials_pairs_and_work(sweep):
     report = replace(report, words={"samples": 12345, "pairs": 3000, "pairs without": 300})
     console.print(details(report))
     assert "samples 12,345 · pairs 3,000 · pairs without 300" in console.export_text()
+
+
+def test_the_plan_says_which_pairs_are_in_other_languages(tiny_file, tmp_path):
+    lines = "".join(f"Where is the station {i}?\tWhere was the train {i}?\n" for i in range(9))
+    text = corpus_file(tmp_path, 20, 10)
+    (tmp_path / "train.tsv").write_text(f"eng\tfra\n{lines}", encoding="utf-8")
+    sweep = read_sweep(tiny_file, assignments=[*text, "data.clean.language=count"])
+    report = make_plan(sweep, samples=0)
+    assert dict(summary(report, sweep, None))["language"] == "a: 9 not in fra; counted, and trained on"
+    (words,) = about_strangers(sweep, report.counts)
+    assert words.startswith("source 'a': 9 not in fra of 9 pairs; check its columns' languages, or leave them out with")
+    assert "language" not in dict(summary(report, read_sweep(tiny_file, assignments=text), None))
+    with pytest.raises(DataError, match=r"no pairs are left to train on; a: .*not in fra 9, language 0"):
+        make_plan(read_sweep(tiny_file, assignments=[*text, "data.clean.language=drop"]))
 
 
 @pytest.mark.parametrize("pooling", ["mean", "pooler"])

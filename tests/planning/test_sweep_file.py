@@ -815,13 +815,14 @@ def test_the_id_depends_on_what_decides_results_and_on_nothing_else(tmp_path):
         read_sweep(written(tmp_path), assignments=["description=what I try", "promotion.name=other"]),
         read_sweep(written(tmp_path), assignments=["training.learning_rate=5e-4", "seed=0"]),
         read_sweep(written(tmp_path), assignments=["data.sampling.temperature=1"]),
+        read_sweep(written(tmp_path), assignments=["data.clean.language=off"]),
         sweep_from(json.loads(json.dumps(plain(sweep)))),
     ]
     assert {sweep_id(other) for other in same} == {sweep_id(sweep)}
     other = [
         ["training.pairs=2000"], ["seed=1"], ["data.train.0.cap=99"], ["data.root=elsewhere"], ["student.layers=3"],
         ["parameters.temperature.log_float=[0.01, 0.3]"], ["scheduler.reduction=2"], ["name=big"],
-        ["evaluation.prompt=x"],
+        ["evaluation.prompt=x"], ["data.clean.language=drop"],
     ]  # fmt: skip
     ids = {sweep_id(read_sweep(written(tmp_path), assignments=assignments)) for assignments in other}
     assert len(ids | {sweep_id(sweep)}) == len(other) + 1

@@ -14,10 +14,12 @@ from rich.table import Table
 from rich.text import Text
 
 from babeltune.cli.words import ELLIPSIS, duration, weights
+from babeltune.data.language_id import labels_of
 from babeltune.errors import SpecError
 from babeltune.planning.calibration import Machine
+from babeltune.planning.languages import taught_pairs
 from babeltune.planning.parameters import proposable_methods, words_for
-from babeltune.planning.plan import PlanReport
+from babeltune.planning.plan import PlanReport, strangers_in
 from babeltune.planning.rules import kind_of
 from babeltune.planning.space import default_params, make_trial
 from babeltune.promotion.statistics import standard_error
@@ -95,6 +97,8 @@ def summary(report: PlanReport, sweep: Sweep, machine: Machine | None) -> Iterat
     """The lines of the summary, each with its title."""
     yield "method", ", ".join(proposable_methods(sweep))
     yield "data", _data_words(report)
+    if sweep.data.clean.language != "off":
+        yield "language", _language_words(report, sweep)
     yield "dev", _dev_words(report, sweep)
     yield "detects", _detects_words(report, sweep)
     yield (
@@ -119,6 +123,22 @@ def _data_words(report: PlanReport) -> str:
     groups = sorted(report.pairs.items(), key=lambda item: -item[1])
     named = _first([f"{name} {count:,}" for name, count in groups], MOST_GROUPS, " language pairs")
     return f"{report.total_pairs:,} pairs of {report.anchors:,} anchors: {named}"
+
+
+def _language_words(report: PlanReport, sweep: Sweep) -> str:
+    """How many pairs of each source have a text in another language, and which languages nobody can judge."""
+    found = [
+        f"{name}: {', '.join(f'{count:,} {reason}' for reason, count in reasons.items())}"
+        for name, counts in report.counts.items()
+        if (reasons := strangers_in(counts))
+    ]
+    judged = dict.fromkeys(language for pair in taught_pairs(sweep) for language in pair)
+    unjudged = [language for language in judged if not labels_of(language)]
+    done = "dropped" if sweep.data.clean.language == "drop" else "counted, and trained on"
+    words = (
+        f"{_first(found, MOST_GROUPS, ' sources')}; {done}" if found else "all pairs are in their columns' languages"
+    )
+    return words + (f"; py3langid does not know {', '.join(unjudged)}" if unjudged else "")
 
 
 def _dev_words(report: PlanReport, sweep: Sweep) -> str:

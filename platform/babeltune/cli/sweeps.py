@@ -51,7 +51,7 @@ def plan(
     from babeltune.cli.remote import plugins_of
     from babeltune.files import plain
     from babeltune.planning.plan import make_plan
-    from babeltune.planning.warnings import about_corpus, about_plugins, about_queue, about_sweep
+    from babeltune.planning.warnings import about_corpus, about_plugins, about_queue, about_strangers, about_sweep
 
     sweep = read(file, with_, set_, cluster, trials)
     warn(about_sweep(sweep))
@@ -61,7 +61,8 @@ def plan(
 
     machine = machine_of(any_cluster(cluster), sweep)
     report = make_plan(sweep, samples=samples, machine=machine if calibrate else None)
-    warn([*about_queue(sweep, report.anchors), *about_corpus(sweep, report.pairs, report.dev), *report.warnings])
+    warn([*about_queue(sweep, report.anchors), *about_corpus(sweep, report.pairs, report.dev)])
+    warn([*about_strangers(sweep, report.counts), *report.warnings])
     document = {**plain(report), "detectable": detectable(report, sweep)}
     say(document, as_json, lambda: show_plan(report, sweep, machine, out, whole=yaml))
 

@@ -37,6 +37,7 @@ from babeltune.data.arrays import (
 )
 from babeltune.data.contamination import Contamination, EvalIndex, MakeFindNear, Near, find_near_anew
 from babeltune.data.eval_sets import labelled, read_eval, subsets
+from babeltune.data.language_id import labels_of
 from babeltune.data.prepared import IdTask, TextTask
 from babeltune.data.shards import Count, Progress, no_progress
 from babeltune.data.sources import Rows, language_pairs, read_source
@@ -44,7 +45,7 @@ from babeltune.data.split import HELDOUT, Block, hold_out, salt_of
 from babeltune.data.text_keys import sentence_keys
 from babeltune.data.text_shards import TextShards, hashes_of
 from babeltune.data.texts import Texts, text_hashes, written
-from babeltune.data.translation import Translate
+from babeltune.data.translation import OwnLanguage, Translate
 from babeltune.errors import DataError
 from babeltune.schema.records import Data, Source
 from babeltune.stages import CLEANING, READING
@@ -105,6 +106,8 @@ def build_corpus(
     The result depends on the data, the records and the seed only. Raises `DataError` for text that cannot be read as
     its source says, and, when no pair is left, with the step that removed what.
     """
+    if translate is not None and data.clean.language == "drop":
+        translate = OwnLanguage(translate)
     with read_progress.counted(data, root, functools.partial(progress, READING)):
         dev, test = (read_eval(tasks, root, data.max_line_bytes) for tasks in (data.dev, data.test))
         read = read_sources(data, root, translate, shards)
@@ -206,6 +209,9 @@ class Cleaning:
     hits: dict[str, NDArray[np.int64]] = field(default_factory=dict)
     """Eval set -> the rows of the source that is being cleaned that have a text in it, in any language."""
 
+    strangers: dict[str, NDArray[np.int16]] = field(default_factory=dict)
+    """Language -> the `strangers` of the source that is being cleaned; of a `translate`, in the originals alone."""
+
     near: dict[str, dict[str, Near]] = field(default_factory=dict)
     """Source -> side -> near-duplicates."""
     contamination: Contamination = field(default_factory=Contamination)
@@ -239,6 +245,10 @@ class Cleaning:
         steps = [self.max_characters, self.sides_differ, self.distinct, self.no_overlap, self.cap]
         if self.data.overlap == "near":
             steps.insert(-1, self.no_near_overlap)
+        if self.data.clean.language != "off":
+            judged = [source.translation.original] if source.translation else list(rows.columns)
+            self.strangers = {language: rows.strangers[language] for language in judged}
+            steps.insert(-1, self.language)
         for anchor, other in self.pairs_of(source, rows):
             block = Block(
                 source=source,
@@ -302,6 +312,26 @@ class Cleaning:
         """Which pairs have no near-duplicate of a dev or test text in their row, on any side."""
         near = np.unique(np.concatenate([side.rows for side in self.near[block.source.name].values()]))
         return inverted(where_in(block.rows, near))
+
+    def language(self, block: Block) -> NDArray[np.bool_]:
+        """Which pairs have no text that is surely in another language than its column says. The others are counted by
+        reason, and stay if the section only counts them."""
+        stay = zeros(len(block.rows), np.bool_)
+        anchor, other = block.group
+        for part in parts(len(stay)):
+            left, right = (self._labels(language, block.rows[part]) for language in block.group)
+            swapped = np.isin(left, labels_of(other)) & np.isin(right, labels_of(anchor))
+            reasons = {"swapped": swapped, f"not in {anchor}": left >= 0, f"not in {other}": right >= 0}
+            for reason, pairs in reasons.items():
+                if count := int(np.count_nonzero(pairs if reason == "swapped" else pairs & ~swapped)):
+                    self.count(block.source, reason, count)
+            stay[part] = ((left < 0) & (right < 0)) | (self.data.clean.language == "count")
+        return stay
+
+    def _labels(self, language: str, rows: NDArray[np.integer]) -> NDArray[np.int16]:
+        """The `strangers` of these rows; none in a column that is not judged."""
+        found = self.strangers.get(language)
+        return np.full(len(rows), -1, np.int16) if found is None else found[rows]
 
     def cap(self, block: Block) -> NDArray[np.bool_]:
         """Which pairs a seeded draw keeps. A pair's rank depends on itself, its source and the seed alone."""

@@ -36,7 +36,7 @@ from babeltune.data.file_readers import (
 from babeltune.data.file_shards import Form, Part, is_cut, parts_of
 from babeltune.data.joins import matching, paired_in_turn
 from babeltune.data.quotation_marks import refuse_quoted
-from babeltune.data.text_shards import TextShards, keys_of
+from babeltune.data.text_shards import TextShards, keys_of, strangers_of
 from babeltune.data.texts import TableWriter, Texts, TextWriter, text_hashes
 from babeltune.data.translation import Translate
 from babeltune.errors import DataError, nearest
@@ -72,6 +72,11 @@ class Rows:
     def keys(self) -> dict[str, NDArray[np.uint64]]:
         """The `sentence_keys` of every column."""
         return {language: keys_of(texts, self.shards) for language, texts in self.columns.items()}
+
+    @functools.cached_property
+    def strangers(self) -> dict[str, NDArray[np.int16]]:
+        """The `strangers` of every column."""
+        return {language: strangers_of(texts, language, self.shards) for language, texts in self.columns.items()}
 
 
 @dataclass

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from babeltune.data.arrays import parts, zeros
+from babeltune.data.language_id import labels_of, strangers
 from babeltune.data.shards import RunShards, count_all, uncounted
 from babeltune.data.text_keys import sentence_keys
 from babeltune.data.texts import Texts, text_hashes
@@ -89,10 +90,17 @@ def hashes_of(texts: Texts, language: str, shards: TextShards | None) -> NDArray
     return _filled(shards, text_hashes, texts, language)
 
 
+def strangers_of(texts: Texts, language: str, shards: TextShards | None) -> NDArray[np.int16]:
+    """The `strangers` of texts in a column of this language."""
+    if shards is None or len(texts) <= MANY or not labels_of(language):
+        return strangers(texts, language)
+    return _filled(shards, strangers, texts, language, dtype=np.int16)
+
+
 def _filled(
-    shards: TextShards, function: Callable[..., NDArray[np.uint64]], texts: Texts, *more: str
-) -> NDArray[np.uint64]:
-    found: NDArray[np.uint64] = zeros(len(texts), np.uint64)
+    shards: TextShards, function: Callable[..., NDArray[Any]], texts: Texts, *more: str, dtype: type = np.uint64
+) -> NDArray[Any]:
+    found: NDArray[Any] = zeros(len(texts), dtype)
     for part, some in shards.each(function, texts, *more):
         found[part] = some
     return found

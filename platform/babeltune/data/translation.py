@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,6 +74,25 @@ def drawn(source: Source, texts: Sequence[str], seed: int) -> list[str]:
     distinct = list(dict.fromkeys(texts))
     ranks = mixed(sentence_keys(distinct) ^ np.uint64(salt_of(seed, "translate", source.name)))
     return [distinct[i] for i in np.argsort(ranks, kind="stable")[: source.cap]]
+
+
+@dataclass(frozen=True)
+class OwnLanguage:
+    """Leaves out the texts that are in another language before the rest is translated (Tan et al., section 3.1)."""
+
+    translate: Translate
+
+    def __call__(self, source: Source, texts: Sequence[str]) -> Translated:
+        """Raises what the translation raises."""
+        from babeltune.data.language_id import strangers
+        from babeltune.data.texts import Texts
+
+        assert source.translation is not None
+        language = source.translation.original
+        labels = strangers(Texts.of(texts), language).tolist()
+        made = self.translate(source, [text for text, label in zip(texts, labels, strict=True) if label < 0])
+        left_out = sum(label >= 0 for label in labels)
+        return replace(made, dropped={**made.dropped, **({f"not in {language}": left_out} if left_out else {})})
 
 
 @dataclass(frozen=True)

@@ -96,6 +96,12 @@ class PlanReport:
         return sum(self.pairs.values())
 
 
+def strangers_in(counts: Mapping[str, int]) -> dict[str, int]:
+    """The pairs of a source with a text in another language than its column says, by reason."""
+    reasons = {name.removeprefix("dropped: "): count for name, count in counts.items()}
+    return {name: count for name, count in reasons.items() if name == "swapped" or name.startswith("not in ")}
+
+
 def make_plan(sweep: Sweep, *, samples: int = 3, machine: Machine | None = None) -> PlanReport:
     """The plan of a sweep whose corpus and models are at hand. With a machine, some training steps are timed on it.
 

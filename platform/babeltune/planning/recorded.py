@@ -67,6 +67,7 @@ ADDED: JsonObject = {
     "seed": None,
     "checkpoint_minutes": 10.0,
     "batch_parts": 1,
+    "clean": {"language": "off"},
 }
 """Keys of later versions, with their defaults. At its default a key does not count, so a file keeps its sweep's id."""
 

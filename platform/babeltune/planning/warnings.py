@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from babeltune.schema.records import Training
 
+MANY_STRANGERS = 0.2
+"""The share of a source's pairs with a text in another language above which it is said."""
 MANY_EPOCHS = 1_000
 """Times that a trial may see a pair before it is said."""
 
@@ -218,6 +220,18 @@ def about_corpus(sweep: Sweep, pairs: Mapping[str, int], dev: Mapping[str, int])
         )
     if single := [name for name, rows in dev.items() if rows < 2]:
         yield f"{', '.join(single)}: one row, whose score is 0 or 1 and says nothing; it counts in the set's mean"
+
+
+def about_strangers(sweep: Sweep, counts: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
+    """Sources with many pairs that have a text in another language than its column says."""
+    from babeltune.planning.plan import strangers_in
+
+    for name, steps in counts.items():
+        share = sum(strangers_in(steps).values()) / max(1, steps.get("pairs", 0))
+        if share > MANY_STRANGERS:
+            words = ", ".join(f"{count:,} {reason}" for reason, count in strangers_in(steps).items())
+            more = "" if sweep.data.clean.language == "drop" else ", or leave them out with `data.clean.language: drop`"
+            yield f"source {name!r}: {words} of {steps['pairs']:,} pairs; check its columns' languages{more}"
 
 
 def about_memory(sweep: Sweep) -> Iterator[str]:

@@ -68,6 +68,16 @@ class Words(Strict):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Clean(Strict):
+    """What is done about training text that is no translation."""
+
+    language: Literal["off", "count", "drop"] = "off"
+    """Pairs with a text that is surely in another language than its column says, by py3langid, are counted, or dropped
+    and counted. `translate` sources are judged before they are translated, as Tan et al. 2023 do (section 3.1: language
+    identification of monolingual text). Short texts, and languages that py3langid does not know, pass."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Data(Strict):
     """Everything that is read: training sources, dev tasks, and sealed test tasks."""
 
@@ -81,6 +91,7 @@ class Data(Strict):
     split: Split | None = None
     sampling: Sampling = Sampling()
     words: Words = Words()
+    clean: Clean = Clean()
     max_characters: int = 1200
     max_line_bytes: int = 1 << 20
     """Bytes of a line, of a quoted row, or of a text in a Parquet file. A longer one is a broken row."""

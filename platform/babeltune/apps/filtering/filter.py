@@ -102,11 +102,11 @@ def filter_corpus(
 
 def candidates(corpus: NoisyCorpus, test: Pairs | None) -> tuple[Pairs, dict[str, int]]:
     """The pairs that may be kept, and how many sources were in each language. Raises `DataError` if none is left."""
-    identify = select.language_identifier(corpus.languages)
+    among = select.checked_languages(corpus.languages)
     pairs = select.without_repetitions(select.read_pairs(corpus.path, corpus.columns, drop=corpus.drop))
     if test is not None:
         pairs = select.without_test(pairs, test)
-    pairs, found = select.without_english(pairs, identify)
+    pairs, found = select.without_english(pairs, among)
     if not len(pairs):
         raise DataError(f"{corpus.path}: nothing is left of {pairs.read} pairs; dropped: {dict(pairs.dropped)}")
     return pairs, found

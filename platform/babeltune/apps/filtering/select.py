@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from babeltune.data import language_id
 from babeltune.data.file_readers import Fault, located, tsv_rows
 from babeltune.data.sources import Refusals
 from babeltune.data.text_keys import text_key
@@ -92,32 +93,20 @@ def without_test(pairs: Pairs, test: Pairs) -> Pairs:
     return pairs.kept([not known & {text_key(text) for text in pair} for pair in rows], "a side is in the test file")
 
 
-def language_identifier(languages: Sequence[str] | None = None) -> Callable[[str], str]:
-    """Tells a text's language by its ISO 639-1 code, among the given ones or all that py3langid knows.
-
-    Raises `DataError` where py3langid is not installed, and for a language that it does not know.
-    """
-    try:
-        from py3langid.langid import MODEL_FILE, LanguageIdentifier  # type: ignore[import-untyped]
-    except ImportError as error:
-        raise DataError(
-            "py3langid, which tells whether a source is English, is not installed; pip install babeltune[translation]"
-        ) from error
-    # One of its own: py3langid's functions share one in the process, so its languages would change those of others.
-    identifier = LanguageIdentifier.from_model_file(MODEL_FILE)
-    if languages is not None:
-        known = sorted(identifier.labels)
-        for language in languages:
-            if language not in known:
-                allowed = ", ".join(known)
-                raise DataError(f"py3langid knows no language {language!r}{nearest(language, known)}; known: {allowed}")
-        identifier.set_languages(sorted({*languages, ENGLISH}))
-    return lambda text: str(identifier.classify(text)[0])
+def checked_languages(languages: Sequence[str] | None) -> tuple[str, ...] | None:
+    """The languages that a source can be in, English among them. `DataError` for one that py3langid does not know."""
+    for language in languages or ():
+        if language not in language_id.languages():
+            known = sorted(language_id.languages())
+            allowed = ", ".join(known)
+            raise DataError(f"py3langid knows no language {language!r}{nearest(language, known)}; known: {allowed}")
+    return None if languages is None else (*languages, ENGLISH)
 
 
-def without_english(pairs: Pairs, identify: Callable[[str], str]) -> tuple[Pairs, dict[str, int]]:
-    """The pairs whose source is not English, and how many sources were taken for which language, commonest first."""
-    languages = [identify(text) for text in pairs.source]
+def without_english(pairs: Pairs, among: Sequence[str] | None) -> tuple[Pairs, dict[str, int]]:
+    """The pairs whose source is not English, and how many sources were taken for which language, commonest first.
+    `among`: the languages that a source can be in."""
+    languages = language_id.likeliest(pairs.source, among)
     kept = pairs.kept([language != ENGLISH for language in languages], "English source")
     return kept, dict(Counter(languages).most_common())
 

@@ -6,8 +6,8 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 
+from babeltune.data.language_id import labels_of, likeliest
 from babeltune.schema.languages import meaning
 
 TOGETHER = 10
@@ -16,8 +16,6 @@ SAMPLED = 400
 """Sentences of a column that are looked at."""
 SURE = 0.6
 """A column has a language if this share of its texts is in it."""
-CLOSE = ({"hr", "bs", "sr"}, {"no", "nb", "nn", "da"}, {"id", "ms"}, {"cs", "sk"}, {"gl", "pt"}, {"zh", "yue", "wuu"})
-"""Languages that py3langid takes for one another. A column's name decides between these."""
 NO_CODES = {
     "id", "ids", "src", "tgt", "trg", "key", "row", "idx", "num", "line", "text", "doc", "ref", "url", "set", "tag",
     "sim", "nr", "no", "lid", "mt", "pos", "out", "raw", "seg", "sub", "old", "new", "yes", "in", "que", "ans", "mot",
@@ -39,14 +37,6 @@ class Found:
         return ", ".join(f"{code} {share:.0%}" for code, share in self.shares) or "no letters"
 
 
-@cache
-def known() -> frozenset[str]:
-    """The languages that py3langid tells apart."""
-    import py3langid  # type: ignore[import-untyped]
-
-    return frozenset(code for code, _ in py3langid.rank("")) - {"zxx"}
-
-
 def alpha3(code: str) -> str:
     """The three-letter code of a language; the code itself if there is none. A script or region stays as written."""
     import langcodes
@@ -61,14 +51,12 @@ def alpha3(code: str) -> str:
 
 def language_of(texts: Sequence[str]) -> Found:
     """The language of most of the texts."""
-    import py3langid
-
     some = [text for text in texts if any(map(str.isalpha, text))][:SAMPLED]
     if not some:
         return Found(None)
     size = TOGETHER if len(some) >= 3 * TOGETHER else 1
     groups = [" ".join(some[start : start + size]) for start in range(0, len(some), size)]
-    votes = Counter(str(py3langid.classify(group)[0]) for group in groups)
+    votes = Counter(likeliest(groups))
     shares = tuple((alpha3(code), count / len(groups)) for code, count in votes.most_common(3))
     best, share = shares[0]
     return Found(best if share >= SURE else None, shares)
@@ -90,14 +78,13 @@ def code_in(name: str, *, rare: bool = False) -> str | None:
 def _is_common(code: str) -> bool:
     """Whether the code is of a language with a two-letter code, or one that py3langid knows."""
     found = meaning(code)
-    return found.known and (len(found.language) == 2 or found.language in known())
+    return found.known and (len(found.language) == 2 or bool(labels_of(code)))
 
 
 def agree(named: str, found: Found) -> bool:
     """Whether the text can be in the language that the name says: it is, is close to it, or nobody can tell. Of a word
     that stands over many columns, such as `src`, nobody believes what nobody can tell."""
-    language = meaning(named).language
-    votes = {meaning(code).language for code, share in found.shares if share >= 0.2}
-    if language not in known():
+    labels = set(labels_of(named))
+    if not labels:
         return named not in NO_CODES
-    return language in votes or any(language in group and votes & group for group in CLOSE)
+    return any(labels & set(labels_of(code)) for code, share in found.shares if share >= 0.2)

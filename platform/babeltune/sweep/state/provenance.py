@@ -190,14 +190,14 @@ def accepted_lines(folder: SweepFolder) -> Iterator[str]:
 
 PINNED = (
     *("torch", "ray", "optuna", "transformers", "sentence-transformers", "tokenizers", "safetensors"),
-    *("datasets", "numpy"),
+    *("datasets", "numpy", "py3langid"),
 )
 """Packages whose version can change a trial's numbers."""
 
 
 PACKAGES = (
     *("babeltune", "torch", "transformers", "sentence-transformers", "tokenizers", "safetensors", "numpy"),
-    *("ray", "optuna", "mlflow", "datasets"),
+    *("ray", "optuna", "mlflow", "datasets", "py3langid"),
 )
 
 
