@@ -78,6 +78,17 @@ def test_an_argument_that_is_not_utf_8_is_refused():
     assert r"b'/tmp/\xff.yaml' is not UTF-8; rename the file" in done.stderr.decode()
 
 
+def test_a_working_folder_that_was_deleted_is_one_line():
+    code = (
+        "import os, sys, tempfile; folder = tempfile.mkdtemp(); os.chdir(folder); os.rmdir(folder)\n"
+        "from babeltune.cli import main; sys.argv = ['babeltune', 'methods']; main()"
+    )
+    done = run(code=code)
+    assert done.returncode == 2
+    assert "that this command runs in was deleted; go to one that exists" in done.stderr.decode()
+    assert done.stderr.count(b"\n") == 1
+
+
 @pytest.mark.parametrize("arguments", [["plan", "a" * 5000], ["runs", "--cluster", "a" * 5000]])
 def test_a_name_that_is_too_long_for_a_file_is_one_line(arguments):
     done = run(*arguments)

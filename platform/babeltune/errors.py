@@ -12,6 +12,7 @@ import os
 import socket
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 """How a file in UTF-16 begins: the byte order mark. No UTF-8 text has these bytes."""
@@ -160,7 +161,28 @@ def from_network(error: BaseException) -> str:
     return ""
 
 
-def nearest(name: str, allowed: Iterable[str]) -> str:
-    """The words `; did you mean 'x'?`, or nothing when no allowed name is close."""
-    close = difflib.get_close_matches(name, list(allowed), n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else ""
+def counted(number: Any, noun: str, many: str = "") -> str:
+    """A number, which may come from JSON, with its noun: `1 row`, `2 rows`, `1,000 rows`."""
+    whole = int(number) if float(number).is_integer() else number
+    return f"{whole:,} {noun if number == 1 else many or noun + 's'}"
+
+
+def nearest(name: str, allowed: Iterable[str], closeness: float = 0.5) -> str:
+    """The words `; did you mean 'x'?`, or nothing when no allowed name is close, whatever its case."""
+    by_lower = {each.lower(): each for each in allowed}
+    close = difflib.get_close_matches(name.lower(), list(by_lower), n=1, cutoff=closeness)
+    return f"; did you mean {by_lower[close[0]]!r}?" if close else ""
+
+
+NEAR_FILE = 0.7
+"""How alike two names of files are from which on one may be a slip of the other."""
+
+
+def nearest_file(name: str, allowed: Iterable[str]) -> str:
+    """The words `; did you mean 'x'?` for the file whose name is near this one's without its ending: equal endings
+    make no two files alike."""
+    by_stem: dict[str, list[str]] = {}
+    for each in allowed:
+        by_stem.setdefault(Path(each).stem.lower(), []).append(each)
+    close = difflib.get_close_matches(Path(name).stem.lower(), list(by_stem), n=1, cutoff=NEAR_FILE)
+    return nearest(name, by_stem[close[0]], 0.0) if close else ""

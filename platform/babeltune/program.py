@@ -56,6 +56,7 @@ def _outcome(command: Callable[[], object]) -> tuple[int | str | None, str]:
     try:
         try:
             refuse_undecodable(sys.argv[1:])
+            refuse_a_deleted_folder()
             command()
         finally:
             _flush()
@@ -139,6 +140,24 @@ def refuse_undecodable(arguments: list[str]) -> None:
 
 class UndecodableArgumentError(BabeltuneError):
     """An argument of the command line that is not UTF-8."""
+
+    exit_code = 2
+
+
+def refuse_a_deleted_folder() -> None:
+    """Raises an error if the working folder is gone: no relative name means anything, and libraries end the process."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        shell = os.environ.get("PWD", "")
+        named = f", {shell}," if shell else ""
+        raise DeletedFolderError(
+            f"the folder{named} that this command runs in was deleted; go to one that exists, such as with `cd`"
+        ) from None
+
+
+class DeletedFolderError(BabeltuneError):
+    """A working folder that is gone."""
 
     exit_code = 2
 

@@ -1,9 +1,13 @@
 """What a sweep may do and probably does not mean."""
 
+from dataclasses import replace
+
 import pytest
+import torch
 
 from babeltune.planning.sweep_file import read_sweep
-from babeltune.planning.warnings import about_length
+from babeltune.planning.warnings import about_gpus, about_length, about_sweep
+from babeltune.schema.cluster import read_cluster
 
 
 @pytest.mark.parametrize(
@@ -16,3 +20,21 @@ from babeltune.planning.warnings import about_length
 def test_pairs_beside_compute_are_said_to_have_no_effect(tiny_file, given, said):
     found = list(about_length(read_sweep(tiny_file, assignments=given)))
     assert ["training.pairs 700 has no effect" in words for words in found] == [True] * said
+
+
+def test_more_trials_than_anybody_waits_for_are_said(tiny_file):
+    def said(*assignments):
+        return [words for words in about_sweep(read_sweep(tiny_file, assignments=assignments)) if "recording" in words]
+
+    assert said("budget.trials=1e6")[0].startswith("budget.trials 1,000,000: recording alone takes about 14 hours")
+    assert said("budget.trials=1e6", "budget.minutes=30") == said("budget.trials=1e4") == []
+
+
+def test_gpus_that_this_machine_lacks_are_said(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    cluster = read_cluster("clusters/local_gpu.yaml")
+    assert [*about_gpus(cluster)] == [
+        "cluster 'local_gpu' gives a trial 1 GPU, and this machine has none: `submit` is refused here; run it on a "
+        "machine that has them, or leave --cluster out"
+    ]
+    assert [*about_gpus(replace(cluster, address="auto"))] == []

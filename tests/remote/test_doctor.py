@@ -83,7 +83,7 @@ def test_too_few_cpus_and_gpus_and_tokens_that_are_off_are_found(tmp_path, monke
     found = {f.name: f for f in ray_cluster(here(tmp_path, workers=4096, gpus_per_worker=1.0))}
     assert {name for name, finding in found.items() if not finding.ok} == {"token", "worker groups"}
     assert (
-        "a worker group of 4096 workers with 1 CPUs and 1 GPUs each does not fit: the cluster has "
+        "a worker group of 4096 workers with 1 CPU and 1 GPU each does not fit: the cluster has "
         in found["worker groups"].text
     )
     assert "unset it" in found["token"].text

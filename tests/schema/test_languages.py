@@ -11,7 +11,7 @@ from babeltune.planning.goals import dev_metrics
 from babeltune.planning.recorded import sweep_id
 from babeltune.planning.sweep_file import data_root, read_sweep
 from babeltune.planning.warnings import about_languages
-from babeltune.schema.languages import by_priority, known_by, match, meaning, same_variety
+from babeltune.schema.languages import by_priority, code_of, known_by, match, meaning, same_variety
 
 ONE = [
     "en eng eng_Latn EN en-US",
@@ -140,3 +140,27 @@ def test_an_unknown_code_is_said_once(tiny_file, tmp_path):
     sweep = read(tiny_file, tmp_path, ["eng klingon", "eng klingon"], "eng klingon")
     (words,) = about_languages(sweep)
     assert words.startswith("'klingon' is no code of a language in ISO 639")
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        *((name, "deu") for name in ("german", "German", "Deutsch", "allemand", "alemán")),
+        *(("日本語", "jpn"), ("русский", "rus"), ("Englisch", "eng"), ("Simplified Chinese", "zho_Hans")),
+        *(("jp", "jpn"), ("cz", "ces"), ("ua", "ukr"), ("deu", None), ("eng_Latn", None), ("natural", None)),
+    ],
+)
+def test_the_name_of_a_language_has_a_code(name, code):
+    assert code_of(name) == code
+
+
+def test_the_name_of_a_language_in_place_of_its_code_is_said():
+    def read(*assignments):
+        return read_sweep("search_spaces/quickstart.yaml", assignments=assignments)
+
+    columns = "data.train.0.columns={eng: eng, german: fra}"
+    assert any(words.endswith("; write deu") for words in about_languages(read(columns)))
+    with pytest.raises(SpecError, match=r"knows german \(write deu\), and"):
+        read("teacher.languages=[german]")
+    with pytest.raises(SpecError, match="'english' is no code of a language; write eng"):
+        read("data.anchor_priority=[english, rus]")

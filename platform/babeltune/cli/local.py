@@ -11,7 +11,7 @@ import typer
 from babeltune.cli.client import Change, Refit, Submission, Tables
 from babeltune.cli.common import cluster_of, err, folder_of, not_running, out, say, warn, with_cluster
 from babeltune.cli.run_here import recorded, run_sweep, running_words, show_taken
-from babeltune.errors import SpecError, SweepError
+from babeltune.errors import SpecError, SweepError, counted
 
 if TYPE_CHECKING:
     from babeltune.schema.records import Sweep
@@ -76,8 +76,8 @@ class LocalClient:
     def runs(self, tables: Tables) -> None:
         from babeltune.cli.render import show_comparison, show_leaderboard
         from babeltune.files import plain
+        from babeltune.planning.goals import whole_name
         from babeltune.planning.warnings import about_order
-        from babeltune.sweep.state.leaderboard import whole_name
         from babeltune.sweep.state.progress import standing
         from babeltune.sweep.state.seed_summary import compare
 
@@ -85,15 +85,17 @@ class LocalClient:
             all_sweeps(self._file, self._as_json)
             return
         folder = folder_of(tables.name, self._file)
-        sort = None if tables.sort is None else whole_name(folder.sweep(), tables.sort)
+        data = folder.sweep().data
+        sort = None if tables.sort is None else whole_name(data, tables.sort)
+        metrics = tuple(whole_name(data, metric) for metric in tables.metric)
         if tables.front:
-            show_pareto(folder, tables.metric, self._as_json)
+            show_pareto(folder, metrics, self._as_json)
         elif tables.languages:
             show_by_language(folder, self._as_json)
         elif tables.by:
             show_by(folder, tables.by, self._as_json)
         elif tables.over:
-            table = compare(folder, tables.over, tables.metric, sort)
+            table = compare(folder, tables.over, metrics, sort)
             say(plain(table), self._as_json, lambda: show_comparison(table, out, markdown=tables.markdown))
         else:
             rows = standing(folder, sort)
@@ -150,7 +152,7 @@ class LocalClient:
         before = folder.sweep().budget.trials
         if trials <= before:
             raise SpecError(
-                f"--trials {trials}: sweep {folder.id} has a budget of {before} trials; give more than that"
+                f"--trials {trials}: sweep {folder.id} has a budget of {counted(before, 'trial')}; give more than that"
             )
         if is_driven(folder):
             raise SweepError(running_words(folder.id, self._where, "budget", f"--trials {trials}", "extend"))

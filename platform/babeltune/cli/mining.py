@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from babeltune.cli.common import ClusterFile, Json, app, cluster_of, err, meter, out, say, warn
-from babeltune.errors import SpecError
+from babeltune.errors import SpecError, counted
 from babeltune.program import INTERRUPTED
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def mine(
     )
     warn(_about_lines(done, ("source", source), ("target", target)))
     warn(mining.warnings_about(done))
-    say(done, as_json, lambda: out.print(f"{done['pairs']} pairs in {out_}"))
+    say(done, as_json, lambda: out.print(f"{counted(done['pairs'], 'pair')} in {out_}"))
 
 
 @app.command()
@@ -140,7 +140,7 @@ def score(
     warn(_about_lines(done, ("lines", pairs)))
     warn(mining.warnings_about(done))
     mean = "" if done["mean"] is None else f" mean {done['mean']:.4f},"
-    say(done, as_json, lambda: out.print(f"{done['pairs']} pairs,{mean} in {out_}"))
+    say(done, as_json, lambda: out.print(f"{counted(done['pairs'], 'pair')},{mean} in {out_}"))
 
 
 @app.command()
@@ -178,7 +178,7 @@ def retrieve(
     warn(_about_lines(done, ("queries", queries), ("candidates", candidates)))
     warn(retrieval.warnings_about(done))
     right = f"precision at 1 {done['precision_at_1']:.4f}, " if gold is not None else ""
-    say(done, as_json, lambda: out.print(f"{right}{done['queries']['kept']} queries in {out_}"))
+    say(done, as_json, lambda: out.print(f"{right}{counted(done['queries']['kept'], 'query', 'queries')} in {out_}"))
 
 
 @app.command()
@@ -198,13 +198,13 @@ def encode(
     chosen, _ = models_of(model, cluster, prompt, language, language)
     done = mining.encode(sys.stdin.buffer, chosen, out_, meter())
     if done["replaced"]:
-        warn([f"{done['replaced']} lines are not UTF-8; what could not be read was replaced by U+FFFD"])
+        warn([f"not UTF-8: {counted(done['replaced'], 'line')}; what could not be read was replaced by U+FFFD"])
     if done["too_long"]:
         from babeltune.apps.mining.sentences import LONGEST
 
-        warn([f"{done['too_long']} lines are longer than {LONGEST:,} bytes; the vector is that of their beginning"])
+        warn([f"longer than {LONGEST:,} bytes: {counted(done['too_long'], 'line')}; a vector is that of the beginning"])
     if done["zero_vectors"]:
-        warn([f"{done['zero_vectors']} lines have a zero vector, which has no cosine with any other"])
+        warn([f"a zero vector, which has no cosine with any other: {counted(done['zero_vectors'], 'line')}"])
     say(done, as_json, lambda: out.print(f"{done['rows']} vectors of {done['dim']} dimensions in {out_}"))
 
 
@@ -282,4 +282,4 @@ def _about_lines(done: dict[str, Any], *files: tuple[str, Path]) -> list[str]:
     from babeltune.apps.mining.sentences import Lines
 
     read = [(Lines(**done[name]), path) for name, path in files]
-    return [f"{path}: of {lines.read} lines, {lines.faults()}" for lines, path in read if lines.faults()]
+    return [f"{path}: of {counted(lines.read, 'line')}, {lines.faults()}" for lines, path in read if lines.faults()]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from babeltune.cli.common import Json, app, out, say, warn
-from babeltune.errors import SpecError
+from babeltune.errors import SpecError, counted
 from babeltune.files import write_whole
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def show(made: Made) -> None:
     """Prints what `init` found and wrote, and the commands to give next."""
     lines: list[str] = []
     for file in made.files:
-        lines.append(f"{file.given}: {file.layout}; {file.rows:,} rows")
+        lines.append(f"{file.given}: {file.layout}; {counted(file.rows, 'row')}")
         named = ", ".join(
             f"{code} in {column!r} (median {file.characters[code]} characters)" for code, column in file.columns.items()
         )

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from babeltune.cli.words import ELLIPSIS, duration, weights
 from babeltune.data.language_id import labels_of
-from babeltune.errors import SpecError
+from babeltune.errors import SpecError, counted
 from babeltune.planning.calibration import Machine
 from babeltune.planning.languages import taught_pairs
 from babeltune.planning.parameters import proposable_methods, words_for
@@ -53,8 +53,10 @@ def machine_of(cluster: Cluster, sweep: Sweep) -> Machine | None:
     share, cpus = max(there.workers * there.cpus_per_worker, 1e-9), os.cpu_count() or 1
     if there.address == "local" and (least := there.least_workers or there.workers) * there.cpus_per_worker > cpus:
         raise SpecError(
-            f"a trial of {least} workers with {there.cpus_per_worker:g} CPUs each does not fit: this machine has "
-            f"{cpus} CPUs; lower budget.workers in the sweep file, or name the file of a larger cluster with --cluster"
+            f"a trial of {counted(least, 'worker')} with {counted(there.cpus_per_worker, 'CPU')} each does not fit: "
+            "this machine has "
+            f"{counted(cpus, 'CPU')}; lower budget.workers in the sweep file, or name the file of a larger cluster "
+            "with --cluster"
         )
     fit = int(cpus // share) if there.address == "local" else 1
     asked = fit if there.worker_groups == "auto" else there.worker_groups
@@ -106,7 +108,7 @@ def summary(report: PlanReport, sweep: Sweep, machine: Machine | None) -> Iterat
         ", ".join(dict.fromkeys(task.name for task in sweep.data.test)) or "no test set: a model has no gate",
     )
     yield "student", student_words(sweep.student, report) + _dimensions_words(sweep)
-    yield "teacher", f"{sweep.teacher.model} encodes {report.teacher_sentences:,} sentences, once"
+    yield "teacher", f"{sweep.teacher.model} encodes {counted(report.teacher_sentences, 'sentence')}, once"
     yield "searched", _searched_words(sweep)
     yield "trials", _trials_words(report, sweep)
     yield "time", _time_words(report, sweep, machine)
@@ -122,7 +124,7 @@ def _first(parts: Sequence[str], most: int, what: str) -> str:
 def _data_words(report: PlanReport) -> str:
     groups = sorted(report.pairs.items(), key=lambda item: -item[1])
     named = _first([f"{name} {count:,}" for name, count in groups], MOST_GROUPS, " language pairs")
-    return f"{report.total_pairs:,} pairs of {report.anchors:,} anchors: {named}"
+    return f"{counted(report.total_pairs, 'pair')} of {counted(report.anchors, 'anchor')}: {named}"
 
 
 def _language_words(report: PlanReport, sweep: Sweep) -> str:
@@ -151,14 +153,14 @@ def _dev_words(report: PlanReport, sweep: Sweep) -> str:
 
 
 def _rows(rows: Sequence[int]) -> str:
-    return f"{rows[0]:,} rows" if len(rows) == 1 else f"{len(rows)} × {_span(rows)} rows"
+    return counted(rows[0], "row") if len(rows) == 1 else f"{len(rows)} × {_span(rows)} rows"
 
 
 def _detects_words(report: PlanReport, sweep: Sweep) -> str:
     found, metric = detectable(report, sweep), sweep.objectives[0].metric.removeprefix("dev/")
     if found is None:
         return f"nobody knows the standard error of {metric}"
-    rows = f"{report.objective_rows:,} rows"
+    rows = counted(report.objective_rows, "row")
     return f"two trials near {TYPICAL:.2f} that differ by less than ±{found:.4f} may do so by chance ({rows})"
 
 
@@ -171,8 +173,7 @@ def student_words(student: Student, report: PlanReport) -> str:
     if student.kind == "static":
         tokens = ", token vectors of the teacher" if student.token_vectors == "teacher" else ""
         return f"static, width {student.width}, vocabulary {student.vocabulary}{known}{tokens}"
-    layers = "1 layer" if student.layers == 1 else f"{student.layers} layers"
-    return f"{layers} of width {student.width}, vocabulary {student.vocabulary}{known}"
+    return f"{counted(student.layers, 'layer')} of width {student.width}, vocabulary {student.vocabulary}{known}"
 
 
 def _dimensions_words(sweep: Sweep) -> str:
@@ -195,16 +196,18 @@ def _cut(text: str) -> str:
 
 def _trials_words(report: PlanReport, sweep: Sweep) -> str:
     training, trials = make_trial(sweep, 0, default_params(sweep)).training, sweep.budget.trials
-    steps = f" ({report.default.steps:,} steps)" if report.default.steps is not None else ""
+    steps = f" ({counted(report.default.steps, 'step')})" if report.default.steps is not None else ""
     length = (
-        f"{training.compute:,g} s of compute" if training.compute is not None else f"{training.pairs:,} pairs{steps}"
+        f"{training.compute:,g} s of compute"
+        if training.compute is not None
+        else f"{counted(training.pairs, 'pair')}{steps}"
     )
     stops = "none stops early" if sweep.scheduler.kind == "none" else f"{sweep.scheduler.kind} stops some early"
-    count = "1 trial" if trials == 1 else f"{trials:,} trials"
+    count = counted(trials, "trial")
     searched = {f"training.{name}" for name in ("pairs", "compute", "reports")} & sweep.parameters.keys()
     each = "by default" if any(kind_of(sweep.parameters[name]) != "const" for name in searched) else "each"
     first = f" after the points of portfolio {sweep.sampler.first_points!r}" if sweep.sampler.first_points else ""
-    return f"{count} by {sweep.sampler.kind}{first}; {each} {length} and {training.reports} reports; {stops}"
+    return f"{count} by {sweep.sampler.kind}{first}; {each} {length} and {counted(training.reports, 'report')}; {stops}"
 
 
 def _time_words(report: PlanReport, sweep: Sweep, machine: Machine | None) -> str:
@@ -224,7 +227,7 @@ def _memory_words(report: PlanReport, machine: Machine | None) -> str:
     if report.estimate is None or report.estimate.memory_bytes is None or machine is None:
         return "not measured"
     workers = machine.groups * machine.workers
-    each = "1 worker" if workers == 1 else f"{workers} workers"
+    each = counted(workers, "worker")
     return f"about {size(report.estimate.memory_bytes)} for {each}; this machine has {size(machine.memory_bytes)}"
 
 
@@ -239,13 +242,13 @@ def details(report: PlanReport) -> Group:
 
     steps = [trial.steps for trial in (report.default, *report.trials) if trial.steps is not None]
     length = (
-        f"{_span(steps)} steps a trial; {report.budget_pairs:,} pairs seen by all trials if none stops early"
+        f"{_span(steps)} steps a trial; {counted(report.budget_pairs, 'pair')} seen by all trials if none stops early"
         if steps
         else f"{report.budget_compute:,g} s of a worker's compute for all trials if none stops early"
     )
     work = (
-        f"{report.total_pairs:,} pairs of {report.anchors:,} anchors to train on; "
-        f"{report.teacher_sentences:,} sentences for the teacher, once; {length}"
+        f"{counted(report.total_pairs, 'pair')} of {counted(report.anchors, 'anchor')} to train on; "
+        f"{counted(report.teacher_sentences, 'sentence')} for the teacher, once; {length}"
     )
     return Group(
         heading(f"id {report.id}"),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from babeltune.cli.common import ClusterFile, Json, app, cluster_of, out, say, warn
+from babeltune.errors import counted
 
 if TYPE_CHECKING:
     from babeltune.promotion.reproduce import Reproduction
@@ -48,7 +49,10 @@ def show(found: Reproduction) -> None:
         "differ": "the weights differ",
         "not kept": "the weights were not compared, for no checkpoint is left",
     }[found.weights]
-    lines = [f"{found.trial}: {words}; compared: {found.scores} dev scores of {found.reports} reports; {weights}"]
+    lines = [
+        f"{found.trial}: {words}; compared: {counted(found.scores, 'dev score')} of "
+        f"{counted(found.reports, 'report')}; {weights}"
+    ]
     interval = "" if found.interval is None else f" (95 % interval ± {found.interval:.4f})"
     lines.append(f"{objective.metric}: recorded {objective.recorded:.6f}, again {objective.again:.6f}{interval}")
     if largest is not None:

@@ -51,15 +51,21 @@ def plan(
     from babeltune.cli.remote import plugins_of
     from babeltune.files import plain
     from babeltune.planning.plan import make_plan
-    from babeltune.planning.warnings import about_corpus, about_plugins, about_queue, about_strangers, about_sweep
+    from babeltune.planning.warnings import (
+        about_corpus,
+        about_gpus,
+        about_plugins,
+        about_queue,
+        about_strangers,
+        about_sweep,
+    )
 
-    sweep = read(file, with_, set_, cluster, trials)
+    sweep, chosen = read(file, with_, set_, cluster, trials), any_cluster(cluster)
     warn(about_sweep(sweep))
-    if any_cluster(cluster).by_jobs:
-        warn(about_plugins(plugins_of(sweep)))
+    warn(about_plugins(plugins_of(sweep)) if chosen.by_jobs else about_gpus(chosen.with_workers(sweep.budget.workers)))
     from babeltune.cli.plan_page import detectable, machine_of, show_plan
 
-    machine = machine_of(any_cluster(cluster), sweep)
+    machine = machine_of(chosen, sweep)
     report = make_plan(sweep, samples=samples, machine=machine if calibrate else None)
     warn([*about_queue(sweep, report.anchors), *about_corpus(sweep, report.pairs, report.dev)])
     warn([*about_strangers(sweep, report.counts), *report.warnings])

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Literal, Protocol
 
 from babeltune.data.read_progress import opened
-from babeltune.errors import UTF_16, DataError, nearest, to_utf8
+from babeltune.errors import UTF_16, DataError, counted, nearest, nearest_file, to_utf8
 from babeltune.schema.records import Source
 
 TAB = "\t"
@@ -93,7 +93,7 @@ def located(path: str, root: Path | None = None) -> Path:
     if missing.is_symlink():
         raise DataError(f"{missing} is a link that leads to no file ({missing.readlink()}); correct it")
     where = "; correct the path" if root is None else "; correct the path or `root`"
-    near = nearest(missing.name, sorted(entry.name for entry in folder.iterdir()))
+    near = nearest_file(missing.name, sorted(entry.name for entry in folder.iterdir()))
     raise DataError(f"{full} does not exist: {folder} holds no {missing.name!r}{near or where}")
 
 
@@ -160,7 +160,7 @@ def skip_line(stream: IO[bytes], content: Digest) -> int:
 
 def too_long(length: int, longest: int) -> Fault:
     """The fault of a line or text of more bytes than are read."""
-    return Fault("too long", f"{length:,} bytes, and a line has at most {longest:,} (data.max_line_bytes)")
+    return Fault("too long", f"{counted(length, 'byte')}, and a line has at most {longest:,} (data.max_line_bytes)")
 
 
 def tsv_rows(
@@ -292,7 +292,7 @@ def table_rows(
         elif len(fields) == len(head):
             yield line, cells([fields[place] for place in places], names)
         else:
-            words = f"{len(fields)} columns in {shortened(TAB.join(fields))}, where line 1 has {len(head)}"
+            words = f"{counted(len(fields), 'column')} in {shortened(TAB.join(fields))}, where line 1 has {len(head)}"
             if any(field.count('"') % 2 for field in fields):
                 words += "; if quotation marks hold line breaks or tabs here, say `quoted: true`"
             yield line, Fault("column count", words)

@@ -25,7 +25,7 @@ from babeltune.planning.value_checks import blamed, student_with, value_problems
 from babeltune.schema.base import record_from
 from babeltune.schema.bounds import Key, Problem
 from babeltune.schema.document import describe
-from babeltune.schema.languages import known_by
+from babeltune.schema.languages import code_of, known_by
 from babeltune.schema.records import Scalar, Student, Sweep
 
 
@@ -179,7 +179,8 @@ def _teacher_languages(
 ) -> Iterator[Problem]:
     """Whether the teacher knows the text that it is asked to encode."""
     known = sweep.teacher.languages
-    says = f"the teacher {sweep.teacher.model!r} knows {', '.join(known)}"
+    spelled = (f"{code} (write {written})" if (written := code_of(code)) else code for code in known)
+    says = f"the teacher {sweep.teacher.model!r} knows {', '.join(spelled)}"
     strange = [language for language in anchors if not known_by(language, known)]
     if strange and ("source" in needs.teacher or needs.hard_negatives):
         yield (

@@ -13,7 +13,7 @@ from babeltune.planning.languages import languages
 from babeltune.planning.source_rules import source_problems
 from babeltune.planning.task_rules import repeated_tasks, task_problems
 from babeltune.schema.bounds import Key, Problem, record_problems, repeated
-from babeltune.schema.languages import same_variety
+from babeltune.schema.languages import code_of, same_variety
 from babeltune.schema.records import Data, Task, Words
 
 
@@ -42,6 +42,9 @@ def data_problems(data: Data) -> Iterator[Problem]:
             f"none of {', '.join(anchors)} is a language of data.train; allowed: {', '.join(there)}"
             f"{nearest(anchors[0], there)}",
         )
+    for index, anchor in enumerate(anchors):
+        if anchor not in there and (written := code_of(anchor)):
+            yield ("data", "anchor_priority", index), f"{anchor!r} is no code of a language; write {written}"
     for kind, tasks in (("dev", data.dev), ("test", data.test)):
         yield from repeated_tasks(kind, tasks)
         for index, task in enumerate(tasks):

@@ -12,7 +12,13 @@ from babeltune.planning.languages import languages, source_pairs, task_languages
 from babeltune.planning.parameters import check_point, same
 from babeltune.planning.portfolio import portfolio_points, portfolios
 from babeltune.schema.bounds import Problem
-from babeltune.schema.records import Objective, Sweep, Task
+from babeltune.schema.records import Data, Objective, Sweep, Task
+
+
+def whole_name(data: Data, metric: str) -> str:
+    """The metric's name with the `dev/` that tables leave out."""
+    sets = {name for task in data.dev for name in (task.name, task.group)} | ({HELDOUT} if data.split else set())
+    return f"dev/{metric}" if metric.partition("/")[0] in sets else metric
 
 
 def goal_problems(sweep: Sweep) -> Iterator[Problem]:

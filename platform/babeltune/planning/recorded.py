@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from babeltune.errors import SpecError
 from babeltune.files import plain
-from babeltune.schema.document import adapter_of
+from babeltune.schema.mending import adapter_of
 from babeltune.schema.records import Sweep
 
 if TYPE_CHECKING:

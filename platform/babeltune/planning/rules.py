@@ -158,7 +158,9 @@ def parameter_problems(key: Key, parameter: Parameter) -> Iterator[Problem]:
         if kind.startswith("log") and low <= 0:
             yield (*key, kind), f"[{low}, {high}]: both must be greater than 0 on a logarithmic scale"
         if kind.endswith("int") and not (isinstance(low, int) and isinstance(high, int)):
-            yield (*key, kind), f"[{low}, {high}]: both must be whole numbers"
+            whole = float(low).is_integer() and float(high).is_integer()
+            words = f"; write {kind}: [{low:.0f}, {high:.0f}]" if whole else ""
+            yield (*key, kind), f"[{low}, {high}]: both must be whole numbers{words}"
     if parameter.choice is not None:
         if not parameter.choice:
             yield (*key, "choice"), "must offer at least one value"

@@ -17,7 +17,7 @@ from babeltune.errors import BabeltuneError, SpecError
 from babeltune.files import plain
 from babeltune.planning.availability import Hub, data_problems, reach_problems
 from babeltune.planning.checks import method_problems
-from babeltune.planning.goals import dev_metrics
+from babeltune.planning.goals import dev_metrics, whole_name
 from babeltune.planning.languages import respelled
 from babeltune.planning.rules import KINDS, problems
 from babeltune.planning.starts import pin_starts, start_problems
@@ -255,7 +255,8 @@ def _typed(document: Document, environ: Mapping[str, str] | None) -> Sweep:
         raise SpecError("\n".join([*lines, str(error)])) from error
     if lines:
         raise SpecError("\n".join(lines))
-    return replace(sweep, data=respelled(sweep.data))
+    objectives = (replace(each, metric=whole_name(sweep.data, each.metric)) for each in sweep.objectives)
+    return replace(sweep, data=respelled(sweep.data), objectives=tuple(objectives))
 
 
 def _prepare_values(document: Document, key: Key, value: JsonValue, environ: Mapping[str, str] | None) -> list[str]:

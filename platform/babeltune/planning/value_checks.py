@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
-from babeltune.errors import MethodError
+from babeltune.errors import MethodError, counted
 from babeltune.files import plain
 from babeltune.method import Method, load_method
 from babeltune.planning.name_checks import methods_with
@@ -38,7 +38,8 @@ from babeltune.planning.space import (
     smallest,
 )
 from babeltune.schema.bounds import ATTENTION, POOLER_OR_PROJECTION, Key, Problem, record_problems, static_problems
-from babeltune.schema.document import adapter_of, describe, refusal
+from babeltune.schema.document import describe, refusal
+from babeltune.schema.mending import adapter_of, hint_at
 from babeltune.schema.records import Parameter, Scalar, Student, Sweep
 from babeltune.training.parts import FEWEST
 
@@ -97,13 +98,14 @@ def _reports_without_steps(sweep: Sweep) -> Iterator[Problem]:
     if reports > (steps := whole + (rest > 1 or not whole)):
         yield (
             ("training", "reports"),
-            f"{reports} reports need as many steps, and training.pairs {pairs} in batches of {batch} are {steps}; "
+            f"{counted(reports, 'report')} need as many steps, and training.pairs {pairs} in batches of {batch} are "
+            f"{steps}; "
             "give fewer reports, more pairs, or smaller batches",
         )
     if (steps := (most := largest(sweep, "pairs")) // (least := smallest(sweep, "global_batch"))) > MOST_STEPS:
         yield (
             ("training", "pairs"),
-            f"{most:,} in batches of {least} are {steps:,} steps, and a trial "
+            f"{most:,} in batches of {least} are {counted(steps, 'step')}, and a trial "
             f"has at most {MOST_STEPS:,}; give fewer pairs or larger batches",
         )
 
@@ -114,7 +116,8 @@ def _parts_without_negatives(sweep: Sweep) -> Iterator[Problem]:
     if batch < FEWEST * parts:
         yield (
             ("training", "batch_parts"),
-            f"{parts} parts need {FEWEST * parts} pairs, and training.global_batch is {batch}; give fewer parts",
+            f"{parts} parts need {counted(FEWEST * parts, 'pair')}, and training.global_batch is {batch}; give fewer "
+            "parts",
         )
 
 
@@ -136,7 +139,8 @@ def _section_values(sweep: Sweep, name: str, parameter: Parameter) -> Iterator[P
         try:
             record = adapter.validate_json(json.dumps(section | {last: value}), strict=True)
         except ValidationError as error:
-            yield key, refusal(value, error.errors(include_url=False))
+            hint = hint_at(SECTIONS[prefix], (last,))
+            yield key, refusal(value, error.errors(include_url=False), hint)
             continue
         if last in JUDGED_TOGETHER or (last == "heads" and record.heads >= 1):
             continue
@@ -165,9 +169,9 @@ def _config_types(sweep: Sweep, method: type[Method]) -> Iterator[Problem]:
         if name not in known and not has_setting(method, name):
             continue
         try:
-            TypeAdapter(_type_of(name, hints)).validate_json(json.dumps(value), strict=True)
+            TypeAdapter(hint := _type_of(name, hints)).validate_json(json.dumps(value), strict=True)
         except ValidationError as error:
-            yield key, f"{refusal(value, error.errors(include_url=False))} (method {method.name!r})"
+            yield key, f"{refusal(value, error.errors(include_url=False), hint)} (method {method.name!r})"
         except PydanticUserError:
             continue  # a type that pydantic does not know: the constructor alone judges
 

@@ -8,12 +8,18 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from babeltune.errors import counted
 from babeltune.schema.records import Training
 
 MANY_STRANGERS = 0.2
 """The share of a source's pairs with a text in another language above which it is said."""
 MANY_EPOCHS = 1_000
 """Times that a trial may see a pair before it is said."""
+
+MANY_TRIALS = 100_000
+"""Trials of a sweep from which on it is said."""
+RECORDING_S = 0.05
+"""Seconds in which Optuna's study records a trial (docs/architecture.md)."""
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,7 +52,13 @@ def about_assignments(sweep: Sweep, assignments: Iterable[str]) -> Iterator[str]
 
 
 def about_trials(sweep: Sweep) -> Iterator[str]:
-    """Trials that are all alike."""
+    """Trials that are all alike, and more than anybody waits for."""
+    if sweep.budget.trials >= MANY_TRIALS and sweep.budget.minutes is None:
+        hours = sweep.budget.trials * RECORDING_S / 3600
+        yield (
+            f"budget.trials {sweep.budget.trials:,}: recording alone takes about {hours:,.0f} hours, and 50 to 200 "
+            "trials usually find what there is; lower it, or end the search with budget.minutes"
+        )
     if not sweep.parameters and sweep.budget.trials > 1:
         yield (
             f"nothing is searched, so all {sweep.budget.trials} trials are one and the same; search something, or "
@@ -89,7 +101,7 @@ def about_languages(sweep: Sweep) -> Iterator[str]:
     no layers."""
     from babeltune.planning.languages import task_languages, taught_languages
     from babeltune.planning.space import possible_needs
-    from babeltune.schema.languages import known_by, match, meaning
+    from babeltune.schema.languages import code_of, known_by, match, meaning
 
     trained = list(dict.fromkeys(language for side in taught_languages(sweep) for language in side))
     needs = [need for _, _, need in possible_needs(sweep)]
@@ -106,6 +118,7 @@ def about_languages(sweep: Sweep) -> Iterator[str]:
             yield (
                 f"{code!r} is no code of a language in ISO 639 (with a script or region, as in zho_Hans or zho-CN, or "
                 "without): it stands for a language of its own"
+                + (f"; write {written}" if (written := code_of(code)) else "")
             )
     if lacking and any(need.per_language for need in needs):
         yield (
@@ -266,11 +279,18 @@ def about_precision(sweep: Sweep) -> Iterator[str]:
 
 
 def about_gpus(cluster: Cluster) -> Iterator[str]:
-    """Warns of GPUs of this machine that the cluster file gives to no worker."""
+    """GPUs of this machine that the cluster file gives to no worker, and those that it gives and this machine lacks."""
     import torch
 
-    if torch.cuda.is_available() and not cluster.gpus_per_worker:
+    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    wanted = cluster.gpus_per_worker * (cluster.least_workers or cluster.workers)
+    if wanted > there and cluster.address == "local":
         yield (
-            f"this machine has {torch.cuda.device_count()} GPUs, and cluster {cluster.name!r} gives a worker none of "
+            f"cluster {cluster.name!r} gives a trial {counted(wanted, 'GPU')}, and this machine has {there or 'none'}: "
+            "`submit` is refused here; run it on a machine that has them, or leave --cluster out"
+        )
+    if there and not cluster.gpus_per_worker:
+        yield (
+            f"this machine has {counted(there, 'GPU')}, and cluster {cluster.name!r} gives a worker none of "
             "them: --cluster clusters/local_gpu.yaml"
         )

@@ -8,11 +8,9 @@ mappings can come out of a file, so a hostile one cannot run code; anchors, tags
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import math
 import re
-import types
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,9 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from babeltune.errors import SpecError, nearest, to_utf8
+from babeltune.schema.foreign import foreign_words, program_words
+from babeltune.schema.mending import adapter_of, arms, hint_at, mend_words
 from babeltune.schema.records import Parameter
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ Record = TypeVar("Record")
 LARGEST = 1_000_000
 """Bytes of the largest file that is read."""
 INTEGER = re.compile(r"[-+]?[0-9]+(_[0-9]+)*")
+EXACT = 2.0**53
+"""Up to this, a number with an exponent is exactly the whole number that it says."""
 NUMBER = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(_[0-9]+)*(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 NO_TEXT = re.compile("[\0\ud800-\udfff]")
 """What an escape can put into text and no file name, database or terminal takes: NUL, and half of a surrogate pair."""
@@ -115,6 +117,8 @@ def read_document(path: str | Path) -> Document:
         raw = Path(path).read_bytes()
     except OSError as error:
         raise SpecError(f"{name}: cannot be read: {error.strerror}") from error
+    if words := program_words(name, raw):
+        raise SpecError(f"{name}: this is {words}")
     if len(raw) > LARGEST:
         raise SpecError(f"{name}: {len(raw):,} bytes; a sweep or cluster file has at most {LARGEST:,}")
     try:
@@ -129,6 +133,8 @@ def read_document(path: str | Path) -> Document:
         if Path(path).suffix.lower() in YAML:
             raise
         raise SpecError(f"{error}; {IF_TEXT}") from error
+    if words := foreign_words(value):
+        raise SpecError(f"{name}: this is {words}")
     if not isinstance(value, dict):
         raise SpecError(f"{name}:1: the file must be a mapping of keys to values, not {describe(value)}; {IF_TEXT}")
     return Document(value, places)
@@ -210,7 +216,8 @@ def scalar(node: yaml.Node, place: str) -> JsonValue:
             raise SpecError(
                 f"{place}: {text} is not a finite number; write another number, or quote it if it is a word"
             )
-        return value
+        # `4e5` pairs are as whole as 400,000; a point without an exponent says that a number is none
+        return int(value) if "e" in text.lower() and value.is_integer() and abs(value) <= EXACT else value
     return text
 
 
@@ -242,6 +249,8 @@ def shortened(text: str, most: int = 200) -> str:
 
 # --- Validation against a record -----------------------------------------------------------------------------------
 
+UNKNOWN = {"unexpected_keyword_argument", "extra_forbidden"}
+"""What pydantic calls a key that a record does not have."""
 EXPECTED = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
@@ -254,12 +263,6 @@ EXPECTED = {
     "dataclass_type": "a mapping",
     "none_required": "null",
 }
-
-
-@functools.cache
-def adapter_of(record: type) -> TypeAdapter[Any]:
-    """The checks of a record by pydantic. They are made once, because a sweep's take 20 ms to make."""
-    return TypeAdapter(record)
 
 
 def validate(document: Document, record: type[Record]) -> Record:
@@ -276,7 +279,19 @@ def explain(document: Document, record: type, error: ValidationError) -> list[st
     grouped: dict[Key, list[ErrorDetails]] = {}
     for problem in error.errors(include_url=False):
         grouped.setdefault(written_key(document.values, problem), []).append(problem)
-    return [document.error(key, sentence(document, record, key, problems)) for key, problems in grouped.items()]
+    lines = (document.error(*problem_at(document, record, key, problems)) for key, problems in grouped.items())
+    return list(dict.fromkeys(lines))
+
+
+def problem_at(document: Document, record: type, key: Key, problems: list[ErrorDetails]) -> tuple[Key, str]:
+    """The key that a problem is shown at, and its sentence. Parts of a searched setting that is written as in another
+    program are one problem of the whole setting."""
+    outer = key[:-1]
+    if any(problem["type"] in UNKNOWN for problem in problems) and hint_at(record, outer) is Parameter:
+        value = document.get(outer)
+        if words := mend_words(value, Parameter, str(outer[-1])):
+            return outer, f"{describe(value)} is not possible; allowed: one of {', '.join(_fields(Parameter))}{words}"
+    return key, sentence(document, record, key, problems)
 
 
 def written_key(values: JsonValue, problem: ErrorDetails) -> Key:
@@ -299,18 +314,30 @@ def sentence(document: Document, record: type, key: Key, problems: list[ErrorDet
     """Writes pydantic's problems of one key as a sentence: what is wrong, what is allowed, and the nearest name."""
     value = document.get(key)
     kinds = {problem["type"] for problem in problems}
-    if kinds & {"unexpected_keyword_argument", "extra_forbidden"}:
-        known = [f.name for f in dataclasses.fields(record_at(record, key[:-1]))]
-        near = nearest(str(key[-1]), known)
+    if kinds & UNKNOWN:
+        known = _fields(record_at(record, key[:-1]))
+        near = nearest(str(key[-1]), known) or _section_of(record, str(key[-1]))
         return f"unknown key {key[-1]!r} with value {describe(value)}; allowed: {', '.join(known)}{near}"
     if "missing" in kinds and len(kinds) == 1:
         what = "a second value" if isinstance(key[-1], int) else "this key"
         return f"{what} is missing; add it"
-    return refusal(value, problems)
+    return refusal(value, problems, hint_at(record, key), str(key[-1]) if key and isinstance(key[-1], str) else "")
 
 
-def refusal(value: object, problems: list[ErrorDetails]) -> str:
-    """One value that pydantic refused, what it wanted instead, and the nearest of the words that it offered."""
+def _fields(record: type) -> list[str]:
+    return [field.name for field in dataclasses.fields(record)]
+
+
+def _section_of(record: type, name: str) -> str:
+    """The words `; it is a key of training`, for a key that another section of the file has."""
+    sections = {key: list(inner_records(hint)) for key, hint in typing.get_type_hints(record).items()}
+    having = [key for key, inner in sections.items() if any(name in _fields(each) for each in inner)]
+    return f"; it is a key of {' and '.join(having)}" if having else ""
+
+
+def refusal(value: Any, problems: list[ErrorDetails], hint: object = None, name: str = "") -> str:
+    """One value that pydantic refused, what it wanted instead, and what was probably meant: by the key's type, if that
+    is known, else by the words that were offered."""
     allowed: list[str] = []
     words: list[str] = []
     for problem in problems:
@@ -319,7 +346,10 @@ def refusal(value: object, problems: list[ErrorDetails]) -> str:
         expected = literal or EXPECTED.get(problem["type"], lower_first(problem["msg"]))
         if expected not in allowed:
             allowed.append(expected)
-    near = nearest(value, words) if isinstance(value, str) else ""
+    if any(typing.get_origin(arm) is tuple and Ellipsis not in typing.get_args(arm) for arm in arms(hint)):
+        allowed = ["a list of two numbers, such as [0.1, 0.5]" if each == "a list" else each for each in allowed]
+    near = mend_words(value, hint, name) if hint is not None else ""
+    near = near or (nearest(value, words) if isinstance(value, str) else "")
     return f"{describe(value)} is not possible; allowed: {' or '.join(allowed)}{near}"
 
 
@@ -329,19 +359,14 @@ def lower_first(text: str) -> str:
 
 def record_at(record: type, key: Key) -> type:
     """The record type that a mapping under this key becomes."""
-    hint: object = record
-    for part in key:
-        if isinstance(hint, types.UnionType):
-            hint = next(inner_records(hint), hint)
-        hint = typing.get_type_hints(hint)[str(part)] if isinstance(hint, type) else next(inner_records(hint))
-    return next(inner_records(hint))
+    return next(inner_records(hint_at(record, key)))
 
 
 def inner_records(hint: object) -> Iterator[type]:
     """The record types inside a type such as `tuple[Source, ...] | None`."""
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         yield hint
-    elif isinstance(hint, types.UnionType) or typing.get_origin(hint) is not None:
+    elif typing.get_args(hint):
         for argument in typing.get_args(hint):
             yield from inner_records(argument)
 

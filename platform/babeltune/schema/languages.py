@@ -45,6 +45,24 @@ def meaning(code: str) -> Code:
     return Code(language, str(full.maximize()), known=True)
 
 
+def code_of(name: str) -> str | None:
+    """The code of the language that is called so, in whatever language (`german`, `Deutsch`, `allemand`), or that is
+    spoken in the country with this code (`jp`). None for a code, and for what nobody calls a language."""
+    import langcodes
+    from langcodes.tag_parser import LanguageTagError
+
+    if meaning(name).known:
+        return None
+    try:
+        country = langcodes.Language.get(f"und-{name}") if len(name) == 2 else None
+        tag = langcodes.find(name.replace("_", " ")) if country is None else country.maximize()
+    except (LookupError, LanguageTagError):
+        return None
+    if country is not None and tag.language == "en":  # also what is likely of a country that there is none of
+        return None
+    return tag.to_alpha3() + (f"_{tag.script}" if country is None and tag.script else "")
+
+
 def script_of(code: str) -> str:
     """The script that the language is written in, such as `Cyrl`; the code itself where nobody knows it."""
     return next((part for part in meaning(code).variety.split("-") if len(part) == 4 and part.istitle()), code)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 import babeltune
-from babeltune.errors import SpecError, nearest
+from babeltune.errors import SpecError, nearest_file
 from babeltune.redaction import NAME
 
 PLAIN = re.compile(r"[\w/. -]*", re.ASCII)
@@ -96,6 +96,8 @@ def find_file(name: str | Path, among: Literal["search_spaces", "clusters"] = "s
             raise SpecError(f"{candidate} is neither a file nor a link to one; name a file")
     files = "*.yaml" if among == "clusters" else "**/*.yaml"  # what is deeper in clusters/ is for other programs
     offered = sorted(str(path.relative_to(root)) for root in roots for path in (root / among).glob(files))
-    near = nearest(str(name), offered)
+    beside = Path(name).expanduser().parent
+    here = sorted(str(path) for ending in ("yaml", "yml") for path in beside.glob(f"*.{ending}"))
+    near = nearest_file(str(name), [*here, *offered])
     first = [file for file in offered if file.count("/") == 1]
     raise SpecError(f"no file {str(name)!r}{near}" + ("" if near else f"; shipped: {', '.join(first) or 'none'}"))

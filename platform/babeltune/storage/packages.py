@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from babeltune.errors import ObjectStoreError, StoreError
+from babeltune.errors import ObjectStoreError, StoreError, counted
 from babeltune.files import sha256_of, version
 from babeltune.storage.mirror_base import MirrorBase, digest, document, together, write_below
 from babeltune.storage.object_store import Entry, inside
@@ -85,7 +85,7 @@ class Packages(MirrorBase):
         sizes = {name: there[at].size if (at := f"{key}/{name}") in there else None for name in files.keys() - here}
         if gone := sorted(name for name, size in sizes.items() if size != files[name]["bytes"]):
             raise StoreError(
-                f"the storage {self.store.uri} has lost {len(gone)} files of {key}, such as {gone[0]}; "
+                f"the storage {self.store.uri} has lost {counted(len(gone), 'file')} of {key}, such as {gone[0]}; "
                 "`babeltune resume` makes them again"
             )
         texts = {name: (draft / name).read_bytes().decode() for name in here if files[name]["sha256"][:16] not in name}

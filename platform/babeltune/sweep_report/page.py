@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from babeltune.errors import counted
 from babeltune.evaluation.metric_names import PARAMETERS, SPEED
 from babeltune.sweep_report.document import Document, Fact
 from babeltune.sweep_report.record import SweepReport
@@ -59,7 +60,7 @@ def _facts(report: SweepReport) -> Iterator[Fact]:
     yield Fact(
         label="training time",
         value=duration(report.cost.training_s),
-        detail=f"{report.cost.pairs:,} pairs seen, over all trials",
+        detail=f"{counted(report.cost.pairs, 'pair')} seen, over all trials",
     )
     if PARAMETERS in best.row.metrics:
         size = best.row.metrics[PARAMETERS]

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from babeltune.errors import UnknownNameError
+from babeltune.planning.goals import whole_name
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.sweep.state.folder import SweepFolder
-from babeltune.sweep.state.leaderboard import Row, check_known, leading, whole_name
+from babeltune.sweep.state.leaderboard import Row, check_known, leading
 
 TEACHER = Row(name="teacher", state="finished")
 
@@ -32,7 +33,7 @@ def test_a_finished_trial_leads_before_any_other_and_a_baseline_never(rows, name
 def test_a_metric_may_be_named_as_tables_show_it(tiny_file):
     sweep = read_sweep(tiny_file)
     names = ("everyday/accuracy", "dev/everyday/accuracy", "train/loss", "absent/accuracy")
-    assert [whole_name(sweep, name) for name in names] == ["dev/everyday/accuracy", *names[1:]]
+    assert [whole_name(sweep.data, name) for name in names] == ["dev/everyday/accuracy", *names[1:]]
 
 
 def test_of_many_metrics_only_the_nearest_are_named():

@@ -223,7 +223,7 @@ def sealed(data):
 
 def test_a_shard_that_the_bucket_lost_at_the_end_is_an_error_that_says_what_to_do(machine, tmp_path):
     one = machine("one")
-    with pytest.raises(StoreError, match=r"has lost 1 files of stores/x, such as rows\.bin; `babeltune resume` makes"):
+    with pytest.raises(StoreError, match=r"has lost 1 file of stores/x, such as rows\.bin; `babeltune resume` makes"):
         one.mirror.finish_package("stores/x", tmp_path, {"rows.bin": sealed(b"abc")})
     assert not one.mirror.pull_package("stores/x")
 

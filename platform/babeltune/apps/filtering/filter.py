@@ -14,7 +14,7 @@ import torch
 from babeltune.apps.filtering import select, translate
 from babeltune.apps.mining import mine
 from babeltune.apps.mining.margin import around
-from babeltune.errors import DataError, SpecError
+from babeltune.errors import DataError, SpecError, counted
 from babeltune.files import json_text
 
 if TYPE_CHECKING:
@@ -108,7 +108,9 @@ def candidates(corpus: NoisyCorpus, test: Pairs | None) -> tuple[Pairs, dict[str
         pairs = select.without_test(pairs, test)
     pairs, found = select.without_english(pairs, among)
     if not len(pairs):
-        raise DataError(f"{corpus.path}: nothing is left of {pairs.read} pairs; dropped: {dict(pairs.dropped)}")
+        raise DataError(
+            f"{corpus.path}: nothing is left of {counted(pairs.read, 'pair')}; dropped: {dict(pairs.dropped)}"
+        )
     return pairs, found
 
 
@@ -145,7 +147,7 @@ def translations(
     for row in subsets:
         asked, count, place = row.asked, row.pairs, folder / f"top-{row.asked}"
         if not count:
-            raise DataError(f"no pair fits in {asked} tokens, so there is nothing to train on; ask for more")
+            raise DataError(f"no pair fits in {counted(asked, 'token')}, so there is nothing to train on; ask for more")
 
         def tell(step: int, of: int, loss: float, asked: int = asked) -> None:
             translation.on_step(asked, step, of, loss)

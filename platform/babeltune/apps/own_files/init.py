@@ -16,11 +16,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from babeltune.apps.own_files.proposal import check_sets, propose, teacher_of, this_machine
-from babeltune.apps.own_files.rows import Collected, Monolingual, TableRows, collect
+from babeltune.apps.own_files.rows import Collected, Monolingual, TableRows, collect, refuse_unknown
 from babeltune.apps.own_files.splits import grouped, split, write
 from babeltune.apps.own_files.sweep_yaml import SCHEMA, cluster_option, sweep_yaml
 from babeltune.apps.own_files.tables import read_table
-from babeltune.errors import DataError, SpecError
+from babeltune.errors import DataError, SpecError, counted
 from babeltune.files import write_json
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.schema.json_schema import json_schema
@@ -79,6 +79,7 @@ def init(files: Sequence[str], wanted: Wanted) -> Made:
     Raises `DataError` or `SpecError` for a file, a column or a place that cannot be used.
     """
     check_out(wanted.out)
+    refuse_unknown("--teacher-languages", wanted.teacher_languages)
     if repeated := [name for name in dict.fromkeys(files) if files.count(name) > 1]:
         raise SpecError(f"{repeated[0]} is named twice; name each file once")
     with TemporaryDirectory(prefix="babeltune-init-") as work:
@@ -136,7 +137,7 @@ def make_sweep(files: Sequence[str], found: Collected, wanted: Wanted) -> Made:
         raise
     notes = [*found.notes, *(note for table in found.tables for note in table.notes)]
     if repeated:
-        notes.append(f"{repeated:,} rows stand in an earlier file too; each was used once")
+        notes.append(f"{counted(repeated, 'row')} stand in an earlier file too; each was used once")
     return Made(
         path=out,
         kind="sweep",

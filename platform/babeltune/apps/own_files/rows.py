@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from babeltune.apps.own_files.tables import Table
 from babeltune.data.sources import Rows, read_source
 from babeltune.data.text_keys import text_key
 from babeltune.errors import DataError, nearest
-from babeltune.schema.languages import meaning
+from babeltune.schema.languages import code_of, meaning
 from babeltune.schema.records import Source
 
 MAX_DROPPED = 0.5
@@ -123,10 +123,17 @@ def named(table: Table, wanted: Mapping[str, str]) -> dict[str, str]:
             raise DataError(
                 f"{table.given}: no column {column!r}; columns: {_values(table)}{nearest(column, table.columns)}"
             )
-    for language in wanted:
-        if not meaning(language).known:
-            raise DataError(f"--columns: {language!r} is no code of a language; say for example fra, eng or zho_Hant")
+    refuse_unknown("--columns", wanted)
     return dict(wanted)
+
+
+def refuse_unknown(option: str, languages: Iterable[str]) -> None:
+    """`DataError` for a language of this option that is no code."""
+    for language in languages:
+        if not meaning(language).known:
+            written = code_of(language)
+            instead = f"write {written}" if written else "say for example fra, eng or zho_Hant"
+            raise DataError(f"{option}: {language!r} is no code of a language; {instead}")
 
 
 def found_columns(table: Table, notes: list[str]) -> dict[str, str]:

@@ -17,7 +17,7 @@ from babeltune.apps.own_files.rows import TableRows
 from babeltune.data.split import Block, hold_out
 from babeltune.data.text_keys import sentence_keys, text_key
 from babeltune.data.texts import Texts
-from babeltune.errors import DataError
+from babeltune.errors import DataError, counted
 from babeltune.schema.records import Source, Split
 
 if TYPE_CHECKING:
@@ -137,7 +137,8 @@ def _refuse_small(groups: Sequence[Group]) -> None:
     for group, name in itertools.product(groups, SEEDS):
         if group.size(name) < LEAST:
             raise DataError(
-                f"{group.name}: only {group.size(name)} rows can be held out as {name}, since most rows share texts "
+                f"{group.name}: only {counted(group.size(name), 'row')} can be held out as {name}, since most rows "
+                "share texts "
                 f"with one another; at least {LEAST} are needed: add text that repeats less"
             )
 

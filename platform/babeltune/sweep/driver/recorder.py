@@ -12,7 +12,7 @@ from pathlib import Path
 from babeltune.data.contamination import contaminated
 from babeltune.data.prepared import Prepared
 from babeltune.data.store import facts_of
-from babeltune.errors import BabeltuneError, DamagedError
+from babeltune.errors import BabeltuneError, DamagedError, counted
 from babeltune.evaluation.metric_names import COMPUTE
 from babeltune.files import plain, write_whole
 from babeltune.method import trial_context
@@ -329,7 +329,8 @@ class Recorder:
         )
         if not again:
             self.folder.note(
-                f"{place.name} {state} after {row.reports} reports{best}{f' ({end.text})' if end.text else ''}"
+                f"{place.name} {state} after "
+                f"{counted(row.reports, 'report')}{best}{f' ({end.text})' if end.text else ''}"
             )
         status: Status = "FINISHED" if state == "finished" else "FAILED" if state == "failed" else "KILLED"
         tags = {"state": state, "reason": end.text, "best_report": row.best or 0, NOTE: trial_note(self.folder.id, row)}
@@ -372,4 +373,4 @@ def _beginning(place: Path) -> str:
     damaged = ", ".join(str(checkpoint) for checkpoint in there if not is_good(checkpoint))
     if damaged:
         return f"goes on without its latest checkpoint, which is damaged: {damaged}"
-    return f"goes on after {len(reports)} reports" if reports or there else "begins"
+    return f"goes on after {counted(len(reports), 'report')}" if reports or there else "begins"

@@ -231,12 +231,6 @@ MOST_NAMED = 6
 """Metrics that the error of an unknown one names: the nearest."""
 
 
-def whole_name(sweep: Sweep, metric: str) -> str:
-    """The metric's name with the `dev/` that tables leave out."""
-    sets = {name for task in sweep.data.dev for name in (task.name, task.group)}
-    return f"dev/{metric}" if metric.partition("/")[0] in sets else metric
-
-
 def check_known(folder: SweepFolder, rows: Sequence[Row], metric: str) -> None:
     """Raises `UnknownNameError` for a metric that no row has."""
     known = {key for row in rows for key in row.metrics}

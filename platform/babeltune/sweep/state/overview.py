@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from babeltune.errors import counted
 from babeltune.planning.recorded import NOT_DECIDING
 from babeltune.sweep.state.folder import ENDED, SweepFolder
 from babeltune.sweep.state.leaderboard import Row
@@ -90,7 +91,7 @@ def _data_words(folder: SweepFolder) -> str:
     if not rows or not groups:
         return named
     languages = groups[0] if len(groups) == 1 else f"{len(groups)} language pairs"
-    return f"{named}, {languages}, {sum(rows):,} pairs"
+    return f"{named}, {languages}, {counted(sum(rows), 'pair')}"
 
 
 def with_differences(lines: Sequence[SweepLine], specs: Mapping[str, Mapping[str, object]]) -> list[SweepLine]:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, cast
 
 import babeltune
-from babeltune.errors import SweepError
+from babeltune.errors import SweepError, counted
 from babeltune.files import plain
 from babeltune.planning.recorded import NEUTRAL, NOT_DECIDING, sweep_id
 from babeltune.planning.rules import kind_of
@@ -183,8 +183,8 @@ def accepted_lines(folder: SweepFolder) -> Iterator[str]:
         changes = "; ".join(str(record_from(Change, change)) for change in entry["changes"])
         across = ", ".join(f"t{number:04d}" for number in entry["unfinished"])
         yield (
-            f"mixed conditions: {index} since {when}, accepted: {changes}; {len(entry['begun'])} trials began before"
-            + (f"; {across} had not ended and kept their settings and data" if across else "")
+            f"mixed conditions: {index} since {when}, accepted: {changes}; {counted(len(entry['begun']), 'trial')} "
+            "began before" + (f"; {across} had not ended and kept their settings and data" if across else "")
         )
 
 

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from babeltune.errors import SpecError, SweepError
+from babeltune.errors import SpecError, SweepError, counted
 from babeltune.planning.rules import TRIAL, kind_of
 from babeltune.planning.space import same
 from babeltune.schema.records import Parameter, Sampler, Scalar, Scheduler, Sweep, Training
@@ -63,7 +63,7 @@ def refit_of(folder: SweepFolder, *, top: int, length: str, seeds: int, one_star
     return replace(
         sweep,
         name=f"{sweep.name[:74]}-refit",
-        description=f"The best settings of sweep {folder.id} ({trials}), trained longer, with {seeds} seeds.",
+        description=f"Best settings of sweep {folder.id} ({trials}), trained longer, with {counted(seeds, 'seed')}.",
         refit_of=tuple(f"{folder.id}/{row.name}" for row in rows),
         parameters={**kept, "seed": Parameter(choice=numbers)},
         student=replace(sweep.student, seed=sweep.seed) if one_start else sweep.student,

@@ -18,7 +18,7 @@ from ray.core.generated.gcs_pb2 import PlacementGroupTableData
 from ray.util.placement_group import PlacementGroup, placement_group_table
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from babeltune.errors import ClusterError
+from babeltune.errors import ClusterError, counted
 
 Answer = TypeVar("Answer")
 HEAD_TIMEOUT_S = 60.0
@@ -116,8 +116,10 @@ def worker_groups_that_fit(
     if count < 1:
         cpus, gpus = sum(n.get("CPU", 0) for n in nodes), sum(n.get("GPU", 0) for n in nodes)
         raise ClusterError(
-            f"a worker group of {least or workers} workers with {cpus_per_worker:g} CPUs and {gpus_per_worker:g} GPUs "
-            f"each does not fit: the cluster has {cpus:g} CPUs and {gpus:g} GPUs in all (nodes: {len(nodes)}); "
+            f"a worker group of {counted(least or workers, 'worker')} with {counted(cpus_per_worker, 'CPU')} and "
+            f"{counted(gpus_per_worker, 'GPU')} "
+            f"each does not fit: the cluster has {counted(cpus, 'CPU')} and {counted(gpus, 'GPU')} in all (nodes: "
+            f"{len(nodes)}); "
             "lower budget.workers in the sweep file, or cpus_per_worker or gpus_per_worker in the cluster file; "
             "`nodes_within` there asks for nodes where an autoscaler starts them"
         )

@@ -16,7 +16,7 @@ from typing import Self
 
 import ray
 
-from babeltune.errors import ClusterError
+from babeltune.errors import ClusterError, counted
 from babeltune.sweep.workers.dispatcher_client import DispatcherClient
 from babeltune.sweep.workers.dispatcher_driver_calls import POLL_TIMEOUT_S
 from babeltune.sweep.workers.node_blocklist import NodeBlocklist
@@ -107,7 +107,7 @@ class WorkerPool:
                 noted, free = True, from_head(ray.available_resources)
                 cpus, gpus = self._settings.cpus_per_worker, self._settings.gpus_per_worker
                 self._note(
-                    f"the cluster has no room: a worker wants {cpus:g} CPUs and {gpus:g} GPUs, "
+                    f"the cluster has no room: a worker wants {counted(cpus, 'CPU')} and {counted(gpus, 'GPU')}, "
                     f"and {free.get('CPU', 0):g} and {free.get('GPU', 0):g} are free; waiting"
                 )
 

@@ -1,0 +1,140 @@
+"""What a message proposes in place of a value that a key does not take, and which files of others it knows."""
+
+import json
+
+import pytest
+
+from babeltune.errors import SpecError, counted, nearest_file
+from babeltune.planning.sweep_file import read_sweep
+from babeltune.schema.document import read_document
+from babeltune.schema.mending import mends
+from babeltune.schema.paths import find_file
+from babeltune.schema.search import Parameter
+
+
+def refusal(*assignments):
+    with pytest.raises(SpecError) as caught:
+        read_sweep("search_spaces/static.yaml", assignments=assignments)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "mend"),
+    [
+        ("parameters.settings.lealla.margin=[0.2, 0.8]", "settings.lealla.margin: {float: [0.2, 0.8]} or "),
+        ("parameters.settings.lealla.margin=0.2-0.8", "settings.lealla.margin: {float: [0.2, 0.8]}"),
+        ("parameters.settings.lealla.margin=0.3", "settings.lealla.margin: {const: 0.3}"),
+        ("parameters.settings.lealla.margin={float: 0.2..0.8}", "float: [0.2, 0.8]"),
+        ("parameters.settings.lealla.margin={min: 0.2, max: 0.8}", "settings.lealla.margin: {float: [0.2, 0.8]}"),
+        ("parameters.training.learning_rate=[1e-4, 1e-2]", "training.learning_rate: {log_float: [0.0001, 0.01]} or "),
+        (
+            "parameters.training.learning_rate={loguniform: [1e-4, 1e-2]}",
+            "training.learning_rate: {log_float: [0.0001, 0.01]}",
+        ),
+        (
+            "parameters.training.learning_rate={float: [1e-4, 1e-2], log: true}",
+            "training.learning_rate: {log_float: [0.0001, 0.01]}",
+        ),
+        ("parameters.student.width={values: [256, 512]}", "student.width: {choice: [256, 512]}"),
+        ("parameters.student.width=[256, 512, 1024]", "student.width: {choice: [256, 512, 1024]}"),
+        ("parameters.seed=[0, 9]", "seed: {int: [0, 9]} or seed: {choice: [0, 9]}"),
+        ("parameters.seed={int: [0, 9.0]}", "int: [0, 9]"),
+        ("budget=12", "budget: {trials: 12}"),
+        ("budget=12 trials", "budget: {trials: 12}"),
+        ("budget=[{trials: 12}, {minutes: 5}]", "budget: {trials: 12, minutes: 5}"),
+        ("scheduler=ASHA", "scheduler: {kind: asha}"),
+        ("sampler=tpe", "sampler: {kind: tpe}"),
+        ("keep=3", "keep: {trials: 3}"),
+        ("student=static", "student: {kind: static}"),
+        ("teacher=sentence-transformers/LaBSE", "teacher: {model: sentence-transformers/LaBSE}"),
+        ("objectives=dev/everyday/accuracy", "objectives: [{metric: dev/everyday/accuracy}]"),
+        ("objectives=[dev/everyday/accuracy]", "{metric: dev/everyday/accuracy}"),
+        ("training.pairs='12000'", "pairs: 12000"),
+        ("training.pairs=12.0", "pairs: 12"),
+        ("training.pairs=1,000,000", "pairs: 1000000"),
+        ("training.pairs=12k", "pairs: 12000"),
+        ("training.learning_rate=½", "learning_rate: 0.5"),
+        ("training.learning_rate='1e-3'", "learning_rate: 0.001"),
+        ("training.learning_rate=1,5", "learning_rate: 1.5"),
+        ("training.warmup=5%", "warmup: 0.05"),
+        ("student.lowercase=yes", "lowercase: true"),
+        ("teacher.languages=eng, fra", "languages: [eng, fra]"),
+        ("data.train.0.columns=[eng, fra]", "columns: {eng: eng, fra: fra}"),
+        ("method=[combined]", "method: combined"),
+    ],
+)
+def test_a_message_proposes_what_was_probably_meant(assignment, mend):
+    message = refusal(assignment)
+    assert f"; write {mend}" in message, message
+    assert len(message.splitlines()) == 1
+
+
+@pytest.mark.parametrize("value", ["seven", {"float": [1, 2], "step": 0.1}, [], None])
+def test_nothing_is_proposed_where_nobody_knows_what_was_meant(value):
+    assert [each for each in mends(value, Parameter) if each != {"const": value}] == []
+    assert "write" not in refusal("training.pairs=many")
+
+
+def test_a_section_without_a_value_and_a_key_of_another_section_are_named():
+    assert refusal("budget=null").endswith("nothing is not possible; allowed: a mapping; leave it out")
+    assert refusal("trials=12").endswith("; it is a key of budget and keep")
+
+
+def test_a_number_with_an_exponent_is_a_whole_number_where_it_is_one():
+    sweep = read_sweep(
+        "search_spaces/static.yaml",
+        assignments=["training.pairs=4e5", "training.reports=5e0", "parameters.seed={int: [0, 1e1]}"],
+    )
+    assert (sweep.training.pairs, sweep.training.reports, sweep.parameters["seed"].int) == (400_000, 5, (0, 10))
+    assert "must be from" in refusal("training.pairs=1e13")
+
+
+def test_an_objective_may_be_named_as_tables_print_it():
+    short, long = (
+        read_sweep("search_spaces/static.yaml", assignments=[f"objectives=[{{metric: {name}}}]"])
+        for name in ("everyday/fra-eng/accuracy", "dev/everyday/fra-eng/accuracy")
+    )
+    assert short == long
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "what"),
+    [
+        ("a.yaml", "method: bayes\nmetric: {name: loss}\nparameters: {lr: {min: 0, max: 1}}", "a W&B sweep"),
+        ("b.yaml", "program: train.py\nmethod: grid\nparameters: {lr: {values: [1, 2]}}", "a W&B sweep"),
+        ("c.json", json.dumps({"study_name": "x", "trials": []}), "an Optuna study"),
+        ("d.py", "import optuna\n", "an Optuna program"),
+        ("e.db", "SQLite format 3\0", "a database, such as an Optuna study"),
+        ("f.py", "from ray import tune\n", "a Ray Tune program"),
+        ("g.yml", "base_model: x\nmicro_batch_size: 2\ndatasets: []", "an Axolotl configuration"),
+        ("h.json", json.dumps({"output_dir": "x", "learning_rate": 1e-5}), "a file of Hugging Face TrainingArguments"),
+        ("i.json", json.dumps({"model_type": "bert"}), "a Transformer's configuration"),
+        ("j.json", json.dumps([{"idx": 0, "name": "0", "path": "", "type": "T"}]), "a sentence-transformers"),
+        ("k.yaml", "apiVersion: v1\nkind: Pod\n", "a Kubernetes manifest"),
+    ],
+)
+def test_a_file_of_another_program_is_known_by_name(tmp_path, name, content, what):
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    with pytest.raises(SpecError) as caught:
+        read_document(tmp_path / name)
+    assert f"{name}: this is {what}" in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_the_nearest_file_is_one_beside_it_or_a_shipped_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "all.yaml").touch()
+    for name, near in (("al.yaml", "all.yaml"), ("quickstart", "search_spaces/quickstart.yaml")):
+        with pytest.raises(SpecError, match=f"no file '{name}'; did you mean '{near}'"):
+            find_file(name)
+
+
+def test_equal_endings_make_no_two_files_near():
+    assert nearest_file("nosuch.csv", ["notes.csv", "customers.csv"]) == ""
+    assert nearest_file("trian.csv", ["notes.csv", "train.tsv"]) == "; did you mean 'train.tsv'?"
+
+
+def test_one_thing_is_counted_in_the_singular():
+    assert [counted(n, "row") for n in (0, 1, 2, 1.0, 1000, 0.5)] == [
+        "0 rows", "1 row", "2 rows", "1 row", "1,000 rows", "0.5 rows",
+    ]  # fmt: skip
