@@ -1,5 +1,6 @@
 """Trimmed vocabularies: text whose tokens are kept has the same tokens and vectors, and other text still has some."""
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -143,24 +144,25 @@ STUDENTS = {
 }
 
 
-def pretrained(name, texts, folder):
+def pretrained(name, texts, folder, max_tokens=32):
     """A folder with random weights of this shape, with 8 rows more than tokens, as pretrained tables have them."""
     kind, shape = STUDENTS[name]
     tokenizer = whole(kind, texts)
     torch.manual_seed(0)
-    settings = Student(max_tokens=32, kind="static" if shape is None else "transformer", width=16)
+    settings = Student(max_tokens=max_tokens, kind="static" if shape is None else "transformer", width=16)
     rows = len(tokenizer) + 8
     made = StaticEncoder(torch.randn(rows, 16)) if shape is None else Encoder(shape(rows), pad_token_id=1)
     export(made, tokenizer, settings, folder)
     return settings, rows
 
 
-@pytest.mark.parametrize("name", STUDENTS)
+@pytest.mark.parametrize(("name", "max_tokens"), [*itertools.product(STUDENTS, [32]), ("XLM-R", 6), ("byte level", 5)])
 def test_a_trimmed_student_and_its_export_give_the_vectors_of_the_whole_one(
-    name, texts, tiny_file, tiny_storage, tmp_path
+    name, max_tokens, texts, tiny_file, tiny_storage, tmp_path
 ):
-    settings, rows = pretrained(name, texts, tmp_path / "whole")
-    student = f"student={{kind: {settings.kind}, model: {tmp_path / 'whole'}, max_tokens: 32, trim: true}}"
+    """Also if most texts are cut within a word, whose other tokens decide how its beginning is split."""
+    settings, rows = pretrained(name, texts, tmp_path / "whole", max_tokens)
+    student = f"student={{kind: {settings.kind}, model: {tmp_path / 'whole'}, max_tokens: {max_tokens}, trim: true}}"
     given = [student, "method=translation_ranking", "parameters={}", "config={hard_negatives: 0}", "training.pairs=64"]
     sweep = read_sweep(tiny_file, assignments=given)
     prepared = prepare(sweep, tiny_storage)

@@ -214,8 +214,8 @@ class Cut:
 
     prompt: str
     """What stands before every text."""
-    max_tokens: int
-    """The most ids of a row, special tokens included; an empty text has just these."""
+    max_tokens: int | None
+    """The most ids of a row, special tokens included; an empty text has just these. None: a text is not cut."""
     special: bool = True
     """Whether there are special tokens."""
 
@@ -244,7 +244,8 @@ def build_token_store(
         "dtype": values_type,
         **({} if cut.special else {"special": False}),
     }
-    backend.enable_truncation(cut.max_tokens)
+    if cut.max_tokens is not None:
+        backend.enable_truncation(cut.max_tokens)
 
     def write(folder: Path) -> Contents:
         return _write_tokens(folder, Texts.of(texts), backend, cut, values_type, run_shards, progress)

@@ -68,7 +68,8 @@ class ProcessorJson(TypedDict, total=False):
 
 
 def build_trimmed(root: Path, tokenizer: PreTrainedTokenizerFast, stores: Iterable[Path]) -> Path:
-    """The folder of the tokenizer cut to the tokens of these token stores, and `KEPT`: a store, so it is cut once.
+    """The folder of the tokenizer cut to the tokens of these token stores of whole texts, and `KEPT`: a store, so it is
+    cut once.
 
     Raises:
         TeacherError: the tokenizer is of a kind that cannot be cut.
@@ -89,10 +90,17 @@ def build_trimmed(root: Path, tokenizer: PreTrainedTokenizerFast, stores: Iterab
     return build(root, "tokenizer", description, write)
 
 
-def check_equal(before: Path, after: Path, kept: NDArray[np.int64]) -> None:
-    """Raises `DataError` unless the trimmed tokenizer gives a text the tokens that it had before."""
-    for (old, lengths), (new, others) in zip(blocks(before), blocks(after), strict=True):
-        if not np.array_equal(lengths, others) or not np.array_equal(old, kept[new]):
+def check_equal(before: Path, after: Path, kept: NDArray[np.int64], *, ends: int = 0) -> None:
+    """Raises `DataError` unless the trimmed tokenizer gives a text the tokens that it had before.
+
+    Texts are whole in the store `before`. A text that is cut in the store `after` ends in other tokens, at most `ends`.
+    """
+    for (old, whole), (new, lengths) in zip(blocks(before), blocks(after), strict=True):
+        # How many tokens of a text precede each token in `after`, and where that token is in `before`.
+        place = np.arange(len(new)) - np.repeat(lengths.cumsum() - lengths, lengths)
+        twin = np.minimum(place + np.repeat(whole.cumsum() - whole, lengths), len(old) - 1)
+        compared = place < np.repeat(np.where(lengths < whole, lengths - ends, lengths), lengths)
+        if (lengths > whole).any() or not np.array_equal(old[twin[compared]], kept[new[compared]]):
             raise DataError(
                 "the trimmed tokenizer splits some text of this corpus in another way than the whole one; remove "
                 "student.trim"
