@@ -171,7 +171,7 @@ def nearest(name: str, allowed: Iterable[str], closeness: float = 0.5) -> str:
     """The words `; did you mean 'x'?`, or nothing when no allowed name is close, whatever its case."""
     by_lower = {each.lower(): each for each in allowed}
     close = difflib.get_close_matches(name.lower(), list(by_lower), n=1, cutoff=closeness)
-    return f"; did you mean {by_lower[close[0]]!r}?" if close else ""
+    return f"; did you mean {shortened(by_lower[close[0]])}?" if close else ""
 
 
 NEAR_FILE = 0.7
@@ -186,3 +186,17 @@ def nearest_file(name: str, allowed: Iterable[str]) -> str:
         by_stem.setdefault(Path(each).stem.lower(), []).append(each)
     close = difflib.get_close_matches(Path(name).stem.lower(), list(by_stem), n=1, cutoff=NEAR_FILE)
     return nearest(name, by_stem[close[0]], 0.0) if close else ""
+
+
+def shortened(value: str, width: int = 60) -> str:
+    """The value in quotes, cut to a width. Control characters, escapes and direction marks are written out."""
+    return repr(value if len(value) <= width else value[: width - 1] + "…")
+
+
+def listed(names: Iterable[str], most: int = 10) -> str:
+    """The first names, separated by commas, and how many more there are. Names that are no plain words are quoted."""
+    every = list(names)
+    words = [
+        name if name.isprintable() and 0 < len(name) <= 60 and "," not in name else shortened(name) for name in every
+    ]
+    return ", ".join(words[:most]) + (f" and {len(every) - most:,} more" if len(every) > most else "")

@@ -93,7 +93,7 @@ def test_encode_reads_standard_input(call, tmp_path):
 
 def test_what_cannot_be_is_refused_with_exit_code_2(call):
     for words, arguments in (
-        ("cannot be read", ("mine", "absent", "t.txt", "model", "--out", "o")),
+        ("does not exist", ("mine", "absent", "t.txt", "model", "--out", "o")),
         ("same sentences", ("mine", "t.txt", "t.txt", "model", "--out", "o")),
         ("no such folder", ("mine", "s.txt", "t.txt", "./nothing", "--out", "o")),
         ("leave out --cluster", ("mine", "s.txt", "t.txt", "model", "--out", "o", "--index", "ivf", "--cluster", "x")),

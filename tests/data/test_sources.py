@@ -93,7 +93,7 @@ def test_quotes_have_no_meaning_in_a_table(tmp_path):
 
 def test_a_first_line_says_whether_it_or_the_encoding_has_to_be_mended(tmp_path):
     put(tmp_path, "latin.tsv", "eng\tfran\u00e7ais\nYes\tOui\n".encode("latin-1"))
-    assert refused(table("latin.tsv"), tmp_path).endswith("; save the file as UTF-8")
+    assert refused(table("latin.tsv"), tmp_path).endswith("; save the file as UTF-8, or name its `encoding`")
     put(tmp_path, "long.tsv", f"eng\t{'x' * 2_000_000}\nYes\tOui\n")
     assert refused(table("long.tsv"), tmp_path).endswith("; correct the file's first line")
 
@@ -268,11 +268,11 @@ def test_a_broken_json_line_is_an_error_with_file_and_line_or_dropped_and_counte
 
 @pytest.mark.parametrize("format", ["tsv", "csv", "jsonl"])
 @pytest.mark.parametrize("codec", ["utf-16-le", "utf-16-be"])
-def test_a_file_in_utf16_is_named_with_the_way_to_convert_it(tmp_path, format, codec):
-    raw = "\ufeffeng\tfra\nYes\tOui\n".encode(codec)
-    source = table(put(tmp_path, "t", raw), format=format, on_error="drop")
-    words = f"{tmp_path / 't'}:1: not UTF-8: the file is UTF-16; convert it: `iconv -f UTF-16 -t UTF-8 {tmp_path / 't'}"
-    assert refused(source, tmp_path).startswith(words)
+def test_a_file_in_utf16_is_read_with_and_without_a_mark(tmp_path, format, codec):
+    text = {"tsv": "eng\tfra\nДа\tOui\n", "csv": "eng,fra\nДа,Oui\n", "jsonl": '{"eng": "Да", "fra": "Oui"}\n'}[format]
+    for mark in ("\ufeff", ""):
+        source = table(put(tmp_path, "t", (mark + text).encode(codec)), format=format)
+        assert read(source, tmp_path).columns["eng"][:] == ["Да"]
 
 
 def test_a_json_line_that_is_no_object_is_refused(tmp_path):
@@ -771,5 +771,8 @@ def test_a_parquet_file_read_as_a_table_names_its_format(tmp_path):
 
 
 def test_a_table_in_another_encoding_says_how_to_save_it(tmp_path):
-    source = table(put(tmp_path, "t.tsv", "eng\tfra\nYes\tOui\n".encode("utf-16")))
-    assert "the file is UTF-16; convert it: `iconv -f UTF-16 -t UTF-8 " in refused(source, tmp_path)
+    source = table(put(tmp_path, "t.tsv", "eng\tfrançais\nYes\tDéjà\n".encode("cp1252")))
+    assert "; save the file as UTF-8, or name its `encoding`" in refused(source, tmp_path)
+    source = dataclasses.replace(source, encoding="cp1252", columns={"eng": "eng", "fra": "français"})
+    assert read(source, tmp_path).columns["fra"][:] == ["Déjà"]
+    assert "is not ascii" in refused(dataclasses.replace(source, encoding="ascii"), tmp_path)

@@ -1410,7 +1410,7 @@ def test_a_number_with_stray_underscores_is_text(tiny_file, text):
 @pytest.mark.parametrize(
     ("assignment", "expected"),
     [
-        ("data.train.0.quoted=true", "quoted: is for a source of format 'tsv', and this one is 'jsonl'"),
+        ("data.train.0.quoted=true", "quoted: is for a source of format 'tsv' or 'csv', and this one is 'jsonl'"),
         ("data.train.0.delimiter=;", "delimiter: is for a source of format 'csv', and this one is 'jsonl'"),
         ("data.train.0.max_dropped=1.5", "max_dropped: 1.5 must be from 0 to 1"),
         ("data.max_line_bytes=0", "max_line_bytes: 0 must be from 1 to 1,073,741,824"),

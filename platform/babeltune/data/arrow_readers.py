@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +22,7 @@ from babeltune.data.file_readers import (
     cells,
     too_long,
 )
-from babeltune.errors import DataError, nearest
+from babeltune.errors import DataError, listed, nearest, shortened
 from babeltune.schema.addresses import INSIDE, PLACE, is_inside, is_place
 from babeltune.schema.records import Source
 
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Batch = TypeVar("Batch", "pa.Table", "pa.RecordBatch")
+LONGEST_CAUSE = 300
+"""Characters of what a library says of a data set."""
 ARROW_ROWS = 10_000
 """Rows of a Parquet file or data set that are in memory at a time, at most."""
 ARROW_BYTES = 1 << 26
@@ -61,8 +66,8 @@ def parquet_batches(path: Path, names: Sequence[str], content: Digest) -> Iterat
         while block := raw.read(1 << 20):
             content.update(block)
     schema = parquet.read_schema(path)
-    roots = arrow_roots(str(path), schema, names)
-    texts = [name for name in names if is_text(schema, name)]  # one value for many rows is in memory once
+    roots, types = arrow_roots(str(path), schema, names), leaves(schema)
+    texts = [name for name in names if is_text(types[name])]  # one value for many rows is in memory once
     with parquet.ParquetFile(path, read_dictionary=texts) as file:
         groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
         widest = max((group.total_byte_size / max(1, group.num_rows) for group in groups), default=0)
@@ -106,18 +111,22 @@ def load_dataset(source: Source, root: Path) -> datasets.Dataset:
         if (folder / "dataset_dict.json").exists() or (folder / "dataset_info.json").exists():
             found = datasets.load_from_disk(str(folder))
         else:
-            place, cache = (str(folder), folder_cache(folder)) if folder.is_dir() else (name, None)
+            place, cache = (without_patterns(folder), folder_cache(folder)) if folder.is_dir() else (name, None)
             files = {source.split: source.subset} if "/" in (source.subset or "") else None
             subset = None if files else source.subset
             found = datasets.load_dataset(
                 place, subset, data_files=files, split=source.split, revision=source.revision, cache_dir=cache
             )
     except Exception as error:  # the library, its hub client and its file readers share no error class
-        words = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise DataError(
-            f"data set {name!r} of source {source.name!r} cannot be loaded: {words}; check its id, `subset`, "
-            f"`split` and `revision`, that the hub can be reached, or give a folder that `save_to_disk` wrote"
-        ) from error
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__  # the library wraps what its readers say
+        words = " ".join((str(cause).strip() or type(cause).__name__).split())[:LONGEST_CAUSE]
+        todo = "check its id, `subset`, `split` and `revision`, that the hub can be reached, or give a folder that "
+        todo += "`save_to_disk` wrote"
+        if folder.is_dir():
+            todo = "correct its files, or name one of them with its own `format`"
+        raise DataError(f"data set {name!r} of source {source.name!r} cannot be loaded: {words}; {todo}") from error
     if isinstance(found, datasets.Dataset):
         return found
     if source.split not in found:
@@ -125,6 +134,20 @@ def load_dataset(source: Source, root: Path) -> datasets.Dataset:
             f"data set {name!r} has no split {source.split!r}; splits: {', '.join(found)}{nearest(source.split, found)}"
         )
     return found[source.split]
+
+
+def without_patterns(folder: Path) -> str:
+    """The folder's path for `datasets`, which takes `[`, `*` and `?` in it for patterns: then that of a folder of links
+    to its files."""
+    if not glob.has_magic(os.path.realpath(folder)):
+        return str(folder)
+    mirror = Path(folder_cache(folder)) / "files"
+    for file in (each for each in folder.rglob("*") if each.is_file()):
+        link = mirror / file.relative_to(folder)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            link.symlink_to(os.path.realpath(file))
+    return str(mirror)
 
 
 def folder_cache(folder: Path) -> str:
@@ -174,38 +197,40 @@ def card_files(card: Path) -> list[str]:
     return found
 
 
-def arrow_roots(place: str, schema: pa.Schema, names: Sequence[str]) -> list[str]:
-    """The outermost columns that hold the named ones; raises `DataError` for a name that the schema lacks."""
+def leaves(schema: pa.Schema) -> dict[str, pa.DataType]:
+    """The type of each column that is no structure; `translation.en` is within one."""
     import pyarrow as pa
 
-    leaves: list[str] = []
+    found: dict[str, pa.DataType] = {}
 
     def collect(prefix: str, fields: Iterable[pa.Field]) -> None:
         for column in fields:
             if pa.types.is_struct(column.type):
                 collect(f"{prefix}{column.name}.", [column.type.field(i) for i in range(column.type.num_fields)])
             else:
-                leaves.append(prefix + column.name)
+                found[prefix + column.name] = column.type
 
     collect("", schema)
+    return found
+
+
+def arrow_roots(place: str, schema: pa.Schema, names: Sequence[str]) -> list[str]:
+    """The outermost columns that hold the named ones; raises `DataError` for a name that the schema lacks."""
+    columns = leaves(schema)
     for name in names:
-        if name not in leaves:
-            raise DataError(f"{place}: no column {name!r}; columns: {', '.join(leaves)}{nearest(name, leaves)}")
+        if name not in columns:
+            raise DataError(f"{place}: no column {shortened(name)}; columns: {listed(columns)}{nearest(name, columns)}")
     return list(dict.fromkeys(name if name in schema.names else name.split(".")[0] for name in names))
 
 
-def is_text(schema: pa.Schema, name: str) -> bool:
-    """Whether a column, by its name or its path through structures, holds strings or bytes."""
+def is_text(type_: pa.DataType, *, raw: bool = True) -> bool:
+    """Whether a column holds strings or, if they are asked for, bytes: in a dictionary, as views, or plain."""
     import pyarrow as pa
 
-    if name in schema.names:
-        found = schema.field(name).type
-    else:
-        root, *path = name.split(".")
-        found = schema.field(root).type
-        for key in path:
-            found = found.field(key).type
-    return found in (pa.string(), pa.binary(), pa.large_string(), pa.large_binary())
+    if pa.types.is_dictionary(type_):
+        type_ = type_.value_type
+    strings = (pa.string(), pa.large_string(), pa.string_view())
+    return type_ in strings or (raw and type_ in (pa.binary(), pa.large_binary(), pa.binary_view()))
 
 
 def arrow_rows(

@@ -28,12 +28,11 @@ from babeltune.data.file_readers import (
     located,
     numbered,
     reached,
-    shortened,
     too_long,
     tsv_rows,
 )
 from babeltune.data.sources import Refusals, named
-from babeltune.errors import DataError, nearest
+from babeltune.errors import DataError, nearest, shortened
 from babeltune.schema.languages import meaning
 from babeltune.schema.records import Source, Task
 

@@ -8,29 +8,29 @@ from __future__ import annotations
 
 import csv
 import errno
-import gzip
-import io
 import itertools
 import json
 import os
 import re
-import zlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal, Protocol
 
-from babeltune.data.read_progress import opened
-from babeltune.errors import UTF_16, DataError, counted, nearest, nearest_file, to_utf8
+from babeltune.data.text_streams import UNREADABLE, unpacked
+from babeltune.errors import DataError, counted, listed, nearest, nearest_file, shortened
 from babeltune.schema.records import Source
 
 TAB = "\t"
 MAX_LINE_BYTES = 1 << 20
 """Bytes of a line, a row of quoted text, or a text in a Parquet file. What is longer is no sentence."""
+MAX_BROKEN = Source.max_dropped
+"""The share of rows that may be broken where nobody says otherwise."""
 SKIPPED_BYTES = 1 << 16
 """Bytes of a line that is too long are read and thrown away so many at a time."""
+NO_TEXT_BYTES = 1 << 28
+"""A line of more bytes than this is not read to its end: the file is no text, or was packed to fill a disk."""
 BLANK = re.compile(
     r"[\s\x00-\x1f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f"
     r"\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0]*"
@@ -46,12 +46,15 @@ class Fault:
     """The name under which such rows are counted."""
     words: str
     """What is wrong, for an error."""
-    kind: Literal["row", "encoding"] = "row"
-    """What has to be mended: this row, or how the whole file is encoded."""
+    kind: Literal["row", "encoding", "unused", "left out"] = "row"
+    """What has to be mended: this row, or how the whole file is encoded. `unused`: nothing, but the row is not what was
+    asked for. `left out`: the same, and no file is refused for it, such as a unit without a translation."""
 
 
 Row = tuple[int, list[str] | Fault]
 """Line (or row) from 1, and the values of the columns asked for."""
+SEPARATOR = re.compile(rb'"?sep=([^"\x80-\xff])"?')
+"""Excel's first line of a CSV file, before the header: it names the delimiter."""
 Lines = Iterable[tuple[int, bytes | Fault]]
 """Numbers from 1, and lines without their ends."""
 
@@ -97,57 +100,52 @@ def located(path: str, root: Path | None = None) -> Path:
     raise DataError(f"{full} does not exist: {folder} holds no {missing.name!r}{near or where}")
 
 
-@contextmanager
-def unpacked(path: Path) -> Iterator[io.BufferedReader]:
-    """The content of a file; gzip is recognised by its first bytes."""
-    with opened(path) as raw:
-        packed = raw.peek(2)[:2] == b"\x1f\x8b"
-        yield io.BufferedReader(gzip.GzipFile(fileobj=raw), 1 << 16) if packed else raw
-
-
-UNREADABLE = (OSError, EOFError, zlib.error)
-"""What `unpacked` and its stream raise for a file that is damaged, or that the disk does not give."""
-
-
 def lines_of(path: Path, content: Digest, longest: int = MAX_LINE_BYTES) -> Iterator[bytes | Fault]:
     """Lines without their ends and without a byte order mark."""
     return (line for _, line in numbered(path, content, longest))
 
 
-def numbered(path: Path, content: Digest, longest: int) -> Iterator[tuple[int, bytes | Fault]]:
-    """The lines of a file with their numbers from 1."""
+def numbered(
+    path: Path, content: Digest, longest: int, encoding: str | None = None
+) -> Iterator[tuple[int, bytes | Fault]]:
+    """The lines of a file with their numbers from 1, as `text_streams` decodes them."""
     number = 0
     try:
-        with unpacked(path) as stream:
+        with unpacked(path, encoding) as stream:
             for line in lines_in(stream, path, content, longest):
                 number = line[0]
                 yield line
     except UNREADABLE as error:
-        raise DataError(f"{path}:{number + 1}: cannot be read: {error}; fetch or pack the file again") from error
+        words = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise DataError(f"{path}:{number + 1}: cannot be read: {words}; fetch or pack the file again") from error
 
 
 def lines_in(
-    stream: IO[bytes], path: Path, content: Digest, longest: int, first: int = 1
+    stream: IO[bytes], path: object, content: Digest, longest: int, first: int = 1
 ) -> Iterator[tuple[int, bytes | Fault]]:
     """The lines of a stream with their numbers, which begin at `first`. The stream is `path` from that line on.
 
-    A line of more than `longest` bytes is a fault, and is never in memory as a whole.
+    A line of more than `longest` bytes is a fault, and is never in memory as a whole. One that does not end within
+    `NO_TEXT_BYTES` raises `DataError`.
     """
+    for number, line, skipped in bounded_lines(stream, path, content, longest, first):
+        yield number, too_long(len(line) + skipped, longest) if skipped is not None else line.rstrip(b"\r\n")
+
+
+def bounded_lines(
+    stream: IO[bytes], path: object, content: Digest, longest: int, first: int = 1
+) -> Iterator[tuple[int, bytes, int | None]]:
+    """Numbers, lines of at most `longest` bytes, and the bytes that were left out of a longer one."""
     number = first - 1
     while line := stream.readline(longest + 1):
         number += 1
         content.update(line)
-        if len(line) > longest and not line.endswith(b"\n"):
-            yield number, too_long(len(line) + skip_line(stream, content), longest)
-            continue
-        if number == 1:
-            if line.startswith(UTF_16):
-                raise DataError(f"{path}:1: not UTF-8: {to_utf8(line, path)}")
-            line = line.removeprefix(b"\xef\xbb\xbf")
-        yield number, line.rstrip(b"\r\n")
+        cut = len(line) > longest and not line.endswith(b"\n")
+        skipped = skip_line(stream, f"{path}:{number}", content) if cut else None
+        yield number, line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line, skipped
 
 
-def skip_line(stream: IO[bytes], content: Digest) -> int:
+def skip_line(stream: IO[bytes], place: str, content: Digest) -> int:
     """Reads to the end of the line, and returns its bytes."""
     skipped = 0
     while part := stream.readline(SKIPPED_BYTES):
@@ -155,7 +153,14 @@ def skip_line(stream: IO[bytes], content: Digest) -> int:
         skipped += len(part)
         if part.endswith(b"\n"):
             break
+        if skipped > NO_TEXT_BYTES:
+            raise no_text(place)
     return skipped
+
+
+def no_text(place: str) -> DataError:
+    """The error of a line that does not end within `NO_TEXT_BYTES`."""
+    return DataError(f"{place}: {NO_TEXT_BYTES >> 20:,} MB without the end of a line; give text, a row a line")
 
 
 def too_long(length: int, longest: int) -> Fault:
@@ -172,7 +177,7 @@ def tsv_rows(
 
 def tab_rows(path: Path, names: Sequence[str], lines: Lines, *, header: bool) -> Iterator[Row]:
     """Columns of tab-separated lines without quoting, as `tsv_rows` reads them of a file."""
-    fields = ((line, raw if isinstance(raw, Fault) else split_tabs(raw)) for line, raw in lines)
+    fields = ((line, raw if isinstance(raw, Fault) else split_line(raw)) for line, raw in lines)
     return table_rows(path, names, fields, header=header)
 
 
@@ -185,33 +190,39 @@ def line_rows(source: Source, path: Path, names: Sequence[str], lines: Lines) ->
     return tab_rows(path, names, lines, header=source.header)
 
 
-def split_tabs(raw: bytes) -> list[str] | Fault:
-    """The fields between the tabs of a line."""
+def split_line(raw: bytes, delimiter: str = TAB) -> list[str] | Fault:
+    """The fields between the delimiters of a line."""
     try:
-        return raw.decode().split("\t")
+        return raw.decode().split(delimiter)
     except UnicodeDecodeError as error:
         return not_utf8(raw, error)
 
 
-def csv_rows(
-    path: Path,
-    names: Sequence[str],
-    content: Digest,
-    *,
-    header: bool,
-    delimiter: str,
-    longest: int = MAX_LINE_BYTES,
-) -> Iterator[Row]:
-    """Columns of a file that quotes its fields as Python's `csv` reads them, by name or by number from 0.
+def csv_rows(source: Source, path: Path, names: Sequence[str], lines: Lines, longest: int) -> Iterator[Row]:
+    """Columns of a file that quotes its fields as Python's `csv` reads them, by name or by number from 0. With
+    `quoted: false` the marks are text, and every line is a row. A first line `sep=;` names the delimiter.
 
     A field in quotation marks may hold the delimiter, line breaks and doubled quotation marks. A row of more than
     `longest` bytes, such as one whose last quotation mark is missing, is a fault. The lines after its first one are
     then read as rows of their own, so that a broken row never hides others.
     """
     csv.field_size_limit(max(csv.field_size_limit(), longest))
-    return table_rows(
-        path, names, QuotedLines(numbered(path, content, longest), longest).rows(delimiter), header=header
-    )
+    named, lines = named_delimiter(lines)
+    delimiter = named or (source.delimiter if source.format == "csv" else TAB)
+    if source.quoted is False:
+        rows = ((line, raw if isinstance(raw, Fault) else split_line(raw, delimiter)) for line, raw in lines if raw)
+        return table_rows(path, names, rows, header=source.header)
+    return table_rows(path, names, QuotedLines(iter(lines), longest).rows(delimiter), header=source.header)
+
+
+def named_delimiter(lines: Lines) -> tuple[str, Lines]:
+    """What Excel's line `sep=;` before a table says, and the lines after it; nothing and all lines without it."""
+    lines = iter(lines)
+    first = next(lines, None)
+    if first is None:
+        return "", ()
+    match = SEPARATOR.fullmatch(first[1]) if isinstance(first[1], bytes) else None
+    return (match[1].decode("latin-1"), lines) if match else ("", itertools.chain([first], lines))
 
 
 class QuotedLines:
@@ -278,10 +289,8 @@ def table_rows(
         )
     line, head = first
     if isinstance(head, Fault):
-        todo = "; save the file as UTF-8" if head.kind == "encoding" else "; correct the file's first line"
-        if path.suffix.lower() == ".parquet":
-            todo = other_format(path, [""])
-        raise DataError(f"{path}:{line}: {head.reason}: {head.words}{todo}")
+        todo = "save the file as UTF-8, or name its `encoding`" if head.kind == "encoding" else FIRST_LINE
+        raise DataError(f"{path}:{line}: {head.reason}: {head.words}; {todo}")
     places = [position(path, name, head if header else [str(index) for index in range(len(head))]) for name in names]
     for line, fields in rows if header else itertools.chain([first], rows):
         if not fields and len(head) > 1:
@@ -298,28 +307,40 @@ def table_rows(
             yield line, Fault("column count", words)
 
 
+FIRST_LINE = "correct the file's first line"
+
+
 def position(path: Path, name: str, head: list[str]) -> int:
     """Where the named column is."""
     if head.count(name) > 1:
-        raise DataError(f"{path}:1: {head.count(name)} columns are called {name!r}; rename all but one")
+        raise DataError(f"{path}:1: {head.count(name)} columns are called {shortened(name)}; rename all but one")
     if name not in head and f'"{name}"' in head:
-        raise DataError(f"{path}:1: column {name!r} is in quotation marks; say `quoted: true`")
+        raise DataError(f"{path}:1: column {shortened(name)} is in quotation marks; say `quoted: true`")
     if name not in head:
         other = other_format(path, head)
         counted = head == [str(index) for index in range(len(head))]
         todo = other or nearest(name, head) or ("" if counted else "; the first line must name the columns")
-        raise DataError(f"{path}:1: no column {name!r}; columns: {', '.join(head)}{todo}")
+        raise DataError(f"{path}:1: no column {shortened(name)}; columns: {listed(head)}{todo}")
     return head.index(name)
+
+
+OTHER_FORMATS = (
+    ("{", "JSON lines", "jsonl"),
+    ("<tmx", "TMX", "tmx"),
+    ("<xliff", "XLIFF", "xliff"),
+    ("<?xml", "a translation memory", "tmx` or `format: xliff"),
+    ("msgid ", "a gettext catalogue", "po"),
+)
+"""How files of other formats begin."""
 
 
 def other_format(path: Path, head: list[str]) -> str:
     """Which `format` the source may lack, by the file's ending and first line; empty if nothing speaks for another."""
     (only, *more), ending = head, path.name.removesuffix(".gz").rpartition(".")[2].lower()
-    if only.startswith("PAR1") or ending == "parquet":
-        return "; if this is Parquet, say `format: parquet`"
-    if only.startswith("{"):
-        return "; if this is JSON lines, say `format: jsonl`"
-    if ending == "csv" or (not more and "," in only):
+    for begin, name, format_ in OTHER_FORMATS:
+        if only.removeprefix("\ufeff").lstrip().startswith(begin):
+            return f"; if this is {name}, say `format: {format_}`"
+    if only.startswith("sep=") or ending == "csv" or (not more and "," in only):
         return "; if this is CSV, say `format: csv`, and with another character between the columns `delimiter`"
     return "; if a semicolon stands between the columns, say `format: csv` and `delimiter: ;`" if ";" in only else ""
 
@@ -381,7 +402,7 @@ def reached(record: Mapping[str, object], name: str) -> object:
     inner = record.get(key)
     if dot and isinstance(inner, dict):
         return reached(inner, rest)
-    return Fault("missing column", f"no key {name!r}; keys: {', '.join(record)}{nearest(name, record)}")
+    return Fault("missing column", f"no key {shortened(name)}; keys: {listed(record)}{nearest(name, record)}")
 
 
 def cells(
@@ -417,6 +438,15 @@ def not_utf8(raw: bytes, error: UnicodeDecodeError) -> Fault:
     return Fault("not UTF-8", words, "encoding")
 
 
-def shortened(value: str, width: int = 60) -> str:
-    """The value in quotes, cut to a width."""
-    return repr(value if len(value) <= width else value[: width - 1] + "…")
+def refuse_broken(
+    place: str, numbers: tuple[int, int, str], reasons: Mapping[str, int], most: float = MAX_BROKEN, rule: str = ""
+) -> None:
+    """Raises `DataError` if more than the share `most` of the rows are broken: the file is then misread.
+
+    `numbers`: the broken ones, all, and the word for them.
+    """
+    broken, rows, word = numbers
+    if broken > most * rows:
+        words = ", ".join(f"{count:,} {reason}" for reason, count in Counter(reasons).most_common() if count)
+        rule = rule or f"{most:.0%} that may be; correct the file, or what it is read as"
+        raise DataError(f"{place}: {broken:,} of {rows:,} {word} are broken ({words}), more than {rule}")

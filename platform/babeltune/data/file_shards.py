@@ -18,20 +18,21 @@ from pathlib import Path
 from babeltune.data import text_shards
 from babeltune.data.arrow_readers import arrow_rows, parquet_batches, parquet_errors
 from babeltune.data.file_readers import (
+    NO_TEXT_BYTES,
     SKIPPED_BYTES,
-    UNREADABLE,
     Digest,
     Fault,
     Lines,
     Row,
     line_rows,
     lines_in,
+    no_text,
     numbered,
-    unpacked,
 )
 from babeltune.data.quotation_marks import QuotedColumns, Quotes
 from babeltune.data.shards import count_all, uncounted
 from babeltune.data.text_shards import TextShards
+from babeltune.data.text_streams import UNREADABLE, unpacked
 from babeltune.data.texts import TableWriter, Texts, read_all, save_all
 from babeltune.files import plain
 from babeltune.schema.records import Source
@@ -99,7 +100,7 @@ def is_cut(source: Source, path: Path) -> bool:
 def parts_of(form: Form, content: Digest, shards: TextShards) -> Iterator[Part]:
     """The file in parts, in order; a part ends at the first fault, unless the source drops broken rows."""
     quotes = QuotedColumns(form.names)
-    head = next(numbered(form.path, hashlib.sha256(), form.longest))[1] if form.has_head else b""
+    head = next(numbered(form.path, hashlib.sha256(), form.longest, form.source.codec))[1] if form.has_head else b""
     with shards.work() as work:
         cuts = (cut_rows if form.source.format == "parquet" else cut_lines)(form, content, work)
         while window := list(itertools.islice(cuts, text_shards.WINDOW)):
@@ -129,18 +130,20 @@ def cut_lines(form: Form, content: Digest, work: Path) -> Iterator[tuple[Path, i
     """Files of consecutive lines, and the number of the first line of each."""
     line = 1
     try:
-        with unpacked(form.path) as stream:
+        with unpacked(form.path, form.source.codec) as stream:
             while block := stream.read(PART_BYTES):
                 path, first = work / f"{line:016}", line
                 with path.open("wb") as part:
                     while block:
                         content.update(block)
                         part.write(block)
+                        if part.tell() > NO_TEXT_BYTES:
+                            raise no_text(f"{form.path}:{line}")
                         line += block.count(b"\n")
                         block = b"" if block.endswith(b"\n") else stream.readline(SKIPPED_BYTES)
                 yield path, first
     except UNREADABLE:
-        for _ in numbered(form.path, hashlib.sha256(), form.longest):
+        for _ in numbered(form.path, hashlib.sha256(), form.longest, form.source.codec):
             """Says which line cannot be read, if it is that."""
         raise
 

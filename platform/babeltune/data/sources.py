@@ -31,7 +31,7 @@ from babeltune.data.file_readers import (
     line_rows,
     located,
     numbered,
-    shortened,
+    refuse_broken,
 )
 from babeltune.data.file_shards import Form, Part, is_cut, parts_of
 from babeltune.data.joins import matching, paired_in_turn
@@ -39,7 +39,7 @@ from babeltune.data.quotation_marks import refuse_quoted
 from babeltune.data.text_shards import TextShards, keys_of, strangers_of
 from babeltune.data.texts import TableWriter, Texts, TextWriter, text_hashes
 from babeltune.data.translation import Translate
-from babeltune.errors import DataError, nearest
+from babeltune.errors import DataError, nearest, shortened
 from babeltune.schema.languages import by_priority
 from babeltune.schema.records import Source, Task
 
@@ -87,6 +87,8 @@ class Refusals:
     """What makes it a count: words for the error."""
     drop: bool
     counts: Counter[str] = field(default_factory=Counter)
+    unused: int = 0
+    """Those of the counted rows that are not broken, such as units without a translation."""
     rows: int = 0
     """Rows that were read, broken or not."""
 
@@ -98,18 +100,15 @@ class Refusals:
 
     def refuse_too_many(self, source: Source, file: Path | str | None = None) -> None:
         """Raises `DataError` if more than `max_dropped` of the rows are broken: the file is then misread."""
-        broken = self.counts.total()
-        if broken > source.max_dropped * self.rows:
-            reasons = ", ".join(f"{count:,} {reason}" for reason, count in self.counts.most_common())
-            raise DataError(
-                f"{named(source)}: {broken:,} of {self.rows:,} rows{f' of {file}' if file else ''} are broken "
-                f"({reasons}), more than max_dropped {source.max_dropped:g} allows; correct the file or how it is "
-                "read, or raise `max_dropped`"
-            )
+        rule = f"max_dropped {source.max_dropped:g} allows; correct the file or how it is read, or raise `max_dropped`"
+        place, rows = named(source), f"rows of {file}" if file else "rows"
+        broken, of = self.counts.total() - self.unused, self.rows - self.unused
+        refuse_broken(place, (broken, of, rows), self.counts, source.max_dropped, rule)
 
     def refuse(self, place: str, fault: Fault) -> None:
         """Counts the row, or raises `DataError` that names its place."""
-        if not self.drop:
+        self.unused += fault.kind in ("unused", "left out")
+        if not self.drop and fault.kind != "left out":
             raise DataError(
                 f"{place}: {fault.reason}: {fault.words}; correct it, or leave such rows out with {self.switch}"
             )
@@ -205,10 +204,10 @@ def read_file(source: Source, path: Path, names: Sequence[str], content: Digest,
     """The named columns of a file in the source's format."""
     if source.format == "parquet":
         return parquet_rows(path, names, source.id, content, longest)
+    lines = numbered(path, content, longest, source.codec)
     if source.format == "csv" or (source.format == "tsv" and source.quoted):
-        delimiter = source.delimiter if source.format == "csv" else "\t"
-        return csv_rows(path, names, content, header=source.header, delimiter=delimiter, longest=longest)
-    rows = line_rows(source, path, names, numbered(path, content, longest))
+        return csv_rows(source, path, names, lines, longest)
+    rows = line_rows(source, path, names, lines)
     return refuse_quoted(path, names, rows) if source.format == "tsv" and source.quoted is None else rows
 
 
@@ -232,7 +231,9 @@ def read_files(source: Source, root: Path, refusals: Refusals, longest: int, sha
     by_id = source.format != "moses" and source.join == "id"
     id_names = [source.id or "id"] if by_id else []
     tables = {
-        language: streamed(source, path, [source.column, *id_names], contents[language], longest, shards)
+        language: streamed(
+            source.of_file(language), path, [source.column, *id_names], contents[language], longest, shards
+        )
         for language, path in files.items()
     }
     if by_id:

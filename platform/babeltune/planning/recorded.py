@@ -39,6 +39,8 @@ ADDED: JsonObject = {
     "max_dropped": 0.05,
     "quoted": None,
     "delimiter": ",",
+    "encoding": None,
+    "sheet": None,
     "right_model": "student",
     "kind": "transformer",
     "embedding_learning_rate": 1.0,

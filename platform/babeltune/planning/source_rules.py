@@ -5,11 +5,12 @@ Pure: records go in, `(key, problem)` pairs come out.
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 
 from babeltune.data.translation import translation_problems
-from babeltune.errors import nearest
+from babeltune.errors import nearest, shortened
 from babeltune.planning.languages import languages, split_pair
 from babeltune.schema.bounds import NAME, Key, Problem, record_problems
 from babeltune.schema.languages import meaning
@@ -65,7 +66,22 @@ FIELDS_OF = {
     "pivot": ("left", "right"),
     "translate": ("translation",),
 }
+OPTIONS = {
+    "quoted": ("tsv", "csv"),
+    "delimiter": ("csv",),
+    "encoding": ("tsv", "csv", "jsonl", "moses", "po", "tmx", "xliff"),
+    "sheet": ("xlsx", "ods"),
+}
+"""Keys that are for some formats only."""
 LOCATIONS = ("path", "columns", "paths", "dataset", "left", "right", "translation")
+
+
+def is_encoding(name: str) -> bool:
+    """Whether Python decodes text of this encoding."""
+    try:
+        return codecs.lookup(name)._is_text_encoding
+    except (LookupError, ValueError):
+        return False
 
 
 def shape_problems(key: Key, source: Source, others: dict[str, Source]) -> Iterator[Problem]:
@@ -73,6 +89,7 @@ def shape_problems(key: Key, source: Source, others: dict[str, Source]) -> Itera
     given = {name for name in LOCATIONS if getattr(source, name) is not None}
     alone = {"moses": ("paths",), "hub": ("dataset",), "beir": ("folder", "data set")}
     alone |= {"pivot": ("pivot",), "translate": ("translate",)}
+    alone |= dict.fromkeys(("tmx", "xliff", "po"), ("path",))
     shapes = alone.get(source.format, ("path", "paths"))
     wanted = [set(FIELDS_OF[shape]) for shape in shapes]
     if given not in wanted:
@@ -82,9 +99,18 @@ def shape_problems(key: Key, source: Source, others: dict[str, Source]) -> Itera
         return
     yield from climbing(key, {"path": source.path, "dataset": source.dataset})
     yield from climbing((*key, "paths"), source.paths or {})
-    for name, default, format_ in (("quoted", None, "tsv"), ("delimiter", Source.delimiter, "csv")):
-        if getattr(source, name) != default and source.format != format_:
-            yield (*key, name), f"is for a source of format {format_!r}, and this one is {source.format!r}"
+    for name, formats in OPTIONS.items():
+        if getattr(source, name) != getattr(Source(name=""), name) and source.format not in formats:
+            words = " or ".join(map(repr, formats))
+            yield (*key, name), f"is for a source of format {words}, and this one is {source.format!r}"
+    if source.format == "csv" and source.quoted is True:
+        yield (*key, "quoted"), "true is what CSV means; leave it out, or say `false` if the marks are text"
+    encodings = source.encoding if isinstance(source.encoding, dict) else {"": source.codec or "utf-8"}
+    for language, codec in encodings.items():
+        if not is_encoding(codec):
+            yield (*key, "encoding"), f"{shortened(codec)} is unknown to Python; say for example cp1252"
+        elif language and language not in (source.paths or {}):
+            yield (*key, "encoding"), f"{language!r} is no language of `paths`"
     if source.where and source.columns is None:
         yield (*key, "where"), "chooses among the rows of one table; it goes with `columns`"
     if source.paths is not None:

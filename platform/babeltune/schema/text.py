@@ -16,14 +16,18 @@ from babeltune.schema.base import Strict
 class Source(Strict):
     """Where text comes from: one file or data set that holds some languages side by side.
 
-    `path` + `columns` reads one file (`tsv`, `csv`, `jsonl`, `parquet`). `paths` + `column` reads one file per language
-    joined on `join` (`tsv`, `csv`, `jsonl`, `parquet`), or line by line (`moses`). `dataset` reads a Hugging Face data
-    set by id or saved folder. `left`, `right` and `join` make a `pivot` of two other sources on equal text of a
-    language, or on equal id. `translation` makes a `translate` of one language of another source. `beir` with `path`, a
-    folder, or with `dataset` is for tasks of kind `retrieval`."""
+    `path` + `columns` reads one file (`tsv`, `csv`, `jsonl`, `parquet`, `xlsx`, `ods`, `tmx`, `xliff`, `po`). The
+    columns of `tmx`, `xliff` and `po` are language codes as the file has them. `paths` + `column` reads one file per
+    language joined on `join` (`tsv`, `csv`, `jsonl`, `parquet`, `xlsx`, `ods`), or line by line (`moses`). `dataset`
+    reads a Hugging Face data set by id or saved folder. `left`, `right` and `join` make a `pivot` of two other sources
+    on equal text of a language, or on equal id. `translation` makes a `translate` of one language of another source.
+    `beir` with `path`, a folder, or with `dataset` is for tasks of kind `retrieval`."""
 
     name: str
-    format: Literal["tsv", "csv", "jsonl", "parquet", "moses", "hub", "pivot", "translate", "beir"] = "tsv"
+    format: Literal[
+        "tsv", "csv", "jsonl", "parquet", "moses", "hub", "pivot", "translate", "beir", "xlsx", "ods", "tmx", "xliff",
+        "po",
+    ] = "tsv"  # fmt: skip
     path: str | None = None
     columns: dict[str, str] | None = None
     """Language code -> column name (or, with `header: false`, column number from 0). Codes of ISO 639 with two or three
@@ -38,9 +42,14 @@ class Source(Strict):
     quoted: bool | None = None
     """TSV: fields in quotation marks are read as CSV's are, or with `false` the marks are text. Absent: the marks are
     text, and a file that a spreadsheet seems to have quoted is refused. A warning says if only texts that hold marks
-    are quoted."""
+    are quoted. CSV: with `false` the marks are text, and every line is a row."""
     delimiter: str = ","
-    """CSV: what stands between the columns, such as `;`."""
+    """CSV: what stands between the columns, such as `;`. A first line `sep=;`, as Excel writes it, goes before this."""
+    encoding: str | dict[str, str] | None = None
+    """Of a text file, such as `cp1252`, or of each of `paths` by language. Absent: UTF-8, UTF-16 or UTF-32, as its
+    first bytes say. TMX, XLIFF and PO files name theirs."""
+    sheet: str | None = None
+    """XLSX, ODS: the sheet's name. Absent: the only sheet with cells."""
     id: str | None = None
     """The column that names a row, for `join: id`."""
     join: str = "id"
@@ -73,6 +82,16 @@ class Source(Strict):
     """Written by rule or machine, as a `translate` is: kept out of `split`, marked in the data digest."""
     train: bool = True
     """False for a source that only feeds a pivot or a translation."""
+
+    def of_file(self, language: str) -> Source:
+        """The source with the encoding of one of `paths`."""
+        encoding = self.encoding.get(language) if isinstance(self.encoding, dict) else self.encoding
+        return dataclasses.replace(self, encoding=encoding)
+
+    @property
+    def codec(self) -> str | None:
+        """The encoding of its file."""
+        return self.encoding if isinstance(self.encoding, str) else None
 
     def __post_init__(self) -> None:
         if self.format == "translate":

@@ -25,12 +25,15 @@ def test_two_columns_or_two_names(tmp_path):
     found = read_pairs(str(plain), None)
     assert (found.source, found.target, found.read) == (["un chat", "un chien"], ["a cat", "a dog"], 2)
     packed = tmp_path / "named.tsv.gz"
-    packed.write_bytes(gzip.compress(b"id\teng\tfra\n0\ta cat\tun chat\n1\t\tun chien\n"))
+    packed.write_bytes(gzip.compress(b"id\teng\tfra\n0\ta cat\tun chat\n1\t\tun chien\n" + b"2\ta cat\tun chat\n" * 20))
     with pytest.raises(DataError, match=r"named\.tsv\.gz:3: empty side.*leave such rows out with --on-error drop"):
         read_pairs(str(packed), ("fra", "eng"))
     found = read_pairs(str(packed), ("fra", "eng"), drop=True)
-    assert (found.source, found.target, found.read) == (["un chat"], ["a cat"], 2)
+    assert (found.source, found.target, found.read) == (["un chat"] * 21, ["a cat"] * 21, 22)
     assert found.dropped == {"empty side": 1}
+    plain.write_text("un chat\ta cat\nun chien\n" * 2)
+    with pytest.raises(DataError, match=r"2 of 4 rows are broken \(2 column count\), more than 5%"):
+        read_pairs(str(plain), None, drop=True)
     with pytest.raises(DataError, match="no column 'deu'"):
         read_pairs(str(packed), ("deu", "eng"))
     (tmp_path / "empty.tsv").write_text("fra\teng\n")

@@ -1,5 +1,6 @@
 """From text files to pairs: broken lines, repeats, interruptions, indices and clusters."""
 
+import bz2
 import csv
 import functools
 import gzip
@@ -7,11 +8,14 @@ import hashlib
 import importlib
 import io
 import json
+import lzma
 import os
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import ray
 import torch
@@ -90,13 +94,13 @@ def run(tmp_path, source, target, **settings):
 def test_broken_lines_are_counted_and_repeats_stand_once(tmp_path):
     lines = [
         "\ufeffone", b"\xff\xfe broken", "two\twith\ttabs", "", "   ", "a\0b", "one", "x" * (3 * LONGEST), "three\r",
-        "line\u2028two",
+        "line\u2028two", *sentences(90),
     ]  # fmt: skip
     for name in ("text.txt", "text.txt.gz"):
         found, counted = read_sentences(write(tmp_path / name, lines), tmp_path / "spill")
-        assert found[:] == ["one", "two with tabs", "three", "line two"]
+        assert found[:4] == ["one", "two with tabs", "three", "line two"]
         assert found[3] == "line two"
-        assert (counted.read, counted.kept, counted.repeated) == (10, 4, 1)
+        assert (counted.read, counted.kept, counted.repeated) == (100, 94, 1)
         assert (counted.empty, counted.too_long, counted.not_utf8, counted.nul) == (2, 1, 1, 1)
         assert counted.faults() == "1 repeated, 2 empty, 1 too long, 1 not utf8, 1 nul"
 
@@ -104,27 +108,45 @@ def test_broken_lines_are_counted_and_repeats_stand_once(tmp_path):
 def test_a_file_that_holds_nothing_says_what_it_held(tmp_path):
     with pytest.raises(DataError, match=r"2 lines: 1 empty, 1 nul"):
         read_sentences(write(tmp_path / "a.txt", ["", "\0"]), tmp_path / "spill")
+    with pytest.raises(DataError, match=r"6 of 100 lines are broken \(6 not UTF-8\), more than 5%"):
+        read_sentences(write(tmp_path / "b.txt", [b"\xff"] * 6 + ["", *sentences(93)]), tmp_path / "spill")
     (tmp_path / "empty.txt").touch()
     with pytest.raises(DataError, match="the file is empty"):
         read_sentences(tmp_path / "empty.txt", tmp_path / "spill")
-    with pytest.raises(DataError, match="No such file"):
+    with pytest.raises(DataError, match="does not exist"):
         read_sentences(tmp_path / "absent.txt", tmp_path / "spill")
     whole = write(tmp_path / "cut.gz", sentences(500)).read_bytes()
     (tmp_path / "cut.gz").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DataError, match=r"cannot be read after line \d+"):
+    with pytest.raises(DataError, match=r"cut.gz:\d+: cannot be read"):
         read_sentences(tmp_path / "cut.gz", tmp_path / "spill")
 
 
 @pytest.mark.parametrize("codec", ["utf-16-le", "utf-16-be"])
-def test_text_in_utf16_is_named_with_the_way_to_convert_it(encoded, tmp_path, codec):
-    raw = "\ufeffBonjour.\nMerci beaucoup.\n".encode(codec)
-    (tmp_path / "t").write_bytes(raw)
-    advice = r"is not UTF-8: the file is UTF-16; convert it: `iconv -f UTF-16 -t UTF-8 "
-    for read in (read_sentences, read_pairs):
-        with pytest.raises(DataError, match=advice):
-            read(tmp_path / "t", tmp_path / "spill")
-    with pytest.raises(DataError, match=f"standard input {advice}"):
+def test_text_in_utf16_is_read_with_and_without_a_mark(encoded, tmp_path, codec):
+    for mark in ("\ufeff", ""):
+        raw = f"{mark}Bonjour.\tHello.\r\nMerci beaucoup.\tThank you.\r\n".encode(codec)
+        (tmp_path / "t").write_bytes(raw)
+        assert read_sentences(tmp_path / "t", tmp_path / "a")[0][:] == ["Bonjour. Hello.", "Merci beaucoup. Thank you."]
+        assert read_pairs(tmp_path / "t", tmp_path / "b").source[:] == ["Bonjour.", "Merci beaucoup."]
         mine.encode(io.BytesIO(raw), TOY, tmp_path / "o.npy", lambda *_: None)
+        assert encoded[-2:] == ["Bonjour.\tHello.", "Merci beaucoup.\tThank you."]
+
+
+@pytest.mark.parametrize("name", ["gz", "bz2", "xz", "zst", "zip"])
+def test_a_packed_file_is_recognised_by_its_content_and_not_by_its_name(tmp_path, name):
+    text = sentences(60)
+    (tmp_path / "plain.fra").write_bytes(packed(name, "".join(f"{line}\n" for line in text).encode()))
+    assert read_sentences(tmp_path / "plain.fra", tmp_path / "spill")[0][:] == text
+
+
+def packed(name, content):
+    if name == "zst":
+        return bytes(pa.Codec("zstd").compress(content, asbytes=True))
+    if name == "zip":
+        with zipfile.ZipFile(file := io.BytesIO(), "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("corpus.fra", content)
+        return file.getvalue()
+    return {"gz": gzip, "bz2": bz2, "xz": lzma}[name].compress(content)
 
 
 def test_a_pipe_that_nobody_writes_is_said_and_then_read(tmp_path, monkeypatch, capfd):
@@ -147,16 +169,17 @@ def test_a_pipe_that_nobody_writes_is_said_and_then_read(tmp_path, monkeypatch, 
 
 
 def test_pairs_come_by_position_or_by_the_names_of_the_first_line(tmp_path):
+    rest = [f"{i}\tun\tuno" for i in range(6, 36)]
     path = write(
-        tmp_path / "p.tsv", ["id\tfra\teng", "1\tun\tone", "2\tdeux\ttwo", "3\tseul", "4\t\tfour", "5\tun\tuno"]
+        tmp_path / "p.tsv", ["id\tfra\teng", "1\tun\tone", "2\tdeux\ttwo", "3\tseul", "4\t\tfour", "5\tun\tuno", *rest]
     )
     pairs = read_pairs(path, tmp_path / "spill", ("fra", "eng"))
     assert [(pairs.source[i], pairs.target[j]) for i, j in zip(pairs.sources, pairs.targets, strict=True)] == [
-        ("un", "one"), ("deux", "two"), ("un", "uno"),
+        ("un", "one"), ("deux", "two"), *[("un", "uno")] * 31,
     ]  # fmt: skip
     assert len(pairs.source) == 2
-    assert (pairs.lines.read, pairs.lines.kept, pairs.lines.columns, pairs.lines.empty) == (5, 3, 1, 1)
-    assert len(read_pairs(path, tmp_path / "spill").sources) == 5
+    assert (pairs.lines.read, pairs.lines.kept, pairs.lines.columns, pairs.lines.empty) == (35, 33, 1, 1)
+    assert len(read_pairs(path, tmp_path / "spill").sources) == 35
     with pytest.raises(DataError, match="no column 'deu'; its first line names id, fra, eng"):
         read_pairs(path, tmp_path / "spill", ("deu", "eng"))
 
@@ -286,16 +309,19 @@ def test_lines_become_rows_of_a_numpy_file_as_they_come(encoded, tmp_path, count
 
 
 def test_a_line_that_is_not_utf8_keeps_its_row(encoded, tmp_path):
-    done = mine.encode(io.BytesIO(b"one\n\xff\n\nlast"), TOY, tmp_path / "v.npy", lambda *_: None)
-    assert (done["rows"], done["replaced"]) == (4, 1)
-    assert encoded[1:] == ["one", "\ufffd", "", "last"]
+    done = mine.encode(io.BytesIO(b"one\n\xff\n\nlast" + b"\nmore" * 20), TOY, tmp_path / "v.npy", lambda *_: None)
+    assert (done["rows"], done["replaced"]) == (24, 1)
+    assert encoded[1:5] == ["one", "\ufffd", "", "last"]
+    with pytest.raises(DataError, match=r"standard input: 2 of 8 lines are broken \(2 not UTF-8\), more than 5%"):
+        mine.encode(io.BytesIO(b"\xff\n" * 2 + b"a\n" * 6), TOY, tmp_path / "w.npy", lambda *_: None)
+    assert not (tmp_path / "w.npy").exists()
 
 
 def test_a_line_that_is_too_long_keeps_its_row_and_only_its_beginning(encoded, tmp_path):
-    text = "one\n" + "é" * LONGEST + "\nx" + "é" * LONGEST
+    text = "one\n" + "é" * LONGEST + "\nx" + "é" * LONGEST + "\nmore" * 40
     done = mine.encode(io.BytesIO(text.encode()), TOY, tmp_path / "v.npy", lambda *_: None)
-    assert (done["rows"], done["too_long"], done["replaced"]) == (3, 2, 0)
-    assert [len(each.encode()) for each in encoded[-3:]] == [3, LONGEST, LONGEST - 1]
+    assert (done["rows"], done["too_long"], done["replaced"]) == (43, 2, 0)
+    assert [len(each.encode()) for each in encoded[-43:-40]] == [3, LONGEST, LONGEST - 1]
 
 
 # Models

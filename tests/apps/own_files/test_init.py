@@ -281,7 +281,7 @@ def test_a_first_row_of_short_words_is_no_header(make, text):
         ("a.json", b'[{"en": "a"}]', "one object a line"),
         ("a.tsv", b"", "is empty"),
         ("a.tsv", b"\n \n", "only blank lines"),
-        ("a.tsv", b"id\teng\tfra\n", "has a header and no rows: 'id', 'eng', 'fra'; put rows below it"),
+        ("a.tsv", b"id\teng\tfra\n", "has a header and no rows: id, eng, fra; put rows below it"),
         ("a.csv", b"source,target\n", "has a header and no rows"),
         ("a.bin", b"a\0b\n", "zero bytes"),
         ("a.tsv", b"fra\teng\nun\tone\ndeux\ttwo\n", "at least 200"),

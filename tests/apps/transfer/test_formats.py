@@ -76,14 +76,16 @@ def test_paws_x_has_an_id_and_a_header(tmp_path):
 
 
 def test_a_broken_row_stops_or_is_counted(tmp_path):
-    path = written(tmp_path / "train.tsv", "A.\tB.\tneutral\nC.\tneutral\nD.\t\tneutral\nE.\tF.\t-\nG.\tH.\tneutral\n")
+    path = written(
+        tmp_path / "train.tsv", "A.\tB.\tneutral\nC.\tneutral\nD.\t\tneutral\nE.\tF.\t-\n" + "G.\tH.\tneutral\n" * 60
+    )
     with pytest.raises(
         DataError, match=r"train\.tsv:2: column count: 2 columns.*or leave such rows out with --on-error"
     ):
         read_examples(path, "xnli", "en")
     found = read_examples(path, "xnli", "en", drop=True)
     assert found.dropped == {"column count": 1, "empty side": 1, "no gold label": 1}
-    assert len(found) == 2
+    assert len(found) == 61
     empty = written(tmp_path / "none.tsv", "E.\tF.\t-\n")
     with pytest.raises(DataError, match="no rows left; dropped: 1 no gold label"):
         read_examples(empty, "xnli", "en", drop=True)
@@ -109,14 +111,14 @@ def test_pan_x_has_its_language_before_each_token(tmp_path):
 
 
 def test_a_sentence_with_a_broken_line_goes_as_a_whole(tmp_path):
-    text = "fr:A\tO\n\nfr:B\tO\nC\tO\n\nfr:D\tO\textra\n\nfr: \tO\nfr:E\tO\n\nfr:F\tO\n"
+    text = "fr:A\tO\n\nfr:B\tO\nC\tO\n\nfr:D\tO\textra\n\nfr: \tO\nfr:E\tO\n" + "\nfr:F\tO\n" * 60
     path = written(tmp_path / "test", text)
     with pytest.raises(DataError, match=r"test:4: language: 'C' does not begin with 'fr:'"):
         read_examples(path, "ner", "fr")
     found = read_examples(path, "ner", "fr", drop=True)
-    assert found.inputs == [("A",), ("F",)]
+    assert found.inputs == [("A",), *[("F",)] * 60]
     assert found.dropped == {"language": 1, "column count": 1, "empty token": 1}
-    (tmp_path / "bytes").write_bytes(b"A\tO\n\xff\tO\n\nB\tO\n")
+    (tmp_path / "bytes").write_bytes(b"A\tO\n\xff\tO\n" + b"\nB\tO\n" * 20)
     assert read_examples(str(tmp_path / "bytes"), "ner", "fr", drop=True).dropped == {"not UTF-8": 1}
 
 
@@ -154,7 +156,7 @@ def test_the_part_nearest_to_the_root_gives_a_fused_form_its_tag(tmp_path):
 
 def test_what_is_broken_in_conll_u(tmp_path):
     def faults(*rows):
-        path = written(tmp_path / "x.conllu", conllu((1, "a", "X", 0), ("", "", "", ""), *rows))
+        path = written(tmp_path / "x.conllu", conllu(*[(1, "a", "X", 0), ("", "", "", "")] * 20, *rows))
         return read_examples(path, "pos", "xx", drop=True).dropped
 
     assert faults((1, "a", "X", 0), (3, "b", "X", 1)) == {"word number": 1}

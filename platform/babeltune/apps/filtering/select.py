@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from babeltune.data import language_id
-from babeltune.data.file_readers import Fault, located, tsv_rows
+from babeltune.data.file_readers import Fault, located, refuse_broken, tsv_rows
 from babeltune.data.sources import Refusals
 from babeltune.data.text_keys import text_key
 from babeltune.errors import DataError, nearest
@@ -74,6 +74,7 @@ def read_pairs(path: str, columns: Columns | None, *, drop: bool = False) -> Pai
         else:
             source.append(cells[0])
             target.append(cells[1])
+    refuse_broken(str(file), (refusals.counts.total(), rows, "rows"), refusals.counts)
     if not source:
         raise DataError(f"{file} has no pairs{' left' if rows else ''}; a row is a source, a tab and a target")
     return Pairs(source=source, target=target, read=rows, digest=content.hexdigest(), dropped=refusals.counts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import functools
+import hashlib
 import io
 import shutil
 import uuid
@@ -20,10 +21,12 @@ from babeltune.apps.mining.index import Index, load_faiss, through_index
 from babeltune.apps.mining.margin import Retrieval, flipped, pair_scores, retrieve
 from babeltune.apps.mining.resumable_search import ResumableSearch, both_ways_resumable
 from babeltune.apps.mining.rows import Rows
-from babeltune.apps.mining.sentences import bounded_lines, read_pairs, read_sentences, refuse_utf16
+from babeltune.apps.mining.sentences import LONGEST, read_pairs, read_sentences
 from babeltune.apps.mining.tiles import Precision
 from babeltune.apps.mining.vectors import Model, Texts, embed, joined
+from babeltune.data.file_readers import bounded_lines, refuse_broken
 from babeltune.data.shards import RunShards, run_here
+from babeltune.data.text_streams import text_stream
 from babeltune.errors import DataError
 from babeltune.evaluation.bitext import Margin
 from babeltune.evaluation.knn import UNDEFINED, Matches
@@ -38,6 +41,8 @@ if TYPE_CHECKING:
 BATCH = 1_024
 """Sentences of `encode` in memory at a time; pairs of `score`, too."""
 
+Line = tuple[int, bytes, int | None]
+"""The number of a line, its beginning, and the bytes that were left out."""
 Progress = Callable[[str, int, int], None]
 """Called with the step's name, how much of it is done, and its total."""
 
@@ -161,19 +166,21 @@ def encode(lines: IO[bytes], model: Model, out: Path, progress: Progress) -> Jso
     """Writes the vectors of the lines, fp32 [n, dim], to a `.npy` file as they come; line i has row i.
 
     A dropped line would shift the rows after it. So invalid UTF-8 is replaced, a line of more than `LONGEST` bytes is
-    cut, and both are counted. Zero vectors are counted, too. Raises `DataError` for a vector that is not finite.
+    cut, and both are counted. Zero vectors are counted, too. Raises `DataError` for a vector that is not finite, and
+    if more than 5 % of the lines so far are replaced or cut.
     """
     check_out(out)
     rows, replaced, too_long, zeros = 0, 0, 0, 0
     with written_bytes(out) as file:
         dim = model.width
         _header(file, 0, dim)
-        for batch in _batches(bounded_lines(lines)):
-            if not rows:
-                refuse_utf16(batch[0][0], "standard input")
-            texts = [codecs.utf_8_decode(line, "replace", not cut)[0].rstrip("\r\n") for line, cut in batch]
+        name = "standard input"
+        for batch in _batches(bounded_lines(text_stream(lines, name), name, hashlib.sha256(), LONGEST)):
+            texts = [_beginning(line, skipped is not None) for _, line, skipped in batch]
             replaced += sum("\ufffd" in text for text in texts)
-            too_long += sum(cut for _, cut in batch)
+            too_long += sum(skipped is not None for *_, skipped in batch)
+            broken = {"not UTF-8": replaced, "too long": too_long}
+            refuse_broken(name, (replaced + too_long, rows + len(texts), "lines"), broken)
             vectors = model.encode(texts)
             if not (finite := np.isfinite(vectors).all(axis=1)).all():
                 line = rows + int(finite.argmin()) + 1
@@ -193,8 +200,13 @@ def _header(file: IO[bytes], rows: int, dim: int) -> None:
     np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (rows, dim)})
 
 
-def _batches(lines: Iterable[tuple[bytes, bool]]) -> Iterator[list[tuple[bytes, bool]]]:
-    batch: list[tuple[bytes, bool]] = []
+def _beginning(line: bytes, cut: bool) -> str:
+    """A line as text; what is not UTF-8 is replaced. Of a line that is cut, no part of a letter is left."""
+    return codecs.utf_8_decode(line[:LONGEST] if cut else line, "replace", not cut)[0].rstrip("\r\n")
+
+
+def _batches(lines: Iterable[Line]) -> Iterator[list[Line]]:
+    batch: list[Line] = []
     for line in lines:
         batch.append(line)
         if len(batch) == BATCH:

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import mmap
 import re
 import sys
 import threading
-import zlib
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
-from babeltune.data.file_readers import BLANK
-from babeltune.errors import UTF_16, DataError, to_utf8
+from babeltune.data.file_readers import BLANK, Fault, located, numbered, refuse_broken
+from babeltune.errors import DataError, listed, shortened
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -49,6 +47,10 @@ class Lines:
     nul: int = 0
     columns: int = 0
     """Lines with fewer columns than asked for."""
+
+    def broken(self) -> dict[str, int]:
+        """Lines that are no text, and pairs that lack a side, by reason."""
+        return {"too long": self.too_long, "not UTF-8": self.not_utf8, "zero byte": self.nul, "columns": self.columns}
 
     def faults(self) -> str:
         """Such as `3 empty, 1 not utf8`; nothing when every line was fine."""
@@ -110,7 +112,7 @@ class Collector:
 
 
 def read_sentences(path: Path, spill: Path) -> tuple[Sentences, Lines]:
-    """The different sentences of a text file, plain or `.gz`, one a line; their text is copied to `spill`.
+    """The different sentences of a text file, packed or not, one a line; their text is copied to `spill`.
 
     Raises:
         DataError: the file cannot be read, or holds no sentence.
@@ -122,9 +124,8 @@ def read_sentences(path: Path, spill: Path) -> tuple[Sentences, Lines]:
 def read_lines(path: Path, spill: Path) -> tuple[Sentences, NDArray[np.int64], Lines]:
     """As `read_sentences`, and which of the sentences each line of the file is: `NONE` for one that holds none."""
     lines, collector, held = Lines(), Collector(spill), array("q")
-    for raw in _raw_lines(path, lines):
-        text = _decoded(raw, lines)
-        if text is not None and (text := _clean(text, lines)):
+    for line in _text_lines(path, lines):
+        if text := _clean(line, lines):
             collector.add(text)
             held.append(lines.read - 1)
     sentences, ids = collector.finish()
@@ -139,9 +140,9 @@ def read_gold(path: Path) -> list[str]:
     """Every line of a text file, cleaned as sentences are; one that cannot be read is empty."""
     lines = Lines()
     found: list[str] = []
-    for raw in _raw_lines(path, lines):
-        found += [""] * (lines.read - len(found) - 1)  # lines that are too long
-        found.append(_clean(_decoded(raw, lines) or ""))
+    for line in _text_lines(path, lines):
+        found += [""] * (lines.read - len(found) - 1)  # lines that are no text
+        found.append(_clean(line))
     return found + [""] * (lines.read - len(found))
 
 
@@ -164,17 +165,13 @@ def read_pairs(path: Path, spill: Path, columns: tuple[str, str] | None = None) 
     """
     lines = Lines()
     sides = [Collector(spill.with_name(f"{spill.name}.{side}")) for side in ("source", "target")]
-    places = None if columns else (0, 1)
-    for raw in _raw_lines(path, lines):
-        text = _decoded(raw, lines)
-        fields = None if text is None else text.rstrip("\r\n").split("\t")
-        if columns and places is None:
-            places = _places(path, fields or [], columns)
-            lines.read = 0
+    places, header = None if columns else (0, 1), 0
+    for line in _text_lines(path, lines):
+        fields = line.split("\t")
+        if places is None:
+            assert columns is not None
+            places, header = _places(path, fields, columns), lines.read
             continue
-        if fields is None:
-            continue
-        assert places is not None
         if len(fields) <= max(places):
             lines.columns += 1
             continue
@@ -185,7 +182,7 @@ def read_pairs(path: Path, spill: Path, columns: tuple[str, str] | None = None) 
         for side, sentence in zip(sides, pair, strict=True):
             side.add(sentence)
     (source, sources), (target, targets) = (side.finish() for side in sides)
-    lines.kept = len(sources)
+    lines.kept, lines.read = len(sources), lines.read - header
     _check_some(path, lines, "a source and a target in each line, with a tab between")
     return PairsOfText(source, target, sources, targets, lines)
 
@@ -194,7 +191,7 @@ def _places(path: Path, header: list[str], columns: tuple[str, str]) -> tuple[in
     names = [name.strip().removeprefix("\ufeff") for name in header]
     missing = [column for column in columns if column not in names]
     if missing:
-        raise DataError(f"{path} has no column {missing[0]!r}; its first line names {', '.join(names)}")
+        raise DataError(f"{path} has no column {shortened(missing[0])}; its first line names {listed(names)}")
     return names.index(columns[0]), names.index(columns[1])
 
 
@@ -202,23 +199,24 @@ def _check_some(path: Path, lines: Lines, wanted: str = "one sentence a line") -
     if not lines.kept:
         why = f"{lines.read} lines: {lines.faults()}" if lines.read else "the file is empty"
         raise DataError(f"{path} holds nothing to encode ({why}); give UTF-8 text, {wanted}")
+    refuse_broken(str(path), (sum(lines.broken().values()), lines.read, "lines"), lines.broken())
 
 
-def _raw_lines(path: Path, lines: Lines) -> Iterator[bytes]:
-    """The lines of the file that are not too long; all are counted."""
-    try:
-        with warned_while_waiting(path) as begun, _opened(path) as file:
-            for raw, cut in bounded_lines(file):
-                if not lines.read:
-                    begun()
-                    refuse_utf16(raw, path)
-                lines.read += 1
-                lines.too_long += cut
-                if not cut:
-                    yield raw
-    except (OSError, EOFError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise DataError(f"{path} cannot be read after line {lines.read}: {reason}; check the file") from error
+def _text_lines(path: Path, lines: Lines) -> Iterator[str]:
+    """The lines of the file that are text; all are counted."""
+    with warned_while_waiting(located(str(path))) as begun:
+        for number, raw in numbered(path, hashlib.sha256(), LONGEST):
+            begun()
+            lines.read = number
+            if isinstance(raw, Fault):
+                lines.too_long += 1
+            elif b"\0" in raw:
+                lines.nul += 1
+            else:
+                try:
+                    yield raw.decode()
+                except UnicodeDecodeError:
+                    lines.not_utf8 += 1
 
 
 @contextmanager
@@ -235,38 +233,6 @@ def warned_while_waiting(path: Path) -> Iterator[Callable[[], None]]:
         yield timer.cancel
     finally:
         timer.cancel()
-
-
-def refuse_utf16(beginning: bytes, name: object) -> None:
-    """Raises `DataError` for text that begins as UTF-16 does, before it counts as so many broken lines."""
-    if beginning.startswith(UTF_16):
-        raise DataError(f"{name} is not UTF-8: {to_utf8(beginning, name)}")
-
-
-def bounded_lines(file: IO[bytes] | gzip.GzipFile) -> Iterator[tuple[bytes, bool]]:
-    """The lines of a file, and whether one is longer than `LONGEST` bytes: it is then cut there, and its rest is read
-    and thrown away in parts."""
-    while raw := file.readline(LONGEST + 1):
-        cut = len(raw) > LONGEST and not raw.endswith(b"\n")
-        rest = raw
-        while cut and rest and not rest.endswith(b"\n"):
-            rest = file.readline(LONGEST + 1)
-        yield raw[:LONGEST] if cut else raw, cut
-
-
-def _opened(path: Path) -> IO[bytes] | gzip.GzipFile:
-    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
-
-
-def _decoded(raw: bytes, lines: Lines) -> str | None:
-    if b"\0" in raw:
-        lines.nul += 1
-        return None
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError:
-        lines.not_utf8 += 1
-        return None
 
 
 def _clean(text: str, lines: Lines | None = None) -> str:

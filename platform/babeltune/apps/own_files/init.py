@@ -13,7 +13,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from babeltune.apps.own_files.proposal import check_sets, propose, teacher_of, this_machine
 from babeltune.apps.own_files.rows import Collected, Monolingual, TableRows, collect, refuse_unknown
@@ -82,9 +81,8 @@ def init(files: Sequence[str], wanted: Wanted) -> Made:
     refuse_unknown("--teacher-languages", wanted.teacher_languages)
     if repeated := [name for name in dict.fromkeys(files) if files.count(name) > 1]:
         raise SpecError(f"{repeated[0]} is named twice; name each file once")
-    with TemporaryDirectory(prefix="babeltune-init-") as work:
-        tables = [read_table(name, Path(work), encoding=wanted.encoding, header=wanted.header) for name in files]
-        found = collect(tables, wanted.columns)
+    tables = [read_table(name, encoding=wanted.encoding, header=wanted.header) for name in files]
+    found = collect(tables, wanted.columns)
     if found.tables:
         for each in found.monolingual:
             found.notes.append(f"{each.path}: one language ({each.language}) and no partner of as many lines; not used")

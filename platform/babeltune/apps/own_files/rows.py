@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from babeltune.apps.own_files.languages import NO_CODES, agree, alpha3, code_in, language_of
 from babeltune.apps.own_files.tables import Table
+from babeltune.data.file_readers import MAX_LINE_BYTES, numbered
 from babeltune.data.sources import Rows, read_source
 from babeltune.data.text_keys import text_key
 from babeltune.errors import DataError, nearest
@@ -106,6 +108,7 @@ def read_columns(table: Table, wanted: Mapping[str, str]) -> TableRows:
         header=table.header,
         quoted=table.quoted if delimited else None,
         delimiter=table.delimiter if table.format == "csv" else ",",
+        encoding=table.encoding,
         on_error="drop",
         max_dropped=MAX_DROPPED,
     )
@@ -214,10 +217,7 @@ def stem_of(name: str) -> str:
 
 def count_lines(table: Table) -> int:
     """The lines of the file."""
-    from babeltune.apps.own_files.encodings import opened
-
-    with opened(Path(table.path)) as file:
-        return sum(1 for _ in file)
+    return sum(1 for _ in numbered(Path(table.path), hashlib.sha256(), MAX_LINE_BYTES, table.encoding))
 
 
 def language_of_file(table: Table) -> str:
@@ -233,11 +233,15 @@ def language_of_file(table: Table) -> str:
 
 def read_moses(group: Sequence[Table], notes: list[str]) -> TableRows:
     """The rows of files that are aligned line by line."""
-    paths = {language_of_file(table): table.path for table in group}
+    files = {language_of_file(table): table for table in group}
+    paths = {language: table.path for language, table in files.items()}
+    encodings = {language: table.encoding for language, table in files.items() if table.encoding}
     if len(paths) < len(group):
         names = " and ".join(table.given for table in group)
         raise DataError(f"{names} are in one language, {', '.join(paths)}; give a file in another one")
-    source = Source(name="init", format="moses", paths=paths, on_error="drop", max_dropped=MAX_DROPPED)
+    source = Source(
+        name="init", format="moses", paths=paths, encoding=encodings, on_error="drop", max_dropped=MAX_DROPPED
+    )
     rows = read_source(source, Path("/"), others={})
     given = " + ".join(table.given for table in group)
     notes.append(f"{given}: read as aligned, since they have equally many lines")

@@ -5,25 +5,29 @@ from __future__ import annotations
 import csv
 import hashlib
 import itertools
-import json
 import re
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from babeltune.apps.own_files.encodings import as_utf8, encoding_of, opened, refuse_packed
+from babeltune.apps.own_files.encodings import encoding_of
 from babeltune.apps.own_files.languages import code_in
-from babeltune.data.arrow_readers import arrow_rows, load_dataset, parquet_rows
-from babeltune.data.file_readers import Fault, located
+from babeltune.data.arrow_readers import arrow_rows, is_text, leaves, load_dataset, parquet_rows
+from babeltune.data.file_readers import Fault, json_object, located, named_delimiter, numbered
 from babeltune.data.quotation_marks import QUOTED
-from babeltune.errors import DataError
+from babeltune.errors import DataError, listed, shortened
 from babeltune.schema.records import Source
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 SAMPLE_LINES = 2_000
 """Lines from which a layout is found."""
+SAMPLE_CHARACTERS = 1_000
+"""Characters of a text from which its language is found."""
 LINE_CHARACTERS = 1 << 20
 LEAST_ALIKE = {"\t": 0.8, ";": 0.9, "|": 0.9, ",": 0.9}
 """The share of rows that have equally many columns, by delimiter, from which on it is believed to be one."""
@@ -36,6 +40,8 @@ HEADER_WORDS = {
 }  # fmt: skip
 SENTENCE_END = re.compile(r"[.!?。！？…]\W*$")
 Format = Literal["tsv", "csv", "jsonl", "parquet", "moses", "hub"]
+JSON_VALUE = re.compile(r'\s*(\[\s*(\{\s*("|$)|\[\s*"|"[^"]*",?\s*$|$)|\{\s*("[^"]*"\s*:|$))')
+"""How a first line begins that no line ends: `[`, `{`, `[{"`, `{"key":`."""
 HUB = re.compile(r"(?P<name>[\w.-]+(?:/[\w.-]+)?)(?:\[(?P<split>[\w.-]+)\])?")
 """A data set by its id, with a split: `org/name[validation]`."""
 
@@ -47,7 +53,7 @@ class Table:
     given: str
     """The name that the user gave."""
     path: str
-    """The file, a copy of it in UTF-8, or a data set's id."""
+    """The file, or a data set's id."""
     format: Format
     columns: tuple[str, ...]
     """Names, or without a header numbers from 0. A Moses file has the one column `text`."""
@@ -57,12 +63,14 @@ class Table:
     quoted: bool = False
     delimiter: str = "\t"
     split: str = "train"
+    encoding: str | None = None
+    """The code page of a file that is not in Unicode."""
     notes: tuple[str, ...] = ()
 
     def column(self, name: str) -> list[str]:
         """The sampled values of a column that are not empty."""
         place = self.columns.index(name)
-        return [row[place].strip() for row in self.sample if row[place].strip()]
+        return [text for row in self.sample if (text := row[place][:SAMPLE_CHARACTERS].strip())]
 
     @property
     def layout(self) -> str:
@@ -75,7 +83,7 @@ class Table:
         return words
 
 
-def read_table(given: str, work: Path, *, encoding: str | None = None, header: bool | None = None) -> Table:
+def read_table(given: str, *, encoding: str | None = None, header: bool | None = None) -> Table:
     """How the file or data set is read. `encoding` and `header` overrule what is seen.
 
     Raises `DataError` for what is no text, or cannot be found.
@@ -84,54 +92,42 @@ def read_table(given: str, work: Path, *, encoding: str | None = None, header: b
     if path.is_dir() or (HUB.fullmatch(given) and "/" in given and not (path.exists() or path.parent.is_dir())):
         return _dataset(given)
     path = located(str(path.absolute()))
-    if _begins(path, b"PAR1"):
-        return _parquet(given, path)
-    refuse_packed(path)
-    notes: tuple[str, ...] = ()
-    found = encoding or encoding_of(path)
-    if found.replace("_", "-").lower() not in ("utf-8", "utf8"):
-        path = as_utf8(path, found, work)
-        notes = () if encoding else (f"{given} is not UTF-8; it was read as {found}. If letters are wrong: --encoding",)
-    lines = first_lines(path)
-    if lines and lines[0].lstrip().startswith("{"):
-        table = _jsonl(given, path, lines)
-    elif lines and lines[0].lstrip().startswith("["):
-        raise DataError(f"{given} is one JSON list; write one object a line: `jq -c '.[]' {given} > rows.jsonl`")
-    else:
-        table = _delimited(given, path, lines, header)
-    if table.format == "csv" and not table.quoted:
-        table = replace(table, path=str(as_tabs(path, table.delimiter, work)), format="tsv", delimiter="\t")
-    return replace(table, notes=notes)
-
-
-def as_tabs(path: Path, delimiter: str, work: Path) -> Path:
-    """A copy of a file whose quotation marks are text, with tabs for its delimiter. CSV readers refuse such marks."""
-    copy = work / f"{len(list(work.iterdir()))}.tsv"
-    between, tab = delimiter.encode(), b"\t"
-    with opened(path) as source, copy.open("wb") as out:
-        for line in source:
-            out.write(line.replace(tab, b" ").replace(between, tab))
-    return copy
-
-
-def first_lines(path: Path) -> list[str]:
-    """The first lines without their ends; the file is UTF-8, less broken rows."""
-    with opened(path) as file:
-        raw = [line for _ in range(SAMPLE_LINES) if (line := file.readline(LINE_CHARACTERS))]
-    lines = [line.decode(errors="replace").rstrip("\r\n") for line in raw]
-    return [lines[0].removeprefix("\ufeff"), *lines[1:]] if lines else []
-
-
-def _begins(path: Path, mark: bytes) -> bool:
     with path.open("rb") as file:
-        return file.read(len(mark)) == mark
+        if file.read(4) == b"PAR1":
+            return _parquet(given, path)
+    notes: tuple[str, ...] = ()
+    if encoding is None and (encoding := encoding_of(path)):
+        notes = (f"{given} is not UTF-8; it was read as {encoding}. If letters are wrong: --encoding",)
+    delimiter, lines = first_lines(path, encoding)
+    kind = json_kind(lines)
+    if kind == "list":
+        raise DataError(f"{given} is one JSON value; write one object a line: `jq -c '.[]' {given} > rows.jsonl`")
+    table = _jsonl(given, path, lines) if kind == "lines" else _delimited(given, path, lines, header, delimiter)
+    return replace(table, notes=notes, encoding=encoding)
+
+
+def first_lines(path: Path, encoding: str | None) -> tuple[str, list[str]]:
+    """The delimiter that Excel's line `sep=;` names, and the first lines less broken ones."""
+    delimiter, lines = named_delimiter(numbered(path, hashlib.sha256(), LINE_CHARACTERS, encoding))
+    some = itertools.islice(lines, SAMPLE_LINES)
+    return delimiter, [raw.decode(errors="replace") for _, raw in some if not isinstance(raw, Fault)]
+
+
+def json_kind(lines: Sequence[str]) -> Literal["lines", "list", ""]:
+    """Whether the lines are JSON objects, or parts of one JSON value; empty for other text, in brackets or not."""
+    filled = [line for line in lines if line.strip()]
+    begins = [line for line in filled if line.lstrip().startswith("{")]
+    objects = sum(not isinstance(json_object(line.encode()), Fault) for line in begins)
+    if objects and (2 * objects > len(filled) or begins[0] is filled[0]):
+        return "lines"
+    return "list" if filled and JSON_VALUE.match(filled[0]) else ""
 
 
 # --- Delimited text ------------------------------------------------------------------------------------------------
 
 
-def _delimited(given: str, path: Path, lines: Sequence[str], header: bool | None) -> Table:
-    """A table of delimited text, or one sentence a line."""
+def _delimited(given: str, path: Path, lines: Sequence[str], header: bool | None, named: str) -> Table:
+    """A table of delimited text, or one sentence a line. `named`: the delimiter that the file names."""
     for line in lines:
         if not line.strip():
             continue
@@ -140,7 +136,7 @@ def _delimited(given: str, path: Path, lines: Sequence[str], header: bool | None
         raise DataError(f"{given} has only blank lines; name a file with text")
     is_csv = given.lower().removesuffix(".gz").endswith(".csv")
     best: tuple[float, int, str, bool, list[list[str]]] | None = None
-    for order, (delimiter, least) in enumerate(LEAST_ALIKE.items()):
+    for order, (delimiter, least) in enumerate({named: 0.0}.items() if named else LEAST_ALIKE.items()):
         quoted, rows = parsed(lines, delimiter)
         width, share = commonest_width(rows)
         least = COMMAS_ALIKE if delimiter == "," and not is_csv else least
@@ -152,20 +148,21 @@ def _delimited(given: str, path: Path, lines: Sequence[str], header: bool | None
     _, _, delimiter, quoted, rows = best
     if len(rows) == 1 and (header or (header is None and _are_names(rows[0]))):
         raise DataError(
-            f"{given} has a header and no rows: {', '.join(map(repr, rows[0]))}; put rows below it, or say --no-header "
-            "if it is text"
+            f"{given} has a header and no rows: {listed(rows[0])}; put rows below it, or say --no-header if it is text"
         )
-    named = has_header(rows) if header is None else header
-    names = [name.strip() for name in rows[0]] if named else [str(i) for i in range(len(rows[0]))]
-    if named and (twice := [name for name, count in Counter(names).items() if count > 1]):
-        raise DataError(f"{given}:1: several columns are called {twice[0]!r}; rename all but one, or say --no-header")
+    headed = has_header(rows) if header is None else header
+    names = [name.strip() for name in rows[0]] if headed else [str(i) for i in range(len(rows[0]))]
+    if headed and (twice := [name for name, count in Counter(names).items() if count > 1]):
+        raise DataError(
+            f"{given}:1: several columns are called {shortened(twice[0])}; rename all but one, or say --no-header"
+        )
     return Table(
         given=given,
         path=str(path),
-        format="tsv" if delimiter == "\t" else "csv",
+        format="tsv" if delimiter == "\t" and not named else "csv",
         columns=tuple(names),
-        sample=tuple(tuple(row) for row in rows[named:]),
-        header=named,
+        sample=tuple(tuple(row) for row in rows[headed:]),
+        header=headed,
         quoted=quoted,
         delimiter=delimiter,
     )
@@ -227,17 +224,8 @@ def _are_names(cells: Sequence[str]) -> bool:
 
 def _jsonl(given: str, path: Path, lines: Sequence[str]) -> Table:
     """JSON lines: the columns are all keys that hold text, numbers or nothing; `translation.en` is within an object."""
-    records: list[dict[str, str]] = []
-    for number, line in enumerate(lines, 1):
-        try:
-            value = json.loads(line) if line.strip() else None
-        except ValueError as error:
-            if number == 1:
-                words = f"{given}:1: begins as JSON does and is no JSON object a line: {error}"
-                raise DataError(f"{words}; write one object a line: `jq -c . {given} > rows.jsonl`") from error
-            continue  # a broken row, counted when the file is read
-        if isinstance(value, dict):
-            records.append(dict(_leaves(value, "")))
+    objects = (json_object(line.encode()) for line in lines if line.strip())
+    records = [dict(_leaves(value, "")) for value in objects if not isinstance(value, Fault)]  # faults count later
     columns = tuple(dict.fromkeys(key for record in records for key in record))
     sample = tuple(tuple(record.get(key, "") for key in columns) for record in records)
     return Table(given=given, path=str(path), format="jsonl", columns=columns, sample=sample)
@@ -249,6 +237,11 @@ def _leaves(value: Mapping[str, object], prefix: str) -> Iterable[tuple[str, str
             yield from _leaves(inner, f"{prefix}{key}.")
         elif isinstance(inner, str | int | float) or inner is None:
             yield prefix + key, "" if inner is None else str(inner)
+
+
+def text_columns(schema: pa.Schema) -> list[str]:
+    """The columns that hold text, with those within structures: `translation.en`."""
+    return [name for name, type_ in leaves(schema).items() if is_text(type_, raw=False)]
 
 
 def _parquet(given: str, path: Path) -> Table:
@@ -264,19 +257,9 @@ def _parquet(given: str, path: Path) -> Table:
     return Table(given=given, path=str(path), format="parquet", columns=tuple(names), sample=sample)
 
 
-def text_columns(schema: Any) -> list[str]:
-    """The columns that hold text, with those within structures: `translation.en`."""
-    import pyarrow as pa
-
-    table = schema.empty_table()
-    while any(pa.types.is_struct(field.type) for field in table.schema):
-        table = table.flatten()
-    return [field.name for field in table.schema if field.type in (pa.string(), pa.large_string())]
-
-
 def _dataset(given: str) -> Table:
     """A saved data set, or one of the hub that is in the local cache."""
-    match = HUB.fullmatch(given)
+    match = None if Path(given).expanduser().exists() else HUB.fullmatch(given)
     name, split = (match["name"], match["split"] or "train") if match else (given, "train")
     if Path(name).is_dir():
         if not any(path.is_file() for path in Path(name).rglob("*")):

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from babeltune.data.file_readers import Fault, lines_of, located, not_utf8, shortened, tsv_rows
+from babeltune.data.file_readers import Fault, lines_of, located, not_utf8, refuse_broken, tsv_rows
 from babeltune.data.sources import Refusals
-from babeltune.errors import DataError, nearest
+from babeltune.errors import DataError, nearest, shortened
 
 Task = Literal["xnli", "pawsx", "pos", "ner"]
 UPOS = "ADJ ADP ADV AUX CCONJ DET INTJ NOUN NUM PART PRON PROPN PUNCT SCONJ SYM VERB X"
@@ -79,6 +79,8 @@ def read_examples(path: str, task: Task, language: str, *, drop: bool = False) -
     if not inputs:
         reasons = ", ".join(f"{count} {reason}" for reason, count in refusals.counts.items())
         raise DataError(f"{file} has no rows{f' left; dropped: {reasons}' if reasons else ''}; correct the file")
+    broken = refusals.counts.total() - refusals.unused
+    refuse_broken(str(file), (broken, len(inputs) + broken, "rows"), refusals.counts)
     return Examples(inputs=inputs, labels=labels, dropped=dict(refusals.counts), digest=content.hexdigest())
 
 
@@ -109,7 +111,7 @@ def _pairs(file: Path, task: Task, language: str, content: hashlib._Hash, refusa
             continue
         matched = True
         if label == UNDECIDED:
-            refusals.refuse(place, Fault("no gold label", f"{label!r}, where the annotators did not agree"))
+            refusals.refuse(place, Fault("no gold label", f"{label!r}, where the annotators did not agree", "unused"))
             continue
         yield (left, right), (_number(SPELLED.get(label, label), task, place),)
     if languages and not matched:
@@ -238,7 +240,9 @@ def _conllu(block: list[tuple[int, str]]) -> list[Word] | Broken:
             return Broken(line, Fault("word number", f"{number!r}, where {len(words) + 1} is next"))
     withheld = sum(form == "_" for _, form, _ in words)
     if words and withheld and withheld >= len(words) - 1:
-        return Broken(words[0][0], Fault("withheld words", "the treebank's licence keeps them: fill them in first"))
+        return Broken(
+            words[0][0], Fault("withheld words", "the treebank's licence keeps them: fill them in first", "unused")
+        )
     joined: list[Word] = []
     at = 1
     while at <= len(words):
