@@ -16,6 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from babeltune.files import write_whole
 from benchmarks.readme import write_after
 
 ALL = (
@@ -67,7 +68,7 @@ def main(names: Sequence[str], package: str = "benchmarks", kept: Path | None = 
         print(TABLE.format(*line))
     if kept is not None:
         found = {"commit": commit(), "titles": TITLES, "rows": [line for line, _ in rows]}
-        kept.write_text(json.dumps(found, ensure_ascii=False, indent=0) + "\n", encoding="utf-8")
+        write_whole(kept, (json.dumps(found, ensure_ascii=False, indent=0) + "\n").encode())
         write_after(kept)
     return 0 if all(met for _, met in rows) else 1
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from babeltune.files import write_whole
 from babeltune.method.distributed import ProcessGroup
 from babeltune.planning.preparation import prepare
 from babeltune.planning.space import default_params, make_trial
@@ -116,7 +117,7 @@ def main() -> None:
     low, high = min(ratios.values()), max(ratios.values())
     if given.json:
         spread = {"ratios": [WITHIN * low / high], "goal": 1.0, "broken": [], "students": ratios, "rates": rates}
-        given.json.write_text(json.dumps(spread), encoding="utf-8")
+        write_whole(given.json, json.dumps(spread).encode())
     print(
         f"compute counted / measured {statistics.median(ratios.values()):.2f} min {low:.2f} max {high:.2f}; "
         f"max / min {high / low:.2f} goal at most {WITHIN:g}"

@@ -20,6 +20,7 @@ from transformers.utils import logging
 from babeltune.data.eval_sets import read_eval, subsets
 from babeltune.data.prepared import Prepared, TextTask
 from babeltune.errors import TrainingError
+from babeltune.files import write_whole
 from babeltune.planning.preparation import prepare
 from babeltune.planning.space import default_params, make_trial
 from babeltune.planning.sweep_file import data_root, read_sweep
@@ -73,9 +74,7 @@ def read_rows(folder: Path) -> list[Row]:
 def write_row(folder: Path, row: Row) -> None:
     """Keeps the row; a reader sees all of it or nothing."""
     folder.mkdir(parents=True, exist_ok=True)
-    draft = folder / f".{row.file}"
-    draft.write_text(json.dumps(asdict(row), indent=1) + "\n", encoding="utf-8")
-    draft.replace(folder / row.file)
+    write_whole(folder / row.file, (json.dumps(asdict(row), indent=1) + "\n").encode())
 
 
 class Work:

@@ -16,6 +16,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from babeltune.files import write_whole
 from benchmarks.encoder import SETTINGS, SWEEP, ours
 from benchmarks.quality import SHOWN, Contestant, Row, Work, add_options, read_work, run_rows, train_within
 
@@ -168,7 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     rows = run_rows(given, list(MADE), Contestants)
     if rows and not given.only:
-        (given.docs / "quality.md").write_text(page(rows), encoding="utf-8")
+        write_whole(given.docs / "quality.md", page(rows).encode())
         draw(rows, given.docs / "quality.svg")
     print(page(rows))
 

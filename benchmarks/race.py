@@ -22,6 +22,8 @@ from typing import Any, NoReturn, TypeVar
 
 import torch
 
+from babeltune.files import write_whole
+
 Value = TypeVar("Value")
 
 SLACK = 0.85
@@ -159,7 +161,7 @@ def verdict(
     if given.json:
         values = {"name": name, "goal": goal, "floor": floor, "ratios": ratios, "rows": [vars(row) for row in rows]}
         values |= {"broken": list(broken), "load": os.getloadavg(), **facts}
-        given.json.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+        write_whole(given.json, (json.dumps(values, indent=1) + "\n").encode())
     for fault in broken:
         print(f"{name}: {fault}", file=sys.stderr, flush=True)
     print(f"{name} ratio {middle:.3g} min {least:.3g} max {most:.3g} goal {goal:g} floor {floor:.3g}")

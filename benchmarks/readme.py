@@ -11,6 +11,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from babeltune.files import write_whole
+
 ROOT = Path(__file__).parents[1]
 MEASURED = ROOT / "docs" / "measured"
 README = ROOT / "README.md"
@@ -77,7 +79,7 @@ def write() -> None:
     if not head:
         raise ValueError(f"{README.name} has no table with the head {TITLE!r}")
     rest = re.sub(r"\A(\|.*\n)*", "", after)
-    README.write_text(before + table() + rest, encoding="utf-8")
+    write_whole(README, (before + table() + rest).encode())
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from babeltune.cli.common import folder_of
 from babeltune.cli.render import show_leaderboard
+from babeltune.files import write_whole
 
 PICTURE = Path(__file__).parent / "leaderboard.svg"
 COLUMNS = 165
@@ -22,7 +23,7 @@ def main(name: str = "quickstart") -> None:
     show_leaderboard(folder_of(name, None), console)
     drawn = console.export_svg(title=f"babeltune runs {name}", unique_id="leaderboard")
     local = re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL).replace("Fira Code, monospace", "monospace")
-    PICTURE.write_text(local.rstrip() + "\n", encoding="utf-8")
+    write_whole(PICTURE, (local.rstrip() + "\n").encode())
 
 
 if __name__ == "__main__":

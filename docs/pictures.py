@@ -27,6 +27,7 @@ from rich.console import Console
 from babeltune.cli.common import cluster_of, folder_of
 from babeltune.cli.terminal_view import picture
 from babeltune.cli.watch import HOST, server_of
+from babeltune.files import write_whole
 from babeltune.stages import SEARCHING
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.lease import only_driver
@@ -83,7 +84,7 @@ def draw_terminal(folder: SweepFolder) -> None:
             local = re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL)
             text = local.replace("Fira Code, monospace", "monospace").rstrip() + "\n"
             check_private(text, f"terminal-{width}")
-            (PICTURES / f"terminal-{width}.svg").write_text(text, encoding="utf-8")
+            write_whole(PICTURES / f"terminal-{width}.svg", text.encode())
 
 
 def draw_report(folder: SweepFolder) -> None:
@@ -179,7 +180,7 @@ def keep(page: Any, name: str, width: int | None = None) -> None:
         data = io.BytesIO()
         shown.save(data, "WEBP", quality=quality, method=6)
         if data.tell() <= LARGEST:
-            (PICTURES / f"{name}.webp").write_bytes(data.getvalue())
+            write_whole(PICTURES / f"{name}.webp", data.getvalue())
             return
     raise SystemExit(f"{name} needs more than {LARGEST:,} bytes; make the window smaller")
 

@@ -19,6 +19,7 @@ import torch
 from datasets import disable_progress_bars
 from transformers.utils import logging
 
+from babeltune.files import write_whole
 from benchmarks.__main__ import commit
 from benchmarks.gpu import mining, ranks, soft_loss, training
 
@@ -55,7 +56,7 @@ def main() -> None:
         found[name], faults = measured(name)
         broken += faults
         if given.json:
-            given.json.write_text(json.dumps({**facts, **found, "broken": broken}, indent=1) + "\n", encoding="utf-8")
+            write_whole(given.json, (json.dumps({**facts, **found, "broken": broken}, indent=1) + "\n").encode())
         print(f"{name}, {time.perf_counter() - started:.0f} s: {json.dumps(found[name], indent=1)}", flush=True)
     for fault in broken:
         print(f"gpu: {fault}", file=sys.stderr)

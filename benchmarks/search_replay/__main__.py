@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import optuna
 
-from babeltune.files import plain
+from babeltune.files import plain, write_whole
 from babeltune.schema.records import Sampler, Scheduler
 from benchmarks.search_replay.record import sweep_of
 from benchmarks.search_replay.replay import Contestant, Outcome, contest
@@ -92,7 +92,7 @@ class Kept:
 
     def write(self) -> None:
         if self._path is not None:
-            self._path.write_text(json.dumps({"table": self._digest, "rows": plain(self.rows)}), encoding="utf-8")
+            write_whole(self._path, json.dumps({"table": self._digest, "rows": plain(self.rows)}).encode())
 
 
 def quartiles(outcomes: Sequence[Outcome]) -> tuple[float, float, float]:

@@ -20,7 +20,7 @@ import torch
 
 from babeltune.data.prepared import Prepared
 from babeltune.errors import TrainingError
-from babeltune.files import plain, write_json
+from babeltune.files import plain, write_json, write_whole
 from babeltune.method.distributed import ProcessGroup
 from babeltune.planning.portfolio import FOLDER
 from babeltune.planning.preparation import prepare
@@ -116,7 +116,7 @@ def write(storage: Path, target: Path) -> None:
         corpora[corpus] = {"sweep": sweep_id(sweep), "seed": sweep.seed, "judged": JUDGED, "settings": settings}
         print(f"{corpus}: {len(settings)} settings, {sum(one['cpu_seconds'] for one in settings):.0f} CPU s")
     table = {"commit": commit, "rates": rates, "corpora": corpora}
-    target.write_bytes(gzip.compress(json.dumps(table).encode(), mtime=0))
+    write_whole(target, gzip.compress(json.dumps(table).encode(), mtime=0))
     print(f"{target}: {target.stat().st_size:,} bytes")
 
 

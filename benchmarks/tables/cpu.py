@@ -10,6 +10,8 @@ from typing import Self
 
 import psutil
 
+from babeltune.files import write_whole
+
 EVERY_S = 1.0
 """Seconds from one reading to the next. A process that ends between two loses what it used after the first."""
 
@@ -36,7 +38,7 @@ class CpuSeconds:
         self._ended.set()
         self._thread.join()
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        self.file.write_text(json.dumps(self.total()), encoding="utf-8")
+        write_whole(self.file, json.dumps(self.total()).encode())
 
     def total(self) -> float:
         """Seconds of all runs so far."""

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from babeltune.files import write_whole
 from benchmarks.tables.choices import CHOICE, CHOOSING, advice_on, choices_of
 from benchmarks.tables.clusters import ARI
 from benchmarks.tables.definition import START, UNTRAINED, Record
@@ -128,15 +129,15 @@ def write(record: Record, root: Path = ROOT) -> Path:
     for folder in (RECORDS, PAGES):
         (root / folder).mkdir(parents=True, exist_ok=True)
     text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
-    (root / RECORDS / f"{record['name']}.json").write_text(text, encoding="utf-8")
+    write_whole(root / RECORDS / f"{record['name']}.json", text.encode())
     records = read_records(root)
     for kept in records:
         if "heat_map" in kept:
             draw(kept["heat_map"], root / PAGES / f"{kept['name']}.svg")
         elif "distribution" in kept:
             draw_spread(kept["distribution"], root / PAGES / f"{kept['name']}.svg")
-        (root / PAGES / f"{kept['name']}.md").write_text(page(kept, records), encoding="utf-8")
-    (root / PAGES / "index.md").write_text(index(records), encoding="utf-8")
+        write_whole(root / PAGES / f"{kept['name']}.md", page(kept, records).encode())
+    write_whole(root / PAGES / "index.md", index(records).encode())
     return root / PAGES / f"{record['name']}.md"
 
 

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
+import errno
+import glob
 import hashlib
 import json
 import logging
 import math
 import os
+import re
+import shutil
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, overload
 
 from filelock import FileLock, Timeout
 
 from babeltune.errors import StorageError
+from babeltune.machine import lives, this_process
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -28,6 +35,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 LOCK_TIMEOUT_S = 60.0
 """Seconds within which another process must have changed a file that it has locked. It takes milliseconds."""
+DRAFT = re.compile(r"\..+\.([0-9a-f]{12}-[0-9]+-[0-9]+)-[0-9a-f]{8}", re.DOTALL)
+"""The name of a draft (`draft_of`), with the process that writes it."""
+AT_CURRENT_FOLDER, EXCHANGE = -100, 2
+"""Constants of `renameat2` in Linux."""
 
 
 def version(path: Path) -> list[int]:
@@ -36,10 +47,87 @@ def version(path: Path) -> list[int]:
     return [stat.st_mtime_ns, stat.st_size, stat.st_ino]
 
 
+def draft_of(path: Path) -> Path:
+    """Where this process writes what will be at `path`. `babeltune clean` removes it once the process is gone."""
+    return path.with_name(f".{_beginning(path)}.{this_process()}-{uuid.uuid4().hex[:8]}")
+
+
+def _beginning(path: Path) -> str:
+    """As much of a name as fits into 255 bytes with a process's identity."""
+    return os.fsencode(path.name)[:150].decode(errors="ignore")
+
+
+def writer_of(draft: Path) -> str | None:
+    """The process that wrote the draft; None for what is no draft."""
+    name = DRAFT.fullmatch(draft.name)
+    return name and name[1]
+
+
+def remove_left(path: Path) -> None:
+    """Removes drafts of `path` whose process is gone."""
+    for draft in path.parent.glob(f".{glob.escape(_beginning(path))}.*"):
+        if lives(writer_of(draft) or "") is False:
+            with suppress(OSError):  # another user's
+                shutil.rmtree(draft) if draft.is_dir() else draft.unlink()
+
+
+@contextmanager
+def draft_folder(name: str, parent: Path | None = None) -> Iterator[Path]:
+    """An empty folder for the block alone, in `parent`, or where temporary files are. Only this user may read it."""
+    folder = draft_of(Path(tempfile.gettempdir(), f"babeltune-{name}") if parent is None else parent / name)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def replace_folder(draft: Path, folder: Path) -> None:
+    """Moves a whole folder to its place in one step, and removes the one that was there.
+
+    On a file system that cannot exchange two folders (NFS), nothing is there for a moment.
+    """
+    try:
+        draft.rename(folder)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        earlier = _exchanged(draft, folder)
+        sync(folder.parent)
+        shutil.rmtree(earlier, ignore_errors=True)
+    sync(folder.parent)
+
+
+def _exchanged(draft: Path, folder: Path) -> Path:
+    """Gives the draft the folder's name. Returns where the folder is now."""
+    exchange = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    names = AT_CURRENT_FOLDER, os.fsencode(draft), AT_CURRENT_FOLDER, os.fsencode(folder)
+    if exchange is not None and exchange(*names, EXCHANGE) == 0:
+        return draft
+    earlier = draft_of(folder)
+    folder.rename(earlier)
+    draft.rename(folder)
+    return earlier
+
+
+def make_folders(path: Path) -> None:
+    """Makes the folder and those above it that are missing. Their names are on the disk before it returns."""
+    missing = [each for each in (path, *path.parents) if not each.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for each in missing:
+        sync(each.parent)
+
+
 def write_whole(path: Path, data: bytes, *, durable: bool = False) -> None:
     """Writes the file beside its place, then moves it there. So a reader never sees half of it, and a full disk leaves
-    what was there. With `durable` that also holds if the machine loses its power."""
-    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+    what was there. With `durable` that also holds if the machine loses its power. A link stays one. What is no file,
+    such as a pipe, gets the bytes at once."""
+    path = path.resolve() if path.is_symlink() else path
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        path.write_bytes(data)
+        return
+    draft = draft_of(path)
     try:
         draft.write_bytes(data)
         if durable:
@@ -50,6 +138,12 @@ def write_whole(path: Path, data: bytes, *, durable: bool = False) -> None:
     except OSError:
         draft.unlink(missing_ok=True)
         raise
+
+
+def write_out(path: Path, data: bytes) -> None:
+    """Writes a file for the user, as `write_whole` does, and removes what killed commands left beside it."""
+    remove_left(path)
+    write_whole(path, data, durable=True)
 
 
 def write_json(path: Path, value: object, *, durable: bool = True) -> None:
@@ -75,7 +169,7 @@ def _finite(value: object) -> object:
 def locked(path: Path) -> Iterator[None]:
     """Only one process of this machine at a time changes the file within the block, for moments. `StorageError` if
     another one has it for `LOCK_TIMEOUT_S` seconds."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folders(path.parent)
     lock = FileLock(path.with_name(f".{path.name}.lock"))
     try:
         lock.acquire(timeout=LOCK_TIMEOUT_S)
@@ -119,6 +213,8 @@ def append_line(path: Path, line: bytes) -> None:
             while rest:
                 rest = rest[file.write(rest) :]
             os.fsync(file.fileno())
+            if not size:  # its name may be new
+                sync(path.parent)
         except OSError:
             os.truncate(path, size)
             raise

@@ -10,8 +10,9 @@ from babeltune.evaluation.distinct_rows import distinct_rows
 from babeltune.promotion.candidate import chosen_among, export_model, find_candidate, selection_of
 from babeltune.promotion.promote import promote
 from babeltune.schema.records import Objective
-from babeltune.tracking.registry import find_run, register
+from babeltune.tracking.registry import find_run
 from babeltune.training.checkpoint import checkpoint_folder, read_reports, write_reports
+from registering import register
 
 pytestmark = pytest.mark.usefixtures("one_scoring_process")
 OLD = {"babeltune.sweep": "another-0123456789", "babeltune.trial": "t0000", "babeltune.report": "1"}

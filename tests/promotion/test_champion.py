@@ -24,8 +24,9 @@ from babeltune.promotion.sealed_test_log import read_openings, record_opening
 from babeltune.schema.records import Promotion
 from babeltune.sweep.state.leaderboard import winner
 from babeltune.tracking import registry
-from babeltune.tracking.registry import champion_of, find_run, register
+from babeltune.tracking.registry import champion_of, find_run
 from babeltune.training.checkpoint import checkpoint_folder, read_reports, write_reports
+from registering import register
 from waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.usefixtures("one_scoring_process")

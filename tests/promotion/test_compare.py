@@ -266,11 +266,15 @@ def test_a_challenger_can_win_by_zero_shot_transfer():
     assert decided.verdict == "promote"
 
 
-def test_the_warning_grows_with_every_opening():
-    def warned(times):
-        return Openings(times=times, models=2, first="2026-01-01 by ada", last="2026-01-02 by bob").warning(0.95)
+def test_the_warning_grows_with_every_model_that_is_looked_at():
+    def warned(times, models):
+        return Openings(times=times, models=models, first="2026-01-01 by ada", last="2026-01-02 by bob").warning(0.95)
 
-    assert warned(1) == ""
-    assert "opened 2 times, for 2 models" in warned(2)
-    assert "up to 10%" in warned(2)
-    assert "up to 40%; take fresh test sets" in warned(10)
+    assert warned(1, 1) == ""
+    assert "opened 2 times, for 2 models" in warned(2, 2)
+    assert "of 2 looks" in warned(2, 2)
+    assert "up to 10%" in warned(2, 2)
+    assert "up to 40%; take fresh test sets" in warned(10, 10)
+    assert "of 2 looks" in warned(10, 2), "a model that is opened again, such as after a kill, shows nothing new"
+    assert "opened 2 times, for 1 model" in warned(2, 1)
+    assert "probability" not in warned(2, 1)

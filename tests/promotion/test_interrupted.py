@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import signal
@@ -11,13 +12,21 @@ from pathlib import Path
 
 import psutil
 import pytest
+from filelock import FileLock
 
+from audits import read_audit
 from babeltune.errors import PromotionError, SpecError
 from babeltune.files import sha256_of
 from babeltune.promotion import promote as promotion
-from babeltune.promotion.promote import promote
+from babeltune.promotion.candidate import find_candidate
+from babeltune.promotion.decisions import Move, intend, promotes, read_decisions, record_decision, settle
+from babeltune.promotion.gates import Decision
+from babeltune.promotion.promote import promote, recorded_run
 from babeltune.promotion.sealed_test_log import read_openings
+from babeltune.sweep.state.housekeeping import left_drafts
+from babeltune.sweep.sync.view import StorageView
 from babeltune.tracking.registry import champion_of
+from kills import changes_below, kill_at, killed_at
 from processes import command_line
 from waiting import PATIENCE_S, wait_until
 
@@ -82,6 +91,81 @@ def test_the_alias_moves_only_after_the_folder_that_was_asked_for_is_there(copie
     assert champion_of(cluster.mlflow, "searched", "champion").version == "1"
     assert promote(folder.id, cluster, dry_run=True, out=tmp_path / "dry").verdict == "tie"
     assert not (tmp_path / "dry").exists()
+
+
+def register(folder, cluster, number, storage):
+    """Registers a model and is killed at its write of this number after it has begun to record that."""
+    candidate = find_candidate(folder.id, storage)
+    model = storage / "models" / "of-this-test"
+    model.mkdir(parents=True)
+    (model / "README.md").write_text("# A model\n")
+    facts = {"sweep": folder.id, "trial": candidate.name, "report": candidate.report.index}
+    decision = Decision(verdict="promote", reasons=("it is good",), folder=str(model), **facts)
+    begin = promotion.intend
+
+    def intend(*arguments, **more):
+        kill_at(number, changes_below(storage))
+        return begin(*arguments, **more)
+
+    promotion.intend = intend
+    promotion.register_model(candidate, model, cluster, recorded_run(candidate, cluster), "champion", decision, None)
+
+
+def recorded(folder, storage):
+    """What is registered for the sweep, by its decisions and by the audit."""
+    decisions, damaged = read_decisions(folder)
+    assert damaged == []
+    lines = [line.subject for line in read_audit(storage) if line.action == "promote"]
+    return [record.decision.registered for record in decisions], lines
+
+
+def test_a_promotion_that_is_killed_at_any_write_is_recorded_once_or_not_at_all(copy_of, tmp_path):
+    """The next command finishes it if the alias has moved, and drops it if not."""
+    moved = []
+    for number in itertools.count(1):
+        _, folder, cluster = copy_of(tmp_path / str(number))
+        storage = Path(cluster.storage)
+        killed = killed_at(None, lambda: register(folder, cluster, number, storage))  # noqa: B023
+        champion = champion_of(cluster.mlflow, "searched", "champion")
+        moved.append(champion is not None)
+        expected = [f"models:/searched@champion (version {champion.version})"] if champion else []
+        for _ in range(2):
+            settle(StorageView(cluster))
+            assert recorded(folder, storage) == (expected, expected), number
+            assert not list((storage / "deciding").glob("*.json"))
+        assert not [each for each in left_drafts(storage, 0.0) if not each.carry_out()]
+        if not killed:
+            break
+    assert sorted(moved) == moved, "first the intent, then the alias"
+    assert not moved[0]
+    assert sum(moved) > 3
+
+
+def test_a_promotion_that_goes_on_elsewhere_is_not_dropped(copied, monkeypatch):
+    """Whether a process of another machine lives is not known. It has as long as its claim holds."""
+    _, folder, cluster = copied
+    view = StorageView(cluster)
+    decision = Decision(verdict="promote", reasons=(), sweep=folder.id, trial="t0000", report=1, registered="m")
+    monkeypatch.setattr("babeltune.promotion.decisions.lives", lambda process: None)
+    intend(view, decision, move=Move(model="searched", alias="champion", version="1"))
+    settle(view)
+    assert len(list((view.folder / "deciding").iterdir())) == 1
+    monkeypatch.setattr("babeltune.tracking.registry.CLAIM_S", -1.0)
+    with FileLock(promotes(view.folder, "searched")):
+        settle(view)
+        assert len(list((view.folder / "deciding").iterdir())) == 1, "a process of this machine promotes that model"
+        settle(view, promoting="searched")
+    assert not list((view.folder / "deciding").iterdir())
+    assert recorded(folder, view.folder) == ([], [])
+
+
+def test_a_tie_is_recorded_as_a_tie(copied):
+    _, folder, cluster = copied
+    for verdict, words in (("tie", "a tie"), ("refuse", "refused")):
+        decision = Decision(verdict=verdict, reasons=(), sweep=folder.id, trial="t0000", report=1)
+        record_decision(StorageView(cluster), folder, decision, dry_run=False)
+        assert read_audit(Path(cluster.storage))[-1].subject == f"{folder.id}, {words}"
+        assert read_decisions(folder)[0][-1].decision.verdict == verdict
 
 
 def scorers(process):

@@ -8,12 +8,15 @@ import resource
 import subprocess
 import sys
 import threading
+from contextlib import contextmanager
 
 import pytest
 
 from babeltune.data.eval_sets import read_eval
 from babeltune.planning.sweep_file import read_data
+from babeltune.promotion.candidate import find_candidate
 from babeltune.promotion.sealed_test_log import read_openings, record_opening
+from babeltune.promotion.verdict import weigh
 from babeltune.schema.cluster import Cluster
 from babeltune.sweep.sync.view import OPENED, StorageView
 from bucket_servers import BUCKET
@@ -173,6 +176,27 @@ def test_an_opening_behind_a_cut_line_reaches_the_other_machine_once(s3, tmp_pat
     for place in (one, two, one, two):
         with place.openings():
             assert len(read_openings(place.folder)) == 1
+
+
+def test_an_opening_reaches_the_bucket_before_a_sealed_test_is_scored(copied, tmp_path):
+    _, folder, cluster = copied
+    candidate, events = find_candidate(folder.id, cluster.folder), []
+
+    class Scorer:
+        def scored(self, models, tasks, prefix, target):
+            events.append(prefix)
+            if prefix == "test":
+                raise KeyboardInterrupt
+            return {name: (candidate.report.metrics, {}) for name in models}
+
+    @contextmanager
+    def openings():
+        yield
+        events.append(f"{len(read_openings(cluster.folder))} in the bucket")
+
+    with pytest.raises(KeyboardInterrupt):
+        weigh(candidate, tmp_path, Scorer(), None, openings)
+    assert events == ["dev", "1 in the bucket", "test"]
 
 
 def test_an_opening_is_on_the_disk_before_it_is_counted(tmp_path, found, monkeypatch):

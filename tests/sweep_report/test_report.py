@@ -289,6 +289,25 @@ def test_the_sealed_table_has_a_test_of_one_subset_once(tiny_file, tmp_path):
     assert page(replace(found, decisions=(record,)), "md").count("| 0.4567 |") == 1
 
 
+def test_a_later_decision_that_opens_no_test_hides_no_sealed_scores(tiny_file, tmp_path):
+    folder = make_sweep(tmp_path, read_sweep(tiny_file))
+    add_trial(folder, 0, [0.2, 0.6], "finished", temperature=0.1)
+    found = gather(folder)
+    opened = decision_of(found, registered="m", test={"test/everyday/fra-eng/accuracy": 0.4567})
+    tie = replace(decision_of(found), verdict="tie", reasons=("it is the champion",), test={})
+    records = [
+        DecisionRecord(time=f"2026-01-3{day}T12:00:00Z", dry_run=False, decision=decision)
+        for day, decision in enumerate((opened, tie))
+    ]
+    found = replace(found, decisions=tuple(records))
+    text = page(found, "md")
+    assert "| 0.4567 |" in text
+    assert "No sealed test was scored" not in text
+    assert "verdict of 2026-01-30T12:00:00Z: promote" in text
+    assert "verdict of 2026-01-31T12:00:00Z: tie" in text
+    assert verdict(found)[1] == "Its promotion on 2026-01-31 found that t0000 is the champion already."
+
+
 @pytest.mark.parametrize("promoted", [False, True])
 def test_the_verdict_has_the_lead_and_what_chance_explains(tiny_file, tmp_path, promoted):
     folder = make_sweep(tmp_path, read_sweep(tiny_file))

@@ -17,6 +17,7 @@ from babeltune.tracking.mlflow_client import open_client, serve_command
 from babeltune.tracking.tracker import Tracker
 from babeltune.tracking.view import trials_page
 from ports import free_port
+from registering import register
 from screens import kept, page_of
 from waiting import PATIENCE_S, wait_for_server
 
@@ -74,7 +75,7 @@ def logged(tmp_path_factory):
     (model / "modules.json").write_text("[]")
     tags = {"babeltune.sweep": "quick-1a2b", "babeltune.trial": "t0001"}
     tags[registry.MODEL] = registry.checkpoint_model(store, tracker.run_id(1))
-    registry.register(store, "quick", model, tracker.run_id(1), "champion", tags, replaces=None)
+    register(store, "quick", model, tracker.run_id(1), "champion", tags, replaces=None)
     return store, folder, [tracker.run_id(number) for number in range(4)]
 
 

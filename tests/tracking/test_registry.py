@@ -8,7 +8,8 @@ import pytest
 from babeltune.errors import PromotionError
 from babeltune.tracking import registry
 from babeltune.tracking.mlflow_client import open_client
-from babeltune.tracking.registry import champion_of, register, whole_sections
+from babeltune.tracking.registry import champion_of, whole_sections
+from registering import register
 from waiting import PATIENCE_S
 
 TAG = "babeltune.claim.champion"

@@ -15,6 +15,7 @@ from babeltune.sweep.state import provenance
 from babeltune.tracking import mlflow_client, registry, spool
 from babeltune.tracking import tracker as track
 from ports import free_port
+from registering import register
 from waiting import PATIENCE_S, wait_for_server, wait_until
 
 DEAD = "http://127.0.0.1:9"  # the discard port: nothing listens
@@ -364,7 +365,7 @@ def test_killing_the_server_loses_nothing_and_doubles_nothing(server, tmp_path, 
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")
-    assert registry.register(server.uri, "quick", model, run, "champion", {}, replaces=None) == "1"
+    assert register(server.uri, "quick", model, run, "champion", {}, replaces=None) == "1"
     assert registry.champion_of(server.uri, "quick", "champion").run_id == run
     files = client.list_artifacts(run, registry.champion_of(server.uri, "quick", "champion").source.rsplit("/", 1)[1])
     assert [f.path.rsplit("/", 1)[1] for f in files] == ["config.json"]
@@ -380,9 +381,7 @@ def test_the_registry_moves_an_alias_and_knows_the_same_files_again(store, tmp_p
         folder = tmp_path / f"model-{len(versions)}"
         (folder / "1_Pooling").mkdir(parents=True)
         (folder / "1_Pooling" / "config.json").write_text(content)
-        versions.append(
-            registry.register(store, "quick", folder, run, "champion", {"sweep": "quick-1a2b"}, replaces=before)
-        )
+        versions.append(register(store, "quick", folder, run, "champion", {"sweep": "quick-1a2b"}, replaces=before))
         before = versions[-1]
         assert registry.champion_of(store, "quick", "champion").version == versions[-1]
     assert versions == ["1", "2", "1"]
@@ -400,7 +399,7 @@ def test_a_registry_that_refuses_says_why_and_what_to_do(store, tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "a").write_text("a")
     with pytest.raises(PromotionError, match=r"cannot register 'quick' .* promote again"):
-        registry.register(store, "quick", tmp_path / "model", "0" * 32, "champion", {}, replaces=None)
+        register(store, "quick", tmp_path / "model", "0" * 32, "champion", {}, replaces=None)
 
 
 def test_the_environment_names_commit_and_versions():

@@ -49,6 +49,8 @@ def clean(
 
     def place_of(removal: Removal) -> str:
         """Relative to the storage; what is in a mirror, as it is on this machine."""
+        if not removal.path.is_relative_to(chosen.folder):
+            return str(removal.path)
         inside = removal.path.relative_to(chosen.folder).as_posix()
         return inside if view.mirror is None or hasattr(removal, "key") else f"{chosen.folder}/{inside}"
 

@@ -178,6 +178,10 @@ def folder_of(name: str | None, cluster: str | None) -> SweepFolder:
     from babeltune.sweep.sync.view import StorageView
 
     view = StorageView(cluster_of(cluster))
+    if view.deciding():
+        from babeltune.promotion.decisions import settle_quietly
+
+        settle_quietly(view)
     try:
         return view.sweep(name)
     except ObjectStoreError as error:

@@ -10,7 +10,7 @@ import typer
 
 from babeltune.cli.common import Json, app, out, say, warn
 from babeltune.errors import SpecError, counted
-from babeltune.files import write_whole
+from babeltune.files import write_out
 
 if TYPE_CHECKING:
     from babeltune.apps.own_files.init import Made
@@ -76,7 +76,7 @@ def schema(
         say(json_schema(kind), True, lambda: None)
         return
     try:
-        write_whole(out_, (json.dumps(json_schema(kind), ensure_ascii=False, indent=2) + "\n").encode())
+        write_out(out_, (json.dumps(json_schema(kind), ensure_ascii=False, indent=2) + "\n").encode())
     except OSError as error:
         raise SpecError(f"--out {out_} cannot be written ({error.strerror}); name a file that can be") from error
     out.print(f"schema: {out_}", markup=False, highlight=False, soft_wrap=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -59,8 +58,10 @@ def refit(
 
 def spelled(text: str, assignments: list[str] | None, cluster: str | None) -> Sweep:
     """The sweep of this text, as if it were a file."""
-    with TemporaryDirectory() as place:
-        file = Path(place) / "refit.yaml"
+    from babeltune.files import draft_folder
+
+    with draft_folder("refit") as place:
+        file = place / "refit.yaml"
         file.write_text(text, encoding="utf-8")
         return read(str(file), None, assignments, cluster)
 
@@ -68,12 +69,13 @@ def spelled(text: str, assignments: list[str] | None, cluster: str | None) -> Sw
 def write_file(text: str, file: str) -> None:
     """Writes the sweep file; `SpecError` where it cannot."""
     from babeltune.errors import SpecError
+    from babeltune.files import write_out
 
     if file == "-":
         sys.stdout.write(text)
         return
     try:
-        Path(file).write_text(text, encoding="utf-8")
+        write_out(Path(file), text.encode())
     except (OSError, ValueError) as error:
         raise SpecError(
             f"--write {file!r} cannot be written: {error}; name a file in a folder that is there"

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from babeltune.cli.common import ClusterFile, Json, app, cluster_of, err, out, say
 from babeltune.errors import SpecError
-from babeltune.files import json_text
+from babeltune.files import json_text, write_out
 
 if TYPE_CHECKING:
     from babeltune.apps.transfer.formats import Examples
@@ -85,7 +85,7 @@ def transfer(
     }
     if out_ is not None:
         out_.parent.mkdir(parents=True, exist_ok=True)
-        out_.write_text(json_text(record, indent=2) + "\n", encoding="utf-8")
+        write_out(out_, (json_text(record, indent=2) + "\n").encode())
     say(record, as_json, lambda: show(record))
 
 

@@ -8,12 +8,12 @@ copy as they get stores.
 from __future__ import annotations
 
 import shutil
-import uuid
 from pathlib import Path
 
 from babeltune.data.store import bring
 from babeltune.data.teacher import folder_digest
 from babeltune.errors import TeacherError
+from babeltune.files import draft_of, replace_folder
 from babeltune.models.hub import PARTS, model_files
 from babeltune.schema.records import Student
 
@@ -84,14 +84,13 @@ def copy_start(storage: Path, folder: Path) -> Path:
     place = place_of(storage, digest_of_start(folder))
     if place.is_dir() and digest_of_start(place) == digest_of_start(folder):
         return place
-    draft = place.with_name(f".{place.name}.{uuid.uuid4().hex[:8]}")
+    draft = draft_of(place)
     try:
         for path in model_files(folder, (*PARTS, *TEXTS)):
             target = draft / path.relative_to(folder)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target)
-        shutil.rmtree(place, ignore_errors=True)
-        draft.rename(place)
+        replace_folder(draft, place)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return place

@@ -13,7 +13,6 @@ import hashlib
 import json
 import logging
 import shutil
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
@@ -24,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 
 from babeltune.errors import StoreError
-from babeltune.files import in_turn, plain, sha256_of, sync, version
+from babeltune.files import draft_of, in_turn, make_folders, plain, sha256_of, sync, version
 from babeltune.schema.records import Scalar
 
 if TYPE_CHECKING:
@@ -219,7 +218,7 @@ def build(
     if folder.exists() and _fault(folder, verify=True) is None:
         return folder
     try:
-        root.mkdir(parents=True, exist_ok=True)
+        make_folders(root)
         with _only_builder(folder):
             _sweep(folder)
             if folder.exists():
@@ -248,8 +247,7 @@ class _Described(NamedTuple):
 @contextmanager
 def _draft_of(folder: Path, *, resumable: bool) -> Iterator[Path]:
     """The folder in which the store is built. It is removed after the block, unless the next one may go on in it."""
-    name = f".{folder.name}{UNFINISHED}" if resumable else f".{folder.name}.building-{uuid.uuid4().hex[:8]}"
-    draft = folder.with_name(name)
+    draft = folder.with_name(f".{folder.name}{UNFINISHED}") if resumable else draft_of(folder)
     draft.mkdir(exist_ok=resumable)
     try:
         yield draft
@@ -319,7 +317,7 @@ def _sweep(folder: Path) -> None:
 
 def _discard(folder: Path) -> None:
     """Renames the folder away first, so that no reader meets it half removed; open maps stay valid."""
-    away = folder.with_name(f".{folder.name}.discarded-{uuid.uuid4().hex[:8]}")
+    away = draft_of(folder)
     folder.rename(away)
     shutil.rmtree(away, ignore_errors=True)
 

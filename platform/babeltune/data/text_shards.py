@@ -6,7 +6,6 @@ process does for a small corpus, so that the bytes do not depend on who calls th
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ from babeltune.data.language_id import labels_of, strangers
 from babeltune.data.shards import RunShards, count_all, uncounted
 from babeltune.data.text_keys import sentence_keys
 from babeltune.data.texts import Texts, text_hashes
+from babeltune.files import draft_folder
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -41,9 +41,8 @@ class TextShards:
     @contextmanager
     def work(self) -> Iterator[Path]:
         """A folder for shards, which goes with the block."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".shards-", dir=self._folder) as name:
-            yield Path(name)
+        with draft_folder("shards", self._folder) as work:
+            yield work
 
     def each(
         self, function: Callable[..., NDArray[Any]], texts: Texts, *more: str, files: Mapping[str, Texts] | None = None

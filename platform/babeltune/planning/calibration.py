@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,7 +27,7 @@ from babeltune.data.store_shards import write_shard
 from babeltune.data.stored_arrays import open_ragged
 from babeltune.data.teacher import encode_shard, load_teacher
 from babeltune.errors import BabeltuneError
-from babeltune.files import plain
+from babeltune.files import draft_folder, plain
 from babeltune.method import needs_of
 from babeltune.models.encoder import FrozenEncoder
 from babeltune.planning.availability import is_at_hand
@@ -103,8 +102,8 @@ def calibrate(sweep: Sweep, corpus: Corpus, machine: Machine) -> Measured:
     before = torch.get_num_threads()
     torch.set_num_threads(machine.threads)
     try:
-        with TemporaryDirectory(prefix="babeltune-plan-") as storage:
-            return _measured(sweep, trial, corpus, machine, Path(storage))
+        with draft_folder("plan") as storage:
+            return _measured(sweep, trial, corpus, machine, storage)
     except (BabeltuneError, RuntimeError, ValueError, OSError) as error:
         words = " ".join(str(error).split())[:200]
         raise NotMeasuredError(f"the default trial does not train here ({words})") from error

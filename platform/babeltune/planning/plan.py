@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from babeltune.evaluation.distinct_rows import distinct_rows, tasks_behind
+from babeltune.files import draft_folder
 from babeltune.method import needs_of
 from babeltune.planning.availability import model_vocabulary
 from babeltune.planning.goals import dev_metrics
@@ -150,10 +149,8 @@ def _word_counts(sweep: Sweep, corpus: Corpus) -> dict[str, int]:
     from babeltune.data.alignment import check_words, word_counts, word_samples
 
     data, pairs = sweep.data, len(corpus.pairs)
-    with tempfile.TemporaryDirectory() as stores:
-        found = word_samples(
-            corpus, data.words, data_root(sweep), Path(stores), sweep.seed, longest=data.max_line_bytes
-        )
+    with draft_folder("plan") as stores:
+        found = word_samples(corpus, data.words, data_root(sweep), stores, sweep.seed, longest=data.max_line_bytes)
     check_words(found, pairs, data.words)
     return dict(word_counts(found, pairs))
 

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Literal
 
 from babeltune.data.eval_sets import EvalRows, labelled, read_eval
 from babeltune.data.prepared import Prepared, TextTask, read_prepared
 from babeltune.data.starts import start_name
 from babeltune.errors import PromotionError, StoreError, SweepError
+from babeltune.files import draft_folder
 from babeltune.planning.preparation import prepare
 from babeltune.planning.sweep_file import data_root
 from babeltune.promotion.export import export_trial
@@ -125,11 +125,9 @@ def export_model(candidate: Candidate, folder: Path, *, untrained: bool = False)
 def exported(candidate: Candidate, view: StorageView, drafts: Path | None = None) -> Iterator[Path]:
     """A folder with the candidate's checkpoint as a model, which is brought here and exported for the block alone."""
     view.bring(candidate.folder, candidate.trial.number, candidate.report.index, candidate.prepared)
-    if drafts is not None:
-        drafts.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=f".{candidate.folder.id}-{candidate.name}-", dir=drafts) as draft:
-        export_model(candidate, Path(draft) / "model")
-        yield Path(draft) / "model"
+    with draft_folder(f"{candidate.name}-{candidate.folder.id}", drafts) as draft:
+        export_model(candidate, draft / "model")
+        yield draft / "model"
 
 
 def dev_texts(prepared: Prepared) -> list[TextTask]:

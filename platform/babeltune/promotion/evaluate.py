@@ -17,6 +17,7 @@ from babeltune.errors import SpecError
 from babeltune.planning.model_checks import right_model_problems
 from babeltune.planning.sweep_file import read_data, read_teacher
 from babeltune.promotion.candidate import Candidate, exported
+from babeltune.promotion.decisions import settle_quietly
 from babeltune.promotion.fresh_scorer import FreshScorer, Target
 from babeltune.promotion.gates import Scores
 from babeltune.promotion.model_names import model_folder, trial_of
@@ -78,6 +79,7 @@ def evaluate_model(
     tasks = subsets(found, data.anchor_priority)
     view = StorageView(cluster)
     view.update(every=True)
+    settle_quietly(view)
     sealed = found if test else sealed_elsewhere(view.folder, found)
     trial = trial_of(model, view.folder)
     target: Target | None

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from babeltune.data.prepared import Prepared
 from babeltune.data.teacher import load_teacher
 from babeltune.data.tokens import bare_tokenizer, load_tokenizer
 from babeltune.errors import CheckpointError
-from babeltune.files import as_new_files, json_text, sync
+from babeltune.files import as_new_files, draft_of, json_text, make_folders, remove_left, sync
 from babeltune.method import EVERY, Method
 from babeltune.models.dense import has_pooler
 from babeltune.models.encoder import Encoder, FrozenEncoder, StudentEncoder
@@ -92,8 +91,9 @@ def write_folder(write: Callable[[Path], None], folder: Path) -> None:
     """The folder as `write` fills it, or nothing."""
     if folder.exists():
         raise CheckpointError(f"{folder} exists already; name a new folder, or remove it first")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}")
+    make_folders(folder.parent)
+    remove_left(folder)
+    draft = draft_of(folder)
     try:
         draft.mkdir()
         write(draft)

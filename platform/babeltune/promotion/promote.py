@@ -12,14 +12,14 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory, mkdtemp
+from tempfile import mkdtemp
 
 from babeltune.errors import CheckpointError, PromotionError, SpecError
-from babeltune.files import in_turn
+from babeltune.files import draft_folder, in_turn, replace_folder, write_whole
 from babeltune.promotion.candidate import Candidate, export_model, find_candidate, lineage, registered_name
 from babeltune.promotion.card_facts import facts_of
 from babeltune.promotion.champion import Champion, champion_for, is_same, start_of, unfiltered
-from babeltune.promotion.decisions import record_decision
+from babeltune.promotion.decisions import Move, finish, intend, promotes, record_decision, settle
 from babeltune.promotion.export import write_folder
 from babeltune.promotion.fresh_scorer import FreshScorer
 from babeltune.promotion.gates import Decision
@@ -31,7 +31,6 @@ from babeltune.schema.cluster import Cluster
 from babeltune.stages import WRITING, tell
 from babeltune.sweep.state.folder import find_run, find_sweep
 from babeltune.sweep.state.leaderboard import leaderboard
-from babeltune.sweep.sync.audit import audit
 from babeltune.sweep.sync.view import StorageView
 
 ALIAS = re.compile(r"(?!(latest|v\d+)\Z)[\w-]{1,255}", re.IGNORECASE)
@@ -72,19 +71,17 @@ def promote(
     view.update(name and name.partition("/")[0])
     candidate, words = chosen(name, view, prefer, soup)
     if dry_run:
-        with view.openings():
-            decision = decided(candidate, cluster, alias)
-        decision = replace(decision, reasons=(*decision.reasons, *words))
+        settle(view)
+        decision = decided(candidate, cluster, alias, words=words)
         record_decision(view, candidate.folder, decision, dry_run=True)
         return decision
-    run_id = recorded_run(candidate, cluster)  # before the sealed tests are opened in vain
-    lock = storage / "locks" / f"{registered_name(candidate)}.lock"
+    run_id, name = recorded_run(candidate, cluster), registered_name(candidate)  # before tests are opened in vain
     # A second promotion compares with what the first one has made the champion.
-    with in_turn(lock, f"promotes {registered_name(candidate)}"), view.openings():
-        decision = decided(candidate, cluster, alias, run_id=run_id, out=out)
-    decision = replace(decision, reasons=(*decision.reasons, *words))
-    record_decision(view, candidate.folder, decision, dry_run=False)
-    audit(view, "promote", decision.registered or f"{candidate.folder.id}, refused")
+    with in_turn(promotes(storage, name), f"promotes {name}"):
+        settle(view, promoting=name)
+        decision = decided(candidate, cluster, alias, run_id=run_id, out=out, words=words)
+        if not decision.registered:
+            record_decision(view, candidate.folder, decision, dry_run=False)
     return decision
 
 
@@ -116,24 +113,28 @@ def chosen(
 
 
 def decided(
-    candidate: Candidate, cluster: Cluster, alias: str, *, run_id: str | None = None, out: Path | None = None
+    candidate: Candidate,
+    cluster: Cluster,
+    alias: str,
+    *,
+    run_id: str | None = None,
+    out: Path | None = None,
+    words: tuple[str, ...] = (),
 ) -> Decision:
-    """The decision; it takes effect if the candidate's `run_id` is given."""
-    storage = cluster.folder
+    """The decision. It takes effect and is recorded if the candidate's `run_id` is given. `words` are more reasons."""
+    view = StorageView(cluster)
     champion = champion_for(candidate, cluster, alias)
     average = f"-average-of-{len(candidate.members)}" if candidate.members else ""
-    final = storage / "models" / candidate.folder.id / f"{candidate.name}-{candidate.report.index:06d}{average}"
-    final.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=f".{final.name}-", dir=final.parent) as place, FreshScorer() as rescore:
+    final = view.folder / "models" / candidate.folder.id / f"{candidate.name}-{candidate.report.index:06d}{average}"
+    # A draft of this call alone: a dry run waits for no promotion of the same trial.
+    with draft_folder(final.name, final.parent) as draft, FreshScorer() as rescore:
         tell("exporting the checkpoint")
-        draft = Path(place)  # of this call alone: a dry run waits for no promotion of the same trial
         export_model(candidate, draft / "model")
         export_model(candidate, draft / "untrained", untrained=True)
-        decision = weigh(candidate, draft, rescore, champion)
+        decision = weigh(candidate, draft, rescore, champion, view.openings)
         start = start_of(candidate, cluster) if decision.test else None
-        if start is not None:
-            seen = unfiltered(start, candidate, "the model that it started from")
-            decision = replace(decision, reasons=(*decision.reasons, *seen))
+        seen = [] if start is None else unfiltered(start, candidate, "the model that it started from")
+        decision = replace(decision, reasons=(*decision.reasons, *seen, *words))
         if out is not None and champion is not None and is_same(champion, candidate) and decision.verdict == "tie":
             hand_over(champion.folder, out)
             return replace(decision, folder=str(out))
@@ -141,21 +142,20 @@ def decided(
             return decision
         tell("making the model card")
         facts = facts_of(candidate, draft / "model", rescore)
-        shutil.rmtree(final, ignore_errors=True)
-        (draft / "model").replace(final)
-    decision = replace(decision, folder=str(final))
-    card = model_card(candidate.sweep, candidate.trial, candidate.report, candidate.prepared, decision, facts)
-    (final / "README.md").write_text(card, encoding="utf-8")
-    StorageView(cluster).keep(final)
+        decision = replace(decision, folder=str(final))
+        card = model_card(candidate.sweep, candidate.trial, candidate.report, candidate.prepared, decision, facts)
+        write_whole(draft / "model" / "README.md", card.encode(), durable=True)
+        replace_folder(draft / "model", final)
+    view.keep(final)
     if out is not None:
         hand_over(final, out)
+        decision = replace(decision, folder=str(out))
     try:
-        registered = register_model(candidate, final, cluster, run_id, alias, decision, champion)
+        return register_model(candidate, final, cluster, run_id, alias, decision, champion)
     except BaseException:
         if out is not None:  # so that the same command may be given again
             shutil.rmtree(out, ignore_errors=True)
         raise
-    return replace(decision, registered=registered, folder=str(out or final))
 
 
 def check_free(out: Path) -> None:
@@ -202,9 +202,12 @@ def register_model(
     alias: str,
     decision: Decision,
     champion: Champion | None,
-) -> str:
-    """A new version in the MLflow registry, with its lineage, under the alias."""
-    from babeltune.tracking.registry import MODEL, checkpoint_model, log_scores, register
+) -> Decision:
+    """Makes the folder a new version in the MLflow registry, with its lineage, under the alias, and records that.
+
+    What will be recorded is written before the alias moves, so that the next command can do it where this one ends.
+    """
+    from babeltune.tracking.registry import MODEL, checkpoint_model, log_scores, move_alias, register
 
     name, digests = registered_name(candidate), candidate.prepared.digests
     model = None if candidate.members else checkpoint_model(cluster.mlflow, run_id)
@@ -219,5 +222,10 @@ def register_model(
     tell(WRITING)
     log_scores(cluster.mlflow, run_id, decision.test, candidate.report.step, candidate.report.pairs)
     replaces = None if champion is None else champion.version.version
-    version = register(cluster.mlflow, name, folder, run_id, alias, tags, replaces=replaces)
-    return f"models:/{name}@{alias} (version {version})"
+    version = register(cluster.mlflow, name, folder, run_id, tags)
+    decision = replace(decision, registered=f"models:/{name}@{alias} (version {version})")
+    view = StorageView(cluster)
+    intent = intend(view, decision, move=Move(model=name, alias=alias, version=version))
+    move_alias(cluster.mlflow, name, alias, version, replaces=replaces)
+    finish(view, intent)
+    return decision

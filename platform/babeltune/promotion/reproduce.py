@@ -9,11 +9,10 @@ from __future__ import annotations
 import multiprocessing
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Literal
 
 from babeltune.errors import CheckpointError, SpecError, SweepError
-from babeltune.files import plain
+from babeltune.files import draft_folder, plain
 from babeltune.promotion.candidate import Candidate, find_candidate
 from babeltune.promotion.standard_errors import error_of
 from babeltune.schema.cluster import Cluster
@@ -96,12 +95,10 @@ def reproduce(name: str, cluster: Cluster) -> Reproduction:
     changed = tuple(str(change) for change in differences({k: facts[k] for k in facts if k in now}, now))
     if (before := recorded[-1].facts.get("device", "cpu")) != (device := device_of(recorded[-1])):
         changed = (*changed, f"device: {before} → {device}")
-    place = view.folder / "reproductions"
-    place.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=f"{folder.id}-{candidate.name}-", dir=place) as draft:
-        train_again(candidate, recorded, Path(draft))
-        again = read_reports(Path(draft) / "trial")
-        weights = compare_weights(folder.trial(number), Path(draft) / "trial", recorded)
+    with draft_folder(f"{candidate.name}-{folder.id}", view.folder / "reproductions") as draft:
+        train_again(candidate, recorded, draft)
+        again = read_reports(draft / "trial")
+        weights = compare_weights(folder.trial(number), draft / "trial", recorded)
     return compared(candidate, recorded, again, weights, changed)
 
 

@@ -35,7 +35,8 @@ class Openings:
     times: int
     """How often the set that was opened most has been opened, this time included."""
     models: int
-    """How many different models it was opened for: one under two names is one."""
+    """How many different models a set was opened for: one under two names, or in a promotion that was killed and begun
+    again, is one."""
     first: str
     last: str
     """When it was opened for the first time, and the time before this one: `2026-01-31T12:00:00Z by ada`."""
@@ -44,12 +45,16 @@ class Openings:
         """Nothing after the first opening; then words that grow with each."""
         if self.times < 2:
             return ""
-        by_chance = 1 - confidence**self.times
         words = (
             f"warning: the sealed tests were opened {self.times} times, for {self.models} "
-            f"{'model' if self.models == 1 else 'models'} (first {self.first}, before this {self.last}); each look "
-            f"makes them less sealed: of {self.times} looks at models that are equally good, one finds a difference at "
-            f"confidence {confidence:g} with a probability of up to {by_chance:.0%}"
+            f"{'model' if self.models == 1 else 'models'} (first {self.first}, before this {self.last})"
+        )
+        if self.models == 1:
+            return f"{words}; looks at one model count as one"
+        by_chance = 1 - confidence**self.models
+        words += (
+            f"; each look makes them less sealed: of {self.models} looks at models that are equally good, one finds a "
+            f"difference at confidence {confidence:g} with a probability of up to {by_chance:.0%}"
         )
         return words + ("; take fresh test sets" if by_chance > 1 / 3 else "")
 
@@ -129,4 +134,5 @@ def _counted(lines: Sequence[Opening], digests: set[str]) -> Openings:
     of_set = [[line for line in lines if digest in line["digests"].values()] for digest in digests]
     most = max(of_set, key=len)
     first, last = ("{time} by {user}".format(**line) for line in (most[0], most[-2:][0]))
-    return Openings(times=len(most), models=len({line["weights"] for line in most}), first=first, last=last)
+    models = max(len({line["weights"] for line in lines}) for lines in of_set)
+    return Openings(times=len(most), models=models, first=first, last=last)

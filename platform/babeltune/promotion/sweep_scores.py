@@ -11,6 +11,7 @@ from babeltune.data.prepared import Prepared, read_prepared
 from babeltune.errors import SpecError
 from babeltune.promotion.candidate import dev_texts, sealed_sets
 from babeltune.promotion.compare import Cell, Conclusion, Outcomes, compare, conclusion_of
+from babeltune.promotion.decisions import settle_quietly
 from babeltune.promotion.evaluate import Evaluated, Scoring, score_model, weights_of
 from babeltune.promotion.fresh_scorer import FreshScorer, Target
 from babeltune.promotion.model_names import model_folder, trial_of
@@ -38,6 +39,7 @@ def evaluate_in_sweep(
     """
     view = StorageView(cluster)
     view.update(every=True)
+    settle_quietly(view)
     folder, sweep, prepared = _sweep_of(name, view)
     found = sealed_sets(sweep, prepared, folder.id) if test else []
     tasks = subsets(found, sweep.data.anchor_priority) if test else dev_texts(prepared)

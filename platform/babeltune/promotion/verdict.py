@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -47,8 +48,16 @@ AGAINST_BASELINE: dict[Conclusion, str] = {
 """What promotion says of the candidate and a baseline."""
 
 
-def weigh(candidate: Candidate, draft: Path, rescore: FreshScorer, champion: Champion | None = None) -> Decision:
+def weigh(
+    candidate: Candidate,
+    draft: Path,
+    rescore: FreshScorer,
+    champion: Champion | None = None,
+    openings: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> Decision:
     """Scores the exported folders afresh and judges; opens sealed tests only if the dev numbers hold.
+
+    An opening is recorded within `openings()`, and so in a bucket, before a sealed test is scored.
 
     Where there is a champion, it is scored on the same sealed tests (without any, on the dev sets), and the challenger
     has to be better.
@@ -70,7 +79,7 @@ def weigh(candidate: Candidate, draft: Path, rescore: FreshScorer, champion: Cha
         same = "the champion is this very checkpoint; the alias stays where it is"
         return replace(decision, verdict="tie", reasons=(*reasons, same, *doubts))
     if data.test:
-        return _on_sealed_tests(candidate, draft, rescore, champion, decision, doubts)
+        return _on_sealed_tests(candidate, draft, rescore, champion, decision, doubts, openings)
     decision = replace(decision, verdict=verdict, reasons=(*reasons, UNSEALED, *doubts))
     fit = [task for task in dev_tasks if task.name not in chosen_by]
     return decision if champion is None else contested(decision, candidate, champion, dev, fit, "dev", chosen_by)
@@ -112,13 +121,15 @@ def _on_sealed_tests(
     champion: Champion | None,
     decision: Decision,
     doubts: Sequence[str],
+    opened: Callable[[], AbstractContextManager[None]],
 ) -> Decision:
     """The decision after the sealed tests, whose opening is recorded before they are scored."""
     rules, found, shared = candidate.sweep.promotion, sealed_tests(candidate), target_of(candidate, "test")
     tests = subsets(found, candidate.sweep.data.anchor_priority)
     what = f"{candidate.folder.id}/{candidate.name}/{candidate.report.index}"
     own = {name: str(draft / name) for name in ("model", "untrained")}
-    openings = record_opening(candidate.folder.path.parents[1], what, own["model"], found)
+    with opened():
+        openings = record_opening(candidate.folder.path.parents[1], what, own["model"], found)
     bought, lost = ({}, []) if shared is not None else baselines_of(candidate)
     scored = rescore.scored(own | _folder_of(champion) | bought, tests, "test", target=shared)
     teacher, missing = _of_teacher(candidate, rescore, tests)

@@ -15,6 +15,7 @@ from packaging.requirements import Requirement
 
 import babeltune
 from babeltune.errors import BabeltuneError, ClusterError
+from babeltune.files import draft_of
 from babeltune.redaction import without_password
 from babeltune.schema.cluster import Cluster
 from babeltune.schema.paths import sqlite_file
@@ -97,7 +98,7 @@ def packages(have: Mapping[str, str], needs: Iterable[Requirement]) -> Iterator[
 
 def storage(cluster: Cluster) -> Iterator[Finding]:
     place = cluster.folder
-    probe = place / f".doctor-{uuid.uuid4().hex[:8]}"
+    probe = draft_of(place / "doctor")
     try:
         place.mkdir(parents=True, exist_ok=True)
         probe.write_bytes(b"0" * 4096)

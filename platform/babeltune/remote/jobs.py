@@ -16,13 +16,11 @@ import logging
 import os
 import re
 import shlex
-import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -32,6 +30,7 @@ from ray.exceptions import AuthenticationError
 from ray.job_submission import JobSubmissionClient
 
 from babeltune.errors import BabeltuneError, ClusterError, UnknownNameError, from_network
+from babeltune.files import draft_folder
 from babeltune.remote.wheel import build_plugins, build_wheel
 from babeltune.schema.cluster import Cluster
 from babeltune.sweep.sync.audit import ACTOR, actor
@@ -243,9 +242,9 @@ class Jobs:
         sweep: str = "",
         plugins: Sequence[str] = (),
     ) -> Job:
-        with tempfile.TemporaryDirectory() as place:
-            wheels = [build_wheel(Path(place)), *build_plugins(Path(place), plugins)]
-            beside = Path(place) / "files"
+        with draft_folder("job") as place:
+            wheels = [build_wheel(place), *build_plugins(place, plugins)]
+            beside = place / "files"
             for name, text in files.items():
                 path = beside / name
                 path.parent.mkdir(parents=True, exist_ok=True)

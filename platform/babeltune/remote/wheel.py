@@ -13,7 +13,6 @@ import hashlib
 import os
 import subprocess
 import sys
-import tempfile
 import tomllib
 import zipfile
 from collections.abc import Iterable, Mapping
@@ -25,6 +24,7 @@ from packaging.tags import sys_tags
 from packaging.utils import canonicalize_name
 
 from babeltune.errors import ClusterError, MethodError
+from babeltune.files import draft_folder
 from babeltune.method import GROUP
 from babeltune.method.plugins import OWN, code_of, described, has_modules, located_files, recorded_files, source_of
 from babeltune.schema.paths import repository
@@ -128,9 +128,9 @@ def _built(root: Path) -> dict[str, bytes]:
     except ValueError as error:
         raise MethodError(f"no wheel can be built of {root}: its pyproject.toml is no TOML ({error})") from None
     paths = [str(root / path) for path in system.get("backend-path", ())]
-    with tempfile.TemporaryDirectory() as place:
+    with draft_folder("wheel") as place:
         built = subprocess.run(
-            [sys.executable, "-P", "-c", PROGRAM, place, system.get("build-backend", BACKEND), *paths],
+            [sys.executable, "-P", "-c", PROGRAM, str(place), system.get("build-backend", BACKEND), *paths],
             cwd=root,
             capture_output=True,
             text=True,
@@ -143,7 +143,7 @@ def _built(root: Path) -> dict[str, bytes]:
                 f"no wheel could be built of {root}: {last}; build one yourself to see why, or install what its "
                 "[build-system] requires"
             )
-        with zipfile.ZipFile(Path(place) / built.stdout.split()[-1]) as archive:
+        with zipfile.ZipFile(place / built.stdout.split()[-1]) as archive:
             return {name: archive.read(name) for name in archive.namelist() if not name.endswith("/RECORD")}
 
 

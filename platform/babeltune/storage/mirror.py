@@ -18,13 +18,12 @@ import json
 import os
 import shutil
 import sqlite3
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from babeltune.errors import ObjectStoreError
-from babeltune.files import version
+from babeltune.files import draft_of, version
 from babeltune.schema.storage_location import StorageLocation
 from babeltune.storage.fence import Fence, unstamped
 from babeltune.storage.mirror_base import document, together, write_below
@@ -131,7 +130,7 @@ class Mirror(Packages):
             return
         path, data = self.path(key), unstamped(found)[0]
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_name(f".{path.name}.pulled.{uuid.uuid4().hex[:8]}")
+        draft = draft_of(path)
         draft.write_bytes(data)
         os.utime(draft, (entry.modified, entry.modified))  # the latest sweep is found by its file's time
         if self._stale(key, entry.tag):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from babeltune.errors import ObjectStoreError, StoreError, counted
-from babeltune.files import sha256_of, version
+from babeltune.files import replace_folder, sha256_of, version
 from babeltune.storage.mirror_base import MirrorBase, digest, document, together, write_below
 from babeltune.storage.object_store import Entry, inside
 
@@ -130,7 +130,6 @@ class Packages(MirrorBase):
                 if not self._altered(folder):
                     return True
                 log.warning("%s was altered: it is downloaded again", folder)
-                shutil.rmtree(folder)
             for left in range(TRIES, 0, -1):
                 manifest = self.store.read(manifest_key(key))
                 if manifest is None:
@@ -213,7 +212,7 @@ class Packages(MirrorBase):
             if faults:
                 return faults[0]
             folder.parent.mkdir(parents=True, exist_ok=True)
-            draft.rename(folder)
+            replace_folder(draft, folder)
             found = {name: {"bytes": size, "sha256": sha256} for name, (size, sha256) in files.items()}
             self._keep_manifest(folder, found, {name: version(folder / name) for name in files})
         finally:

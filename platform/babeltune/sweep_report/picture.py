@@ -9,13 +9,13 @@ import io
 import os
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from babeltune.errors import SpecError, SweepError
+from babeltune.files import draft_folder
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 """What Chromium and its like are called on a PATH."""
@@ -45,8 +45,8 @@ def picture(html: str, most: int) -> tuple[bytes, bool]:
 
     Raises `SpecError` without Chromium, `SweepError` where it fails.
     """
-    with tempfile.TemporaryDirectory(prefix="babeltune-picture-") as place:
-        page, shot = Path(place) / "report.html", Path(place) / "report.png"
+    with draft_folder("picture") as place:
+        page, shot = place / "report.html", place / "report.png"
         page.write_text(html, encoding="utf-8")
         _draw(browser(), page, shot)
         try:

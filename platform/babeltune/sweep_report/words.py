@@ -93,6 +93,8 @@ def _next(report: SweepReport) -> str:
         if decision.verdict == "refuse":
             why = f": {decision.reasons[0]}" if decision.reasons else ""
             return f"Its promotion {when} refused {decision.trial}{why}."
+        if decision.verdict == "tie" and decision.contest is None:
+            return f"Its promotion {when} found that {decision.trial} is the champion already."
         if decision.verdict == "tie":
             return f"Its promotion {when} found {decision.trial} as good as the champion, whose alias stays."
         return f"A dry run {when} would promote {decision.trial}; `babeltune promote {report.sweep}` does."

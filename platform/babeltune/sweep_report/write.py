@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Literal
 
 from babeltune.errors import ObjectStoreError, SpecError, SweepError
-from babeltune.files import write_whole
+from babeltune.files import write_out
+from babeltune.promotion.decisions import settle_quietly
 from babeltune.sweep.state.examples import EXAMPLES, read_examples
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.sync.view import StorageView
@@ -70,11 +71,12 @@ def write_report(
         check_place(out)
     if format_ == "png":
         browser()  # before the sweep is read in vain
+    settle_quietly(places)
     report = gather(folder)
     path = folder.path / f"report.{format_}" if out is None else out
     data = drawn(report) if format_ == "png" else page(report, format_).encode()
     try:
-        write_whole(path, data)
+        write_out(path, data)
     except OSError as error:
         raise SweepError(f"{path} cannot be written ({error.strerror}); name a file that can be with --out") from error
     if out is None:

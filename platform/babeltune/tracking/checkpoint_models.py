@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from babeltune.files import draft_folder
 from babeltune.tracking.mlflow_client import (
     NOTE,
     PARAM_CHARACTERS,
@@ -81,9 +81,9 @@ def log_checkpoint(client: MlflowClient, experiment: str, run: str, model: Check
         params={name: cut(value, PARAM_CHARACTERS) for name, value in flattened(model.params).items()},
         model_type="sentence encoder",
     )
-    with tempfile.TemporaryDirectory() as place:
-        described(Path(place), with_signature(model.dimension, run_id=run, model_id=there.model_id))
-        client.log_model_artifacts(there.model_id, place)
+    with draft_folder("model") as place:
+        described(place, with_signature(model.dimension, run_id=run, model_id=there.model_id))
+        client.log_model_artifacts(there.model_id, str(place))
     client.log_outputs(run, [LoggedModelOutput(there.model_id, model.step)])
     client.log_batch(run, _metrics(model, there.model_id, run))
     client.finalize_logged_model(there.model_id, LoggedModelStatus.READY)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from babeltune.errors import PromotionError, UnknownNameError, nearest
-from babeltune.files import sha256_of
+from babeltune.files import draft_folder, sha256_of
 from babeltune.models.hub import dimension_of
 from babeltune.redaction import without_password
 from babeltune.tracking.checkpoint_models import EXAMPLE, add_version, described, model_of_run, with_signature
@@ -66,18 +65,14 @@ class Registered:
     tags: dict[str, str]
 
 
-def register(
-    uri: str, name: str, folder: Path, run_id: str, alias: str, tags: Mapping[str, object], *, replaces: str | None
-) -> str:
-    """Makes the folder a version of the registered model `name`, moves `alias` to it, and returns the version.
+def register(uri: str, name: str, folder: Path, run_id: str, tags: Mapping[str, object]) -> str:
+    """Makes the folder a version of the registered model `name`, and returns the version.
 
     Its card is the version's description, and an `MLmodel` beside the files lets `mlflow.pyfunc` load them. The tag
     `MODEL` links it with the model of its checkpoint, in both directions.
 
     The files become artifacts of the run (a server accepts no other source). Their folder is named by their content,
-    so that registering the same files again gives the same version. The alias moves only from the version `replaces`
-    (None: there was none). MLflow has no compare-and-set, so the alias is read under a claim (`_claimed`) and once
-    more after. `PromotionError` names who came in between, or what the store refused.
+    so that registering the same files again gives the same version. `PromotionError` says what the store refused.
     """
     path = registered_folder(folder)
     source = f"runs:/{run_id}/{path}"
@@ -101,11 +96,21 @@ def register(
         version = str(known[0].version)
         if model is not None:
             add_version(client, model, name, version)
+        return version
+
+
+def move_alias(uri: str, name: str, alias: str, version: str, *, replaces: str | None) -> None:
+    """Moves the alias from the version `replaces` (None: there was none) to another one, and from no other.
+
+    MLflow has no compare-and-set, so the alias is read under a claim (`_claimed`) and once more after.
+    `PromotionError` names who came in between, or what the store refused.
+    """
+    with _promotion(uri, f"register {name!r}"):
+        client = open_client(uri)
         with _claimed(client, name, alias, version):
             _expect(uri, name, alias, replaces, version)
             client.set_registered_model_alias(name, alias, version)
         _expect(uri, name, alias, version, version)
-        return version
 
 
 def page_of_model(model: LoggedModel) -> str:
@@ -174,9 +179,9 @@ def log_signature(client: MlflowClient, run_id: str, path: str, folder: Path) ->
     model = with_signature(dimension_of(folder) or -1, run_id=run_id, artifact_path=path)
     model.add_flavor("python_function", loader_module="mlflow.sentence_transformers", data=".")
     model.add_flavor("sentence_transformers", sentence_transformers_version=sentence_transformers.__version__)
-    with tempfile.TemporaryDirectory() as place:
-        described(Path(place), model)
-        client.log_artifacts(run_id, place, path)
+    with draft_folder("model") as place:
+        described(place, model)
+        client.log_artifacts(run_id, str(place), path)
 
 
 @contextlib.contextmanager

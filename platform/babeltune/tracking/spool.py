@@ -1,8 +1,8 @@
 """The tracker's spool: a file of events, one a line, and how many of them the store has acknowledged.
 
 Lines are only appended, by one process at a time. Beside the spool lies `<name>.sent`, replaced atomically at each
-acknowledgement: the offset up to which the store has everything, and the sender's memo. It belongs to one store; for
-another store, every event is unsent.
+acknowledgement: how many lines the store has, and the sender's memo. It belongs to one store; for another store, every
+event is unsent. Lines are counted and not bytes, so that `clean` shortens lines in one write.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class Spool:
         self.path = path
         self.memo: dict[str, Any] = {}
         """Saved with each acknowledgement; JSON only."""
-        self.offset = 0
+        self.offset, self._lines = 0, 0
+        """Bytes and lines that are acknowledged."""
         self.requested = 0
         """Bytes after the offset whose requests were made, and which are not acknowledged yet."""
         self._sent = path.with_name(path.name + ".sent")
@@ -37,8 +38,19 @@ class Spool:
         self.size = path.stat().st_size
         with contextlib.suppress(FileNotFoundError, ValueError, TypeError, KeyError):  # or else all is sent again
             known = json.loads(self._sent.read_text(encoding="utf-8"))
-            if known["store"] == self._store and known["offset"] <= self.size:
-                self.offset, self.memo = known["offset"], known["memo"]
+            if known["store"] == self._store:
+                self._lines, self.offset = self._place_of(known)
+                self.memo = known["memo"]
+
+    def _place_of(self, known: dict[str, Any]) -> tuple[int, int]:
+        """The lines that the store has, and their bytes. Raises `ValueError` if the spool has fewer."""
+        lines, size = 0, 0
+        with self.path.open("rb") as file:
+            while lines < known["lines"] if "lines" in known else size < known["offset"]:  # earlier versions: bytes
+                if not (line := file.readline()):
+                    raise ValueError("the spool is another one")
+                lines, size = lines + 1, size + len(line)
+        return lines, size
 
     def append(self, event: dict[str, Any]) -> None:
         """Adds one line, all or nothing. The operating system has it before this returns, so it outlives the
@@ -81,13 +93,14 @@ class Spool:
     def acknowledge(self, lines: Sequence[bytes]) -> None:
         """Records that the store has these lines, the next ones after the offset."""
         offset = self.offset + sum(map(len, lines))
-        sent = {"store": self._store, "offset": offset, "memo": self.memo}
+        sent = {"store": self._store, "lines": self._lines + len(lines), "memo": self.memo}
         write_whole(self._sent, json.dumps(sent).encode())
+        self._lines += len(lines)
         self.offset, self.requested = offset, 0
 
     def forget(self) -> None:
         """Forgets all acknowledgements and the memo, because the store has lost its data."""
-        self.offset, self.memo = 0, {}
+        self.offset, self._lines, self.memo = 0, 0, {}
 
     def close(self) -> None:
         self._file.close()

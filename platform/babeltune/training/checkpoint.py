@@ -15,7 +15,6 @@ import hashlib
 import json
 import math
 import shutil
-import uuid
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
@@ -24,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, cast
 from safetensors import SafetensorError
 
 from babeltune.errors import CheckpointError, StorageError
-from babeltune.files import as_new_files, plain, sha256_of, sync, write_whole
+from babeltune.files import as_new_files, draft_of, make_folders, plain, sha256_of, sync, write_whole
 from babeltune.schema.records import Objective, Report, report_from
 from babeltune.stages import Stage
 
@@ -76,10 +75,9 @@ def save_checkpoint(
     """
     from safetensors.torch import save_file  # and with it torch, which who only reads reports does without
 
-    temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:12]}")
-    shutil.rmtree(temporary, ignore_errors=True)
+    temporary = draft_of(folder)
     try:
-        temporary.mkdir(parents=True)
+        make_folders(temporary)
         for name, values in tensors.items():
             save_file(
                 {k: v.detach().cpu().contiguous().clone() for k, v in values.items()}, temporary / f"{name}.safetensors"
@@ -185,7 +183,7 @@ def read_reports(trial_folder: Path) -> list[Report]:
 
 def write_reports(trial_folder: Path, reports: list[Report]) -> None:
     """Rewrites the trial's reports, all or nothing."""
-    trial_folder.mkdir(parents=True, exist_ok=True)
+    make_folders(trial_folder)
     lines = (json.dumps(plain(report), ensure_ascii=False) + "\n" for report in reports)
     write_whole(trial_folder / REPORTS, "".join(lines).encode(), durable=True)
 

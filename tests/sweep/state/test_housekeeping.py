@@ -1,23 +1,41 @@
 """What a storage can do without."""
 
+import itertools
 import json
 import os
 import shutil
+import signal
+import tempfile
 import time
 from contextlib import closing
 from dataclasses import replace
 
 import pytest
 
+from babeltune.files import draft_folder, draft_of
+from babeltune.machine import this_machine
 from babeltune.promotion.promote import promote
+from babeltune.schema.cluster import Cluster
 from babeltune.schema.records import Point
 from babeltune.sweep.driver.run import _clean, only_driver, submit
 from babeltune.sweep.state.fencing import OWNER
-from babeltune.sweep.state.housekeeping import OPTIMIZER, SPOOL, Removal, removals, spool_savings
+from babeltune.sweep.state.housekeeping import (
+    OPTIMIZER,
+    SPOOL,
+    Removal,
+    left_drafts,
+    removals,
+    shorten_spool,
+    spool_savings,
+)
 from babeltune.sweep.state.leaderboard import leaderboard
 from babeltune.sweep.sync import housekeeping
+from babeltune.sweep.sync.housekeeping import everything
+from babeltune.sweep.sync.view import StorageView
+from babeltune.tracking.spool import Spool
 from babeltune.tracking.tracker import Tracker
 from babeltune.training.checkpoint import is_good
+from kills import killed_at
 from waiting import PATIENCE_S
 
 NOW = -60.0
@@ -79,6 +97,40 @@ def test_stores_that_no_sweep_reads_go_once_they_are_old(copied):
     read = {path.name for path in (storage / "stores").iterdir()} - {path.name for path in found}
     assert any(name.startswith("teacher-") for name in read)
     assert any(name.startswith("tokens-") for name in read)
+
+
+def leave_draft(folder):
+    """Is killed while it has a draft there."""
+    with draft_folder("t0003-000001", folder) as draft:
+        (draft / "model").mkdir()
+        (draft / "model" / "weights").write_bytes(b"1" * 1000)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_the_draft_of_a_command_goes_once_its_process_is_gone(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    storage, week = tmp_path / "storage", time.time() - 7 * 86_400
+    for place in (storage / "models" / "sweep-0", storage / "evaluations", None):
+        assert killed_at(None, lambda: leave_draft(place))  # noqa: B023
+    living, foreign, earlier = (draft_of(storage / "models" / name) for name in "abc")
+    foreign = foreign.with_name(foreign.name.replace(this_machine(), "0" * 12))
+    earlier = storage / "models" / "sweep-0" / ".t0001-000001-abcdefgh"
+    for path in (living, foreign, earlier):
+        (path / "model").mkdir(parents=True)
+        os.utime(path / "model", (week - 60, week - 60))
+        os.utime(path, (week - 60, week - 60))
+    view = StorageView(Cluster(storage=str(storage)))
+    left = [each for each in everything(view, older_s=10 * 86_400) if "gone" in each.reason]
+    assert len(left) == 3, "their processes are gone, whatever their age"
+    assert sorted(each.size for each in left) == [1000] * 3
+    for each in left:
+        assert each.carry_out()
+    assert not list((tmp_path / "temporary").iterdir())
+    assert {each.path for each in left_drafts(storage, week)} == {foreign, earlier}, (
+        "nobody knows about their processes"
+    )
+    assert living.exists()
 
 
 def test_only_the_best_trials_keep_checkpoints_if_that_is_asked_for(copied):
@@ -197,6 +249,40 @@ def test_a_spool_keeps_the_steps_of_what_mlflow_has_and_sends_nothing_twice(tmp_
         assert tracker.run_id(0)
     assert spool_savings(tmp_path / SPOOL) == 0
     assert b"babeltune.spec" in (tmp_path / SPOOL).read_bytes(), "damaged files are rebuilt from it"
+
+
+def test_a_spool_that_is_cut_off_while_it_is_shortened_is_sent_once_and_whole(tmp_path):
+    path, events = tmp_path / SPOOL, [{"do": "metrics", "points": [[step, 0, {"a": 1.0}]]} for step in range(3)]
+    for number in itertools.count(1):
+        path.unlink(missing_ok=True)
+        with closing(Spool(path, "store")) as spool:
+            for event in events:
+                spool.append(event)
+            spool.acknowledge(path.read_bytes().splitlines(keepends=True))
+        killed = killed_at(number, lambda: shorten_spool(path))
+        with closing(Spool(path, "store")) as spool:
+            assert spool.waiting() == 0
+            spool.append({"do": "new"})
+            assert [json.loads(line) for line in spool.unsent(1000)] == [{"do": "new"}]
+            assert len(list(spool.events())) == 4
+        if not killed:
+            break
+    assert number > 1
+
+
+def test_the_acknowledgements_of_an_earlier_version_count(tmp_path):
+    path = tmp_path / SPOOL
+    with closing(Spool(path, "store")) as spool:
+        for number in range(3):
+            spool.append({"do": number})
+        spool.acknowledge(path.read_bytes().splitlines(keepends=True)[:2])
+        offset = spool.offset
+    note = path.with_name(f"{SPOOL}.sent")
+    sent = json.loads(note.read_bytes())
+    assert sent.pop("lines") == 2
+    note.write_text(json.dumps(sent | {"offset": offset}))
+    with closing(Spool(path, "store")) as spool:
+        assert [json.loads(line) for line in spool.unsent(1000)] == [{"do": 2}]
 
 
 def test_a_cluster_file_can_ask_for_the_same_after_each_sweep(copied):

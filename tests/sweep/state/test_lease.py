@@ -332,8 +332,10 @@ def test_a_driver_that_hears_of_another_ends_its_sweep_and_keeps_its_trials(copi
 def test_a_process_that_got_the_number_of_a_dead_driver_is_not_taken_for_it():
     driver = leases.this_driver()
     assert leases._is_alive_here(driver)
-    assert not leases._is_alive_here({**driver, "started": driver["started"] - 86_400})
-    assert not leases._is_alive_here({**driver, "host": "elsewhere"})
+    machine, number, started = driver["process"].split("-")
+    assert not leases._is_alive_here({**driver, "process": f"{machine}-{number}-{int(started) + 1}"})
+    assert not leases._is_alive_here({**driver, "process": f"elsewhere-{number}-{started}"})
+    assert not leases._is_alive_here({name: driver[name] for name in ("host", "pid", "started")}), "of an older version"
 
 
 def test_a_late_driver_whose_storage_gives_no_answer_ends_all_the_same(monkeypatch):

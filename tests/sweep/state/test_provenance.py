@@ -1,6 +1,8 @@
 """A sweep that goes on with another spec: what is taken, what is refused, and what accepting it records."""
 
+import itertools
 import json
+import shutil
 from dataclasses import replace
 
 import mlflow
@@ -13,11 +15,19 @@ from babeltune.planning.sweep_file import read_sweep
 from babeltune.planning.sweep_yaml import spec_yaml
 from babeltune.promotion.candidate import find_candidate
 from babeltune.sweep.driver.assignment import assignment
-from babeltune.sweep.state.folder import condition_of
+from babeltune.sweep.state.folder import SweepFolder, condition_of
 from babeltune.sweep.state.leaderboard import leaderboard
 from babeltune.sweep.state.lease import only_driver
 from babeltune.sweep.state.progress import sweep_document
-from babeltune.sweep.state.provenance import Change, accepted_lines, check_unchanged, deciding_facts, differences
+from babeltune.sweep.state.provenance import (
+    Change,
+    accepted_lines,
+    check_unchanged,
+    deciding_facts,
+    differences,
+    finish_accepting,
+)
+from kills import killed_at
 
 
 @pytest.fixture
@@ -121,6 +131,30 @@ def test_a_trial_that_has_begun_keeps_its_settings_and_data(copied):
     assert [condition_of(number, folder.accepted()) for number in (4, 5)] == [1, 2]
     assert folder.baselines() == {}, "the untrained student is another one"
     assert sweep_document(folder)["accepted_changes"] == folder.accepted()
+
+
+def test_changes_are_accepted_with_their_spec_or_not_at_all(searched, tmp_path):
+    """Whoever is killed at it leaves the spec that was accepted to `resume`, whose driver finishes it first."""
+    seen = []
+    for number in itertools.count(1):
+        sweep, folder = searched[0], SweepFolder(shutil.copytree(searched[1].path, tmp_path / str(number) / "sweep"))
+        other = replace(sweep, training=replace(sweep.training, pairs=640))
+        killed = killed_at(number, lambda: check_unchanged(folder, deciding_facts(), accept=True, sweep=other))  # noqa: B023
+        resumed = folder.sweep()
+        finish_accepting(folder)
+        changes = [change["key"] for entry in folder.accepted() for change in entry["changes"]]
+        if resumed == other:
+            assert changes == ["training.pairs"]
+            assert folder.read("sweep.json") == plain(other)
+            assert folder.sweep_of(0) == sweep
+        else:
+            assert (changes, folder.sweep()) == ([], sweep)
+        seen.append(resumed == other)
+        if not killed:
+            break
+    assert not seen[0]
+    assert seen == sorted(seen)
+    assert sum(seen) > 3
 
 
 @pytest.mark.parametrize(

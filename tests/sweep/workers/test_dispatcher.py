@@ -1,15 +1,11 @@
 import asyncio
 import json
-import os
 import resource
-import subprocess
-import sys
 
 import pytest
 
 from babeltune.errors import ClusterError, ReplacedError
 from babeltune.sweep.state.messages import TrialAssignment, TrialEnd
-from babeltune.sweep.workers import dispatcher_client
 from babeltune.sweep.workers import journal as journals
 from babeltune.sweep.workers.dispatcher import TrialDispatcher
 from babeltune.sweep.workers.dispatcher_snapshot import replay, restore, snapshot
@@ -527,14 +523,3 @@ def test_many_trials_are_asked_to_ask_less_often():
         return (await dispatcher.stopped("t0")).ask_again_s
 
     assert running(steps) == pytest.approx(5.0)
-
-
-def test_the_folder_of_a_driver_that_was_killed_goes_and_that_of_a_living_one_stays(tmp_path, monkeypatch):
-    monkeypatch.setattr(dispatcher_client.tempfile, "gettempdir", lambda: str(tmp_path))
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    names = [f"babeltune-dispatcher-{pid}-x" for pid in (ended.pid, os.getpid(), "early", "1x")]
-    for name in (*names, "another"):
-        (tmp_path / name).mkdir()
-    dispatcher_client.remove_abandoned()
-    assert {path.name for path in tmp_path.iterdir()} == {*names[1:], "another"}

@@ -15,7 +15,7 @@ from babeltune.apps.filtering import select, translate
 from babeltune.apps.mining import mine
 from babeltune.apps.mining.margin import around
 from babeltune.errors import DataError, SpecError, counted
-from babeltune.files import json_text
+from babeltune.files import json_text, write_out
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -115,9 +115,7 @@ def candidates(corpus: NoisyCorpus, test: Pairs | None) -> tuple[Pairs, dict[str
 
 
 def _write(out: Path, report: Mapping[str, object]) -> None:
-    draft = out / ".report.json"
-    draft.write_text(json_text(report, indent=2) + "\n", encoding="utf-8")
-    draft.replace(out / "report.json")
+    write_out(out / "report.json", (json_text(report, indent=2) + "\n").encode())
 
 
 def score_pairs(pairs: Pairs, settings: mine.Settings, encoding: mine.Encoding) -> NDArray[np.float32]:

@@ -171,12 +171,14 @@ class Subset:
 
 def write_subsets(folder: Path, ranked: Ranked, sizes: Sequence[int]) -> list[Subset]:
     """Writes `top-SIZE.tsv` for each size, lines of score, source and target; returns what each holds."""
-    written = []
+    from babeltune.apps.mining.mine import written
+
+    subsets = []
     for asked in sizes:
         count, tokens = subset(ranked, asked)
         name = f"top-{asked}.tsv"
-        with (folder / name).open("w", encoding="utf-8", newline="\n") as file:
+        with written(folder / name) as file:
             file.writelines(f"{score:.6f}\t{source}\t{target}\n" for source, target, score in ranked.rows(count))
         lowest = ranked.scores[count - 1] if count else None
-        written.append(Subset(asked, name, count, tokens, lowest))
-    return written
+        subsets.append(Subset(asked, name, count, tokens, lowest))
+    return subsets

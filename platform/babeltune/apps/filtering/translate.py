@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from babeltune.data.tokens import train_tokenizer
 from babeltune.data.translation import Model
 from babeltune.errors import DataError, SpecError
-from babeltune.files import as_new_files
+from babeltune.files import as_new_files, write_whole
 from babeltune.method.masked_lm import IGNORED
 from babeltune.models.finetuning import Descent
 from babeltune.models.hub import model_folder, quiet
@@ -170,7 +170,7 @@ def score_model(recipe: Recipe, folder: Path, source: Sequence[str], target: Seq
     scores = scorers()
     translations, without = Model(recipe.translation(folder), folder, "--train").translate(source, lambda done: None)
     said = [text or "" for text in translations]
-    (folder / "hypotheses.txt").write_text("".join(f"{text}\n" for text in said), encoding="utf-8")
+    write_whole(folder / "hypotheses.txt", "".join(f"{text}\n" for text in said).encode())
     found: Scores = {"untranslated": without}
     for name, metric in scores.items():
         found[name] = metric.corpus_score(said, [list(target)]).score

@@ -7,7 +7,6 @@ import functools
 import hashlib
 import io
 import shutil
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -31,6 +30,7 @@ from babeltune.errors import DataError
 from babeltune.evaluation.bitext import Margin
 from babeltune.evaluation.knn import UNDEFINED, Matches
 from babeltune.evaluation.sts import paired_cosine
+from babeltune.files import draft_of, remove_left
 from babeltune.schema.cluster import Cluster
 
 if TYPE_CHECKING:
@@ -304,7 +304,8 @@ def written(out: Path) -> Iterator[IO[str]]:
 @contextmanager
 def written_bytes(out: Path) -> Iterator[IO[bytes]]:
     """A file that appears under its name when it is complete."""
-    draft = out.with_name(f".{out.name}.part")
+    remove_left(out)
+    draft = draft_of(out)
     try:
         with draft.open("wb") as file:
             yield file
@@ -324,7 +325,7 @@ def check_out(out: Path) -> None:
 @contextmanager
 def working(storage: Path) -> Iterator[Path]:
     """A folder for text on its way, beside the vectors, where a cluster's workers see it."""
-    work = storage / f"mining-{uuid.uuid4().hex[:8]}"
+    work = draft_of(storage / "mining")
     work.mkdir(parents=True)  # not tempfile's, which another user of the cluster's nodes could not enter
     try:
         yield work

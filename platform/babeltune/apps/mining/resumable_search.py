@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 import zipfile
 from collections.abc import Sequence
@@ -30,6 +29,7 @@ from babeltune.apps.mining.vectors import joined
 from babeltune.data.store import key_of
 from babeltune.errors import StoreError
 from babeltune.evaluation.knn import Matches, Neighbours
+from babeltune.files import draft_of
 
 EVERY = 60.0
 """Seconds of search that an interruption may cost, unless saving takes long."""
@@ -95,7 +95,7 @@ class ResumableSearch:
 
     def _save(self) -> None:
         started = time.monotonic()
-        draft = self._file.with_name(f".{self._file.name}.{os.getpid()}")
+        draft = draft_of(self._file)
         try:
             with draft.open("wb") as file:
                 np.savez(file, done=self.done, forward=self.found.forward, backward=self.found.backward)

@@ -20,7 +20,7 @@ from babeltune.apps.own_files.splits import grouped, split, write
 from babeltune.apps.own_files.sweep_yaml import SCHEMA, cluster_option, sweep_yaml
 from babeltune.apps.own_files.tables import read_table
 from babeltune.errors import DataError, SpecError, counted
-from babeltune.files import write_json
+from babeltune.files import draft_of, remove_left, replace_folder, write_json, write_out
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.schema.json_schema import json_schema
 
@@ -120,15 +120,19 @@ def make_sweep(files: Sequence[str], found: Collected, wanted: Wanted) -> Made:
     check_sets(parts, teacher)
     proposal = propose(parts, teacher, this_machine())
     out, folder = wanted.out, folder_of(wanted.out).absolute()
+    draft = draft_of(folder)
     text = sweep_yaml(sweep_name(out), out.name, folder, parts, proposal, [str(Path(name)) for name in files])
     try:
-        folder.mkdir()
-        write(parts, folder)
-        write_json(folder / SCHEMA, json_schema("sweep"))
-        out.write_text(text, encoding="utf-8")
+        remove_left(folder)
+        draft.mkdir()
+        write(parts, draft)
+        write_json(draft / SCHEMA, json_schema("sweep"))
+        replace_folder(draft, folder)
+        write_out(out, text.encode())
         read_sweep(out.absolute())
     except BaseException as error:
-        shutil.rmtree(folder, ignore_errors=True)
+        for place in (draft, folder):
+            shutil.rmtree(place, ignore_errors=True)
         out.unlink(missing_ok=True)
         if isinstance(error, OSError):
             raise SpecError(f"--out {out} cannot be written ({error.strerror}); name another place") from error
@@ -206,5 +210,5 @@ def make_recipe(found: Collected, wanted: Wanted) -> Made:
 # A higher --threshold gives fewer and better pairs. Look at the mined files before you train on them.
 set -e
 """
-    path.write_text(head + "\n".join(commands) + "\n", encoding="utf-8")
+    write_out(path, (head + "\n".join(commands) + "\n").encode())
     return Made(path=path, kind="mining", notes=tuple(found.notes), next=(f"sh {shlex.quote(str(path))}",))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from babeltune.errors import DamagedError
-from babeltune.files import plain, write_json
+from babeltune.files import make_folders, plain, write_json
 from babeltune.planning.space import make_trial
 from babeltune.schema.records import Scalar, Sweep, trial_from
 from babeltune.sweep.state.folder import SweepFolder, read_of_trial
@@ -21,7 +21,7 @@ def assignment(sweep: Sweep, folder: SweepFolder, number: int, params: dict[str,
     if prepared == folder.prepared:
         trial = make_trial(folder.with_rates(sweep), number, params)
         with folder.guard():
-            place.mkdir(parents=True, exist_ok=True)
+            make_folders(place)
             write_json(place / "trial.json", trial)
     else:
         if words := damage(prepared):

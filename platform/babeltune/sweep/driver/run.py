@@ -15,7 +15,7 @@ from dataclasses import replace
 import ray
 
 from babeltune.errors import ClusterError, ObjectStoreError, SweepError, storage_refusals
-from babeltune.files import plain
+from babeltune.files import make_folders, plain
 from babeltune.planning.recorded import sweep_id
 from babeltune.planning.space import methods_used, within_grid
 from babeltune.schema.cluster import Cluster
@@ -27,9 +27,9 @@ from babeltune.sweep.driver.recorder import close_tracker
 from babeltune.sweep.search.recovery import study_refusals
 from babeltune.sweep.state.fencing import OvertakenError
 from babeltune.sweep.state.folder import SweepFolder, refuse_a_file
-from babeltune.sweep.state.lease import folder_lease, leased, only_driver, this_driver
+from babeltune.sweep.state.lease import folder_lease, leased, only_driver, this_driver, this_ray
 from babeltune.sweep.state.progress import SweepProgress, is_driven
-from babeltune.sweep.state.provenance import check_unchanged, deciding_facts
+from babeltune.sweep.state.provenance import check_unchanged, deciding_facts, finish_accepting
 from babeltune.sweep.state.rebuild import mend
 from babeltune.sweep.sync.audit import audit
 from babeltune.sweep.sync.driver import DriverSync
@@ -85,8 +85,9 @@ def submit(
         if cluster.address != "local" or ray.is_initialized():
             shared.enter_context(connected(cluster, insecure=insecure))
             shared.enter_context(leased(folder.id))
-            ray_at = ray.get_runtime_context().gcs_address
-            if insecure and (danger := open_to_all(cluster.named, ray_at)):
+            address = ray.get_runtime_context().gcs_address
+            ray_at = this_ray(address)
+            if insecure and (danger := open_to_all(cluster.named, address)):
                 folder.note(danger)
                 log.warning(danger)
         if driver_sync.where is None:  # else `driver_sync` has the lease in the bucket
@@ -94,6 +95,7 @@ def submit(
             driver_sync.token, stop.refused, stop.guard = lease.token, lease.check, lease.guard
             folder = replace(folder, guard=lease.guard)
         mend(folder)
+        finish_accepting(folder)
         folder.write("driver.json", this_driver())
         check_unchanged(folder, deciding_facts(methods_used(sweep)), accept=accept_changes, sweep=sweep)
         return _submit(sweep, cluster, folder, driver_sync, stop, accept=accept_changes, watch=watch)
@@ -102,7 +104,7 @@ def submit(
 def _make(folder: SweepFolder, cluster: Cluster) -> None:
     """Makes the sweep's folder. `ClusterError` where the storage cannot be written."""
     try:
-        folder.path.mkdir(parents=True, exist_ok=True)
+        make_folders(folder.path)
     except OSError as error:
         raise ClusterError(
             f"the storage {cluster.folder} cannot be written ({error.strerror}); set BABELTUNE_HOME, or `storage` in "

@@ -19,7 +19,7 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from babeltune.errors import SweepError
-from babeltune.files import append_line, aside, end_on_a_line
+from babeltune.files import append_line, aside, end_on_a_line, make_folders, write_whole
 from babeltune.planning.portfolio import portfolio_points
 from babeltune.planning.space import grid
 from babeltune.schema.paths import sqlite_url
@@ -61,7 +61,7 @@ def given_points(sweep: Sweep) -> list[dict[str, Scalar]]:
 
 def open_study(folder: Path, sweep: Sweep) -> optuna.Study:
     """The sweep's study in `folder`, created when it is not there."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folders(folder)
     return optuna.create_study(
         study_name=STUDY,
         storage=optuna.storages.RDBStorage(
@@ -98,7 +98,7 @@ class Ledger:
             try:
                 self._remember(json.loads(line))
             except (ValueError, TypeError, KeyError):
-                aside(path).write_bytes(whole[sound:])
+                write_whole(aside(path), whole[sound:], durable=True)
                 os.truncate(path, sound)
                 break
             sound += len(line)

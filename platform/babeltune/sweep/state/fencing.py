@@ -25,6 +25,7 @@ from typing import Protocol
 
 from babeltune.errors import FULL, FencedError, ObjectStoreError, SweepError
 from babeltune.files import plain, write_whole
+from babeltune.machine import this_machine
 
 OWNER = "owner.json"
 """File of a sweep's folder, and object in its bucket: the lease."""
@@ -68,10 +69,13 @@ class Lease:
     session: str = field(default_factory=lambda: uuid.uuid4().hex)
     """The driver's own name."""
     host: str = field(default_factory=lambda: socket.gethostname())
+    """The holder's hostname, for people. Two machines may have one."""
+    machine: str = field(default_factory=this_machine)
+    """The holder's machine (`machine.py`). Empty in records of earlier versions, which are no machine's."""
     folder: str = ""
-    """The sweep's folder on that host. Drivers of one folder on one host share a lock."""
+    """The sweep's folder on that machine. Drivers of one folder on one machine share a lock."""
     ray: str = ""
-    """The address of the driver's Ray cluster, if several machines share it."""
+    """The identity of the driver's Ray cluster (`lease.this_ray`), if several machines share it."""
     expiry_s: float = EXPIRY_S
     """Seconds without a change after which it may be taken."""
     renewals: int = 0
@@ -88,7 +92,11 @@ class Lease:
         try:
             values = json.loads(data or b"null")
             known = {name: values[name] for name in cls.__dataclass_fields__ if name in values}
-            return cls(**{"expiry_s": EXPIRY_S, **known}) if "session" in known and "host" in known else None
+            return (
+                cls(**{"expiry_s": EXPIRY_S, "machine": "", **known})
+                if "session" in known and "host" in known
+                else None
+            )
         except (ValueError, TypeError):
             return None
 
@@ -97,7 +105,8 @@ class Lease:
 
     def shares_lock(self, other: Lease) -> bool:
         """Whether both drivers use one folder of one machine, so that the folder's lock kept them apart."""
-        return bool(self.folder) and (self.host, self.folder) == (other.host, other.folder)
+        mine, theirs = ((each.host, each.machine, each.folder) for each in (self, other))
+        return all(mine) and mine == theirs
 
 
 Version = str | None

@@ -42,6 +42,8 @@ NOT_DURABLE = (HEARTBEAT, "stage.json")
 RATES = "rates.json"
 """The rates by which `training.compute` counts, if the sweep file does not give them: `{"rates": [operations,
 bytes]}`."""
+ACCEPTING = "accepting.json"
+"""What accepting changes will write, until it is written (`provenance.py`)."""
 ENDED = ("finished", "pruned", "failed")
 """States that a trial keeps."""
 
@@ -117,7 +119,9 @@ class SweepFolder:
         return scores
 
     def sweep(self) -> Sweep:
-        return self._sweep_at("sweep.json")
+        """The spec, with changes that were accepted and are not written yet."""
+        accepting = (self.read(ACCEPTING) or {}).get("sweep")
+        return self._sweep_at("sweep.json") if accepting is None else sweep_from(accepting)
 
     def sweep_of(self, number: int) -> Sweep:
         """The spec with which the trial began."""

@@ -13,6 +13,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
+from babeltune.machine import this_machine
 from babeltune.sweep.state.fencing import OWNER
 from babeltune.sweep.state.folder import SweepFolder
 
@@ -22,7 +23,7 @@ HEARTBEAT_TIMEOUT_S = 60.0
 
 def here(folder: SweepFolder) -> dict[str, str]:
     """This machine and folder, which share a lock."""
-    return {"host": socket.gethostname(), "folder": str(folder.path.absolute())}
+    return {"host": socket.gethostname(), "machine": this_machine(), "folder": str(folder.path.absolute())}
 
 
 def is_locked(folder: SweepFolder) -> bool:

@@ -10,8 +10,11 @@ One rule serves folders and buckets. It sees a storage as a listing of objects.
 from __future__ import annotations
 
 import json
+import math
+import os
 import re
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -20,7 +23,9 @@ from functools import cache, partial
 from pathlib import Path
 
 from babeltune.errors import SweepError
-from babeltune.files import write_json, write_whole
+from babeltune.files import write_json, write_whole, writer_of
+from babeltune.machine import lives
+from babeltune.schema.storage_location import DAY_S
 from babeltune.storage.object_store import Entry
 from babeltune.sweep.state.folder import ENDED, SweepFolder, sweep_folders
 from babeltune.sweep.state.leaderboard import Row, leaderboard
@@ -118,6 +123,7 @@ def removals(storage: Path, *, older_s: float, top: int | None = None) -> Iterat
     place, before = FolderStorage(storage), time.time() - older_s
     yield from unneeded(place, before, top)
     yield from scratch(place, before)
+    yield from left_drafts(storage, before)
 
 
 # The rule, over the objects of a storage
@@ -167,7 +173,7 @@ def _unread_stores(storage: Storage, before: float) -> Iterator[Removal]:
 
     used = in_use()
     for name, key in names.items():
-        draft = name.startswith(".") and not name.endswith(".lock")
+        draft = name.startswith(".") and not name.endswith(".lock") and writer_of(Path(name)) is None
         if name not in used and (draft or STORE_NAME.fullmatch(name)) and _changed(there[key]) < before:
             reason = "the draft of a store" if draft else "no sweep reads this store"
             yield Removal(storage.folder / key, reason, _size(there[key]), may_go=partial(may_go, name))
@@ -229,6 +235,46 @@ def _of_sweep(
 # What processes left on this machine
 
 
+def left_drafts(storage: Path, before: float) -> Iterator[Removal]:
+    """Drafts whose process is gone. A draft of another machine, or of an earlier version, counts if it has not changed
+    for a day, nor since `before`."""
+    for draft in _drafts_in(storage):
+        yield from _if_left(draft, before)
+
+
+def left_temporary(before: float) -> Iterator[Removal]:
+    """The same among this user's temporary files."""
+    place = Path(tempfile.gettempdir())
+    for draft in place.glob(".babeltune-*"):
+        with suppress(FileNotFoundError):
+            if draft.stat().st_uid == os.getuid():
+                yield from _if_left(draft, before)
+
+
+def _if_left(draft: Path, before: float) -> Iterator[Removal]:
+    writer = lives(writer_of(draft) or "")
+    if writer is False or (writer is None and _last_change(draft) < min(before, time.time() - DAY_S)):
+        yield Removal(draft, "the draft of a command that is gone", size_of(draft))
+
+
+def _drafts_in(storage: Path) -> Iterator[Path]:
+    for place, folders, files in os.walk(storage):
+        here = Path(place)
+        parts = here.relative_to(storage).parts
+        earlier = (parts[:1] == ("models",) and len(parts) == 2) or parts in (("evaluations",), ("reproductions",))
+        for name in [*folders, *files]:
+            if writer_of(here / name) or (earlier and (name.startswith(".") or parts == ("reproductions",))):
+                yield here / name
+        folders[:] = [name for name in folders if not writer_of(here / name)]
+
+
+def _last_change(path: Path) -> float:
+    """When the draft changed last; never for one that went meanwhile."""
+    with suppress(FileNotFoundError):
+        return path.stat().st_mtime if path.is_file() else _changed(FolderStorage(path.parent).entries(path.name))
+    return math.inf
+
+
 def scratch(storage: Storage, before: float) -> Iterator[Removal]:
     """What the processes of sweeps that rest left on this machine: Ray's own state, journals, drafts."""
     for folder in sweep_folders(storage.folder):
@@ -245,7 +291,7 @@ def _scratch_of(folder: SweepFolder, before: float) -> Iterator[tuple[Path, str]
         if path.parent.name not in SCRATCH:
             yield path, "the journal of a dispatcher that is gone"
     for draft in sorted(folder.path.glob("trials/*/checkpoints/.*")):
-        if (files := FolderStorage(draft.parent).entries(draft.name)) and _changed(files) < before:
+        if writer_of(draft) is None and _last_change(draft) < before:
             yield draft, "the draft of a checkpoint"
 
 
@@ -256,28 +302,23 @@ def spool_savings(path: Path) -> int:
         shorter = shortened_spool(whole, path.with_name(f"{path.name}.sent").read_bytes())
     except OSError:
         return 0
-    return len(whole) - len(shorter[0]) if shorter else 0
+    return 0 if shorter is None else len(whole) - len(shorter)
 
 
 def shorten_spool(path: Path) -> None:
     """Drops the values of metrics that MLflow has taken. Their steps stay, so that nothing is sent a second time."""
-    if shorter := shortened_spool(path.read_bytes(), path.with_name(f"{path.name}.sent").read_bytes()):
-        spool, sent = shorter
-        write_whole(path.with_name(f"{path.name}.sent"), sent)
-        write_whole(path, spool)
+    shorter = shortened_spool(path.read_bytes(), path.with_name(f"{path.name}.sent").read_bytes())
+    if shorter is not None:
+        write_whole(path, shorter, durable=True)
 
 
-def shortened_spool(spool: bytes, sent: bytes) -> tuple[bytes, bytes] | None:
-    """The spool without values of metrics that MLflow has, and the new note of how much it has. None while MLflow lacks
-    anything."""
-    try:
-        known = json.loads(sent)
-        if known["offset"] != len(spool):
-            return None
-    except (ValueError, KeyError, TypeError):
-        return None
-    data = _shortened(spool)
-    return data, json.dumps({**known, "offset": len(data)}).encode()
+def shortened_spool(spool: bytes, sent: bytes) -> bytes | None:
+    """The spool without values of metrics that MLflow has. None while MLflow lacks anything, and where an earlier
+    version counted in bytes what it has."""
+    with suppress(ValueError, KeyError, TypeError):
+        if json.loads(sent)["lines"] == len(spool.splitlines()) == spool.count(b"\n"):
+            return _shortened(spool)
+    return None
 
 
 def _shortened(spool: bytes) -> bytes:

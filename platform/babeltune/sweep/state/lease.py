@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NotRequired, TypedDict, cast
 
-import psutil
 import ray
 from filelock import FileLock, Timeout
 
+from babeltune.machine import lives, this_process
 from babeltune.sweep.state.fencing import Clock, DrivenError, FileLease, Lease, acquire, renewed, written_under
 from babeltune.sweep.state.folder import Guard, SweepFolder
 from babeltune.sweep.state.heartbeat import here
@@ -34,8 +34,8 @@ LEASE_TIMEOUT_S = 15.0
 """Seconds to wait for the lease of a driver that has just died."""
 EXIT_TIMEOUT_S = 2.0
 """Seconds to wait for one that is seen alive: a process that was killed takes a moment to go."""
-CREATED_WITHIN_S = 2.0
-"""Seconds by which the kernel's time of a process's creation may be later than its own clock was."""
+HEAD = "node:__internal_head__"
+"""A resource that Ray gives the node of its head alone."""
 log = logging.getLogger(__name__)
 
 
@@ -43,6 +43,8 @@ class DriverRecord(TypedDict):
     """Who runs a sweep: `driver.json`, and what the lease actor says."""
 
     host: NotRequired[str]
+    process: NotRequired[str]
+    """The driver's identity (`machine.py`). Records of earlier versions have none."""
     pid: int
     started: float
     """Seconds since 1970."""
@@ -50,7 +52,7 @@ class DriverRecord(TypedDict):
 
 def this_driver() -> DriverRecord:
     """Who runs a sweep: host, process id, since when."""
-    return {"host": socket.gethostname(), "pid": os.getpid(), "started": time.time()}
+    return {"host": socket.gethostname(), "process": this_process(), "pid": os.getpid(), "started": time.time()}
 
 
 def running_elsewhere(sweep: str, driver: DriverRecord | None) -> DrivenError:
@@ -95,12 +97,19 @@ class FolderLease:
     """Within it the driver writes. It raises `OvertakenError` if another driver has the lease."""
 
 
+def this_ray(address: str) -> str:
+    """Identity of the connected Ray cluster: its address, and its head's node. Clusters of containers may share an
+    address."""
+    heads = [node["NodeID"] for node in ray.nodes() if HEAD in node["Resources"]]
+    return " ".join([address, *sorted(heads)])
+
+
 @contextmanager
 def folder_lease(folder: SweepFolder, ray_at: str = "", clock: Clock | None = None) -> Iterator[FolderLease]:
     """Takes the lease on the folder, and renews it within the block.
 
-    A driver that used this folder on this machine is dead, because the caller has the folder's lock. One on the Ray at
-    `ray_at` is dead, because the caller has the lease there. Any other one is watched until its lease expires.
+    A driver that used this folder on this machine is dead, because the caller has the folder's lock. One on the Ray
+    `ray_at` (`this_ray`) is dead, because the caller has the lease there. Any other one is watched until it expires.
     """
     record = FileLease(folder.path)
     mine = Lease(folder=here(folder)["folder"], ray=ray_at)
@@ -156,13 +165,5 @@ def _holder(name: str) -> DriverRecord | None:
 
 
 def _is_alive_here(driver: DriverRecord | None) -> bool:
-    """Whether it is a process of this machine that lives, so that waiting for its lease is in vain. A process that was
-    created later has only got its number."""
-    if driver is None or driver.get("host") != socket.gethostname():
-        return False
-    try:
-        process = psutil.Process(int(driver["pid"]))
-        same = process.create_time() <= float(driver["started"]) + CREATED_WITHIN_S
-        return bool(same and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
+    """Whether it is a process of this machine that lives, so that waiting for its lease is in vain."""
+    return bool(driver and lives(driver.get("process", "")))

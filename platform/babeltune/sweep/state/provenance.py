@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import platform
-import shutil
 import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,12 +22,13 @@ from typing import TYPE_CHECKING, TypedDict, cast
 
 import babeltune
 from babeltune.errors import SweepError, counted
-from babeltune.files import plain
+from babeltune.files import make_folders, plain, write_whole
+from babeltune.method.plugins import OWN, digest_of, plugins
 from babeltune.planning.recorded import NEUTRAL, NOT_DECIDING, sweep_id
 from babeltune.planning.rules import kind_of
 from babeltune.schema.base import record_from
 from babeltune.schema.records import Sweep
-from babeltune.sweep.state.folder import ENDED, SweepFolder, has_begun, read_outcome
+from babeltune.sweep.state.folder import ACCEPTING, ENDED, SweepFolder, has_begun, read_outcome
 
 if TYPE_CHECKING:
     from babeltune.files import JsonObject
@@ -104,16 +104,38 @@ def check_unchanged(
             + "\nits finished trials would not compare with new ones; go back to what it began with, submit a new "
             "sweep under another name, or pass --accept-changes"
         )
-    news: dict[str, object] = dict(facts)
+    if not found:
+        folder.write("facts.json", {**recorded, **facts})
+        return
+    history = _extended(folder, found)
+    news: dict[str, object] = {**recorded, **facts, "accepted": history}
     if of_spec and sweep is not None:
         news["spec"] = sweep_id(sweep)
-    if found:
-        news["accepted"] = history = _extended(folder, found)
-        folder.note("accepted: " + "; ".join(map(str, found)))
-        if of_spec or any(change.key == "data" for change in changes):
-            _keep(folder, condition=len(history))
-            (folder.path / "baselines.json").unlink(missing_ok=True)
-    folder.write("facts.json", {**recorded, **news})
+    of_data = any(change.key == "data" for change in changes)
+    folder.write(
+        ACCEPTING,
+        {
+            "facts": news,
+            "sweep": plain(sweep) if of_spec else None,
+            "condition": len(history) if of_spec or of_data else None,
+        },
+    )
+    folder.note("accepted: " + "; ".join(map(str, found)))
+    finish_accepting(folder)
+
+
+def finish_accepting(folder: SweepFolder) -> None:
+    """Writes what accepting changes means: the history and the spec. An earlier driver may have been killed at it."""
+    accepted = folder.read(ACCEPTING)
+    if not accepted:
+        return
+    if accepted["condition"] is not None:
+        _keep(folder, accepted["condition"])
+        (folder.path / "baselines.json").unlink(missing_ok=True)
+    folder.write("facts.json", accepted["facts"])
+    if accepted["sweep"] is not None:
+        folder.write("sweep.json", accepted["sweep"])
+    folder.write(ACCEPTING, {})  # a mirror sends what is written, and not what is removed
 
 
 class _Accepted(TypedDict):
@@ -146,10 +168,10 @@ def _extended(folder: SweepFolder, changes: Iterable[Change]) -> list[_Accepted]
 def _keep(folder: SweepFolder, condition: int) -> None:
     """Keeps the spec and the record of the data that trials so far began with."""
     kept = folder.path / "conditions" / str(condition)
-    kept.mkdir(parents=True, exist_ok=True)
+    make_folders(kept)
     for path in (folder.path / "sweep.json", folder.prepared):
         if path.exists() and not (kept / path.name).exists():
-            shutil.copyfile(path, kept / path.name)
+            write_whole(kept / path.name, path.read_bytes(), durable=True)
 
 
 def _refuse_unfit(folder: SweepFolder, sweep: Sweep, changes: Iterable[Change]) -> None:
@@ -230,7 +252,6 @@ def deciding_facts(methods: Iterable[str] = ()) -> dict[str, object]:
 
     `code` holds a digest for babeltune and for each other distribution that one of these methods comes from.
     """
-    from babeltune.method.plugins import OWN, digest_of, plugins  # and with it torch, which readers do without
 
     code = {OWN: code_digest(), **{name: digest_of(plugin) for name, plugin in plugins(methods).items()}}
     return {"code": code, **{name: version(name) for name in PINNED}}

@@ -33,6 +33,7 @@ ENDS: dict[str, Literal["finished", "pruned", "failed"]] = {
 """A trial's state, by Optuna's word for it."""
 MADE_AGAIN = (
     *("prepared.json", "baselines.json", "state.json", "owner.json", "driver.json", "tracking.json"),
+    "accepting.json",
     *("warm_start.json", "rates.json", "outcome.json", "progress.json"),
 )
 """Files that `babeltune resume` writes, or does without, where they are gone."""

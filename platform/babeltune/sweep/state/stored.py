@@ -7,7 +7,6 @@ is not known counts as driven: a sweep that rests is cleaned another time.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from babeltune.errors import SweepError
+from babeltune.files import draft_of
 from babeltune.schema.storage_location import DAY_S
 from babeltune.storage.object_store import Entry
 from babeltune.sweep.state.fencing import OWNER, FileLease, Lease
@@ -104,8 +104,13 @@ class FolderStorage:
 
     @cached_property
     def now(self) -> float | None:
-        with suppress(OSError), tempfile.NamedTemporaryFile(dir=self.folder, prefix=".now-") as file:
-            return os.fstat(file.fileno()).st_mtime
+        draft = draft_of(self.folder / "now")
+        with suppress(OSError):
+            draft.touch()
+            try:
+                return draft.stat().st_mtime
+            finally:
+                draft.unlink()
         return None
 
     def sweeps(self) -> list[str]:

@@ -63,14 +63,24 @@ def audit(view: StorageView, action: Action, subject: str, *, by_signal: bool = 
 
     `by_signal`: whoever sent this process a signal did it, and not the sender of the job that it runs in.
     """
+    write_line(view, line_of(action, subject, by_signal=by_signal))
+
+
+def line_of(action: Action, subject: str, *, by_signal: bool = False) -> AuditLine:
+    """The line of an action that is done now."""
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     here = f"{who()}@{socket.gethostname()}"
     user, _, machine = (here if by_signal else actor()).rpartition("@")
     through = SIGNAL if by_signal else "" if actor() == here else here
-    line = json.dumps(plain(AuditLine(now, user, machine, action, subject, through)), ensure_ascii=False).encode()
-    path = view.folder / AUDIT
+    return AuditLine(now, user, machine, action, subject, through)
+
+
+def write_line(view: StorageView, line: AuditLine, *, name: str = "") -> None:
+    """Writes the line. One that has a `name` may have been written before, by a process that was killed."""
+    path, data = view.folder / AUDIT, json.dumps(plain(line), ensure_ascii=False).encode()
     with suppress(OSError, StorageError), locked(path):
-        append_line(path, line)
+        if not (name and path.exists() and data in path.read_bytes().splitlines()):
+            append_line(path, data)
     if view.mirror is not None:
         with suppress(ObjectStoreError):
-            view.mirror.store.write(f"{OBJECTS}/{now}-{uuid.uuid4().hex[:8]}.json", line + b"\n")
+            view.mirror.store.write(f"{OBJECTS}/{line.time}-{name or uuid.uuid4().hex[:8]}.json", data + b"\n")

@@ -24,6 +24,8 @@ from babeltune.sweep.state.housekeeping import (
     MayGo,
     Removal,
     always,
+    left_drafts,
+    left_temporary,
     note_removed,
     packages,
     removals,
@@ -70,14 +72,10 @@ class BucketRemoval(Removal):
 
 def shorten_spool_there(store: ObjectStore, key: str) -> None:
     """`shorten_spool` in a bucket. It replaces nothing that a driver has written since it was read."""
-    note = f"{key}.sent"
-    before = {name: store.entry(name) for name in (key, note)}
-    if (shorter := shortened_spool(*(store.read(name) or b"" for name in before))) is None:
-        return
-    versions = {name: entry.version for name, entry in before.items() if entry}
-    spool, sent = shorter
-    if store.write_if(note, sent, versions.get(note)) is not None:  # how much was sent, then what
-        store.write_if(key, spool, versions.get(key))
+    before = store.entry(key)
+    shorter = shortened_spool(*(store.read(name) or b"" for name in (key, f"{key}.sent")))
+    if before is not None and shorter is not None:
+        store.write_if(key, shorter, before.version)
 
 
 def drop_checkpoints(mirror: Mirror, trial: str) -> None:
@@ -192,12 +190,14 @@ def _in_bucket(mirror: Mirror, folder: Path, key: str) -> bool:
 
 def everything(view: StorageView, *, older_s: float, top: int | None = None) -> list[Removal]:
     """What can go from the storage, and from this machine's mirror of it."""
-    if view.mirror is None:
-        return list(removals(view.folder, older_s=older_s, top=top))
     before = time.time() - older_s
+    if view.mirror is None:
+        return [*removals(view.folder, older_s=older_s, top=top), *left_temporary(before)]
     return [
+        *left_temporary(before),
         *bucket_removals(view, older_s=older_s, top=top),
         *scratch(view.storage, before),
+        *left_drafts(view.folder, before),
         *_cut_off(view, before),
         *mirror_removals(view.mirror, older_s=older_s),
     ]

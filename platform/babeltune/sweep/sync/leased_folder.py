@@ -14,7 +14,7 @@ from pathlib import Path
 
 from filelock import Timeout
 
-from babeltune.files import write_whole
+from babeltune.files import make_folders, write_whole
 from babeltune.storage.mirror import Mirror
 from babeltune.storage.mirror_base import together
 from babeltune.storage.object_store import Entry
@@ -107,16 +107,16 @@ class LeasedFolder:
         if elsewhere:
             if there and any(mirror.waits(path) for path in records_in(self._folder.path)):
                 aside = self._set_aside()
-                self._folder.path.mkdir(parents=True)
+                make_folders(self._folder.path)
                 self._folder.note(f"another machine went on with the sweep; what it did not have is in {aside}")
             mirror.pull({key: entry for key, entry in there.items() if not is_claimed(key)})
         there |= self._claim(there, held.token)
         if elsewhere:
             mirror.pull(there)
             mirror.forget_missing(self._prefix, there)
-        self._folder.path.mkdir(parents=True, exist_ok=True)
+        make_folders(self._folder.path)
         (self._folder.path / OWNER).unlink(missing_ok=True)  # readers bring the latest
-        self._mine.parent.mkdir(parents=True, exist_ok=True)
+        make_folders(self._mine.parent)
         sessions = [*([before.session] if before else []), held.lease.session]
         write_whole(self._mine, " ".join(sessions).encode(), durable=True)
         self.renew()  # one that was overtaken meanwhile removes no request to the other

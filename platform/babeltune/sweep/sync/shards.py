@@ -11,7 +11,6 @@ fencing token is needed.
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from typing import Any, TypeGuard
 
 from babeltune.data.store import UNFINISHED, StoredFile, store_of
 from babeltune.data.store_shards import DONE, ShardRecord
-from babeltune.files import plain
+from babeltune.files import draft_folder, plain
 from babeltune.schema.storage_location import StorageLocation
 from babeltune.storage.mirror import Mirror
 from babeltune.storage.mirror_base import together
@@ -94,8 +93,8 @@ def on_a_node(
 ) -> tuple[int, dict[str, bytes]]:
     """A shard's work in a folder of its own: what it returns, and the files that it made and the bucket did not get."""
     folder = _folder(arguments)
-    with tempfile.TemporaryDirectory(prefix="babeltune-shard-") as name:
-        work, given = Path(name), {**(shared or {}), **files}
+    with draft_folder("shard") as work:
+        given = {**(shared or {}), **files}
         for each, data in given.items():
             (work / each).write_bytes(data)
         moved = [str(work / Path(each).name) if _is_in(each, folder) else each for each in arguments]

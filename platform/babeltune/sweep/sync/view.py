@@ -15,8 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from babeltune.data.prepared import Prepared
-from babeltune.errors import StoreError
-from babeltune.files import locked, write_whole
+from babeltune.errors import ObjectStoreError, StoreError
+from babeltune.files import locked, make_folders, write_whole
 from babeltune.schema.cluster import Cluster
 from babeltune.storage.mirror import JOURNALS, Mirror
 from babeltune.storage.object_store import Entry
@@ -34,6 +34,8 @@ OPENINGS = "openings"
 """In the bucket, the folder of the openings of sealed tests: an object each."""
 OPENED = "openings.jsonl"
 """In the storage, the same openings, a line each."""
+DECIDING = "deciding"
+"""In the storage, the folder of decisions of promotions that are not written everywhere yet."""
 OF_WORKERS = (REPORTS, PROGRESS)
 """The records that a trial's worker changes; all others are the driver's."""
 SCRATCH = ("train", "tune", "checkpoints")
@@ -155,6 +157,27 @@ class StorageView:
         """Sends a finished folder, such as an exported model."""
         if self.mirror is not None:
             self.mirror.push_package(package)
+
+    def put(self, key: str, data: bytes) -> None:
+        """Writes an object into the storage itself, durably."""
+        if self.mirror is not None:
+            self.mirror.store.write(key, data)
+        else:
+            make_folders((self.folder / key).parent)
+            write_whole(self.folder / key, data, durable=True)
+
+    def deciding(self) -> list[str]:
+        """The keys of decisions of promotions that are not written everywhere yet; none where the storage is away."""
+        with contextlib.suppress(ObjectStoreError, OSError):
+            return sorted(key for key in self.storage.entries(DECIDING) if key.endswith(".json"))
+        return []
+
+    def drop(self, key: str) -> None:
+        """Removes an object that `put` wrote, which may be gone."""
+        if self.mirror is not None:
+            self.mirror.store.remove(key)
+        else:
+            (self.folder / key).unlink(missing_ok=True)
 
     # Openings of sealed tests: each is an object, so that two machines never write the same one
 

@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 
 from babeltune.data.prepared import Prepared, read_prepared
 from babeltune.errors import ClusterError, FencedError, NodeError, ObjectStoreError, StorageError, StoreError
-from babeltune.files import plain, write_json
+from babeltune.files import plain, write_json, write_whole
 from babeltune.method.distributed import ProcessGroup
 from babeltune.schema.records import Objective, Report
 from babeltune.schema.storage_location import DAY_S, StorageLocation
@@ -307,7 +307,7 @@ def _discard_older(folder: Path, stamp: Stamp) -> None:
         (folder / REPORTS).unlink(missing_ok=True)
     if stamp.token:
         folder.mkdir(parents=True, exist_ok=True)
-        note.write_text(str(stamp.token), encoding="utf-8")
+        write_whole(note, str(stamp.token).encode())
 
 
 def push_trial(mirror: Mirror, folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 import time
@@ -12,10 +11,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import ray
 
 from babeltune.errors import ClusterError
+from babeltune.files import draft_of, remove_left
 from babeltune.sweep.state.lease_actor import NAMESPACE
 from babeltune.sweep.state.messages import EndMessage, ReportMessage, TrialAssignment
 from babeltune.sweep.workers.dispatcher import PENDING_CALLS, TrialDispatcher
@@ -28,18 +27,6 @@ NO_ANSWER = (
     "the sweep's dispatcher has not answered for {:g} s: its process is stopped, or its machine hangs; every trial "
     "keeps its last checkpoint: `babeltune resume` goes on"
 )
-
-
-FOLDER = "babeltune-dispatcher-"
-"""How a dispatcher's folder begins; the number of its driver's process follows."""
-
-
-def remove_abandoned() -> None:
-    """Removes the temporary folders of dispatchers whose driver no longer runs."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER}*-*"):
-        number = folder.name.removeprefix(FOLDER).partition("-")[0]
-        if number.isdecimal() and not psutil.pid_exists(int(number)):
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 class DispatcherClient:
@@ -67,8 +54,10 @@ class DispatcherClient:
 
     def start(self) -> None:
         """Starts the actor on this process's node."""
-        remove_abandoned()
-        self._folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER}{os.getpid()}-"))
+        place = Path(tempfile.gettempdir(), "babeltune-dispatcher")
+        remove_left(place)
+        self._folder = draft_of(place)
+        self._folder.mkdir(mode=0o700)
         dispatcher = ray.remote(TrialDispatcher).options(
             name=self.name,
             namespace=NAMESPACE,

@@ -25,9 +25,13 @@ def sealed(report: SweepReport) -> Section | None:
         names = ", ".join(report.data.sealed)
         words = f"The sealed tests ({names}) are unopened. `babeltune promote {report.sweep}` opens them."
         return Section(anchor=anchor, title=title, blocks=(Text(text=words),))
-    record = report.decisions[-1]
-    blocks: list[Block] = [*_comparison(record, set_of(report.objective.metric))]
-    blocks.append(Items(items=(f"verdict: {record.decision.verdict}", *record.decision.reasons)))
+    last = report.decisions[-1]
+    # A later decision that opened no test, such as on the champion itself, hides no scores.
+    opened = next((each for each in reversed(report.decisions) if each.decision.test), last)
+    blocks: list[Block] = [*_comparison(opened, set_of(report.objective.metric))]
+    for record in [last] if opened is last else [opened, last]:
+        when = f" of {record.time}" if opened is not last else ""
+        blocks.append(Items(items=(f"verdict{when}: {record.decision.verdict}", *record.decision.reasons)))
     if len(report.decisions) > 1:
         blocks.append(_decisions_table(report.decisions))
     return Section(anchor=anchor, title=title, blocks=tuple(blocks))
