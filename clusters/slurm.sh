@@ -43,11 +43,15 @@ name=${name%.*}-$(printf '%s\n' "$@" | cksum | cut -d ' ' -f 1)
 export BABELTUNE_MLFLOW=${BABELTUNE_MLFLOW:-sqlite:///$BABELTUNE_HOME/mlflow/$name/mlflow.db}
 
 # The token is in a file that only its owner reads, not in an argument that `ps` would show.
-umask 077
+# It is a new file: one that somebody else has put there could be read.
 secret=$BABELTUNE_HOME/.ray_token.$SLURM_JOB_ID
-python -c 'import secrets; print(secrets.token_hex(32), end="")' > "$secret"
+rm -f "$secret"
+(umask 077; set -o noclobber; od -An -N32 -tx1 /dev/urandom | tr -d ' \n' > "$secret")
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=$secret RAY_USAGE_STATS_ENABLED=0
-umask 022
+
+# Ray opens its folder to all users of a node, so it lies in one that only this user enters.
+RAY_TMPDIR=$(mktemp -d "${RAY_TMPDIR:-/tmp}/XXXXXX")
+export RAY_TMPDIR
 
 # This runs on the first part's node. Its name may stand for 127.0.1.1, which other nodes cannot reach.
 address=$( (hostname --ip-address; hostname --all-ip-addresses) \
@@ -60,7 +64,7 @@ finish() {
   trap - EXIT TERM
   for task in "${tasks[@]}"; do kill "$task" 2> /dev/null || true; done
   wait || true
-  rm -f "$secret"
+  rm -rf "$secret" "$RAY_TMPDIR"
 }
 trap finish EXIT
 
@@ -88,6 +92,7 @@ done
 count=$(scontrol show hostnames "$SLURM_JOB_NODELIST_HET_GROUP_1" | wc -l)
 cpus=${SLURM_JOB_CPUS_PER_NODE_HET_GROUP_1%%(*} # of 8(x2), each node's; srun does not take it from sbatch
 srun --het-group=1 --nodes="$count" --ntasks="$count" --ntasks-per-node=1 --cpus-per-task="$cpus" \
+  sh -c 'mkdir -p -m 700 "$RAY_TMPDIR" && exec "$@"' sh \
   ray start --block --disable-usage-stats --address="$address:$port" --num-cpus="$cpus" &
 tasks+=($!)
 

@@ -129,6 +129,12 @@ def no_ray_in_fast_tests(request, tmp_path_factory):
         pytest.fail("this test is marked as fast and has started Ray; let its code name what starts it (selection.py)")
 
 
+@pytest.fixture(autouse=True)
+def no_safe_path(monkeypatch):
+    """A command that runs in this process sets it for those that it starts, and other tests start scripts."""
+    monkeypatch.setenv("PYTHONSAFEPATH", "")
+
+
 @pytest.fixture(scope="session")
 def loopback_only():
     """For this process and those that it starts: see `enter_loopback_only`."""

@@ -37,6 +37,19 @@ def test_a_command_runs_with_closed_streams(shell, tmp_path):
     assert b"Traceback" not in out.stderr
 
 
+def test_a_command_imports_nothing_from_the_folder_in_which_the_user_stands(tmp_path):
+    for name in ("torch", "yaml", "rich", "typer", "pydantic"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit(f'{__name__} of the user')")
+    # A process of a library is started by the command, and inherits its environment.
+    code = (
+        "import subprocess, sys; from babeltune.program import run_program\n"
+        "run_program(lambda: subprocess.run([sys.executable, '-c', 'import yaml'], check=True))"
+    )
+    for command in ([*COMMAND, "--version"], [sys.executable, "-P", "-c", code]):
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S)
+        assert (done.returncode, done.stderr) == (0, ""), command
+
+
 @pytest.mark.parametrize(("typed", "offered"), [("pl", b"plan\n"), ("runs --la", b"--languages\n")])
 def test_a_shell_completes_commands_and_options(typed, offered):
     words = {"COMP_WORDS": f"babeltune {typed}", "COMP_CWORD": str(len(typed.split()))}

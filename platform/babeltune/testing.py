@@ -359,7 +359,7 @@ def check_ranks(cases: Sequence[Case], folder: Path, worlds: Sequence[int] = WOR
     (folder / "ranks.json").write_text(json.dumps(asked), encoding="utf-8")
     methods = [_reference(case) for case in cases]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    commands = [[sys.executable, "-m", __name__, str(rank), str(folder), *methods] for rank in range(max(worlds))]
+    commands = [[sys.executable, "-P", "-m", __name__, str(rank), str(folder), *methods] for rank in range(max(worlds))]
     processes = [subprocess.Popen(command, env=environment) for command in commands]
     try:
         codes = [process.wait(RANKS_TIMEOUT_S) for process in processes]

@@ -50,6 +50,7 @@ def server(loopback_only, tmp_path_factory):
         f"database_uri = sqlite:///{folder}/auth.db\n"
         "authorization_function = mlflow.server.auth:authenticate_request_basic_auth\n"
     )
+    (folder / "flask.py").write_text("raise SystemExit('the server has imported from where it was started')")
     command, environment = serve_command(f"sqlite:///{folder}/mlflow.db", folder / "artifacts", port)
     environment |= {"MLFLOW_AUTH_ADMIN_USERNAME": "admin", "MLFLOW_AUTH_ADMIN_PASSWORD": PASSWORD}
     environment |= {"MLFLOW_FLASK_SERVER_SECRET_KEY": secrets.token_hex(16)}

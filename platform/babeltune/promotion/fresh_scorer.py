@@ -65,7 +65,7 @@ class FreshScorer:
     def __enter__(self) -> Self:
         self._words: IO[str] = tempfile.TemporaryFile("w+")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "babeltune.promotion.fresh_scorer"],
+            [sys.executable, "-P", "-m", "babeltune.promotion.fresh_scorer"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._words,

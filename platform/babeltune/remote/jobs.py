@@ -34,6 +34,7 @@ from babeltune.files import draft_folder
 from babeltune.remote.wheel import build_plugins, build_wheel
 from babeltune.schema.cluster import Cluster
 from babeltune.sweep.sync.audit import ACTOR, actor
+from babeltune.sweep.workers.access import close_token_file
 
 LIVE = ("PENDING", "RUNNING")
 """States of a job that has not ended."""
@@ -117,6 +118,7 @@ class Jobs:
         """Raises `ClusterError` where nothing answers, the token is refused, or Ray's version is another."""
         self.cluster = cluster
         token = cluster.token()
+        close_token_file()
         for chatter in CHATTER:
             logging.getLogger(chatter).setLevel(logging.WARNING)
         self.open = self._open()
@@ -252,7 +254,7 @@ class Jobs:
             environment = {
                 "py_modules": list(map(str, wheels)),
                 "working_dir": str(beside),
-                "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": STOP_WAIT_S, ACTOR: actor()},
+                "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": STOP_WAIT_S, ACTOR: actor(), "PYTHONSAFEPATH": "1"},
             }
             deadline = time.monotonic() + START_TIMEOUT_S
             while True:

@@ -167,9 +167,10 @@ class Cluster(Strict):
             return None
         path = Path(self.token_file).expanduser()
         try:
-            found = path.stat()
+            with path.open(encoding="utf-8", errors="replace") as file:
+                found = os.fstat(file.fileno())
+                token = file.read().strip()
             mode = stat.S_IMODE(found.st_mode)
-            token = path.read_text(encoding="utf-8", errors="replace").strip()
         except OSError as error:
             raise SpecError(
                 f"cluster {self.name!r}: token_file {path} cannot be read ({error.strerror}); put the cluster's token "

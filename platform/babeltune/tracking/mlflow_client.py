@@ -7,7 +7,9 @@ import json
 import logging
 import os
 import re
+import shlex
 import sys
+import sysconfig
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -162,7 +164,10 @@ def serve_command(uri: str, artifacts: Path, port: int) -> tuple[list[str], dict
     """
     command = [sys.executable, "-m", "mlflow", "server", "--artifacts-destination", artifacts.absolute().as_uri()]
     command += ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    return command, {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_BACKEND_STORE_URI": uri}
+    # uvicorn imports first from the folder in which the user stands, unless it is told another: Python's own.
+    command += ["--uvicorn-opts", shlex.join(["--app-dir", sysconfig.get_path("stdlib")])]
+    options = {"PYTHONSAFEPATH": "1", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_BACKEND_STORE_URI": uri}
+    return command, {**os.environ, **options}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,8 @@
 """Who did what, and when."""
 
 import json
+import os
+import pwd
 import re
 import socket
 
@@ -26,15 +28,18 @@ def test_every_action_is_a_line_with_its_time_user_and_machine(tmp_path):
     assert all(re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ", line.time) and line.machine for line in lines)
 
 
-def test_in_a_job_the_line_names_who_sent_the_job_and_who_carried_it_out(tmp_path, monkeypatch):
+def test_the_line_says_which_name_is_the_systems_word_and_which_is_the_senders(tmp_path, monkeypatch):
     monkeypatch.setenv(ACTOR, "ana@laptop.example.org")
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.setenv(name, "somebody-else")
     view = StorageView(Cluster(storage=str(tmp_path)))
     audit(view, "stop", "quickstart-7832684c43")
     audit(view, "stop", "quickstart-7832684c43", by_signal=True)
     asked, signalled = read_audit(tmp_path)
-    here = f"{who()}@{socket.gethostname()}"
-    assert (asked.user, asked.machine, asked.through) == ("ana", "laptop.example.org", here)
-    assert (f"{signalled.user}@{signalled.machine}", signalled.through) == (here, SIGNAL)
+    here = pwd.getpwuid(os.geteuid()).pw_name, socket.gethostname()
+    assert (asked.user, asked.machine) == (signalled.user, signalled.machine) == here
+    assert (asked.says_it_is, asked.through) == ("ana@laptop.example.org", "")
+    assert (signalled.says_it_is, signalled.through) == ("", SIGNAL)
 
 
 def test_lines_of_earlier_versions_are_read(tmp_path):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import logging
 import os
 import shutil
 import subprocess
@@ -16,7 +18,15 @@ import ray
 
 from babeltune.errors import ClusterError
 from babeltune.sweep.workers import access
-from babeltune.sweep.workers.access import STRANGER, open_to_all, refuse_open, shown, takes
+from babeltune.sweep.workers.access import (
+    STRANGER,
+    authenticated,
+    close_token_file,
+    open_to_all,
+    refuse_open,
+    shown,
+    takes,
+)
 from waiting import PATIENCE_S
 
 
@@ -83,6 +93,96 @@ except ClusterError as error:
     assert "107 bytes" in noted.stdout
     assert "a short path and some room, RAY_TMPDIR or else /tmp" in noted.stdout
     assert noted.stdout.endswith("and a machine that is not overloaded; then try again\n")
+
+
+LOCAL = """
+import json, os, psutil, ray, sys
+from pathlib import Path
+from ray._private import services
+from babeltune.sweep.workers.access import STRANGER, takes
+from babeltune.sweep.workers.connection import local_ray
+services.node_ip_address_from_perspective = lambda *_: "192.0.2.1"  # as on a machine with a network
+os.umask(0o022)
+with local_ray(num_cpus=1):
+    processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    doors = [door.laddr.ip for one in processes for door in one.net_connections() if door.status == "LISTEN"]
+    session = Path(ray._private.worker._global_node.get_session_dir_path())
+    worker = ray.get(ray.remote(lambda: (__import__("sys").path, __import__("tokenizers").__file__)).remote())
+    mode = oct(session.parents[1].stat().st_mode & 0o777)
+    stranger = takes(ray.get_runtime_context().gcs_address, STRANGER)
+    token = os.environ["RAY_AUTH_TOKEN"]
+    files = [path for place in (Path.home(), session) for path in place.rglob("*") if path.is_file()]
+    held = [str(path) for path in files if token in path.read_text(errors="replace")]
+    arguments = [one.pid for one in processes if token in " ".join(one.cmdline())]
+print(json.dumps({
+    "doors": sorted({door.removeprefix("::ffff:") for door in doors}), "mode": mode, "stranger": stranger,
+    "worker": worker, "held": held, "arguments": arguments, "left": session.parents[1].exists(),
+    "token": os.environ.get("RAY_AUTH_TOKEN"),
+}))
+"""
+
+
+def test_other_users_find_no_token_no_port_and_no_folder_of_a_local_ray(tmp_path):
+    (tmp_path / "home" / ".ray").mkdir(parents=True)
+    (tmp_path / "stands").mkdir()
+    for name in ("tokenizers", "torch", "datasets", "numpy"):
+        (tmp_path / "stands" / f"{name}.py").write_text("raise ImportError('from where the user stands')")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    kept |= {"HOME": str(tmp_path / "home"), "RAY_AUTH_MODE": "disabled"}
+    command = [sys.executable, "-P", "-c", LOCAL]
+    noted = subprocess.run(command, cwd=tmp_path / "stands", env=kept, capture_output=True, text=True, check=True)
+    saw = json.loads(noted.stdout)
+    assert saw["doors"] == ["127.0.0.1"]
+    assert saw["stranger"] is False, "whatever the environment says"
+    assert (saw["mode"], saw["held"], saw["arguments"]) == ("0o700", [], [])
+    path, tokenizers = saw["worker"]
+    assert str(tmp_path / "stands") not in path
+    assert "site-packages" in tokenizers
+    assert (saw["left"], saw["token"]) == (False, None), "nothing stays"
+    assert not list((tmp_path / "home" / ".ray").iterdir())
+
+
+def test_a_token_is_shown_only_in_its_block(monkeypatch):
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "of-a-cluster")
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    with authenticated("of-a-sweep"):
+        assert (os.environ["RAY_AUTH_TOKEN"], os.environ["RAY_AUTH_MODE"]) == ("of-a-sweep", "token")
+    assert os.environ["RAY_AUTH_TOKEN"] == "of-a-cluster"
+    assert "RAY_AUTH_MODE" not in os.environ
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_token_file_that_others_can_read_is_closed_to_them(linked, tmp_path, monkeypatch, caplog):
+    token = tmp_path / "token"
+    token.write_text("a" * 64)
+    token.chmod(0o644)
+    named = tmp_path / ".ray" / "auth_token"
+    named.parent.mkdir()
+    named.symlink_to(token) if linked else token.rename(named)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("RAY_AUTH_TOKEN_PATH", raising=False)
+    with caplog.at_level(logging.WARNING):
+        close_token_file()
+        close_token_file()
+    assert named.stat().st_mode & 0o777 == 0o600
+    assert [record.getMessage() for record in caplog.records] == [
+        f"other users could read {named}, with its permissions 0644; they are 0600 now: renew the token"
+    ]
+
+
+def test_a_token_file_of_another_user_is_refused_and_an_absent_one_is_none(tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
+    close_token_file()
+    (tmp_path / "token").touch(0o644)
+
+    def refused(*_):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "chmod", refused)
+    with pytest.raises(
+        ClusterError, match=r"token, where Ray .* has the permissions 0644 and is not yours; name a file"
+    ):
+        close_token_file()
 
 
 def test_what_ray_says_of_its_workers_is_not_printed_among_the_results():

@@ -1,14 +1,14 @@
 """Who submitted, stopped and promoted what, and when: `audit.jsonl` in the storage, one line for each.
 
-In a storage behind a URI each line is an object of its own, so that two machines never overwrite one another's. A Ray
-job carries the name of the user who sent it, for the head's own user says nothing.
+In a storage behind a URI each line is an object of its own, so that two machines never overwrite one another's. The
+system says which user a process runs as. Who sent a Ray job, only its sender says: nobody checks it.
 """
 
 from __future__ import annotations
 
-import getpass
 import json
 import os
+import pwd
 import socket
 import time
 import uuid
@@ -26,7 +26,7 @@ OBJECTS = "audit"
 """In a bucket, the folder of the objects."""
 Action = Literal["submit", "stop", "promote"]
 ACTOR = "BABELTUNE_ACTOR"
-"""In a Ray job, the variable with the user and the machine that sent the job, as `user@machine`."""
+"""In a Ray job, the variable with the user and the machine that its sender names, as `user@machine`."""
 SIGNAL = "a signal"
 """How a driver is stopped by Ctrl-C, `ray job stop` or Slurm. Nobody can say who sent it."""
 
@@ -37,20 +37,24 @@ class AuditLine:
 
     time: str
     user: str
+    """Whom the process ran as, by the word of the system."""
     machine: str
     action: Action
     subject: str
     """The sweep's id, or the registered model and its version."""
     through: str = ""
-    """The user and machine that carried the action out as a Ray job, or that it was a signal."""
+    """That it was a signal, whose sender nobody knows."""
+    says_it_is: str = ""
+    """For whom a Ray job acted, as `user@machine`, by the word of its sender alone."""
 
 
 def who() -> str:
-    """The user's name, or number where this machine has no name for it, as in containers."""
+    """The name of the user whom this process runs as, or the number where this machine has no name for it, as in
+    containers. `LOGNAME` and `USER` say what the user likes."""
     try:
-        return getpass.getuser()
-    except (KeyError, OSError, ImportError):
-        return f"uid {os.getuid()}"
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return f"uid {os.geteuid()}"
 
 
 def actor() -> str:
@@ -69,10 +73,8 @@ def audit(view: StorageView, action: Action, subject: str, *, by_signal: bool = 
 def line_of(action: Action, subject: str, *, by_signal: bool = False) -> AuditLine:
     """The line of an action that is done now."""
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    here = f"{who()}@{socket.gethostname()}"
-    user, _, machine = (here if by_signal else actor()).rpartition("@")
-    through = SIGNAL if by_signal else "" if actor() == here else here
-    return AuditLine(now, user, machine, action, subject, through)
+    through, says_it_is = (SIGNAL, "") if by_signal else ("", os.environ.get(ACTOR, ""))
+    return AuditLine(now, who(), socket.gethostname(), action, subject, through, says_it_is)
 
 
 def write_line(view: StorageView, line: AuditLine, *, name: str = "") -> None:

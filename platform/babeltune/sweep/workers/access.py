@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
+import stat
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
 from babeltune.errors import ClusterError
 
+log = logging.getLogger(__name__)
 ASK = """
 import sys
 from ray._raylet import GcsClient
@@ -39,15 +44,49 @@ def listens(address: str) -> bool:
     return True
 
 
-def authenticate(token: str) -> None:
-    """Shows this token to every Ray that this process will connect to.
-
-    Ray reads its mode when it is imported, and a token when it first needs one, from `~/.ray/auth_token` if there is
-    no other. So both are read again.
-    """
+@contextmanager
+def authenticated(token: str) -> Iterator[None]:
+    """Shows this token to every Ray that the body starts or connects to. Only this user can read the environment of
+    these processes."""
+    before = {name: os.environ.get(name) for name in shown(token)}
     os.environ |= shown(token)
+    _read_again()
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
+        _read_again()
+
+
+def _read_again() -> None:
+    """Ray reads its mode when it is imported, and its token when it first needs one."""
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()
+
+
+def close_token_file() -> None:
+    """Takes Ray's token file from other users. Ray 2.60 writes it by the umask, so often readable by all.
+
+    Raises `ClusterError` for a file of another user.
+    """
+    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token").expanduser()
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+    except OSError:
+        return  # Ray cannot read it either
+    if not mode & 0o077:
+        return
+    try:
+        path.chmod(0o600)
+    except OSError as error:
+        raise ClusterError(
+            f"{path}, where Ray reads its token, has the permissions {mode:04o} and is not yours; name a file of your "
+            "own in RAY_AUTH_TOKEN_PATH"
+        ) from error
+    log.warning("other users could read %s, with its permissions %04o; they are 0600 now: renew the token", path, mode)
 
 
 def shown(token: str) -> dict[str, str]:
@@ -62,7 +101,7 @@ def takes(address: str, variables: Mapping[str, str]) -> bool | None:
     """
     environment = {name: value for name, value in os.environ.items() if not variables or "RAY_AUTH" not in name}
     environment |= variables
-    command = [sys.executable, "-c", ASK, address]
+    command = [sys.executable, "-P", "-c", ASK, address]
     try:
         asked = subprocess.run(command, env=environment, capture_output=True, check=False, timeout=ANSWER_TIMEOUT_S)
     except subprocess.TimeoutExpired:

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import sys
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import psutil
 import ray
 import torch
+from ray._common.utils import get_default_system_temp_dir
+from ray._private import ray_constants
 from ray._private.services import canonicalize_bootstrap_address
+from ray.job_config import JobConfig
 
 from babeltune.errors import ClusterError
 from babeltune.schema.cluster import Cluster
 from babeltune.signals import end_when_asked
-from babeltune.sweep.workers.access import authenticate, listens, refuse_open, shown, takes
+from babeltune.sweep.workers.access import authenticated, close_token_file, listens, refuse_open, shown, takes
 
 log = logging.getLogger(__name__)
 NEEDED = ("gcs_server", "raylet")
@@ -26,10 +32,20 @@ POLL_INTERVAL_S = 1.0
 """Seconds between two checks that they are alive."""
 
 
+class _NoFolders(list[str]):
+    """Folders of a job from which workers import before they look among the packages: none. Ray would add the folder
+    in which the user stands, where a `tokenizers.py` breaks every trial, and which others may be able to write."""
+
+    def extend(self, _: Iterable[str]) -> None:
+        """Nothing."""
+
+
 def _init(**options: object) -> None:
-    """`ray.init`, with its console output sent to the log."""
+    """`ray.init`, with its console output sent to the log, and without the user's folder in the workers' path."""
     ray._private.worker.print_to_stdstream = _no_result
-    ray.init(log_to_driver=False, **options)
+    job = JobConfig()
+    job._py_driver_sys_path = _NoFolders()
+    ray.init(log_to_driver=False, job_config=job, **options)
 
 
 def _no_result(data: Mapping[str, list[str]], *, ignore_prefix: bool) -> None:
@@ -50,6 +66,7 @@ def connected(cluster: Cluster, *, insecure: bool | None = None) -> Iterator[Non
     if ray.is_initialized():
         yield
         return
+    close_token_file()
     if cluster.address == "local":
         with local_ray(num_gpus=torch.cuda.device_count()):
             end_when_asked()
@@ -73,18 +90,17 @@ def connected(cluster: Cluster, *, insecure: bool | None = None) -> Iterator[Non
         if not taken:
             why = "wants a token" if token is None else "does not accept the token"
             raise ClusterError(f"{named} {why}; {cluster.token_place}")
-    if token is not None:
-        authenticate(token)
-    try:
-        _init(address=cluster.address)
-    except (ConnectionError, OSError, RuntimeError, ray.exceptions.RayError) as error:
-        raise ClusterError(f"{named} does not answer ({error}); start it, or use clusters/local.yaml") from error
-    end_when_asked()
-    try:
-        refuse_open(named, ray.get_runtime_context().gcs_address, insecure=insecure)
-        yield
-    finally:
-        ray.shutdown()
+    with nullcontext() if token is None else authenticated(token):
+        try:
+            _init(address=cluster.address)
+        except (ConnectionError, OSError, RuntimeError, ray.exceptions.RayError) as error:
+            raise ClusterError(f"{named} does not answer ({error}); start it, or use clusters/local.yaml") from error
+        end_when_asked()
+        try:
+            refuse_open(named, ray.get_runtime_context().gcs_address, insecure=insecure)
+            yield
+        finally:
+            ray.shutdown()
 
 
 def _found(address: str) -> str:
@@ -98,37 +114,64 @@ def _found(address: str) -> str:
 
 @contextmanager
 def local_ray(num_cpus: int | None = None, num_gpus: int = 0, env: dict[str, str] | None = None) -> Iterator[None]:
-    """A Ray of our own on this machine, listening for 127.0.0.1, ended with the block.
+    """A Ray of our own on this machine, ended with the block.
 
-    It has the machine's CPUs by default. Ray's token authentication stays on, unless the environment says
-    `RAY_AUTH_MODE=disabled`. `env` reaches every worker. Ray reports no usage, unless the environment says so. Raises
-    `ClusterError` where it does not start.
+    It has the machine's CPUs by default. `env` reaches every worker. It listens on 127.0.0.1 alone. Its processes take
+    no call without a token of its own, which stands in their environment and in no file. Its files are in a folder
+    that only this user enters. Ray reports no usage, unless the environment says so. Raises `ClusterError` where it
+    does not start.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    with authenticated(secrets.token_hex(32)), _own_folder() as folder:
+        _start(folder, num_cpus=num_cpus, num_gpus=num_gpus, runtime_env={"env_vars": env} if env else None)
+        ending = threading.Event()
+        threading.Thread(target=_end_without_ray, args=(ending,), daemon=True).start()
+        try:
+            yield
+        finally:
+            ending.set()
+            ray.shutdown()
+
+
+@contextmanager
+def _own_folder() -> Iterator[Path]:
+    """A folder for Ray's session below one that only this user enters, for Ray opens its own folders to all users."""
+    place = Path(get_default_system_temp_dir())
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        outer = TemporaryDirectory(prefix="ray", dir=place, ignore_cleanup_errors=True)
+    except OSError as error:
+        raise _not_started(error) from error
+    with outer as folder:
+        yield Path(folder, "r")  # short, for it stands in the names of sockets
+
+
+def _start(folder: Path, **options: object) -> None:
+    """Starts Ray. It resolves 127.0.0.1 to an address that other machines reach, unless it may have one node only."""
+    several_nodes, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
     try:
         _init(
             address="local",
-            num_cpus=num_cpus,
-            num_gpus=num_gpus,
             include_dashboard=False,
             _node_ip_address="127.0.0.1",
+            _temp_dir=str(folder),
+            _system_config={"enable_metrics_collection": False},  # their server wants no token
             object_store_memory=200 * 2**20,
             logging_level="ERROR",
-            runtime_env={"env_vars": env} if env else None,
+            **options,
         )
     except Exception as error:  # whatever kept one of its processes from starting
         ray.shutdown()
-        raise ClusterError(
-            f"Ray does not start on this machine ({str(error).strip().splitlines()[0]}); it needs a folder with a "
-            "short path and some room, RAY_TMPDIR or else /tmp, and a machine that is not overloaded; then try again"
-        ) from error
-    ending = threading.Event()
-    threading.Thread(target=_end_without_ray, args=(ending,), daemon=True).start()
-    try:
-        yield
+        raise _not_started(error) from error
     finally:
-        ending.set()
-        ray.shutdown()
+        ray_constants.ENABLE_RAY_CLUSTER = several_nodes
+
+
+def _not_started(error: Exception) -> ClusterError:
+    return ClusterError(
+        f"Ray does not start on this machine ({str(error).strip().splitlines()[0]}); it needs a folder with a "
+        "short path and some room, RAY_TMPDIR or else /tmp, and a machine that is not overloaded; then try again"
+    )
 
 
 def _end_without_ray(ending: threading.Event) -> None:

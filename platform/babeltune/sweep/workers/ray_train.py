@@ -10,15 +10,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import socket
 import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypedDict
 
+import psutil
 import ray
 import ray.train
-from ray._common.network_utils import build_address
-from ray.train._internal.utils import get_address_and_port
 from ray.train.backend import Backend, BackendConfig
 from ray.train.v2._internal.callbacks import DatasetsCallback, WorkingDirectorySetupCallback
 from ray.train.v2._internal.callbacks.metrics import ControllerMetricsCallback, WorkerMetricsCallback
@@ -56,6 +56,10 @@ TOGETHER = timedelta(minutes=30)
 """The longest that a rank waits in a collective; the others may be scoring."""
 POLL_INTERVAL_S = 0.5
 """Seconds between two checks for room."""
+LOOPBACK = "127.0.0.1"
+"""Where the ranks of a group meet that are all on one node."""
+STORES: list[object] = []
+"""In rank 0, the server of the store at which the ranks met. It ends with the object."""
 
 
 class WorkerSettings(TypedDict):
@@ -210,9 +214,11 @@ class _ProcessGroup(Backend):  # type: ignore[misc]
 
     def on_start(self, worker_group: worker_group.WorkerGroup, _: BackendConfig) -> None:
         kind = "nccl" if all(worker_group.execute(_sees_gpu)) else "gloo"
-        address = "tcp://" + build_address(*worker_group.execute_single(0, get_address_and_port))
+        nodes = worker_group.execute(_node)
+        host = LOOPBACK if len(set(nodes)) == 1 else nodes[0][1]
+        port = worker_group.execute_single(0, _open_store, host)
         world = len(worker_group)
-        joined = [worker_group.execute_single_async(rank, _join, kind, address, rank, world) for rank in range(world)]
+        joined = [worker_group.execute_single_async(r, _join, kind, (host, port), r, world) for r in range(world)]
         ray.get(joined, timeout=TOGETHER.total_seconds())
 
 
@@ -222,7 +228,31 @@ def _sees_gpu() -> bool:
     return bool(ray.get_gpu_ids()) and torch.cuda.is_available()
 
 
-def _join(kind: str, address: str, rank: int, world: int) -> None:
-    from torch import distributed
+def _node() -> tuple[str, str]:
+    """The id and the address of this rank's node."""
+    return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
 
-    distributed.init_process_group(kind, init_method=address, rank=rank, world_size=world, timeout=TOGETHER)
+
+def _open_store(host: str) -> int:
+    """Opens the store at which the ranks meet, for the life of this process: its port.
+
+    Everybody who reaches it may write there. So it listens on this address alone, and not on all as torch's own does.
+    """
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    door = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    port: int = door.getsockname()[1]
+    STORES.append(TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=door.detach()))
+    return port
+
+
+def _join(kind: str, address: tuple[str, int], rank: int, world: int) -> None:
+    from torch.distributed import TCPStore, init_process_group  # type: ignore[attr-defined]
+
+    if address[0] == LOOPBACK:
+        interfaces = psutil.net_if_addrs().items()
+        loopback = next(name for name, entries in interfaces if LOOPBACK in {entry.address for entry in entries})
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback)
+    store = TCPStore(*address, is_master=False, timeout=TOGETHER)
+    init_process_group(kind, store=store, rank=rank, world_size=world, timeout=TOGETHER)
