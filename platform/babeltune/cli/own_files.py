@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -83,17 +84,22 @@ def schema(
 
 
 def columns_of(text: str | None) -> dict[str, str]:
-    """Reads `--columns`: language -> column, from text such as `fra=french,eng=english`. Raises `SpecError`."""
+    """Reads `--columns`: language -> column, from text such as `fra=French text,eng="English, old"`. Quotation marks
+    hold commas. Raises `SpecError`."""
     found: dict[str, str] = {}
-    for part in (text or "").split(",") if text else ():
-        code, equals, column = part.strip().partition("=")
+    reader = shlex.shlex(text or "", posix=True, punctuation_chars="")
+    reader.whitespace, reader.whitespace_split, reader.quotes, reader.escape, reader.commenters = ",", True, '"', "", ""
+    try:
+        parts = list(reader) if text else []
+    except ValueError as error:
+        raise SpecError(
+            f"--columns {text!r}: a quotation mark is missing; it begins and ends a column's name"
+        ) from error
+    for part in parts:
+        code, equals, column = (each.strip() for each in part.partition("="))
         if not (code and equals and column) or code in found:
             raise SpecError(f"--columns {text!r}: write CODE=COLUMN for each language, such as fra=french,eng=english")
         found[code] = column
-    if len(found) == 1:
-        raise SpecError(
-            f"--columns {text!r} names one language; parallel text needs two, such as fra=french,eng=english"
-        )
     return found
 
 

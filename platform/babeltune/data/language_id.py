@@ -75,7 +75,7 @@ def model() -> Model:
 
 @functools.cache
 def languages() -> tuple[str, ...]:
-    """The languages that are told apart, as py3langid writes them."""
+    """The languages between which the model decides, as py3langid writes them."""
     return tuple(label for label in dict.fromkeys(model().labels) if label != NO_LANGUAGE)
 
 

@@ -82,12 +82,13 @@ def salt_of(seed: int, *names: str) -> int:
 
 
 def hold_out(
-    blocks: Sequence[Block], split: Split, seed: int, *, share: float = HELDOUT_SHARE
+    blocks: Sequence[Block], split: Split, seed: int, *, share: float = HELDOUT_SHARE, least: int = 0
 ) -> list[NDArray[np.bool_]]:
     """Which pairs of each block are held out: whole components of pairs that share sentences, over all language pairs.
 
     Components are tried in a seeded order, and one is taken when no language pair then has more than `split.pairs`
-    held out, or more than `share` of its pairs. A component with a synthetic pair is never taken. Raises
+    held out, or more than `share` of its pairs. That share is at least `least` pairs, if they are at most a third. A
+    component with a synthetic pair is never taken. Raises
     `DataError` when nothing can be held out.
     """
     keys = joined([np.empty((0, 2), np.uint64), *[block.keys for block in blocks]])
@@ -96,7 +97,7 @@ def hold_out(
     pair_group = repeated([groups[block.group] for block in blocks], sizes, np.int32)
     synthetic = repeated([block.source.synthetic for block in blocks], sizes, np.bool_)
     totals = np.bincount([groups[block.group] for block in blocks], sizes, len(groups)).astype(np.int64)
-    room = np.minimum(split.pairs, (totals * share).astype(np.int64))
+    room = np.minimum(split.pairs, np.maximum((totals * share).astype(np.int64), np.minimum(least, totals // 3)))
     component = components(keys)
     open_to_all = zeros(len(keys), np.bool_)
     ranks = _ranks(keys, component, synthetic, int(room.sum()), salt_of(seed, HELDOUT), open_to_all)

@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+import shutil
 from pathlib import Path
 
 import datasets
@@ -13,6 +14,8 @@ import pytest
 import babeltune
 from babeltune.apps.own_files.init import Wanted, init
 from babeltune.apps.own_files.proposal import Machine
+from babeltune.apps.own_files.tables import read_table
+from babeltune.cli.own_files import columns_of
 from babeltune.data.corpus import build_corpus
 from babeltune.data.text_keys import text_key
 from babeltune.errors import BabeltuneError
@@ -284,7 +287,7 @@ def test_a_first_row_of_short_words_is_no_header(make, text):
         ("a.tsv", b"id\teng\tfra\n", "has a header and no rows: id, eng, fra; put rows below it"),
         ("a.csv", b"source,target\n", "has a header and no rows"),
         ("a.bin", b"a\0b\n", "zero bytes"),
-        ("a.tsv", b"fra\teng\nun\tone\ndeux\ttwo\n", "at least 200"),
+        ("a.tsv", b"fra\teng\nun\tone\ndeux\ttwo\n", "at least 100"),
     ],
 )
 def test_what_cannot_be_used_is_one_line_with_a_next_step(name, content, words, make, tmp_path):
@@ -340,3 +343,90 @@ def test_what_exists_is_not_replaced(make, text, tmp_path):
     with pytest.raises(BabeltuneError, match="exists already"):
         make("a.tsv")
     assert (tmp_path / "own.yaml").read_text() == "mine"
+
+
+# --- Headers and languages -----------------------------------------------------------------------------------------
+
+
+def test_columns_that_the_user_names_make_a_header_whatever_they_are_called(make, text):
+    rows = [("le texte, ici", "b=c d"), *pairs(text, "fra", "eng")]
+    put(make.folder / "a.csv", rows, ",", quoting=csv.QUOTE_MINIMAL)
+    made = make("a.csv", columns=columns_of('fra="le texte, ici",eng=b=c d'))
+    assert [(file.columns, file.rows) for file in made.files] == [({"fra": "le texte, ici", "eng": "b=c d"}, ROWS)]
+    with pytest.raises(BabeltuneError, match=r"--columns .*: a quotation mark is missing"):
+        columns_of('fra="le texte,eng=b')
+    made.path.unlink()
+    shutil.rmtree(made.path.with_name("own_data"))
+    with pytest.raises(BabeltuneError, match=r"a\.csv: no column 'x'.*'b=c d'.*say --no-header if it is text"):
+        make("a.csv", columns={"fra": "x", "eng": "b=c d"})
+
+
+def test_a_first_row_that_nobody_can_judge_is_text_and_said(make, text):
+    rows = [
+        ("".join(filter(str.isalnum, fra))[:6], "".join(filter(str.isalnum, eng))[:6])
+        for fra, eng in pairs(text, "fra", "eng")
+    ]
+    found = read_table(str(put_words(make.folder, [("vorne", "hinten"), *rows])))
+    assert not found.header
+    assert any("the first row (" in note and note.endswith("if it is not: --header") for note in found.notes)
+
+
+def put_words(folder, rows):
+    put(folder / "words.tsv", rows)
+    return folder / "words.tsv"
+
+
+def test_a_number_names_a_column_of_a_table_with_a_header(make, text):
+    put(make.folder / "a.tsv", [("French text", "English text"), *pairs(text, "fra", "eng")])
+    assert make("a.tsv", columns={"fra": "0", "eng": "1"}).files[0].rows == ROWS
+
+
+@pytest.mark.parametrize(
+    "names", [("source", "target", "source_lang", "target_lang"), ("a", "b", "lang1", "lang2"), None]
+)
+def test_a_table_that_names_the_languages_of_each_row_is_several_pairs(make, text, names):
+    rows = [(fra, eng, "fr", "en") for fra, eng in pairs(text, "fra", "eng")[:120]]
+    rows += [(eng, rus, "en", "ru") for rus, eng in pairs(text, "rus", "eng")[120:]]
+    put(make.folder / "a.tsv", [names, *rows] if names else rows)
+    made = make("a.tsv")
+    assert [(set(file.columns), file.rows) for file in made.files] == [({"fra", "eng"}, 120), ({"eng", "rus"}, 120)]
+    assert set(made.splits) == {"fra-eng", "eng-rus"}
+
+
+def test_a_column_of_language_pairs_says_which_languages_a_row_has(make, text):
+    rows = [("en-fr", eng, fra) for fra, eng in pairs(text, "fra", "eng")[:120]]
+    rows += [("kor-eng", eng, kor) for kor, eng in pairs(text, "kor", "eng")[120:]]
+    put(make.folder / "a.tsv", [("langpair", "source", "target"), *rows])
+    assert [file.columns for file in make("a.tsv").files] == [
+        {"eng": "source", "fra": "target"},
+        {"eng": "source", "kor": "target"},
+    ]
+
+
+def test_swapped_rows_are_swapped_back_and_rows_in_other_languages_left_out(make, text, tmp_path):
+    rows = pairs(text, "fra", "eng")
+    swapped = [row[::-1] if i % 3 == 0 else row for i, row in enumerate(rows)]
+    for i in range(1, 61, 3):
+        swapped[i] = (text["rus"][i], swapped[i][1])
+    put(make.folder / "a.tsv", [("fr", "en"), *swapped])
+    made = make("a.tsv")
+    assert made.files[0].left_out == {"in another language": 20}
+    assert any("80 rows have fra and eng swapped; they were swapped back" in note for note in made.notes)
+    assert {tuple(row) for part in split_rows(tmp_path).values() for row in part} <= set(rows)
+
+
+def test_a_few_rows_in_another_language_stay_and_are_said(make, text):
+    rows = pairs(text, "fra", "eng")
+    put(make.folder / "a.tsv", [("fr", "en"), (text["rus"][0], rows[0][1]), *rows[1:]])
+    made = make("a.tsv")
+    assert made.files[0].rows == ROWS
+    assert any("1 rows seem to be in another language than their column; they were kept" in note for note in made.notes)
+
+
+def test_a_language_that_the_text_contradicts_is_believed_and_said(make, text):
+    put(make.folder / "a.tsv", [("Deutsch", "Englisch"), *pairs(text, "rus", "eng")])
+    made = make("a.tsv", columns={"gre": "Deutsch"})
+    assert made.files[0].columns == {"ell": "Deutsch", "eng": "Englisch"}
+    assert made.files[0].rows == ROWS
+    (words,) = [note for note in made.notes if "--columns" in note]
+    assert "'Deutsch' is gre (Greek), and it reads as rus" in words

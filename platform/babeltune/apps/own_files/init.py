@@ -81,7 +81,8 @@ def init(files: Sequence[str], wanted: Wanted) -> Made:
     refuse_unknown("--teacher-languages", wanted.teacher_languages)
     if repeated := [name for name in dict.fromkeys(files) if files.count(name) > 1]:
         raise SpecError(f"{repeated[0]} is named twice; name each file once")
-    tables = [read_table(name, encoding=wanted.encoding, header=wanted.header) for name in files]
+    header = tuple(wanted.columns.values()) if wanted.header is None else wanted.header
+    tables = [read_table(name, encoding=wanted.encoding, header=header) for name in files]
     found = collect(tables, wanted.columns)
     if found.tables:
         for each in found.monolingual:

@@ -6,9 +6,10 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from babeltune.data.language_id import labels_of, likeliest
-from babeltune.schema.languages import meaning
+from babeltune.schema.languages import code_of, meaning
 
 TOGETHER = 10
 """Sentences that are judged as one text: a short sentence alone tells little."""
@@ -72,7 +73,38 @@ def code_in(name: str, *, rare: bool = False) -> str | None:
     for part in parts:
         if re.fullmatch(r"[a-z]{2,3}([_-][A-Z]?[A-Za-z]{1,3})?", part) and _is_common(part):
             return part
-    return None
+    return next(filter(None, map(language_called, parts)), None)
+
+
+@cache
+def language_called(name: str) -> str | None:
+    """The code of a language that is called so in some language: `German`, `Russisch`. Many words happen to be the name
+    of a rare language, so there is none for languages that py3langid does not know."""
+    if len(name) < (4 if name.isascii() else 2) or not name.isalpha() or name.lower() in NO_CODES:
+        return None
+    found = code_of(name)
+    return found if found and labels_of(found) else None
+
+
+def codes_in(value: str) -> list[str]:
+    """The languages that a value of a language column names: `fr`, `French`, or two of them, `en-fr`."""
+    whole = value.strip()
+    if (re.fullmatch(r"[A-Za-z]{2,3}([_-][A-Za-z]{2,4})?", whole) and _is_common(whole)) or language_called(whole):
+        pair = re.split(r"[-_]", whole)
+        if len(pair) != 2 or not all(map(_is_common, pair)) or len(pair[1]) == 4 or pair[1].isupper():
+            return [language_called(whole) or whole]
+    parts = re.split(r"\s*(?:-+>?|_|→|/|\||>|\bto\b)\s*", whole)
+    found = [
+        part if re.fullmatch(r"[A-Za-z]{2,3}", part) and _is_common(part) else language_called(part) for part in parts
+    ]
+    return [code for code in found if code] if len(parts) == 2 and all(found) else []
+
+
+def name_of(code: str) -> str:
+    """What the language is called in English."""
+    import langcodes
+
+    return langcodes.Language.get(code).display_name()
 
 
 def _is_common(code: str) -> bool:

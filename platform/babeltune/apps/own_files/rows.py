@@ -3,24 +3,47 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from babeltune.apps.own_files.languages import NO_CODES, agree, alpha3, code_in, language_of
+import numpy as np
+
+from babeltune.apps.own_files.languages import (
+    NO_CODES,
+    SAMPLED,
+    SURE,
+    agree,
+    alpha3,
+    code_in,
+    codes_in,
+    language_of,
+    name_of,
+)
 from babeltune.apps.own_files.tables import Table
 from babeltune.data.file_readers import MAX_LINE_BYTES, numbered
+from babeltune.data.language_id import labels_of, likeliest, model
 from babeltune.data.sources import Rows, read_source
 from babeltune.data.text_keys import text_key
+from babeltune.data.texts import Texts
 from babeltune.errors import DataError, nearest
 from babeltune.schema.languages import code_of, meaning
 from babeltune.schema.records import Source
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 MAX_DROPPED = 0.5
 """A file with a larger share of broken rows is misread. The rest is written anew, so a few broken rows do no harm."""
 MAX_CHARACTERS = 1200
 """The same as `data.max_characters`: longer texts are no sentences, and a sweep would leave them out."""
+FEW_STRANGERS = 0.02
+"""Up to this share, rows in another language than their column stay. Beyond it they are left out."""
+MOST_TAG_LETTERS = 12
+"""A column with more letters on average holds text, and not the names of languages."""
 LEAST_LETTERS = 2
 """A column whose values have fewer letters on average holds numbers, marks or flags."""
 
@@ -73,7 +96,7 @@ def collect(tables: Sequence[Table], columns: Mapping[str, str]) -> Collected:
     found = Collected(notes=[note for table in tables for note in table.notes])
     for table in tables:
         if table.format != "moses":
-            found.tables.append(read_columns(table, columns))
+            found.tables.extend(read_columns(table, columns))
     lines = [table for table in tables if table.format == "moses"]
     for group in aligned(lines):
         if len(group) > 1:
@@ -86,25 +109,38 @@ def collect(tables: Sequence[Table], columns: Mapping[str, str]) -> Collected:
 # --- Tables with columns -------------------------------------------------------------------------------------------
 
 
-def read_columns(table: Table, wanted: Mapping[str, str]) -> TableRows:
-    """The rows of a table that has a column for each language."""
+def read_columns(table: Table, wanted: Mapping[str, str]) -> list[TableRows]:
+    """The rows of a table that has a column for each language; of one that names the languages of each row, a part for
+    each set of languages."""
     notes: list[str] = []
-    columns = named(table, wanted) if wanted else found_columns(table, notes)
+    tags = [] if wanted else language_columns(table)
+    if tags:
+        return by_language(table, tags)
+    columns = found_columns(table, notes, named(table, wanted, notes))
     if len(columns) < 2:
         there = f"with text in {_words(columns)} only" if columns else "without text in a language"
         raise DataError(
             f"{table.given}: {_kind(table)} {there}; columns: "
             f"{_values(table)}; parallel text has two languages a row: name them with --columns fra=COLUMN,eng=COLUMN, "
-            "or give the two files of aligned lines together"
+            f"or give the two files of aligned lines together{_about_header(table)}"
         )
+    rows = read_source(source_of(table, columns), _root(table), others={})
+    left = [name for name in table.columns if name not in columns.values()]
+    if left:
+        notes.append(f"{table.given}: not used: column {', '.join(map(repr, left))}")
+    return [cleaned(table.given, table.layout, columns, rows, notes)]
+
+
+def source_of(table: Table, columns: Mapping[str, str]) -> Source:
+    """The source that reads these columns of a table."""
     hub, delimited = table.format == "hub", table.format in ("tsv", "csv")
-    source = Source(
+    return Source(
         name="init",
         format=table.format,
         path=None if hub else table.path,
         dataset=table.path if hub else None,
         split=table.split,
-        columns=columns,
+        columns=dict(columns),
         header=table.header,
         quoted=table.quoted if delimited else None,
         delimiter=table.delimiter if table.format == "csv" else ",",
@@ -112,22 +148,41 @@ def read_columns(table: Table, wanted: Mapping[str, str]) -> TableRows:
         on_error="drop",
         max_dropped=MAX_DROPPED,
     )
-    rows = read_source(source, Path.cwd() if hub else Path("/"), others={})
-    left = [name for name in table.columns if name not in columns.values()]
-    if left:
-        notes.append(f"{table.given}: not used: column {', '.join(map(repr, left))}")
-    return cleaned(table.given, table.layout, columns, rows, notes)
 
 
-def named(table: Table, wanted: Mapping[str, str]) -> dict[str, str]:
-    """The columns that the user names, which are there."""
-    for column in wanted.values():
-        if column not in table.columns:
-            raise DataError(
-                f"{table.given}: no column {column!r}; columns: {_values(table)}{nearest(column, table.columns)}"
-            )
+def _root(table: Table) -> Path:
+    return Path.cwd() if table.format == "hub" else Path("/")
+
+
+def named(table: Table, wanted: Mapping[str, str], notes: list[str]) -> dict[str, str]:
+    """Language -> column as the user names them. A number counts the columns from 0, if none is called so. A note says
+    if the text contradicts the language."""
     refuse_unknown("--columns", wanted)
-    return dict(wanted)
+    found: dict[str, str] = {}
+    for language, column in wanted.items():
+        numbered = column.isdigit() and int(column) < len(table.columns)
+        if column not in table.columns and not numbered:
+            near = nearest(column, table.columns)
+            raise DataError(
+                f"{table.given}: no column {column!r}; columns: {_values(table)}{near}{_about_header(table)}"
+            )
+        column = column if column in table.columns else table.columns[int(column)]
+        seen = language_of(table.column(column))
+        if seen.code and not agree(language, seen):
+            notes.append(
+                f"{table.given}: --columns says that {column!r} is {language} ({name_of(language)}), and it reads as "
+                f"{seen.words}; if so, say --columns {seen.code}={column}"
+            )
+        found[alpha3(language)] = column
+    return found
+
+
+def _about_header(table: Table) -> str:
+    """What to say if the first row was misread."""
+    if table.format not in ("tsv", "csv"):
+        return ""
+    names = "; the first row was read as names: say --no-header if it is text"
+    return names if table.header else "; the first row was read as text: say --header if it names the columns"
 
 
 def refuse_unknown(option: str, languages: Iterable[str]) -> None:
@@ -139,11 +194,16 @@ def refuse_unknown(option: str, languages: Iterable[str]) -> None:
             raise DataError(f"{option}: {language!r} is no code of a language; {instead}")
 
 
-def found_columns(table: Table, notes: list[str]) -> dict[str, str]:
-    """Language -> column, by the columns' names and text; of two columns in one language, the one with more letters."""
-    found: dict[str, str] = {}
+def found_columns(table: Table, notes: list[str], given: Mapping[str, str]) -> dict[str, str]:
+    """Language -> column: as given if there are two, or else by the columns' names and text too; of two columns in one
+    language, the one with more letters."""
+    found = dict(given)
+    if len(found) > 1:
+        return found
     for column in sorted(table.columns, key=lambda name: -_letters(table.column(name))):
         texts = table.column(column)
+        if column in found.values():
+            continue
         if _letters(texts) < LEAST_LETTERS or _is_label(texts):
             continue
         seen = language_of(texts)
@@ -162,6 +222,65 @@ def found_columns(table: Table, notes: list[str]) -> dict[str, str]:
             continue
         found.setdefault(language, column)
     return {language: column for column in table.columns for language, taken in found.items() if taken == column}
+
+
+def language_columns(table: Table) -> list[str]:
+    """The columns that name the languages of each row: `fr` and `en`, `French`, or `en-fr`; if they differ by row."""
+    tags = [column for column in table.columns if _names_languages(table.column(column))]
+    texts = [
+        column for column in table.columns if column not in tags and _letters(table.column(column)) > MOST_TAG_LETTERS
+    ]
+    varies = any(len(set(table.column(column))) > 1 for column in tags)
+    return tags if varies and len(texts) > 1 else []
+
+
+def _names_languages(values: Sequence[str]) -> bool:
+    return bool(values) and all(codes_in(value) for value in set(values))
+
+
+def by_language(table: Table, tags: Sequence[str]) -> list[TableRows]:
+    """The rows of a table that names the languages of each row, a part for each set of languages. Of a part the
+    languages are checked against its text, which also says which column is which."""
+    some = {name: name for name in table.columns if name in tags or _letters(table.column(name)) >= LEAST_LETTERS}
+    rows = read_source(source_of(table, some), _root(table), others={})
+    keys = list(zip(*(rows.columns[tag] for tag in tags), strict=True))
+    parts: list[TableRows] = []
+    for key in dict.fromkeys(keys):
+        places = np.array([place for place, each in enumerate(keys) if each == key])
+        texts = {name: rows.columns[name].at(places) for name in some if name not in tags}
+        codes = [code for value in key for code in codes_in(value)]
+        columns = matched(texts, codes)
+        words = ", ".join(key)
+        if len(columns) < 2:
+            raise DataError(f"{table.given}: rows of {words}: no column for each of these languages; correct {tags}")
+        part = Rows(
+            columns={language: texts[column] for language, column in columns.items()},
+            ids=Texts.of([]),
+            digest=rows.digest,
+            dropped={} if parts else rows.dropped,
+        )
+        parts.append(cleaned(f"{table.given} ({words})", table.layout, columns, part, []))
+    return parts
+
+
+def matched(texts: Mapping[str, Texts], codes: Sequence[str]) -> dict[str, str]:
+    """Language -> column of rows in these languages: each language takes the column that reads as it. The rest go in
+    order, as the columns stand. One code leaves the other column to its text."""
+    free = {column: language_of(some[: 4 * SAMPLED]) for column, some in texts.items() if len(some)}
+    found: dict[str, str] = {}
+    for code in codes:
+        fits = [column for column, seen in free.items() if seen.code and agree(code, seen)]
+        if fits and alpha3(code) not in found:
+            found[alpha3(code)] = fits[0]
+            del free[fits[0]]
+    for code in (each for each in map(alpha3, codes) if each not in found):
+        if free:
+            found[code] = next(iter(free))
+            del free[found[code]]
+    for column, seen in free.items():
+        if len(found) < 2 and seen.code and seen.code not in found:
+            found[seen.code] = column
+    return {language: column for column in texts for language, taken in found.items() if taken == column}
 
 
 def _letters(texts: Sequence[str]) -> float:
@@ -257,17 +376,48 @@ def monolingual(table: Table) -> Monolingual:
 # --- Rows that are used --------------------------------------------------------------------------------------------
 
 
+def in_second(texts: Sequence[str], first: str, second: str) -> NDArray[np.bool_]:
+    """[texts] which of the texts are likelier in the second of two languages."""
+    names = [{model().labels[label] for label in labels_of(language)} for language in (first, second)]
+    return np.array([language in names[1] for language in likeliest(texts, names[0] | names[1])], np.bool_)
+
+
+def in_their_languages(given: str, rows: Rows, notes: list[str]) -> tuple[list[list[str]], list[str]]:
+    """The columns, rows whose two texts are each in the other's language swapped back; and for each row the reason why
+    it is left out, or nothing. Few rows in another language stay, since some of them are misjudged."""
+    columns = [list(column) for column in rows.columns.values()]
+    strangers = [rows.strangers[language] for language in rows.columns]
+    for (i, first), (j, second) in itertools.combinations(enumerate(rows.columns), 2):
+        found = np.isin(strangers[i], labels_of(second)) | np.isin(strangers[j], labels_of(first))
+        places = np.flatnonzero(found)
+        left, right = (in_second([columns[side][place] for place in places], first, second) for side in (i, j))
+        swapped = places[left & ~right]
+        for place in swapped.tolist():
+            columns[i][place], columns[j][place] = columns[j][place], columns[i][place]
+            strangers[i][place] = strangers[j][place] = -1
+        if count := len(swapped):
+            notes.append(f"{given}: {count:,} rows have {first} and {second} swapped; they were swapped back")
+    wrong = [labels >= 0 if np.mean(labels >= 0) <= 1 - SURE else np.zeros(len(rows), np.bool_) for labels in strangers]
+    other = np.any(wrong, axis=0)
+    count, share = int(np.count_nonzero(other)), float(np.mean(other))
+    if count and share <= FEW_STRANGERS:
+        notes.append(f"{given}: {count:,} rows seem to be in another language than their column; they were kept")
+    return columns, ["in another language" if each and share > FEW_STRANGERS else "" for each in other.tolist()]
+
+
 def cleaned(given: str, layout: str, columns: dict[str, str], rows: Rows, notes: Sequence[str]) -> TableRows:
     """The rows less long ones, copies and repeated ones, counted by reason."""
     left_out = dict(rows.dropped)
     seen: set[tuple[str, ...]] = set()
     kept: list[int] = []
-    texts = list(rows.columns.values())
+    notes = list(notes)
+    texts, strange = in_their_languages(given, rows, notes)
     for number in range(len(rows)):
         row = [column[number] for column in texts]
         keys = tuple(map(text_key, row))
         reason = (
             "too long" if max(map(len, row)) > MAX_CHARACTERS
+            else strange[number] if strange[number]
             else "not translated" if len(set(keys)) == 1
             else "repeated" if keys in seen
             else ""
@@ -280,5 +430,5 @@ def cleaned(given: str, layout: str, columns: dict[str, str], rows: Rows, notes:
     if not kept:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in left_out.items())
         raise DataError(f"{given}: no row is left of {len(rows):,} ({reasons}); look at its columns: {columns}")
-    used = {language: [column[number] for number in kept] for language, column in rows.columns.items()}
+    used = {language: [column[number] for number in kept] for language, column in zip(columns, texts, strict=True)}
     return TableRows(given=given, layout=layout, columns=columns, texts=used, left_out=left_out, notes=tuple(notes))

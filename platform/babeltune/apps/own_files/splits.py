@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SHARE = 0.1
-"""Dev and the sealed test take this share of each language pair, and at most `MOST` rows."""
+"""Dev and the sealed test take this share of each language pair, at least `LEAST` and at most `MOST` rows."""
 MOST = 1_000
 LEAST = 20
 """Rows of a dev or test set below which a score tells nothing."""
-LEAST_ROWS = int(LEAST / SHARE)
+LEAST_ROWS = 5 * LEAST
 SEEDS = {"test": 1, "dev": 2}
 """Drawn in this order, each with its own seed, so that the same files give the same splits."""
 
@@ -90,7 +90,7 @@ def split(groups: Sequence[dict[str, list[str]]]) -> list[Group]:
     for name, seed in SEEDS.items():
         free = [block.keep(~mask) for block, mask in zip(blocks, taken, strict=True)]
         try:
-            held = hold_out(free, Split(pairs=MOST), seed, share=SHARE)
+            held = hold_out(free, Split(pairs=MOST), seed, share=SHARE, least=LEAST)
         except DataError as error:
             raise DataError(
                 f"no row can be held out as {name}: nearly all rows share a text with one another, directly or through "

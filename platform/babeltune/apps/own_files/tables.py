@@ -6,15 +6,14 @@ import csv
 import hashlib
 import itertools
 import re
-import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from babeltune.apps.own_files.encodings import encoding_of
-from babeltune.apps.own_files.languages import code_in
+from babeltune.apps.own_files.headers import header_evidence
 from babeltune.data.arrow_readers import arrow_rows, is_text, leaves, load_dataset, parquet_rows
 from babeltune.data.file_readers import Fault, json_object, located, named_delimiter, numbered
 from babeltune.data.quotation_marks import QUOTED
@@ -33,12 +32,6 @@ LEAST_ALIKE = {"\t": 0.8, ";": 0.9, "|": 0.9, ",": 0.9}
 """The share of rows that have equally many columns, by delimiter, from which on it is believed to be one."""
 COMMAS_ALIKE = 0.98
 """The same of commas in a file that is not called .csv: sentences have commas too."""
-HEADER_WORDS = {
-    "id", "ids", "index", "key", "source", "target", "src", "tgt", "trg", "text", "sentence", "sentence1", "sentence2",
-    "score", "label", "translation", "original", "input", "output", "lang", "language", "url", "date", "line", "no",
-    "nr", "category", "domain",
-}  # fmt: skip
-SENTENCE_END = re.compile(r"[.!?。！？…]\W*$")
 Format = Literal["tsv", "csv", "jsonl", "parquet", "moses", "hub"]
 JSON_VALUE = re.compile(r'\s*(\[\s*(\{\s*("|$)|\[\s*"|"[^"]*",?\s*$|$)|\{\s*("[^"]*"\s*:|$))')
 """How a first line begins that no line ends: `[`, `{`, `[{"`, `{"key":`."""
@@ -83,8 +76,9 @@ class Table:
         return words
 
 
-def read_table(given: str, *, encoding: str | None = None, header: bool | None = None) -> Table:
-    """How the file or data set is read. `encoding` and `header` overrule what is seen.
+def read_table(given: str, *, encoding: str | None = None, header: bool | Collection[str] | None = None) -> Table:
+    """How the file or data set is read. `encoding` and `header` overrule what is seen. `header` may also be names of
+    columns: a first row that has one of them is a header.
 
     Raises `DataError` for what is no text, or cannot be found.
     """
@@ -103,7 +97,7 @@ def read_table(given: str, *, encoding: str | None = None, header: bool | None =
     if kind == "list":
         raise DataError(f"{given} is one JSON value; write one object a line: `jq -c '.[]' {given} > rows.jsonl`")
     table = _jsonl(given, path, lines) if kind == "lines" else _delimited(given, path, lines, header, delimiter)
-    return replace(table, notes=notes, encoding=encoding)
+    return replace(table, notes=(*notes, *table.notes), encoding=encoding)
 
 
 def first_lines(path: Path, encoding: str | None) -> tuple[str, list[str]]:
@@ -126,8 +120,11 @@ def json_kind(lines: Sequence[str]) -> Literal["lines", "list", ""]:
 # --- Delimited text ------------------------------------------------------------------------------------------------
 
 
-def _delimited(given: str, path: Path, lines: Sequence[str], header: bool | None, named: str) -> Table:
-    """A table of delimited text, or one sentence a line. `named`: the delimiter that the file names."""
+def _delimited(
+    given: str, path: Path, lines: Sequence[str], wanted: bool | Collection[str] | None, named: str
+) -> Table:
+    """A table of delimited text, or one sentence a line. `wanted`: whether it has a header, or columns of one. `named`:
+    the delimiter that the file names."""
     for line in lines:
         if not line.strip():
             continue
@@ -146,11 +143,11 @@ def _delimited(given: str, path: Path, lines: Sequence[str], header: bool | None
         texts = tuple((line,) for line in lines)
         return Table(given=given, path=str(path), format="moses", columns=("text",), sample=texts, header=False)
     _, _, delimiter, quoted, rows = best
-    if len(rows) == 1 and (header or (header is None and _are_names(rows[0]))):
+    headed, notes = _header(given, rows, wanted)
+    if len(rows) == 1 and headed:
         raise DataError(
             f"{given} has a header and no rows: {listed(rows[0])}; put rows below it, or say --no-header if it is text"
         )
-    headed = has_header(rows) if header is None else header
     names = [name.strip() for name in rows[0]] if headed else [str(i) for i in range(len(rows[0]))]
     if headed and (twice := [name for name, count in Counter(names).items() if count > 1]):
         raise DataError(
@@ -165,7 +162,24 @@ def _delimited(given: str, path: Path, lines: Sequence[str], header: bool | None
         header=headed,
         quoted=quoted,
         delimiter=delimiter,
+        notes=notes,
     )
+
+
+def _header(
+    given: str, rows: Sequence[Sequence[str]], wanted: bool | Collection[str] | None
+) -> tuple[bool, tuple[str, ...]]:
+    """Whether the first row names the columns, and a note where this is a guess. What the user says is believed."""
+    if isinstance(wanted, bool):
+        return wanted, ()
+    if {name.strip() for name in rows[0]} & {name for name in wanted or () if not name.isdigit()}:
+        return True, ()
+    found = header_evidence(rows)
+    cells = ", ".join(cell.strip() for cell in rows[0])
+    if found.sure or len(rows) == 1:
+        return found.header, ()
+    taken, other = ("names", "--no-header") if found.header else ("text", "--header")
+    return found.header, (f"{given}: the first row ({shortened(cells)}) was taken for {taken}; if it is not: {other}",)
 
 
 def parsed(lines: Sequence[str], delimiter: str) -> tuple[bool, list[list[str]]]:
@@ -193,30 +207,6 @@ def commonest_width(rows: Sequence[Sequence[str]]) -> tuple[int, float]:
         return 0, 0.0
     width, count = Counter(map(len, rows)).most_common(1)[0]
     return width, count / len(rows)
-
-
-def has_header(rows: Sequence[Sequence[str]]) -> bool:
-    """Whether the first row names the columns: known words or codes of languages; or short where all rows are long."""
-    first, rest = [cell.strip() for cell in rows[0]], rows[1:SAMPLE_LINES]
-    filled = [cell for cell in first if cell]
-    if not rest or len(set(filled)) < len(filled) or any(re.fullmatch(r"[\d.,:%-]+", cell) for cell in filled):
-        return False
-    if _are_names(filled):
-        return True
-    if any(len(cell.split()) > 3 or SENTENCE_END.search(cell) for cell in filled):
-        return False
-    if any(cell.lower() in HEADER_WORDS for cell in filled):
-        return True
-    medians = [statistics.median(len(row[i]) for row in rest) for i in range(len(first))]
-    return all(median >= 3 * len(name) for median, name in zip(medians, first, strict=True) if median >= 15) and any(
-        median >= 15 for median in medians
-    )
-
-
-def _are_names(cells: Sequence[str]) -> bool:
-    """Whether all cells that are not empty are known names of columns, or codes of languages."""
-    filled = [cell.strip() for cell in cells if cell.strip()]
-    return all(cell.lower() in HEADER_WORDS or code_in(cell) for cell in filled)
 
 
 # --- Objects and columns -------------------------------------------------------------------------------------------
