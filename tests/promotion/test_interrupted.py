@@ -23,6 +23,8 @@ from babeltune.promotion.decisions import Move, intend, promotes, read_decisions
 from babeltune.promotion.gates import Decision
 from babeltune.promotion.promote import promote, recorded_run
 from babeltune.promotion.sealed_test_log import read_openings
+from babeltune.schema.cluster import Cluster
+from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.housekeeping import left_drafts
 from babeltune.sweep.sync.view import StorageView
 from babeltune.tracking.registry import champion_of
@@ -166,6 +168,15 @@ def test_a_tie_is_recorded_as_a_tie(copied):
         record_decision(StorageView(cluster), folder, decision, dry_run=False)
         assert read_audit(Path(cluster.storage))[-1].subject == f"{folder.id}, {words}"
         assert read_decisions(folder)[0][-1].decision.verdict == verdict
+
+
+def test_a_decision_about_scores_that_are_not_finite_is_read(tmp_path):
+    folder = SweepFolder(tmp_path / "sweeps" / "s-0")
+    scores = {"dev/a/accuracy": float("nan"), "dev/b/accuracy": 0.5}
+    decision = Decision(verdict="refuse", reasons=("nan",), sweep="s-0", trial="t0000", report=1, dev=scores)
+    record_decision(StorageView(Cluster(storage=str(tmp_path))), folder, decision, dry_run=True)
+    (record,), damaged = read_decisions(folder)
+    assert (damaged, record.decision.dev) == ([], {"dev/b/accuracy": 0.5})
 
 
 def scorers(process):

@@ -175,12 +175,18 @@ def _intent(view: StorageView, key: str) -> Intent | None:
     return None
 
 
+def _finite(values: dict[str, object]) -> dict[str, object]:
+    """Without scores that were not finite, which JSON has as null."""
+    return {name: value for name, value in values.items() if value is not None or "/" not in name}
+
+
 def read_decisions(folder: SweepFolder) -> tuple[list[DecisionRecord], list[str]]:
     """Every decision about the sweep, the first first, and the names of the files that cannot be read."""
     adapter, found, damaged = TypeAdapter(DecisionRecord), list[DecisionRecord](), list[str]()
     for path in sorted((folder.path / FOLDER).glob("*.json")):
         try:
-            found.append(adapter.validate_python(json.loads(path.read_text(encoding="utf-8"))))
+            values = json.loads(path.read_text(encoding="utf-8"), object_hook=_finite)
+            found.append(adapter.validate_python(values))
         except (OSError, ValueError, ValidationError):
             damaged.append(f"{FOLDER}/{path.name}")
     return found, damaged
