@@ -7,16 +7,20 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from babeltune.cli.plan_page import Z95, detectable, machine_of, show_plan
+from babeltune.cli.plan_page import Z95, about_disk, detectable, machine_of, show_plan
 from babeltune.errors import SpecError
 from babeltune.planning.calibration import Machine, Measured, estimate
 from babeltune.planning.plan import Counted, describe, make_plan
 from babeltune.planning.space import default_params, make_trial
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.schema.cluster import Cluster
+from babeltune.training.compute import SavedBytes
 
 MACHINE = Machine(groups=2, workers=1, threads=1, memory_bytes=8 * 2**30)
-MEASURED = Measured(pair_s=0.001, sentence_s=0.01, teacher_sentence_s=0.02, worker_bytes=2**30)
+MEASURED = Measured(
+    pair_s=0.001, sentence_s=0.01, teacher_sentence_s=0.02, worker_bytes=2**30,
+    saved=SavedBytes(weights=100, optimizer=200), text_bytes=10.0, vector_bytes=40.0,
+)  # fmt: skip
 
 
 def plan_of(sweep, **more):
@@ -40,7 +44,7 @@ def shown(report, sweep, machine, width, *, whole=False):
 
 def estimated(sweep, machine=MACHINE, measured=MEASURED):
     trial = make_trial(sweep, 0, default_params(sweep))
-    return estimate(sweep, trial, measured, machine, dev_texts=500, teacher_sentences=3000)
+    return estimate(sweep, trial, measured, machine, dev_texts=500, teacher_sentences=3000, texts=5000)
 
 
 @pytest.mark.parametrize("file", ["search_spaces/quickstart.yaml", "search_spaces/static.yaml", "tiny"])
@@ -96,6 +100,24 @@ def test_time_and_memory_are_what_was_measured_times_what_there_is_to_do(tiny_fi
     assert "about 2.0 GB for 2 workers; this machine has 8.0 GB" in text
     asha = replace(sweep, scheduler=replace(sweep.scheduler, kind="asha"))
     assert "at most about" in shown(plan_of(asha, estimate=found), asha, MACHINE, 200)
+
+
+def test_the_disk_has_two_checkpoints_of_each_trial_that_keeps_its_own(tiny_file, tmp_path):
+    def found(*assignments):
+        sweep = read_sweep(tiny_file, assignments=["budget.trials=8", "training.reports=4", *assignments])
+        return estimated(sweep), sweep
+
+    whole, sweep = found()
+    assert (whole.stores_bytes, whole.checkpoints_bytes, whole.model_bytes) == (3000 * 40 + 5000 * 10, 8 * 2 * 300, 100)
+    assert found("training.reports=1")[0].checkpoints_bytes == 8 * 300
+    assert found("keep={trials: 3}")[0].checkpoints_bytes == 2 * (3 + 2) * 300, "two train while three are kept"
+    assert found("keep={trials: 3, optimizer: false}")[0].checkpoints_bytes == 2 * (3 * 100 + 2 * 300)
+    machine = replace(MACHINE, storage=tmp_path / "absent")
+    report = plan_of(sweep, estimate=whole)
+    assert f"are free in {machine.storage}" in shown(report, sweep, machine, 400)
+    assert list(about_disk(report, machine)) == []
+    full = replace(whole, checkpoints_bytes=2**60)
+    assert "`babeltune clean` frees space" in next(about_disk(replace(report, estimate=full), machine))
 
 
 def test_more_workers_share_a_trial_and_compute_fixes_its_length(tiny_file):

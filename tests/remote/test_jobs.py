@@ -154,7 +154,7 @@ def test_a_sweep_is_found_by_its_id_its_name_and_what_alone_begins_like_that(mon
     }.items():
         assert jobs.find(name).id == found
     assert jobs.find("slow") is None
-    with pytest.raises(UnknownNameError, match=r"'qu' begins the names of several sweeps: quick-1b, quick-2c, quality"):
+    with pytest.raises(UnknownNameError, match=r"'qu' begins 3 sweeps: quick-1b, quick-2c, quality"):
         jobs.find("qu")
 
 

@@ -28,6 +28,8 @@ class Submission:
     """Whether the command returns at once. Only a cluster that takes jobs can do that."""
     insecure: bool = False
     """Whether a cluster that wants no token is used all the same."""
+    yes: bool = False
+    """Whether a finished sweep is trained on without a question."""
 
 
 @dataclass(frozen=True)

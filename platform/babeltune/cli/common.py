@@ -74,6 +74,20 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 SweepName = Annotated[str | None, typer.Argument(help="A sweep's id or name; the latest when left out.")]
 
 
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+def agreed(question: str, unasked: str, *, ask: bool = True) -> None:
+    """Asks on the terminal. Raises `SpecError` with the words `unasked` if nobody is there who could answer, and ends
+    the command with 1 after a no."""
+    from babeltune.errors import SpecError
+
+    if not (ask and sys.stdin.isatty() and err.is_terminal):
+        raise SpecError(unasked)
+    if not typer.confirm(question, err=True):
+        raise typer.Exit(1)
+
+
 def say(value: object, as_json: bool, show: Callable[[], None]) -> None:
     """Prints the value as JSON, or shows it."""
     if as_json:

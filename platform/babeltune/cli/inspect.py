@@ -43,7 +43,7 @@ def show(
 
 def is_trial(name: str | None) -> TypeGuard[str]:
     """Whether the name is of a trial, such as `SWEEP/t0003`."""
-    return name is not None and "/" in name
+    return name is not None and "/" in name.rstrip("/")
 
 
 @app.command()

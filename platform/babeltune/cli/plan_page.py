@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 import psutil
 from rich.console import Console, Group
@@ -113,6 +115,7 @@ def summary(report: PlanReport, sweep: Sweep, machine: Machine | None) -> Iterat
     yield "trials", _trials_words(report, sweep)
     yield "time", _time_words(report, sweep, machine)
     yield "memory", _memory_words(report, machine)
+    yield "disk", _disk_words(report, machine)
 
 
 def _first(parts: Sequence[str], most: int, what: str) -> str:
@@ -229,6 +232,33 @@ def _memory_words(report: PlanReport, machine: Machine | None) -> str:
     workers = machine.groups * machine.workers
     each = counted(workers, "worker")
     return f"about {size(report.estimate.memory_bytes)} for {each}; this machine has {size(machine.memory_bytes)}"
+
+
+def _disk_words(report: PlanReport, machine: Machine | None) -> str:
+    found = report.estimate
+    if found is None or machine is None or machine.storage is None:
+        return "not measured"
+    parts = f"stores {size(found.stores_bytes)}, checkpoints {size(found.checkpoints_bytes)}"
+    free = f"{size(free_bytes(machine.storage))} are free in {machine.storage}"
+    return f"at most about {size(found.disk_bytes)}: {parts}, an exported model {size(found.model_bytes)}; {free}"
+
+
+def free_bytes(storage: Path) -> int:
+    """What is free on the disk of the storage, which may not exist yet."""
+    there = next(folder for folder in (storage.absolute(), *storage.absolute().parents) if folder.exists())
+    return shutil.disk_usage(there).free
+
+
+def about_disk(report: PlanReport, machine: Machine | None) -> Iterator[str]:
+    """A sweep that the disk of its storage has no room for."""
+    if report.estimate is None or machine is None or machine.storage is None:
+        return
+    needed, free = report.estimate.disk_bytes, free_bytes(machine.storage)
+    if needed > free:
+        yield (
+            f"the sweep takes up to {size(needed)} on the disk, and {machine.storage} has {size(free)} left: "
+            "`babeltune clean` frees space, and `keep: {trials: 3, optimizer: false}` in the sweep file needs less"
+        )
 
 
 # --- The rest ------------------------------------------------------------------------------------------------------

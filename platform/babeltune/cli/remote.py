@@ -161,7 +161,7 @@ class RemoteClient:
 
         warn(about_sweep(sweep))
         file, plugins = sent_as(sweep), plugins_of(sweep)
-        arguments = ["submit", file, *_accepting(asked)]
+        arguments = ["submit", file, *_accepting(asked), *["--yes"] * asked.yes]
         self._run(sweep_id(within_grid(sweep)), arguments, {file: spec_yaml(sweep)}, plugins, detach=asked.detach)
 
     def stop(self, name: str | None, *, wait: int) -> None:

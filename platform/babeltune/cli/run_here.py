@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from babeltune.cli.common import cluster_of, err, out, say, say_line, warn, with_cluster
+from babeltune.cli.common import agreed, cluster_of, err, out, say, say_line, warn, with_cluster
+from babeltune.errors import counted
 from babeltune.program import INTERRUPTED
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ def run_sweep(sweep: Sweep, file: str | None, asked: Submission, *, as_json: boo
     cluster, where = cluster_of(file), with_cluster(file)
     if into is None and not is_driven(known := StorageView(cluster).at(name)):
         show_taken(known, sweep, accept_changes=asked.accept_changes)
+        ask_to_train_on(known, sweep, where, yes=asked.yes)
     if cluster.address == "local":
         warn([*about_sweep(sweep), *about_precision(sweep), *about_gpus(cluster)])
     run = functools.partial(
@@ -113,6 +115,19 @@ def show_taken(folder: SweepFolder, sweep: Sweep, *, accept_changes: bool) -> No
     for change in changes:
         if not (change.decides or refused):
             err.print(f"taken: {change}", markup=False, highlight=False, soft_wrap=True)
+
+
+def ask_to_train_on(folder: SweepFolder, sweep: Sweep, where: str, *, yes: bool) -> None:
+    """Asks before a sweep that has finished gets more trials. `SpecError` where nobody can answer."""
+    if yes or folder.state() != "finished" or not folder.path.exists():
+        return
+    before, trials = folder.sweep().budget.trials, sweep.budget.trials
+    if trials > before:
+        agreed(
+            f"sweep {folder.id} is finished with {counted(before, 'trial')}; train on up to {trials:,}?",
+            f"sweep {folder.id} is finished with {counted(before, 'trial')}, and this asks for {trials:,}; "
+            f"`babeltune extend --trials {trials} {folder.id}{where}` trains on, and so does --yes",
+        )
 
 
 def running_words(sweep: str, where: str, what: str, options: str, then: str = "resume") -> str:

@@ -14,6 +14,7 @@ from babeltune.cli.common import (
     Set,
     SweepName,
     With,
+    Yes,
     any_cluster,
     app,
     cluster_of,
@@ -63,12 +64,12 @@ def plan(
     sweep, chosen = read(file, with_, set_, cluster, trials), any_cluster(cluster)
     warn(about_sweep(sweep))
     warn(about_plugins(plugins_of(sweep)) if chosen.by_jobs else about_gpus(chosen.with_workers(sweep.budget.workers)))
-    from babeltune.cli.plan_page import detectable, machine_of, show_plan
+    from babeltune.cli.plan_page import about_disk, detectable, machine_of, show_plan
 
     machine = machine_of(chosen, sweep)
     report = make_plan(sweep, samples=samples, machine=machine if calibrate else None)
     warn([*about_queue(sweep, report.anchors), *about_corpus(sweep, report.pairs, report.dev)])
-    warn([*about_strangers(sweep, report.counts), *report.warnings])
+    warn([*about_strangers(sweep, report.counts), *report.warnings, *about_disk(report, machine)])
     document = {**plain(report), "detectable": detectable(report, sweep)}
     say(document, as_json, lambda: show_plan(report, sweep, machine, out, whole=yaml))
 
@@ -83,11 +84,15 @@ def submit(
     accept_changes: Accept = False,
     detach: Detach = False,
     insecure: Insecure = False,
+    yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Run a sweep: prepare, search, track. The same sweep again is continued, or watched while it runs."""
+    """Run a sweep: prepare, search, track. The same sweep again is continued, or watched while it runs.
+
+    A finished one asks before it gets more trials; `--yes` answers.
+    """
     sweep = read(file, with_, set_, cluster, trials)
-    asked = Submission(accept_changes, detach, insecure)
+    asked = Submission(accept_changes, detach, insecure, yes)
     client_of(cluster, as_json=as_json, asked=asked).submit(sweep, asked)
 
 

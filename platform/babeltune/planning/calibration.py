@@ -36,7 +36,7 @@ from babeltune.planning.space import default_params, make_trial
 from babeltune.planning.sweep_file import data_root
 from babeltune.schema.records import Sweep, Trial
 from babeltune.training.build import make_student, token_set
-from babeltune.training.compute import first_batches
+from babeltune.training.compute import SavedBytes, first_batches
 from babeltune.training.speed import sentences_per_second
 
 if TYPE_CHECKING:
@@ -82,6 +82,12 @@ class Measured:
     """Seconds of the teacher for a sentence."""
     worker_bytes: int | None
     """Peak memory of a worker; None where the system does not say."""
+    saved: SavedBytes
+    """What a checkpoint takes."""
+    text_bytes: float
+    """What the stores take for each text, without the teacher's vectors."""
+    vector_bytes: float
+    """What they take for each sentence that the teacher encodes."""
 
 
 class NotMeasuredError(BabeltuneError):
@@ -120,9 +126,15 @@ def _measured(sweep: Sweep, trial: Trial, corpus: Corpus, machine: Machine, stor
     prepared = stores.prepare(inputs, storage, corpus=part, run_shards=_random_vectors(dim))
     prepared = _with_whole_vocabulary(prepared, trial)
     with _peak_memory(device) as peak:
-        pair_s = _pair_seconds(trial, prepared, device)
+        pair_s, saved = _trained(trial, prepared, device)
+    sizes = {path: path.stat().st_size for path in (storage / "stores").rglob("*") if path.is_file()}
+    vectors = sum(size for path, size in sizes.items() if path.relative_to(storage).parts[1].startswith("teacher"))
+    encoded = len(np.unique(part.pairs[:, 0])) * len(wanted_of(sweep).sides)
     return Measured(
         pair_s=pair_s,
+        saved=saved,
+        text_bytes=(sum(sizes.values()) - vectors) / len(part.texts),
+        vector_bytes=vectors / max(encoded, 1),
         sentence_s=_sentence_seconds(trial, prepared, device),
         teacher_sentence_s=teacher_s,
         worker_bytes=None if not peak else WORKER_BYTES + peak[0],
@@ -197,7 +209,8 @@ def _with_whole_vocabulary(prepared: Prepared, trial: Trial) -> Prepared:
     return replace(prepared, tokens=grown)
 
 
-def _pair_seconds(trial: Trial, prepared: Prepared, device: torch.device) -> float:
+def _trained(trial: Trial, prepared: Prepared, device: torch.device) -> tuple[float, SavedBytes]:
+    """Seconds of training on one pair, and what a checkpoint takes."""
     times: list[float] = []
     seen = 0
     for batch in itertools.islice(first_batches(trial, prepared, device), BATCHES):
@@ -210,7 +223,7 @@ def _pair_seconds(trial: Trial, prepared: Prepared, device: torch.device) -> flo
         seen = batch.seen
         if gone > LONGEST_S:
             break
-    return min(times[1:] or times)
+    return min(times[1:] or times), batch.saved_bytes()
 
 
 def _sentence_seconds(trial: Trial, prepared: Prepared, device: torch.device) -> float:
@@ -267,12 +280,30 @@ class Estimate:
     total_s: float
     memory_bytes: int | None
     """Memory of all workers together."""
+    stores_bytes: int
+    """Of texts, tokens and the teacher's vectors, on the disk."""
+    checkpoints_bytes: int
+    """Of all trials that keep theirs, on the disk, if the best report of each is not its last."""
+    model_bytes: int
+    """Of an exported model, on the disk."""
+
+    @property
+    def disk_bytes(self) -> int:
+        return self.stores_bytes + self.checkpoints_bytes + self.model_bytes
 
 
 def estimate(
-    sweep: Sweep, trial: Trial, measured: Measured, machine: Machine, *, dev_texts: int, teacher_sentences: int
+    sweep: Sweep,
+    trial: Trial,
+    measured: Measured,
+    machine: Machine,
+    *,
+    dev_texts: int,
+    teacher_sentences: int,
+    texts: int,
 ) -> Estimate:
-    """The sweep's time and memory, from what was measured and how much there is to do."""
+    """The sweep's time, memory and disk, from what was measured and how much there is to do. `texts` are all that the
+    stores hold."""
     training = trial.training
     trained = training.compute if training.compute is not None else training.pairs * measured.pair_s / machine.workers
     threads = machine.workers * machine.threads
@@ -287,4 +318,16 @@ def estimate(
         search_s=search_s,
         total_s=teacher_s + search_s,
         memory_bytes=memory,
+        stores_bytes=round(texts * measured.text_bytes + teacher_sentences * measured.vector_bytes),
+        checkpoints_bytes=checkpoints_bytes(sweep, trial, measured.saved, machine.groups),
+        model_bytes=measured.saved.weights,
     )
+
+
+def checkpoints_bytes(sweep: Sweep, trial: Trial, saved: SavedBytes, groups: int) -> int:
+    """What the checkpoints take at most: two of each trial that keeps them, whole ones while it trains."""
+    most, keep = sweep.budget.trials, sweep.keep
+    ended = saved.weights + (saved.optimizer if keep.optimizer else 0)
+    running = min(groups, most) if keep.trials is not None or not keep.optimizer else 0
+    kept = most - running if keep.trials is None else min(keep.trials, most)
+    return min(2, trial.training.reports) * (kept * ended + running * sum(saved))

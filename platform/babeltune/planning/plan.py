@@ -165,7 +165,13 @@ def _estimated(report: PlanReport, sweep: Sweep, corpus: Corpus, machine: Machin
         return dataclasses.replace(report, not_measured=str(error))
     trial = make_trial(sweep, 0, default_params(sweep))
     found = estimate(
-        sweep, trial, measured, machine, dev_texts=report.dev_texts, teacher_sentences=report.teacher_sentences
+        sweep,
+        trial,
+        measured,
+        machine,
+        dev_texts=report.dev_texts,
+        teacher_sentences=report.teacher_sentences,
+        texts=len(corpus.texts),
     )
     return dataclasses.replace(report, estimate=found)
 

@@ -29,10 +29,11 @@ import requests
 from ray.exceptions import AuthenticationError
 from ray.job_submission import JobSubmissionClient
 
-from babeltune.errors import BabeltuneError, ClusterError, UnknownNameError, from_network
+from babeltune.errors import BabeltuneError, ClusterError, from_network
 from babeltune.files import draft_folder
 from babeltune.remote.wheel import build_plugins, build_wheel
 from babeltune.schema.cluster import Cluster
+from babeltune.sweep.state.names import meant
 from babeltune.sweep.sync.audit import ACTOR, actor
 from babeltune.sweep.workers.access import close_token_file
 
@@ -186,11 +187,8 @@ class Jobs:
         jobs = [job for job in reversed(self.all()) if job.sweep]
         name = next((job.sweep for job in jobs if job.id == name), name)
         latest = list(dict.fromkeys(job.sweep for job in jobs))
-        named = [id_ for id_ in latest if name in (None, id_, id_.rpartition("-")[0])]
-        begun = named[:1] or [id_ for id_ in latest if id_.startswith(str(name))]
-        if len(begun) > 1:
-            raise UnknownNameError(f"{name!r} begins the names of several sweeps: {', '.join(begun)}; name one")
-        return self.of_sweep(begun[0])[-1] if begun else None
+        sweep = next(iter(latest), None) if name is None else meant(name, latest)
+        return None if sweep is None else self.of_sweep(sweep)[-1]
 
     def run_sweep(
         self, sweep: str, arguments: Sequence[str], files: Mapping[str, str], plugins: Sequence[str] = ()

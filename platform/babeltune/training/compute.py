@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -29,12 +29,13 @@ from babeltune.training.build import make_steps
 from babeltune.training.row_adam import RowAdam
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from torch._ops import OpOverload, OpOverloadPacket
 
     from babeltune.data.prepared import Prepared
     from babeltune.schema.records import Trial
+    from babeltune.training.step import TrainStep
 
 aten = torch.ops.aten
 
@@ -142,6 +143,26 @@ def _bytes(value: object) -> int:
     return value.numel() * value.element_size()
 
 
+class SavedBytes(NamedTuple):
+    """Bytes of a checkpoint's tensors."""
+
+    weights: int
+    optimizer: int
+
+
+def saved_bytes(step: TrainStep) -> SavedBytes:
+    """Bytes of the weights, their average and the optimizer's state, as `trainer.py` saves them."""
+    weights = [step.module.state_dict(), *([step.average.tensors()] if step.average else [])]
+    states = [state for optimizer in step.optimizers for state in optimizer.state.values()]
+    return SavedBytes(
+        sum(_bytes_in(each) for each in weights), sum(_bytes(value) for state in states for value in state.values())
+    )
+
+
+def _bytes_in(tensors: Mapping[str, object]) -> int:
+    return sum(_bytes_in(value) if isinstance(value, Mapping) else _bytes(value) for value in tensors.values())
+
+
 @dataclass(frozen=True)
 class FirstBatch:
     """One of a trial's first global batches, all of it on this rank."""
@@ -150,6 +171,8 @@ class FirstBatch:
     """Trains on it; to be called once, and before the next batch is made."""
     seen: int
     """Pairs seen after it."""
+    saved_bytes: Callable[[], SavedBytes]
+    """What a checkpoint after it takes."""
 
 
 def first_batches(trial: Trial, prepared: Prepared, device: torch.device) -> Iterator[FirstBatch]:
@@ -161,7 +184,10 @@ def first_batches(trial: Trial, prepared: Prepared, device: torch.device) -> Ite
         steps.train_step.method.warm_up(*steps.reader.anchors(context.needs.warm_up, trial.seed))
     for step in range(len(steps.schedule)):
         pairs, seen = steps.batch(step), steps.seen(step + 1)
-        yield FirstBatch(functools.partial(steps.train_step.step, pairs, seen), seen)
+        train_step = steps.train_step
+        yield FirstBatch(
+            functools.partial(train_step.step, pairs, seen), seen, functools.partial(saved_bytes, train_step)
+        )
 
 
 def work_of_a_pair(trial: Trial, prepared: Prepared, device: torch.device) -> Work:

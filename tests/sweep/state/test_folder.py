@@ -62,8 +62,21 @@ def test_a_sweep_is_found_by_id_by_name_and_as_the_latest(tmp_path, sweep):
     assert find_sweep(tmp_path, "first-0123456789").id == "first-0123456789"
     assert find_sweep(tmp_path, "second-one").id == "second-one-0123456789"
     assert find_sweep(tmp_path, "second-one-01").id == "second-one-0123456789", "the beginning of one id"
-    with pytest.raises(UnknownNameError):
+    with pytest.raises(
+        UnknownNameError, match="'first-' begins 2 sweeps: first-9876543210, first-0123456789; write more"
+    ):
         find_sweep(tmp_path, "first-")
+
+
+def test_a_name_that_fits_several_sweeps_says_which_was_taken(tmp_path, sweep, caplog):
+    for when, name in enumerate(("mine-0000000001", "mine-0000000002", "other-0000000003")):
+        make(tmp_path, sweep, name, when=when)
+    assert find_sweep(tmp_path, "mine").id == find_sweep(tmp_path, "mine").id == "mine-0000000002"
+    assert find_sweep(tmp_path, "OTH").id == find_sweep(tmp_path, "other-0000000003/").id == "other-0000000003"
+    assert caplog.messages == [
+        "'mine' fits 2 sweeps; this is the latest, mine-0000000002; the others: mine-0000000001",
+        "'OTH' is taken for other-0000000003",
+    ], "once each, and not for a whole name or id"
 
 
 def test_an_unknown_sweep_names_the_nearest_and_where_it_looked(tmp_path, sweep):

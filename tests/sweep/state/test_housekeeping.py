@@ -206,8 +206,13 @@ def test_the_command_shows_what_it_would_remove_and_removes_it(copied, command, 
     assert code == 0
     assert "the optimizer of a trial that has ended" in shown
     assert "can be removed" in shown
+    code, shown, err = command("clean", "--older", 0)
+    assert (code, "add --yes, or run it on a terminal" in err) == (2, True)
+    assert "the optimizer of a trial that has ended" in shown
+    code, shown, _ = command("clean", "--older", 0, "--json")
+    assert (code, bool(json.loads(shown))) == (2, True)
     assert list(storage.rglob(OPTIMIZER))
-    code, shown, _ = command("clean", "--older", 0)
+    code, shown, _ = command("clean", "--older", 0, "--yes")
     assert code == 0
     assert "removed in" in shown
     assert not list(storage.rglob(OPTIMIZER))
@@ -225,7 +230,7 @@ def test_the_command_goes_on_past_what_has_vanished(copied, command, monkeypatch
         return found
 
     monkeypatch.setattr(housekeeping, "everything", then_vanished)
-    code, _, err = command("clean", "--older", 0)
+    code, _, err = command("clean", "--older", 0, "--yes")
     assert (code, "1 not removed: gone meanwhile" in err) == (0, True), err
     assert not list(storage.rglob(OPTIMIZER))
 

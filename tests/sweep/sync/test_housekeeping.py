@@ -264,7 +264,7 @@ def test_the_command_cleans_a_bucket(stored, command, tmp_path):
     assert code == 0, err
     assert "the optimizer of a trial that has ended" in out
     assert set(view.mirror.store.entries()) == before
-    code, out, _ = command("clean", "--older", "0", "--json", "--cluster", cluster)
+    code, out, _ = command("clean", "--older", "0", "--yes", "--json", "--cluster", cluster)
     assert code == 0
     gone = {removal["path"] for removal in json.loads(out)}
     assert before - set(view.mirror.store.entries()) == {key for key in gone if key.endswith(OPTIMIZER)}

@@ -25,6 +25,8 @@ OF_THE_BUDGET = ("student.kind", "training.pairs", "training.global_batch", "tra
 """Parameters of those files that `init` decides by the rows and the machine."""
 
 
+KEPT = 3
+"""Trials whose checkpoints stay: promotion takes the best, and `compare` a few beside it."""
 GPU_CLUSTER = "clusters/local_gpu.yaml"
 """The shipped cluster file that gives a worker a GPU of this machine."""
 SCHEMA = "sweep.schema.json"
@@ -153,6 +155,8 @@ scheduler: {{kind: asha, grace: 1, reduction: 3}}
 sampler: {{kind: tpe, startup: {min(8, proposal.trials)}{points}}}
 # More trials find better settings: `babeltune extend --trials {3 * proposal.trials} {name}`. `minutes: 30` ends sooner.
 budget: {{trials: {proposal.trials}}}
+# The best {KEPT} trials keep their checkpoints; the scores of all stay. Without this line all checkpoints stay.
+keep: {{trials: {KEPT}, optimizer: false}}
 # A model is registered if it finds the translation 5 times as often as chance ({1 / pool:.2%} in the smallest set) and
 # oftener than an untrained student.
 promotion:

@@ -25,14 +25,15 @@ from babeltune.files import write_json
 from babeltune.planning.recorded import sweep_from
 from babeltune.schema.records import Scalar, Sweep
 from babeltune.sweep.state.messages import TrialEnd
+from babeltune.sweep.state.names import meant, name_of
 from babeltune.sweep.state.rebuild import damage, read_json, rebuilt
 
 State = Literal["waiting", "running", "finished", "pruned", "failed", "stopped", "damaged"]
 """State of a trial. `damaged` means that one of its files cannot be read."""
 NEEDED = ("prepared.json", "baselines.json")
 """What a finished sweep has made, besides its trials."""
-NUMBERED = re.compile(r"t?([0-9]{1,9})")
-"""What a trial is called: `t0007`, `t7` or `7`."""
+NUMBERED = re.compile(r"[tT]?([0-9]{1,9})")
+"""What a trial is called: `t0007`, `T7` or `7`."""
 SHOWN_TRIALS = 8
 """Trials of a sweep that an error lists by name; of more it says the first and the last."""
 HEARTBEAT = "owner.json"
@@ -194,7 +195,7 @@ def sweep_folders(storage: Path) -> list[SweepFolder]:
 
 
 def find_sweep(storage: Path, name: str | None) -> SweepFolder:
-    """The sweep with this id, the beginning of one, or this name (its latest), or the latest of all.
+    """The sweep that `names.meant` means, or without a name the latest of all.
 
     Raises `UnknownNameError` that names the nearest.
     """
@@ -203,22 +204,18 @@ def find_sweep(storage: Path, name: str | None) -> SweepFolder:
         raise UnknownNameError(f"no sweep in {storage}; `babeltune submit search_spaces/quickstart.yaml` starts one")
     if name is None:
         return folders[0]
-    for folder in folders:
-        if name in (folder.id, folder.id.rpartition("-")[0]):
-            return folder
     ids = [folder.id for folder in folders]
-    if is_bare_trial(name):
+    if is_bare_trial(name) and name not in map(name_of, ids):
         raise UnknownNameError(f"{name!r} is a trial without its sweep; write SWEEP/{name}, such as {ids[0]}/{name}")
-    begun = [folder for folder in folders if name and folder.id.startswith(name)]
-    if len(begun) == 1:
-        return begun[0]
-    names = dict.fromkeys(id_.rpartition("-")[0] for id_ in ids)
+    if (found := meant(name.rstrip("/"), ids)) is not None:
+        return folders[ids.index(found)]
+    names = dict.fromkeys(map(name_of, ids))
     raise UnknownNameError(f"no sweep {name!r} in {storage}; sweeps: {', '.join(ids)}{nearest(name, [*names, *ids])}")
 
 
 def is_bare_trial(name: str) -> bool:
     """Whether the name is a trial's, such as `t0007`, without that of its sweep."""
-    return name.startswith("t") and NUMBERED.fullmatch(name) is not None
+    return name[:1] in ("t", "T") and NUMBERED.fullmatch(name) is not None
 
 
 def find_run(storage: Path, name: str) -> tuple[SweepFolder, int | None]:

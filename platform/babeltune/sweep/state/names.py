@@ -1,0 +1,57 @@
+"""Which of several sweeps a name means, for everything that takes one: an id, a name, or the beginning of an id."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Sequence
+
+from babeltune.errors import UnknownNameError, counted
+
+log = logging.getLogger(__name__)
+
+MOST_NAMED = 5
+"""Sweeps that a message lists."""
+
+
+def name_of(sweep: str) -> str:
+    """The name in a sweep's id."""
+    return sweep.rpartition("-")[0]
+
+
+def meant(name: str, ids: Sequence[str]) -> str | None:
+    """The id that the name means among these, the latest first; None if it fits none. Case decides only between two.
+
+    Of several sweeps with this name it is the latest, and a beginning must fit one alone. What was taken for another
+    word is logged. Raises `UnknownNameError` that lists the sweeps that a beginning fits.
+    """
+    for spelled in (str, str.lower):
+        word = spelled(name)
+        whole = [each for each in ids if word in (spelled(each), spelled(name_of(each)))]
+        begun = [each for each in ids if word and spelled(each).startswith(word)]
+        if whole or len(begun) == 1:
+            found = whole or begun
+            if found[0] != name:
+                _say(name, found[0], tuple(found[1:]))
+            return found[0]
+        if begun:
+            raise UnknownNameError(
+                f"{name!r} begins {counted(len(begun), 'sweep')}: {_listed(begun)}; write more of it"
+            )
+    return None
+
+
+def _listed(ids: Sequence[str]) -> str:
+    more = f" and {len(ids) - MOST_NAMED} more" if len(ids) > MOST_NAMED else ""
+    return ", ".join(ids[:MOST_NAMED]) + more
+
+
+@functools.cache
+def _say(name: str, taken: str, others: tuple[str, ...]) -> None:
+    """Once in a process: a command may look its sweep up twice. A name that one sweep has is as good as its id."""
+    if others:
+        log.warning(
+            f"{name!r} fits {len(others) + 1} sweeps; this is the latest, {taken}; the others: {_listed(others)}"
+        )
+    elif name_of(taken) != name:
+        log.warning(f"{name!r} is taken for {taken}")
