@@ -533,6 +533,33 @@ def test_a_file_that_asks_for_fewer_trials_than_were_asked_for_says_so(babeltune
     assert (code, "taken" in err) == (0, False), err
 
 
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_signal_in_any_phase_of_a_sweep_names_the_command_that_goes_on(
+    babeltune, copied, monkeypatch, tmp_path, begun
+):
+    sweep, folder, cluster = copied
+    monkeypatch.setenv("BABELTUNE_HOME", cluster.storage if begun else str(tmp_path / "new"))
+    monkeypatch.setattr("babeltune.cli.run_here.show_taken", lambda *_, **__: signal.raise_signal(signal.SIGINT))
+    file = tmp_path / "searched.yaml"
+    file.write_text(spec_yaml(sweep), encoding="utf-8")
+    code, _, err = babeltune("submit", file)
+    resume = f"`babeltune resume {folder.id}` goes on from what is saved"
+    assert code == 130
+    assert f"interrupted; {resume if begun else 'nothing has begun yet; the same command begins it'}" in err
+
+
+def test_a_finished_sweep_is_not_trained_on_unasked(babeltune, copied, monkeypatch, tmp_path):
+    sweep, folder, cluster = copied
+    monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
+    file = tmp_path / "searched.yaml"
+    file.write_text(spec_yaml(sweep), encoding="utf-8")
+    code, _, err = babeltune("submit", file, "--trials", 6)
+    assert code == 2
+    said = " ".join(err.split())
+    assert "is finished with 4 trials, and this asks for 6; `babeltune extend --trials 6 " in said
+    assert (folder.state(), folder.sweep().budget.trials, len(folder.trials())) == ("finished", 4, 4)
+
+
 @pytest.mark.parametrize("command", ["extend", "resume"])
 def test_a_sweep_that_runs_is_not_extended(babeltune, copied, monkeypatch, command):
     _, folder, cluster = copied

@@ -129,13 +129,17 @@ def steps_shown() -> Iterator[None]:
     """Shows the long steps of the block: as one changing line on a terminal, else as lines. All on standard error."""
     from babeltune.stages import listening, stage_words, timed
 
-    if not err.is_terminal:
-        with listening(meter()):
-            yield
-        return
     stage_of = timed()
-    with err.status("starting") as shown, listening(lambda *step: shown.update(escape(stage_words(stage_of(*step))))):
-        yield
+    try:
+        if not err.is_terminal:
+            with listening(meter()):
+                yield
+            return
+        with err.status("starting") as status, listening(lambda *s: status.update(escape(stage_words(stage_of(*s))))):
+            yield
+    except KeyboardInterrupt:
+        say_line("interrupted; the same command again does it, and keeps what is saved")
+        raise
 
 
 def read(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import typer
@@ -26,8 +28,29 @@ def run_sweep(sweep: Sweep, file: str | None, asked: Submission, *, as_json: boo
     goes on with this spec."""
     from babeltune.planning.recorded import sweep_id
 
-    name = into or sweep_id(sweep)
+    name, cluster = into or sweep_id(sweep), cluster_of(file)
     err.print(f"sweep {name}", markup=False, highlight=False)  # what follows takes some seconds to import
+    with resumable(name, cluster, with_cluster(file)):
+        _run_sweep(name, sweep, file, asked, as_json=as_json, into=into)
+
+
+@contextmanager
+def resumable(name: str, cluster: Cluster, where: str) -> Iterator[None]:
+    """Ends the command after a Ctrl-C, SIGTERM or SIGHUP within the block, wherever it came, and says how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        begun = (cluster.folder / "sweeps" / name / "sweep.json").exists()
+        goes_on = f"`babeltune resume {name}{where}` goes on from what is saved"
+        words = goes_on if begun else "nothing has begun yet; the same command begins it"
+        err.print(f"interrupted; {words}", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def _run_sweep(
+    name: str, sweep: Sweep, file: str | None, asked: Submission, *, as_json: bool, into: str | None
+) -> None:
+    """`run_sweep`, after its name was shown."""
     from babeltune.cli.render import show_leaderboard
     from babeltune.planning.warnings import about_gpus, about_precision, about_sweep
     from babeltune.sweep.driver.run import submit
@@ -44,7 +67,7 @@ def run_sweep(sweep: Sweep, file: str | None, asked: Submission, *, as_json: boo
     run = functools.partial(
         submit, sweep, cluster, into=into, accept_changes=asked.accept_changes, insecure=asked.insecure
     )
-    folder = watched_or_run(name, sweep, cluster, where, run)
+    folder = watched_or_run(name, sweep, cluster, run)
     state = folder.state()
     made = report_at_the_end(folder, cluster, say_line) if state == "finished" else None
     say(sweep_document(folder), as_json, lambda: show_leaderboard(folder, out))
@@ -54,9 +77,7 @@ def run_sweep(sweep: Sweep, file: str | None, asked: Submission, *, as_json: boo
         raise typer.Exit(INTERRUPTED)
 
 
-def watched_or_run(
-    name: str, sweep: Sweep, cluster: Cluster, where: str, run: Callable[..., SweepFolder]
-) -> SweepFolder:
+def watched_or_run(name: str, sweep: Sweep, cluster: Cluster, run: Callable[..., SweepFolder]) -> SweepFolder:
     """The sweep's folder once it has ended: watched if another process drives it, else run in this one."""
     from babeltune.cli.terminal_view import attach, live
     from babeltune.errors import SweepError
@@ -73,7 +94,13 @@ def watched_or_run(
             err.print(f"sweep {running.id} is running in another process; showing it (Ctrl-C leaves it running)")
             for change in spec_changes(running, within_grid(sweep)):
                 err.print(f"not taken while it runs: {change}", markup=False, highlight=False, soft_wrap=True)
-            folder = attach(running, err)
+            try:
+                folder = attach(running, err)
+            except KeyboardInterrupt:
+                err.print(
+                    f"sweep {running.id} goes on in the other process; `babeltune status -f {running.id}` shows it"
+                )
+                raise typer.Exit(INTERRUPTED) from None
             state = folder.state()  # as its driver said
             if state == "failed":
                 raise SweepError(f"sweep {folder.id} failed: {sweep_document(folder)['reason']}")
@@ -86,9 +113,6 @@ def watched_or_run(
         except DrivenError:  # by a driver that began at the same moment
             if driven_folder(name, cluster) is None:
                 raise
-        except KeyboardInterrupt:
-            err.print(f"interrupted; `babeltune resume {name}{where}` goes on from what is saved")
-            raise typer.Exit(INTERRUPTED) from None
 
 
 def say_what_next(folder: SweepFolder, state: str, where: str, report: Path | None) -> None:

@@ -83,6 +83,7 @@ def test_two_messy_tables_become_a_sweep_file_that_plan_accepts(make, text, tmp_
     assert made.files[1].left_out == {"column count": 1}
     assert any("cp1252" in note for note in made.notes)
     sweep = read_sweep(made.path, reachable=True)
+    assert (sweep.keep.trials, sweep.keep.optimizer) == (3, False)
     corpus = build_corpus(sweep.data, data_root(sweep), sweep.seed)
     trained = sum(counts["train"] for counts in corpus.counts.values())
     assert trained == sum(sizes["train"] for sizes in made.splits.values())

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -17,7 +18,7 @@ import pytest
 import ray
 
 from babeltune.errors import ClusterError
-from babeltune.sweep.workers import access
+from babeltune.sweep.workers import access, connection
 from babeltune.sweep.workers.access import (
     STRANGER,
     authenticated,
@@ -253,3 +254,10 @@ def test_a_cluster_that_wants_a_token_is_used(ray_cluster):
     assert takes(address, {})
     refuse_open("cluster 'lab'", address, insecure=False)
     assert not open_to_all("cluster 'lab'", address)
+
+
+def test_ray_does_not_take_the_signal_that_ends_a_command(monkeypatch):
+    mine = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(ray, "init", lambda **_: ray._private.utils.set_sigterm_handler(lambda *_: sys.exit(15)))
+    connection._init()
+    assert signal.getsignal(signal.SIGTERM) is mine

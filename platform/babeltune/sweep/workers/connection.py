@@ -41,8 +41,12 @@ class _NoFolders(list[str]):
 
 
 def _init(**options: object) -> None:
-    """`ray.init`, with its console output sent to the log, and without the user's folder in the workers' path."""
+    """`ray.init`, with its console output sent to the log, and without the user's folder in the workers' path.
+
+    Ray's handlers of SIGTERM stay out: while it starts, they would end the program without its last words.
+    """
     ray._private.worker.print_to_stdstream = _no_result
+    ray._private.utils.set_sigterm_handler = lambda _handler: None
     job = JobConfig()
     job._py_driver_sys_path = _NoFolders()
     ray.init(log_to_driver=False, job_config=job, **options)
