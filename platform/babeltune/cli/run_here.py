@@ -60,8 +60,8 @@ def _run_sweep(
 
     cluster, where = cluster_of(file), with_cluster(file)
     if into is None and not is_driven(known := StorageView(cluster).at(name)):
-        show_taken(known, sweep, accept_changes=asked.accept_changes)
         ask_to_train_on(known, sweep, where, yes=asked.yes)
+        show_taken(known, sweep, accept_changes=asked.accept_changes)
     if cluster.address == "local":
         warn([*about_sweep(sweep), *about_precision(sweep), *about_gpus(cluster)])
     run = functools.partial(
