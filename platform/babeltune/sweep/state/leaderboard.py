@@ -23,6 +23,8 @@ LOST = "its last report is lost"
 """The warning of a trial that finished and lacks its last report."""
 SPEED_NOISE = 0.15
 """Two speeds that differ by no more of themselves are the same: one model, measured twice, does."""
+SHAPE = ("kind", "model", "layers", "width", "heads", "feed_forward", "max_tokens", "ngrams", "pooling", "projection")
+"""Fields of a student that decide its speed, besides its parameters."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,10 @@ class Row:
     """What the method found amiss with the training, such as labels that are nearly flat."""
     front: bool = False
     """Whether no other trial is better in one objective and as good in all (the Pareto front), if there are several."""
+    shape: str = ""
+    """Equal for students that are equally fast. Empty without a report."""
+    speed_spread: float = 0.0
+    """How far the measured speeds of this shape lie apart, as a share of the fastest."""
     condition: int = 1
     """The number of the sweep's condition that it began under; more than one if changes were accepted."""
 
@@ -118,7 +124,33 @@ def _read_row(path: Path, objectives: tuple[Objective, ...]) -> Row:
         kind=end_of(outcome).kind if outcome.get("state") in ENDED else "",
         last_report_lost=lost,
         warning=warning,
+        shape=str([trial.get("student", {}).get(name) for name in SHAPE] + [best.metrics.get(PARAMETERS)])
+        if best
+        else "",
     )
+
+
+def one_speed(rows: Sequence[Row], untrained: Mapping[str, float]) -> list[Row]:
+    """The rows with one speed for each shape of students, and its spread.
+
+    It is the fastest that was measured, which other trials disturbed least. If the sweep has one shape, it is that of
+    the untrained student, which was measured before any trial began.
+    """
+    measured: dict[str, list[float]] = {}
+    for row in rows:
+        if SPEED in row.metrics:
+            measured.setdefault(row.shape, []).append(row.metrics[SPEED])
+    speeds = {shape: max(those) for shape, those in measured.items()}
+    spreads = {shape: 1 - min(those) / max(those) for shape, those in measured.items()}
+    sizes = {row.metrics.get(PARAMETERS) for row in rows if SPEED in row.metrics}
+    if SPEED in untrained and len(speeds) == 1 and sizes == {untrained.get(PARAMETERS)}:
+        speeds = dict.fromkeys(speeds, untrained[SPEED])
+    return [
+        replace(row, metrics=row.metrics | {SPEED: speeds[row.shape]}, speed_spread=spreads[row.shape])
+        if SPEED in row.metrics
+        else row
+        for row in rows
+    ]
 
 
 def number_in(record: Mapping[str, object], name: str) -> float | None:
@@ -141,23 +173,24 @@ def scores_of(report: Report) -> dict[str, float]:
 
 def pareto_front(rows: list[Row], objectives: tuple[Objective, ...]) -> set[str]:
     """The names of the trials that no other one dominates: as good in every objective, and better in one. Speeds, which
-    clocks measure, differ only beyond `SPEED_NOISE`."""
+    clocks measure, differ only beyond `SPEED_NOISE` and the spreads of both."""
     names = [o.metric for o in objectives]
-    noise = [SPEED_NOISE if name == SPEED else 0.0 for name in names]
+    spreads = {row.name: max(SPEED_NOISE, row.speed_spread) for row in rows}
     scored = {
         row.name: [row.metrics[o.metric] * (1 if o.goal == "maximize" else -1) for o in objectives]
         for row in rows
         if row.best is not None and all(name in row.metrics for name in names)
     }
 
-    def dominated(mine: list[float]) -> bool:
-        return any(
-            all(o >= m - share * abs(m) for o, m, share in zip(other, mine, noise, strict=True))
-            and any(o > m + share * abs(m) for o, m, share in zip(other, mine, noise, strict=True))
-            for other in scored.values()
+    def beats(other: str, one: str) -> bool:
+        """Whether the other trial is as good in every objective, and better in one."""
+        noise = [max(spreads[other], spreads[one]) if name == SPEED else 0.0 for name in names]
+        pairs = list(zip(scored[other], scored[one], noise, strict=True))
+        return all(o >= m - share * abs(m) for o, m, share in pairs) and any(
+            o > m + share * abs(m) for o, m, share in pairs
         )
 
-    return {name for name, values in scored.items() if not dominated(values)}
+    return {one for one in scored if not any(beats(other, one) for other in scored)}
 
 
 def leaderboard(folder: SweepFolder, metric: str | None = None) -> list[Row]:
@@ -181,6 +214,7 @@ def leaderboard(folder: SweepFolder, metric: str | None = None) -> list[Row]:
                 )
             except DamagedError as error:
                 damaged.append(Row(name=path.name, state="damaged", warning=str(error)))
+    rows = one_speed(rows, folder.baselines().get("untrained", {}))
     if len(sweep.objectives) > 1:
         unbeaten = pareto_front(rows, sweep.objectives)
         rows = [replace(row, front=row.name in unbeaten) for row in rows]
