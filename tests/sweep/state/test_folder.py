@@ -250,7 +250,7 @@ def test_the_front_holds_the_trials_that_no_other_one_dominates(tmp_path, sweep)
 
 def test_a_front_may_be_of_size_and_speed_too(tmp_path, sweep):
     folder = make(tmp_path, sweep, "costs-0123456789")
-    costs = [(0.5, 100, 9.0), (0.6, 200, 8.0), (0.6, 300, 8.0), (0.4, 100, 12.0), (0.4, 100, 9.0)]
+    costs = [(0.5, 100, 9.0), (0.6, 200, 8.0), (0.6, 300, 8.0), (0.4, 110, 12.0), (0.4, 100, 9.0)]
     for number, (score, size, speed) in enumerate(costs):
         add(folder, sweep, number, [score], "finished")
         metrics = {METRIC: score, "model/parameters": size, "model/sentences_per_second": speed}
