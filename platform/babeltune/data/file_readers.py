@@ -55,6 +55,8 @@ Row = tuple[int, list[str] | Fault]
 """Line (or row) from 1, and the values of the columns asked for."""
 SEPARATOR = re.compile(rb'"?sep=([^"\x80-\xff])"?')
 """Excel's first line of a CSV file, before the header: it names the delimiter."""
+Fields = tuple[int, list[str] | Fault]
+"""Line (or row) from 1, and all its fields."""
 Lines = Iterable[tuple[int, bytes | Fault]]
 """Numbers from 1, and lines without their ends."""
 
@@ -278,9 +280,15 @@ class _RowTooLongError(Exception):
 
 
 def table_rows(
-    path: Path, names: Sequence[str], rows: Iterable[tuple[int, list[str] | Fault]], *, header: bool
+    path: Path,
+    names: Sequence[str],
+    rows: Iterable[Fields],
+    *,
+    header: bool,
+    strip: bool = False,
 ) -> Iterator[Row]:
-    """The named columns of rows of fields; the first row names the columns or, without a header, counts them."""
+    """The named columns of rows of fields; the first row names the columns or, without a header, counts them. `strip`:
+    their names count without blanks around them."""
     rows = iter(rows)
     first = next((row for row in rows if row[1]), None)
     if first is None:
@@ -291,6 +299,7 @@ def table_rows(
     if isinstance(head, Fault):
         todo = "save the file as UTF-8, or name its `encoding`" if head.kind == "encoding" else FIRST_LINE
         raise DataError(f"{path}:{line}: {head.reason}: {head.words}; {todo}")
+    head = [name.strip() for name in head] if strip else head
     places = [position(path, name, head if header else [str(index) for index in range(len(head))]) for name in names]
     for line, fields in rows if header else itertools.chain([first], rows):
         if not fields and len(head) > 1:

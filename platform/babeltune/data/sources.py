@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from babeltune.data import translation_files
 from babeltune.data.arrays import first_places, inverted, is_first, kept, places, unseen, zeros
 from babeltune.data.arrow_readers import dataset_rows, parquet_rows
 from babeltune.data.file_readers import (
@@ -32,10 +33,12 @@ from babeltune.data.file_readers import (
     located,
     numbered,
     refuse_broken,
+    table_rows,
 )
 from babeltune.data.file_shards import Form, Part, is_cut, parts_of
 from babeltune.data.joins import matching, paired_in_turn
 from babeltune.data.quotation_marks import refuse_quoted
+from babeltune.data.spreadsheets import sheet_rows
 from babeltune.data.text_shards import TextShards, keys_of, strangers_of
 from babeltune.data.texts import TableWriter, Texts, TextWriter, text_hashes
 from babeltune.data.translation import Translate
@@ -202,6 +205,12 @@ def whole_parts(form: Form, refusals: Refusals, parts: Iterable[Part]) -> list[T
 
 def read_file(source: Source, path: Path, names: Sequence[str], content: Digest, longest: int) -> Iterator[Row]:
     """The named columns of a file in the source's format."""
+    if source.format in translation_files.FORMATS:
+        units = translation_files.units(path, source.format, content, longest, source.codec)
+        return translation_files.unit_rows(path, names, units)
+    if source.format in ("xlsx", "ods"):
+        cells = sheet_rows(path, source.sheet, content, longest)
+        return table_rows(path, names, cells, header=source.header, strip=True)
     if source.format == "parquet":
         return parquet_rows(path, names, source.id, content, longest)
     lines = numbered(path, content, longest, source.codec)
@@ -390,7 +399,9 @@ def read_graded(task: Task, root: Path, longest: int = MAX_LINE_BYTES) -> tuple[
     lefts, rights = rows.columns.values()
     place = source.dataset or str(located(source.path or "", root))
     grades = []
-    for line, written in enumerate(rows.ids, 2 if source.format in ("tsv", "csv") and source.header else 1):
+    for line, written in enumerate(
+        rows.ids, 2 if source.format in ("tsv", "csv", "xlsx", "ods") and source.header else 1
+    ):
         try:
             grade = float(written)
         except ValueError:

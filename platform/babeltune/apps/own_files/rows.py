@@ -29,6 +29,7 @@ from babeltune.data.language_id import labels_of, likeliest, model
 from babeltune.data.sources import Rows, read_source
 from babeltune.data.text_keys import text_key
 from babeltune.data.texts import Texts
+from babeltune.data.translation_files import FORMATS
 from babeltune.errors import DataError, nearest
 from babeltune.schema.languages import code_of, meaning
 from babeltune.schema.records import Source
@@ -96,7 +97,8 @@ def collect(tables: Sequence[Table], columns: Mapping[str, str]) -> Collected:
     found = Collected(notes=[note for table in tables for note in table.notes])
     for table in tables:
         if table.format != "moses":
-            found.tables.extend(read_columns(table, columns))
+            for part in language_pairs(table, columns):
+                found.tables.extend(read_columns(part, columns))
     lines = [table for table in tables if table.format == "moses"]
     for group in aligned(lines):
         if len(group) > 1:
@@ -104,6 +106,16 @@ def collect(tables: Sequence[Table], columns: Mapping[str, str]) -> Collected:
         else:
             found.monolingual.append(monolingual(group[0]))
     return found
+
+
+def language_pairs(table: Table, columns: Mapping[str, str]) -> list[Table]:
+    """The table, or of a translation file with more than two languages a table for each with the commonest one: few
+    units have all languages."""
+    if table.format not in FORMATS or len(table.columns) < 3 or columns:
+        return [table]
+    filled = {name: sum(bool(row[place]) for row in table.sample) for place, name in enumerate(table.columns)}
+    common = max(filled, key=filled.__getitem__)
+    return [table.only(name, common) for name in table.columns if name != common]
 
 
 # --- Tables with columns -------------------------------------------------------------------------------------------
@@ -145,6 +157,7 @@ def source_of(table: Table, columns: Mapping[str, str]) -> Source:
         quoted=table.quoted if delimited else None,
         delimiter=table.delimiter if table.format == "csv" else ",",
         encoding=table.encoding,
+        sheet=table.sheet,
         on_error="drop",
         max_dropped=MAX_DROPPED,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import hashlib
 import itertools
@@ -14,9 +15,12 @@ from typing import TYPE_CHECKING, Literal
 
 from babeltune.apps.own_files.encodings import encoding_of
 from babeltune.apps.own_files.headers import header_evidence
+from babeltune.data import translation_files
 from babeltune.data.arrow_readers import arrow_rows, is_text, leaves, load_dataset, parquet_rows
 from babeltune.data.file_readers import Fault, json_object, located, named_delimiter, numbered
 from babeltune.data.quotation_marks import QUOTED
+from babeltune.data.spreadsheets import sheet_rows, workbook_format
+from babeltune.data.text_streams import UNREADABLE, unpacked
 from babeltune.errors import DataError, listed, shortened
 from babeltune.schema.records import Source
 
@@ -27,14 +31,18 @@ SAMPLE_LINES = 2_000
 """Lines from which a layout is found."""
 SAMPLE_CHARACTERS = 1_000
 """Characters of a text from which its language is found."""
+SNIFFED_BYTES = 1 << 14
+"""Bytes at the begin of a text that say whether it is a translation file."""
 LINE_CHARACTERS = 1 << 20
 LEAST_ALIKE = {"\t": 0.8, ";": 0.9, "|": 0.9, ",": 0.9}
 """The share of rows that have equally many columns, by delimiter, from which on it is believed to be one."""
 COMMAS_ALIKE = 0.98
 """The same of commas in a file that is not called .csv: sentences have commas too."""
-Format = Literal["tsv", "csv", "jsonl", "parquet", "moses", "hub"]
+Format = Literal["tsv", "csv", "jsonl", "parquet", "moses", "hub", "xlsx", "ods", "tmx", "xliff", "po"]
 JSON_VALUE = re.compile(r'\s*(\[\s*(\{\s*("|$)|\[\s*"|"[^"]*",?\s*$|$)|\{\s*("[^"]*"\s*:|$))')
 """How a first line begins that no line ends: `[`, `{`, `[{"`, `{"key":`."""
+Wanted = bool | Collection[str] | None
+"""Whether a table has a header, or columns that it names; None: that is seen."""
 HUB = re.compile(r"(?P<name>[\w.-]+(?:/[\w.-]+)?)(?:\[(?P<split>[\w.-]+)\])?")
 """A data set by its id, with a split: `org/name[validation]`."""
 
@@ -56,6 +64,8 @@ class Table:
     quoted: bool = False
     delimiter: str = "\t"
     split: str = "train"
+    sheet: str | None = None
+    """Of a workbook; None: the only one with cells."""
     encoding: str | None = None
     """The code page of a file that is not in Unicode."""
     notes: tuple[str, ...] = ()
@@ -64,6 +74,12 @@ class Table:
         """The sampled values of a column that are not empty."""
         place = self.columns.index(name)
         return [text for row in self.sample if (text := row[place][:SAMPLE_CHARACTERS].strip())]
+
+    def only(self, *columns: str) -> Table:
+        """The table with some of its columns, and of the sample the rows that have text in all of them."""
+        places = [self.columns.index(name) for name in columns]
+        sample = [tuple(row[place] for place in places) for row in self.sample]
+        return replace(self, columns=columns, sample=tuple(row for row in sample if all(row)))
 
     @property
     def layout(self) -> str:
@@ -85,11 +101,19 @@ def read_table(given: str, *, encoding: str | None = None, header: bool | Collec
     path = Path(given).expanduser()
     if path.is_dir() or (HUB.fullmatch(given) and "/" in given and not (path.exists() or path.parent.is_dir())):
         return _dataset(given)
+    path, sheet = named_sheet(given, path)
     path = located(str(path.absolute()))
     with path.open("rb") as file:
         if file.read(4) == b"PAR1":
             return _parquet(given, path)
+    if (book := workbook_format(path)) is not None:
+        return _sheet(given, path, book, sheet, header)
     notes: tuple[str, ...] = ()
+    format_ = None
+    with contextlib.suppress(*UNREADABLE), unpacked(path, encoding) as stream:  # what reads the text says it
+        format_ = translation_files.format_of(stream.peek(1)[:SNIFFED_BYTES].decode(errors="replace"))
+    if format_ is not None:
+        return _units(given, path, format_, encoding)
     if encoding is None and (encoding := encoding_of(path)):
         notes = (f"{given} is not UTF-8; it was read as {encoding}. If letters are wrong: --encoding",)
     delimiter, lines = first_lines(path, encoding)
@@ -98,6 +122,12 @@ def read_table(given: str, *, encoding: str | None = None, header: bool | Collec
         raise DataError(f"{given} is one JSON value; write one object a line: `jq -c '.[]' {given} > rows.jsonl`")
     table = _jsonl(given, path, lines) if kind == "lines" else _delimited(given, path, lines, header, delimiter)
     return replace(table, notes=(*notes, *table.notes), encoding=encoding)
+
+
+def named_sheet(given: str, path: Path) -> tuple[Path, str | None]:
+    """The workbook and the sheet of `book.xlsx[Sheet2]`; a file of that very name goes before."""
+    match = None if path.exists() else re.fullmatch(r"(.+)\[(.+)\]", given)
+    return (Path(match[1]).expanduser(), match[2]) if match and Path(match[1]).expanduser().is_file() else (path, None)
 
 
 def first_lines(path: Path, encoding: str | None) -> tuple[str, list[str]]:
@@ -120,9 +150,7 @@ def json_kind(lines: Sequence[str]) -> Literal["lines", "list", ""]:
 # --- Delimited text ------------------------------------------------------------------------------------------------
 
 
-def _delimited(
-    given: str, path: Path, lines: Sequence[str], wanted: bool | Collection[str] | None, named: str
-) -> Table:
+def _delimited(given: str, path: Path, lines: Sequence[str], wanted: Wanted, named: str) -> Table:
     """A table of delimited text, or one sentence a line. `wanted`: whether it has a header, or columns of one. `named`:
     the delimiter that the file names."""
     for line in lines:
@@ -143,32 +171,21 @@ def _delimited(
         texts = tuple((line,) for line in lines)
         return Table(given=given, path=str(path), format="moses", columns=("text",), sample=texts, header=False)
     _, _, delimiter, quoted, rows = best
-    headed, notes = _header(given, rows, wanted)
-    if len(rows) == 1 and headed:
-        raise DataError(
-            f"{given} has a header and no rows: {listed(rows[0])}; put rows below it, or say --no-header if it is text"
-        )
-    names = [name.strip() for name in rows[0]] if headed else [str(i) for i in range(len(rows[0]))]
-    if headed and (twice := [name for name, count in Counter(names).items() if count > 1]):
-        raise DataError(
-            f"{given}:1: several columns are called {shortened(twice[0])}; rename all but one, or say --no-header"
-        )
+    is_headed, names, notes = headed(given, rows, wanted)
     return Table(
         given=given,
         path=str(path),
         format="tsv" if delimiter == "\t" and not named else "csv",
-        columns=tuple(names),
-        sample=tuple(tuple(row) for row in rows[headed:]),
-        header=headed,
+        columns=names,
+        sample=tuple(map(tuple, rows[is_headed:])),
+        header=is_headed,
         quoted=quoted,
         delimiter=delimiter,
         notes=notes,
     )
 
 
-def _header(
-    given: str, rows: Sequence[Sequence[str]], wanted: bool | Collection[str] | None
-) -> tuple[bool, tuple[str, ...]]:
+def _header(given: str, rows: Sequence[Sequence[str]], wanted: Wanted) -> tuple[bool, tuple[str, ...]]:
     """Whether the first row names the columns, and a note where this is a guess. What the user says is believed."""
     if isinstance(wanted, bool):
         return wanted, ()
@@ -180,6 +197,33 @@ def _header(
         return found.header, ()
     taken, other = ("names", "--no-header") if found.header else ("text", "--header")
     return found.header, (f"{given}: the first row ({shortened(cells)}) was taken for {taken}; if it is not: {other}",)
+
+
+def headed(given: str, rows: Sequence[Sequence[str]], wanted: Wanted) -> tuple[bool, tuple[str, ...], tuple[str, ...]]:
+    """Whether the first of the rows names the columns, these names or else numbers from 0, and notes."""
+    named, notes = _header(given, rows, wanted)
+    if len(rows) == 1 and named:
+        raise DataError(
+            f"{given} has a header and no rows: {listed(rows[0])}; put rows below it, or say --no-header if it is text"
+        )
+    names = [name.strip() for name in rows[0]] if named else [str(i) for i in range(len(rows[0]))]
+    if named and (twice := [name for name, count in Counter(names).items() if name and count > 1]):
+        raise DataError(
+            f"{given}:1: several columns are called {shortened(twice[0])}; rename all but one, or say --no-header"
+        )
+    return named, tuple(names), notes
+
+
+def _sheet(given: str, path: Path, book: Literal["xlsx", "ods"], sheet: str | None, wanted: Wanted) -> Table:
+    """A sheet of a workbook."""
+    cells = sheet_rows(path, sheet, hashlib.sha256(), LINE_CHARACTERS)
+    rows = [row for _, row in itertools.islice(cells, SAMPLE_LINES) if not isinstance(row, Fault)]
+    if not rows:
+        raise DataError(f"{given} has no cells; name a workbook with text")
+    named, names, notes = headed(given, rows, wanted)
+    sample = tuple(map(tuple, rows[named:]))
+    table = Table(given=given, path=str(path), format=book, columns=names, sample=sample, header=named, sheet=sheet)
+    return replace(table, notes=notes)
 
 
 def parsed(lines: Sequence[str], delimiter: str) -> tuple[bool, list[list[str]]]:
@@ -219,6 +263,18 @@ def _jsonl(given: str, path: Path, lines: Sequence[str]) -> Table:
     columns = tuple(dict.fromkeys(key for record in records for key in record))
     sample = tuple(tuple(record.get(key, "") for key in columns) for record in records)
     return Table(given=given, path=str(path), format="jsonl", columns=columns, sample=sample)
+
+
+def _units(given: str, path: Path, format_: translation_files.Format, encoding: str | None) -> Table:
+    """A translation file: a column for each language."""
+    units = translation_files.units(path, format_, hashlib.sha256(), LINE_CHARACTERS, encoding)
+    some = list(itertools.islice(units, SAMPLE_LINES))
+    columns = tuple(translation_files.languages_of(some))
+    texts = [unit for _, unit in some if not isinstance(unit, Fault)]
+    sample = tuple(
+        tuple(next(iter(translation_files.text_in(unit, column)), "") for column in columns) for unit in texts
+    )
+    return Table(given=given, path=str(path), format=format_, columns=columns, sample=sample, encoding=encoding)
 
 
 def _leaves(value: Mapping[str, object], prefix: str) -> Iterable[tuple[str, str]]:

@@ -1,0 +1,94 @@
+"""Reads sheets of XLSX and ODS workbooks, row by row, from a process with a limit to its memory."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from babeltune.data import read_progress
+from babeltune.data.file_readers import Digest, Fields, too_long
+from babeltune.errors import DataError, listed, shortened
+
+MEMORY = 1 << 30
+"""Bytes of memory that reading a sheet may take. A million rows of two sentences take about half."""
+WATCH_S = 0.02
+"""Seconds between two looks at the memory of the process."""
+SHEETS = 3
+"""Exit code of `sheet_process` if a sheet must be named."""
+
+
+def workbook_format(path: Path) -> Literal["xlsx", "ods"] | None:
+    """Which kind of workbook a file is, by its content."""
+    if not zipfile.is_zipfile(path):
+        return None
+    with zipfile.ZipFile(path) as archive:
+        names = set(archive.namelist())
+    if {"xl/workbook.xml", "xl/workbook.bin"} & names:
+        return "xlsx"
+    return "ods" if {"content.xml", "mimetype"} <= names else None
+
+
+def sheet_rows(path: Path, sheet: str | None, content: Digest, longest: int) -> Iterator[Fields]:
+    """The rows of a sheet with their numbers from 1, less empty ones. `sheet`: its name; None: the only one with cells.
+
+    Raises `DataError` for what is no workbook, for a sheet that is not there, and for one that takes more than
+    `MEMORY`.
+    """
+    with read_progress.opened(path) as raw:
+        while block := raw.read(1 << 20):
+            content.update(block)
+    if workbook_format(path) is None:
+        raise DataError(f"{path} is no XLSX or ODS workbook; correct `format`, or save it again")
+    script = Path(__file__).with_name("sheet_process.py")
+    command = [sys.executable, "-P", str(script), str(path), sheet or ""]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        threading.Thread(target=_watch, args=(process, MEMORY), daemon=True).start()
+        try:
+            assert process.stdout is not None
+            for number, line in enumerate(process.stdout, 1):
+                row = json.loads(line)
+                length = max((len(cell.encode(errors="surrogatepass")) for cell in row), default=0)
+                if row:
+                    yield number, too_long(length, longest) if length > longest else row
+            assert process.stderr is not None
+            said = process.stderr.read(1 << 16).decode(errors="replace")
+            process.wait()
+        finally:
+            process.kill()
+            process.wait()
+    if process.returncode:
+        raise _refusal(path, sheet, process.returncode, said)
+
+
+def _watch(process: subprocess.Popen[bytes], memory: int) -> None:
+    """Kills the process if it takes more than so many bytes. A limit of the system would leave it hanging."""
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        child = psutil.Process(process.pid)
+        while process.poll() is None:
+            if child.memory_info().rss > memory:
+                process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(WATCH_S)
+
+
+def _refusal(path: Path, sheet: str | None, code: int, said: str) -> DataError:
+    """The error of a process that ended with a code, and what it said."""
+    sheets: list[str] = json.loads(said.splitlines()[-1]) if code == SHEETS else []
+    if code == SHEETS and sheet:
+        return DataError(f"{path} has no sheet {shortened(sheet)} with cells; sheets: {listed(sheets)}")
+    if code == SHEETS:
+        way = f"name one: `sheet: {sheets[0]}` in a sweep file, or '{path.name}[{sheets[0]}]' for init"
+        return DataError(f"{path} has {len(sheets)} sheets ({listed(sheets)}); {way}")
+    if code < 0 or "memory allocation" in said:
+        return DataError(f"{path} takes more than {MEMORY >> 20:,} MB to read; save the sheet as CSV (UTF-8)")
+    words = (said.strip().splitlines() or ["it ended"])[-1][:200]
+    return DataError(f"{path} cannot be read as a workbook: {words}; save the sheet as CSV (UTF-8)")
