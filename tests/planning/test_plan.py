@@ -20,7 +20,7 @@ from babeltune.planning.preparation import read_corpus
 from babeltune.planning.recorded import sweep_id
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.planning.sweep_yaml import spec_yaml
-from babeltune.planning.warnings import about_corpus, about_strangers
+from babeltune.planning.warnings import about_corpus, about_headers, about_strangers
 from babeltune.schema.document import read_document, validate
 from babeltune.schema.records import Parameter, Student, Sweep, Teacher
 
@@ -97,6 +97,20 @@ def test_the_plan_says_which_pairs_are_in_other_languages(tiny_file, tmp_path):
     assert "language" not in dict(summary(report, read_sweep(tiny_file, assignments=text), None))
     with pytest.raises(DataError, match=r"no pairs are left to train on; a: .*not in fra 9, language 0"):
         make_plan(read_sweep(tiny_file, assignments=[*text, "data.clean.language=drop"]))
+
+
+@pytest.mark.parametrize("header", ["eng\tfra", "English\tfrançais", "en\tfr"])
+def test_a_header_that_is_read_as_text_is_said(tiny_file, tmp_path, header):
+    text = corpus_file(tmp_path, 20, 10)
+    (tmp_path / "train.tsv").write_text(f"{header}\nThe house.\tLa maison.\n", encoding="utf-8")
+    numbered = "data.train=[{name: a, path: train.tsv, header: false, columns: {eng: 0, fra: 1}}]"
+    (words,) = about_headers(read_sweep(tiny_file, assignments=[*text, numbered]))
+    assert words.startswith(f"source 'a': {tmp_path}/train.tsv:1 is read as text ({header.replace(chr(9), ', ')})")
+    (tmp_path / "train.tsv").write_text("The house.\tLa maison.\n", encoding="utf-8")
+    assert not list(about_headers(read_sweep(tiny_file, assignments=[*text, numbered])))
+    counted = numbered.replace("header: false, ", "")
+    with pytest.raises(DataError, match=r"no column '0'.*or with `header: false` they are numbered from 0"):
+        make_plan(read_sweep(tiny_file, assignments=[*text, counted]))
 
 
 @pytest.mark.parametrize("pooling", ["mean", "pooler"])

@@ -328,7 +328,9 @@ def position(path: Path, name: str, head: list[str]) -> int:
     if name not in head:
         other = other_format(path, head)
         counted = head == [str(index) for index in range(len(head))]
-        todo = other or nearest(name, head) or ("" if counted else "; the first line must name the columns")
+        names = "" if counted else "; the first line must name the columns"
+        names += ", or with `header: false` they are numbered from 0" if names and name.isdigit() else ""
+        todo = other or nearest(name, head) or names
         raise DataError(f"{path}:1: no column {shortened(name)}; columns: {listed(head)}{todo}")
     return head.index(name)
 

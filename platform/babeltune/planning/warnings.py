@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
@@ -245,6 +246,29 @@ def about_strangers(sweep: Sweep, counts: Mapping[str, Mapping[str, int]]) -> It
             words = ", ".join(f"{count:,} {reason}" for reason, count in strangers_in(steps).items())
             more = "" if sweep.data.clean.language == "drop" else ", or leave them out with `data.clean.language: drop`"
             yield f"source {name!r}: {words} of {steps['pairs']:,} pairs; check its columns' languages{more}"
+
+
+def about_headers(sweep: Sweep) -> Iterator[str]:
+    """Tables whose first row names their languages, and is read as text."""
+    from babeltune.data.file_readers import Fault, located
+    from babeltune.data.sources import read_file
+    from babeltune.planning.sweep_file import data_root
+    from babeltune.schema.languages import code_of, known_by
+
+    data, root = sweep.data, data_root(sweep)
+    for source in [*data.train, *(task.source for task in (*data.dev, *data.test) if task.source is not None)]:
+        if source.header or source.columns is None or source.path is None or source.format not in ("tsv", "csv"):
+            continue
+        path, names = located(source.path, root), list(source.columns.values())
+        first = next(iter(read_file(source, path, names, hashlib.sha256(), data.max_line_bytes)), (0, Fault("", "")))[1]
+        cells = [] if isinstance(first, Fault) else first
+        if cells and all(
+            known_by(language, (code_of(cell) or cell,)) for language, cell in zip(source.columns, cells, strict=True)
+        ):
+            yield (
+                f"source {source.name!r}: {path}:1 is read as text ({', '.join(cells)}), and names its columns; say "
+                "`header: true`, with these names in `columns`"
+            )
 
 
 def about_memory(sweep: Sweep) -> Iterator[str]:
