@@ -193,6 +193,17 @@ def shortened(value: str, width: int = 60) -> str:
     return repr(value if len(value) <= width else value[: width - 1] + "…")
 
 
+def printable(text: str) -> str:
+    """The text with control characters, escapes and direction marks written out, but for line ends and tabs."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() or each in SPACES else repr(each)[1:-1] for each in text)
+
+
+SPACES = frozenset("\n\t\u00a0\u202f\u2009\u3000\u200d")
+"""Blanks that a terminal may get, and the joiner within letters, which `str.isprintable` takes for unprintable."""
+
+
 def listed(names: Iterable[str], most: int = 10) -> str:
     """The first names, separated by commas, and how many more there are. Names that are no plain words are quoted."""
     every = list(names)

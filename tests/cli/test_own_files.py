@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.table import Table
 
 import babeltune
 from babeltune.cli import main
@@ -103,3 +104,14 @@ def test_two_messy_tables_are_a_trained_sweep_without_an_edit(tmp_path):
     trials = [row for row in found["leaderboard"] if row["name"].startswith("t0")]
     assert len(trials) == 2
     assert max(row["metrics"]["dev/mine/accuracy"] for row in trials if row["state"] == "finished") > 0.1
+
+
+def test_no_escape_of_a_file_reaches_the_terminal(tmp_path, capfd):
+    from babeltune.cli.common import console
+
+    console().print("head\x1b[31m \u202eabc", markup=False)
+    console().print(Table("a\x1b]0;title\x07", box=None))
+    written = capfd.readouterr().out
+    assert "\x1b" not in written
+    assert "\u202e" not in written
+    assert "head\\x1b[31m \\u202eabc" in written

@@ -10,9 +10,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
+from rich.segment import Segment
 
+from babeltune.errors import printable
 from babeltune.files import json_text
 
 if TYPE_CHECKING:
@@ -54,10 +56,20 @@ PAGE = 160
 """Columns where the output is not a terminal."""
 
 
+class SafeConsole(Console):
+    """Writes no control character or escape that comes from a file, a name or a record; its own ones stay."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """The segments of a renderable, their text printable."""
+        for segment in super().render(renderable, options):
+            text = segment.text if segment.control else printable(segment.text)
+            yield Segment(text, segment.style, segment.control)
+
+
 def console(*, stderr: bool = False) -> Console:
     """A console as wide as its terminal; a file or pipe gets `PAGE` columns."""
     stream = sys.stderr if stderr else sys.stdout  # None if it is closed
-    return Console(stderr=stderr, width=None if stream and stream.isatty() else PAGE)
+    return SafeConsole(stderr=stderr, width=None if stream and stream.isatty() else PAGE)
 
 
 out = console()
