@@ -5,9 +5,11 @@ MkDocs calls `on_files` once for each build. The pages exist in memory only, so 
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -39,8 +41,37 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def cell(text: object) -> str:
-    """The text as one cell of a Markdown table."""
-    return " ".join(str(text).split()).replace("|", "\\|")
+    """The text as one cell of a Markdown table. Within code a bar needs no backslash, and would show it."""
+    parts = re.split(r"(`[^`]*`)", " ".join(str(text).split()))
+    return "".join(part if part.startswith("`") else part.replace("|", r"\|") for part in parts)
+
+
+PLAIN = {"str": "text", "int": "whole number", "float": "number", "bool": "`true` or `false`", "object": "any value"}
+"""Types of Python in the words of a sweep file."""
+
+
+def type_words(text: str) -> str:
+    """The type of a key in words: `tuple[Source, ...] | None` is a list of Source."""
+    return _type_words(ast.parse(text, mode="eval").body)
+
+
+def _type_words(node: ast.expr) -> str:
+    if isinstance(node, ast.BinOp):
+        sides = (_type_words(side) for side in (node.left, node.right))
+        return " or ".join(side for side in sides if side)
+    if isinstance(node, ast.Constant):
+        return "" if node.value is None else f"`{node.value}`"
+    if not isinstance(node, ast.Subscript):
+        name = ast.unparse(node)
+        return PLAIN.get(name, f"`{name}`")
+    inner = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+    kind, words = ast.unparse(node.value), [_type_words(each) for each in inner]
+    if kind == "Literal":
+        return ", ".join(words)
+    if kind == "dict":
+        return f"{words[1]} by name"
+    several = ast.unparse(inner[-1]) == "..."
+    return f"list of {words[0]}" if several else f"list of {len(words)}: {', '.join(words)}"
 
 
 def table(titles: tuple[str, ...], rows: Iterator[tuple[object, ...]] | list[tuple[object, ...]]) -> str:
@@ -69,7 +100,7 @@ def record_page(title: str, lead: str, record: type) -> str:
     for name, part in records_of(record).items():
         notes = field_notes(part)
         rows: list[tuple[object, ...]] = [
-            (f"`{f.name}`", f"`{f.type}`", default_of(f), notes.get(f.name, "")) for f in dataclasses.fields(part)
+            (f"`{f.name}`", type_words(f.type), default_of(f), notes[f.name]) for f in dataclasses.fields(part)
         ]
         parts += [f"## {name}", inspect.cleandoc(part.__doc__ or ""), table(("key", "type", "default", ""), rows)]
     return "\n\n".join(parts) + "\n"
@@ -78,9 +109,9 @@ def record_page(title: str, lead: str, record: type) -> str:
 def sweep_file() -> str:
     """The reference of sweep files."""
     lead = (
-        "A sweep file is YAML. Its top level is `Sweep`. `--set KEY=VALUE` overrides one key, such as "
-        "`--set training.pairs=50000`. `--with FILE` replaces whole sections. There the key `data.test` replaces "
-        "a part of one, and `data.test+` adds to its list."
+        "A sweep file is YAML. The first table below has its sections. `--set KEY=VALUE` changes one key: "
+        "`--set training.pairs=50000`. `--with FILE` takes sections from another file. A section `data` there replaces "
+        "all of `data`. The key `data.test` replaces only that list, and `data.test+` adds to it."
     )
     return record_page("Sweep file", lead, Sweep)
 
@@ -107,7 +138,7 @@ def command_line() -> str:
         ),
     ]
     root: Any = get_command(app)
-    for name, command in sorted(root.commands.items()):
+    for name, command in root.commands.items():
         with click.Context(command, info_name=name) as context:
             rows: list[tuple[object, ...]] = []
             for parameter in command.params:
@@ -140,7 +171,7 @@ def methods() -> str:
     for name in registry.available():
         document = method_document(name)
         rows: list[tuple[object, ...]] = [
-            (f"`{s['name']}`", f"`{s['type']}`", f"`{s['default']}`", s["source"]) for s in document["settings"]
+            (f"`{s['name']}`", type_words(s["type"]), f"`{s['default']}`", s["source"]) for s in document["settings"]
         ]
         parts += [f"## {name}", document["paper"], table(("setting", "type", "default", "source"), rows)]
     return "\n\n".join(parts) + "\n"

@@ -1,21 +1,30 @@
 """The README and the site stay true: links, commands, snippets, sentences, and the pages made from the code."""
 
+import dataclasses
 import json
 import re
+import runpy
 import shlex
 import shutil
 import statistics
 import subprocess
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
+from types import SimpleNamespace
 
 import click
 import pytest
 import yaml
 from typer.main import get_command
+from typer.testing import CliRunner
 
-from babeltune.cli import app
+from babeltune.cli import GROUPS, app
+from babeltune.cli.render import method_document
+from babeltune.method import registry
 from babeltune.planning.sweep_file import read_sweep
+from babeltune.schema.cluster import Cluster
+from babeltune.schema.json_schema import field_notes, records_of
+from babeltune.schema.records import Sweep
 from benchmarks import readme
 
 ROOT = Path(__file__).parents[1]
@@ -124,6 +133,41 @@ def test_the_first_page_links_to_each_page_of_the_site():
     linked = set(re.findall(r"\]\(([^)]+\.md)\)", TEXTS["docs/index.md"])) | {"index.md"}
     assert len(pages) > 30
     assert {page for page in pages if not page.startswith("tables/")} | {"tables/index.md"} == linked
+
+
+@pytest.mark.parametrize("record", [Sweep, Cluster])
+def test_every_key_of_a_file_has_a_text_in_the_reference(record):
+    for name, part in records_of(record).items():
+        notes = field_notes(part)
+        assert [f"{name}.{each.name}" for each in dataclasses.fields(part) if len(notes.get(each.name, "")) < 10] == []
+
+
+def test_every_setting_of_a_method_has_a_text_in_the_reference():
+    for name in registry.available():
+        assert [each["name"] for each in method_document(name)["settings"] if len(each["source"]) < 10] == []
+
+
+def test_types_and_bars_of_the_reference_are_written_for_people(hooks):
+    assert hooks.type_words("tuple[Source, ...] | None") == "list of `Source`"
+    assert hooks.type_words("dict[str, object] | Literal['paper']") == "any value by name or `paper`"
+    assert hooks.type_words("int | Literal['teacher']") == "whole number or `teacher`"
+    assert hooks.cell("a `b | c` | d") == r"a `b | c` \| d"
+    assert [line for path, page in hooks.PAGES.items() for line in re.findall(r"`[^`\n]*\\\|[^`\n]*`", page())] == []
+
+
+def test_help_and_reference_list_the_commands_in_the_order_of_work(hooks):
+    names = [name for group in GROUPS.values() for name in group]
+    assert names[:3] == ["init", "plan", "submit"]
+    assert list(COMMANDS) == names
+    assert re.findall(r"^## (.*)", hooks.command_line(), re.MULTILINE) == names
+    shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "100"}).output
+    assert [group for group in GROUPS if group in shown] == list(GROUPS)
+
+
+@pytest.fixture(scope="module")
+def hooks():
+    """The module that makes pages of the site from the code."""
+    return SimpleNamespace(**runpy.run_path(str(ROOT / "docs/hooks.py")))
 
 
 def test_every_other_snippet_is_yaml():

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from babeltune.schema.cluster import Cluster
     from babeltune.schema.records import Sweep
 
-STATES = {"COMPLETE": ("finished", "FINISHED"), "PRUNED": ("pruned", "KILLED"), "FAIL": ("failed", "FAILED")}
+STATES = {"COMPLETE": ("finished", "FINISHED"), "PRUNED": ("pruned", "FINISHED"), "FAIL": ("failed", "FAILED")}
 """Of Optuna, of our outcome files, of MLflow."""
 
 

@@ -25,7 +25,7 @@ AIM = Objective(metric="dev/everyday/accuracy", goal="maximize")
 TRIALS = [
     (0.8, "finished", "FINISHED"),
     (0.9, "finished", "FINISHED"),
-    (0.7, "pruned", "KILLED"),
+    (0.7, "pruned", "FINISHED"),
     (None, "failed", "FAILED"),
 ]
 CARD = "---\nlicense: mit\n---\n# quick\n\nA model of four languages.\n"
@@ -42,7 +42,7 @@ def checkpoint(number, score, params):
         dimension=384,
         note=f"The best checkpoint of trial `quick-1a2b/t{number:04d}`. Its weights: `{place}`.",
         params={"method": "soft_contrastive", **params},
-        scores={"best/objective": score, AIM.metric: score},
+        scores={f"best/{AIM.metric}": score, AIM.metric: score},
         digests={"dev/everyday": "a" * 64},
     )
 
@@ -60,7 +60,7 @@ def logged(tmp_path_factory):
         rate = {"training": {"learning_rate": 0.001 * (number + 1)}}
         tracker.start_trial(number, {"method": "soft_contrastive", **rate}, {"state": "running"}, step_unit="pairs")
         if score is not None:
-            scores = {"best/objective": score, AIM.metric: score, "train/loss": 1 - score}
+            scores = {f"best/{AIM.metric}": score, AIM.metric: score, "train/loss": 1 - score}
             points = [
                 Point(step=s, time_ms=1000 + s, values={k: v * s / 8 for k, v in scores.items()}) for s in (2, 4, 8)
             ]
@@ -80,10 +80,10 @@ def logged(tmp_path_factory):
 
 
 @contextmanager
-def served(store, folder):
+def served(store, folder, *page):
     """The address of an MLflow server on the store."""
     port = free_port()
-    command, environment = serve_command(store, folder / "artifacts", port)
+    command, environment = serve_command(store, folder / "artifacts", port, *page)
     with (folder / "server.log").open("wb") as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
     try:
@@ -96,7 +96,7 @@ def served(store, folder):
 
 @pytest.fixture(scope="module")
 def server(logged):
-    with served(*logged[:2]) as address:
+    with served(*logged[:2], link(logged)) as address:
         yield address
 
 
@@ -106,32 +106,45 @@ def page(browser):
         yield shown
 
 
-def link(logged, server):
-    return server + trials_page(logged[0], "quick", "quick-1a2b", AIM, ("method", "training.learning_rate"))
+def link(logged):
+    return trials_page(logged[0], "quick", "quick-1a2b", AIM, ("method", "training.learning_rate"))
 
 
 @pytest.mark.needs_chromium
 def test_the_link_shows_the_winner_first_with_state_objective_and_settings(logged, server, page):
-    page.goto(link(logged, server))
+    page.goto(server + link(logged))
     page.get_by_role("link", name="t0001").wait_for()
     page.get_by_text("soft_contrastive").first.wait_for()
     kept(page, "runs")
     names = [name for name in page.get_by_role("link").all_inner_texts() if name.startswith("t0")]
     assert names[:3] == ["t0001", "t0000", "t0002"], "the best is first, and no row hides the trials"
     text = page.inner_text("body")
-    assert [word for word in ("finished", "pruned", "failed", "objective", "state", "method") if word not in text] == []
+    assert [word for word in ("finished", "pruned", "failed", AIM.metric, "state", "method") if word not in text] == []
     assert "training.learning_rate" in page.content()
 
 
 @pytest.mark.needs_chromium
+def test_the_servers_first_page_leads_to_the_trials_and_nothing_is_printed(logged, server, page):
+    page.goto(server)
+    page.get_by_role("link", name="t0001").wait_for()
+    page.goto(f"{server}/#/experiments")
+    page.get_by_text("quick").first.wait_for()
+    assert (logged[1] / "server.log").read_text() == ""
+
+
+@pytest.mark.needs_chromium
 def test_charts_begin_with_the_objective(logged, server, page):
-    page.goto(f"{link(logged, server)}&compareRunsMode=CHART")
+    page.goto(f"{server}{link(logged)}&compareRunsMode=CHART")
     sections = page.get_by_test_id("experiment-view-compare-runs-section-header")
     sections.nth(2).wait_for()
-    page.get_by_text("t0001 (best/objective)").first.wait_for()
+    page.get_by_text(f"t0001 (best/{AIM.metric})").first.wait_for()
     page.get_by_text("Step", exact=True).first.wait_for()  # the chart is drawn
     kept(page, "charts")
-    assert [text.split()[0] for text in sections.all_inner_texts()][:3] == ["best", "dev/everyday", "train"]
+    assert [text.split()[0] for text in sections.all_inner_texts()][:3] == [
+        "best/dev/everyday",
+        "dev/everyday",
+        "train",
+    ]
 
 
 @pytest.mark.needs_chromium
@@ -146,7 +159,7 @@ def test_the_sweeps_run_expands_to_its_trials(server, page):
 
 @pytest.mark.needs_chromium
 def test_two_trials_are_chosen_and_compared(logged, server, page):
-    page.goto(link(logged, server))
+    page.goto(server + link(logged))
     page.get_by_role("link", name="t0001").wait_for()
     for row in (1, 2):
         page.get_by_role("checkbox").nth(row).click()
@@ -155,7 +168,7 @@ def test_two_trials_are_chosen_and_compared(logged, server, page):
     page.get_by_text("t0001").first.wait_for()
     kept(page, "compared")
     text = page.inner_text("body")
-    assert [word for word in ("t0000", "best/objective", "training.learning_rate") if word not in text] == []
+    assert [word for word in ("t0000", f"best/{AIM.metric}", "training.learning_rate") if word not in text] == []
 
 
 @pytest.mark.needs_chromium
@@ -169,7 +182,12 @@ def test_the_page_of_a_checkpoint_shows_scores_by_data_set_and_where_the_weights
     page.locator("a[href*='/models/quick/versions/1']").first.wait_for()
     kept(page, "checkpoint")
     text = page.inner_text("body")
-    wanted = ("sweeps/quick-1a2b/trials/t0001/checkpoints/000003", "best/objective", "training.learning_rate", "Ready")
+    wanted = (
+        "sweeps/quick-1a2b/trials/t0001/checkpoints/000003",
+        f"best/{AIM.metric}",
+        "training.learning_rate",
+        "Ready",
+    )
     assert [word for word in wanted if word not in text] == []
 
 
@@ -224,7 +242,12 @@ def test_the_view_has_one_sweep_by_its_objective_with_state_and_settings(logged,
     place = f"/#/experiments/{experiment.experiment_id}/runs"
     assert page == f"{place}?workflowType=machine_learning&viewStateShareKey=quick-1a2b"
     state = json.loads(experiment.tags["mlflow.sharedViewState.quick-1a2b"])
-    columns = ["tags.`state`", "metrics.`best/objective`", *(f"params.`{name}`" for name in varied)]
+    columns = [
+        "tags.`state`",
+        f"metrics.`best/{AIM.metric}`",
+        f"metrics.`{AIM.metric}`",
+        *(f"params.`{name}`" for name in varied),
+    ]
     assert state["selectedColumns"] == state["columnOrder"] == columns
     order = f"{state['orderByKey']} {'ASC' if state['orderByAsc'] else 'DESC'}"
     runs = client.search_runs([experiment.experiment_id], state["searchFilter"], order_by=[order])

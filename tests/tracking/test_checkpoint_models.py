@@ -20,7 +20,7 @@ MODEL = CheckpointModel(
     note="The best checkpoint.",
     tags={"babeltune.report": "2"},
     params={"method": "soft_contrastive", "training.learning_rate": 0.002},
-    scores={"best/objective": 0.5, "dev/everyday/accuracy": 0.5, "dev/sts/spearman": 0.75},
+    scores={"best/dev/everyday/accuracy": 0.5, "dev/everyday/accuracy": 0.5, "dev/sts/spearman": 0.75},
     digests={"dev/everyday": "a" * 64, "dev/sts": "b" * 64},
 )
 
@@ -66,7 +66,7 @@ def test_a_checkpoint_is_a_model_with_a_signature_and_the_place_of_its_weights(s
     assert found.tags["mlflow.note.content"] == MODEL.note
     scores = {metric.key: (metric.value, metric.step, metric.dataset_name) for metric in found.metrics}
     assert scores == {
-        "best/objective": (0.5, 512, None),
+        "best/dev/everyday/accuracy": (0.5, 512, None),
         "dev/everyday/accuracy": (0.5, 512, "dev/everyday"),
         "dev/sts/spearman": (0.75, 512, "dev/sts"),
     }

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from rich.markup import escape
 from typer.exceptions import TyperException
+from typer.models import CommandInfo
 
 from babeltune.cli import (
     clean,
@@ -46,6 +47,32 @@ __all__ = [
     "transfer",
     "watch",
 ]
+
+
+GROUPS = {
+    "Find a model": ("init", "plan", "submit", "demo"),
+    "Follow a sweep": ("status", "watch", "logs", "runs", "show", "report", "ui"),
+    "Control a sweep": ("stop", "resume", "extend", "refit", "reproduce"),
+    "Take the model": ("promote", "evaluate", "compare", "transfer"),
+    "Use a model": ("mine", "score", "retrieve", "encode", "filter"),
+    "Reference and upkeep": ("methods", "schema", "doctor", "clean"),
+}
+"""The commands as `--help` and the reference list them: by group, and in this order."""
+
+
+def grouped() -> None:
+    """Puts the program's commands into their groups."""
+    group_of = {name: group for group, names in GROUPS.items() for name in names}
+    for command in app.registered_commands:
+        command.rich_help_panel = group_of[_name_of(command)]
+    app.registered_commands.sort(key=lambda command: list(group_of).index(_name_of(command)))
+
+
+def _name_of(command: CommandInfo) -> str:
+    return command.name or str(getattr(command.callback, "__name__", ""))
+
+
+grouped()
 
 
 def main() -> None:

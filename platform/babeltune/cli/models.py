@@ -195,7 +195,7 @@ def ui(
     if open_ or (open_ is None and not as_json and has_desktop()):
         open_later(url)
     if not served:
-        command, environment = serve_command(uri, artifact_folder(uri) or chosen.folder / "artifacts", port)
+        command, environment = serve_command(uri, artifact_folder(uri) or chosen.folder / "artifacts", port, page)
         os.execvpe(command[0], command, environment)
 
 
@@ -218,7 +218,8 @@ def page_of(name: str | None, file: str | None, cluster: Cluster) -> str:
     """The page of the sweep's trials; that of all experiments where nobody names a sweep and there is none, or where
     MLflow has no run of the latest one."""
     from babeltune.errors import BabeltuneError
-    from babeltune.tracking.view import EXPERIMENTS, trials_page
+    from babeltune.tracking.mlflow_client import EXPERIMENTS
+    from babeltune.tracking.view import trials_page
 
     try:
         folder = folder_of(name, file)

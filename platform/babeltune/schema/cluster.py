@@ -53,7 +53,9 @@ class Cluster(Strict):
     """A whole cluster file. None of it decides what a trial's result is."""
 
     version: Literal[1] = 1
+    """The version of this format."""
     name: str = "local"
+    """What the cluster is called in messages."""
     address: str = "local"
     """`local` starts Ray on this machine. `auto` and `host:port` join a running cluster that has babeltune installed
     on its nodes. A dashboard's `http://…` or `https://…` gets the sweep as a Ray job, and babeltune with it."""
@@ -83,6 +85,7 @@ class Cluster(Strict):
     """A trial goes on with as few where nodes are gone, and a later one with all when they are back; its batches stay
     the same. Absent: no trial runs without all of its workers."""
     cpus_per_worker: float = 1.0
+    """CPU cores of a worker."""
     gpus_per_worker: float = 0.0
     """A share of a GPU, such as 0.25, lets several trials of one worker have the same one."""
     worker_groups: int | Literal["auto"] = "auto"

@@ -57,14 +57,14 @@ class Words(Strict):
     """How a word's translation in the other sentence is found, for methods that learn from words (`ml_ctl`)."""
 
     align: Literal["mutual", "lexicon"] = "mutual"
-    """`mutual`: the word that occurs in the same pairs, if each is the other's nearest of their sentence pair;
-    `lexicon`: the one listed for it. Both must occur once in their sentence."""
+    """How the translation of a word is found. `mutual`: two words that occur in the same pairs, each the nearest of the
+    other. `lexicon`: the words that a lexicon lists. Both words must occur once in their sentence."""
     least: float = 0.2
-    """The least cosine of their occurrences (`mutual`)."""
+    """The least cosine between the occurrences of the two words (`mutual`)."""
     stop_words: int = 100
     """This many of each language's most frequent words are left out."""
     lexicon: tuple[Source, ...] = ()
-    """Terms side by side; one of several words is one span."""
+    """Files with a term and its translation in each row. A term may have several words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,22 +82,31 @@ class Data(Strict):
     """Everything that is read: training sources, dev tasks, and sealed test tasks."""
 
     root: str = "."
-    """Relative paths start here; itself relative to the repository root. `${NAME:-default}` is replaced."""
+    """The folder that relative paths start from. A relative `root` starts from the repository. `${NAME:-default}` is
+    replaced."""
     anchor_priority: tuple[str, ...] = ("eng",)
     """The anchor of a pair is its language that comes first here."""
     train: tuple[Source, ...]
+    """The training text."""
     dev: tuple[Task, ...] = ()
+    """The sets that score every trial."""
     test: tuple[Task, ...] = ()
+    """The sealed sets. Only a promotion and `evaluate --test` open them."""
     split: Split | None = None
+    """Holds out training rows as a dev set. Absent: nothing is held out."""
     sampling: Sampling = Sampling()
+    """How batches are drawn from the language pairs."""
     words: Words = Words()
+    """How translations of single words are found. Only some methods need them."""
     clean: Clean = Clean()
+    """What is done about pairs that are no translations."""
     max_characters: int = 1200
+    """Pairs with a longer text are left out of training."""
     max_line_bytes: int = 1 << 20
     """Bytes of a line, of a quoted row, or of a text in a Parquet file. A longer one is a broken row."""
     overlap: Literal["exact", "near"] = "exact"
-    """Training rows that go for a text in a dev or test set: equal ones without case, punctuation and blanks, or its
-    near-duplicates too (see `contamination.py`), which are counted in any case."""
+    """Which training rows are removed because their text is in a dev or test set. `exact`: equal texts, without case,
+    punctuation and blanks. `near`: near-duplicates too. Near-duplicates are counted in any case."""
 
     def against_teacher(self, kind: Literal["dev", "test"]) -> tuple[str, ...]:
         """The names of the dev or test sets whose right side the teacher encodes."""
@@ -117,13 +126,14 @@ class Student(Strict):
     model: str | None = None
     """A hub id, a folder, or `models:/NAME@ALIAS`; absent: from scratch, as the fields up to `vocabulary` say."""
     revision: str | None = None
+    """The commit, tag or branch of a hub model."""
     start: str | None = None
     """The exported model whose weights and tokenizer the student begins with: a folder, `models:/NAME@ALIAS`, or a
     trial of the same storage, `SWEEP/t0003`. What this section says of the shape must be the model's, and what it
     leaves out is taken from it. Reading the file adds the content, `NAME@sha256:…`, which is part of a sweep's id."""
     embeddings_from: str | None = None
-    """A static model. A Transformer from scratch begins with its tokenizer and token vectors. Named as in `start`.
-    `width` is that of its table or of its dense layer."""
+    """A static model whose tokenizer and token vectors a new Transformer begins with. It is named as in `start`.
+    `width` is the width of its table or of its dense layer."""
     trim: bool = False
     """Cuts a named model's tokenizer and token vectors to the tokens of the training and dev text (`trimming.py`).
     Text whose tokens are kept has the same vectors."""
@@ -153,11 +163,14 @@ class Student(Strict):
     """Dropout of hidden states and attention, whatever a named model's own configuration says; of a static student's
     mean."""
     max_tokens: int = 128
+    """Tokens of a sentence. Longer ones are cut."""
     pooling: Literal["mean", "cls", "max", "pooler"] = "mean"
-    """`pooler`: the first token's state, a dense layer as wide and tanh, as in LaBSE; a named BERT brings its own."""
+    """How the vectors of tokens become that of the sentence. `pooler`: the state of the first token, a dense layer of
+    the same width and tanh, as in LaBSE. A named BERT has this layer already."""
     projection: int | Literal["teacher"] | None = None
     """Width of a linear layer after pooling; `teacher` means the teacher's width."""
     normalize: bool = True
+    """Whether the vectors have length one."""
     prompt: str = ""
     """Put before every sentence, in training and in the exported model. A model's name never decides it."""
     seed: int | None = None
@@ -187,13 +200,18 @@ class Teacher(Strict):
     model: str = "bundled:all-MiniLM-L6-v2"
     """`bundled:all-MiniLM-L6-v2`, a hub id, or a folder: a Transformer or a static model."""
     revision: str | None = None
+    """The commit, tag or branch of a hub model."""
     languages: tuple[str, ...] = ("eng",)
-    """What it knows. A plan that needs more is refused."""
+    """The languages that it knows. A sweep that needs others is refused."""
     pooling: Literal["model", "mean", "cls", "max", "pooler"] = "model"
-    """`model`: as its sentence-transformers folder says. `pooler`: a BERT's own dense layer and tanh on `cls`."""
+    """How the vectors of tokens become that of the sentence. `model`: as its folder says. `pooler`: the dense layer and
+    tanh of a BERT on `cls`."""
     normalize: bool = True
+    """Whether its vectors have length one."""
     prompt: str = ""
+    """Put before every sentence."""
     max_tokens: int = 128
+    """Tokens of a sentence. Longer ones are cut."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """`bf16` halves the time of encoding where the processor has it; its vectors differ in the third digit."""
     target_side: Literal["encode", "copy_anchor"] = "encode"
@@ -206,7 +224,7 @@ class Evaluation(Strict):
     """How dev sets are encoded during training."""
 
     prompt: str | None = None
-    """The student's prompt when absent."""
+    """Put before every sentence of a dev set. Absent: the prompt of the student."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,6 +248,7 @@ class Training(Strict):
     """One trial's optimisation. Lengths are in pairs seen, so that trials with other batch sizes compare."""
 
     pairs: int = 200_000
+    """Pairs that a trial sees."""
     compute: float | None = None
     """Seconds of one worker instead of `pairs`, with `budget.unit: compute`; they are counted and not timed
     (`compute.py`). A trial sees as many pairs as these pay for, so that a cheap student sees more than an expensive
@@ -242,15 +261,14 @@ class Training(Strict):
     global_batch: int = 64
     """Pairs per step over all workers."""
     batch_parts: int = 1
-    """Parts of a global batch that do not see each other: the negatives of a pair are those of its part, as on so many
-    accelerators that gather nothing (Park et al. 2024, table 13). 1: all pairs of the batch, whichever worker has
-    them."""
+    """Parts of a global batch whose pairs are no negatives of each other, as on accelerators that do not share their
+    vectors (Park et al. 2024, table 13). 1: all pairs of the batch are."""
     chunk: int | None = None
     """Sentences per forward pass and worker (gradient caching); absent: the whole batch at once."""
     learning_rate: float = 5e-4
-    """AdamW's, at its highest."""
+    """The highest learning rate of AdamW."""
     embedding_learning_rate: float = 1.0
-    """How many times `learning_rate` the token embeddings get."""
+    """The learning rate of the token embeddings, as a multiple of `learning_rate`."""
     schedule: Literal["linear", "cosine", "constant", "steps", "plateau"] = "linear"
     """What follows the warm-up. `linear` and `cosine`: a line or half a cosine down to zero. `constant`: no change.
     `steps`: a tenth of the rate from 2/6, from 4/6 and from 5/6 of the pairs on. `plateau`: half of it after each
@@ -260,8 +278,11 @@ class Training(Strict):
     weight_decay: float = 0.01
     """Weight decay of matrices; embeddings, biases, norms and temperatures are not decayed."""
     beta1: float = 0.9
+    """AdamW: the decay of the mean gradient."""
     beta2: float = 0.999
+    """AdamW: the decay of the mean squared gradient."""
     epsilon: float = 1e-8
+    """AdamW: what is added to the root of the mean squared gradient."""
     clip: float | None = 1.0
     """Largest norm of the gradient; null clips nothing."""
     precision: Literal["fp32", "bf16"] = "fp32"
@@ -292,32 +313,49 @@ class Sweep(Strict):
     """A whole sweep file."""
 
     version: Literal[1] = 1
+    """The version of this format."""
     name: str
+    """What the sweep is called. Its id is the name and a digest of what decides results."""
     description: str = ""
+    """What the sweep is for, in a sentence or two. Reports and MLflow show it."""
     method: str
+    """The method that trains. `babeltune methods` lists them."""
     config: dict[str, object] | Literal["paper"] = field(default_factory=dict)
-    """Fixed fields of the method's `Config`; `paper`: all fields as the paper prints them (`Config.paper()`), less
-    those that are searched."""
+    """Fixed settings of the method, by the names of its `Config`. `paper` takes all values of the paper, less those
+    that are searched."""
     parameters: dict[str, Parameter] = field(default_factory=dict)
-    """A bare name is a field of the method's `Config`; `method`, `training.x`, `student.x` and `data.sampling.x`
-    name the rest."""
+    """The settings that are searched. A bare name is a setting of the method. `method`, `training.x`, `student.x` and
+    `data.sampling.x` name others."""
     objectives: tuple[Objective, ...]
+    """What is sought. The first one ranks the trials."""
     data: Data
+    """The texts: what is trained on, what scores trials, and what is sealed until promotion."""
     student: Student = Student()
+    """The encoder that is trained."""
     teacher: Teacher = Teacher()
+    """The encoder that gives the targets."""
     evaluation: Evaluation = Evaluation()
+    """How the dev sets are encoded."""
     training: Training = Training()
+    """How long and how each trial trains."""
     scheduler: Scheduler = field(default_factory=Scheduler)
+    """Which trials stop early."""
     sampler: Sampler = field(default_factory=Sampler)
+    """How the next settings are chosen."""
     budget: Budget = field(default_factory=Budget)
+    """How many trials there are, and what they may cost."""
     keep: Keep = field(default_factory=Keep)
+    """Which checkpoints stay."""
     promotion: Promotion = field(default_factory=Promotion)
+    """What a model must show before it is registered."""
     baselines: tuple[str, ...] = ()
-    """Models to buy instead of training one: hub ids (`NAME@REVISION` pins one), or folders, that sentence-transformers
-    loads. Each is a row of the leaderboard, and promotion says whether the winner beats it. They decide no result."""
+    """Models that need no training, to compare with: hub ids (`NAME@REVISION` pins one) or folders for
+    sentence-transformers. Each is a row of the leaderboard. Promotion says whether the winner beats it. They do not
+    change any result."""
     refit_of: tuple[str, ...] = ()
     """The trials whose settings this sweep trains longer, as `babeltune refit` writes them: `SWEEP/t0003`."""
     seed: int = 0
+    """The seed of all random numbers: the search, the order of pairs, and first weights."""
 
     @property
     def fixed(self) -> dict[str, object]:

@@ -18,13 +18,19 @@ class Parameter(Strict):
     """One searched setting. Exactly one of the kinds is given; `when` makes it conditional."""
 
     float: tuple[Number, Number] | None = None
+    """The ends of a range of numbers."""
     int: tuple[Number, Number] | None = None
+    """The ends of a range of whole numbers."""
     log_float: tuple[Number, Number] | None = None
+    """The ends of a range of numbers, drawn by their logarithm."""
     log_int: tuple[Number, Number] | None = None
+    """The ends of a range of whole numbers, drawn by their logarithm."""
     choice: tuple[Scalar, ...] | None = None
+    """The values to choose from."""
     const: Scalar = None
+    """A single value, which is not searched."""
     when: dict[str, Scalar | tuple[Scalar, ...]] = field(default_factory=dict)
-    """Parameter name -> the value or values under which this one exists."""
+    """The values of other settings under which this one exists, such as `{method: lealla}`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +42,7 @@ class Objective(Strict):
     first also what a model costs: `model/parameters` and `model/sentences_per_second`. The latter is measured by a
     clock."""
     goal: Goal = "maximize"
+    """Whether a high or a low value is better."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +92,7 @@ class Budget(Strict):
     """How much is spent. Does not decide what a trial's result is, so it is not part of a sweep's id."""
 
     trials: int = 8
-    """In all, resumed submissions included."""
+    """Trials of the sweep, over all submissions."""
     unit: Literal["pairs", "compute"] = "pairs"
     """The unit in which trials are equally long: `training.pairs`, or `training.compute`, which is fair to students
     of unlike cost. Reports, and with them the scheduler's rungs, are equal shares of it."""
@@ -105,7 +112,7 @@ class Gate(Strict):
     test: str
     """The name of a bitext task in `data.test`."""
     times_chance: float = 0.0
-    """At least so many times the accuracy of guessing, one over the candidates."""
+    """The least multiple of the accuracy of guessing, which is one over the candidates."""
     times_untrained: float = 0.0
     """The least multiple of the untrained student's score."""
 
@@ -132,6 +139,7 @@ class Promotion(Strict):
     name: str | None = None
     """The registered model; the sweep's name when absent."""
     gates: tuple[Gate, ...] = ()
+    """The sealed tests that a model must pass."""
     margin: float = 0.02
     """What a challenger may lose against the champion in any one subset of the sealed tests: accuracy or Spearman."""
     confidence: float = 0.95

@@ -24,21 +24,25 @@ class Source(Strict):
     `beir` with `path`, a folder, or with `dataset` is for tasks of kind `retrieval`."""
 
     name: str
+    """What the source is called in messages, reports and other keys."""
     format: Literal[
         "tsv", "csv", "jsonl", "parquet", "moses", "hub", "pivot", "translate", "beir", "xlsx", "ods", "tmx", "xliff",
         "po",
     ] = "tsv"  # fmt: skip
+    """The kind of file. `hub` is a data set of Hugging Face. `pivot` and `translate` make pairs from other sources."""
     path: str | None = None
+    """The file, or a folder of format `beir`."""
     columns: dict[str, str] | None = None
-    """Language code -> column name (or, with `header: false`, column number from 0). Codes of ISO 639 with two or three
-    letters, with a script or not, are one language: `en`, `eng`, `eng_Latn` (see `languages.py`)."""
+    """The column of each language: `{eng: english}`, or its number from 0 with `header: false`. ISO 639 codes of two or
+    three letters are one language, with a script or without: `en`, `eng`, `eng_Latn`."""
     paths: dict[str, str] | None = None
-    """Language code -> file."""
+    """The file of each language."""
     column: str = "text"
-    """The text's column in each of `paths`."""
+    """The column of the text in each file of `paths`."""
     where: dict[str, str] = field(default_factory=dict)
     """Values by column: only rows with these are read, such as `{lang: fr}`; needs `columns`."""
     header: bool = True
+    """Whether the first line has the names of the columns."""
     quoted: bool | None = None
     """TSV: fields in quotation marks are read as CSV's are, or with `false` the marks are text. Absent: the marks are
     text, and a file that a spreadsheet seems to have quoted is refused. A warning says if only texts that hold marks
@@ -55,20 +59,23 @@ class Source(Strict):
     join: str = "id"
     """`id`, `line`, or (pivot) the language whose equal text joins two sources."""
     dataset: str | None = None
+    """The id of the data set on the hub."""
     subset: str | None = None
     """A configuration of the data set, or, with a slash, a pattern of its files such as `*/en-ko/train.parquet`;
     no address, and nothing outside of the data set."""
     split: str = "train"
-    """The data set's split."""
+    """The split of the data set."""
     revision: str | None = None
     """The data set's commit, tag or branch."""
     left: str | None = None
-    """A pivot's two sources, by name."""
+    """The name of the first source of a pivot."""
     right: str | None = None
+    """The name of the second source of a pivot."""
     translation: Translation | None = None
     """The source to translate, the language to translate into, and the model: see `translation.py`."""
     pairs: tuple[str, ...] | Literal["anchor", "all"] = "anchor"
-    """`anchor`: every language with the one of highest priority; `all`: every two; or a list such as `[eng-fra]`."""
+    """Which languages of a row become pairs. `anchor`: each with the first of `anchor_priority`. `all`: every two. Or a
+    list such as `[eng-fra]`."""
     cap: int | None = None
     """At most this many pairs per language pair, drawn with the sweep's seed (of a `translate`: before translating)."""
     weight: float = 1.0
@@ -124,9 +131,10 @@ class Task(Strict):
     """Writes this set once for many. `{language: [fra, deu]}` makes two sets, with `fra` and `deu` for `{language}` in
     every key and text. Several lists go together, the first with the first."""
     task: Literal["bitext", "mining", "sts", "clustering", "transfer", "retrieval"] = "bitext"
+    """What the set measures."""
     group: str | None = None
-    """Adds the means `dev/<group>/<metric>` over the subsets of all tasks of this group, each counting the same: STS12
-    to STS16, the English parts of STS17 and STS22 and STS-B in one group are MTEB's English STS."""
+    """Adds the mean `dev/<group>/<metric>` over the subsets of all tasks of this group, all with the same weight. With
+    STS12 to STS16, STS-B and the English parts of STS17 and STS22 it is the English STS of MTEB."""
     source: Source | None = None
     """Bitext: the rows; its `pairs` are the subsets `a-b` that are scored (`all`: every two of a multi-way set, each
     language encoded once). Clustering, transfer: the rows; the subsets are the languages. Clustering of several
@@ -142,15 +150,19 @@ class Task(Strict):
     language2: str | None = None
     """STS: of the second sentence, where it is another one; the subset is then `fra-eng`."""
     sentence1: str = "sentence1"
+    """STS: the column of the first sentence."""
     sentence2: str = "sentence2"
+    """STS: the column of the second sentence."""
     score: str = "score"
+    """STS: the column of the grade."""
     label: str = "label"
     """Clustering, transfer: the column of the topic, in each file."""
     split: str = "split"
-    """Transfer: the column that says which rows are learnt from and which are scored, in each file."""
+    """Transfer: the column that tells training rows from scored rows, in each file."""
     learnt: str = "train"
-    """Transfer: what `split` says of the rows that are learnt from, and of those that are scored."""
+    """Transfer: the value of `split` in training rows."""
     scored: str = "test"
+    """Transfer: the value of `split` in scored rows."""
     limit: int | None = None
     """Score only the first rows (bitext: a smaller pool of candidates; the metric's name does not change; retrieval in
     a folder: the first queries of each language, and all documents)."""
@@ -213,6 +225,7 @@ class Translation:
     model: str
     """A hub id or a folder; weights in safetensors, and no code is run."""
     revision: str | None = None
+    """The commit, tag or branch of a hub model."""
     source_code: str | None = None
     """The tokenizer's `src_lang`: `khm_Khmr` (NLLB), `km` (M2M-100)."""
     target_token: str | None = None
@@ -220,6 +233,6 @@ class Translation:
     prefix: str = ""
     """Put before every text: `translate English to German: ` (T5), `>>fra<< ` (Marian)."""
     beams: int = 4
-    """1 is greedy."""
+    """Beams of the search. 1 is greedy."""
     max_tokens: int = 128
     """Longer originals, and translations that do not end within it, are dropped and counted."""

@@ -6,9 +6,10 @@ also stands in a table.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from babeltune.sweep_report.record import Curve
 from babeltune.sweep_report.svg import DASHES, MARKERS, SERIES
@@ -17,12 +18,20 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-WIDTH = 9.0
-"""Inches."""
+WIDTH, NARROW = 9.0, 4.2
+"""Inches of a chart on a desktop and on paper, and of the same chart on a phone. Both have the same size of letters."""
+Arguments = ParamSpec("Arguments")
+Each = TypeVar("Each")
 NAMED = 5
 """Series with a colour and a name of their own; others stand in the background."""
 BARS = 40
-"""At most so many lines in a chart of bars; the table has all."""
+"""At most so many lines in charts of bars; the table has all."""
+PIECE = 14
+"""Lines of one drawing. More become several drawings, since paper breaks between drawings only."""
+ROOM = 0.08
+"""The share of an axis that stays empty beyond the outermost trials."""
+OUTSIDE = "A triangle at an edge is a baseline whose score lies outside the chart."
+"""Explains marks that `at_edge` has moved."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,10 +43,48 @@ class Caption:
     description: str
 
 
+def for_screens(
+    chart: Callable[Concatenate[Caption, float, Arguments], str],
+) -> Callable[Concatenate[Caption, Arguments], str]:
+    """The chart drawn twice, for desktops and for phones. The page's style sheet shows the one that fits."""
+
+    @functools.wraps(chart)
+    def both(caption: Caption, /, *arguments: Arguments.args, **named: Arguments.kwargs) -> str:
+        phone = replace(caption, name=f"{caption.name}-narrow")
+        wide, narrow = chart(caption, WIDTH, *arguments, **named), chart(phone, NARROW, *arguments, **named)
+        return f'<div class="wide">{wide}</div><div class="narrow">{narrow}</div>'
+
+    return both
+
+
+def pieces(caption: Caption, each: Sequence[Each], most: int = PIECE) -> Iterator[tuple[Caption, Sequence[Each]]]:
+    """The parts of a chart that become a drawing each, with a caption of their own."""
+    for start in range(0, len(each), most):
+        yield replace(caption, name=f"{caption.name}-{start}" if start else caption.name), each[start : start + most]
+
+
+def limits_of(values: Iterable[float]) -> tuple[float, float]:
+    """The limits of an axis that these values fill."""
+    low, high = min(found := list(values)), max(found)
+    room = ROOM * (high - low) or 0.02 * abs(high) or 0.02
+    return low - room, high + room
+
+
+def at_edge(value: float, limits: tuple[float, float]) -> tuple[float, int]:
+    """A value moved to the nearest limit if it lies outside them, and the side: -1, 0 (inside) or 1."""
+    low, high = limits
+    return min(max(value, low), high), (value > high) - (value < low)
+
+
 def clipped(text: str, most: int = 28) -> str:
     """A text that fits beside an axis. matplotlib reads `$` as the begin of a formula."""
     text = text if len(text) <= most else f"{text[: most - 1]}…"
     return text.replace("$", r"\$")
+
+
+def label(text: str, width: float) -> str:
+    """The name of a line of bars, as long as a chart of this width has room for."""
+    return clipped(text, 34 if width == WIDTH else 18)
 
 
 def named_lines(axes: Axes, curves: Sequence[Curve], named: Sequence[str]) -> None:
@@ -57,8 +104,8 @@ def named_lines(axes: Axes, curves: Sequence[Curve], named: Sequence[str]) -> No
         )
 
 
-def thousands(axes: Axes) -> None:
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
+def few_ticks(axes: Axes, width: float) -> None:
+    """As many numbers below a chart as have room."""
+    from matplotlib.ticker import MaxNLocator
 
-    axes.xaxis.set_major_locator(MaxNLocator(6))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+    axes.xaxis.set_major_locator(MaxNLocator(6 if width == WIDTH else 3))

@@ -11,6 +11,7 @@ import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from decimal import Decimal
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -78,6 +79,7 @@ def drawing(width: float, height: float) -> Iterator[Figure]:
 
 def svg_of(figure: Figure, name: str, title: str, description: str) -> str:
     """The figure as an `<svg>` element. `name` is unique in the page; it begins every id."""
+    _plain_ticks(figure)
     text = io.StringIO()
     figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     found = re.search(r"<svg\b(?P<attributes>[^>]*)>(?P<body>.*)</svg>", text.getvalue(), re.DOTALL)
@@ -93,6 +95,20 @@ def svg_of(figure: Figure, name: str, title: str, description: str) -> str:
         f'<title id="{name}-title">{escape(title)}</title><desc id="{name}-text">{escape(description)}</desc>'
         f"{body}</svg>"
     )
+
+
+def plain(value: float, digits: int = 10) -> str:
+    """A number as people write it: with commas, and never with an exponent."""
+    return f"{Decimal(f'{value:.{digits}g}'):,f}"
+
+
+def _plain_ticks(figure: Figure) -> None:
+    """Writes the numbers of all axes in full. matplotlib's own have exponents, and offsets at the axis' end."""
+    from matplotlib.ticker import FuncFormatter, LogFormatter, ScalarFormatter
+
+    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+        if isinstance(axis.get_major_formatter(), ScalarFormatter | LogFormatter):
+            axis.set_major_formatter(FuncFormatter(lambda value, _: plain(value)))
 
 
 def _own_ids(body: str, name: str) -> str:

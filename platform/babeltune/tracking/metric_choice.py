@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-OBJECTIVE = "best/objective"
-"""The metric that every run has: the best value so far of the sweep's first objective. MLflow's page of charts has a
-section for each first part of a name, in alphabetical order, so that this one comes first."""
-EARLIER_OBJECTIVE = "objective"
-"""What an earlier version called it."""
+EARLIER_NAMES = ("best/objective", "objective")
+"""What earlier versions called every sweep's `best_name`."""
+
+
+def best_name(metric: str) -> str:
+    """The metric of MLflow that has the best value so far of the sweep's first objective.
+
+    MLflow's page of charts has a section for each first part of a name, in alphabetical order, so that it comes first.
+    """
+    return f"best/{metric}"
 
 
 class MetricChoice:
@@ -18,7 +23,8 @@ class MetricChoice:
     """
 
     def __init__(self, objectives: Iterable[str], limit: int | None) -> None:
-        self.objectives, self.limit = (OBJECTIVE, *objectives), limit
+        names = tuple(objectives)
+        self.objectives, self.limit = (*map(best_name, names[:1]), *names), limit
         self.kept: set[str] = set()
         self.left_out: set[str] = set()
 

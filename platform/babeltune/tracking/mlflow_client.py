@@ -157,17 +157,19 @@ def page_of_run(experiment: str, run: str) -> str:
     return f"#/experiments/{experiment}/runs/{run}"
 
 
-def serve_command(uri: str, artifacts: Path, port: int) -> tuple[list[str], dict[str, str]]:
-    """The command and environment of an MLflow server on this machine only, with one worker, on the store `uri`.
+EXPERIMENTS = "/#/experiments?workflowType=machine_learning"
+"""The page of all experiments, in the mode for training models."""
 
-    Its address, which may hold a password, stands in the environment: everybody may read arguments.
+
+def serve_command(uri: str, artifacts: Path, port: int, page: str = EXPERIMENTS) -> tuple[list[str], dict[str, str]]:
+    """The command and environment of an MLflow server on this machine only. Its first page leads to `page`.
+
+    The address of the store, which may hold a password, stands in the environment: everybody may read arguments.
     """
-    command = [sys.executable, "-m", "mlflow", "server", "--artifacts-destination", artifacts.absolute().as_uri()]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    # uvicorn imports first from the folder in which the user stands, unless it is told another: Python's own.
-    command += ["--uvicorn-opts", shlex.join(["--app-dir", sysconfig.get_path("stdlib")])]
+    command = [sys.executable, "-W", "ignore", "-m", "babeltune.tracking.server", artifacts.absolute().as_uri()]
+    # Python imports first from the folder in which the user stands, unless it is told not to.
     options = {"PYTHONSAFEPATH": "1", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_BACKEND_STORE_URI": uri}
-    return command, {**os.environ, **options}
+    return [*command, str(port), page], {**os.environ, **options}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -153,7 +153,7 @@ class Tracker:
         self._put({"do": "note", "key": PARENT, "text": text})
 
     def end_trial(self, number: Key, status: Status, tags: Mapping[str, object]) -> None:
-        """Ends a child run. The tag `state` tells a pruned trial from a stopped one; both are KILLED."""
+        """Ends a child run. The tag `state` tells a pruned trial from a finished one; both are FINISHED."""
         self._put({"do": "end", "key": _key(number), "status": status, "tags": tags})
 
     def end_sweep(self, status: Status, tags: Mapping[str, object] | None = None) -> None:

@@ -13,16 +13,13 @@ from typing import Any
 from babeltune.errors import SweepError
 from babeltune.redaction import without_password
 from babeltune.schema.records import Objective
-from babeltune.tracking.metric_choice import EARLIER_OBJECTIVE, OBJECTIVE
+from babeltune.tracking.metric_choice import EARLIER_NAMES, best_name
 from babeltune.tracking.mlflow_client import ROLE, SWEEP, experiment_id, name_of, open_client, quotable, why
 
-EXPERIMENTS = "/#/experiments?workflowType=machine_learning"
-"""The page of all experiments, in the mode for training models."""
 VIEW = "mlflow.sharedViewState."
 """Begins the tag of an experiment that holds a page's state."""
-WIDTHS = {"state": 95, OBJECTIVE: 110}
-"""Pixels of a column; others have `WIDTH`."""
-WIDTH = 120
+STATE_WIDTH, LETTER_WIDTH = 95, 9
+"""Pixels of the column of states, and of a letter in the title of another column."""
 
 
 def trials_page(uri: str, experiment: str, sweep: str, objective: Objective, varied: Sequence[str]) -> str:
@@ -49,9 +46,10 @@ def _state(trials: str, runs: Sequence[Any], objective: Objective, varied: Seque
     metrics = {name for run in runs for name in run.data.metrics}
     params = {name for run in runs for name in run.data.params}
     tag = "state" if any("state" in run.data.tags for run in runs) else "babeltune.state"  # of an earlier version
-    aim = next((name for name in (OBJECTIVE, EARLIER_OBJECTIVE) if name in metrics), name_of(objective.metric))
+    own = name_of(objective.metric)
+    aim = next((name for name in (name_of(best_name(objective.metric)), *EARLIER_NAMES) if name in metrics), own)
     searched = [next((n for n in (name_of(v), f"search.{name_of(v)}") if n in params), name_of(v)) for v in varied]
-    columns = {f"tags.`{tag}`": "state", f"metrics.`{aim}`": OBJECTIVE}
+    columns = {f"tags.`{tag}`": "state", f"metrics.`{aim}`": aim, f"metrics.`{own}`": own}
     columns |= {f"params.`{name}`": name for name in searched}
     return {
         "searchFilter": trials,
@@ -63,6 +61,6 @@ def _state(trials: str, runs: Sequence[Any], objective: Objective, varied: Seque
         "datasetsFilter": [],
         "selectedColumns": list(columns),
         "columnOrder": list(columns),
-        "columnWidths": {column: WIDTHS.get(name, WIDTH) for column, name in columns.items()},
+        "columnWidths": {column: max(STATE_WIDTH, LETTER_WIDTH * len(name)) for column, name in columns.items()},
         "runsHiddenMode": "SHOW_ALL",
     }

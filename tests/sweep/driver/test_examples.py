@@ -68,6 +68,16 @@ def test_examples_are_what_the_untrained_student_and_the_checkpoint_make_of_them
     assert np.isfinite([each.after for each in found.sentences]).all()
 
 
+def test_the_pair_with_the_lowest_score_has_the_first_heat_map(trained, monkeypatch):
+    prepared, asked, _ = trained
+    monkeypatch.setattr(examples, "MAPS", 1)
+    for weak, strong in (("fra", "kor"), ("kor", "fra")):
+        weakest = ("dev/other/deu-eng/accuracy", *(f"dev/everyday/{each}-eng/accuracy" for each in (weak, strong)))
+        found = make_examples(None, replace(asked, weakest=weakest), prepared)
+        assert [(each.left, each.right) for each in found.similarities] == [("eng", weak)]
+        assert found.languages == ("eng", weak, strong)
+
+
 def test_examples_are_read_as_they_were_written(trained, tmp_path):
     prepared, asked, _ = trained
     made, folder = make_examples(None, asked, prepared), SweepFolder(tmp_path)

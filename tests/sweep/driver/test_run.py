@@ -130,7 +130,7 @@ def test_the_sweeps_run_has_the_best_value_counts_cost_description_and_data(sear
     _, parent, children = runs_of(folder)
     best = next(row for row in leaderboard(folder) if row.name.startswith("t0"))
     totals = parent.data.metrics
-    assert totals["best/objective"] == best.metrics[sweep.objectives[0].metric]
+    assert totals["best/dev/everyday/accuracy"] == best.metrics[sweep.objectives[0].metric]
     counts = {name: value for name, value in totals.items() if name.startswith("trials/")}
     assert {name: value for name, value in counts.items() if value} == {"trials/finished": 3, "trials/failed": 1}
     assert counts["trials/running"] == 0, "it was above that before"
@@ -157,7 +157,7 @@ def test_a_run_has_forty_metrics_and_a_file_with_all(searched):
     run = children["t0000"]
     logged, every = run.data.metrics, {n for r in read_reports(folder.trial(0)) for n in r.metrics}
     assert len(logged) <= 40
-    assert {"best/objective", "dev/everyday/accuracy", "train/loss"} <= set(logged)
+    assert {"best/dev/everyday/accuracy", "dev/everyday/accuracy", "train/loss"} <= set(logged)
     files = [f.path for f in client.list_artifacts(run.info.run_id)]
     assert ("metrics.parquet" in files) == bool(every - set(logged))
     if "metrics.parquet" in files:

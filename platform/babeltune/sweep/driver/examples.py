@@ -20,6 +20,7 @@ import ray
 
 from babeltune.data.prepared import IdTask, Prepared, read_prepared
 from babeltune.errors import DataError, SweepError
+from babeltune.evaluation.metric_names import MAIN_METRICS
 from babeltune.evaluation.projection import cosines, in_plane
 from babeltune.schema.records import Trial, trial_from
 from babeltune.schema.storage_location import StorageLocation
@@ -53,7 +54,7 @@ MOST_ROWS = 25
 FEWEST_ROWS = 4
 """Translations below which a language is left out."""
 MAP_ROWS, MAPS = 8, 4
-"""Translations in a heat map, and languages beside the first that have one."""
+"""Translations in a heat map, and pairs of languages that have one."""
 STUDENT = "student.safetensors"
 """The student's weights in a checkpoint."""
 MOST_CHARACTERS = 160
@@ -72,6 +73,8 @@ class Asked:
     report: int
     dev_set: str
     """The set that is preferred: that of the first objective."""
+    weakest: tuple[str, ...] = ()
+    """Metrics of single subsets, such as `dev/everyday/fra-eng/accuracy`, the lowest first."""
 
 
 @contextmanager
@@ -131,11 +134,17 @@ def _call(folder: SweepFolder, where: StorageLocation | None, call: Callable[...
     if values is None or folder.began_with(number, folder.prepared.name) != folder.prepared:
         raise SweepError(f"{best.name} began with other data")
     place, key = folder.trial(number), f"sweeps/{folder.id}/{folder.prepared.name}"
+    scores = {
+        name: value
+        for name, value in best.metrics.items()
+        if name.count("/") == 3 and name.rpartition("/")[2] in MAIN_METRICS
+    }
     asked = Asked(
         trial=trial_from(values),
         place=str(place) if where is None else f"sweeps/{folder.id}/trials/{place.name}",
         report=best.best or 0,
         dev_set=folder.sweep().objectives[0].metric.split("/")[1],
+        weakest=tuple(sorted(scores, key=lambda name: scores[name])),
     )
     return call(where, key, make_examples, where, asked, None if where else read_prepared(folder.prepared))
 
@@ -162,7 +171,10 @@ def make_examples(where: StorageLocation | None, asked: Asked, prepared: Prepare
         place = mirror.path(asked.place)
         bring_checkpoint(mirror, checkpoint_folder(place, asked.report))
     checkpoint = checkpoint_folder(place, asked.report)
-    languages, rows = aligned_rows(prepared, asked.dev_set)
+    dev_set = _set_of(prepared, asked.dev_set)[0].name
+    of_set = (name.split("/") for name in asked.weakest)
+    weakest = [(subset.partition("-")[2], subset.partition("-")[0]) for _, name, subset, _ in of_set if name == dev_set]
+    languages, rows = aligned_rows(prepared, dev_set, weakest)
     if not (weights := checkpoint / STUDENT).is_file():
         raise SweepError(f"there is no {weights}")
     before, after = _vectors(asked.trial, checkpoint, prepared, rows)
@@ -182,18 +194,20 @@ def make_examples(where: StorageLocation | None, asked: Asked, prepared: Prepare
     return Examples(
         trial=f"t{asked.trial.number:04d}",
         report=asked.report,
-        dev_set=_set_of(prepared, asked.dev_set)[0].name,
+        dev_set=dev_set,
         languages=languages,
         sentences=sentences,
-        similarities=tuple(_maps(languages, before[:MAP_ROWS], after[:MAP_ROWS])),
+        similarities=tuple(_maps(languages, weakest, before[:MAP_ROWS], after[:MAP_ROWS])),
         alignment=tuple(_alignment(languages, before, after)),
     )
 
 
-def aligned_rows(prepared: Prepared, dev_set: str) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+def aligned_rows(
+    prepared: Prepared, dev_set: str, weakest: Sequence[tuple[str, str]] = ()
+) -> tuple[tuple[str, ...], NDArray[np.int64]]:
     """Languages, and [rows, languages] text ids of sentences that are translations of one another.
 
-    Rows are spread evenly over the dev set, so that nobody has chosen them.
+    Those of the `weakest` pairs come first. Rows are spread evenly over the dev set, so that nobody has chosen them.
     """
     of_text = prepared.text_languages()
     translations: dict[int, dict[str, int]] = {}
@@ -205,7 +219,8 @@ def aligned_rows(prepared: Prepared, dev_set: str) -> tuple[tuple[str, ...], NDA
     first = Counter(prepared.languages[of_text[right]] for right in translations).most_common(1)[0][0]
     languages: tuple[str, ...] = (first,)
     rows = list(translations.values())
-    for language, _ in known.most_common():
+    weak = (language for pair in weakest for language in pair if language in known)
+    for language in dict.fromkeys([*weak, *(language for language, _ in known.most_common())]):
         shared = [found for found in rows if language in found]
         if language != first and len(shared) >= min(FEWEST_ROWS, len(rows)) and len(languages) < MOST_LANGUAGES:
             languages, rows = (*languages, language), shared
@@ -242,11 +257,17 @@ def _vectors(trial: Trial, checkpoint: Path, prepared: Prepared, rows: NDArray[n
     return before.reshape(*rows.shape, -1), after.reshape(*rows.shape, -1)
 
 
-def _maps(languages: Sequence[str], before: Rows, after: Rows) -> Iterator[Similarities]:
-    for column, language in list(enumerate(languages))[1 : MAPS + 1]:
-        both = (cosines(vectors[:, 0], vectors[:, column]) for vectors in (before, after))
+def _maps(
+    languages: Sequence[str], weakest: Sequence[tuple[str, str]], before: Rows, after: Rows
+) -> Iterator[Similarities]:
+    """Heat maps of `MAPS` pairs of languages: the weakest, then others with the first language."""
+    pairs = [pair for pair in weakest if set(pair) <= set(languages)]
+    pairs = list(dict.fromkeys([*pairs, *((languages[0], language) for language in languages[1:])]))
+    for left, right in pairs[:MAPS]:
+        columns = languages.index(left), languages.index(right)
+        both = (cosines(vectors[:, columns[0]], vectors[:, columns[1]]) for vectors in (before, after))
         maps = [tuple(tuple(round(float(value), 4) for value in line) for line in each) for each in both]
-        yield Similarities(left=languages[0], right=language, before=maps[0], after=maps[1])
+        yield Similarities(left=left, right=right, before=maps[0], after=maps[1])
 
 
 def _alignment(languages: Sequence[str], before: Rows, after: Rows) -> Iterator[LanguageAlignment]:

@@ -38,7 +38,7 @@ from babeltune.sweep.state.messages import EndLine, TrialEnd, TrialOutcome, end_
 from babeltune.sweep.state.provenance import environment_facts
 from babeltune.sweep.state.rebuild import ACCEPTED, DIGESTS, ENDS, FACTS, SPEC, damage
 from babeltune.tracking.checkpoint_models import CheckpointModel
-from babeltune.tracking.metric_choice import OBJECTIVE, MetricChoice
+from babeltune.tracking.metric_choice import MetricChoice, best_name
 from babeltune.tracking.mlflow_client import NOTE, SWEEP, TRIAL
 from babeltune.tracking.tracker import SpooledRun, Status, Tracker
 from babeltune.training.checkpoint import best_report, checkpoint_folder, is_good, last_stopped, read_reports
@@ -144,7 +144,7 @@ class Recorder:
 
     def _baseline(self, name: str, scores: dict[str, float]) -> None:
         aim = self.sweep.objectives[0].metric
-        values = {OBJECTIVE: scores[aim], **scores} if aim in scores else scores
+        values = {best_name(aim): scores[aim], **scores} if aim in scores else scores
         choice = self._choice()
         choice.see(values)
         note = baseline_note(self.folder.id, name)
@@ -274,7 +274,8 @@ class Recorder:
         """The first objective of the best report up to this one, by which MLflow sorts as the leaderboard does."""
         earlier = [known for known in read_reports(self.folder.trial(number)) if known.index < report.index]
         best = best_report([*earlier, report], *self.sweep.objectives)
-        return {} if best is None else {OBJECTIVE: best.metrics[self.sweep.objectives[0].metric]}
+        aim = self.sweep.objectives[0].metric
+        return {} if best is None else {best_name(aim): best.metrics[aim]}
 
     def _keep_checkpoint(self, number: int, choice: MetricChoice) -> None:
         """A model of MLflow for the trial's best checkpoint, if it has one."""
@@ -285,7 +286,7 @@ class Recorder:
         best = best_report(reports, *self.sweep.objectives)
         if best is None or values is None:
             return
-        trial, name = trial_from(values), f"{self.folder.id}/{place.name}"
+        trial, name, aim = trial_from(values), f"{self.folder.id}/{place.name}", self.sweep.objectives[0].metric
         scores = {name: value for name, value in best.metrics.items() if name.startswith("dev/")}
         checkpoint = f"sweeps/{self.folder.id}/trials/{place.name}/checkpoints/{best.index:06d}"
         if self.policy is not None:
@@ -300,7 +301,7 @@ class Recorder:
             f"`{checkpoint}`. `babeltune promote {name}` makes a model of it that others can load.",
             tags={SWEEP: self.folder.id, TRIAL: place.name, "babeltune.report": str(best.index)},
             params={"method": trial.method, **trial.params},
-            scores={OBJECTIVE: best.metrics[self.sweep.objectives[0].metric], **choice.of(scores)},
+            scores={best_name(aim): best.metrics[aim], **choice.of(scores)},
             digests=self._digests("dev/"),
         )
         self.tracker.model(number, model, per_step=_per_step(best))
@@ -332,7 +333,8 @@ class Recorder:
                 f"{place.name} {state} after "
                 f"{counted(row.reports, 'report')}{best}{f' ({end.text})' if end.text else ''}"
             )
-        status: Status = "FINISHED" if state == "finished" else "FAILED" if state == "failed" else "KILLED"
+        # MLflow marks a killed run as it marks a failed one, and a pruned trial has done all that was asked of it.
+        status: Status = "FINISHED" if state in ("finished", "pruned") else "FAILED" if state == "failed" else "KILLED"
         tags = {"state": state, "reason": end.text, "best_report": row.best or 0, NOTE: trial_note(self.folder.id, row)}
         choice = self._keep_left_out(number)
         if state in ENDED:

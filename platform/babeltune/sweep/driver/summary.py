@@ -13,7 +13,7 @@ from babeltune.files import write_whole
 from babeltune.schema.records import Report, Scalar, Sweep
 from babeltune.sweep.state.folder import State, SweepFolder
 from babeltune.sweep.state.leaderboard import Row, leaderboard, leading
-from babeltune.tracking.metric_choice import OBJECTIVE
+from babeltune.tracking.metric_choice import best_name
 from babeltune.tracking.mlflow_client import DataInput, link_to_run
 
 STATES = tuple(state for state in get_args(State) if state != "damaged")
@@ -37,7 +37,7 @@ def summary_of(sweep: Sweep, folder: SweepFolder) -> Summary:
     scored = [row for row in trials if sweep.objectives[0].metric in row.metrics]
     totals: dict[str, float] = {}
     if lead := leading(scored):
-        totals[OBJECTIVE] = lead.metrics[sweep.objectives[0].metric]
+        totals[best_name(sweep.objectives[0].metric)] = lead.metrics[sweep.objectives[0].metric]
         totals |= {o.metric: lead.metrics[o.metric] for o in sweep.objectives if o.metric in lead.metrics}
     found = Counter(row.state for row in trials)
     totals |= {f"trials/{state}": float(found[state]) for state in STATES}  # also 0, over what was sent before
@@ -84,10 +84,10 @@ def _note(sweep: Sweep, folder: SweepFolder, rows: Sequence[Row], scored: Sequen
 
 def experiment_note(sweep: Sweep) -> str:
     """The description of the experiment, which holds the sweeps of one name."""
+    best = best_name(sweep.objectives[0].metric)
     return (
         f"{sweep.description}\n\nEach run is a sweep of `{sweep.name}`, and its child runs are the trials. "
-        "`babeltune ui SWEEP` opens the trials of one sweep, the winner first. The metric `best/objective` is the best "
-        f"value so far of `{sweep.objectives[0].metric}`."
+        f"`babeltune ui SWEEP` opens the trials of one sweep, the winner first. `{best}` is a trial's best value."
     ).strip()
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from babeltune.sweep_report.charts import BARS, WIDTH, Caption, clipped
+from babeltune.sweep_report.charts import BARS, WIDTH, Caption, clipped, for_screens, label, pieces
 from babeltune.sweep_report.document import Figure, Section, Table, Text
 from babeltune.sweep_report.record import LanguageScore, SweepReport
 from babeltune.sweep_report.svg import BAR, INK, MARKERS, SERIES, drawing, svg_of
 from babeltune.sweep_report.words import score, short, subset_name
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 def languages(report: SweepReport) -> Section | None:
@@ -34,36 +38,44 @@ def _values(values: Sequence[tuple[str, float]], models: Sequence[str]) -> tuple
     return tuple(score(known.get(model)) for model in models)
 
 
-def languages_chart(caption: Caption, scores: Sequence[LanguageScore]) -> str:
+@for_screens
+def languages_chart(caption: Caption, width: float, scores: Sequence[LanguageScore]) -> str:
     """The winner as bars, the other models as marks beside them."""
     shown = scores[:BARS]
     models = list(dict.fromkeys(name for score in shown for name, _ in score.values))
-    with drawing(WIDTH, 1.1 + 0.32 * len(shown)) as figure:
-        axes = figure.subplots()
-        for index, model in enumerate(models):
-            found = [
-                (place, value) for place, score in enumerate(shown) for name, value in score.values if name == model
-            ]
-            places, values = [place for place, _ in found], [value for _, value in found]
-            if index == 0:
-                axes.barh(places, values, height=0.62, color=BAR, edgecolor=SERIES[0], label=clipped(model))
-                continue
-            style = index % len(MARKERS)
-            axes.plot(
-                values,
-                places,
-                linestyle="none",
-                marker=MARKERS[style],
-                markersize=7,
-                markerfacecolor="none",
-                markeredgewidth=1.8,
-                clip_on=False,
-                color=INK if index == 1 else SERIES[style],
-                label=clipped(model),
-            )
-        axes.set_yticks(range(len(shown)), [clipped(subset_name(score.metric), 34) for score in shown])
-        axes.set_ylim(len(shown) - 0.5, -0.5)
-        axes.set_xlim(left=min(0, *(value for score in shown for _, value in score.values)))
-        axes.grid(axis="y", visible=False)
-        figure.legend(loc="outside upper left", ncols=4)
-        return svg_of(figure, caption.name, caption.title, caption.description)
+    values = [0.0, *(value for score in shown for _, value in score.values)]
+    drawings = list[str]()
+    for part, rows in pieces(caption, shown):
+        with drawing(width, 1.1 + 0.32 * len(rows)) as figure:
+            axes = figure.subplots()
+            _bars(axes, rows, models)
+            axes.set_yticks(range(len(rows)), [label(subset_name(score.metric), width) for score in rows])
+            axes.set_ylim(len(rows) - 0.5, -0.5)
+            axes.set_xlim(min(values), max(values) * 1.05)
+            axes.grid(axis="y", visible=False)
+            figure.legend(loc="outside upper left", ncols=4 if width == WIDTH else 2)
+            drawings.append(svg_of(figure, part.name, part.title, part.description))
+    return "".join(drawings)
+
+
+def _bars(axes: Axes, rows: Sequence[LanguageScore], models: Sequence[str]) -> None:
+    """The first model as bars, the others as marks."""
+    for index, model in enumerate(models):
+        found = [(place, value) for place, score in enumerate(rows) for name, value in score.values if name == model]
+        places, values = [place for place, _ in found], [value for _, value in found]
+        if index == 0:
+            axes.barh(places, values, height=0.62, color=BAR, edgecolor=SERIES[0], label=clipped(model))
+            continue
+        style = index % len(MARKERS)
+        axes.plot(
+            values,
+            places,
+            linestyle="none",
+            marker=MARKERS[style],
+            markersize=7,
+            markerfacecolor="none",
+            markeredgewidth=1.8,
+            clip_on=False,
+            color=INK if index == 1 else SERIES[style],
+            label=clipped(model),
+        )

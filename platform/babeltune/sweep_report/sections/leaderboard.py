@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from babeltune.evaluation.metric_names import COMPUTE, PARAMETERS, SPEED
-from babeltune.sweep_report.charts import BARS, WIDTH, Caption, clipped
+from babeltune.sweep_report.charts import BARS, OUTSIDE, Caption, at_edge, clipped, for_screens, limits_of, pieces
 from babeltune.sweep_report.document import Block, Figure, Section, Table, Text
 from babeltune.sweep_report.record import Standing, SweepReport
 from babeltune.sweep_report.svg import SERIES, drawing, svg_of
 from babeltune.sweep_report.words import better, duration, interval, is_words, score, setting, short
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 def leaderboard(report: SweepReport, most: int) -> Section:
@@ -26,6 +30,7 @@ def leaderboard(report: SweepReport, most: int) -> Section:
         metric,
     )
     description = "Circles are trials, diamonds are baselines. Hollow circles did not finish. Lines are 95 % intervals."
+    description += f" {OUTSIDE}"
     blocks: list[Block] = [
         _intervals(report),
         Figure("Scores and their intervals", description, chart, _scores_table(shown, metric)),
@@ -97,29 +102,52 @@ def _scores_table(shown: Sequence[Standing], metric: str) -> Table:
     return Table(caption=f"{short(metric)} by trial", columns=("trial", "value", "95 % interval"), rows=rows)
 
 
-def leaderboard_chart(caption: Caption, standings: Sequence[Standing], metric: str) -> str:
-    """Each trial's and baseline's value with its 95 % interval, the best on top."""
+@for_screens
+def leaderboard_chart(caption: Caption, width: float, standings: Sequence[Standing], metric: str) -> str:
+    """Each trial's and baseline's value with its 95 % interval, the best on top. The trials fill the axis."""
     shown = [each for each in standings if each.value is not None][:BARS]
-    with drawing(WIDTH, 0.9 + 0.26 * len(shown)) as figure:
-        axes = figure.subplots()
-        for place, each in enumerate(shown):
-            color = SERIES[2] if each.is_baseline else SERIES[0]
-            if each.interval is not None:
-                axes.plot(each.interval, (place, place), color=color, linewidth=1.6, solid_capstyle="butt")
-            filled = each.row.state == "finished"
-            axes.plot(
-                each.value or 0.0,
-                place,
-                marker="D" if each.is_baseline else "o",
-                color=color,
-                markersize=6,
-                markerfacecolor=color if filled else "none",
-            )
-        axes.set_yticks(range(len(shown)), [_label(each) for each in shown])
-        axes.set_ylim(len(shown) - 0.5, -0.5)
-        axes.grid(axis="y", visible=False)
-        axes.set_xlabel(short(metric))
-        return svg_of(figure, caption.name, caption.title, caption.description)
+    fit = [each for each in shown if not each.is_baseline] or shown
+    limits = limits_of(end for each in fit for end in (each.interval or (each.value or 0.0,)))
+    drawings = list[str]()
+    for part, rows in pieces(caption, shown):
+        with drawing(width, 0.9 + 0.26 * len(rows)) as figure:
+            axes = figure.subplots()
+            for place, each in enumerate(rows):
+                _row(axes, place, each, limits)
+            axes.set_yticks(range(len(rows)), [_label(each) for each in rows])
+            axes.set_ylim(len(rows) - 0.5, -0.5)
+            axes.set_xlim(limits)
+            axes.grid(axis="y", visible=False)
+            axes.set_xlabel(short(metric))
+            drawings.append(svg_of(figure, part.name, part.title, part.description))
+    return "".join(drawings)
+
+
+def _row(axes: Axes, place: int, each: Standing, limits: tuple[float, float]) -> None:
+    color = SERIES[2] if each.is_baseline else SERIES[0]
+    at, side = at_edge(each.value or 0.0, limits)
+    if each.interval is not None:
+        axes.plot(each.interval, (place, place), color=color, linewidth=1.6, solid_capstyle="butt")
+    axes.plot(
+        at,
+        place,
+        marker=("o" if not each.is_baseline else "D") if side == 0 else "<>"[side > 0],
+        color=color,
+        markersize=6,
+        markerfacecolor=color if each.row.state == "finished" else "none",
+        clip_on=False,
+    )
+    if side:
+        axes.annotate(
+            score(each.value),
+            (at, place),
+            xytext=(-8 * side, 0),
+            textcoords="offset points",
+            ha="right" if side > 0 else "left",
+            va="center",
+            fontsize=9,
+            color=color,
+        )
 
 
 def _label(each: Standing) -> str:

@@ -4,16 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from babeltune.evaluation.metric_names import MAIN_METRICS, each_once
 from babeltune.promotion.compare import Contest
 from babeltune.promotion.decisions import DecisionRecord
 from babeltune.schema.languages import meaning
-from babeltune.sweep_report.charts import BARS, WIDTH, Caption, clipped
+from babeltune.sweep_report.charts import (
+    BARS,
+    OUTSIDE,
+    WIDTH,
+    Caption,
+    at_edge,
+    for_screens,
+    label,
+    limits_of,
+    pieces,
+)
 from babeltune.sweep_report.document import Block, Figure, Items, Section, Table, Text
 from babeltune.sweep_report.record import SweepReport
 from babeltune.sweep_report.svg import FAINT, INK, MUTED, SERIES, drawing, svg_of
 from babeltune.sweep_report.words import score
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 def sealed(report: SweepReport) -> Section | None:
@@ -87,7 +101,7 @@ def _comparison(record: DecisionRecord, preferred: str) -> Iterator[Block]:
         return
     description = (
         f"{decision.trial} on the sealed tests, each beside a dev set of the same languages. If both are of one "
-        "kind of text, a large drop means overfitting."
+        "kind of text, a large drop means overfitting. " + OUTSIDE
     )
     rows = tuple(
         (p.name, p.dev_set, score(p.dev), score(p.sealed), score(p.untrained), score(p.teacher), score(p.chance))
@@ -157,28 +171,40 @@ class Paired:
     chance: float | None
 
 
-def sealed_chart(caption: Caption, pairs: Sequence[Paired]) -> str:
-    """Dev beside sealed, joined by a line, with the untrained student and chance."""
+@for_screens
+def sealed_chart(caption: Caption, width: float, pairs: Sequence[Paired]) -> str:
+    """Dev beside sealed, joined by a line, with the untrained student and chance. Dev and sealed fill the axis."""
     shown = pairs[:BARS]
-    with drawing(WIDTH, 1.1 + 0.32 * len(shown)) as figure:
-        axes = figure.subplots()
-        for place, pair in enumerate(shown):
-            if pair.dev is not None:
-                axes.plot((pair.dev, pair.sealed), (place, place), color=FAINT, linewidth=2, zorder=1)
-        kinds: list[tuple[str, list[float | None], str, str, str]] = [
-            ("dev", [p.dev for p in shown], "o", SERIES[0], "none"),
-            ("sealed test", [p.sealed for p in shown], "D", SERIES[0], SERIES[0]),
-            ("sealed test, untrained", [p.untrained for p in shown], "s", INK, "none"),
-            ("chance", [p.chance for p in shown], "|", MUTED, MUTED),
-        ]
-        for label, values, marker, color, face in kinds:
-            found = [(value, place) for place, value in enumerate(values) if value is not None]
-            if found:
-                xs, ys = zip(*found, strict=True)
-                (line,) = axes.plot(xs, ys, linestyle="none", marker=marker, color=color, label=label)
-                line.set(markersize=8, markeredgewidth=1.8, markerfacecolor=face)
-        axes.set_yticks(range(len(shown)), [clipped(pair.name, 34) for pair in shown])
-        axes.set_ylim(len(shown) - 0.5, -0.5)
-        axes.grid(axis="y", visible=False)
-        figure.legend(loc="outside upper left", ncols=4)
-        return svg_of(figure, caption.name, caption.title, caption.description)
+    limits = limits_of(value for pair in shown for value in (pair.dev, pair.sealed) if value is not None)
+    drawings = list[str]()
+    for part, rows in pieces(caption, shown):
+        with drawing(width, 1.1 + 0.32 * len(rows)) as figure:
+            axes = figure.subplots()
+            for place, pair in enumerate(rows):
+                if pair.dev is not None:
+                    axes.plot((pair.dev, pair.sealed), (place, place), color=FAINT, linewidth=2, zorder=1)
+            _marks(axes, "dev", [p.dev for p in rows], ("o", SERIES[0], "none"), limits)
+            _marks(axes, "sealed test", [p.sealed for p in rows], ("D", SERIES[0], SERIES[0]), limits)
+            _marks(axes, "sealed test, untrained", [p.untrained for p in rows], ("s", INK, "none"), limits)
+            _marks(axes, "chance", [p.chance for p in rows], ("|", MUTED, MUTED), limits)
+            axes.set_yticks(range(len(rows)), [label(pair.name, width) for pair in rows])
+            axes.set_ylim(len(rows) - 0.5, -0.5)
+            axes.set_xlim(limits)
+            axes.grid(axis="y", visible=False)
+            figure.legend(loc="outside upper left", ncols=4 if width == WIDTH else 2)
+            drawings.append(svg_of(figure, part.name, part.title, part.description))
+    return "".join(drawings)
+
+
+def _marks(
+    axes: Axes, name: str, values: Sequence[float | None], style: tuple[str, str, str], limits: tuple[float, float]
+) -> None:
+    """A mark for each value, by marker, colour and fill. Values outside of the chart are triangles at its edge."""
+    marker, color, face = style
+    found = [(*at_edge(value, limits), place) for place, value in enumerate(values) if value is not None]
+    for side, shape in ((0, marker), (-1, "<"), (1, ">")):
+        points = [(at, place) for at, where, place in found if where == side]
+        if points or (found and side == 0):
+            (line,) = axes.plot(*zip(*points, strict=True) if points else ((), ()), linestyle="none", marker=shape)
+            line.set(color=color, markersize=8, markeredgewidth=1.8, markerfacecolor=face, clip_on=side == 0)
+            line.set_label(name if side == 0 else "")

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from babeltune.schema.base import number
 from babeltune.schema.records import Scalar
 from babeltune.sweep.search.importance import BEST_SHARE, LEAST_TRIALS
-from babeltune.sweep_report.charts import NAMED, WIDTH, Caption, clipped
+from babeltune.sweep_report.charts import NAMED, WIDTH, Caption, clipped, for_screens, label, limits_of, pieces
 from babeltune.sweep_report.document import Block, Figure, Section, Table, Text
 from babeltune.sweep_report.record import Standing, SweepReport
-from babeltune.sweep_report.svg import DASHES, FAINT, MUTED, PAGE, SERIES, drawing, svg_of
+from babeltune.sweep_report.svg import DASHES, FAINT, MUTED, PAGE, SERIES, drawing, plain, svg_of
 from babeltune.sweep_report.words import score, short
 
 if TYPE_CHECKING:
@@ -73,32 +73,46 @@ COLUMNS = 3
 """Small charts side by side."""
 
 
-def importance_chart(caption: Caption, shares: Sequence[tuple[str, float]]) -> str:
+@for_screens
+def importance_chart(caption: Caption, width: float, shares: Sequence[tuple[str, float]]) -> str:
     """A bar per setting, the most important on top."""
-    with drawing(WIDTH, 0.9 + 0.3 * len(shares)) as figure:
-        axes = figure.subplots()
-        axes.barh(range(len(shares)), [share for _, share in shares], height=0.6, color=SERIES[0])
-        axes.set_yticks(range(len(shares)), [clipped(name, 34) for name, _ in shares])
-        axes.set_ylim(len(shares) - 0.5, -0.5)
-        axes.set_xlabel("share of the importance")
-        axes.grid(axis="y", visible=False)
-        return svg_of(figure, caption.name, caption.title, caption.description)
+    drawings, most = list[str](), 1.05 * max(share for _, share in shares)
+    for part, rows in pieces(caption, shares):
+        with drawing(width, 0.9 + 0.3 * len(rows)) as figure:
+            axes = figure.subplots()
+            axes.barh(range(len(rows)), [share for _, share in rows], height=0.6, color=SERIES[0])
+            axes.set_yticks(range(len(rows)), [label(name, width) for name, _ in rows])
+            axes.set_ylim(len(rows) - 0.5, -0.5)
+            axes.set_xlim(0, most)
+            axes.set_xlabel("share of the importance")
+            axes.grid(axis="y", visible=False)
+            drawings.append(svg_of(figure, part.name, part.title, part.description))
+    return "".join(drawings)
 
 
+@for_screens
 def slices_chart(
-    caption: Caption, trials: Sequence[Standing], searched: Sequence[str], logarithmic: frozenset[str], metric: str
+    caption: Caption,
+    width: float,
+    trials: Sequence[Standing],
+    searched: Sequence[str],
+    logarithmic: frozenset[str],
+    metric: str,
 ) -> str:
     """For each setting, every trial's objective over the setting's value."""
-    rows = math.ceil(len(searched) / COLUMNS)
-    with drawing(WIDTH, 0.3 + 2.3 * rows) as figure:
-        grid = figure.subplots(rows, COLUMNS, squeeze=False, sharey=True)
-        for axes, name in zip(grid.flat, searched, strict=False):
-            _slice(axes, trials, name, name in logarithmic)
-        for axes in grid.flat[len(searched) :]:
-            axes.set_visible(False)
-        for line in grid:
+    columns, drawings = COLUMNS if width == WIDTH else 1, list[str]()
+    limits = limits_of(each.value for each in trials if each.value is not None)
+    for part, row in pieces(caption, searched, columns):
+        with drawing(width, 2.3) as figure:
+            line = figure.subplots(1, columns, squeeze=False, sharey=True)[0]
+            for axes, name in zip(line, row, strict=False):
+                _slice(axes, trials, name, name in logarithmic)
+            for axes in line[len(row) :]:
+                axes.set_visible(False)
+            line[0].set_ylim(limits)
             line[0].set_ylabel(short(metric), fontsize=9)
-        return svg_of(figure, caption.name, caption.title, caption.description)
+            drawings.append(svg_of(figure, part.name, part.title, part.description))
+    return "".join(drawings)
 
 
 def _slice(axes: Axes, trials: Sequence[Standing], name: str, logarithmic: bool) -> None:
@@ -106,16 +120,20 @@ def _slice(axes: Axes, trials: Sequence[Standing], name: str, logarithmic: bool)
     values = [each.row.params[name] for each in found]
     is_number = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
     names = sorted({_word(value) for value in values})
+    marks: dict[tuple[bool, bool], list[tuple[Scalar, float | None]]] = {}
     for each, value in zip(found, values, strict=True):
-        best = each is trials[0]
+        place = value if is_number else names.index(_word(value))
+        marks.setdefault((each is trials[0], each.row.state == "finished"), []).append((place, each.value))
+    for (best, finished), points in marks.items():
         axes.plot(
-            value if is_number else names.index(_word(value)),  # type: ignore[arg-type]
-            each.value,  # type: ignore[arg-type]
+            *zip(*points, strict=True),
+            linestyle="none",
             marker="*" if best else "o",
             markersize=12 if best else 5.5,
-            markerfacecolor=SERIES[0] if each.row.state == "finished" else "none",
+            markerfacecolor=SERIES[0] if finished else "none",
             color=SERIES[0],
             zorder=4 if best else 3,
+            clip_on=False,
         )
     axes.set_title(clipped(name, 30))
     if not is_number:
@@ -126,25 +144,24 @@ def _slice(axes: Axes, trials: Sequence[Standing], name: str, logarithmic: bool)
         return
     if logarithmic:
         axes.set_xscale("log")
-    _plain_ticks(axes, [float(value) for value in values if isinstance(value, int | float)], logarithmic)
+    _few_values(axes, [float(value) for value in values if isinstance(value, int | float)], logarithmic)
 
 
-def _plain_ticks(axes: Axes, values: Sequence[float], logarithmic: bool) -> None:
-    """A few ticks, written as people write them."""
-    from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
+def _few_values(axes: Axes, values: Sequence[float], logarithmic: bool) -> None:
+    """A few ticks, at values that the trials have where these are few."""
+    from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullLocator
 
     distinct = sorted(set(values))
     if len(distinct) <= TICKS and all(value == int(value) for value in distinct):
         axes.xaxis.set_major_locator(FixedLocator(distinct))
     elif not logarithmic:
-        axes.xaxis.set_major_locator(MaxNLocator(TICKS))
+        axes.xaxis.set_major_locator(MaxNLocator(TICKS - 1))
     elif distinct and distinct[-1] / distinct[0] > 30:
-        axes.xaxis.set_major_locator(LogLocator(numticks=TICKS + 1))
+        axes.xaxis.set_major_locator(LogLocator(numticks=TICKS))
     elif distinct:
-        low, high = distinct[0], distinct[-1]
-        axes.xaxis.set_major_locator(FixedLocator(sorted({low, math.sqrt(low * high), high})))
+        ticks = (distinct[0], math.sqrt(distinct[0] * distinct[-1]), distinct[-1])
+        axes.xaxis.set_major_locator(FixedLocator(sorted({float(f"{tick:.2g}") for tick in ticks})))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}" if value < 1 else f"{value:.4g}"))
 
 
 def _word(value: Scalar) -> str:
@@ -154,7 +171,10 @@ def _word(value: Scalar) -> str:
 def parallel_chart(
     caption: Caption, trials: Sequence[Standing], searched: Sequence[str], logarithmic: frozenset[str], metric: str
 ) -> str:
-    """A line per trial through an axis per setting and one for the objective; the best are named."""
+    """A line per trial through an axis per setting and one for the objective; the best are named.
+
+    A phone shows a part of it at a time, and scrolls.
+    """
     shown = [each for each in trials if each.value is not None]
     columns: list[tuple[str, list[Scalar]]] = [
         (name, [each.row.params.get(name) for each in shown]) for name in searched
@@ -174,7 +194,9 @@ def parallel_chart(
         axes.set_ylim(-0.22, 1.2)
         handles, labels = axes.get_legend_handles_labels()
         figure.legend(handles[::-1], labels[::-1], loc="outside lower left", ncols=NAMED, handlelength=3)
-        return svg_of(figure, caption.name, caption.title, caption.description)
+        svg = svg_of(figure, caption.name, caption.title, caption.description)
+        box = f'class="scroll broad" id="{caption.name}-box" role="group" tabindex="0" aria-label="{caption.title}"'
+        return f"<div {box}>{svg}</div>"
 
 
 UNUSED = -0.12
@@ -189,7 +211,7 @@ def _axis(axes: Axes, x: int, name: str, values: Sequence[Scalar], logarithmic: 
     numbers = [float(value) for value in used if isinstance(value, int | float) and not isinstance(value, bool)]
     if len(numbers) == len(used) and numbers:
         low, high = min(numbers), max(numbers)
-        marks = [(0.0, f"{low:.4g}"), (1.0, f"{high:.4g}")] if high > low else [(0.5, f"{low:.4g}")]
+        marks = [(0.0, plain(low, 4)), (1.0, plain(high, 4))] if high > low else [(0.5, plain(low, 4))]
         heights = [UNUSED if v is None else _height(float(v), low, high, logarithmic) for v in values]
     else:
         words = sorted({_word(value) for value in used})

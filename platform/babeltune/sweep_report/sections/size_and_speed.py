@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from babeltune.evaluation.metric_names import PARAMETERS, SPEED
-from babeltune.sweep_report.charts import WIDTH, Caption, clipped, thousands
+from babeltune.sweep_report.charts import OUTSIDE, Caption, at_edge, clipped, few_ticks, for_screens, limits_of
 from babeltune.sweep_report.document import Figure, Section, Table, Text
 from babeltune.sweep_report.record import SweepReport
 from babeltune.sweep_report.svg import SERIES, drawing, svg_of
@@ -32,7 +32,7 @@ def pareto(report: SweepReport, most: int) -> Section | None:
     metric = report.objective.metric
     description = (
         f"{short(metric)} over speed; a larger mark is a larger model. Filled circles are on the Pareto front: no "
-        "other finished trial is as good in every respect and better in one."
+        f"other finished trial is as good in every respect and better in one. {OUTSIDE}"
     )
     title = "Quality, size and speed"
     rows = tuple(
@@ -65,33 +65,39 @@ class Priced:
     is_baseline: bool
 
 
-def front_chart(caption: Caption, models: Sequence[Priced], metric: str) -> str:
-    """Quality over speed; a larger circle is a larger model. Filled: on the Pareto front."""
+@for_screens
+def front_chart(caption: Caption, width: float, models: Sequence[Priced], metric: str) -> str:
+    """Quality over speed; a larger circle is a larger model. Filled: on the Pareto front. The trials fill the axes."""
     largest = max(each.parameters for each in models)
-    with drawing(WIDTH, 3.8) as figure:
+    trials = [each for each in models if not each.is_baseline] or models
+    heights = limits_of(each.quality for each in trials)
+    with drawing(width, 3.8) as figure:
         axes = figure.subplots()
         for each in models:
             color = SERIES[2] if each.is_baseline else SERIES[0]
+            at, side = at_edge(each.quality, heights)
             axes.scatter(
                 each.speed,
-                each.quality,
+                at,
                 s=40 + 360 * each.parameters / largest,
-                marker="D" if each.is_baseline else "o",
+                marker=("D" if each.is_baseline else "o") if side == 0 else "v^"[side > 0],
                 facecolor=color if each.on_front else "none",
                 edgecolor=color,
                 linewidth=1.6,
                 alpha=1,
+                clip_on=False,
             )
-        named = [each for each in models if each.on_front or each.is_baseline][:12]
-        for each in named:
-            axes.annotate(
-                clipped(each.name), (each.speed, each.quality), xytext=(9, 7), textcoords="offset points", fontsize=9
-            )
+        for each in [each for each in models if each.on_front or each.is_baseline][:12]:
+            at, side = at_edge(each.quality, heights)
+            words = f"{clipped(each.name)} {score(each.quality)}" if side else clipped(each.name)
+            place = (9, -7 if side > 0 else 7)
+            axes.annotate(words, (each.speed, at), xytext=place, textcoords="offset points", fontsize=9)
         if max(each.speed for each in models) > 20 * min(each.speed for each in models) > 0:
             axes.set_xscale("log")
         else:
-            thousands(axes)
-        axes.margins(0.12, 0.14)
+            few_ticks(axes, width)
+        axes.margins(0.12, 0)
+        axes.set_ylim(heights)
         axes.set_xlabel("sentences per second, one worker")
         axes.set_ylabel(short(metric))
         return svg_of(figure, caption.name, caption.title, caption.description)

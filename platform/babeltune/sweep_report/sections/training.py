@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from babeltune.sweep_report.charts import NAMED, WIDTH, Caption, clipped, named_lines, thousands
+from babeltune.sweep_report.charts import (
+    NAMED,
+    NARROW,
+    WIDTH,
+    Caption,
+    at_edge,
+    clipped,
+    few_ticks,
+    for_screens,
+    limits_of,
+    named_lines,
+    pieces,
+)
 from babeltune.sweep_report.document import Block, Figure, Items, Section, Table, Text
 from babeltune.sweep_report.record import Curve, Diagnostic, SweepReport
 from babeltune.sweep_report.svg import FAINT, MUTED, drawing, svg_of
-from babeltune.sweep_report.words import short
+from babeltune.sweep_report.words import score, short
 
 if TYPE_CHECKING:
-    from matplotlib.artist import Artist
+    from matplotlib.figure import Figure as Drawn
 
 
 def _course(report: SweepReport) -> str:
@@ -43,7 +54,7 @@ def learning_curves(report: SweepReport, most: int) -> Section | None:
     levels = [(each.row.name, each.value) for each in report.baselines if each.value is not None]
     description = (
         f"{short(metric)} of every trial over {course}. The best {min(5, len(curves))} have colours; "
-        "dotted lines are baselines."
+        "dotted lines are baselines. A baseline outside the chart stands at its edge, with its score."
     )
     title = "Learning curves"
     svg = curves_chart(
@@ -76,63 +87,86 @@ def diagnostics(report: SweepReport) -> Section | None:
     return Section(anchor="diagnostics", title="Diagnostics", blocks=tuple(blocks)) if blocks else None
 
 
+@for_screens
 def curves_chart(
-    caption: Caption, curves: Sequence[Curve], levels: Sequence[tuple[str, float]], x_label: str, y_label: str
+    caption: Caption,
+    width: float,
+    curves: Sequence[Curve],
+    levels: Sequence[tuple[str, float]],
+    x_label: str,
+    y_label: str,
 ) -> str:
-    """A line per trial, the best ones named; `levels` are the baselines, as horizontal lines."""
+    """A line per trial, the best ones named. The trials fill the axis; `levels` are the baselines."""
     named = [curve.trial for curve in curves[:NAMED]]
-    with drawing(WIDTH, 3.9) as figure:
+    limits = limits_of(value for curve in curves for value in curve.y)
+    with drawing(width, 3.9) as figure:
         axes = figure.subplots()
         for curve in curves[NAMED:]:
             axes.plot(curve.x, curve.y, color=FAINT, linewidth=1, marker=".", markersize=3)
         named_lines(axes, curves[:NAMED], named)
-        for name, value in _merged(levels):
-            axes.axhline(value, color=MUTED, linewidth=1, linestyle=(0, (2, 2)))
+        for side, name, value in _merged(levels, limits):
+            if side == 0:
+                axes.axhline(value, color=MUTED, linewidth=1, linestyle=(0, (2, 2)))
             axes.annotate(
-                clipped(name),
+                f"{'▲' if side > 0 else '▼'} {name}" if side else name,
                 (1, value),
                 xycoords=("axes fraction", "data"),
-                xytext=(-2, 2),
+                xytext=(-2, -3 if side > 0 else 3),
                 textcoords="offset points",
                 ha="right",
+                va="top" if side > 0 else "bottom",
                 color=MUTED,
                 fontsize=9,
             )
+        axes.set_ylim(limits)
         axes.set_xlabel(x_label)
         axes.set_ylabel(y_label)
-        thousands(axes)
-        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), handlelength=3)
+        few_ticks(axes, width)
+        figure.legend(loc="outside upper left", ncols=NAMED if width == WIDTH else 3, handlelength=3)
         return svg_of(figure, caption.name, caption.title, caption.description)
 
 
-def _merged(levels: Sequence[tuple[str, float]]) -> list[tuple[str, float]]:
-    """Levels that are too near to one another for two labels, as one."""
-    found: list[tuple[str, float]] = []
+def _merged(levels: Sequence[tuple[str, float]], limits: tuple[float, float]) -> list[tuple[int, str, float]]:
+    """The side, label and height of each level. Levels without room for two labels have one; outside, it has scores."""
+    found: list[tuple[int, str, float]] = []
     for name, value in sorted(levels, key=lambda level: level[1]):
-        if found and value - found[-1][1] < 0.015:
-            found[-1] = f"{found[-1][0]}, {name}", found[-1][1]
+        at, side = at_edge(value, limits)
+        label = f"{clipped(name)} {score(value)}" if side else clipped(name)
+        if found and at - found[-1][2] < 0.06 * (limits[1] - limits[0]):
+            found[-1] = found[-1][0], f"{found[-1][1]}, {label}", found[-1][2]
         else:
-            found.append((name, value))
+            found.append((side, label, at))
     return found
 
 
-def diagnostics_chart(caption: Caption, diagnostics: Sequence[Diagnostic], named: Sequence[str], x_label: str) -> str:
+@for_screens
+def diagnostics_chart(
+    caption: Caption, width: float, diagnostics: Sequence[Diagnostic], named: Sequence[str], x_label: str
+) -> str:
     """A small chart per quantity, a line per trial."""
-    columns = 2
-    rows = math.ceil(len(diagnostics) / columns)
-    with drawing(WIDTH, 0.4 + 2.2 * rows) as figure:
-        grid = figure.subplots(rows, columns, squeeze=False)
-        for axes, each in zip(grid.flat, diagnostics, strict=False):
-            named_lines(axes, each.curves, named)
-            axes.set_title(each.name)
-            thousands(axes)
-            axes.set_xlabel(x_label, fontsize=9)
-        for axes in grid.flat[len(diagnostics) :]:
-            axes.set_visible(False)
-        handles: dict[str, Artist] = {}
-        for axes in grid.flat:
-            found, labels = axes.get_legend_handles_labels()
-            handles |= dict(zip(labels, found, strict=True))
-        shown = [name for name in named if name in handles]
-        figure.legend([handles[name] for name in shown], shown, loc="outside upper left", ncols=NAMED, handlelength=3)
-        return svg_of(figure, caption.name, caption.title, caption.description)
+    columns = 2 if width == WIDTH else 1
+    drawings = list[str]()
+    for part, row in pieces(caption, diagnostics, columns):
+        first = not drawings
+        with drawing(width, 2.2 + 0.4 * first) as figure:
+            line = figure.subplots(1, columns, squeeze=False).flat
+            for axes, each in zip(line, row, strict=False):
+                named_lines(axes, each.curves, named)
+                axes.set_title(each.name)
+                few_ticks(axes, NARROW)
+                axes.set_xlabel(x_label, fontsize=9)
+            for axes in line[len(row) :]:
+                axes.set_visible(False)
+            if first:
+                _legend(figure, diagnostics, named, NAMED if width == WIDTH else 3)
+            drawings.append(svg_of(figure, part.name, part.title, part.description))
+    return "".join(drawings)
+
+
+def _legend(figure: Drawn, diagnostics: Sequence[Diagnostic], named: Sequence[str], columns: int) -> None:
+    """The named trials of all small charts, though the first chart may lack some."""
+    axes = figure.add_axes((0, 0, 0, 0), visible=False)
+    curves = {curve.trial: curve for each in diagnostics for curve in each.curves}
+    named_lines(axes, [curves[name] for name in named if name in curves], named)
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper left", ncols=columns, handlelength=3)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from babeltune.sweep.state.examples import Examples, ExampleSentence, Similarities
-from babeltune.sweep_report.charts import WIDTH, Caption, clipped
+from babeltune.sweep_report.charts import WIDTH, Caption, clipped, for_screens, pieces
 from babeltune.sweep_report.document import Figure, Section, Table, Text
 from babeltune.sweep_report.record import SweepReport
 from babeltune.sweep_report.svg import GRID, MARKERS, SERIES, drawing, svg_of
@@ -24,8 +24,8 @@ def translations(report: SweepReport) -> Section:
         step = "" if "babeltune report" in found.missing else f" `babeltune report {report.sweep}` makes them."
         return Section(anchor=anchor, title=title, blocks=(Text(text=f"Not made: {found.missing}.{step}"),))
     words = (
-        f"Sentences of the dev set {found.dev_set}, spread evenly over it, by the untrained student and by report "
-        f"{found.report} of {found.trial}."
+        f"Some sentences of the dev set {found.dev_set}, evenly spread, before training and after report "
+        f"{found.report} of {found.trial}. The languages with the lowest scores come first."
     )
     blocks = (Text(text=words), _similarities(found), _projection(found))
     return Section(anchor=anchor, title=title, blocks=blocks)
@@ -77,17 +77,23 @@ def _projection(found: Examples) -> Figure:
     return Figure(title, description, svg, Table(caption=caption, columns=columns, rows=rows))
 
 
-def heat_maps(caption: Caption, maps: Sequence[Similarities]) -> str:
+@for_screens
+def heat_maps(caption: Caption, width: float, maps: Sequence[Similarities]) -> str:
     """Cosines of translations before and after training: a column per pair of languages, darker for higher ones."""
-    with drawing(WIDTH, 5.2 if len(maps) > 2 else 7.4) as figure:
-        grid = figure.subplots(2, max(len(maps), 2), squeeze=False)
-        for column, each in enumerate(maps):
-            for axes, when, values in zip(grid[:, column], ("before", "after"), (each.before, each.after), strict=True):
-                _heat(axes, values)
-                axes.set_title(f"{each.left}, {each.right} {when}")
-        for axes in grid[:, len(maps) :].flat:
-            axes.set_visible(False)
-        return svg_of(figure, caption.name, caption.title, caption.description)
+    columns, drawings = (4 if len(maps) > 2 else 3) if width == WIDTH else 2, list[str]()
+    for part, row in pieces(caption, maps, columns):
+        with drawing(width, 2.3 * width / columns) as figure:
+            grid = figure.subplots(2, columns, squeeze=False)
+            for column, each in enumerate(row):
+                for axes, when, values in zip(
+                    grid[:, column], ("before", "after"), (each.before, each.after), strict=True
+                ):
+                    _heat(axes, values)
+                    axes.set_title(f"{each.left}, {each.right} {when}")
+            for axes in grid[:, len(row) :].flat:
+                axes.set_visible(False)
+            drawings.append(svg_of(figure, part.name, part.title, part.description))
+    return "".join(drawings)
 
 
 def _heat(axes: Axes, values: Sequence[Sequence[float]]) -> None:
@@ -111,15 +117,18 @@ def _heat(axes: Axes, values: Sequence[Sequence[float]]) -> None:
     axes.tick_params(labelsize=7)
 
 
-def projection_chart(caption: Caption, sentences: Sequence[ExampleSentence]) -> str:
+@for_screens
+def projection_chart(caption: Caption, width: float, sentences: Sequence[ExampleSentence]) -> str:
     """Sentences in a plane before and after training. Lines join translations."""
     languages = list(dict.fromkeys(each.language for each in sentences))
-    with drawing(WIDTH, 4.8) as figure:
-        for axes, when in zip(figure.subplots(1, 2), ("before", "after"), strict=True):
+    side_by_side = width == WIDTH
+    with drawing(width, 4.8 if side_by_side else 8.6) as figure:
+        grid = figure.subplots(1, 2) if side_by_side else figure.subplots(2, 1)
+        for axes, when in zip(grid, ("before", "after"), strict=True):
             _plane(axes, [(each, each.before if when == "before" else each.after) for each in sentences], languages)
             axes.set_title(f"{when} training")
         handles, labels = figure.axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper left", ncols=len(languages))
+        figure.legend(handles, labels, loc="outside upper left", ncols=len(languages) if side_by_side else 3)
         return svg_of(figure, caption.name, caption.title, caption.description)
 
 
