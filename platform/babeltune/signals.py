@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from types import FrameType
+from typing import ClassVar
 
 import psutil
 
@@ -34,6 +35,25 @@ def heeded() -> set[signal.Signals]:
     return {each for each in INTERRUPTS if each != signal.SIGHUP or signal.getsignal(each) != signal.SIG_IGN}
 
 
+_LAST_ACTIONS: list[Callable[[], object]] = []
+"""What `before_sudden_end` calls."""
+
+
+@contextmanager
+def before_sudden_end(action: Callable[[], object]) -> Iterator[None]:
+    """Calls the action if the process ends within the block without leaving it."""
+    _LAST_ACTIONS.append(action)
+    try:
+        yield
+    finally:
+        _LAST_ACTIONS.remove(action)
+
+
+def interruption() -> str:
+    """What a view of the whole screen says after a Ctrl-C, until what is open is closed."""
+    return _Acknowledgement.words
+
+
 @contextmanager
 def acknowledged() -> Iterator[None]:
     """Says on standard error at once that a Ctrl-C was received within the block, and raises `KeyboardInterrupt`.
@@ -50,10 +70,14 @@ def acknowledged() -> Iterator[None]:
     finally:
         signal.signal(signal.SIGINT, before)
         handler.ended.set()
+        _Acknowledgement.words = ""
 
 
 class _Acknowledgement:
     """The handler of `acknowledged`. From the second Ctrl-C on, the program ends soon whatever hangs."""
+
+    words: ClassVar[str] = ""
+    """What it said last, while the block closes what is open."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -65,6 +89,7 @@ class _Acknowledgement:
         text = (
             "interrupted; closing what is open (Ctrl-C again ends sooner)" if self.count == 1 else "interrupted again"
         )
+        _Acknowledgement.words = text
         with suppress(OSError):
             os.write(2, f"{text}\n".encode())
         if self.count == 1:
@@ -94,6 +119,8 @@ class _Acknowledgement:
         if self.ended.wait(LAST_S):
             return
         with suppress(OSError):
+            for action in _LAST_ACTIONS:
+                action()
             os.write(2, b"something hangs and is left as it is; the same command again goes on\n")
         for child in psutil.Process().children(recursive=True):
             with suppress(psutil.Error):

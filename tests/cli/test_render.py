@@ -2,7 +2,9 @@
 
 import io
 import re
+import sys
 import threading
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -11,6 +13,7 @@ from rich.console import Console
 from babeltune.cli.render import method_document, show_decision, show_front, show_languages, show_method
 from babeltune.cli.table import table_of
 from babeltune.cli.terminal_view import attach, live, picture
+from babeltune.errors import SweepError
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.promotion.gates import Decision
 from babeltune.schema.base import number
@@ -139,6 +142,23 @@ def test_a_terminal_shows_stage_bar_time_and_trials(searched, monkeypatch):
         wait_until(lambda: "searching 3/4" in console.file.getvalue())
     progress.latest = "no room; waiting"
     assert "no room; waiting" in shown(picture(progress))
+
+
+@pytest.mark.parametrize("end", [None, SweepError("no room"), KeyboardInterrupt()])
+def test_a_live_view_leaves_no_part_of_a_frame_however_it_ends(searched, monkeypatch, end):
+    sweep, folder = searched
+    monkeypatch.setenv("TERM", "xterm")
+    terminal = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    console = Console(stderr=True, force_terminal=True)
+    with suppress(SweepError, KeyboardInterrupt), live(console) as watch:
+        watch(SweepProgress(sweep, folder, stage="searching", done=3, of=4))
+        print("a library's warning", file=sys.stderr)
+        wait_until(lambda: "searching 3/4" in terminal.getvalue())
+        if end is not None:
+            raise end
+    left = re.sub(r"\x1b\[\?1049h.*?\x1b\[\?1049l", "", terminal.getvalue(), flags=re.DOTALL)
+    assert re.sub(r"\x1b\[[?\w]*", "", left) == "a library's warning\n"
 
 
 def test_a_decision_shows_its_reasons_scores_and_no_folder_when_refused():

@@ -275,8 +275,8 @@ def test_the_card_says_what_the_run_and_the_promotion_measured(promoted):
     assert found.error == pytest.approx((found.value * (1 - found.value) / 30) ** 0.5), (
         "both languages have the same rows"
     )
-    assert f"is about {found.error:.4f}; the best of 3 equally good trials looks {found.inflation:.4f} better" in card
-    assert f"it is {found.shrunken:.4f}." in card
+    assert f"would still look about {found.inflation:.4f} better, by chance" in card
+    assert f"its true value is {found.shrunken:.4f}. Its standard error is about {found.error:.4f}." in card
     assert f"| learning_rate | {trial['training']['learning_rate']:.4g} |" in card
     prepared = folder.read("prepared.json")
     assert prepared["digest"] in card

@@ -245,7 +245,6 @@ def test_the_view_has_one_sweep_by_its_objective_with_state_and_settings(logged,
     columns = [
         "tags.`state`",
         f"metrics.`best/{AIM.metric}`",
-        f"metrics.`{AIM.metric}`",
         *(f"params.`{name}`" for name in varied),
     ]
     assert state["selectedColumns"] == state["columnOrder"] == columns

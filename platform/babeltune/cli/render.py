@@ -240,11 +240,8 @@ def cells_table(cells: Sequence[Cell], titles: Sequence[str]) -> Table:
 
 def selection_words(selection: Selection) -> str:
     """Says how much of the chosen trial's dev score may be luck, because it is the best of several."""
-    return (
-        f"chosen among {selection.among} trials by {selection.metric} {selection.value:.4f} (standard error "
-        f"{selection.error:.4f}): the best of so many equally good ones gains about {selection.inflation:.4f} by luck; "
-        f"drawn towards their mean it is {selection.shrunken:.4f}"
-    )
+    score = f"{selection.value:.4f} (standard error {selection.error:.4f})"
+    return f"chosen by {selection.metric} {score}. {selection.words('The trial')}"
 
 
 def method_document(name: str) -> dict[str, Any]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
+from io import StringIO
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.live import Live
@@ -14,6 +16,7 @@ from rich.text import Text
 
 from babeltune.cli.table import TrialsTable, running_first
 from babeltune.schema.records import Sweep
+from babeltune.signals import before_sudden_end, interruption
 from babeltune.stages import SEARCHING, minutes, stage_words
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.leaderboard import Row, leaderboard
@@ -30,6 +33,8 @@ LINES_EVERY = 15.0
 """Seconds between progress lines where the output is not a terminal."""
 LAST_LINE_TIMEOUT_S = 10.0
 """Seconds to wait at the end for the thread that prints lines. It reads the sweep's folder, which may hang."""
+LEAVE = b"\x1b[?1049l\x1b[?25h"
+"""Leaves the terminal's second screen and shows the cursor."""
 BAR = 60
 """Columns of the progress bar."""
 
@@ -45,7 +50,7 @@ def picture(progress: SweepProgress, height: int | None = None) -> RenderableTyp
     left = time_left(stage, rows, stage.time)
     head = Text(f"{progress.folder.id} · {stage_words(stage)} · {gone} gone{left}")
     bar = bar_of(progress.done / max(progress.of, 1))
-    latest = [Text(progress.latest, style="yellow")] if progress.latest else []
+    latest = [Text(text, style="yellow") for text in (progress.latest, interruption()) if text]
     return _Screen((head, bar, *latest), TrialsTable(running_first(rows), progress.sweep, height=height))
 
 
@@ -88,10 +93,30 @@ class _Picture:
 
 
 @contextmanager
+def full_screen(console: Console) -> Iterator[Live]:
+    """A view on the terminal's second screen, which leaves nothing behind, however it ends and whatever its size was.
+
+    What is printed meanwhile stands below the last line of the first screen afterwards.
+    """
+    screen, printed = Console(file=console.file, force_terminal=True), StringIO()
+    try:
+        with (
+            redirect_stdout(printed),
+            redirect_stderr(printed),
+            Live(Text("starting"), console=screen, screen=True, refresh_per_second=2) as display,
+            before_sudden_end(lambda: os.write(2, LEAVE)),
+        ):
+            yield display
+    finally:
+        console.file.write(printed.getvalue())
+        console.file.flush()
+
+
+@contextmanager
 def live(console: Console) -> Iterator[Callable[[SweepProgress], None]]:
     """Shows the progress while the body runs: a live table on a terminal, a line now and then elsewhere."""
-    if console.is_terminal:
-        with Live(Text("starting"), console=console, refresh_per_second=2, transient=True) as display:
+    if console.is_interactive:
+        with full_screen(console) as display:
             yield lambda progress: display.update(_Picture(progress))
         return
     with _lines(console) as watch:
@@ -149,7 +174,7 @@ def attach(folder: SweepFolder, console: Console) -> SweepFolder:
     if not (folder.path / "sweep.json").exists():
         return folder
     sweep = folder.sweep()
-    if not console.is_terminal:
+    if not console.is_interactive:
         shown = -math.inf
         while is_driven(folder):
             if time.monotonic() - shown > LINES_EVERY:
@@ -159,7 +184,7 @@ def attach(folder: SweepFolder, console: Console) -> SweepFolder:
                 console.print(f"{folder.id} · {doing}{best_so_far(rows, sweep)}", markup=False)
             time.sleep(1)
         return folder
-    with Live(Text("attached"), console=console, refresh_per_second=1, transient=True) as display:
+    with full_screen(console) as display:
         while is_driven(folder):
             display.update(_Attached(folder, sweep))
             time.sleep(1)

@@ -49,15 +49,10 @@ def caution(decision: Decision) -> str:
         return ""  # it was not chosen
     if found is None:
         return (
-            f"The trial was chosen among {decision.among} by `{decision.chosen_by}`, so that number flatters it: the "
-            "best of many equally good trials looks one or two standard errors better than it is.\n"
+            f"The trial is the best of {decision.among} by `{decision.chosen_by}`, so this number is partly luck. It is "
+            "probably one or two standard errors too good.\n"
         )
-    return (
-        f"The trial was chosen among {found.among} by `{found.metric}`, so that number flatters it. Its standard error "
-        f"is about {found.error:.4f}; the best of {found.among} equally good trials looks {found.inflation:.4f} better "
-        "than it is. Drawn towards the mean of all trials by what their spread owes to chance, it is "
-        f"{found.shrunken:.4f}.\n"
-    )
+    return f"{found.words(f'Trial {decision.trial}')} Its standard error is about {found.error:.4f}.\n"
 
 
 def right_sides(sweep: Sweep) -> list[str]:

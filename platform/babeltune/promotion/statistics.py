@@ -245,7 +245,15 @@ class Selection:
     inflation: float
     """What the best of so many equally good trials gains by luck alone, in the metric's unit."""
     shrunken: float
-    """The value drawn towards the mean of all trials by what their spread owes to chance."""
+    """An estimate of the trial's true value: nearer to the mean of all trials, the more of their spread is chance."""
+
+    def words(self, trial: str) -> str:
+        """The same for somebody who chooses by the value."""
+        return (
+            f"{trial} is the best of {self.among} trials, so its {self.metric} is partly luck. If all trials were equally "
+            f"good, the best one would still look about {self.inflation:.4f} better, by chance. A fair estimate of its "
+            f"true value is {self.shrunken:.4f}."
+        )
 
 
 def selection(

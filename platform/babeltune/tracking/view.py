@@ -18,8 +18,8 @@ from babeltune.tracking.mlflow_client import ROLE, SWEEP, experiment_id, name_of
 
 VIEW = "mlflow.sharedViewState."
 """Begins the tag of an experiment that holds a page's state."""
-STATE_WIDTH, LETTER_WIDTH = 95, 9
-"""Pixels of the column of states, and of a letter in the title of another column."""
+STATE_WIDTH, WIDTH, LETTER_WIDTH = 95, 120, 7.5
+"""Pixels of the column of states, of another column, and of a letter in the title of the objective."""
 
 
 def trials_page(uri: str, experiment: str, sweep: str, objective: Objective, varied: Sequence[str]) -> str:
@@ -46,11 +46,11 @@ def _state(trials: str, runs: Sequence[Any], objective: Objective, varied: Seque
     metrics = {name for run in runs for name in run.data.metrics}
     params = {name for run in runs for name in run.data.params}
     tag = "state" if any("state" in run.data.tags for run in runs) else "babeltune.state"  # of an earlier version
-    own = name_of(objective.metric)
-    aim = next((name for name in (name_of(best_name(objective.metric)), *EARLIER_NAMES) if name in metrics), own)
+    names = (name_of(best_name(objective.metric)), *EARLIER_NAMES)
+    aim = next((name for name in names if name in metrics), name_of(objective.metric))
     searched = [next((n for n in (name_of(v), f"search.{name_of(v)}") if n in params), name_of(v)) for v in varied]
-    columns = {f"tags.`{tag}`": "state", f"metrics.`{aim}`": aim, f"metrics.`{own}`": own}
-    columns |= {f"params.`{name}`": name for name in searched}
+    widths = {f"tags.`{tag}`": STATE_WIDTH, f"metrics.`{aim}`": max(WIDTH, round(LETTER_WIDTH * len(aim)))}
+    widths |= {f"params.`{name}`": WIDTH for name in searched}
     return {
         "searchFilter": trials,
         "orderByKey": f"metrics.`{aim}`",
@@ -59,8 +59,8 @@ def _state(trials: str, runs: Sequence[Any], objective: Objective, varied: Seque
         "lifecycleFilter": "Active",
         "modelVersionFilter": "All Runs",
         "datasetsFilter": [],
-        "selectedColumns": list(columns),
-        "columnOrder": list(columns),
-        "columnWidths": {column: max(STATE_WIDTH, LETTER_WIDTH * len(name)) for column, name in columns.items()},
+        "selectedColumns": list(widths),
+        "columnOrder": list(widths),
+        "columnWidths": widths,
         "runsHiddenMode": "SHOW_ALL",
     }

@@ -41,14 +41,7 @@ def leaderboard(report: SweepReport, most: int) -> Section:
     if (cut := len(report.standings) - len(shown)) > 0:
         blocks.append(Text(text=f"{cut} more trials are in `babeltune runs {report.sweep}`."))
     if report.selection is not None and report.selection.among > 1:
-        found = report.selection
-        blocks.append(
-            Text(
-                text=f"The best of {found.among} equally good trials looks {found.inflation:.4f} better than it is, "
-                f"through luck alone. Drawn towards the mean of all trials, {report.winner.row.name} has "
-                f"{found.shrunken:.4f}."
-            )
-        )
+        blocks.append(Text(text=report.selection.words(report.winner.row.name)))
     return Section(anchor="leaderboard", title="Leaderboard", blocks=tuple(blocks))
 
 
