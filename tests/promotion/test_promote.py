@@ -271,7 +271,7 @@ def test_the_card_says_what_the_run_and_the_promotion_measured(promoted):
     assert f"| temperature | {trial['params']['temperature']:.4g} |" in card
     found = decision.selection
     assert (found.among, found.metric) == (3, "dev/everyday/accuracy")
-    assert "The trial was chosen among 3 by `dev/everyday/accuracy`, so that number flatters it" in card
+    assert f"Trial {decision.trial} is the best of 3 trials, so its dev/everyday/accuracy is partly luck." in card
     assert found.error == pytest.approx((found.value * (1 - found.value) / 30) ** 0.5), (
         "both languages have the same rows"
     )

@@ -49,8 +49,8 @@ def caution(decision: Decision) -> str:
         return ""  # it was not chosen
     if found is None:
         return (
-            f"The trial is the best of {decision.among} by `{decision.chosen_by}`, so this number is partly luck. It is "
-            "probably one or two standard errors too good.\n"
+            f"The trial is the best of {decision.among} by `{decision.chosen_by}`, so this number is partly luck. "
+            "It is probably one or two standard errors too good.\n"
         )
     return f"{found.words(f'Trial {decision.trial}')} Its standard error is about {found.error:.4f}.\n"
 

@@ -243,16 +243,16 @@ class Selection:
     error: float
     """Standard error of one trial's value."""
     inflation: float
-    """What the best of so many equally good trials gains by luck alone, in the metric's unit."""
+    """What the best of so many equally good trials gains by luck, in the unit of the metric."""
     shrunken: float
     """An estimate of the trial's true value: nearer to the mean of all trials, the more of their spread is chance."""
 
     def words(self, trial: str) -> str:
         """The same for somebody who chooses by the value."""
         return (
-            f"{trial} is the best of {self.among} trials, so its {self.metric} is partly luck. If all trials were equally "
-            f"good, the best one would still look about {self.inflation:.4f} better, by chance. A fair estimate of its "
-            f"true value is {self.shrunken:.4f}."
+            f"{trial} is the best of {self.among} trials, so its {self.metric} is partly luck. "
+            f"If all trials were equally good, the best would still look about {self.inflation:.4f} better, by chance. "
+            f"A fair estimate of its true value is {self.shrunken:.4f}."
         )
 
 
