@@ -23,6 +23,7 @@ from babeltune import api, method, testing, train
 from babeltune.cli import app
 from babeltune.cli.render import method_document
 from babeltune.evaluation import evaluate
+from babeltune.evaluation.metric_names import METRICS
 from babeltune.method import registry
 from babeltune.schema.cluster import Cluster
 from babeltune.schema.json_schema import field_notes, records_of
@@ -155,7 +156,7 @@ def metrics() -> str:
     """The reference of metrics, by the kind of task."""
     document = inspect.cleandoc(evaluate.__doc__ or "").partition("\n\n")[2]
     rows: list[tuple[object, ...]] = [
-        (f"`{kind}`", ", ".join(f"`{name}`" for name in names)) for kind, names in evaluate.METRICS.items()
+        (f"`{kind}`", ", ".join(f"`{name}`" for name in names)) for kind, names in METRICS.items()
     ]
     lead = (
         "A metric of one subset is `dev/TASK/SUBSET/METRIC`, such as `dev/ntrex/fra-eng/accuracy`. "

@@ -413,7 +413,7 @@ def test_translations_are_shown_before_and_after_training(searched, report, tree
     found = report.examples
     assert (found.trial, found.report) == (report.winner.row.name, report.winner.row.best)
     (section,) = (each for each in tree.all("section") if each.attributes["id"] == "translations")
-    assert len(list(section.all("svg"))) == 2
+    assert len(list(section.all("figure"))) == 2
     heat, near = (cells(each) for each in section.all("table"))
     assert [row[0] for row in near[1:]] == ["fra", "kor"]
     own = found.similarities[0]

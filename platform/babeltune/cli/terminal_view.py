@@ -103,7 +103,9 @@ def full_screen(console: Console) -> Iterator[Live]:
         with (
             redirect_stdout(printed),
             redirect_stderr(printed),
-            Live(Text("starting"), console=screen, screen=True, refresh_per_second=2) as display,
+            Live(
+                Text("starting"), console=screen, screen=True, redirect_stdout=False, redirect_stderr=False
+            ) as display,
             before_sudden_end(lambda: os.write(2, LEAVE)),
         ):
             yield display
