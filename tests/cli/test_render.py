@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from babeltune.cli import common
 from babeltune.cli.render import method_document, show_decision, show_front, show_languages, show_method
 from babeltune.cli.table import table_of
 from babeltune.cli.terminal_view import attach, live, picture
@@ -17,7 +18,7 @@ from babeltune.errors import SweepError
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.promotion.gates import Decision
 from babeltune.schema.base import number
-from babeltune.stages import Stage, minutes
+from babeltune.stages import Stage, minutes, tell
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.leaderboard import Row, by_language
 from babeltune.sweep.state.progress import SweepProgress, time_left
@@ -159,6 +160,18 @@ def test_a_live_view_leaves_no_part_of_a_frame_however_it_ends(searched, monkeyp
             raise end
     left = re.sub(r"\x1b\[\?1049h.*?\x1b\[\?1049l", "", terminal.getvalue(), flags=re.DOTALL)
     assert re.sub(r"\x1b\[[?\w]*", "", left) == "a library's warning\n"
+
+
+def test_a_step_that_says_nothing_still_moves(monkeypatch):
+    lines = []
+    monkeypatch.setattr(common, "METER_EVERY_S", 0.02)
+    monkeypatch.setattr(common, "say_line", lines.append)
+    monkeypatch.setattr(common, "err", Console(file=io.StringIO()))
+    with common.steps_shown():
+        tell("exporting the checkpoint")
+        wait_until(lambda: len(lines) > 3)
+    assert lines[0] == "exporting the checkpoint"
+    assert set(lines[1:]) == {"exporting the checkpoint · 0:00 gone"}
 
 
 def test_a_decision_shows_its_reasons_scores_and_no_folder_when_refused():

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import shlex
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
@@ -50,7 +52,7 @@ def options(
     """Sweep the published ways to align a multilingual sentence encoder with a teacher, and promote the best."""
 
 
-METER_EVERY_S = 5.0
+METER_EVERY_S = 2.0
 """Seconds between two lines about a long step where the output is not a terminal."""
 PAGE = 160
 """Columns where the output is not a terminal."""
@@ -119,39 +121,82 @@ def warn(problems: Iterable[str]) -> None:
         err.print(f"[yellow]warning:[/] {escape(problem)}")
 
 
-def meter() -> Tell:
+class Meter:
     """Writes progress to standard error: at the begin and end of a stage, and every few seconds between, with its rate
     and the time left."""
-    from babeltune.stages import stage_words, timed
 
-    stage_of, said = timed(), dict[str, tuple[float, int]]()
+    def __init__(self) -> None:
+        from babeltune.stages import timed
 
-    def write(name: str, done: int, of: int) -> None:
-        stage = stage_of(name, done, of)
-        last, before = said.get(name, (-math.inf, -1))
+        self._stage_of, self._said = timed(), dict[str, tuple[float, int]]()
+        self._words, self._begun = "starting", time.monotonic()
+        self._written = self._begun
+
+    def __call__(self, name: str, done: int, of: int) -> None:
+        from babeltune.stages import stage_words
+
+        stage = self._stage_of(name, done, of)
+        last, before = self._said.get(name, (-math.inf, -1))
         if done != before and (done == of or stage.time - last >= METER_EVERY_S):
-            said[name] = stage.time, done
-            say_line(stage_words(stage))
+            self._said[name] = stage.time, done
+            self._words = stage_words(stage)
+            self._write(self._words)
 
-    return write
+    def _write(self, words: str) -> None:
+        self._written = time.monotonic()
+        say_line(words)
+
+    @contextmanager
+    def ticking(self) -> Iterator[None]:
+        """Also writes how long the block has taken, where a step says nothing for some seconds."""
+        from babeltune.stages import minutes
+
+        ended = threading.Event()
+
+        def tick() -> None:
+            while not ended.wait(METER_EVERY_S / 4):
+                if (now := time.monotonic()) - self._written >= METER_EVERY_S:
+                    self._write(f"{self._words} · {minutes(now - self._begun)} gone")
+
+        thread = threading.Thread(target=tick, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join(METER_EVERY_S)
 
 
 @contextmanager
 def steps_shown() -> Iterator[None]:
-    """Shows the long steps of the block: as one changing line on a terminal, else as lines. All on standard error."""
-    from babeltune.stages import listening, stage_words, timed
+    """Shows the long steps of the block: as one changing line on a terminal, else as lines. All on standard error.
 
-    stage_of = timed()
+    The time moves also in a step that does not say how far it is.
+    """
+    from babeltune.stages import listening
+
     try:
-        if not err.is_terminal:
-            with listening(meter()):
+        if err.is_interactive:
+            with _changing_line() as change, listening(change):
                 yield
-            return
-        with err.status("starting") as status, listening(lambda *s: status.update(escape(stage_words(stage_of(*s))))):
-            yield
+        else:
+            with listening(meter := Meter()), meter.ticking():
+                yield
     except KeyboardInterrupt:
         say_line("interrupted; the same command again does it, and keeps what is saved")
         raise
+
+
+@contextmanager
+def _changing_line() -> Iterator[Tell]:
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    from babeltune.stages import stage_words, timed
+
+    stage_of, columns = timed(), (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=err, transient=True) as shown:
+        line = shown.add_task("starting", total=None)
+        yield lambda *step: shown.update(line, description=escape(stage_words(stage_of(*step))))
 
 
 def read(

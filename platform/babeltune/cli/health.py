@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @app.command()
 def doctor(cluster: ClusterFile = None, as_json: Json = False) -> None:
-    """Look whether a sweep could run here or on the cluster: every line is good or says what to do."""
+    """Check whether a sweep can run here or on the cluster. Each line is good, or says what to do."""
     from babeltune.files import plain
     from babeltune.remote.doctor import examine
 

@@ -37,7 +37,7 @@ def show(
     cluster: ClusterFile = None,
     as_json: Json = False,
 ) -> None:
-    """Show one trial on a page: settings, curve, scores by language, reason, checkpoint. Of a sweep, as `status`."""
+    """Show one trial on a page: settings, curve, scores by language, reason, checkpoint. A sweep is shown as by `status`."""
     status(name, cluster, follow=False, as_json=as_json)
 
 
@@ -53,7 +53,7 @@ def logs(
     follow: Follow = False,
     as_json: Json = False,
 ) -> None:
-    """Show what a sweep's driver did and does, a line each."""
+    """Show the log of a sweep."""
     client_of(cluster, as_json=as_json).logs(name, follow=follow)
 
 
@@ -81,7 +81,7 @@ def runs(
     cluster: ClusterFile = None,
     as_json: Json = False,
 ) -> None:
-    """List the sweeps, or of one the leaderboard, the Pareto front, the languages, or the tables over settings."""
+    """List the sweeps. With a sweep, show its leaderboard, its Pareto front, its languages, or a table by settings."""
     tables = Tables(name, sort, tuple(over or ()), front, by, languages, tuple(metric or ()), markdown)
     check_table(tables)
     client = client_of(cluster, as_json=as_json)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from babeltune.cli.common import ClusterFile, Json, app, cluster_of, err, meter, out, say, warn
+from babeltune.cli.common import ClusterFile, Json, Meter, app, cluster_of, err, out, say, warn
 from babeltune.errors import SpecError, counted
 from babeltune.program import INTERRUPTED
 
@@ -92,7 +92,7 @@ def mine(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Find the translations of one file's sentences in another file, scored by margin."""
+    """Find the translations of one file's sentences in another file, with a score by margin."""
     from babeltune.apps.mining import mine as mining
 
     if cluster is not None and index != "exact":
@@ -127,7 +127,7 @@ def score(
     cluster: ClusterFile = None,
     as_json: Json = False,
 ) -> None:
-    """Score given pairs by margin, against the neighbours in their own file."""
+    """Score pairs by margin, against the other sentences of the file."""
     from babeltune.apps.mining import mine as mining
 
     done = mining.score(
@@ -163,7 +163,7 @@ def retrieve(
     cluster: ClusterFile = None,
     as_json: Json = False,
 ) -> None:
-    """Find the candidates nearest to each query, and the precision at 1 where they are known."""
+    """Find the candidates nearest to each query, and the precision at 1 if the right ones are known."""
     from babeltune.apps.mining import retrieval
 
     done = retrieval.retrieve(
@@ -196,7 +196,7 @@ def encode(
     from babeltune.apps.mining import mine as mining
 
     chosen, _ = models_of(model, cluster, prompt, language, language)
-    done = mining.encode(sys.stdin.buffer, chosen, out_, meter())
+    done = mining.encode(sys.stdin.buffer, chosen, out_, Meter())
     if done["replaced"]:
         warn([f"not UTF-8: {counted(done['replaced'], 'line')}; what could not be read was replaced by U+FFFD"])
     if done["too_long"]:
@@ -252,7 +252,7 @@ def encoding_of(
     return Encoding(
         models=models_of(model, cluster, prompt, source, target, target_model),
         storage=mining_storage(cluster),
-        progress=meter(),
+        progress=Meter(),
         cluster=cluster_of(cluster) if spread and cluster is not None else None,
     )
 

@@ -159,6 +159,6 @@ def extend(
     insecure: Insecure = False,
     as_json: Json = False,
 ) -> None:
-    """Give a sweep more trials. It stays the same sweep: what it found leads what it proposes next."""
+    """Give a sweep more trials. It stays the same sweep, and learns from the trials that it has."""
     asked = Submission(accept_changes, detach, insecure)
     client_of(cluster, as_json=as_json, asked=asked).extend(name, trials, asked)
