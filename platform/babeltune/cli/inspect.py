@@ -37,7 +37,7 @@ def show(
     cluster: ClusterFile = None,
     as_json: Json = False,
 ) -> None:
-    """Show one trial on a page: settings, curve, scores by language, reason, checkpoint. A sweep is shown as by `status`."""
+    """Show one trial: settings, curve, scores by language, reason, checkpoint. A sweep has the page of `status`."""
     status(name, cluster, follow=False, as_json=as_json)
 
 

@@ -97,5 +97,7 @@ def _parts(kind: object) -> Iterator[object]:
 def field_notes(record: type) -> dict[str, str]:
     """The docstrings that stand under a dataclass's fields."""
     source = textwrap.dedent(inspect.getsource(record))
-    found = re.findall(r'^    (\w+):[^\n]*\n    """(.*?)"""', source, flags=re.MULTILINE | re.DOTALL)
+    found = re.findall(
+        r'^    (\w+):[^\n]*\n(?:(?: {8}|    \])[^\n]*\n)*    """(.*?)"""', source, flags=re.MULTILINE | re.DOTALL
+    )
     return {name: " ".join(text.split()) for name, text in found}

@@ -7,9 +7,7 @@ import json
 import logging
 import os
 import re
-import shlex
 import sys
-import sysconfig
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -167,7 +165,7 @@ def serve_command(uri: str, artifacts: Path, port: int, page: str = EXPERIMENTS)
     The address of the store, which may hold a password, stands in the environment: everybody may read arguments.
     """
     command = [sys.executable, "-W", "ignore", "-m", "babeltune.tracking.server", artifacts.absolute().as_uri()]
-    # Python imports first from the folder in which the user stands, unless it is told not to.
+    # Python imports first from the folder in which the user stands, unless this variable is set.
     options = {"PYTHONSAFEPATH": "1", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_BACKEND_STORE_URI": uri}
     return [*command, str(port), page], {**os.environ, **options}
 
