@@ -91,7 +91,7 @@ class Refusals:
     drop: bool
     counts: Counter[str] = field(default_factory=Counter)
     unused: int = 0
-    """Those of the counted rows that are not broken, such as units without a translation."""
+    """Counted rows that are not broken, such as units without a translation."""
     rows: int = 0
     """Rows that were read, broken or not."""
 

@@ -281,11 +281,11 @@ class Estimate:
     memory_bytes: int | None
     """Memory of all workers together."""
     stores_bytes: int
-    """Of texts, tokens and the teacher's vectors, on the disk."""
+    """Disk for texts, tokens and the teacher's vectors."""
     checkpoints_bytes: int
-    """Of all trials that keep theirs, on the disk, if the best report of each is not its last."""
+    """Disk for the checkpoints of all trials that keep them, if the best report of each is not its last."""
     model_bytes: int
-    """Of an exported model, on the disk."""
+    """Disk for an exported model."""
 
     @property
     def disk_bytes(self) -> int:

@@ -181,7 +181,7 @@ def _texts(value: JsonValue) -> Iterator[JsonValue]:
 
 
 def _lists(value: JsonValue, items: tuple[object, ...]) -> Iterator[JsonValue]:
-    """A list of what was given alone, of what commas separate, or of items each of which is mended."""
+    """Lists from a single value, from text with commas, or from items that are mended one by one."""
     given = value
     if isinstance(value, str):
         pair = BETWEEN.fullmatch(value.strip(" []()")) if items[-1] is not Ellipsis else None

@@ -50,8 +50,8 @@ class Source(Strict):
     delimiter: str = ","
     """CSV: what stands between the columns, such as `;`. A first line `sep=;`, as Excel writes it, goes before this."""
     encoding: str | dict[str, str] | None = None
-    """Of a text file, such as `cp1252`, or of each of `paths` by language. Absent: UTF-8, UTF-16 or UTF-32, as its
-    first bytes say. TMX, XLIFF and PO files name theirs."""
+    """The encoding of a text file, such as `cp1252`, or one for each language of `paths`. Absent: UTF-8, UTF-16 or
+    UTF-32, which the first bytes tell. TMX, XLIFF and PO files name their encoding."""
     sheet: str | None = None
     """XLSX, ODS: the sheet's name. Absent: the only sheet with cells."""
     id: str | None = None

@@ -65,7 +65,7 @@ class Table:
     delimiter: str = "\t"
     split: str = "train"
     sheet: str | None = None
-    """Of a workbook; None: the only one with cells."""
+    """The name of the workbook's sheet. None: the only sheet with cells."""
     encoding: str | None = None
     """The code page of a file that is not in Unicode."""
     notes: tuple[str, ...] = ()

@@ -43,7 +43,7 @@ class AuditLine:
     subject: str
     """The sweep's id, or the registered model and its version."""
     through: str = ""
-    """That it was a signal, whose sender nobody knows."""
+    """`a signal` if a signal did it, whose sender is unknown; else empty."""
     says_it_is: str = ""
     """For whom a Ray job acted, as `user@machine`, by the word of its sender alone."""
 

@@ -57,7 +57,7 @@ TOGETHER = timedelta(minutes=30)
 POLL_INTERVAL_S = 0.5
 """Seconds between two checks for room."""
 LOOPBACK = "127.0.0.1"
-"""Where the ranks of a group meet that are all on one node."""
+"""Address at which the ranks of a group meet if all of them are on one node."""
 STORES: list[object] = []
 """In rank 0, the server of the store at which the ranks met. It ends with the object."""
 
