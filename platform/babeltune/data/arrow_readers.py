@@ -7,6 +7,7 @@ import glob
 import hashlib
 import json
 import os
+import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +23,8 @@ from babeltune.data.file_readers import (
     cells,
     too_long,
 )
-from babeltune.errors import DataError, listed, nearest, shortened
+from babeltune.data.watched_process import ended, watched
+from babeltune.errors import DataError, counted, listed, nearest, shortened
 from babeltune.schema.addresses import INSIDE, PLACE, is_inside, is_place
 from babeltune.schema.records import Source
 
@@ -37,42 +39,102 @@ ARROW_ROWS = 10_000
 """Rows of a Parquet file or data set that are in memory at a time, at most."""
 ARROW_BYTES = 1 << 26
 """Bytes of a Parquet file that are in memory at a time, if its rows are alike."""
+PARQUET_MEMORY = 1 << 29
+"""Bytes of memory that the process may take which reads a Parquet file. Pages of 1 MB, as usual, take 150 MB in all."""
+TOO_LARGE = 3
+"""Exit code of `parquet_process` if the file holds too much text."""
+PARQUET_BYTES, PARQUET_RATIO = 1 << 28, 200
+"""Bytes of text that any Parquet file may hold, and in a larger one times its own bytes. Text is packed to a thirtieth
+at most; columns of few values are small beside it."""
 
 
 def parquet_rows(
     path: Path, names: Sequence[str], id_name: str | None, content: Digest, longest: int = MAX_LINE_BYTES
 ) -> Iterator[Row]:
-    """Columns of a Parquet file; `translation.en` reaches into a structure."""
-    with parquet_errors(path):
-        yield from arrow_rows(parquet_batches(path, names, content), names, id_name, longest)
+    """Columns of a Parquet file; `translation.en` reaches into a structure. Raises `DataError` as `parquet_batches`."""
+    yield from arrow_rows(parquet_batches(path, names, content), names, id_name, longest)
+
+
+def parquet_schema(path: Path) -> pa.Schema:
+    """The columns of a Parquet file. Raises `DataError` for what cannot be read as Parquet."""
+    with parquet_process(path) as process:
+        return _first_stream(process)
 
 
 @contextmanager
-def parquet_errors(path: Path) -> Iterator[None]:
-    """Makes a `DataError` of what cannot be read as Parquet."""
+def parquet_process(path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of `parquet_process.py`. Raises `DataError` for what it cannot read, and for a file that takes more
+    than `PARQUET_MEMORY` or holds more than `most_text` bytes."""
     import pyarrow as pa
 
-    try:
-        yield
-    except (OSError, pa.ArrowException) as error:
-        raise DataError(f"{path} cannot be read as Parquet: {error}; correct `format` or write it again") from error
+    cause: Exception | None = None
+    with watched("parquet_process.py", str(path), memory=PARQUET_MEMORY) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            yield process
+            process.stdin.close()
+        except (OSError, pa.ArrowException) as error:
+            cause = error
+        process.stdout.close()
+        code, said = ended(process)
+    if code or cause is not None:  # Arrow takes a stream that a killed process cut off for a whole one
+        raise _refusal(path, code, said.strip() or str(cause)) from cause
+
+
+def _refusal(path: Path, code: int, said: str) -> DataError:
+    """The error of a process that ended with a code, and what it said."""
+    if code < 0:
+        words = f"{path} takes more than {PARQUET_MEMORY >> 20} MB to read"
+        return DataError(f"{words}; write it again with smaller row groups")
+    if code == TOO_LARGE:
+        words = f"{path} holds {int(said) >> 20:,} MB of text and more in {counted(path.stat().st_size, 'byte')}"
+        return DataError(f"{words}; no text is packed so far, and it would fill the memory; leave it out")
+    words = said[:LONGEST_CAUSE]
+    return DataError(f"{path} cannot be read as Parquet: {words}; correct `format` or write it again")
+
+
+def _first_stream(process: subprocess.Popen[bytes]) -> pa.Schema:
+    import pyarrow as pa
+
+    with pa.ipc.open_stream(process.stdout) as stream:
+        for _ in stream:
+            """It has no batches; its end is read."""
+        return stream.schema
+
+
+def most_text(path: Path) -> int:
+    """Bytes of text that the columns of a Parquet file may hold."""
+    return max(PARQUET_BYTES, PARQUET_RATIO * path.stat().st_size)
 
 
 def parquet_batches(path: Path, names: Sequence[str], content: Digest) -> Iterator[pa.RecordBatch]:
-    """The outermost columns of a Parquet file that hold the named ones, some rows at a time."""
-    import pyarrow.parquet as parquet
+    """The outermost columns of a Parquet file that hold the named ones, some rows at a time.
 
-    with path.open("rb") as raw:
-        while block := raw.read(1 << 20):
-            content.update(block)
-    schema = parquet.read_schema(path)
-    roots, types = arrow_roots(str(path), schema, names), leaves(schema)
-    texts = [name for name in names if is_text(types[name])]  # one value for many rows is in memory once
-    with parquet.ParquetFile(path, read_dictionary=texts) as file:
-        groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
-        widest = max((group.total_byte_size / max(1, group.num_rows) for group in groups), default=0)
-        rows = max(1, min(ARROW_ROWS, int(ARROW_BYTES / max(1, widest))))
-        yield from _counted(file.iter_batches(rows, columns=roots), path.stat().st_size, file.metadata.num_rows)
+    Raises `DataError` for a name that the file lacks, and for a file that `parquet_process` refuses.
+    """
+    import pyarrow as pa
+
+    with parquet_process(path) as process:
+        with path.open("rb") as raw:
+            while block := raw.read(1 << 20):
+                content.update(block)
+        schema = _first_stream(process)
+        roots, types = arrow_roots(str(path), schema, names), leaves(schema)
+        wanted = {
+            "columns": roots,
+            "texts": [name for name in names if is_text(types[name])],
+            "rows": ARROW_ROWS,
+            "bytes": ARROW_BYTES,
+            "most": most_text(path),
+        }
+        if not (rows := int(schema.metadata[b"rows"])):
+            return
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(wanted).encode() + b"\n")
+        process.stdin.flush()
+        with pa.ipc.open_stream(process.stdout) as batches:
+            yield from _counted(batches, path.stat().st_size, rows)
 
 
 def dataset_rows(

@@ -16,7 +16,7 @@ from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 from babeltune.data import text_shards
-from babeltune.data.arrow_readers import arrow_rows, parquet_batches, parquet_errors
+from babeltune.data.arrow_readers import arrow_rows, parquet_batches
 from babeltune.data.file_readers import (
     NO_TEXT_BYTES,
     SKIPPED_BYTES,
@@ -161,15 +161,14 @@ def cut_rows(form: Form, content: Digest, work: Path) -> Iterator[tuple[Path, in
                 writer.write_batch(batch)
         return path, first
 
-    with parquet_errors(form.path):
-        for batch in parquet_batches(form.path, form.names, content):
-            batches.append(batch)
-            size += batch.nbytes
-            if size >= PART_BYTES:
-                yield written()
-                first, size, batches = first + sum(each.num_rows for each in batches), 0, []
-        if batches:
+    for batch in parquet_batches(form.path, form.names, content):
+        batches.append(batch)
+        size += batch.nbytes
+        if size >= PART_BYTES:
             yield written()
+            first, size, batches = first + sum(each.num_rows for each in batches), 0, []
+    if batches:
+        yield written()
 
 
 # --- In a task -----------------------------------------------------------------------------------------------------
@@ -216,5 +215,5 @@ def parquet_part(path: Path, form: Form, first: int) -> Iterator[Row]:
     """The rows of a part of a Parquet file."""
     import pyarrow as pa
 
-    with parquet_errors(form.path), pa.ipc.open_stream(path.read_bytes()) as batches:
+    with pa.ipc.open_stream(path.read_bytes()) as batches:
         yield from arrow_rows(batches, form.names, form.source.id, form.longest, first)

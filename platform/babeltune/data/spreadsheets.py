@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import subprocess
-import sys
-import threading
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,12 +10,11 @@ from typing import Literal
 
 from babeltune.data import read_progress
 from babeltune.data.file_readers import Digest, Fields, too_long
+from babeltune.data.watched_process import ended, watched
 from babeltune.errors import DataError, listed, shortened
 
 MEMORY = 1 << 30
 """Bytes of memory that reading a sheet may take. A million rows of two sentences take about half."""
-WATCH_S = 0.02
-"""Seconds between two looks at the memory of the process."""
 SHEETS = 3
 """Exit code of `sheet_process` if a sheet must be named."""
 
@@ -46,38 +41,16 @@ def sheet_rows(path: Path, sheet: str | None, content: Digest, longest: int) -> 
             content.update(block)
     if workbook_format(path) is None:
         raise DataError(f"{path} is no XLSX or ODS workbook; correct `format`, or save it again")
-    script = Path(__file__).with_name("sheet_process.py")
-    command = [sys.executable, "-P", str(script), str(path), sheet or ""]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        threading.Thread(target=_watch, args=(process, MEMORY), daemon=True).start()
-        try:
-            assert process.stdout is not None
-            for number, line in enumerate(process.stdout, 1):
-                row = json.loads(line)
-                length = max((len(cell.encode(errors="surrogatepass")) for cell in row), default=0)
-                if row:
-                    yield number, too_long(length, longest) if length > longest else row
-            assert process.stderr is not None
-            said = process.stderr.read(1 << 16).decode(errors="replace")
-            process.wait()
-        finally:
-            process.kill()
-            process.wait()
-    if process.returncode:
-        raise _refusal(path, sheet, process.returncode, said)
-
-
-def _watch(process: subprocess.Popen[bytes], memory: int) -> None:
-    """Kills the process if it takes more than so many bytes. A limit of the system would leave it hanging."""
-    import psutil
-
-    with contextlib.suppress(psutil.Error):
-        child = psutil.Process(process.pid)
-        while process.poll() is None:
-            if child.memory_info().rss > memory:
-                process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(WATCH_S)
+    with watched("sheet_process.py", str(path), sheet or "", memory=MEMORY) as process:
+        assert process.stdout is not None
+        for number, line in enumerate(process.stdout, 1):
+            row = json.loads(line)
+            length = max((len(cell.encode(errors="surrogatepass")) for cell in row), default=0)
+            if row:
+                yield number, too_long(length, longest) if length > longest else row
+        code, said = ended(process)
+    if code:
+        raise _refusal(path, sheet, code, said)
 
 
 def _refusal(path: Path, sheet: str | None, code: int, said: str) -> DataError:

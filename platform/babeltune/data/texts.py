@@ -255,17 +255,19 @@ class TableWriter:
     def __init__(self, columns: int) -> None:
         self._writers = [TextWriter() for _ in range(columns)]
         self._rows: list[Sequence[str]] = []
+        self._characters = 0
 
     def add(self, row: Sequence[str]) -> None:
         """Appends a row."""
         self._rows.append(row)
-        if len(self._rows) == BATCH:
+        self._characters += sum(map(len, row))
+        if len(self._rows) == BATCH or self._characters > LARGE:
             self._flush()
 
     def _flush(self) -> None:
         for writer, texts in zip(self._writers, zip(*self._rows, strict=True), strict=False):
             writer.add(texts)
-        self._rows = []
+        self._rows, self._characters = [], 0
 
     def done(self) -> list[Texts]:
         """The columns."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 from babeltune.apps.own_files.encodings import encoding_of
 from babeltune.apps.own_files.headers import header_evidence
 from babeltune.data import translation_files
-from babeltune.data.arrow_readers import arrow_rows, is_text, leaves, load_dataset, parquet_rows
+from babeltune.data.arrow_readers import arrow_rows, is_text, leaves, load_dataset, parquet_rows, parquet_schema
 from babeltune.data.file_readers import Fault, json_object, located, named_delimiter, numbered
 from babeltune.data.quotation_marks import QUOTED
 from babeltune.data.spreadsheets import sheet_rows, workbook_format
@@ -291,13 +291,7 @@ def text_columns(schema: pa.Schema) -> list[str]:
 
 
 def _parquet(given: str, path: Path) -> Table:
-    import pyarrow as pa
-    import pyarrow.parquet as parquet
-
-    try:
-        names = text_columns(parquet.read_schema(path))
-    except (OSError, pa.ArrowException) as error:
-        raise DataError(f"{given} cannot be read as Parquet: {error}; write it again") from error
+    names = text_columns(parquet_schema(path))
     rows = parquet_rows(path, names, None, hashlib.sha256()) if names else iter(())
     sample = tuple(tuple(row) for _, row in itertools.islice(rows, SAMPLE_LINES) if not isinstance(row, Fault))
     return Table(given=given, path=str(path), format="parquet", columns=tuple(names), sample=sample)

@@ -1,0 +1,52 @@
+"""Runs a reader of untrusted files as a process whose memory is watched. Called by `spreadsheets` and `arrow_readers`.
+
+A small file may need more memory than a machine has, and the libraries that read it have no limit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+WATCH_S = 0.02
+"""Seconds between two looks at the memory of the process."""
+SAID_BYTES = 1 << 16
+"""Bytes of standard error that are read."""
+
+
+@contextmanager
+def watched(script: str, *arguments: str, memory: int) -> Iterator[subprocess.Popen[bytes]]:
+    """A script of this folder in a process that is killed if it takes more than `memory` bytes, and at the end."""
+    command = [sys.executable, "-P", str(Path(__file__).with_name(script)), *arguments]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as process:
+        threading.Thread(target=_watch, args=(process, memory), daemon=True).start()
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def ended(process: subprocess.Popen[bytes]) -> tuple[int, str]:
+    """The exit code, negative if a signal ended the process, and what it said on standard error."""
+    assert process.stderr is not None
+    said = process.stderr.read(SAID_BYTES).decode(errors="replace")
+    return process.wait(), said
+
+
+def _watch(process: subprocess.Popen[bytes], memory: int) -> None:
+    """Kills the process if it takes too much. A limit of the system would leave it hanging."""
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        child = psutil.Process(process.pid)
+        while process.poll() is None:
+            if child.memory_info().rss > memory:
+                process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(WATCH_S)
