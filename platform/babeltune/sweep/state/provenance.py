@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, TypedDict, cast
 import babeltune
 from babeltune.errors import SweepError, counted
 from babeltune.files import make_folders, plain, write_whole
-from babeltune.method.plugins import OWN, digest_of, plugins
 from babeltune.planning.recorded import NEUTRAL, NOT_DECIDING, sweep_id
 from babeltune.planning.rules import kind_of
 from babeltune.schema.base import record_from
@@ -252,6 +251,8 @@ def deciding_facts(methods: Iterable[str] = ()) -> dict[str, object]:
 
     `code` holds a digest for babeltune and for each other distribution that one of these methods comes from.
     """
+
+    from babeltune.method.plugins import OWN, digest_of, plugins  # and with it torch, which readers do without
 
     code = {OWN: code_digest(), **{name: digest_of(plugin) for name, plugin in plugins(methods).items()}}
     return {"code": code, **{name: version(name) for name in PINNED}}
