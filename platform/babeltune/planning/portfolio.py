@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from babeltune.errors import SpecError
 from babeltune.planning.parameters import is_active, ordered, values_of
 from babeltune.planning.rules import RANGES, kind_of
-from babeltune.planning.space import Params
 from babeltune.schema.records import Parameter, Scalar, Sweep
+
+if TYPE_CHECKING:
+    from babeltune.planning.space import Params
 
 FOLDER = Path(__file__).with_name("portfolios")
 """JSON, which is YAML too. By the suffix `.yaml` the files go into the wheel, where no `.json` may go."""

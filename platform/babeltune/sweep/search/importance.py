@@ -5,12 +5,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from typing import TYPE_CHECKING
 
 from babeltune.planning.rules import kind_of
 from babeltune.schema.records import Goal, Parameter, Scalar
+
+if TYPE_CHECKING:
+    import optuna
+    from optuna.distributions import BaseDistribution
 
 LEAST_TRIALS = 8
 """Scored trials below which nothing is said: the best quarter would be a single trial."""
@@ -32,8 +34,12 @@ def parameter_importance(parameters: Mapping[str, Parameter], trials: Sequence[S
     Empty for fewer than `LEAST_TRIALS` trials, if nothing was searched, or if all trials are equally good. A pruned
     trial counts with the value that it reached: the method only asks which trials are among the best.
     """
+    if len(trials) < LEAST_TRIALS or len({trial.value for trial in trials}) == 1:
+        return {}
+    import optuna  # which a report of few trials does without
+
     varied = {name: found for name, each in parameters.items() if (found := _distribution(each)) is not None}
-    if len(trials) < LEAST_TRIALS or not varied or len({trial.value for trial in trials}) == 1:
+    if not varied:
         return {}
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(direction=goal)
@@ -47,6 +53,8 @@ def parameter_importance(parameters: Mapping[str, Parameter], trials: Sequence[S
 
 def _frozen(trial: Scored, varied: Mapping[str, BaseDistribution]) -> optuna.trial.FrozenTrial:
     """The trial as Optuna has it, with the settings that lie within what is searched now."""
+    import optuna
+
     params = {name: value for name, value in trial.params.items() if name in varied and _within(value, varied[name])}
     return optuna.trial.create_trial(
         params=params, distributions={name: varied[name] for name in params}, value=trial.value
@@ -55,6 +63,8 @@ def _frozen(trial: Scored, varied: Mapping[str, BaseDistribution]) -> optuna.tri
 
 def _within(value: Scalar, distribution: BaseDistribution) -> bool:
     """Whether the value is still searched: an accepted change may have narrowed its range."""
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
     if isinstance(distribution, CategoricalDistribution):
         return value in distribution.choices
     assert isinstance(distribution, FloatDistribution | IntDistribution)
@@ -63,6 +73,8 @@ def _within(value: Scalar, distribution: BaseDistribution) -> bool:
 
 def _distribution(parameter: Parameter) -> BaseDistribution | None:
     """Optuna's distribution of a searched setting; None for one that has a single value."""
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
     kind = kind_of(parameter)
     if kind == "const":
         return None

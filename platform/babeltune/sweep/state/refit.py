@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from babeltune.errors import SpecError, SweepError, counted
+from babeltune.planning.parameters import same
 from babeltune.planning.rules import TRIAL, kind_of
-from babeltune.planning.space import same
 from babeltune.schema.records import Parameter, Sampler, Scalar, Scheduler, Sweep, Training
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.leaderboard import Row, leaderboard
