@@ -30,12 +30,12 @@ class LocalClient:
     def status(self, name: str | None, *, follow: bool) -> None:
         from babeltune.cli.render import show_status
         from babeltune.cli.terminal_view import attach
-        from babeltune.sweep.state.progress import sweep_document
+        from babeltune.sweep.state.progress import sweep_document, sweep_facts
 
         folder = folder_of(name, self._file)
         if follow:
             attach(folder, err)
-        document = sweep_document(folder)
+        document = sweep_document(folder) if self._as_json else sweep_facts(folder)
         say(document, self._as_json, lambda: show_status(folder, document["state"], document["reason"], out))
         if document["state"] == "interrupted" and not self._as_json:
             err.print(f"its driver is gone; `babeltune resume {folder.id}{self._where}` goes on", soft_wrap=True)
@@ -57,20 +57,20 @@ class LocalClient:
 
     def logs(self, name: str | None, *, follow: bool) -> None:
         from babeltune.sweep.state.folder import read_log
-        from babeltune.sweep.state.progress import sweep_document
+        from babeltune.sweep.state.progress import sweep_facts
 
         folder = folder_of(name, self._file)
         if follow and not self._as_json:
             for text in followed(folder):
                 out.out(text, end="", highlight=False)
-            state = sweep_document(folder)["state"]
+            state = sweep_facts(folder)["state"]
             dead = f": its driver is gone; `babeltune resume {folder.id}{self._where}` goes on"
             err.print(f"sweep {folder.id}: {state}{dead if state == 'interrupted' else ''}", soft_wrap=True)
             return
         text = read_log(folder)
         if not text:
             warn([f"{folder.id} has no log yet"])
-        document = {"sweep": folder.id, "state": sweep_document(folder)["state"], "log": text}
+        document = {"sweep": folder.id, "state": sweep_facts(folder)["state"], "log": text}
         say(document, self._as_json, lambda: out.out(text, end="", highlight=False))
 
     def runs(self, tables: Tables) -> None:
@@ -106,7 +106,7 @@ class LocalClient:
         run_sweep(sweep, self._file, asked, as_json=self._as_json)
 
     def stop(self, name: str | None, *, wait: int) -> None:
-        from babeltune.sweep.state.progress import sweep_document
+        from babeltune.sweep.state.progress import sweep_facts
         from babeltune.sweep.state.stored import may_be_driven
         from babeltune.sweep.sync.audit import audit
         from babeltune.sweep.sync.view import StorageView
@@ -115,7 +115,7 @@ class LocalClient:
         view = StorageView(cluster_of(self._file))
         storage = view.storage
         if not may_be_driven(storage, folder.id):
-            state = sweep_document(folder)["state"]
+            state = sweep_facts(folder)["state"]
             soon = "; if it was started just now, try again in a few seconds" if state in ("new", "interrupted") else ""
             raise not_running(folder.id, state, soon)
         view.ask_to_stop(folder)

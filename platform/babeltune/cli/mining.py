@@ -52,10 +52,6 @@ Columns = Annotated[
     typer.Option("--columns", help="SOURCE,TARGET as the first line names them; else the first two, and no header."),
 ]
 
-Codec = Annotated[
-    str | None, typer.Option("--encoding", help="Of all files, such as cp1252; UTF-8, UTF-16 and UTF-32 are seen.")
-]
-
 
 def resumable(command: Callable[..., None]) -> Callable[..., None]:
     """Ctrl-C says how to go on: what was encoded and searched is kept in the storage."""
@@ -94,7 +90,6 @@ def mine(
     cluster: Annotated[
         str | None, typer.Option("--cluster", help="A cluster file: encode and search as Ray tasks there.")
     ] = None,
-    codec: Codec = None,
     as_json: Json = False,
 ) -> None:
     """Find the translations of one file's sentences in another file, with a score by margin."""
@@ -107,7 +102,7 @@ def mine(
         target,
         out_,
         mining.Settings(k=k, margin=margin, retrieval=retrieval, threshold=threshold, precision=precision, index=index),
-        encoding_of(model, cluster, prompt, source_language, target_language, target_model, spread=True, codec=codec),
+        encoding_of(model, cluster, prompt, source_language, target_language, target_model, spread=True),
     )
     warn(_about_lines(done, ("source", source), ("target", target)))
     warn(mining.warnings_about(done))
@@ -130,7 +125,6 @@ def score(
     target_language: Target = None,
     target_model: TargetModel = None,
     cluster: ClusterFile = None,
-    codec: Codec = None,
     as_json: Json = False,
 ) -> None:
     """Score pairs by margin, against the other sentences of the file."""
@@ -140,7 +134,7 @@ def score(
         pairs,
         out_,
         mining.Settings(k=k, margin=margin, precision=precision, index=index),
-        encoding_of(model, cluster, prompt, source_language, target_language, target_model, codec=codec),
+        encoding_of(model, cluster, prompt, source_language, target_language, target_model),
         columns=columns_of(columns),
     )
     warn(_about_lines(done, ("lines", pairs)))
@@ -167,7 +161,6 @@ def retrieve(
     target_language: Target = None,
     target_model: TargetModel = None,
     cluster: ClusterFile = None,
-    codec: Codec = None,
     as_json: Json = False,
 ) -> None:
     """Find the candidates nearest to each query, and the precision at 1 if the right ones are known."""
@@ -177,7 +170,7 @@ def retrieve(
         queries,
         candidates,
         out_,
-        encoding_of(model, cluster, prompt, source_language, target_language, target_model, codec=codec),
+        encoding_of(model, cluster, prompt, source_language, target_language, target_model),
         gold=gold,
         k=k,
         precision=precision,
@@ -197,14 +190,13 @@ def encode(
         str | None, typer.Option(help="Of a model with layers for each language: the lines' language.")
     ] = None,
     cluster: ClusterFile = None,
-    codec: Codec = None,
     as_json: Json = False,
 ) -> None:
     """Encode the lines of standard input to a NumPy file."""
     from babeltune.apps.mining import mine as mining
 
     chosen, _ = models_of(model, cluster, prompt, language, language)
-    done = mining.encode(sys.stdin.buffer, chosen, out_, Meter(), codec)
+    done = mining.encode(sys.stdin.buffer, chosen, out_, Meter())
     if done["replaced"]:
         warn([f"not UTF-8: {counted(done['replaced'], 'line')}; what could not be read was replaced by U+FFFD"])
     if done["too_long"]:
@@ -253,10 +245,8 @@ def encoding_of(
     target_model: str | None,
     *,
     spread: bool = False,
-    codec: str | None = None,
 ) -> Encoding:
-    """The models of a command with their storage. With `spread` a cluster that is named does the work. `codec`: of its
-    files."""
+    """The models of a command with their storage. With `spread` a cluster that is named does the work."""
     from babeltune.apps.mining.mine import Encoding
 
     return Encoding(
@@ -264,7 +254,6 @@ def encoding_of(
         storage=mining_storage(cluster),
         progress=Meter(),
         cluster=cluster_of(cluster) if spread and cluster is not None else None,
-        codec=codec,
     )
 
 

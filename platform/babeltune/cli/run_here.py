@@ -54,7 +54,7 @@ def _run_sweep(
     from babeltune.cli.render import show_leaderboard
     from babeltune.planning.warnings import about_gpus, about_precision, about_sweep
     from babeltune.sweep.driver.run import submit
-    from babeltune.sweep.state.progress import is_driven, sweep_document
+    from babeltune.sweep.state.progress import is_driven, sweep_document, sweep_facts
     from babeltune.sweep.sync.view import StorageView
     from babeltune.sweep_report.stored_report import report_at_the_end
 
@@ -70,7 +70,7 @@ def _run_sweep(
     folder = watched_or_run(name, sweep, cluster, run)
     state = folder.state()
     made = report_at_the_end(folder, cluster, say_line) if state == "finished" else None
-    say(sweep_document(folder), as_json, lambda: show_leaderboard(folder, out))
+    say(sweep_document(folder) if as_json else sweep_facts(folder), as_json, lambda: show_leaderboard(folder, out))
     if not as_json:
         say_what_next(folder, state, where, made)
     if state == "interrupted":  # while it was watched; as its driver ends
@@ -85,7 +85,7 @@ def watched_or_run(name: str, sweep: Sweep, cluster: Cluster, run: Callable[...,
     from babeltune.signals import acknowledged
     from babeltune.sweep.driver.run import driven_folder
     from babeltune.sweep.state.fencing import DrivenError
-    from babeltune.sweep.state.progress import sweep_document
+    from babeltune.sweep.state.progress import sweep_facts
     from babeltune.sweep.state.provenance import spec_changes
 
     while True:
@@ -103,7 +103,7 @@ def watched_or_run(name: str, sweep: Sweep, cluster: Cluster, run: Callable[...,
                 raise typer.Exit(INTERRUPTED) from None
             state = folder.state()  # as its driver said
             if state == "failed":
-                raise SweepError(f"sweep {folder.id} failed: {sweep_document(folder)['reason']}")
+                raise SweepError(f"sweep {folder.id} failed: {sweep_facts(folder)['reason']}")
             if state in ("finished", "stopped", "interrupted"):
                 return folder
             err.print(f"the driver of sweep {folder.id} is gone; going on with it")

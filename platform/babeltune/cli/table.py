@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console, ConsoleOptions, RenderResult
-from rich.markup import escape
-from rich.table import Table
+from rich.segment import Segment
+from rich.style import Style
 from rich.text import Text
 
 from babeltune.cli.words import ELLIPSIS, settings_words, short_names, sparkline
@@ -35,6 +37,7 @@ COSTS: dict[str, tuple[str, Callable[[float], str]]] = {
     SPEED: ("sentences/s", lambda speed: f"{speed:,.0f}"),
 }
 """What a model costs: the metric, its title and how it is written. A weight has four bytes."""
+BOLD = Style(bold=True)
 GAP = 2
 """Columns between two columns of the table."""
 SETTINGS_SHARE = 3
@@ -66,13 +69,18 @@ class Column:
     cells: tuple[str, ...]
     right: bool = False
 
-    @property
+    @cached_property
     def width(self) -> int:
-        return max(len(self.title), *map(len, self.cells), 0)
+        return max(cell_len(self.title), *map(cell_len, self.cells), 0)
+
+    def padded(self, text: str) -> str:
+        """The text of a cell, as wide as the column."""
+        missing = " " * (self.width - cell_len(text))
+        return missing + text if self.right else text + missing
 
     def shortened(self) -> Column:
         """The column with the end of its title, so that the table gets narrower."""
-        kept = max(SHORTEST_TITLE, *map(len, self.cells))
+        kept = max(SHORTEST_TITLE, *map(cell_len, self.cells))
         title = self.title if len(self.title) <= kept else ELLIPSIS + self.title[1 - kept :]
         return Column(self.key, title, self.cells, self.right)
 
@@ -104,26 +112,30 @@ class TrialsTable:
             most = min(self.height // 2, self.height - 3)
             notes = _cut(notes[:MOST_NOTES], most, console, options.max_width)
             shown = shown[: max(1, self.height - 2 - len(notes))]
-        yield self._table(shown, options.max_width)
+        yield from self._table(shown, options.max_width)
         if (left := len(self.rows) - len(shown)) > 0:
             yield Text(f"{ELLIPSIS} and {left} more", style="dim")
         yield from notes
 
-    def _table(self, rows: Sequence[Row], width: int) -> Table:
+    def _table(self, rows: Sequence[Row], width: int) -> Iterator[Segment]:
+        """Titles and rows as lines of text. rich's own table measures each cell several times, which takes a minute for
+        ten thousand trials."""
         names = short_names([*dict.fromkeys(name for row in rows for name in row.params)])
         needed = max((len(settings_words(row.params, names=names)) for row in rows), default=0)
         columns = fitted(self._columns(rows), width - min(needed, width // SETTINGS_SHARE))
         left = width - sum(column.width + GAP for column in columns)
         if max((len(settings_words(row.params)) for row in rows), default=0) <= left:
             names = {}
-        table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, GAP, 0, 0), collapse_padding=True)
-        for column in columns:
-            table.add_column(column.title, no_wrap=True, justify="right" if column.right else "left")
-        table.add_column("settings", no_wrap=True, overflow="ellipsis")
-        for index, row in enumerate(rows):
-            cells = [_styled(column, index, row) for column in columns]
-            table.add_row(*cells, escape(settings_words(row.params, max(1, left), names)))
-        return table
+        gap = " " * GAP
+        yield Segment("".join(column.padded(column.title) + gap for column in columns) + "settings\n", BOLD)
+        padded = [[column.padded(cell) for cell in column.cells] for column in columns]
+        for row, cells in zip(rows, zip(*padded, strict=True), strict=True):
+            for column, cell in zip(columns, cells, strict=True):
+                color = COLORS.get(row.state) if column.key == "state" else None
+                yield Segment(cell + gap, Style.parse(color) if color else None)
+            words = settings_words(row.params, max(1, left), names)
+            yield Segment(set_cell_size(words, left) if cell_len(words) > left else words)
+            yield Segment.line()
 
     def _columns(self, rows: Sequence[Row]) -> list[Column]:
         """All columns that these rows have something for, in order."""
@@ -165,11 +177,6 @@ class TrialsTable:
 def is_trial(row: Row) -> bool:
     """Whether a row is a trial's, and not a baseline's."""
     return bool(row.reports or row.params or row.state != "finished")
-
-
-def _styled(column: Column, index: int, row: Row) -> Text | str:
-    text = column.cells[index]
-    return Text(text, style=COLORS.get(row.state, "")) if column.key == "state" else escape(text)
 
 
 def value_of(row: Row, metric: str) -> str:

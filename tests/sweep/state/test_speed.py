@@ -1,8 +1,11 @@
 """One speed for each shape of students; what clocks cannot tell apart decides nothing."""
 
+import random
+from dataclasses import replace
+
 from babeltune.evaluation.metric_names import PARAMETERS, SPEED
 from babeltune.schema.records import Objective
-from babeltune.sweep.state.leaderboard import Row, one_speed, pareto_front
+from babeltune.sweep.state.leaderboard import SPEED_NOISE, Row, one_speed, pareto_front
 
 AIMS = (Objective(metric="dev/a/accuracy"), Objective(metric=SPEED))
 
@@ -35,3 +38,20 @@ def test_a_faster_shape_is_on_the_front_only_beyond_the_spread_of_measurements()
         assert rows[0].speed_spread == 0.4
         assert pareto_front(rows, AIMS) == front
     assert one_speed([Row(name="t9", state="running")], {}) == [Row(name="t9", state="running")]
+
+
+def beats(one, other):
+    """Whether it is as good in both objectives, and better in one, beyond what clocks tell."""
+    noise = max(SPEED_NOISE, one.speed_spread, other.speed_spread) * other.metrics[SPEED]
+    gains = [one.metrics[aim.metric] - other.metrics[aim.metric] for aim in AIMS]
+    return gains[0] >= 0 and gains[1] >= -noise and (gains[0] > 0 or gains[1] > noise)
+
+
+def test_the_front_is_what_no_trial_beats_whatever_the_spreads():
+    chance = random.Random(0)
+    for _ in range(100):
+        rows = [
+            replace(row(f"t{number}", chance.randrange(8) / 8, chance.uniform(50, 150)), speed_spread=spread)
+            for number, spread in enumerate(chance.choices([0.0, 0.1, 0.2, 0.4], k=30))
+        ]
+        assert pareto_front(rows, AIMS) == {one.name for one in rows if not any(beats(each, one) for each in rows)}

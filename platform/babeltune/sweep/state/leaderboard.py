@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from babeltune.errors import DamagedError, SpecError, SweepError, UnknownNameError, nearest
 from babeltune.evaluation.metric_names import PARAMETERS, SPEED
@@ -18,6 +19,11 @@ from babeltune.sweep.state.folder import ENDED, State, SweepFolder, condition_of
 from babeltune.sweep.state.messages import end_of
 from babeltune.sweep.state.rebuild import damage, rebuilt
 from babeltune.training.checkpoint import PROGRESS, REPORTS, best_report, read_reports, stage_of
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    FloatArray = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 LOST = "its last report is lost"
 """The warning of a trial that finished and lacks its last report."""
@@ -175,22 +181,37 @@ def pareto_front(rows: list[Row], objectives: tuple[Objective, ...]) -> set[str]
     """The names of the trials that no other one dominates: as good in every objective, and better in one. Speeds, which
     clocks measure, differ only beyond `SPEED_NOISE` and the spreads of both."""
     names = [o.metric for o in objectives]
-    spreads = {row.name: max(SPEED_NOISE, row.speed_spread) for row in rows}
-    scored = {
-        row.name: [row.metrics[o.metric] * (1 if o.goal == "maximize" else -1) for o in objectives]
-        for row in rows
-        if row.best is not None and all(name in row.metrics for name in names)
-    }
+    scored = [row for row in rows if row.best is not None and all(name in row.metrics for name in names)]
+    if not scored:
+        return set()
+    import numpy as np
 
-    def beats(other: str, one: str) -> bool:
-        """Whether the other trial is as good in every objective, and better in one."""
-        noise = [max(spreads[other], spreads[one]) if name == SPEED else 0.0 for name in names]
-        pairs = list(zip(scored[other], scored[one], noise, strict=True))
-        return all(o >= m - share * abs(m) for o, m, share in pairs) and any(
-            o > m + share * abs(m) for o, m, share in pairs
-        )
+    signs = np.array([1.0 if o.goal == "maximize" else -1.0 for o in objectives])
+    values = np.array([[row.metrics[name] for name in names] for row in scored]) * signs
+    spreads = np.array([max(SPEED_NOISE, row.speed_spread) for row in scored])
+    # What beats a trial beats it too if it is exchanged for what has its spread and is as good in all respects. So the
+    # exact front of each spread is all that must be compared with, and it is small.
+    best = [(spread, each) for spread in np.unique(spreads) for each in exact_front(values[spreads == spread])]
+    front, their = np.array([each for _, each in best]), np.array([spread for spread, _ in best])
+    of_speed = np.array([name == SPEED for name in names])
 
-    return {one for one in scored if not any(beats(other, one) for other in scored)}
+    def beaten(mine: FloatArray, spread: float) -> bool:
+        slack = np.maximum(their, spread)[:, None] * of_speed * np.abs(mine)
+        return bool(((front >= mine - slack).all(axis=1) & (front > mine + slack).any(axis=1)).any())
+
+    return {row.name for row, mine, spread in zip(scored, values, spreads, strict=True) if not beaten(mine, spread)}
+
+
+def exact_front(values: FloatArray) -> list[FloatArray]:
+    """The rows of (trials, objectives), all to be maximized, that no other row beats: as good in all, better in one."""
+    import numpy as np
+
+    left, front = np.unique(values, axis=0), []
+    while len(left):
+        best = left[left.sum(axis=1).argmax()]
+        front.append(best)
+        left = left[(left > best).any(axis=1)]
+    return front
 
 
 def leaderboard(folder: SweepFolder, metric: str | None = None) -> list[Row]:

@@ -151,6 +151,11 @@ def _plugins(folder: SweepFolder) -> list[str]:
 
 def sweep_document(folder: SweepFolder) -> dict[str, Any]:
     """What the commands say of a sweep in JSON."""
+    return {**sweep_facts(folder), "leaderboard": [plain(row) for row in standing(folder)]}
+
+
+def sweep_facts(folder: SweepFolder) -> dict[str, Any]:
+    """The same without its trials."""
     state, driven = folder.state(), is_driven(folder)
     if state == "running" and not driven:
         state = "interrupted"
@@ -163,5 +168,4 @@ def sweep_document(folder: SweepFolder) -> dict[str, Any]:
         "stage": plain(read_stage(folder)) if driven else None,
         "plugins": _plugins(folder),
         "accepted_changes": folder.accepted(),
-        "leaderboard": [plain(row) for row in standing(folder)],
     }
