@@ -241,6 +241,14 @@ def one_thread():
     torch.set_num_threads(before)
 
 
+@pytest.fixture(autouse=True)
+def its_handler_of_ctrl_c():
+    """A command that is interrupted in this process leaves a handler that would end the tests at the next Ctrl-C."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture
 def command(monkeypatch, capfd):
     """Runs a command of babeltune's in this process: exit code, standard output, standard error."""

@@ -90,7 +90,7 @@ def _command() -> None:
     Raises `SpecError` in one line for arguments that no command takes.
     """
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="babeltune", standalone_mode=False)
     except TyperException as error:
         message = refused(error, sys.argv[1:])
         if not message:  # there were no arguments, and the help is shown

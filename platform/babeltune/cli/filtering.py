@@ -11,6 +11,7 @@ from rich.table import Table
 
 from babeltune.cli.common import ClusterFile, Json, app, err, out, say, warn
 from babeltune.cli.mining import (
+    Codec,
     Columns,
     MarginName,
     Neighbours,
@@ -45,6 +46,7 @@ def filter_(
         str | None, typer.Option(help="Train a translation model on each subset: a folder, a hub id, or scratch.")
     ] = None,
     test: Annotated[str | None, typer.Option(help="The TSV that translation models are scored on.")] = None,
+    codec: Codec = None,
     steps: Annotated[int, typer.Option(help="Of each translation model.", min=1)] = 10_000,
     batch: Annotated[int, typer.Option(help="Pairs of a step.", min=1)] = 64,
     learning_rate: Annotated[float, typer.Option(help="1e-3 for scratch; less to fine-tune.", min=1e-9)] = 1e-3,
@@ -76,7 +78,7 @@ def filter_(
         translation = Translation(recipe, test, on_step)
     only = languages.split(",") if languages else None
     report = filter_corpus(
-        NoisyCorpus(pairs, columns_of(columns), only, drop=on_error == "drop"),
+        NoisyCorpus(pairs, columns_of(columns), only, drop=on_error == "drop", codec=codec),
         out_,
         sizes_of(tokens),
         lambda: encoding_of(model, cluster, prompt, source_language, target_language, target_model),

@@ -52,6 +52,10 @@ Columns = Annotated[
     typer.Option("--columns", help="SOURCE,TARGET as the first line names them; else the first two, and no header."),
 ]
 
+Codec = Annotated[
+    str | None, typer.Option("--encoding", help="Of all files, such as cp1252; UTF-8, UTF-16 and UTF-32 are seen.")
+]
+
 
 def resumable(command: Callable[..., None]) -> Callable[..., None]:
     """Ctrl-C says how to go on: what was encoded and searched is kept in the storage."""
@@ -90,6 +94,7 @@ def mine(
     cluster: Annotated[
         str | None, typer.Option("--cluster", help="A cluster file: encode and search as Ray tasks there.")
     ] = None,
+    codec: Codec = None,
     as_json: Json = False,
 ) -> None:
     """Find the translations of one file's sentences in another file, with a score by margin."""
@@ -102,7 +107,7 @@ def mine(
         target,
         out_,
         mining.Settings(k=k, margin=margin, retrieval=retrieval, threshold=threshold, precision=precision, index=index),
-        encoding_of(model, cluster, prompt, source_language, target_language, target_model, spread=True),
+        encoding_of(model, cluster, prompt, source_language, target_language, target_model, spread=True, codec=codec),
     )
     warn(_about_lines(done, ("source", source), ("target", target)))
     warn(mining.warnings_about(done))
@@ -125,6 +130,7 @@ def score(
     target_language: Target = None,
     target_model: TargetModel = None,
     cluster: ClusterFile = None,
+    codec: Codec = None,
     as_json: Json = False,
 ) -> None:
     """Score pairs by margin, against the other sentences of the file."""
@@ -134,7 +140,7 @@ def score(
         pairs,
         out_,
         mining.Settings(k=k, margin=margin, precision=precision, index=index),
-        encoding_of(model, cluster, prompt, source_language, target_language, target_model),
+        encoding_of(model, cluster, prompt, source_language, target_language, target_model, codec=codec),
         columns=columns_of(columns),
     )
     warn(_about_lines(done, ("lines", pairs)))
@@ -161,6 +167,7 @@ def retrieve(
     target_language: Target = None,
     target_model: TargetModel = None,
     cluster: ClusterFile = None,
+    codec: Codec = None,
     as_json: Json = False,
 ) -> None:
     """Find the candidates nearest to each query, and the precision at 1 if the right ones are known."""
@@ -170,7 +177,7 @@ def retrieve(
         queries,
         candidates,
         out_,
-        encoding_of(model, cluster, prompt, source_language, target_language, target_model),
+        encoding_of(model, cluster, prompt, source_language, target_language, target_model, codec=codec),
         gold=gold,
         k=k,
         precision=precision,
@@ -190,13 +197,14 @@ def encode(
         str | None, typer.Option(help="Of a model with layers for each language: the lines' language.")
     ] = None,
     cluster: ClusterFile = None,
+    codec: Codec = None,
     as_json: Json = False,
 ) -> None:
     """Encode the lines of standard input to a NumPy file."""
     from babeltune.apps.mining import mine as mining
 
     chosen, _ = models_of(model, cluster, prompt, language, language)
-    done = mining.encode(sys.stdin.buffer, chosen, out_, Meter())
+    done = mining.encode(sys.stdin.buffer, chosen, out_, Meter(), codec)
     if done["replaced"]:
         warn([f"not UTF-8: {counted(done['replaced'], 'line')}; what could not be read was replaced by U+FFFD"])
     if done["too_long"]:
@@ -245,8 +253,10 @@ def encoding_of(
     target_model: str | None,
     *,
     spread: bool = False,
+    codec: str | None = None,
 ) -> Encoding:
-    """The models of a command with their storage. With `spread` a cluster that is named does the work."""
+    """The models of a command with their storage. With `spread` a cluster that is named does the work. `codec`: of its
+    files."""
     from babeltune.apps.mining.mine import Encoding
 
     return Encoding(
@@ -254,6 +264,7 @@ def encoding_of(
         storage=mining_storage(cluster),
         progress=Meter(),
         cluster=cluster_of(cluster) if spread and cluster is not None else None,
+        codec=codec,
     )
 
 

@@ -6,6 +6,7 @@ enclose stays. Units without a text in each language that is asked for are left 
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -31,6 +32,8 @@ DEEPEST = 1_000
 """Elements within one another. A file with more is no translation file."""
 LONGEST_TAG = 1 << 24
 """Bytes of a tag or an attribute, which are in memory as a whole."""
+SNIFFED_BYTES = 1 << 14
+"""Bytes at the begin of a text that say whether it is a translation file."""
 PO_BYTES = 1 << 26
 """Bytes of a PO file, which is in memory as a whole."""
 DECLARED = re.compile(rb"<\?xml[^>]{0,200}encoding\s*=\s*[\"']([\w.:-]{1,40})[\"']")
@@ -42,6 +45,22 @@ def format_of(begin: str) -> Format | None:
     if match := re.search(r"<(?:\w+:)?(tmx|xliff)\b", begin[:4096]):
         return "tmx" if match[1] == "tmx" else "xliff"
     return "po" if re.search(r'^msgid\s+"', begin, re.M) and re.search(r'^msgstr(\[\d\])?\s+"', begin, re.M) else None
+
+
+def format_in(path: Path, encoding: str | None = None) -> Format | None:
+    """The format of a file, if it is one of these. A pipe is not looked at: what it gives is read once."""
+    if not path.is_file():
+        return None
+    with contextlib.suppress(*UNREADABLE), unpacked(path, encoding) as stream:  # what reads the text says it
+        return format_of(stream.peek(1)[:SNIFFED_BYTES].decode(errors="replace"))
+    return None
+
+
+def refuse_translations(path: Path, encoding: str | None, wanted: str) -> None:
+    """Raises `DataError` if the file is one of translations, where text is `wanted`."""
+    if (format_ := format_in(path, encoding)) is not None:
+        names = {"tmx": "a translation memory (TMX)", "xliff": "XLIFF", "po": "a gettext catalogue"}
+        raise DataError(f"{path} is {names[format_]}; give text, {wanted}, or read it with `babeltune init`")
 
 
 def units(path: Path, format_: str, content: Digest, longest: int, encoding: str | None = None) -> Iterator[Unit]:

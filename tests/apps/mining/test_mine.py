@@ -168,6 +168,38 @@ def test_a_pipe_that_nobody_writes_is_said_and_then_read(tmp_path, monkeypatch, 
         assert reading.result(PATIENCE_S)[1].kept == 1
 
 
+CYRILLIC = ["Он пришёл.", "Спасибо.", "Доброе утро."]
+
+
+def test_a_code_page_is_read_if_it_is_named(encoded, tmp_path):
+    path = tmp_path / "t"
+    path.write_bytes("".join(f"{text}\t{text}\n" for text in CYRILLIC).encode("cp1251"))
+    with pytest.raises(DataError, match=r"3 not utf8.*--encoding"):
+        read_pairs(path, tmp_path / "a")
+    assert read_pairs(path, tmp_path / "a", codec="cp1251").source[:] == CYRILLIC
+    assert read_sentences(path, tmp_path / "b", "cp1251")[0][0] == f"{CYRILLIC[0]} {CYRILLIC[0]}"
+    mine.encode(io.BytesIO(path.read_bytes()), TOY, tmp_path / "o.npy", lambda *_: None, "cp1251")
+    assert encoded[-1] == "\t".join([CYRILLIC[-1]] * 2)
+
+
+def test_a_file_of_translations_or_a_workbook_is_refused_by_name(tmp_path):
+    memory = (
+        '<?xml version="1.0"?><tmx version="1.4"><body><tu><tuv xml:lang="en"><seg>Yes</seg></tuv></tu></body></tmx>'
+    )
+    (tmp_path / "t").write_text(memory)
+    with pytest.raises(
+        DataError, match=r"t is a translation memory \(TMX\); give text, one sentence a line, or read it"
+    ):
+        read_sentences(tmp_path / "t", tmp_path / "a")
+    (tmp_path / "p").write_bytes(gzip.compress(b'msgid "Yes"\nmsgstr "Oui"\n'))
+    with pytest.raises(DataError, match="p is a gettext catalogue; give text, a source and a target in each line"):
+        read_pairs(tmp_path / "p", tmp_path / "a")
+    with zipfile.ZipFile(tmp_path / "x", "w") as archive:
+        archive.writestr("xl/workbook.xml", "<workbook/>")
+    with pytest.raises(DataError, match=r"is an Excel workbook; .* save a sheet as CSV"):
+        read_pairs(tmp_path / "x", tmp_path / "a")
+
+
 def test_pairs_come_by_position_or_by_the_names_of_the_first_line(tmp_path):
     rest = [f"{i}\tun\tuno" for i in range(6, 36)]
     path = write(

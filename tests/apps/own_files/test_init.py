@@ -18,7 +18,7 @@ from babeltune.apps.own_files.tables import read_table
 from babeltune.cli.own_files import columns_of
 from babeltune.data.corpus import build_corpus
 from babeltune.data.text_keys import text_key
-from babeltune.errors import BabeltuneError
+from babeltune.errors import BabeltuneError, DataError
 from babeltune.planning.space import make_trial
 from babeltune.planning.sweep_file import data_root, read_sweep
 from babeltune.schema.json_schema import json_schema
@@ -90,6 +90,17 @@ def test_two_messy_tables_become_a_sweep_file_that_plan_accepts(make, text, tmp_
     written = [row for rows in split_rows(tmp_path).values() for row in rows]
     assert ['Il a dit "oui" ; rien de plus.', 'He said "yes"; nothing more.'] in written
     assert any("é" in row[0] for row in written)
+
+
+def test_many_broken_rows_are_refused_and_many_empty_cells_are_not(make, text, tmp_path):
+    french = pairs(text, "fra", "eng")
+    broken = [(fra, eng, "more") for fra, eng in french[: ROWS // 10]]
+    put(make.folder / "broken.tsv", [("fra", "eng"), *french, *broken])
+    with pytest.raises(DataError, match=rf"broken.tsv: {ROWS // 10} of [\d,]+ rows are broken .* more than 5%"):
+        make("broken.tsv")
+    gaps = [(fra, "") for fra, _ in french[: ROWS // 5]]
+    put(make.folder / "gaps.tsv", [("fra", "eng"), *french, *gaps])
+    assert make("gaps.tsv").files[0].left_out == {"empty side": ROWS // 5}
 
 
 def test_rows_that_share_a_text_never_stand_in_two_splits(make, text, tmp_path):

@@ -38,6 +38,8 @@ class NoisyCorpus:
     """The only languages that a source can be in, by ISO 639-1; None: all that py3langid knows."""
     drop: bool = False
     """Whether broken rows are counted instead of refused."""
+    codec: str | None = None
+    """Code page of this file and of the test's; None: they are in Unicode."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ def filter_corpus(
         raise SpecError(f"--out {out} exists already; name a new folder, or remove it first")
     if translation is not None:
         translate.scorers()  # before hours of encoding
-    test = None if translation is None else select.read_pairs(translation.test, corpus.columns)
+    test = None if translation is None else select.read_pairs(translation.test, corpus.columns, codec=corpus.codec)
     pairs, found = candidates(corpus, test)
     loaded = encoding()
     ranked, pairs = select.rank(pairs, score_pairs(pairs, settings, loaded))
@@ -103,7 +105,9 @@ def filter_corpus(
 def candidates(corpus: NoisyCorpus, test: Pairs | None) -> tuple[Pairs, dict[str, int]]:
     """The pairs that may be kept, and how many sources were in each language. Raises `DataError` if none is left."""
     among = select.checked_languages(corpus.languages)
-    pairs = select.without_repetitions(select.read_pairs(corpus.path, corpus.columns, drop=corpus.drop))
+    pairs = select.without_repetitions(
+        select.read_pairs(corpus.path, corpus.columns, drop=corpus.drop, codec=corpus.codec)
+    )
     if test is not None:
         pairs = select.without_test(pairs, test)
     pairs, found = select.without_english(pairs, among)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from babeltune.data import language_id
-from babeltune.data.file_readers import Fault, located, refuse_broken, tsv_rows
+from babeltune.data.file_readers import MAX_LINE_BYTES, Fault, located, numbered, refuse_broken, tab_rows
 from babeltune.data.sources import Refusals
 from babeltune.data.text_keys import text_key
 from babeltune.errors import DataError, nearest
@@ -57,8 +57,9 @@ class Pairs:
         )
 
 
-def read_pairs(path: str, columns: Columns | None, *, drop: bool = False) -> Pairs:
-    """The two named columns of a TSV (gzipped or not), or without names the first two of one without a header.
+def read_pairs(path: str, columns: Columns | None, *, drop: bool = False, codec: str | None = None) -> Pairs:
+    """The two named columns of a TSV (packed or not), or without names the first two of one without a header.
+    `codec`: its code page; None: it is in Unicode.
 
     Raises `DataError` for a file that cannot be read and, unless these are dropped, for the first broken row.
     """
@@ -67,7 +68,9 @@ def read_pairs(path: str, columns: Columns | None, *, drop: bool = False) -> Pai
     refusals = Refusals("--on-error drop", drop)
     source, target = [], []
     rows = 0
-    for line, cells in tsv_rows(file, columns or ("0", "1"), content, header=columns is not None):
+    refuse_translations(file, codec, "a source, a tab and a target in each line")
+    lines = numbered(file, content, MAX_LINE_BYTES, codec)
+    for line, cells in tab_rows(file, columns or ("0", "1"), lines, header=columns is not None):
         rows += 1
         if isinstance(cells, Fault):
             refusals.refuse(f"{file}:{line}", cells)

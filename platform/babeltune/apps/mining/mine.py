@@ -72,6 +72,8 @@ class Encoding:
     progress: Progress
     cluster: Cluster | None = None
     """Encodes and searches as Ray tasks; None: this process does."""
+    codec: str | None = None
+    """The code page of the files of text; None: they are in Unicode."""
 
 
 def mine(source: Path, target: Path, out: Path, settings: Settings, encoding: Encoding) -> JsonObject:
@@ -87,8 +89,8 @@ def mine(source: Path, target: Path, out: Path, settings: Settings, encoding: En
     progress = encoding.progress
     with working(encoding.storage) as work, _runner(encoding.cluster) as run_shards:
         progress("reading", 0, 2)
-        sources, source_lines = read_sentences(source, work / "source.txt")
-        targets, target_lines = read_sentences(target, work / "target.txt")
+        sources, source_lines = read_sentences(source, work / "source.txt", encoding.codec)
+        targets, target_lines = read_sentences(target, work / "target.txt", encoding.codec)
         progress("reading", 2, 2)
         if len(sources) == len(targets) and all(sources[i] == targets[i] for i in range(len(sources))):
             raise DataError(
@@ -120,7 +122,7 @@ def score(
     """
     check_out(out)
     with working(encoding.storage) as work:
-        pairs = read_pairs(pairs_file, work / "pairs", columns)
+        pairs = read_pairs(pairs_file, work / "pairs", columns, encoding.codec)
         matches, scores = margins(
             (pairs.source, pairs.target), (pairs.sources, pairs.targets), settings, encoding, work
         )
@@ -162,7 +164,7 @@ def margins(
     return matches, scores
 
 
-def encode(lines: IO[bytes], model: Model, out: Path, progress: Progress) -> JsonObject:
+def encode(lines: IO[bytes], model: Model, out: Path, progress: Progress, codec: str | None = None) -> JsonObject:
     """Writes the vectors of the lines, fp32 [n, dim], to a `.npy` file as they come; line i has row i.
 
     A dropped line would shift the rows after it. So invalid UTF-8 is replaced, a line of more than `LONGEST` bytes is
@@ -175,7 +177,7 @@ def encode(lines: IO[bytes], model: Model, out: Path, progress: Progress) -> Jso
         dim = model.width
         _header(file, 0, dim)
         name = "standard input"
-        for batch in _batches(bounded_lines(text_stream(lines, name), name, hashlib.sha256(), LONGEST)):
+        for batch in _batches(bounded_lines(text_stream(lines, name, codec), name, hashlib.sha256(), LONGEST)):
             texts = [_beginning(line, skipped is not None) for _, line, skipped in batch]
             replaced += sum("\ufffd" in text for text in texts)
             too_long += sum(skipped is not None for *_, skipped in batch)

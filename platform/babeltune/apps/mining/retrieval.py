@@ -50,9 +50,9 @@ def retrieve(
     progress = encoding.progress
     with working(encoding.storage) as work:
         progress("reading", 0, 2)
-        asked, query_of, query_lines = read_lines(queries, work / "queries.txt")
-        there, candidate_of, candidate_lines = read_lines(candidates, work / "candidates.txt")
-        known = None if gold is None else gold_of(gold, query_of, (candidates, there, candidate_of))
+        asked, query_of, query_lines = read_lines(queries, work / "queries.txt", encoding.codec)
+        there, candidate_of, candidate_lines = read_lines(candidates, work / "candidates.txt", encoding.codec)
+        known = None if gold is None else gold_of(gold, query_of, (candidates, there, candidate_of), encoding.codec)
         progress("reading", 2, 2)
         folders = embedded((asked, there), encoding, work, names=("queries", "candidates"))
         kept = ResumableSearch(encoding.storage, (folders[0], folders[1]), k, precision, both=False)
@@ -79,11 +79,14 @@ def retrieve(
 
 
 def gold_of(
-    gold: Path, query_of: NDArray[np.int64], among: tuple[Path, Sentences, NDArray[np.int64]]
+    gold: Path,
+    query_of: NDArray[np.int64],
+    among: tuple[Path, Sentences, NDArray[np.int64]],
+    codec: str | None = None,
 ) -> NDArray[np.int64]:
     """The right candidate of each line of the queries that holds a sentence, by its number among the different ones."""
     path, candidates, candidate_of = among
-    lines = read_gold(gold)
+    lines = read_gold(gold, codec)
     if len(lines) != len(query_of):
         raise DataError(f"{gold} has {len(lines)} lines and the queries {len(query_of)}; give one line for each query")
     asked = [(number, lines[number - 1]) for number in range(1, len(lines) + 1) if query_of[number - 1] != NONE]

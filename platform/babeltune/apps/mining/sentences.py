@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, overload
 import numpy as np
 
 from babeltune.data.file_readers import BLANK, Fault, located, numbered, refuse_broken
+from babeltune.data.translation_files import refuse_translations
 from babeltune.errors import DataError, listed, shortened
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ LONGEST = 20_000
 """Bytes of a line; a longer one is no sentence."""
 PIPE_WARNING_S = 3.0
 """Seconds for which a pipe may give nothing before its reader says what it waits for."""
+SENTENCES, PAIRS = "one sentence a line", "a source and a target in each line, with a tab between"
+"""What a file of text holds."""
 NONE = -1
 """In place of a sentence's number."""
 BREAKS = re.compile(r"[\t\r\v\f\x1c-\x1e\x85\u2028\u2029]")
@@ -111,20 +114,21 @@ class Collector:
         return Sentences(self._path, starts[kept], ends[kept]), number[place]
 
 
-def read_sentences(path: Path, spill: Path) -> tuple[Sentences, Lines]:
+def read_sentences(path: Path, spill: Path, codec: str | None = None) -> tuple[Sentences, Lines]:
     """The different sentences of a text file, packed or not, one a line; their text is copied to `spill`.
+    `codec`: its code page; None: it is in Unicode.
 
     Raises:
         DataError: the file cannot be read, or holds no sentence.
     """
-    sentences, _, lines = read_lines(path, spill)
+    sentences, _, lines = read_lines(path, spill, codec)
     return sentences, lines
 
 
-def read_lines(path: Path, spill: Path) -> tuple[Sentences, NDArray[np.int64], Lines]:
+def read_lines(path: Path, spill: Path, codec: str | None = None) -> tuple[Sentences, NDArray[np.int64], Lines]:
     """As `read_sentences`, and which of the sentences each line of the file is: `NONE` for one that holds none."""
     lines, collector, held = Lines(), Collector(spill), array("q")
-    for line in _text_lines(path, lines):
+    for line in _text_lines(path, lines, codec):
         if text := _clean(line, lines):
             collector.add(text)
             held.append(lines.read - 1)
@@ -136,11 +140,11 @@ def read_lines(path: Path, spill: Path) -> tuple[Sentences, NDArray[np.int64], L
     return sentences, numbers, lines
 
 
-def read_gold(path: Path) -> list[str]:
+def read_gold(path: Path, codec: str | None = None) -> list[str]:
     """Every line of a text file, cleaned as sentences are; one that cannot be read is empty."""
     lines = Lines()
     found: list[str] = []
-    for line in _text_lines(path, lines):
+    for line in _text_lines(path, lines, codec):
         found += [""] * (lines.read - len(found) - 1)  # lines that are no text
         found.append(_clean(line))
     return found + [""] * (lines.read - len(found))
@@ -157,7 +161,9 @@ class PairsOfText:
     lines: Lines
 
 
-def read_pairs(path: Path, spill: Path, columns: tuple[str, str] | None = None) -> PairsOfText:
+def read_pairs(
+    path: Path, spill: Path, columns: tuple[str, str] | None = None, codec: str | None = None
+) -> PairsOfText:
     """The pairs of a TSV: its first two columns, or those that its first line names as `columns`.
 
     Raises:
@@ -166,7 +172,7 @@ def read_pairs(path: Path, spill: Path, columns: tuple[str, str] | None = None) 
     lines = Lines()
     sides = [Collector(spill.with_name(f"{spill.name}.{side}")) for side in ("source", "target")]
     places, header = None if columns else (0, 1), 0
-    for line in _text_lines(path, lines):
+    for line in _text_lines(path, lines, codec, PAIRS):
         fields = line.split("\t")
         if places is None:
             assert columns is not None
@@ -183,7 +189,7 @@ def read_pairs(path: Path, spill: Path, columns: tuple[str, str] | None = None) 
             side.add(sentence)
     (source, sources), (target, targets) = (side.finish() for side in sides)
     lines.kept, lines.read = len(sources), lines.read - header
-    _check_some(path, lines, "a source and a target in each line, with a tab between")
+    _check_some(path, lines, PAIRS)
     return PairsOfText(source, target, sources, targets, lines)
 
 
@@ -195,17 +201,23 @@ def _places(path: Path, header: list[str], columns: tuple[str, str]) -> tuple[in
     return names.index(columns[0]), names.index(columns[1])
 
 
-def _check_some(path: Path, lines: Lines, wanted: str = "one sentence a line") -> None:
+def _check_some(path: Path, lines: Lines, wanted: str = SENTENCES) -> None:
     if not lines.kept:
         why = f"{lines.read} lines: {lines.faults()}" if lines.read else "the file is empty"
-        raise DataError(f"{path} holds nothing to encode ({why}); give UTF-8 text, {wanted}")
-    refuse_broken(str(path), (sum(lines.broken().values()), lines.read, "lines"), lines.broken())
+        raise DataError(f"{path} holds nothing to encode ({why}); give UTF-8 text, or name its --encoding: {wanted}")
+    refuse_broken(
+        str(path),
+        (sum(lines.broken().values()), lines.read, "lines"),
+        lines.broken(),
+        rule="5% that may be; correct the file, or name its --encoding",
+    )
 
 
-def _text_lines(path: Path, lines: Lines) -> Iterator[str]:
+def _text_lines(path: Path, lines: Lines, codec: str | None, wanted: str = SENTENCES) -> Iterator[str]:
     """The lines of the file that are text; all are counted."""
-    with warned_while_waiting(located(str(path))) as begun:
-        for number, raw in numbered(path, hashlib.sha256(), LONGEST):
+    refuse_translations(located(str(path)), codec, wanted)
+    with warned_while_waiting(path) as begun:
+        for number, raw in numbered(path, hashlib.sha256(), LONGEST, codec):
             begun()
             lines.read = number
             if isinstance(raw, Fault):

@@ -24,7 +24,7 @@ from babeltune.apps.own_files.languages import (
     name_of,
 )
 from babeltune.apps.own_files.tables import Table
-from babeltune.data.file_readers import MAX_LINE_BYTES, numbered
+from babeltune.data.file_readers import MAX_LINE_BYTES, numbered, refuse_broken
 from babeltune.data.language_id import labels_of, likeliest, model
 from babeltune.data.sources import Rows, read_source
 from babeltune.data.text_keys import text_key
@@ -37,8 +37,8 @@ from babeltune.schema.records import Source
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-MAX_DROPPED = 0.5
-"""A file with a larger share of broken rows is misread. The rest is written anew, so a few broken rows do no harm."""
+INCOMPLETE = {"empty side", "missing column", "not translated", "fuzzy", "obsolete"}
+"""Reasons to leave a row out that say nothing against its file: a table may have many gaps."""
 MAX_CHARACTERS = 1200
 """The same as `data.max_characters`: longer texts are no sentences, and a sweep would leave them out."""
 FEW_STRANGERS = 0.02
@@ -136,7 +136,7 @@ def read_columns(table: Table, wanted: Mapping[str, str]) -> list[TableRows]:
             f"{_values(table)}; parallel text has two languages a row: name them with --columns fra=COLUMN,eng=COLUMN, "
             f"or give the two files of aligned lines together{_about_header(table)}"
         )
-    rows = read_source(source_of(table, columns), _root(table), others={})
+    rows = read_rows(table.given, source_of(table, columns), _root(table))
     left = [name for name in table.columns if name not in columns.values()]
     if left:
         notes.append(f"{table.given}: not used: column {', '.join(map(repr, left))}")
@@ -159,8 +159,18 @@ def source_of(table: Table, columns: Mapping[str, str]) -> Source:
         encoding=table.encoding,
         sheet=table.sheet,
         on_error="drop",
-        max_dropped=MAX_DROPPED,
+        max_dropped=1.0,  # `read_rows` has the rule
     )
+
+
+def read_rows(given: str, source: Source, root: Path) -> Rows:
+    """The rows of a source that are not broken. Raises `DataError` if more than 5 % are, not counting incomplete ones:
+    the file is then misread."""
+    rows = read_source(source, root, others={})
+    broken = {reason: count for reason, count in rows.dropped.items() if reason not in INCOMPLETE}
+    count = sum(broken.values())
+    refuse_broken(given, (count, len(rows) + count, "rows"), broken)
+    return rows
 
 
 def _root(table: Table) -> Path:
@@ -255,7 +265,7 @@ def by_language(table: Table, tags: Sequence[str]) -> list[TableRows]:
     """The rows of a table that names the languages of each row, a part for each set of languages. Of a part the
     languages are checked against its text, which also says which column is which."""
     some = {name: name for name in table.columns if name in tags or _letters(table.column(name)) >= LEAST_LETTERS}
-    rows = read_source(source_of(table, some), _root(table), others={})
+    rows = read_rows(table.given, source_of(table, some), _root(table))
     keys = list(zip(*(rows.columns[tag] for tag in tags), strict=True))
     parts: list[TableRows] = []
     for key in dict.fromkeys(keys):
@@ -371,11 +381,9 @@ def read_moses(group: Sequence[Table], notes: list[str]) -> TableRows:
     if len(paths) < len(group):
         names = " and ".join(table.given for table in group)
         raise DataError(f"{names} are in one language, {', '.join(paths)}; give a file in another one")
-    source = Source(
-        name="init", format="moses", paths=paths, encoding=encodings, on_error="drop", max_dropped=MAX_DROPPED
-    )
-    rows = read_source(source, Path("/"), others={})
+    source = Source(name="init", format="moses", paths=paths, encoding=encodings, on_error="drop", max_dropped=1.0)
     given = " + ".join(table.given for table in group)
+    rows = read_rows(given, source, Path("/"))
     notes.append(f"{given}: read as aligned, since they have equally many lines")
     columns = dict(zip(paths, (table.given for table in group), strict=True))
     return cleaned(given, group[0].layout, columns, rows, [])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import hashlib
 import itertools
@@ -20,7 +19,6 @@ from babeltune.data.arrow_readers import arrow_rows, is_text, leaves, load_datas
 from babeltune.data.file_readers import Fault, json_object, located, named_delimiter, numbered
 from babeltune.data.quotation_marks import QUOTED
 from babeltune.data.spreadsheets import sheet_rows, workbook_format
-from babeltune.data.text_streams import UNREADABLE, unpacked
 from babeltune.errors import DataError, listed, shortened
 from babeltune.schema.records import Source
 
@@ -31,8 +29,6 @@ SAMPLE_LINES = 2_000
 """Lines from which a layout is found."""
 SAMPLE_CHARACTERS = 1_000
 """Characters of a text from which its language is found."""
-SNIFFED_BYTES = 1 << 14
-"""Bytes at the begin of a text that say whether it is a translation file."""
 LINE_CHARACTERS = 1 << 20
 LEAST_ALIKE = {"\t": 0.8, ";": 0.9, "|": 0.9, ",": 0.9}
 """The share of rows that have equally many columns, by delimiter, from which on it is believed to be one."""
@@ -109,10 +105,7 @@ def read_table(given: str, *, encoding: str | None = None, header: bool | Collec
     if (book := workbook_format(path)) is not None:
         return _sheet(given, path, book, sheet, header)
     notes: tuple[str, ...] = ()
-    format_ = None
-    with contextlib.suppress(*UNREADABLE), unpacked(path, encoding) as stream:  # what reads the text says it
-        format_ = translation_files.format_of(stream.peek(1)[:SNIFFED_BYTES].decode(errors="replace"))
-    if format_ is not None:
+    if (format_ := translation_files.format_in(path, encoding)) is not None:
         return _units(given, path, format_, encoding)
     if encoding is None and (encoding := encoding_of(path)):
         notes = (f"{given} is not UTF-8; it was read as {encoding}. If letters are wrong: --encoding",)
