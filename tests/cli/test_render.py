@@ -9,12 +9,13 @@ from dataclasses import replace
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
-from babeltune.cli import common
+from babeltune.cli import app, common
 from babeltune.cli.render import method_document, show_decision, show_front, show_languages, show_method
 from babeltune.cli.table import table_of
 from babeltune.cli.terminal_view import attach, live, picture
-from babeltune.errors import SweepError
+from babeltune.errors import SpecError, SweepError
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.promotion.gates import Decision
 from babeltune.schema.base import number
@@ -172,6 +173,41 @@ def test_a_step_that_says_nothing_still_moves(monkeypatch):
         wait_until(lambda: len(lines) > 3)
     assert lines[0] == "exporting the checkpoint"
     assert set(lines[1:]) == {"exporting the checkpoint · 0:00 gone"}
+
+
+@pytest.mark.parametrize(
+    ("step", "arguments"),
+    [
+        ("promotion.model_names.model_folder", "mine a.txt b.txt model --out o"),
+        ("promotion.model_names.model_folder", "score a.tsv model --out o"),
+        ("promotion.model_names.model_folder", "retrieve a.txt b.txt model --out o"),
+        ("promotion.model_names.model_folder", "encode model --out o"),
+        ("apps.filtering.filter.filter_corpus", "filter a.tsv model --out o --tokens 10"),
+        ("apps.transfer.formats.read_examples", "transfer model --task xnli --train a.tsv --test fr=b.tsv"),
+        ("apps.own_files.init.init", "init a.tsv"),
+        ("cli.plan_page.machine_of", "plan search_spaces/quickstart.yaml"),
+        ("promotion.promote.promote", "promote"),
+        ("promotion.sweep_scores.evaluate_in_sweep", "evaluate s --model model"),
+        ("promotion.sweep_scores.compare_models", "compare a b"),
+        ("promotion.reproduce.reproduce", "reproduce s/t0000"),
+        ("sweep.sync.housekeeping.everything", "clean"),
+        ("cli.report.folder_of", "report"),
+        ("cli.local.folder_of", "refit"),
+    ],
+)
+def test_every_command_shows_that_it_works_while_a_step_says_nothing(step, arguments, monkeypatch):
+    lines = []
+    monkeypatch.setattr(common, "METER_EVERY_S", 0.02)
+    monkeypatch.setattr(common, "say_line", lines.append)
+
+    def silent(*_, **__):
+        wait_until(lambda: len(lines) > 1)
+        raise SpecError("it ends")
+
+    monkeypatch.setattr(f"babeltune.{step}", silent)
+    result = CliRunner().invoke(app, arguments.split())
+    assert str(result.exception) == "it ends", result.output
+    assert set(lines) == {"starting · 0:00 gone"}
 
 
 def test_a_decision_shows_its_reasons_scores_and_no_folder_when_refused():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from babeltune.cli.common import ClusterFile, Json, Yes, agreed, app, cluster_of, out, say, warn
+from babeltune.cli.common import ClusterFile, Json, Yes, agreed, app, cluster_of, out, say, steps_shown, warn
 from babeltune.errors import counted
 
 if TYPE_CHECKING:
@@ -41,7 +41,8 @@ def clean(
 
     chosen = cluster_of(cluster)
     view = StorageView(chosen)
-    found = everything(view, older_s=older * DAY_S, top=top)
+    with steps_shown():
+        found = everything(view, older_s=older * DAY_S, top=top)
     where = chosen.folder if view.mirror is None else f"{chosen.storage} and {chosen.folder}"
 
     def place_of(removal: Removal) -> str:
@@ -78,7 +79,8 @@ def clean(
         agreed("remove this?", "clean removes nothing unasked; add --yes, or run it on a terminal", ask=not as_json)
     started, left = time.monotonic(), Counter[str]()
     if not dry_run:
-        reasons = [(removal, why_kept(removal)) for removal in found]
+        with steps_shown():
+            reasons = [(removal, why_kept(removal)) for removal in found]
         found, left = [removal for removal, why in reasons if not why], Counter(why for _, why in reasons if why)
     warn([f"{count} not removed: {why}" for why, count in left.items()])
     done = "can be removed" if dry_run else f"removed in {time.monotonic() - started:.1f} s"

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.table import Table
 
-from babeltune.cli.common import ClusterFile, Json, app, err, out, say, warn
+from babeltune.cli.common import ClusterFile, Json, app, out, say, say_line, steps_shown, warn
 from babeltune.cli.mining import (
     Codec,
     Columns,
@@ -77,14 +77,15 @@ def filter_(
         )  # fmt: skip
         translation = Translation(recipe, test, on_step)
     only = languages.split(",") if languages else None
-    report = filter_corpus(
-        NoisyCorpus(pairs, columns_of(columns), only, drop=on_error == "drop", codec=codec),
-        out_,
-        sizes_of(tokens),
-        lambda: encoding_of(model, cluster, prompt, source_language, target_language, target_model),
-        Settings(k=k, margin=margin),
-        translation,
-    )
+    with steps_shown():
+        report = filter_corpus(
+            NoisyCorpus(pairs, columns_of(columns), only, drop=on_error == "drop", codec=codec),
+            out_,
+            sizes_of(tokens),
+            lambda: encoding_of(model, cluster, prompt, source_language, target_language, target_model),
+            Settings(k=k, margin=margin),
+            translation,
+        )
     warn(
         f"{row['asked']} target tokens were asked for and all that is left has {row['tokens']}"
         for row in report["subsets"]
@@ -107,7 +108,7 @@ def sizes_of(text: str) -> list[int]:
 
 def on_step(asked: int, step: int, of: int, loss: float) -> None:
     """Says how far the training on a subset is."""
-    err.print(f"top {asked}: step {step}/{of}, loss {loss:.3f}")
+    say_line(f"top {asked}: step {step}/{of}, loss {loss:.3f}")
 
 
 def show(report: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from babeltune.cli.client import Change, Refit, Submission, Tables
-from babeltune.cli.common import cluster_of, err, folder_of, not_running, out, say, warn, with_cluster
+from babeltune.cli.common import cluster_of, err, folder_of, not_running, out, say, steps_shown, warn, with_cluster
 from babeltune.cli.run_here import recorded, run_sweep, running_words, show_taken
 from babeltune.errors import SpecError, SweepError, counted
 
@@ -164,10 +164,11 @@ class LocalClient:
         from babeltune.sweep.state.progress import is_driven
         from babeltune.sweep.state.refit import refit_of
 
-        folder = folder_of(name, self._file)
-        if is_driven(folder):
-            raise SweepError(f"sweep {folder.id} is running; wait for its end, or `babeltune stop {folder.id}`")
-        made = refit_of(folder, top=refit.top, length=refit.pairs, seeds=refit.seeds, one_start=refit.one_start)
+        with steps_shown():
+            folder = folder_of(name, self._file)
+            if is_driven(folder):
+                raise SweepError(f"sweep {folder.id} is running; wait for its end, or `babeltune stop {folder.id}`")
+            made = refit_of(folder, top=refit.top, length=refit.pairs, seeds=refit.seeds, one_start=refit.one_start)
         return folder.id, spec_yaml(made)
 
     def show_gains(self, name: str, refit: Sweep) -> None:

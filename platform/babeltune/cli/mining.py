@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from babeltune.cli.common import ClusterFile, Json, Meter, app, cluster_of, err, out, say, warn
+from babeltune.cli.common import ClusterFile, Json, app, cluster_of, out, say, steps_shown, warn
 from babeltune.errors import SpecError, counted
-from babeltune.program import INTERRUPTED
+from babeltune.stages import tell
 
 if TYPE_CHECKING:
     from babeltune.apps.mining.mine import Encoding
@@ -57,22 +55,7 @@ Codec = Annotated[
 ]
 
 
-def resumable(command: Callable[..., None]) -> Callable[..., None]:
-    """Ctrl-C says how to go on: what was encoded and searched is kept in the storage."""
-
-    @functools.wraps(command)
-    def run(*arguments: Any, **options: Any) -> None:
-        try:
-            command(*arguments, **options)
-        except KeyboardInterrupt:
-            err.print("interrupted; the same command goes on where it was")
-            raise typer.Exit(INTERRUPTED) from None
-
-    return run
-
-
 @app.command()
-@resumable
 def mine(
     source: Annotated[Path, typer.Argument(help="Text, one sentence a line; .gz is unpacked.")],
     target: Annotated[Path, typer.Argument(help="The same in the other language.")],
@@ -102,20 +85,24 @@ def mine(
 
     if cluster is not None and index != "exact":
         raise SpecError(f"--index {index} searches on this machine alone; leave out --cluster, or --index")
-    done = mining.mine(
-        source,
-        target,
-        out_,
-        mining.Settings(k=k, margin=margin, retrieval=retrieval, threshold=threshold, precision=precision, index=index),
-        encoding_of(model, cluster, prompt, source_language, target_language, target_model, spread=True, codec=codec),
-    )
+    with steps_shown():
+        done = mining.mine(
+            source,
+            target,
+            out_,
+            mining.Settings(
+                k=k, margin=margin, retrieval=retrieval, threshold=threshold, precision=precision, index=index
+            ),
+            encoding_of(
+                model, cluster, prompt, source_language, target_language, target_model, spread=True, codec=codec
+            ),
+        )
     warn(_about_lines(done, ("source", source), ("target", target)))
     warn(mining.warnings_about(done))
     say(done, as_json, lambda: out.print(f"{counted(done['pairs'], 'pair')} in {out_}"))
 
 
 @app.command()
-@resumable
 def score(
     pairs: Annotated[Path, typer.Argument(help="A TSV of pairs; .gz is unpacked.")],
     model: ModelName,
@@ -136,13 +123,14 @@ def score(
     """Score pairs by margin, against the other sentences of the file."""
     from babeltune.apps.mining import mine as mining
 
-    done = mining.score(
-        pairs,
-        out_,
-        mining.Settings(k=k, margin=margin, precision=precision, index=index),
-        encoding_of(model, cluster, prompt, source_language, target_language, target_model, codec=codec),
-        columns=columns_of(columns),
-    )
+    with steps_shown():
+        done = mining.score(
+            pairs,
+            out_,
+            mining.Settings(k=k, margin=margin, precision=precision, index=index),
+            encoding_of(model, cluster, prompt, source_language, target_language, target_model, codec=codec),
+            columns=columns_of(columns),
+        )
     warn(_about_lines(done, ("lines", pairs)))
     warn(mining.warnings_about(done))
     mean = "" if done["mean"] is None else f" mean {done['mean']:.4f},"
@@ -150,7 +138,6 @@ def score(
 
 
 @app.command()
-@resumable
 def retrieve(
     queries: Annotated[Path, typer.Argument(help="Text, one sentence a line; .gz is unpacked.")],
     candidates: Annotated[Path, typer.Argument(help="What is searched, of any size: the same in another language.")],
@@ -173,15 +160,16 @@ def retrieve(
     """Find the candidates nearest to each query, and the precision at 1 if the right ones are known."""
     from babeltune.apps.mining import retrieval
 
-    done = retrieval.retrieve(
-        queries,
-        candidates,
-        out_,
-        encoding_of(model, cluster, prompt, source_language, target_language, target_model, codec=codec),
-        gold=gold,
-        k=k,
-        precision=precision,
-    )
+    with steps_shown():
+        done = retrieval.retrieve(
+            queries,
+            candidates,
+            out_,
+            encoding_of(model, cluster, prompt, source_language, target_language, target_model, codec=codec),
+            gold=gold,
+            k=k,
+            precision=precision,
+        )
     warn(_about_lines(done, ("queries", queries), ("candidates", candidates)))
     warn(retrieval.warnings_about(done))
     right = f"precision at 1 {done['precision_at_1']:.4f}, " if gold is not None else ""
@@ -203,8 +191,9 @@ def encode(
     """Encode the lines of standard input to a NumPy file."""
     from babeltune.apps.mining import mine as mining
 
-    chosen, _ = models_of(model, cluster, prompt, language, language)
-    done = mining.encode(sys.stdin.buffer, chosen, out_, Meter(), codec)
+    with steps_shown():
+        chosen, _ = models_of(model, cluster, prompt, language, language)
+        done = mining.encode(sys.stdin.buffer, chosen, out_, tell, codec)
     if done["replaced"]:
         warn([f"not UTF-8: {counted(done['replaced'], 'line')}; what could not be read was replaced by U+FFFD"])
     if done["too_long"]:
@@ -262,7 +251,7 @@ def encoding_of(
     return Encoding(
         models=models_of(model, cluster, prompt, source, target, target_model),
         storage=mining_storage(cluster),
-        progress=Meter(),
+        progress=tell,
         cluster=cluster_of(cluster) if spread and cluster is not None else None,
         codec=codec,
     )

@@ -63,7 +63,7 @@ def promote(
     chosen = cluster_of(cluster)
     with steps_shown():
         decision = decide(name, chosen, alias=alias, out=out_, dry_run=dry_run, prefer=prefer, soup=soup)
-    report_again(decision.sweep, chosen, say_line)
+        report_again(decision.sweep, chosen, say_line)
     say(plain(decision), as_json, lambda: show_decision(decision, out))
     if dry_run:
         err.print("dry run: this is what would be decided; nothing was registered")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from babeltune.cli.common import Json, app, out, say, warn
+from babeltune.cli.common import Json, app, out, say, steps_shown, warn
 from babeltune.errors import SpecError, counted
 from babeltune.files import write_out
 
@@ -59,7 +59,8 @@ def init(
         header=header,
         encoding=encoding,
     )
-    made = make(files, wanted)
+    with steps_shown():
+        made = make(files, wanted)
     warn(made.notes)
     say({**plain(made), "path": str(made.path)}, as_json, lambda: show(made))
 

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
-from babeltune.cli.common import ClusterFile, Json, SweepName, app, cluster_of, err, folder_of, out, say, warn
-
-if TYPE_CHECKING:
-    pass
+from babeltune.cli.common import (
+    ClusterFile,
+    Json,
+    SweepName,
+    app,
+    cluster_of,
+    folder_of,
+    out,
+    say,
+    say_line,
+    steps_shown,
+    warn,
+)
 
 
 @app.command()
@@ -33,9 +42,10 @@ def report(
 
     if out_ is not None:
         check_place(out_)
-    folder, view = folder_of(name, cluster), StorageView(cluster_of(cluster))
-    complete_examples(folder, view, lambda words: err.print(words, markup=False))
-    written = write_report(folder, view, format_, out_)
+    with steps_shown():
+        folder, view = folder_of(name, cluster), StorageView(cluster_of(cluster))
+        complete_examples(folder, view, say_line)
+        written = write_report(folder, view, format_, out_)
     warn(note for note in written.notes if "damaged" in note)
     say(
         {**plain(written), "path": str(written.path)},

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from babeltune.cli.common import ClusterFile, Json, app, cluster_of, out, say, warn
+from babeltune.cli.common import ClusterFile, Json, app, cluster_of, out, say, steps_shown, warn
 from babeltune.errors import counted
 
 if TYPE_CHECKING:
@@ -29,7 +29,8 @@ def reproduce(
     from babeltune.files import plain
     from babeltune.promotion.reproduce import reproduce as train_again
 
-    found = train_again(name, cluster_of(cluster))
+    with steps_shown():
+        found = train_again(name, cluster_of(cluster))
     warn(f"not as it was: {change}" for change in found.changed)
     say(plain(found), as_json, lambda: show(found))
     if found.verdict == "beyond":

@@ -21,6 +21,7 @@ from babeltune.cli.common import (
     out,
     read,
     say,
+    steps_shown,
     warn,
 )
 
@@ -67,8 +68,9 @@ def plan(
     warn(about_plugins(plugins_of(sweep)) if chosen.by_jobs else about_gpus(chosen.with_workers(sweep.budget.workers)))
     from babeltune.cli.plan_page import about_disk, detectable, machine_of, show_plan
 
-    machine = machine_of(chosen, sweep)
-    report = make_plan(sweep, samples=samples, machine=machine if calibrate else None)
+    with steps_shown():
+        machine = machine_of(chosen, sweep)
+        report = make_plan(sweep, samples=samples, machine=machine if calibrate else None)
     warn([*about_queue(sweep, report.anchors), *about_corpus(sweep, report.pairs, report.dev)])
     warn(
         [*about_headers(sweep), *about_strangers(sweep, report.counts), *report.warnings, *about_disk(report, machine)]

@@ -14,6 +14,7 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.live import Live
 from rich.text import Text
 
+from babeltune.cli.common import METER_EVERY_S
 from babeltune.cli.table import TrialsTable, running_first
 from babeltune.schema.records import Sweep
 from babeltune.signals import before_sudden_end, interruption
@@ -29,8 +30,6 @@ from babeltune.sweep.state.progress import (
     time_left,
 )
 
-LINES_EVERY = 15.0
-"""Seconds between progress lines where the output is not a terminal."""
 LAST_LINE_TIMEOUT_S = 10.0
 """Seconds to wait at the end for the thread that prints lines. It reads the sweep's folder, which may hang."""
 LEAVE = b"\x1b[?1049l\x1b[?25h"
@@ -116,7 +115,7 @@ def full_screen(console: Console) -> Iterator[Live]:
 
 @contextmanager
 def live(console: Console) -> Iterator[Callable[[SweepProgress], None]]:
-    """Shows the progress while the body runs: a live table on a terminal, a line now and then elsewhere."""
+    """Shows the progress while the body runs: a live table on a terminal, a line every few seconds elsewhere."""
     if console.is_interactive:
         with full_screen(console) as display:
             yield lambda progress: display.update(_Picture(progress))
@@ -140,7 +139,7 @@ def _lines(console: Console) -> Iterator[Callable[[SweepProgress], None]]:
                 for text in progress.messages[logged:]:
                     console.print(f"[{minutes(now - progress.started)}] {text}", markup=False, soft_wrap=True)
                     logged += 1
-                if progress.stage != last[0] or now - last[1] > LINES_EVERY:
+                if progress.stage != last[0] or now - last[1] >= METER_EVERY_S:
                     last = (progress.stage, now)
                     stage = progress.now()
                     head = f"[{minutes(now - progress.started)}] {stage_words(stage)}"
@@ -170,7 +169,7 @@ class _Attached:
 
 
 def attach(folder: SweepFolder, console: Console) -> SweepFolder:
-    """Shows a sweep that another process runs until it ends: a live table on a terminal, else a line now and then."""
+    """Shows a sweep that another process runs, until it ends: a live table on a terminal, else lines."""
     while not (folder.path / "sweep.json").exists() and is_driven(folder):  # it has only just begun
         time.sleep(0.2)
     if not (folder.path / "sweep.json").exists():
@@ -179,7 +178,7 @@ def attach(folder: SweepFolder, console: Console) -> SweepFolder:
     if not console.is_interactive:
         shown = -math.inf
         while is_driven(folder):
-            if time.monotonic() - shown > LINES_EVERY:
+            if time.monotonic() - shown >= METER_EVERY_S:
                 shown = time.monotonic()
                 rows = standing(folder)
                 doing = f"{doing_words(folder, rows)}{running_words(rows)}"

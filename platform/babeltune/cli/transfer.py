@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from babeltune.cli.common import ClusterFile, Json, app, cluster_of, err, out, say
+from babeltune.cli.common import ClusterFile, Json, app, cluster_of, out, say, say_line, steps_shown
 from babeltune.errors import SpecError
 from babeltune.files import json_text, write_out
 
@@ -56,18 +56,19 @@ def transfer(
     def read(path: str, language: str) -> Examples:
         return read_examples(path, task, language, drop=on_error == "drop")
 
-    # XNLI's release holds all languages in one file, under its own two-letter codes.
-    english, development = read(train, "en"), read(dev, "en") if dev is not None else None
-    tests = {language: read(path, language) for language, path in files.items()}
-    folder = Path(model_folder(model, cluster_of(cluster)))
-    settings = finetune.Settings(
-        epochs=epochs or finetune.EPOCHS[task], learning_rate=learning_rate, batch=batch,
-        max_tokens=max_tokens, seed=seed,
-    )  # fmt: skip
-    outcome = finetune.transfer(
-        folder, task, english, tests, settings, dev=development,
-        progress=lambda done, of, loss: err.print(f"epoch {done}/{of}, loss {loss:.4f}"),
-    )  # fmt: skip
+    with steps_shown():
+        # XNLI's release holds all languages in one file, under its own two-letter codes.
+        english, development = read(train, "en"), read(dev, "en") if dev is not None else None
+        tests = {language: read(path, language) for language, path in files.items()}
+        folder = Path(model_folder(model, cluster_of(cluster)))
+        settings = finetune.Settings(
+            epochs=epochs or finetune.EPOCHS[task], learning_rate=learning_rate, batch=batch,
+            max_tokens=max_tokens, seed=seed,
+        )  # fmt: skip
+        outcome = finetune.transfer(
+            folder, task, english, tests, settings, dev=development,
+            progress=lambda done, of, loss: say_line(f"epoch {done}/{of}, loss {loss:.4f}"),
+        )  # fmt: skip
     others = {language: row for language, row in outcome.scores.items() if language not in ENGLISH}
     record = {
         "task": task,
