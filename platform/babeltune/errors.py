@@ -30,6 +30,9 @@ class BabeltuneError(Exception):
 
     exit_code = 1
 
+    def __str__(self) -> str:
+        return bounded(super().__str__())
+
 
 class SpecError(BabeltuneError):
     """A sweep or cluster file that cannot be run as written."""
@@ -167,10 +170,14 @@ def counted(number: Any, noun: str, many: str = "") -> str:
     return f"{whole:,} {noun if number == 1 else many or noun + 's'}"
 
 
+LONGEST_NAME = 100
+"""Characters of names that are compared: the time grows with their square."""
+
+
 def nearest(name: str, allowed: Iterable[str], closeness: float = 0.5) -> str:
     """The words `; did you mean 'x'?`, or nothing when no allowed name is close, whatever its case."""
-    by_lower = {each.lower(): each for each in allowed}
-    close = difflib.get_close_matches(name.lower(), list(by_lower), n=1, cutoff=closeness)
+    by_lower = {each.lower(): each for each in allowed if len(each) <= LONGEST_NAME}
+    close = difflib.get_close_matches(name[:LONGEST_NAME].lower(), list(by_lower), n=1, cutoff=closeness)
     return f"; did you mean {shortened(by_lower[close[0]])}?" if close else ""
 
 
@@ -184,7 +191,7 @@ def nearest_file(name: str, allowed: Iterable[str]) -> str:
     by_stem: dict[str, list[str]] = {}
     for each in allowed:
         by_stem.setdefault(Path(each).stem.lower(), []).append(each)
-    close = difflib.get_close_matches(Path(name).stem.lower(), list(by_stem), n=1, cutoff=NEAR_FILE)
+    close = difflib.get_close_matches(Path(name).stem.lower()[:LONGEST_NAME], list(by_stem), n=1, cutoff=NEAR_FILE)
     return nearest(name, by_stem[close[0]], 0.0) if close else ""
 
 
@@ -198,6 +205,19 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() or each in SPACES else repr(each)[1:-1] for each in text)
+
+
+LONGEST_LINE = 1_000
+"""Characters of a line of a message. A longer one holds text of a file or a name, which could fill a terminal."""
+
+
+def bounded(text: str) -> str:
+    """A message as people get it: printable, and lines of more than `LONGEST_LINE` characters cut in their middle."""
+    lines = printable(text).split("\n")
+    half = LONGEST_LINE // 2 - 1
+    return "\n".join(
+        line if len(line) <= LONGEST_LINE else f"{line[:half]} … {line[-half:]}"[:LONGEST_LINE] for line in lines
+    )
 
 
 SPACES = frozenset("\n\t\u00a0\u202f\u2009\u3000\u200d")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import errno
 import io
+import logging
 import os
 import shlex
 import signal
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from babeltune import __version__
-from babeltune.errors import REFUSALS, BabeltuneError
+from babeltune.errors import REFUSALS, BabeltuneError, bounded
 from babeltune.redaction import without_password
 
 INTERRUPTED = 130
@@ -41,6 +42,8 @@ def run_program(command: Callable[[], object], show: Callable[[str], None] | Non
     # Registered first, so run last: Python then takes its handlers away, and a late Ctrl-C would kill the process.
     atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
     sys.unraisablehook = send_again
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(BoundedFormatter())  # it writes all warnings: nothing else is configured
     try:
         code, message = _outcome(command)
     except KeyboardInterrupt:
@@ -87,7 +90,15 @@ def _flush() -> None:
 
 
 def _show(message: str) -> None:
-    print(f"error: {message}", file=sys.stderr)
+    print(f"error: {bounded(message)}", file=sys.stderr)
+
+
+class BoundedFormatter(logging.Formatter):
+    """Formats a log record as a message for people."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record's message, printable and bounded."""
+        return bounded(super().format(record))
 
 
 def send_again(unraisable: sys.UnraisableHookArgs) -> None:

@@ -8,11 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as parquet
 import pytest
 from rich.table import Table
 
 import babeltune
 from babeltune.cli import main
+from babeltune.cli.common import say
+from babeltune.errors import LONGEST_LINE, printable
 from babeltune.planning.sweep_file import read_sweep
 
 BUNDLED = Path(babeltune.__file__).parent / "bundled" / "natural_train.tsv"
@@ -115,3 +119,61 @@ def test_no_escape_of_a_file_reaches_the_terminal(tmp_path, capfd):
     assert "\x1b" not in written
     assert "\u202e" not in written
     assert "head\\x1b[31m \\u202eabc" in written
+
+
+HOSTILE = "z\x1b[31m\u202e\x9b2J" + "long" * 2_500
+"""A name that paints a terminal, turns the writing around, and fills the screen."""
+DATA = "data: {train: [{name: a, path: a.tsv, columns: {fra: fra, eng: eng}}], split: {pairs: 20}}\n"
+METHOD, OBJECTIVES = "method: soft_contrastive\n", "objectives: [{metric: dev/accuracy}]\n"
+WHOLE = f"name: a\n{METHOD}{OBJECTIVES}{DATA}"
+
+
+def files_with(name, folder):
+    """A file of each kind that has the name somewhere, and the commands that read it."""
+    quoted = json.dumps(name)
+    files = {
+        "head.tsv": f"{name}\teng\n" + "oui\tyes\n" * 3,
+        "head.csv": f"{name},{name}\n" + "oui,yes\n" * 3,
+        "row.tsv": f"fra\teng\n{name}\t{name}\t{name}\n",
+        "key.jsonl": f'{{{quoted}: "oui", "eng": {quoted}}}\n' * 3,
+        "twice.jsonl": f"{{{quoted}: 1, {quoted}: 2}}\n" * 3,
+        "text.txt": f"{name}\n" * 3,
+        "memory.tmx": f'<tmx version="1.4"><body><tu><tuv xml:lang="{name[9:]}"><seg>x</seg></tuv></tu></body></tmx>',
+        "catalogue.po": f'msgid ""\nmsgstr ""\n"Language: {name}\\n"\n\nmsgid "a"\nmsgstr "b"\n',
+    }
+    spec = {
+        "key.yaml": f"{WHOLE}? {quoted}\n: 1\n",
+        "inner.yaml": f"{WHOLE}training: {{? {quoted} : 1}}\n",
+        "name.yaml": WHOLE.replace("name: a\nm", f"name: {quoted}\nm"),
+        "method.yaml": WHOLE.replace("soft_contrastive", quoted),
+        "teacher.yaml": f"{WHOLE}teacher: {{model: {quoted}}}\n",
+        "source.yaml": WHOLE.replace("{name: a", f"{{name: {quoted}"),
+        "path.yaml": WHOLE.replace("a.tsv", quoted),
+        "column.yaml": WHOLE.replace("fra: fra", f"fra: {quoted}"),
+        "metric.yaml": WHOLE.replace("dev/accuracy", quoted),
+        "tag.yaml": f"name: !{name[9:]} a\n",
+    }
+    for file, content in {**files, **spec}.items():
+        (folder / file).write_text(content, encoding="utf-8")
+    parquet.write_table(pa.table({name: ["oui"] * 3, f"{name}2": [1, 2, 3]}), folder / "head.parquet")
+    yield from (("init", folder / file, "--out", folder / "own.yaml") for file in (*files, "head.parquet"))
+    yield from (("plan", folder / file) for file in spec)
+    yield ("plan", folder / "name.yaml", "--cluster", folder / "key.yaml")
+    yield ("plan", folder / "name.yaml", "--set", f"{name}=1")
+    yield from ((command, name[:99]) for command in ("status", "show", "stop", "promote", "report", "methods"))
+
+
+def test_a_hostile_name_in_any_file_neither_paints_nor_fills_the_terminal(call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for command in files_with(HOSTILE, tmp_path):
+        code, out, err = call(*command)
+        words = f"{command[0]} {str(command[1])[-20:]!r}: {(out + err)[:300]!r}"
+        assert code in (1, 2), words
+        assert "defect of babeltune" not in err, words
+        assert printable(out + err) == out + err, words
+        assert max(map(len, (out + err).splitlines())) <= LONGEST_LINE + len("warning: "), words
+
+
+def test_json_has_control_characters_by_its_own_escapes(capsys):
+    say({"name": "a\x9b\u202eé"}, True, lambda: None)
+    assert capsys.readouterr().out == '{\n  "name": "a\\u009b\\u202eé"\n}\n'

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import bz2
 import csv
 import dataclasses
 import gzip
 import hashlib
+import io
 import json
+import lzma
 import os
 import socket
 import string
 import subprocess
 import sys
 import unicodedata
+import zipfile
 from pathlib import Path
 
 import datasets
@@ -183,6 +187,27 @@ def test_parquet_dictionary_columns_and_several_batches_are_read(tmp_path):
     content = pa.table({"eng": texts, "fra": pa.array(texts).dictionary_encode()})
     parquet.write_table(content, tmp_path / "t.parquet")
     assert read(table("t.parquet", format="parquet"), tmp_path).columns == {"eng": texts, "fra": texts}
+
+
+@pytest.mark.parametrize("name", ["bz2", "xz", "zst", "zip"])
+def test_a_packed_table_is_read_whatever_its_name(name, tmp_path):
+    with zipfile.ZipFile(archive := io.BytesIO(), "w") as file:
+        file.writestr("t.tsv", TABLE)
+    raw = TABLE.encode()
+    whole = {"bz2": bz2.compress, "xz": lzma.compress, "zip": lambda _: archive.getvalue()}.get(name)
+    put(tmp_path, "t.tsv", whole(raw) if whole else bytes(pa.Codec("zstd").compress(raw, asbytes=True)))
+    assert read(table("t.tsv"), tmp_path).columns == {"eng": ENGLISH, "fra": FRENCH}
+
+
+def test_a_data_root_in_brackets_holds_files_and_data_sets(tmp_path, offline, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    (root := tmp_path / "root [v2]").mkdir()
+    (root / "news[2019]").mkdir()
+    content = "".join(json.dumps(record) + "\n" for record in RECORDS)
+    put(root / "news[2019]", "rows.jsonl", content)
+    assert read(hub("news[2019]"), root).columns == {"eng": ENGLISH, "fra": FRENCH}
+    rows = read(table("news[2019]/rows.jsonl", format="jsonl", columns=COLUMNS), root)
+    assert rows.columns == {"eng": ENGLISH, "fra": FRENCH}
 
 
 def test_moses_files_are_joined_by_line(tmp_path):

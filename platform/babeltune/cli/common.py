@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shlex
 import sys
@@ -16,7 +17,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
 from rich.segment import Segment
 
-from babeltune.errors import printable
+from babeltune.errors import bounded, printable
 from babeltune.files import json_text
 
 if TYPE_CHECKING:
@@ -105,20 +106,22 @@ def agreed(question: str, unasked: str, *, ask: bool = True) -> None:
 def say(value: object, as_json: bool, show: Callable[[], None]) -> None:
     """Prints the value as JSON, or shows it."""
     if as_json:
-        sys.stdout.write(json_text(value, indent=2, default=str) + "\n")
+        text = json_text(value, indent=2, default=str)
+        escaped = (each if each.isprintable() or each == "\n" else json.dumps(each)[1:-1] for each in text)
+        sys.stdout.write((text if text.replace("\n", "").isprintable() else "".join(escaped)) + "\n")
     else:
         show()
 
 
 def say_line(words: str) -> None:
     """Prints one line to standard error, without markup or wrapping."""
-    err.print(words, markup=False, highlight=False, soft_wrap=True)
+    err.print(bounded(words), markup=False, highlight=False, soft_wrap=True)
 
 
 def warn(problems: Iterable[str]) -> None:
     """Says what can be done and was probably not meant."""
     for problem in problems:
-        err.print(f"[yellow]warning:[/] {escape(problem)}")
+        err.print(f"[yellow]warning:[/] {escape(bounded(problem))}")
 
 
 class Meter:

@@ -30,7 +30,7 @@ from babeltune.data.sources import Rows, read_source
 from babeltune.data.text_keys import text_key
 from babeltune.data.texts import Texts
 from babeltune.data.translation_files import FORMATS
-from babeltune.errors import DataError, nearest
+from babeltune.errors import DataError, listed, nearest, shortened
 from babeltune.schema.languages import code_of, meaning
 from babeltune.schema.records import Source
 
@@ -139,7 +139,7 @@ def read_columns(table: Table, wanted: Mapping[str, str]) -> list[TableRows]:
     rows = read_rows(table.given, source_of(table, columns), _root(table))
     left = [name for name in table.columns if name not in columns.values()]
     if left:
-        notes.append(f"{table.given}: not used: column {', '.join(map(repr, left))}")
+        notes.append(f"{table.given}: not used: column {', '.join(map(shortened, left[:20]))}")
     return [cleaned(table.given, table.layout, columns, rows, notes)]
 
 
@@ -187,14 +187,14 @@ def named(table: Table, wanted: Mapping[str, str], notes: list[str]) -> dict[str
         if column not in table.columns and not numbered:
             near = nearest(column, table.columns)
             raise DataError(
-                f"{table.given}: no column {column!r}; columns: {_values(table)}{near}{_about_header(table)}"
+                f"{table.given}: no column {shortened(column)}; columns: {_values(table)}{near}{_about_header(table)}"
             )
         column = column if column in table.columns else table.columns[int(column)]
         seen = language_of(table.column(column))
         if seen.code and not agree(language, seen):
             notes.append(
-                f"{table.given}: --columns says that {column!r} is {language} ({name_of(language)}), and it reads as "
-                f"{seen.words}; if so, say --columns {seen.code}={column}"
+                f"{table.given}: --columns says that {shortened(column)} is {language} ({name_of(language)}), and it "
+                f"reads as {seen.words}; if so, say --columns {seen.code}={column}"
             )
         found[alpha3(language)] = column
     return found
@@ -234,11 +234,12 @@ def found_columns(table: Table, notes: list[str], given: Mapping[str, str]) -> d
         said = None if said in NO_CODES and not agree(said, seen) else said
         if said is not None and not agree(said, seen) and (len(said) > 3 or column == said) and seen.code:
             notes.append(
-                f"{table.given}: column {column!r} reads as {seen.words}; if so, say --columns {seen.code}={column}"
+                f"{table.given}: column {shortened(column)} reads as {seen.words}; "
+                f"if so, say --columns {seen.code}={column}"
             )
         language = alpha3(said) if said is not None and (agree(said, seen) or column == said) else seen.code
         if language is None:
-            unsure = f"{table.given}: column {column!r} is in no one language ({seen.words})"
+            unsure = f"{table.given}: column {shortened(column)} is in no one language ({seen.words})"
             if len(found) < 2:
                 raise DataError(f"{unsure}; name the languages with --columns fra={column},eng=COLUMN")
             notes.append(f"{unsure}; if it is text, name all columns with --columns")
@@ -273,7 +274,7 @@ def by_language(table: Table, tags: Sequence[str]) -> list[TableRows]:
         texts = {name: rows.columns[name].at(places) for name in some if name not in tags}
         codes = [code for value in key for code in codes_in(value)]
         columns = matched(texts, codes)
-        words = ", ".join(key)
+        words = listed(key)
         if len(columns) < 2:
             raise DataError(f"{table.given}: rows of {words}: no column for each of these languages; correct {tags}")
         part = Rows(
@@ -323,15 +324,14 @@ def _kind(table: Table) -> str:
 
 
 def _words(columns: Mapping[str, str]) -> str:
-    return ", ".join(f"{language} ({column!r})" for language, column in columns.items())
+    return ", ".join(f"{language} ({shortened(column)})" for language, column in columns.items())
 
 
 def _values(table: Table) -> str:
     """The columns with their first value."""
     first = table.sample[0] if table.sample else ("",) * len(table.columns)
     return ", ".join(
-        f"{name!r} ({value[:30] + '…' if len(value) > 30 else value})"
-        for name, value in zip(table.columns, first, strict=True)
+        f"{shortened(name)} ({shortened(value, 30)[1:-1]})" for name, value in zip(table.columns, first, strict=True)
     )
 
 
