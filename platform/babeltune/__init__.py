@@ -12,8 +12,9 @@ from importlib import import_module
 __version__ = "0.1.0"
 
 # `python -m babeltune.cli` looks first in the folder in which the user stands, where a `torch.py` may lie, and which
-# others may be able to write. runpy has imported this package to find the module, and nothing else yet.
-if sys.argv[:1] == ["-m"] and not sys.flags.safe_path and f" -m {__name__}." in " ".join(sys.orig_argv):
+# others may be able to write. runpy has imported this package to find the module, and nothing else yet. The option may
+# be written in many ways, such as `-mbabeltune.cli` and `-um babeltune.cli`.
+if sys.argv[:1] == ["-m"] and not sys.flags.safe_path and any(f"{__name__}." in word for word in sys.orig_argv):
     del sys.path[0]
 
 _OF_API = ("SubmittedSweep", "TrialView", "load", "report", "runs", "submit", "trial")

@@ -285,13 +285,15 @@ def test_wrong_settings_are_refused_in_words(values, words):
 
 def test_the_searched_teacher_temperatures_give_labels_that_are_neither_hard_nor_flat():
     """On real text with the bundled teacher, at the ends of the range and at both batch sizes."""
-    sweep = read_sweep("search_spaces/soft_contrastive.yaml")
+    sweeps = [read_sweep(f"search_spaces/{name}.yaml") for name in ("soft_contrastive", "all_methods", "combined")]
     rows = (Path(bundled).parent / "natural_train.tsv").read_text("utf-8").splitlines()
     column = rows[0].split("\t").index("eng")
     texts = list(dict.fromkeys(row.split("\t")[column] for row in rows[1:]))[:256]
     model = SentenceTransformer(str(get_model_path()))
     vectors = torch.from_numpy(model.encode(texts, normalize_embeddings=True))
-    ends = sweep.parameters["teacher_temperature"].log_float
+    *searched, combined = sweeps
+    ends = {end for sweep in searched for end in sweep.parameters["teacher_temperature"].log_float}
+    ends.add(combined.config["settings"]["soft_contrastive"]["teacher_temperature"])
     for rows_of_batch, temperature in itertools.product((vectors[:128], vectors), ends):
         config = Config(labels="priority", teacher_temperature=temperature)
         assert SoftContrastive.label_warning(config, lambda batch=rows_of_batch: (batch, None)) == "", temperature

@@ -75,15 +75,16 @@ def promotes(storage: Path, model: str) -> Path:
 def intend(view: StorageView, decision: Decision, *, dry_run: bool = False, move: Move | None = None) -> str:
     """Writes down what `finish` will write. Returns its key in the storage."""
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    id_ = uuid.uuid4().hex
     subject = decision.registered or f"{decision.sweep}, {'refused' if decision.verdict == 'refuse' else 'a tie'}"
     intent = Intent(
         sweep=decision.sweep,
         file=f"{FOLDER}/{time.time_ns()}-{decision.trial}.json",
         record=DecisionRecord(time=now, dry_run=dry_run, decision=decision),
-        line=None if dry_run else line_of("promote", subject),
+        line=None if dry_run else line_of("promote", subject, decision=id_),
         move=move,
     )
-    key = f"{DECIDING}/{uuid.uuid4().hex}.json"
+    key = f"{DECIDING}/{id_}.json"
     view.put(key, json.dumps(plain(intent), ensure_ascii=False).encode())
     return key
 
@@ -98,7 +99,7 @@ def finish(view: StorageView, key: str) -> None:
     folder.write(intent.file, intent.record)
     view.keep_record(folder.path / intent.file)
     if intent.line is not None:
-        write_line(view, intent.line, name=Path(key).stem)
+        write_line(view, intent.line)
     view.drop(key)
 
 
@@ -169,10 +170,12 @@ def _is_over(intent: Intent) -> bool:
 
 def _intent(view: StorageView, key: str) -> Intent | None:
     """The intent of that key; None if it is gone, or of a version that this one does not read."""
-    with suppress(ValueError, ValidationError):
-        if (found := view.storage.look(key)) is not None:
-            return TypeAdapter(Intent).validate_python(json.loads(found[0]))
-    return None
+    found = view.storage.look(key)
+    try:
+        return None if found is None else TypeAdapter(Intent).validate_python(json.loads(found[0]))
+    except (ValueError, ValidationError):
+        log.warning("%s is damaged or of another version of babeltune: finish it with that version, or remove it", key)
+        return None
 
 
 def _finite(values: dict[str, object]) -> dict[str, object]:

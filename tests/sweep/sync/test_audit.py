@@ -10,7 +10,7 @@ import pytest
 
 from audits import read_audit
 from babeltune.schema.cluster import Cluster
-from babeltune.sweep.sync.audit import ACTOR, AUDIT, OBJECTS, SIGNAL, audit, who
+from babeltune.sweep.sync.audit import ACTOR, AUDIT, OBJECTS, SIGNAL, audit, line_of, who, write_line
 from babeltune.sweep.sync.view import StorageView
 
 
@@ -40,6 +40,14 @@ def test_the_line_says_which_name_is_the_systems_word_and_which_is_the_senders(t
     assert (asked.user, asked.machine) == (signalled.user, signalled.machine) == here
     assert (asked.says_it_is, asked.through) == ("ana@laptop.example.org", "")
     assert (signalled.says_it_is, signalled.through) == ("", SIGNAL)
+
+
+def test_the_line_of_a_decision_is_written_once_and_that_of_another_beside_it(tmp_path):
+    view = StorageView(Cluster(storage=str(tmp_path)))
+    first, second = (line_of("promote", "tiny-1, a tie", decision=each) for each in ("d1", "d2"))
+    for line in (first, first, second, first):
+        write_line(view, line)
+    assert [line.decision for line in read_audit(tmp_path)] == ["d1", "d2"]
 
 
 def test_lines_of_earlier_versions_are_read(tmp_path):

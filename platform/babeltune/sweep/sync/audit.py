@@ -46,6 +46,8 @@ class AuditLine:
     """`a signal` if a signal did it, whose sender is unknown; else empty."""
     says_it_is: str = ""
     """For whom a Ray job acted, as `user@machine`, by the word of its sender alone."""
+    decision: str = ""
+    """The id of the decision of `promote` that the line is about."""
 
 
 def who() -> str:
@@ -70,19 +72,19 @@ def audit(view: StorageView, action: Action, subject: str, *, by_signal: bool = 
     write_line(view, line_of(action, subject, by_signal=by_signal))
 
 
-def line_of(action: Action, subject: str, *, by_signal: bool = False) -> AuditLine:
+def line_of(action: Action, subject: str, *, by_signal: bool = False, decision: str = "") -> AuditLine:
     """The line of an action that is done now."""
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     through, says_it_is = (SIGNAL, "") if by_signal else ("", os.environ.get(ACTOR, ""))
-    return AuditLine(now, who(), socket.gethostname(), action, subject, through, says_it_is)
+    return AuditLine(now, who(), socket.gethostname(), action, subject, through, says_it_is, decision)
 
 
-def write_line(view: StorageView, line: AuditLine, *, name: str = "") -> None:
-    """Writes the line. One that has a `name` may have been written before, by a process that was killed."""
+def write_line(view: StorageView, line: AuditLine) -> None:
+    """Writes the line. That of a decision may have been written before, by a process that was killed."""
     path, data = view.folder / AUDIT, json.dumps(plain(line), ensure_ascii=False).encode()
     with suppress(OSError, StorageError), locked(path):
-        if not (name and path.exists() and data in path.read_bytes().splitlines()):
+        if not (line.decision and path.exists() and data in path.read_bytes().splitlines()):
             append_line(path, data)
     if view.mirror is not None:
         with suppress(ObjectStoreError):
-            view.mirror.store.write(f"{OBJECTS}/{line.time}-{name or uuid.uuid4().hex[:8]}.json", data + b"\n")
+            view.mirror.store.write(f"{OBJECTS}/{line.time}-{line.decision or uuid.uuid4().hex[:8]}.json", data + b"\n")
