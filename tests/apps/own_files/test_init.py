@@ -432,7 +432,7 @@ def test_a_few_rows_in_another_language_stay_and_are_said(make, text):
     put(make.folder / "a.tsv", [("fr", "en"), (text["rus"][0], rows[0][1]), *rows[1:]])
     made = make("a.tsv")
     assert made.files[0].rows == ROWS
-    assert any("1 rows seem to be in another language than their column; they were kept" in note for note in made.notes)
+    assert any("1 row seems to be in another language than the column; kept" in note for note in made.notes)
 
 
 def test_a_language_that_the_text_contradicts_is_believed_and_said(make, text):
@@ -442,3 +442,27 @@ def test_a_language_that_the_text_contradicts_is_believed_and_said(make, text):
     assert made.files[0].rows == ROWS
     (words,) = [note for note in made.notes if "--columns" in note]
     assert "'Deutsch' is gre (Greek), and it reads as rus" in words
+
+
+@pytest.mark.parametrize("columns", [{}, {"eng": "en", "fra": "fr"}])
+def test_a_header_the_wrong_way_round_is_swapped_as_a_whole(make, text, tmp_path, columns):
+    rows = [*pairs(text, "fra", "eng"), *((f"Paris {i} km", f"London {i} km") for i in range(9))]
+    put(make.folder / "a.tsv", [("en", "fr"), *rows])
+    made = make("a.tsv", columns=columns)
+    assert made.files[0].rows == len(rows)
+    assert any("column 'en' reads as fra" in note or "swapped back as a whole" in note for note in made.notes)
+    assert not any("rows have" in note for note in made.notes)
+    head, *lines = (
+        (tmp_path / "own_data" / next(iter((tmp_path / "own_data").glob("train*"))).name)
+        .read_text(encoding="utf-8")
+        .splitlines()
+    )
+    assert {tuple(line.split("\t")[:: 1 if head == "fra\teng" else -1]) for line in lines} <= set(rows)
+
+
+def test_rows_of_a_mixed_column_that_nobody_can_tell_are_counted(make, text):
+    rows = [row[::-1] if i % 3 == 0 else row for i, row in enumerate(pairs(text, "fra", "eng"))]
+    put(make.folder / "a.tsv", [("fr", "en"), *rows, *((f"{i} km", f"{i} km/h") for i in range(9))])
+    assert any(
+        "rows have fra and eng swapped" in note and "9 rows could not be told" in note for note in make("a.tsv").notes
+    )

@@ -25,12 +25,12 @@ from babeltune.apps.own_files.languages import (
 )
 from babeltune.apps.own_files.tables import Table
 from babeltune.data.file_readers import MAX_LINE_BYTES, numbered, refuse_broken
-from babeltune.data.language_id import labels_of, likeliest, model
+from babeltune.data.language_id import labels_of, likeliest, model, strangers
 from babeltune.data.sources import Rows, read_source
 from babeltune.data.text_keys import text_key
 from babeltune.data.texts import Texts
 from babeltune.data.translation_files import FORMATS
-from babeltune.errors import DataError, listed, nearest, shortened
+from babeltune.errors import DataError, counted, listed, nearest, shortened
 from babeltune.schema.languages import code_of, meaning
 from babeltune.schema.records import Source
 
@@ -43,6 +43,8 @@ MAX_CHARACTERS = 1200
 """The same as `data.max_characters`: longer texts are no sentences, and a sweep would leave them out."""
 FEW_STRANGERS = 0.02
 """Up to this share, rows in another language than their column stay. Beyond it they are left out."""
+NEARLY_ALL = 0.9
+"""If this share of a column's sure texts is in another language, the column is in it, whatever its name."""
 MOST_TAG_LETTERS = 12
 """A column with more letters on average holds text, and not the names of languages."""
 LEAST_LETTERS = 2
@@ -232,12 +234,12 @@ def found_columns(table: Table, notes: list[str], given: Mapping[str, str]) -> d
         seen = language_of(texts)
         said = code_in(column, rare=True) if table.header else None
         said = None if said in NO_CODES and not agree(said, seen) else said
-        if said is not None and not agree(said, seen) and (len(said) > 3 or column == said) and seen.code:
-            notes.append(
-                f"{table.given}: column {shortened(column)} reads as {seen.words}; "
-                f"if so, say --columns {seen.code}={column}"
-            )
-        language = alpha3(said) if said is not None and (agree(said, seen) or column == said) else seen.code
+        contradicted = said is not None and not agree(said, seen)
+        trusted = not contradicted or (column == said and seen.shares[0][1] < NEARLY_ALL)
+        language = alpha3(said) if said is not None and trusted else seen.code
+        if contradicted and (len(said or "") > 3 or column == said) and seen.code:
+            way = f"if so, say --columns {seen.code}" if trusted else f"it was read so; if not, say --columns {said}"
+            notes.append(f"{table.given}: column {shortened(column)} reads as {seen.words}; {way}={column}")
         if language is None:
             unsure = f"{table.given}: column {shortened(column)} is in no one language ({seen.words})"
             if len(found) < 2:
@@ -407,23 +409,52 @@ def in_their_languages(given: str, rows: Rows, notes: list[str]) -> tuple[list[l
     """The columns, rows whose two texts are each in the other's language swapped back; and for each row the reason why
     it is left out, or nothing. Few rows in another language stay, since some of them are misjudged."""
     columns = [list(column) for column in rows.columns.values()]
-    strangers = [rows.strangers[language] for language in rows.columns]
-    for (i, first), (j, second) in itertools.combinations(enumerate(rows.columns), 2):
-        found = np.isin(strangers[i], labels_of(second)) | np.isin(strangers[j], labels_of(first))
-        places = np.flatnonzero(found)
-        left, right = (in_second([columns[side][place] for place in places], first, second) for side in (i, j))
-        swapped = places[left & ~right]
-        for place in swapped.tolist():
-            columns[i][place], columns[j][place] = columns[j][place], columns[i][place]
-            strangers[i][place] = strangers[j][place] = -1
-        if count := len(swapped):
-            notes.append(f"{given}: {count:,} rows have {first} and {second} swapped; they were swapped back")
-    wrong = [labels >= 0 if np.mean(labels >= 0) <= 1 - SURE else np.zeros(len(rows), np.bool_) for labels in strangers]
+    labels = [rows.strangers[language] for language in rows.columns]
+    languages = list(rows.columns)
+    for i, j in itertools.combinations(range(len(languages)), 2):
+        pair = [columns[i], columns[j]], [labels[i], labels[j]]
+        swap_back(given, (languages[i], languages[j]), *pair, notes)
+        (columns[i], columns[j]), (labels[i], labels[j]) = pair
+    wrong = [each >= 0 if np.mean(each >= 0) <= 1 - SURE else np.zeros(len(rows), np.bool_) for each in labels]
     other = np.any(wrong, axis=0)
     count, share = int(np.count_nonzero(other)), float(np.mean(other))
     if count and share <= FEW_STRANGERS:
-        notes.append(f"{given}: {count:,} rows seem to be in another language than their column; they were kept")
+        verb = "seems" if count == 1 else "seem"
+        notes.append(f"{given}: {counted(count, 'row')} {verb} to be in another language than the column; kept")
     return columns, ["in another language" if each and share > FEW_STRANGERS else "" for each in other.tolist()]
+
+
+def swap_back(
+    given: str, pair: tuple[str, str], columns: list[list[str]], labels: list[NDArray[np.int16]], notes: list[str]
+) -> None:
+    """Changes two columns and their strangers so that each row's texts are in the pair's languages. If nearly all rows
+    are swapped, so are the columns: a row that nobody can judge is then like the others."""
+    first, second = pair
+    found = np.isin(labels[0], labels_of(second)) | np.isin(labels[1], labels_of(first))
+    share = float(np.mean(found))
+    if not share:
+        return
+    places = np.flatnonzero(found) if share <= FEW_STRANGERS else np.arange(len(found))
+    left, right = (in_second([column[place] for place in places], first, second) for column in columns)
+    swapped, straight = left & ~right, right & ~left
+    if share > 1 - SURE and np.sum(swapped) >= NEARLY_ALL * np.sum(swapped | straight):
+        columns.reverse()
+        labels[:] = (strangers(Texts.of(column), language) for column, language in zip(columns, pair, strict=True))
+        notes.append(f"{given}: the columns of {first} and {second} are swapped; they were swapped back as a whole")
+        found = np.isin(labels[0], labels_of(second)) & np.isin(labels[1], labels_of(first))
+        sure, unsure = np.flatnonzero(found), 0
+    else:
+        sure = places[swapped & found[places]]
+        unsure = int(np.sum(~straight & ~(swapped & found[places])))
+    for place in sure.tolist():
+        columns[0][place], columns[1][place] = columns[1][place], columns[0][place]
+    for each in labels:
+        each[sure] = -1
+    if len(sure):
+        rows = counted(len(sure), "row has", "rows have")
+        rest = f"; {counted(unsure, 'row')} could not be told and stayed" if unsure else ""
+        backs = "it was" if len(sure) == 1 else "they were"
+        notes.append(f"{given}: {rows} {first} and {second} swapped; {backs} swapped back{rest}")
 
 
 def cleaned(given: str, layout: str, columns: dict[str, str], rows: Rows, notes: Sequence[str]) -> TableRows:
