@@ -261,3 +261,11 @@ def test_ray_does_not_take_the_signal_that_ends_a_command(monkeypatch):
     monkeypatch.setattr(ray, "init", lambda **_: ray._private.utils.set_sigterm_handler(lambda *_: sys.exit(15)))
     connection._init()
     assert signal.getsignal(signal.SIGTERM) is mine
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_signal_to_the_drivers_process_group_does_not_reach_ray():
+    started = ray._private.worker._global_node.all_processes
+    groups = {name: {os.getpgid(each.process.pid) for each in processes} for name, processes in started.items()}
+    assert {"gcs_server", "raylet"} <= set(groups)
+    assert os.getpgrp() not in set().union(*groups.values())

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import secrets
+import subprocess
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -43,10 +45,14 @@ class _NoFolders(list[str]):
 def _init(**options: object) -> None:
     """`ray.init`, with its console output sent to the log, and without the user's folder in the workers' path.
 
-    Ray's handlers of SIGTERM stay out: while it starts, they would end the program without its last words.
+    Ray's handlers of SIGTERM stay out: while it starts, they would end the program without its last words. Its
+    processes get groups of their own: a terminal that is closed, or `timeout`, signals the driver's whole group, and
+    the search could not save its trials without them.
     """
     ray._private.worker.print_to_stdstream = _no_result
     ray._private.utils.set_sigterm_handler = lambda _handler: None
+    if sys.platform == "linux":  # elsewhere Ray ends them by the driver's group once that has died
+        ray._private.services.ConsolePopen = functools.partial(subprocess.Popen, process_group=0)
     job = JobConfig()
     job._py_driver_sys_path = _NoFolders()
     ray.init(log_to_driver=False, job_config=job, **options)
