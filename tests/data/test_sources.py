@@ -205,7 +205,8 @@ def test_a_data_root_in_brackets_holds_files_and_data_sets(tmp_path, offline, mo
     (root / "news[2019]").mkdir()
     content = "".join(json.dumps(record) + "\n" for record in RECORDS)
     put(root / "news[2019]", "rows.jsonl", content)
-    assert read(hub("news[2019]"), root).columns == {"eng": ENGLISH, "fra": FRENCH}
+    for _ in range(2):  # what `datasets` caches is no part of the folder
+        assert read(hub("news[2019]"), root).columns == {"eng": ENGLISH, "fra": FRENCH}
     rows = read(table("news[2019]/rows.jsonl", format="jsonl", columns=COLUMNS), root)
     assert rows.columns == {"eng": ENGLISH, "fra": FRENCH}
 

@@ -203,7 +203,7 @@ def without_patterns(folder: Path) -> str:
     to its files."""
     if not glob.has_magic(os.path.realpath(folder)):
         return str(folder)
-    mirror = Path(folder_cache(folder)) / "files"
+    mirror = Path(folder_cache(folder)) / "links" / "files"  # `datasets` writes to `files` in the cache
     for file in (each for each in folder.rglob("*") if each.is_file()):
         link = mirror / file.relative_to(folder)
         link.parent.mkdir(parents=True, exist_ok=True)

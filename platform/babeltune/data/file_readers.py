@@ -29,7 +29,7 @@ MAX_BROKEN = Source.max_dropped
 """The share of rows that may be broken where nobody says otherwise."""
 SKIPPED_BYTES = 1 << 16
 """Bytes of a line that is too long are read and thrown away so many at a time."""
-NO_TEXT_BYTES = 1 << 28
+NO_TEXT_BYTES = 1 << 30
 """A line of more bytes than this is not read to its end: the file is no text, or was packed to fill a disk."""
 BLANK = re.compile(
     r"[\s\x00-\x1f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f"
