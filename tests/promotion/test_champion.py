@@ -252,7 +252,7 @@ def test_an_opening_is_recorded_where_the_machine_has_no_name_for_its_user(tmp_p
     data, root = read_data(tiny_file)
     for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("os.getuid", lambda: 54321)
+    monkeypatch.setattr("os.geteuid", lambda: 54321)
     record_opening(tmp_path, "m", tmp_path, read_eval(data.test, root))
     assert read_openings(tmp_path)[0]["user"] == "uid 54321"
 
