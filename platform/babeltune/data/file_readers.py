@@ -287,18 +287,20 @@ def table_rows(
     header: bool,
     strip: bool = False,
 ) -> Iterator[Row]:
-    """The named columns of rows of fields; the first row names the columns or, without a header, counts them. `strip`:
-    their names count without blanks around them."""
+    """The named columns of rows of fields; the first row names the columns or, without a header, counts them. A header
+    may stand below a title, and stand again further down. `strip`: names count without blanks around them."""
     rows = iter(rows)
     first = next((row for row in rows if row[1]), None)
+    if header and first is not None:
+        first = below_title(first, rows, names)
     if first is None:
         raise DataError(
             f"{path} is empty; a table has a header or at least one row; put rows in it, or leave the source out"
         )
-    line, head = first
+    top, head = first
     if isinstance(head, Fault):
         todo = "save the file as UTF-8, or name its `encoding`" if head.kind == "encoding" else FIRST_LINE
-        raise DataError(f"{path}:{line}: {head.reason}: {head.words}; {todo}")
+        raise DataError(f"{path}:{top}: {head.reason}: {head.words}; {todo}")
     head = [name.strip() for name in head] if strip else head
     places = [position(path, name, head if header else [str(index) for index in range(len(head))]) for name in names]
     for line, fields in rows if header else itertools.chain([first], rows):
@@ -307,13 +309,38 @@ def table_rows(
         fields = fields or [""]
         if isinstance(fields, Fault):
             yield line, fields
+        elif header and len(head) > 1 and [name.strip() for name in fields] == [name.strip() for name in head]:
+            yield line, Fault("repeated header", "the names of the columns again", "left out")
         elif len(fields) == len(head):
             yield line, cells([fields[place] for place in places], names)
         else:
-            words = f"{counted(len(fields), 'column')} in {shortened(TAB.join(fields))}, where line 1 has {len(head)}"
+            words = (
+                f"{counted(len(fields), 'column')} in {shortened(TAB.join(fields))}, where line {top} has {len(head)}"
+            )
             if any(field.count('"') % 2 for field in fields):
                 words += "; if quotation marks hold line breaks or tabs here, say `quoted: true`"
             yield line, Fault("column count", words)
+
+
+TITLE_ROWS = 10
+"""Rows above a header, such as a title, among which it is sought."""
+
+
+def below_title(first: Fields, rows: Iterator[Fields], names: Sequence[str]) -> Fields:
+    """The row that has the names of the columns, if only rows with at most one cell of text stand above it."""
+    row: Fields | None = first
+    for _ in range(TITLE_ROWS):
+        if row is None or isinstance(row[1], Fault) or set(names) <= {name.strip() for name in row[1]}:
+            return row or first
+        if not is_title(row[1]):
+            return first
+        row = next(rows, None)
+    return first
+
+
+def is_title(cells: Sequence[str]) -> bool:
+    """Whether at most one of the cells has text."""
+    return sum(not BLANK.fullmatch(cell) for cell in cells) < 2
 
 
 FIRST_LINE = "correct the file's first line"

@@ -5,6 +5,7 @@ import gzip
 import json
 import shutil
 from pathlib import Path
+from xml.sax.saxutils import escape
 
 import datasets
 import pyarrow as pa
@@ -22,6 +23,7 @@ from babeltune.errors import BabeltuneError, DataError
 from babeltune.planning.space import make_trial
 from babeltune.planning.sweep_file import data_root, read_sweep
 from babeltune.schema.json_schema import json_schema
+from workbooks import xlsx
 
 BUNDLED = Path(babeltune.__file__).parent / "bundled" / "natural_train.tsv"
 ROWS = 240
@@ -466,3 +468,24 @@ def test_rows_of_a_mixed_column_that_nobody_can_tell_are_counted(make, text):
     assert any(
         "rows have fra and eng swapped" in note and "9 rows could not be told" in note for note in make("a.tsv").notes
     )
+
+
+def put_sheet(path, rows):
+    width = max(map(len, rows))
+    xlsx(path, one=[[escape(cell) for cell in row] + [""] * (width - len(row)) for row in rows])
+
+
+@pytest.mark.parametrize("ending", ["tsv", "csv", "xlsx"])
+@pytest.mark.parametrize("title", [[("Project X",), ("", "")], [("Project X", ""), ("", ""), ("2026", "")]])
+def test_a_header_below_a_title_is_no_row_and_neither_is_its_repetition(make, text, tmp_path, ending, title):
+    rows = pairs(text, "fra", "eng")
+    table = [*title, ("fr", "en"), *rows[:100], ("fr", "en"), *rows[100:]]
+    path = make.folder / f"a.{ending}"
+    if ending == "xlsx":
+        put_sheet(path, table)
+    else:
+        put(path, table, *(("\t",) if ending == "tsv" else (",", "utf-8", csv.QUOTE_MINIMAL)))
+    made = make(path.name)
+    assert (made.files[0].columns, made.files[0].rows) == ({"fra": "fr", "eng": "en"}, ROWS)
+    assert made.files[0].left_out == {"repeated header": 1}
+    assert {tuple(row) for part in split_rows(tmp_path).values() for row in part} <= set(rows)

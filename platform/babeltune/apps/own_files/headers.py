@@ -79,6 +79,8 @@ def header_evidence(rows: Sequence[Sequence[str]]) -> Evidence:
     if len(set(filled)) < len(filled) or not filled:
         return Evidence(-MOST)
     known = MOST if all(map(is_name, filled)) else 0.0
+    if known:
+        rest = [row for row in rest if list(row) != list(first)]  # a header that stands again
     if not rest:
         return Evidence(known or -MOST)
     columns = [[value.strip() for value in column] for column in zip(*rest, strict=True)]

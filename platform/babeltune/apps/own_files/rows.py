@@ -37,7 +37,7 @@ from babeltune.schema.records import Source
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-INCOMPLETE = {"empty side", "missing column", "not translated", "fuzzy", "obsolete"}
+INCOMPLETE = {"repeated header", "empty side", "missing column", "not translated", "fuzzy", "obsolete"}
 """Reasons to leave a row out that say nothing against its file: a table may have many gaps."""
 MAX_CHARACTERS = 1200
 """The same as `data.max_characters`: longer texts are no sentences, and a sweep would leave them out."""

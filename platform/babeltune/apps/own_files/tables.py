@@ -16,10 +16,10 @@ from babeltune.apps.own_files.encodings import encoding_of
 from babeltune.apps.own_files.headers import header_evidence
 from babeltune.data import translation_files
 from babeltune.data.arrow_readers import arrow_rows, is_text, leaves, load_dataset, parquet_rows, parquet_schema
-from babeltune.data.file_readers import Fault, json_object, located, named_delimiter, numbered
+from babeltune.data.file_readers import TITLE_ROWS, Fault, is_title, json_object, located, named_delimiter, numbered
 from babeltune.data.quotation_marks import QUOTED
 from babeltune.data.spreadsheets import sheet_rows, workbook_format
-from babeltune.errors import DataError, listed, shortened
+from babeltune.errors import DataError, counted, listed, shortened
 from babeltune.schema.records import Source
 
 if TYPE_CHECKING:
@@ -164,13 +164,13 @@ def _delimited(given: str, path: Path, lines: Sequence[str], wanted: Wanted, nam
         texts = tuple((line,) for line in lines)
         return Table(given=given, path=str(path), format="moses", columns=("text",), sample=texts, header=False)
     _, _, delimiter, quoted, rows = best
-    is_headed, names, notes = headed(given, rows, wanted)
+    is_headed, names, rows, notes = headed(given, rows, wanted)
     return Table(
         given=given,
         path=str(path),
         format="tsv" if delimiter == "\t" and not named else "csv",
         columns=names,
-        sample=tuple(map(tuple, rows[is_headed:])),
+        sample=tuple(map(tuple, rows)),
         header=is_headed,
         quoted=quoted,
         delimiter=delimiter,
@@ -192,9 +192,19 @@ def _header(given: str, rows: Sequence[Sequence[str]], wanted: Wanted) -> tuple[
     return found.header, (f"{given}: the first row ({shortened(cells)}) was taken for {taken}; if it is not: {other}",)
 
 
-def headed(given: str, rows: Sequence[Sequence[str]], wanted: Wanted) -> tuple[bool, tuple[str, ...], tuple[str, ...]]:
-    """Whether the first of the rows names the columns, these names or else numbers from 0, and notes."""
-    named, notes = _header(given, rows, wanted)
+def headed(
+    given: str, rows: list[list[str]], wanted: Wanted
+) -> tuple[bool, tuple[str, ...], list[list[str]], tuple[str, ...]]:
+    """Whether a row names the columns: the first one, or the first below a title. Then these names or else numbers from
+    0, the rows of text, and notes."""
+    titles = next((place for place, row in enumerate(rows[: TITLE_ROWS + 1]) if not is_title(row)), 0)
+    named, notes = _header(given, rows[titles:], wanted)
+    if named and titles:
+        words = shortened(" ".join(cell for row in rows[:titles] for cell in row if cell.strip()))
+        notes = (*notes, f"{given}: {counted(titles, 'row')} above the header left out: {words}")
+        rows = rows[titles:]
+    elif titles:
+        named, notes = _header(given, rows, wanted)
     if len(rows) == 1 and named:
         raise DataError(
             f"{given} has a header and no rows: {listed(rows[0])}; put rows below it, or say --no-header if it is text"
@@ -204,7 +214,7 @@ def headed(given: str, rows: Sequence[Sequence[str]], wanted: Wanted) -> tuple[b
         raise DataError(
             f"{given}:1: several columns are called {shortened(twice[0])}; rename all but one, or say --no-header"
         )
-    return named, tuple(names), notes
+    return named, tuple(names), rows[named:], notes
 
 
 def _sheet(given: str, path: Path, book: Literal["xlsx", "ods"], sheet: str | None, wanted: Wanted) -> Table:
@@ -213,8 +223,8 @@ def _sheet(given: str, path: Path, book: Literal["xlsx", "ods"], sheet: str | No
     rows = [row for _, row in itertools.islice(cells, SAMPLE_LINES) if not isinstance(row, Fault)]
     if not rows:
         raise DataError(f"{given} has no cells; name a workbook with text")
-    named, names, notes = headed(given, rows, wanted)
-    sample = tuple(map(tuple, rows[named:]))
+    named, names, rows, notes = headed(given, rows, wanted)
+    sample = tuple(map(tuple, rows))
     table = Table(given=given, path=str(path), format=book, columns=names, sample=sample, header=named, sheet=sheet)
     return replace(table, notes=notes)
 
