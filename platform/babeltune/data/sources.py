@@ -65,6 +65,8 @@ class Rows:
     """SHA-256 of the content read (of what was compressed, not of the archive)."""
     dropped: dict[str, int]
     """Rows left out by reason."""
+    firsts: dict[str, str] = field(default_factory=dict, compare=False)
+    """Reason -> the place of the first row that was left out, and what is wrong with it."""
     shards: TextShards | None = field(default=None, repr=False, compare=False)
     """Tasks that do the work on many texts; None: it is done in this process."""
 
@@ -90,6 +92,8 @@ class Refusals:
     """What makes it a count: words for the error."""
     drop: bool
     counts: Counter[str] = field(default_factory=Counter)
+    firsts: dict[str, str] = field(default_factory=dict)
+    """Reason -> the place of the first such row, and what is wrong with it."""
     unused: int = 0
     """Counted rows that are not broken, such as units without a translation."""
     rows: int = 0
@@ -116,6 +120,7 @@ class Refusals:
                 f"{place}: {fault.reason}: {fault.words}; correct it, or leave such rows out with {self.switch}"
             )
         self.counts[fault.reason] += 1
+        self.firsts.setdefault(fault.reason, f"{place}: {fault.words or fault.reason}")
 
 
 def read_source(
@@ -175,7 +180,8 @@ def read_table(source: Source, root: Path, refusals: Refusals, longest: int, sha
     refusals.refuse_too_many(source)
     texts = dict(zip(columns, by_column, strict=False))
     ids = by_column[-1] if source.id else Texts.of([])
-    return Rows(columns=texts, ids=ids, digest=content.hexdigest(), dropped=dict(refusals.counts))
+    dropped, firsts = dict(refusals.counts), refusals.firsts
+    return Rows(columns=texts, ids=ids, digest=content.hexdigest(), dropped=dropped, firsts=firsts)
 
 
 def whole_rows(

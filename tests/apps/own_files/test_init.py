@@ -489,3 +489,26 @@ def test_a_header_below_a_title_is_no_row_and_neither_is_its_repetition(make, te
     assert (made.files[0].columns, made.files[0].rows) == ({"fra": "fr", "eng": "en"}, ROWS)
     assert made.files[0].left_out == {"repeated header": 1}
     assert {tuple(row) for part in split_rows(tmp_path).values() for row in part} <= set(rows)
+
+
+@pytest.mark.parametrize(("ending", "delimiter"), [("csv", ","), ("tsv", "\t")])
+def test_rows_of_more_fields_than_the_header_are_said_with_the_first_of_them(make, text, ending, delimiter):
+    ragged = [(fra, "oui", eng) if i % 2 else (fra, eng) for i, (fra, eng) in enumerate(pairs(text, "fra", "eng"))]
+    clean = [[field.replace(",", "") for field in row] for row in ragged]
+    put(make.folder / f"a.{ending}", [("fr", "en"), *clean], delimiter)
+    count = ROWS // 2
+    words = rf"{count} of {ROWS} rows are broken \({count} column count\).*a\.{ending}:3: 3 columns in .*line 1 has 2"
+    with pytest.raises(DataError, match=words):
+        make(f"a.{ending}")
+
+
+@pytest.mark.parametrize(("ending", "delimiter"), [("csv", ","), ("tsv", "\t")])
+def test_a_few_quotation_marks_that_are_not_escaped_cost_their_rows_alone(make, text, tmp_path, ending, delimiter):
+    rows = pairs(text, "fra", "eng")
+    lines = [delimiter.join(f'"{field}"' for field in row) for row in [("fr", "en"), *rows]]
+    for i in range(5, 50, 9):
+        lines[i] = lines[i].replace('"', '"Il dit "oui" ', 1)
+    (make.folder / f"a.{ending}").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    made = make(f"a.{ending}")
+    assert (made.files[0].rows, made.files[0].left_out) == (ROWS - 5, {"not CSV": 5})
+    assert {tuple(row) for part in split_rows(tmp_path).values() for row in part} <= set(rows)

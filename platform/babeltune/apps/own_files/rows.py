@@ -24,7 +24,7 @@ from babeltune.apps.own_files.languages import (
     name_of,
 )
 from babeltune.apps.own_files.tables import Table
-from babeltune.data.file_readers import MAX_LINE_BYTES, numbered, refuse_broken
+from babeltune.data.file_readers import MAX_BROKEN, MAX_LINE_BYTES, numbered, refuse_broken
 from babeltune.data.language_id import labels_of, likeliest, model, strangers
 from babeltune.data.sources import Rows, read_source
 from babeltune.data.text_keys import text_key
@@ -171,7 +171,9 @@ def read_rows(given: str, source: Source, root: Path) -> Rows:
     rows = read_source(source, root, others={})
     broken = {reason: count for reason, count in rows.dropped.items() if reason not in INCOMPLETE}
     count = sum(broken.values())
-    refuse_broken(given, (count, len(rows) + count, "rows"), broken)
+    first = next((f"; the first: {words}" for reason, words in rows.firsts.items() if reason in broken), "")
+    rule = f"{MAX_BROKEN:.0%} that may be{first}; quote fields that hold the delimiter, or correct what it is read as"
+    refuse_broken(given, (count, len(rows) + count, "rows"), broken, rule=rule)
     return rows
 
 

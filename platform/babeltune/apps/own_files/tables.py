@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import itertools
 import re
@@ -13,10 +12,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from babeltune.apps.own_files.encodings import encoding_of
-from babeltune.apps.own_files.headers import header_evidence
+from babeltune.apps.own_files.headers import header_evidence, is_name
 from babeltune.data import translation_files
 from babeltune.data.arrow_readers import arrow_rows, is_text, leaves, load_dataset, parquet_rows, parquet_schema
-from babeltune.data.file_readers import TITLE_ROWS, Fault, is_title, json_object, located, named_delimiter, numbered
+from babeltune.data.file_readers import (
+    MAX_BROKEN,
+    TITLE_ROWS,
+    Fault,
+    QuotedLines,
+    is_title,
+    json_object,
+    located,
+    named_delimiter,
+    numbered,
+)
 from babeltune.data.quotation_marks import QUOTED
 from babeltune.data.spreadsheets import sheet_rows, workbook_format
 from babeltune.errors import DataError, counted, listed, shortened
@@ -158,6 +167,8 @@ def _delimited(given: str, path: Path, lines: Sequence[str], wanted: Wanted, nam
         quoted, rows = parsed(lines, delimiter)
         width, share = commonest_width(rows)
         least = COMMAS_ALIKE if delimiter == "," and not is_csv else least
+        if rows and share < least and (is_csv or delimiter == "\t") and len(rows[0]) > 1 and all(map(is_name, rows[0])):
+            width, least = len(rows[0]), 0.0  # the reader says which rows do not fit
         if width >= 2 and share >= least and (best is None or share > best[0] + 0.05):
             best = (share, -order, delimiter, quoted, [row for row in rows if len(row) == width])
     if best is None:
@@ -232,13 +243,15 @@ def _sheet(given: str, path: Path, book: Literal["xlsx", "ods"], sheet: str | No
 def parsed(lines: Sequence[str], delimiter: str) -> tuple[bool, list[list[str]]]:
     """The rows of the lines, and whether their fields are in quotation marks as spreadsheets write them."""
     bare = [line.split(delimiter) for line in lines if line]
-    reader = csv.reader([line + "\n" for line in lines], delimiter=delimiter, strict=True)
-    rows: list[list[str]] = []
-    try:
-        rows.extend(row for row in reader if row)
-    except csv.Error:
-        if reader.line_num < len(lines):  # a row that the sample cuts off is no fault
-            return False, bare
+    read = list(QuotedLines(iter(enumerate(map(str.encode, lines), 1)), LINE_CHARACTERS).rows(delimiter))
+    rows = [row for _, row in read if row and not isinstance(row, Fault)]
+    faults = [row for _, row in read if isinstance(row, Fault)]
+    if faults:  # broken rows, or one that the sample cuts off
+        fields = [field for row in bare for field in row]
+        wrapped = sum(len(field) > 1 and field[0] == field[-1] == '"' for field in fields)
+        better = commonest_width(rows)[1] * len(rows) / len(read) > commonest_width(bare)[1]
+        quoted = len(faults) <= MAX_BROKEN * len(read) and (better or 2 * wrapped > len(fields))
+        return quoted, rows if quoted else bare
     if delimiter != "\t":
         return True, rows
     fields = [field for row in bare for field in row]
