@@ -16,7 +16,7 @@ def test_the_version_is_printed():
 
 def test_the_demo_is_the_quickstart(monkeypatch):
     seen = []
-    monkeypatch.setattr("babeltune.cli.local.run_sweep", lambda sweep, *_, **__: seen.append(sweep.name))
+    monkeypatch.setattr("babeltune.cli.run_here.run_sweep", lambda sweep, *_, **__: seen.append(sweep.name))
     assert CliRunner().invoke(app, ["demo"]).exit_code == 0
     assert seen == ["quickstart"]
 

@@ -26,6 +26,7 @@ from babeltune.cli import (
     watch,
 )
 from babeltune.cli.common import app, err
+from babeltune.cli.forward import answering
 from babeltune.errors import SpecError
 from babeltune.program import run_program
 from babeltune.signals import end_when_asked
@@ -81,7 +82,8 @@ def main() -> None:
     SIGTERM and SIGHUP end it as Ctrl-C does, so that it leaves no draft and no process.
     """
     end_when_asked()
-    run_program(_command, lambda message: err.print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True))
+    with answering():
+        run_program(_command, lambda message: err.print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True))
 
 
 def _command() -> None:

@@ -10,13 +10,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
 from rich.segment import Segment
 
+from babeltune.cli.forward import Command
 from babeltune.errors import bounded, printable
 from babeltune.files import json_text
 
@@ -27,7 +28,15 @@ if TYPE_CHECKING:
     from babeltune.stages import Tell
     from babeltune.sweep.state.folder import SweepFolder
 
-app = typer.Typer(
+
+class Program(typer.Typer):
+    """The program. Each of its commands runs on the head of a cluster that takes jobs, if `--cluster` names one."""
+
+    def command(self, *arguments: Any, **options: Any) -> Callable[[Any], Any]:
+        return super().command(*arguments, cls=Command, **options)
+
+
+app = Program(
     help="Sweep the published ways to align a multilingual sentence encoder with a teacher, and promote the best.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import typer
@@ -35,28 +36,27 @@ def show(findings: list[Finding]) -> None:
 
 def examine_there(cluster: Cluster, file: str) -> list[Finding]:
     """What is here, whether the dashboard takes the token, and what the head finds."""
-    from babeltune.cli.remote import Remote
+    from babeltune.cli.forward import Head
     from babeltune.errors import ClusterError, SpecError
     from babeltune.remote.doctor import Finding, installed, itself, needed, packages, python
-    from babeltune.remote.jobs import json_in
 
     findings = [itself(), python(), *packages(installed(), needed())]
     try:
-        remote = Remote(cluster, file)
+        head = Head(cluster, file)
     except (ClusterError, SpecError) as error:
         return [*findings, Finding("address", False, str(error))]
-    findings.append(Finding("address", True, f"{cluster.place}, Ray {remote.jobs.version}"))
-    if remote.jobs.open:
+    findings.append(Finding("address", True, f"{cluster.place}, Ray {head.jobs.version}"))
+    if head.jobs.open:
         todo = "is not asked for: anybody can run programs there; start Ray with RAY_AUTH_MODE=token"
         findings.append(Finding("token", False, todo))
     else:
         findings.append(Finding("token", True, "is accepted"))
-    _, text = remote.ask("doctor", "--json")
-    found = json_in(text)
-    if not isinstance(found, list):
-        last = (text.strip().splitlines() or ["it said nothing"])[-1]
+    _, answer, words = head.ask("doctor", "--json")
+    if not answer:
+        last = (words.strip().splitlines() or ["it said nothing"])[-1]
         todo = "run `ray start` there with an environment on its PATH that has babeltune's packages"
         return [*findings, Finding("head", False, f"cannot run babeltune: {last}; {todo}")]
+    found = json.loads(answer)
     versions = {one["name"]: one["text"] for one in found if one["ok"]}
     fitting = [one for one in packages(versions, needed()) if one.name in versions]
     unfit = {one.name: one for one in fitting if not one.ok}

@@ -2,17 +2,48 @@
 
 from __future__ import annotations
 
-from typing import Annotated, TypeGuard
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, TypeGuard
 
 import typer
 
-from babeltune.cli.client import Tables, client_of
-from babeltune.cli.common import ClusterFile, Json, SweepName, app
+from babeltune.cli.common import (
+    ClusterFile,
+    Json,
+    SweepName,
+    app,
+    cluster_of,
+    err,
+    folder_of,
+    out,
+    say,
+    warn,
+    with_cluster,
+)
+
+if TYPE_CHECKING:
+    from babeltune.sweep.state.folder import SweepFolder
 
 TrialOrSweep = Annotated[
     str | None, typer.Argument(help="A sweep's id or name, or a trial such as SWEEP/t0003; the latest sweep without.")
 ]
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Keep showing until it ends.")]
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Which table `runs` shows: the sweeps, or one of a sweep."""
+
+    name: str | None = None
+    sort: str | None = None
+    over: tuple[str, ...] = ()
+    front: bool = False
+    by: str | None = None
+    languages: bool = False
+    metric: tuple[str, ...] = ()
+    markdown: bool = False
 
 
 @app.command()
@@ -23,12 +54,23 @@ def status(
     as_json: Json = False,
 ) -> None:
     """Show a sweep: its state, its trials, and how far each one is. Or show one trial, `SWEEP/t0003`, on a page."""
+    from babeltune.cli.render import show_status
+    from babeltune.cli.terminal_view import attach
+    from babeltune.sweep.state.progress import sweep_document, sweep_facts
+
     if is_trial(name):
         if follow:
             raise typer.BadParameter("follows a sweep; leave out the trial", param_hint="--follow")
-        client_of(cluster, as_json=as_json).trial(name)
+        trial(name, cluster, as_json=as_json)
         return
-    client_of(cluster, as_json=as_json).status(name, follow=follow)
+
+    folder = folder_of(name, cluster)
+    if follow:
+        attach(folder, err)
+    document = sweep_document(folder) if as_json else sweep_facts(folder)
+    say(document, as_json, lambda: show_status(folder, document["state"], document["reason"], out))
+    if document["state"] == "interrupted" and not as_json:
+        err.print(f"its driver is gone; `babeltune resume {folder.id}{with_cluster(cluster)}` goes on", soft_wrap=True)
 
 
 @app.command()
@@ -54,7 +96,22 @@ def logs(
     as_json: Json = False,
 ) -> None:
     """Show the log of a sweep."""
-    client_of(cluster, as_json=as_json).logs(name, follow=follow)
+    from babeltune.sweep.state.folder import read_log
+    from babeltune.sweep.state.progress import sweep_facts
+
+    folder = folder_of(name, cluster)
+    if follow and not as_json:
+        for text in followed(folder):
+            out.out(text, end="", highlight=False)
+        state = sweep_facts(folder)["state"]
+        dead = f": its driver is gone; `babeltune resume {folder.id}{with_cluster(cluster)}` goes on"
+        err.print(f"sweep {folder.id}: {state}{dead if state == 'interrupted' else ''}", soft_wrap=True)
+        return
+    text = read_log(folder)
+    if not text:
+        warn([f"{folder.id} has no log yet"])
+    document = {"sweep": folder.id, "state": sweep_facts(folder)["state"], "log": text}
+    say(document, as_json, lambda: out.out(text, end="", highlight=False))
 
 
 @app.command()
@@ -84,12 +141,11 @@ def runs(
     """List the sweeps. With a sweep, show its leaderboard, its Pareto front, its languages, or a table by settings."""
     tables = Tables(name, sort, tuple(over or ()), front, by, languages, tuple(metric or ()), markdown)
     check_table(tables)
-    client = client_of(cluster, as_json=as_json)
     if is_trial(name):
         check_alone(name, tables)
-        client.trial(name)
-        return
-    client.runs(tables)
+        trial(name, cluster, as_json=as_json)
+    else:
+        show_tables(tables, cluster, as_json=as_json)
 
 
 def check_table(tables: Tables) -> None:
@@ -120,3 +176,124 @@ def check_alone(name: str, tables: Tables) -> None:
             raise typer.BadParameter(
                 f"is a table of a sweep, and {name!r} is one trial; name {sweep!r} alone", param_hint=f"--{option}"
             )
+
+
+def trial(name: str, cluster: str | None, *, as_json: bool) -> None:
+    """Shows a trial, `SWEEP/t0003`. `UnknownNameError` names the nearest one."""
+    from babeltune.cli.trial import show_trial
+    from babeltune.files import plain
+    from babeltune.redaction import without_password
+    from babeltune.sweep.state.folder import find_trial
+    from babeltune.sweep.state.trial_page import trial_page
+
+    sweep, _, trial = name.partition("/")
+    folder = folder_of(sweep, cluster)
+    page = trial_page(folder, find_trial(folder, trial))
+    uri = cluster_of(cluster).mlflow
+    server = without_password(uri).rstrip("/") if uri.startswith(("http://", "https://")) else None
+    say(plain(page), as_json, lambda: show_trial(page, out, cluster, server))
+
+
+def show_tables(tables: Tables, cluster: str | None, *, as_json: bool) -> None:
+    """Shows the sweeps, or a table of one."""
+    from babeltune.cli.render import show_comparison, show_leaderboard
+    from babeltune.files import plain
+    from babeltune.planning.goals import whole_name
+    from babeltune.planning.warnings import about_order
+    from babeltune.sweep.state.progress import standing
+    from babeltune.sweep.state.seed_summary import compare
+
+    if tables.name is None and not any((tables.sort, tables.over, tables.front, tables.by, tables.languages)):
+        all_sweeps(cluster, as_json)
+        return
+    folder = folder_of(tables.name, cluster)
+    data = folder.sweep().data
+    sort = None if tables.sort is None else whole_name(data, tables.sort)
+    metrics = tuple(whole_name(data, metric) for metric in tables.metric)
+    if tables.front:
+        show_pareto(folder, metrics, as_json)
+    elif tables.languages:
+        show_by_language(folder, as_json)
+    elif tables.by:
+        show_by(folder, tables.by, as_json)
+    elif tables.over:
+        table = compare(folder, tables.over, metrics, sort)
+        say(plain(table), as_json, lambda: show_comparison(table, out, markdown=tables.markdown))
+    else:
+        rows = standing(folder, sort)
+        warn(about_order(sort))
+        say([plain(row) for row in rows], as_json, lambda: show_leaderboard(folder, out, sort))
+
+
+def followed(folder: SweepFolder) -> Iterator[str]:
+    """The sweep's log as it grows, while it is driven."""
+    from babeltune.sweep.state.folder import read_log
+    from babeltune.sweep.state.progress import is_driven
+
+    seen = 0
+    while True:
+        driven = is_driven(folder)
+        text = read_log(folder)
+        yield text[seen:]
+        seen = len(text)
+        if not driven:
+            return
+        time.sleep(0.5)
+
+
+def show_pareto(folder: SweepFolder, metrics: tuple[str, ...], as_json: bool) -> None:
+    """Shows the trials that no other beats in all metrics."""
+    from babeltune.cli.render import show_front
+    from babeltune.files import plain
+    from babeltune.sweep.state.leaderboard import front
+
+    columns, rows = front(folder, metrics)
+    say([plain(row) for row in rows], as_json, lambda: show_front(columns, rows, out))
+
+
+def show_by_language(folder: SweepFolder, as_json: bool) -> None:
+    """Shows the first objective of each trial in every language pair."""
+    from babeltune.cli.render import show_languages
+    from babeltune.sweep.state.leaderboard import by_language
+    from babeltune.sweep.state.progress import standing
+
+    rows, objective = standing(folder), folder.sweep().objectives[0].metric
+    scores = by_language(rows, objective)
+    documents = [{"name": row.name, "state": row.state, "scores": scores[row.name]} for row in rows]
+    say(documents, as_json, lambda: show_languages(scores, objective, out))
+
+
+def show_by(folder: SweepFolder, setting: str, as_json: bool) -> None:
+    """Shows a sweep's trials by the values of a searched setting."""
+    from babeltune.cli.overview import show_by_setting
+    from babeltune.files import plain
+    from babeltune.sweep.state.by_setting import by_setting
+
+    table = by_setting(folder, setting)
+    say(plain(table), as_json, lambda: show_by_setting(table, out))
+
+
+def all_sweeps(cluster: str | None, as_json: bool) -> None:
+    """Shows every sweep of the storage; one that cannot be read is a warning."""
+    from babeltune.cli.overview import show_sweeps
+    from babeltune.errors import SweepError
+    from babeltune.files import plain
+    from babeltune.sweep.state.folder import sweep_folders
+    from babeltune.sweep.state.overview import sweep_line, with_differences
+    from babeltune.sweep.state.progress import sweep_document
+    from babeltune.sweep.sync.view import StorageView
+
+    view = StorageView(cluster_of(cluster))
+    view.update(every=True)
+    folders = sweep_folders(view.folder)
+    lines, specs, documents = [], {}, {}
+    for folder in folders:
+        try:
+            line, specs[folder.id] = sweep_line(folder), folder.read("sweep.json") or {}
+            documents[folder.id] = sweep_document(folder) if as_json else {}
+            lines.append(line)
+        except SweepError as error:
+            warn([f"sweep {folder.id} is left out: {error}"])
+    lines = with_differences(lines, specs)
+    said = [{**documents[line.sweep], **plain(line)} for line in lines]
+    say(said, as_json, lambda: show_sweeps(lines, out) if lines or not folders else None)

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from babeltune.cli.client import Refit, Submission, client_of
-from babeltune.cli.common import ClusterFile, Json, Set, SweepName, app, out, read
+from babeltune.cli.common import ClusterFile, Json, Set, SweepName, app, cluster_of, folder_of, out, read, steps_shown
+from babeltune.cli.run_here import Submission, check_submission, run_sweep
 from babeltune.cli.sweeps import Accept, Detach, Insecure
+from babeltune.errors import SweepError
 
 if TYPE_CHECKING:
     from babeltune.schema.records import Sweep
+    from babeltune.sweep.state.folder import SweepFolder
 
 Write = Annotated[
     str | None, typer.Option("--write", help="Write the sweep file here (- is the output), and submit nothing.")
@@ -42,18 +44,38 @@ def refit(
     It is named `NAME-refit` and promotes under the same name, against the champion. Teacher vectors and tokens that are
     there are used again.
     """
+    from babeltune.planning.sweep_yaml import spec_yaml
+    from babeltune.sweep.state.progress import is_driven
+    from babeltune.sweep.state.refit import refit_of
+
     asked = Submission(accept_changes, detach, insecure)
-    client = client_of(cluster, as_json=as_json, asked=asked)
-    begun, text = client.refit_spec(name, Refit(top, pairs, seeds, one_start))
+    check_submission(asked, cluster)
+    with steps_shown():
+        folder = folder_of(name, cluster)
+        if is_driven(folder):
+            raise SweepError(f"sweep {folder.id} is running; wait for its end, or `babeltune stop {folder.id}`")
+        text = spec_yaml(refit_of(folder, top=top, length=pairs, seeds=seeds, one_start=one_start))
     if write:
         write_file(text, write)
         return
     sweep = spelled(text, set_, cluster)
     if len(sweep.refit_of) < top and not as_json:
-        words = f"{begun} has {len(sweep.refit_of)} finished settings, fewer than --top {top}: those are trained"
+        words = f"{folder.id} has {len(sweep.refit_of)} finished settings, fewer than --top {top}: those are trained"
         out.print(words, markup=False, highlight=False)
-    client.submit(sweep, asked)
-    client.show_gains(begun, sweep)
+    run_sweep(sweep, cluster, asked, as_json=as_json)
+    if not as_json:
+        show_gains(folder, sweep, cluster)
+
+
+def show_gains(folder: SweepFolder, refit: Sweep, cluster: str | None) -> None:
+    """Shows what the refit gained over the sweep."""
+    from babeltune.planning.recorded import sweep_id
+    from babeltune.sweep.state.folder import SweepFolder
+    from babeltune.sweep.state.refit import gain_words, gains
+
+    refitted = SweepFolder(cluster_of(cluster).folder / "sweeps" / sweep_id(refit))
+    for gain in gains(folder, refitted):
+        out.print(gain_words(gain), markup=False, highlight=False)
 
 
 def spelled(text: str, assignments: list[str] | None, cluster: str | None) -> Sweep:

@@ -74,7 +74,7 @@ def demo(
 
     Needs the bundled teacher: `pip install babeltune[quickstart]`.
     """
-    from babeltune.cli.client import Submission, client_of
     from babeltune.cli.common import read
+    from babeltune.cli.run_here import Submission, run_sweep
 
-    client_of(cluster, as_json=as_json).submit(read(QUICKSTART, None, None, cluster), Submission())
+    run_sweep(read(QUICKSTART, None, None, cluster), cluster, Submission(), as_json=as_json)

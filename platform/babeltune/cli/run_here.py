@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import typer
@@ -17,10 +18,33 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from babeltune.cli.client import Submission
     from babeltune.schema.cluster import Cluster
     from babeltune.schema.records import Sweep
     from babeltune.sweep.state.folder import SweepFolder
+
+NO_JOBS = "needs a cluster that takes jobs: --cluster with a file whose address is a dashboard's http://… or https://…"
+
+
+@dataclass(frozen=True)
+class Submission:
+    """How a sweep is submitted, or gone on with."""
+
+    accept_changes: bool = False
+    """Whether it goes on although code or packages changed."""
+    detach: bool = False
+    """Whether the command returns at once. Only a cluster that takes jobs can do that."""
+    insecure: bool = False
+    """Whether a cluster that wants no token is used all the same."""
+    yes: bool = False
+    """Whether a finished sweep is trained on without a question."""
+
+
+def check_submission(asked: Submission, file: str | None) -> None:
+    """`typer.BadParameter` for options that another kind of cluster understands."""
+    if asked.detach:  # a cluster that takes jobs has got the command by now
+        raise typer.BadParameter(NO_JOBS, param_hint="--detach")
+    if asked.insecure and cluster_of(file).address == "local":
+        raise typer.BadParameter("is for a cluster that runs already", param_hint="--insecure")
 
 
 def run_sweep(sweep: Sweep, file: str | None, asked: Submission, *, as_json: bool, into: str | None = None) -> None:

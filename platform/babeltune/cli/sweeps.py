@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import time
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from babeltune.cli.client import Change, Submission, client_of
 from babeltune.cli.common import (
     ClusterFile,
     File,
@@ -18,12 +18,22 @@ from babeltune.cli.common import (
     any_cluster,
     app,
     cluster_of,
+    err,
+    folder_of,
+    not_running,
     out,
     read,
     say,
     steps_shown,
     warn,
+    with_cluster,
 )
+from babeltune.cli.run_here import Submission, check_submission, recorded, run_sweep, running_words, show_taken
+from babeltune.errors import SpecError, SweepError, counted
+
+if TYPE_CHECKING:
+    from babeltune.sweep.state.folder import SweepFolder
+    from babeltune.sweep.state.stored import Storage
 
 Accept = Annotated[bool, typer.Option("--accept-changes", help="Go on although code or packages changed.")]
 Detach = Annotated[
@@ -50,9 +60,10 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Check a sweep file and show what it would do: data, search, time, memory, and what its dev set can tell apart."""
-    from babeltune.cli.remote import plugins_of
     from babeltune.files import plain
+    from babeltune.method.plugins import plugins
     from babeltune.planning.plan import make_plan
+    from babeltune.planning.space import methods_used
     from babeltune.planning.warnings import (
         about_corpus,
         about_gpus,
@@ -65,7 +76,10 @@ def plan(
 
     sweep, chosen = read(file, with_, set_, cluster, trials), any_cluster(cluster)
     warn(about_sweep(sweep))
-    warn(about_plugins(plugins_of(sweep)) if chosen.by_jobs else about_gpus(chosen.with_workers(sweep.budget.workers)))
+    if chosen.by_jobs:
+        warn(about_plugins(plugins(methods_used(sweep))))
+    else:
+        warn(about_gpus(chosen.with_workers(sweep.budget.workers)))
     from babeltune.cli.plan_page import about_disk, detectable, machine_of, show_plan
 
     with steps_shown():
@@ -98,7 +112,8 @@ def submit(
     """
     sweep = read(file, with_, set_, cluster, trials)
     asked = Submission(accept_changes, detach, insecure, yes)
-    client_of(cluster, as_json=as_json, asked=asked).submit(sweep, asked)
+    check_submission(asked, cluster)
+    run_sweep(sweep, cluster, asked, as_json=as_json)
 
 
 @app.command()
@@ -113,13 +128,27 @@ def stop(
 ) -> None:
     """Stop a running sweep; every trial keeps its last checkpoint. Fails where its driver takes longer than `--wait`;
     a Ray job is then ended."""
-    if ended_job is not None and not any_cluster(cluster).by_jobs:  # before it ran: there may be no sweep yet
-        from babeltune.sweep.sync.audit import audit
-        from babeltune.sweep.sync.view import StorageView
+    from babeltune.sweep.state.progress import sweep_facts
+    from babeltune.sweep.state.stored import may_be_driven
+    from babeltune.sweep.sync.audit import audit
+    from babeltune.sweep.sync.view import StorageView
 
-        audit(StorageView(cluster_of(cluster)), "stop", f"{name}, job {ended_job}")
+    view = StorageView(cluster_of(cluster))
+    if ended_job is not None:  # before it ran: there may be no sweep yet
+        audit(view, "stop", f"{name}, job {ended_job}")
         return
-    client_of(cluster, as_json=as_json).stop(name, wait=wait)
+    folder, where = folder_of(name, cluster), with_cluster(cluster)
+    storage = view.storage
+    if not may_be_driven(storage, folder.id):
+        state = sweep_facts(folder)["state"]
+        soon = "; if it was started just now, try again in a few seconds" if state in ("new", "interrupted") else ""
+        raise not_running(folder.id, state, soon)
+    view.ask_to_stop(folder)
+    audit(view, "stop", folder.id)
+    err.print(f"asked sweep {folder.id} to stop; waiting for its driver, {wait} s at most")
+    stopped = wait_for_driver(folder, storage, wait)
+    if code := say_stopped(folder.id, stopped, where, as_json=as_json):
+        raise typer.Exit(code)
 
 
 @app.command()
@@ -142,13 +171,24 @@ def resume(
     With `--spec` it goes on, under its id, with another file. Changes that decide no result, such as the budget, are
     taken; others are refused unless accepted, which `status` shows from then on.
     """
+    from babeltune.sweep.state.progress import is_driven
+
     if spec is None and (with_ or set_):
         raise typer.BadParameter(
             "it changes a sweep file; name one with --spec FILE", param_hint="--with" if with_ else "--set"
         )
     sweep = read(spec, with_, set_, cluster, trials) if spec is not None else None
     asked = Submission(accept_changes, detach, insecure)
-    client_of(cluster, as_json=as_json, asked=asked).resume(name, Change(trials, sweep, spec or ""), asked)
+    check_submission(asked, cluster)
+    folder = folder_of(name, cluster)
+    if (sweep is not None or trials is not None) and is_driven(folder):
+        words = ("spec", f"--spec {spec}") if sweep is not None else ("budget", f"--trials {trials}")
+        raise SweepError(running_words(folder.id, with_cluster(cluster), *words))
+    if sweep is None:
+        sweep = recorded(folder, trials)
+    else:
+        show_taken(folder, sweep, accept_changes=asked.accept_changes)
+    run_sweep(sweep, cluster, asked, as_json=as_json, into=folder.id)
 
 
 @app.command()
@@ -162,5 +202,41 @@ def extend(
     as_json: Json = False,
 ) -> None:
     """Give a sweep more trials. It stays the same sweep, and learns from the trials that it has."""
+    from babeltune.sweep.state.progress import is_driven
+
     asked = Submission(accept_changes, detach, insecure)
-    client_of(cluster, as_json=as_json, asked=asked).extend(name, trials, asked)
+    check_submission(asked, cluster)
+    folder = folder_of(name, cluster)
+    before = folder.sweep().budget.trials
+    if trials <= before:
+        raise SpecError(
+            f"--trials {trials}: sweep {folder.id} has a budget of {counted(before, 'trial')}; give more than that"
+        )
+    if is_driven(folder):
+        raise SweepError(running_words(folder.id, with_cluster(cluster), "budget", f"--trials {trials}", "extend"))
+    run_sweep(recorded(folder, trials), cluster, asked, as_json=as_json, into=folder.id)
+
+
+def wait_for_driver(folder: SweepFolder, storage: Storage, seconds: float) -> bool:
+    """Whether the sweep's driver has ended within this time. One that sends no heartbeat may still have the sweep."""
+    from babeltune.sweep.state.stored import may_be_driven
+
+    deadline, said = time.monotonic() + seconds, False
+    while (driven := may_be_driven(storage, folder.id)) and time.monotonic() < deadline:
+        folder.refresh()
+        if folder.state() == "stopped" and not said:
+            err.print("stopped; its driver is ending Ray")
+            said = True
+        time.sleep(0.3)
+    return not driven
+
+
+def say_stopped(sweep: str, stopped: bool, where: str, *, as_json: bool) -> int:
+    """Says whether a sweep has stopped. The exit code."""
+    words = (
+        f"sweep {sweep} stopped; `babeltune resume {sweep}{where}` goes on"
+        if stopped
+        else f"sweep {sweep} was asked to stop and has not yet; `babeltune status {sweep}{where}` shows it"
+    )
+    say({"sweep": sweep, "stopped": stopped}, as_json, lambda: out.print(words, soft_wrap=True))
+    return int(not stopped)

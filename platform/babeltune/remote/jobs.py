@@ -11,7 +11,6 @@ The token is sent as a header of each request and stands in no job.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import re
@@ -21,6 +20,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import aiohttp
@@ -45,7 +45,7 @@ PLUGINS = "babeltune.method.plugins"
 """The key under which the names of the distributions are that its methods are from, babeltune left out."""
 QUESTION = "babeltune-asks-"
 """Begins the id of a job that answers one question and is then forgotten."""
-BEGIN = re.compile(r"^Running entrypoint for job [^\n]*\n", re.MULTILINE)
+BEGIN = re.compile(r"Running entrypoint for job ")
 """What Ray writes before a command's own output."""
 STOP_WAIT_S = "60"
 """Seconds that a driver has to end between SIGTERM and SIGKILL."""
@@ -66,8 +66,8 @@ port that is opened again."""
 REQUEST_TIMEOUT_S = 60.0
 """Seconds within which a dashboard must answer a request, and after which a log without news is asked for anew: the
 head may stand still, and its connections with it."""
-ANSWER_TIMEOUT_S = 600.0
-"""Seconds that a command on the head is given to answer a question."""
+BEGIN_TIMEOUT_S = 600.0
+"""Seconds that a head is given to begin a command: it unpacks the wheel, and may wait for room."""
 CHATTER = (
     *("ray.dashboard.modules.job.sdk", "ray.dashboard.modules.dashboard_sdk"),
     "ray._private.runtime_env.packaging",
@@ -191,12 +191,17 @@ class Jobs:
         return None if sweep is None else self.of_sweep(sweep)[-1]
 
     def run_sweep(
-        self, sweep: str, arguments: Sequence[str], files: Mapping[str, str], plugins: Sequence[str] = ()
+        self,
+        sweep: str,
+        arguments: Sequence[str],
+        files: Mapping[str, bytes],
+        plugins: Sequence[str] = (),
+        variables: Mapping[str, str] | None = None,
     ) -> tuple[Job, bool]:
         """Submits the next attempt at the sweep: the job, and whether it is new; one that lives is not submitted again.
 
         `arguments` are babeltune's, run on the head; `files` are put where they name them; `plugins` names the
-        distributions of other methods. Raises `MethodError` for one that cannot be shipped.
+        distributions of other methods; `variables` are set there. Raises `MethodError` for one that cannot be shipped.
         """
         attempt = 0
         for _ in range(TRIES):
@@ -206,53 +211,68 @@ class Jobs:
                     return job, False
             attempt = max([attempt, *(job.attempt for job in before)]) + 1
             try:
-                return self._submit(f"{sweep}-{attempt}", arguments, files, sweep, plugins), True
+                return self._submit(f"{sweep}-{attempt}", arguments, files, sweep, plugins, variables or {}), True
             except _TakenError:
                 continue
         raise ClusterError(f"{self.cluster.named} has refused {TRIES} ids for sweep {sweep}; try again in a moment")
 
-    def ask(self, arguments: Sequence[str], files: Mapping[str, str], wait: float = 0.0) -> tuple[int, str]:
-        """Runs a command on the head and waits, `wait` seconds longer than for others: its exit code and what it wrote.
+    def submit_question(
+        self, arguments: Sequence[str], files: Mapping[str, bytes], variables: Mapping[str, str] | None = None
+    ) -> Job:
+        """Submits a command whose job is forgotten once it has answered. Its id says so."""
+        return self._submit(f"{QUESTION}{uuid.uuid4().hex[:12]}", arguments, files, variables=variables or {})
 
-        Raises `ClusterError` where it does not end."""
-        job = self._submit(f"{QUESTION}{uuid.uuid4().hex[:12]}", arguments, files)
-        deadline = time.monotonic() + ANSWER_TIMEOUT_S + wait
-        try:
-            while (job := self.get(job.id)).live:
-                if time.monotonic() > deadline:
-                    raise ClusterError(
-                        f"{self.cluster.named} has not answered `babeltune {shlex.join(arguments)}` within "
-                        f"{ANSWER_TIMEOUT_S + wait:g} s; its job {job.id} is {job.state} and is ended: see whether the "
-                        "head has room for it and sees its storage"
-                    )
-                time.sleep(POLL_INTERVAL_S)
-            return exit_code(job), self.log(job.id) or job.reason
-        finally:
-            with suppress(ClusterError), self._spoken():  # an answer, or what kept it away, counts for more
-                if job.live:
-                    self._client.stop_job(job.id)
-                else:
-                    self._client.delete_job(job.id)
+    def answers(self, job: str, arguments: Sequence[str]) -> Iterator[str]:
+        """What the job of a question writes, piece by piece, until it has ended.
+
+        Raises `ClusterError` if it does not begin within `BEGIN_TIMEOUT_S`."""
+        deadline = time.monotonic() + BEGIN_TIMEOUT_S
+        while (state := self.get(job).state) == "PENDING":
+            if time.monotonic() > deadline:
+                raise ClusterError(
+                    f"{self.cluster.named} has not begun `babeltune {shlex.join(arguments)}` within "
+                    f"{BEGIN_TIMEOUT_S:g} s; its job {job} is {state} and is ended: see whether the head has room for "
+                    "it"
+                )
+            time.sleep(POLL_INTERVAL_S)
+        yield from self.follow(job)
+
+    def forget(self, job: str) -> None:
+        """Ends the job of a question if it runs, and forgets it. An answer counts for more than its housekeeping."""
+        with suppress(ClusterError), self._spoken():
+            if self.get(job).live:
+                self._client.stop_job(job)
+            else:
+                self._client.delete_job(job)
+
+    def ended(self, job: str, seconds: float) -> Job:
+        """The job, once it has ended or this time is over."""
+        deadline = time.monotonic() + seconds
+        while (now := self.get(job)).live and time.monotonic() < deadline:
+            time.sleep(POLL_INTERVAL_S)
+        return now
 
     def _submit(
         self,
         job: str,
         arguments: Sequence[str],
-        files: Mapping[str, str],
+        files: Mapping[str, bytes],
         sweep: str = "",
         plugins: Sequence[str] = (),
+        variables: Mapping[str, str] = MappingProxyType({}),
     ) -> Job:
         with draft_folder("job") as place:
             wheels = [build_wheel(place), *build_plugins(place, plugins)]
             beside = place / "files"
-            for name, text in files.items():
+            for name, content in files.items():
                 path = beside / name
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(text, encoding="utf-8")
+                path.write_bytes(content)
+            own = {"RAY_JOB_STOP_WAIT_TIME_S": STOP_WAIT_S, ACTOR: actor(), "PYTHONSAFEPATH": "1"}
             environment = {
                 "py_modules": list(map(str, wheels)),
                 "working_dir": str(beside),
-                "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": STOP_WAIT_S, ACTOR: actor(), "PYTHONSAFEPATH": "1"},
+                "env_vars": {**variables, **own},
             }
             deadline = time.monotonic() + START_TIMEOUT_S
             while True:
@@ -271,12 +291,6 @@ class Jobs:
                     if STARTING not in str(error) or time.monotonic() > deadline:
                         raise
                 time.sleep(POLL_INTERVAL_S)
-
-    def log(self, job: str) -> str:
-        """What the job's command has written so far."""
-        with self._spoken():
-            whole: str = self._client.get_job_logs(job)
-        return own_output(whole)
 
     def follow(self, job: str) -> Iterator[str]:
         """What the command writes, piece by piece, until the job has ended. A broken connection is opened
@@ -359,24 +373,6 @@ def _job(details: Any) -> Job:
 def exit_code(job: Job) -> int:
     """The exit code of a job that has ended; 1 where its command never ran or was ended."""
     return job.exit_code if job.exit_code is not None and job.exit_code >= 0 else int(job.state != "SUCCEEDED")
-
-
-def own_output(log: str) -> str:
-    """A job's log without what Ray wrote before the command began."""
-    begun = BEGIN.search(log)
-    return log[begun.end() :] if begun else log
-
-
-def json_in(text: str) -> Any:
-    """The last JSON document in a command's output; its first line holds nothing else. None where there is none."""
-    lines = text.splitlines(keepends=True)
-    for index in range(len(lines) - 1, -1, -1):
-        if lines[index].rstrip() in ("{", "[", "{}", "[]"):
-            try:
-                return json.JSONDecoder().raw_decode("".join(lines[index:]))[0]
-            except ValueError:
-                continue
-    return None
 
 
 @contextmanager

@@ -1,0 +1,129 @@
+"""What a command takes to a cluster that takes jobs, and what comes back of it."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from babeltune.cli.forward import FORWARDED, MAX_SENT_BYTES, Splitter, answering, packed, sent_name
+from babeltune.errors import SpecError
+
+BEGIN = "pip says things\nRunning entrypoint for job a-1: python x\n"
+
+
+def returned(monkeypatch, tmp_path, command, *names):
+    """What comes here if a command writes this on the head: both streams, and the files in a folder `here`."""
+    for folder in ("there", "here"):
+        (tmp_path / folder).mkdir()
+    log = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    with monkeypatch.context() as there:
+        there.chdir(tmp_path / "there")
+        there.setenv(FORWARDED, "1")
+        there.setattr(sys, "stdout", log)
+        with answering():
+            command()
+    log.flush()
+    text = BEGIN + log.buffer.getvalue().decode()
+    monkeypatch.chdir(tmp_path / "here")
+    out, err = io.StringIO(), io.StringIO()
+    split = Splitter(out, err, names)
+    for start in range(0, len(text), 1000):
+        split.write(text[start : start + 1000])
+    split.end()
+    return out.getvalue(), err.getvalue()
+
+
+def test_a_commands_streams_come_back_apart_and_in_order(monkeypatch, tmp_path):
+    def command():
+        print("a warning\nof two lines", file=sys.stderr)
+        print('{"an": "answer"}')
+        print("done", file=sys.stderr)
+
+    assert returned(monkeypatch, tmp_path, command) == ('{"an": "answer"}\n', "a warning\nof two lines\ndone\n")
+
+
+def test_files_that_the_user_named_come_back_whole(monkeypatch, tmp_path):
+    content = bytes(range(256)) * 1000
+
+    def command():
+        for name in ("report.html", "model/weights", "model/empty", "other"):
+            path = tmp_path / "there" / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(b"" if name.endswith("empty") else content)
+
+    assert returned(monkeypatch, tmp_path, command, "report", "--out=report.html", "model") == ("", "")
+    here = tmp_path / "here"
+    assert sorted(path.name for path in here.rglob("*")) == ["empty", "model", "report.html", "weights"]
+    assert (here / "report.html").read_bytes() == (here / "model" / "weights").read_bytes() == content
+    assert (here / "model" / "empty").read_bytes() == b""
+
+
+@pytest.mark.parametrize("name", ["/tmp/x", "../x", "out/../../x"])
+def test_a_head_writes_no_file_that_nobody_named(monkeypatch, tmp_path, name):
+    monkeypatch.chdir(tmp_path)
+    split = Splitter(io.StringIO(), io.StringIO(), ["out"])
+    split.write(f"{BEGIN}\x1d{json.dumps(name)} {base64.b64encode(b'x').decode()}\n")
+    split.end()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_too_large_for_a_log_stays_there_and_its_place_is_said(monkeypatch, tmp_path):
+    monkeypatch.setattr("babeltune.cli.forward.MAX_RETURNED_BYTES", 10)
+    out, err = returned(monkeypatch, tmp_path, lambda: (tmp_path / "there" / "big").write_bytes(b"x" * 11), "big")
+    assert out == ""
+    start, place = err.rstrip("\n").split("; it is on the head: ")
+    assert start == "big is too large to come back"
+    assert Path(place).read_bytes() == b"x" * 11
+
+
+def test_the_arguments_go_with_the_files_and_variables_that_they_name(monkeypatch, tmp_path):
+    (tmp_path / "own.yaml").write_text("data:\n  root: ${DATA}\nteacher: {model: '${MODELS}/x', token: ${A_TOKEN}}\n")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "more.yaml").write_text("seed: 1\n")
+    monkeypatch.chdir(tmp_path)
+    for name in ("DATA", "MODELS", "A_TOKEN", "UNNAMED"):
+        monkeypatch.setenv(name, f"/{name}")
+    whole = str(tmp_path / "folder" / "more.yaml")
+    call = packed(
+        ["submit", "own.yaml", "--with", "folder/more.yaml", f"--spec={whole}", "--cluster", "c.yaml"], "c.yaml"
+    )
+    assert call.arguments == (
+        *("submit", "own.yaml", "--with", "folder/more.yaml", "--spec=more.yaml", "--cluster", "c.yaml"),
+    )
+    assert set(call.files) == {"own.yaml", "folder/more.yaml", "more.yaml"}
+    assert call.variables == {"MODELS": "/MODELS"}, "the head has data of its own, and no secret is sent"
+
+
+def test_two_files_of_one_name_keep_apart(monkeypatch, tmp_path):
+    paths = []
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        paths.append(tmp_path / folder / "x.yaml")
+        paths[-1].write_text(folder)
+    call = packed(map(str, paths), "c.yaml")
+    assert [call.files[name] for name in call.arguments] == [b"a", b"b"]
+
+
+def test_what_is_too_large_to_go_along_is_refused(monkeypatch, tmp_path):
+    with (tmp_path / "text.tsv").open("wb") as file:
+        file.truncate(MAX_SENT_BYTES + 1)
+    with pytest.raises(
+        SpecError, match=r"text.tsv is too large to go along: a command takes 64 MiB to a cluster; copy"
+    ):
+        packed(["mine", str(tmp_path / "text.tsv")], "c.yaml")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "modules.json").write_text("[]")
+    with pytest.raises(SpecError, match="is a model on this machine; copy it to the cluster and name its whole path"):
+        packed(["evaluate", str(tmp_path / "model")], "c.yaml")
+
+
+@pytest.mark.parametrize(
+    ("given", "sent"), [("a/b.yaml", "a/b.yaml"), ("/a/b.yaml", "b.yaml"), ("../b.yaml", "b.yaml")]
+)
+def test_a_file_keeps_its_users_name_below_the_folder(given, sent):
+    assert sent_name(given) == sent
