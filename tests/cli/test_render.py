@@ -192,7 +192,7 @@ def test_a_step_that_says_nothing_still_moves(monkeypatch):
         ("promotion.reproduce.reproduce", "reproduce s/t0000"),
         ("sweep.sync.housekeeping.everything", "clean"),
         ("cli.report.folder_of", "report"),
-        ("cli.local.folder_of", "refit"),
+        ("cli.refit.folder_of", "refit"),
     ],
 )
 def test_every_command_shows_that_it_works_while_a_step_says_nothing(step, arguments, monkeypatch):

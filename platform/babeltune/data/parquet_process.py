@@ -25,8 +25,8 @@ def text_bytes(array: pa.Array) -> int:
         return sum(map(text_bytes, array.flatten()))
     if pa.types.is_dictionary(array.type):
         lengths = compute.binary_length(array.dictionary.cast(pa.large_binary()))
-        return compute.sum(lengths.take(array.indices)).as_py() or 0
-    return array.nbytes
+        return int(compute.sum(lengths.take(array.indices)).as_py() or 0)
+    return int(array.nbytes)
 
 
 def dictionaries(file: parquet.FileMetaData, texts: list[str]) -> list[str]:

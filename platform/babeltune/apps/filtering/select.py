@@ -19,6 +19,7 @@ from babeltune.data import language_id
 from babeltune.data.file_readers import MAX_LINE_BYTES, Fault, located, numbered, refuse_broken, tab_rows
 from babeltune.data.sources import Refusals
 from babeltune.data.text_keys import text_key
+from babeltune.data.translation_files import refuse_translations
 from babeltune.errors import DataError, nearest
 
 if TYPE_CHECKING:
