@@ -25,6 +25,7 @@ def returned(monkeypatch, tmp_path, command, *names):
         there.chdir(tmp_path / "there")
         there.setenv(FORWARDED, "1")
         there.setattr(sys, "stdout", log)
+        there.setattr(sys, "stderr", log)  # one stream, as a job's log is
         with answering():
             command()
     log.flush()
@@ -42,9 +43,13 @@ def test_a_commands_streams_come_back_apart_and_in_order(monkeypatch, tmp_path):
     def command():
         print("a warning\nof two lines", file=sys.stderr)
         print('{"an": "answer"}')
-        print("done", file=sys.stderr)
+        sys.stderr.write("a library\n")
+        print("and more", end="")
 
-    assert returned(monkeypatch, tmp_path, command) == ('{"an": "answer"}\n', "a warning\nof two lines\ndone\n")
+    assert returned(monkeypatch, tmp_path, command) == (
+        '{"an": "answer"}\nand more\n',
+        "a warning\nof two lines\na library\n",
+    )
 
 
 def test_files_that_the_user_named_come_back_whole(monkeypatch, tmp_path):

@@ -435,7 +435,7 @@ def test_the_doctor_looks_here_and_at_the_head(babeltune, place):
 def test_no_job_and_no_log_holds_a_secret(secret, head, cluster_file, place, monkeypatch):
     monkeypatch.setenv("TEST_RAY_TOKEN", TOKEN)
     answer = requests.get(f"{head}/api/jobs/", headers={"Authorization": f"Bearer {TOKEN}"}, timeout=PATIENCE_S)
-    assert len(answer.json()) >= 3
+    assert answer.json(), "the job of a sweep; those of questions are forgotten"
     assert secret not in answer.text
     jobs = Jobs(read_cluster(cluster_file))
     assert not any(secret in "".join(jobs.follow(job.id)) for job in jobs.all() if not job.live)

@@ -38,8 +38,8 @@ SWEEPS = frozenset({"submit", "demo", "resume", "extend", "refit"})
 """Commands that run a sweep. Its job outlives the command."""
 FORWARDED = "BABELTUNE_FORWARDED"
 """The variable by which a command knows that its output goes through a job's log, where both streams are one."""
-STDERR = "\x1e"
-"""Begins a line of such a log that belongs on standard error."""
+STDOUT = "\x1e"
+"""Begins a line of such a log that belongs on standard output. Libraries and other processes write lines without it."""
 WRITTEN = "\x1d"
 """Begins a line that holds a part of a file: its name in JSON, a blank, and bytes in base64."""
 MAX_SENT_BYTES = 64 << 20
@@ -379,8 +379,8 @@ class Splitter:
         elif line.startswith(WRITTEN):
             self._add_to_file(line)
         else:
-            stream = self._err if line.startswith(STDERR) else self._out
-            stream.write(line.removeprefix(STDERR) + "\n")
+            stream = self._out if line.startswith(STDOUT) else self._err
+            stream.write(line.removeprefix(STDOUT) + "\n")
             stream.flush()
 
     def _add_to_file(self, line: str) -> None:
@@ -396,34 +396,43 @@ class Splitter:
 
 @contextmanager
 def answering() -> Iterator[None]:
-    """On the head: tells standard error apart from standard output, and sends the files that the command has written
-    below its folder. Elsewhere nothing."""
+    """On the head: tells standard output apart from all else, and sends the files that the command has written below
+    its folder. Elsewhere nothing."""
     if FORWARDED not in os.environ:
         yield
         return
-    before, stderr = set(Path().rglob("*")), sys.stderr
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    sys.stderr = MarkedStream()
+    before, log = set(Path().rglob("*")), sys.stdout
+    log.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    sys.stdout = MarkedStream(log)
     try:
         yield
     finally:
+        sys.stdout.end()
+        sys.stdout = log
         for path in sorted(set(Path().rglob("*")) - before):
             if path.is_file():
                 send_file(path)
-        sys.stderr = stderr
 
 
 class MarkedStream(io.TextIOBase):
-    """Standard error within standard output: each line begins with a mark. One stream keeps the order of both."""
+    """Standard output within a log: each of its lines begins with a mark."""
 
-    def __init__(self) -> None:
-        self._line = ""
+    def __init__(self, log: TextIO) -> None:
+        self._log, self._line = log, ""
 
     def write(self, text: str) -> int:
         *whole, self._line = (self._line + text).split("\n")
         for line in whole:
-            sys.stdout.write(f"{STDERR}{line}\n")
+            self._log.write(f"{STDOUT}{line}\n")
         return len(text)
+
+    def end(self) -> None:
+        """Writes a last line that has no end."""
+        if self._line:
+            self.write("\n")
+
+    def flush(self) -> None:
+        self._log.flush()
 
     def isatty(self) -> bool:
         return False
