@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -93,8 +94,9 @@ def mine(
             mining.Settings(
                 k=k, margin=margin, retrieval=retrieval, threshold=threshold, precision=precision, index=index
             ),
-            encoding_of(
-                model, cluster, prompt, source_language, target_language, target_model, spread=True, codec=codec
+            replace(
+                encoding_of(model, cluster, prompt, source_language, target_language, target_model, spread=True),
+                codec=codec,
             ),
         )
     warn(_about_lines(done, ("source", source), ("target", target)))
@@ -128,7 +130,7 @@ def score(
             pairs,
             out_,
             mining.Settings(k=k, margin=margin, precision=precision, index=index),
-            encoding_of(model, cluster, prompt, source_language, target_language, target_model, codec=codec),
+            replace(encoding_of(model, cluster, prompt, source_language, target_language, target_model), codec=codec),
             columns=columns_of(columns),
         )
     warn(_about_lines(done, ("lines", pairs)))
@@ -165,7 +167,7 @@ def retrieve(
             queries,
             candidates,
             out_,
-            encoding_of(model, cluster, prompt, source_language, target_language, target_model, codec=codec),
+            replace(encoding_of(model, cluster, prompt, source_language, target_language, target_model), codec=codec),
             gold=gold,
             k=k,
             precision=precision,
@@ -242,10 +244,8 @@ def encoding_of(
     target_model: str | None,
     *,
     spread: bool = False,
-    codec: str | None = None,
 ) -> Encoding:
-    """The models of a command with their storage. With `spread` a cluster that is named does the work. `codec`: of its
-    files."""
+    """The models of a command with their storage. With `spread` a cluster that is named does the work."""
     from babeltune.apps.mining.mine import Encoding
 
     return Encoding(
@@ -253,7 +253,6 @@ def encoding_of(
         storage=mining_storage(cluster),
         progress=tell,
         cluster=cluster_of(cluster) if spread and cluster is not None else None,
-        codec=codec,
     )
 
 

@@ -466,7 +466,7 @@ def test_rows_of_a_mixed_column_that_nobody_can_tell_are_counted(make, text):
     rows = [row[::-1] if i % 3 == 0 else row for i, row in enumerate(pairs(text, "fra", "eng"))]
     put(make.folder / "a.tsv", [("fr", "en"), *rows, *((f"{i} km", f"{i} km/h") for i in range(9))])
     assert any(
-        "rows have fra and eng swapped" in note and "9 rows could not be told" in note for note in make("a.tsv").notes
+        "rows have fra and eng swapped" in note and "9 rows could not be judged" in note for note in make("a.tsv").notes
     )
 
 

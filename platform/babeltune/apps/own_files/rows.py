@@ -454,7 +454,7 @@ def swap_back(
         each[sure] = -1
     if len(sure):
         rows = counted(len(sure), "row has", "rows have")
-        rest = f"; {counted(unsure, 'row')} could not be told and stayed" if unsure else ""
+        rest = f"; {counted(unsure, 'row')} could not be judged and stayed" if unsure else ""
         backs = "it was" if len(sure) == 1 else "they were"
         notes.append(f"{given}: {rows} {first} and {second} swapped; {backs} swapped back{rest}")
 
