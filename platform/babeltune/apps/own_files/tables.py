@@ -247,10 +247,9 @@ def parsed(lines: Sequence[str], delimiter: str) -> tuple[bool, list[list[str]]]
     rows = [row for _, row in read if row and not isinstance(row, Fault)]
     faults = [row for _, row in read if isinstance(row, Fault)]
     if faults:  # broken rows, or one that the sample cuts off
-        fields = [field for row in bare for field in row]
-        wrapped = sum(len(field) > 1 and field[0] == field[-1] == '"' for field in fields)
+        marked = [len(field) > 1 and field[0] == field[-1] == '"' for row in bare for field in row]
         better = commonest_width(rows)[1] * len(rows) / len(read) > commonest_width(bare)[1]
-        quoted = len(faults) <= MAX_BROKEN * len(read) and (better or 2 * wrapped > len(fields))
+        quoted = len(faults) <= MAX_BROKEN * len(read) and (better or 2 * sum(marked) > len(marked))
         return quoted, rows if quoted else bare
     if delimiter != "\t":
         return True, rows
