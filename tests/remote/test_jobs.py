@@ -32,12 +32,12 @@ from audits import read_audit
 from babeltune.cli import main
 from babeltune.errors import ClusterError, UnknownNameError
 from babeltune.planning.recorded import sweep_id
-from babeltune.planning.space import default_params, make_trial
+from babeltune.planning.space import default_params, make_trial, shapes
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.remote.jobs import ADDRESSES, SWEEP, Job, Jobs, _job, exit_code, without_variables
 from babeltune.remote.wheel import build_wheel
 from babeltune.schema.cluster import read_cluster
-from babeltune.sweep.driver.baselines import own_scores
+from babeltune.sweep.driver.baselines import own_scores, shape_speeds
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.sync.audit import ACTOR, who
 from ports import free_port, listens
@@ -57,7 +57,8 @@ def place(tiny, tiny_storage, tmp_path_factory):
     folder = SweepFolder(place / "storage" / "sweeps" / sweep_id(sweep))
     folder.path.mkdir(parents=True)
     scores = own_scores(make_trial(sweep, 0, default_params(sweep)), prepared)
-    folder.write("baselines.json", {"data": prepared.digest, "scores": scores, "models": {}})
+    speeds = shape_speeds(shapes(sweep), prepared)
+    folder.write("baselines.json", {"data": prepared.digest, "scores": scores, "models": {}, "speeds": speeds})
     return place
 
 

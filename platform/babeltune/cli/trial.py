@@ -12,10 +12,11 @@ from rich.table import Table
 from babeltune.cli.common import with_cluster
 from babeltune.cli.words import settings_words, sparkline, weights
 from babeltune.errors import counted
-from babeltune.evaluation.metric_names import PARAMETERS, SPEED
+from babeltune.evaluation.metric_names import PARAMETERS
 from babeltune.schema.base import flat, number
 from babeltune.schema.records import Training, Trial
 from babeltune.stages import minutes
+from babeltune.sweep.state.leaderboard import speed_words
 from babeltune.sweep.state.trial_page import HIDDEN, TrialPage
 
 CURVE_WIDTH = 32
@@ -102,8 +103,7 @@ def _student_words(page: TrialPage) -> str:
     else:
         shape = f"{counted(student.layers, 'layer')} of width {student.width}, vocabulary {student.vocabulary}"
     count = f" · {weights(page.row.metrics[PARAMETERS])} weights" if PARAMETERS in page.row.metrics else ""
-    speed = f" · {page.row.metrics[SPEED]:,.0f} sentences/s" if SPEED in page.row.metrics else ""
-    return shape + count + speed
+    return shape + count + (f" · {words}" if (words := speed_words(page.row.metrics)) else "")
 
 
 def _checkpoint_words(page: TrialPage) -> str:

@@ -57,7 +57,9 @@ POOLED = {"xsim_error": "xsim_error_pooled"}
 """Metrics that are also averaged over subsets by their rows."""
 PARAMETERS, SPEED = "model/parameters", "model/sentences_per_second"
 """A model's size, without layers that only training has, and its speed. That is how many sentences of the sets one
-thread, or one GPU, encodes in a second, token ids in. It is measured once for each architecture."""
+thread, or one GPU, encodes in a second, token ids in. Students of one shape have one speed (`training/speed.py`)."""
+SPREAD = f"{SPEED}_spread"
+"""How far the measurements of a speed lie apart: their middle nine tenths, as a share of the speed."""
 COMPUTE = "train/compute"
 """Counted seconds of one worker that a trial's training has cost, where it is as long as `training.compute` says."""
 UNTRIMMED = "model/parameters_untrimmed"

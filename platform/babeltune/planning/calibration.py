@@ -234,7 +234,8 @@ def _sentence_seconds(trial: Trial, prepared: Prepared, device: torch.device) ->
     assert not isinstance(encoder, FrozenEncoder)
     tokens = open_ragged(Path(token_set(trial, prepared).evaluation))
     named = f"plan {plain(trial.student)} {device}"
-    return 1 / sentences_per_second(named, encoder, tokens.take, np.arange(prepared.texts, dtype=np.int64), device)
+    texts = np.arange(prepared.texts, dtype=np.int64)
+    return 1 / sentences_per_second(named, encoder, tokens.take, texts, device)[0]
 
 
 @contextlib.contextmanager

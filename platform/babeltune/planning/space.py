@@ -6,16 +6,18 @@ are drawn in an order that depends on their names only, so a sweep file's key or
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
+import json
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
-from babeltune.errors import SpecError
+from babeltune.errors import MethodError, SpecError
 from babeltune.files import plain
-from babeltune.method import Method, Needs, load_method, make_config
+from babeltune.method import Method, Needs, load_method, make_config, trial_context
 from babeltune.planning.parameters import (
     INNER,
     SETTINGS,
@@ -63,6 +65,10 @@ TOKENIZED = (
 """Student fields that decide what is prepared before the first trial."""
 GRIDDED = ("choice", "const", "int")
 """The kinds of parameters that a grid can take every value of."""
+AS_FAST = ("dropout", "seed", "token_vectors")
+"""Student fields that do not change how fast it encodes."""
+MANY_SHAPES = 32
+"""At most this many shapes of students are measured before the search; it takes some seconds each."""
 MANY = 4096
 """At most this many combinations of choices are looked at."""
 
@@ -299,6 +305,28 @@ def preparations(sweep: Sweep) -> list[Student]:
         if student not in found:
             found.append(student)
     return found
+
+
+def shape_of(trial: Trial) -> str:
+    """Equal for trials whose students are equally fast."""
+    student = {name: value for name, value in plain(trial.student).items() if name not in AS_FAST}
+    return json.dumps([student, trial_context(trial.method, trial.config).needs.vectors])
+
+
+def shapes(sweep: Sweep) -> dict[str, Trial]:
+    """A trial of every shape of students (`shape_of`) that can be proposed, a range at its low end; of the default one
+    alone if there are more than `MANY_SHAPES`. Encoders that are not trained have none."""
+    default = make_trial(sweep, 0, default_params(sweep))
+    names = [name for name in sweep.parameters if name == "method" or split_name(name)[0] == "student"]
+    trials = [default]
+    for params in combinations(sweep.parameters, names):
+        with contextlib.suppress(MethodError):  # settings that this leaves out may mend it
+            trials.append(make_trial(sweep, 0, params))
+    trained = [trial for trial in trials if not trial_context(trial.method, trial.config).needs.frozen]
+    found = {shape_of(trial): trial for trial in reversed(trained)}
+    return (
+        found if len(found) <= MANY_SHAPES else {shape: found[shape] for shape in [shape_of(default)] if shape in found}
+    )
 
 
 def make_trial(sweep: Sweep, number: int, params: Mapping[str, Scalar]) -> Trial:

@@ -10,7 +10,7 @@ from typing import Literal
 from babeltune.errors import PromotionError, SpecError, UnknownNameError, nearest
 from babeltune.evaluation.metric_names import MAIN_METRICS
 from babeltune.schema.records import Objective
-from babeltune.sweep.state.leaderboard import Row
+from babeltune.sweep.state.leaderboard import Row, noise_share
 
 BOUND = re.compile(r"(?P<name>[^\s<>=]+)\s*(?P<sign>>=|<=)\s*(?P<value>[-+]?[0-9]*\.?[0-9]+([eE][-+]?[0-9]+)?)")
 AIM = re.compile(r"(?P<aim>max|min)\s+(?P<name>[^\s<>=]+)")
@@ -85,7 +85,8 @@ def _names(known: Iterable[str]) -> list[str]:
 
 
 def preferred(rows: Sequence[Row], text: str) -> tuple[Row, Objective]:
-    """The trial that the rule chooses among those that finished, by their best reports, and what it is the best in.
+    """The trial that the rule chooses among those that finished, by their best reports, and what it is the best in: the
+    first of those that do not differ from the best (`noise_share`).
 
     Raises as `read_rule` does, and `PromotionError` that says how far the nearest was when none keeps the bounds.
     """
@@ -104,4 +105,7 @@ def preferred(rows: Sequence[Row], text: str) -> tuple[Row, Objective]:
             f"--prefer {text!r}: none of {len(finished)} finished trials keeps the bounds: {'; '.join(spans)}"
         )
     aim = Objective(metric=rule.metric, goal="maximize" if rule.aim == "max" else "minimize")
-    return (max if rule.aim == "max" else min)(kept, key=lambda row: row.metrics[rule.metric]), aim
+    best = (max if rule.aim == "max" else min)(kept, key=lambda row: row.metrics[rule.metric])
+    value = best.metrics[rule.metric]
+    reach = [abs(value) * max(noise_share(best, rule.metric), noise_share(row, rule.metric)) for row in kept]
+    return next(row for row, far in zip(kept, reach, strict=True) if abs(row.metrics[rule.metric] - value) <= far), aim

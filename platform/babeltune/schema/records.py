@@ -377,6 +377,8 @@ class Trial:
     objectives: tuple[Objective, ...]
     params: dict[str, Scalar] = field(default_factory=dict)
     """The searched values by their names in the sweep file."""
+    speed: tuple[float, float] | None = None
+    """Sentences a second of its student's shape and their spread, if they were measured before any trial trained."""
 
     @property
     def first_seed(self) -> int:

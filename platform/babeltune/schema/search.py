@@ -39,8 +39,8 @@ class Objective(Strict):
 
     metric: str
     """The metric's name, such as `dev/everyday/accuracy`; the message about a wrong one lists them all. After the
-    first also what a model costs: `model/parameters` and `model/sentences_per_second`. The latter is measured by a
-    clock."""
+    first also what a model costs: `model/parameters` and `model/sentences_per_second`. The latter is
+    measured before the search, once for each shape of students."""
     goal: Goal = "maximize"
     """Whether a high or a low value is better."""
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from babeltune.errors import counted
-from babeltune.evaluation.metric_names import PARAMETERS, SPEED
+from babeltune.evaluation.metric_names import PARAMETERS
+from babeltune.sweep.state.leaderboard import speed_words
 from babeltune.sweep_report.document import Document, Fact
 from babeltune.sweep_report.record import SweepReport
 from babeltune.sweep_report.sections.languages import languages
@@ -64,8 +65,8 @@ def _facts(report: SweepReport) -> Iterator[Fact]:
     )
     if PARAMETERS in best.row.metrics:
         size = best.row.metrics[PARAMETERS]
-        speed = f", {best.row.metrics[SPEED]:,.0f} sentences/s" if SPEED in best.row.metrics else ""
-        yield Fact(label="parameters", value=_millions(size), detail=f"{4 * size / 1e6:,.1f} MB in fp32{speed}")
+        detail = ", ".join(filter(None, (f"{4 * size / 1e6:,.1f} MB in fp32", speed_words(best.row.metrics))))
+        yield Fact(label="parameters", value=_millions(size), detail=detail)
 
 
 def _millions(size: float) -> str:

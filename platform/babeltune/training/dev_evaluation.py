@@ -13,7 +13,7 @@ import torch
 
 from babeltune.data.stored_arrays import open_ragged
 from babeltune.evaluation.evaluate import evaluate
-from babeltune.evaluation.metric_names import PARAMETERS, SPEED, UNTRIMMED
+from babeltune.evaluation.metric_names import PARAMETERS, SPEED, SPREAD, UNTRIMMED
 from babeltune.files import plain
 from babeltune.method import Method, Tokens
 from babeltune.method.distributed import ProcessGroup
@@ -127,12 +127,19 @@ def dev_scores(
     )
     scores[PARAMETERS] = size
     if prepared.tasks and ranks.rank == 0:
-        texts = np.unique(np.fromiter((id_ for task in prepared.tasks for id_ in task.texts_of("student")), np.int64))
-        named = f"{plain(trial.student)} {size} {device}"
-        scores[SPEED] = sentences_per_second(named, encoder, tokens.take, texts, device)
+        scores[SPEED], scores[SPREAD] = trial.speed or speed_of(encoder, trial, prepared, device)
     if not isinstance(encoder, FrozenEncoder) and (dropped := dropped_tokens(token_set(trial, prepared))):
         scores[UNTRIMMED] = size + dropped * encoder.word_embeddings.shape[1]
     return scores
+
+
+def speed_of(encoder: StudentEncoder, trial: Trial, prepared: Prepared, device: torch.device) -> tuple[float, float]:
+    """How many sentences of the dev sets the encoder encodes in a second, and the spread, as `sentences_per_second`."""
+    encoder, tokens = _as_exported(encoder, trial, prepared)
+    texts = np.unique(np.fromiter((id_ for task in prepared.tasks for id_ in task.texts_of("student")), np.int64))
+    size = sum(parameter.numel() for parameter in encoder.parameters())
+    named = f"{plain(trial.student)} {size} {device}"
+    return sentences_per_second(named, encoder, tokens.take, texts, device)
 
 
 def vectors_of(

@@ -1,11 +1,13 @@
-"""How fast a student encodes, measured once for each architecture: students of one shape are equally fast.
+"""How fast a student encodes: the median of many measurements, and how far these lie apart.
 
-On a CPU one thread encodes, and its own processor time counts, which other trials on the machine hardly change. The
-worker group's process remembers what it found.
+Students of one shape are equally fast. So a driver measures each shape that a sweep can propose once, before any trial
+trains (`sweep/driver/baselines.py`). A trial without such a figure measures it itself. On a CPU one thread encodes, and
+its own processor time counts.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,10 +27,11 @@ MOST = 512
 BATCH = 64
 """Sentences of an off-the-shelf model's batch."""
 SHORTEST = 1.0
-"""Seconds of measuring, for a small student encodes all sentences in milliseconds, which other work disturbs. The
-fastest measurement counts."""
+"""Seconds of measuring, for a small student encodes all sentences in milliseconds, which other work disturbs."""
+FEWEST = 3
+"""Measurements of a slow student."""
 
-_known: dict[str, float] = {}
+_known: dict[str, tuple[float, float]] = {}
 
 
 def sentences_per_second(
@@ -37,20 +40,26 @@ def sentences_per_second(
     take: Callable[[NDArray[np.integer]], tuple[NDArray[np.integer], NDArray[np.integer]]],
     ids: NDArray[np.int64],
     device: torch.device,
-) -> float:
-    """How many of the texts `ids` a student encodes in a second, from token ids to vectors.
+) -> tuple[float, float]:
+    """How many of the texts `ids` a student encodes in a second, from token ids to vectors, and the spread.
 
     It is measured once for each `architecture`, a name for all that decides the speed. `take` is as in `encode_all`.
     """
     if architecture not in _known:
         drawn = np.random.default_rng(0).permutation(ids)[:MOST]
-        seconds = min(_measured(lambda: encode_all(encoder, take, drawn, device=device), device))
-        _known[architecture] = len(drawn) / seconds
+        times = _measured(lambda: encode_all(encoder, take, drawn, device=device), device)
+        _known[architecture] = speed_and_spread(len(drawn), list(times))
     return _known[architecture]
 
 
-def bought_sentences_per_second(model: SentenceTransformer, texts: Sequence[str]) -> float:
-    """How many of the texts an off-the-shelf model encodes in a second, from its tokens to vectors."""
+def speed_and_spread(sentences: int, times: Sequence[float]) -> tuple[float, float]:
+    """Sentences a second by the median of these seconds, and the width of their middle nine tenths as a share of it."""
+    low, median, high = np.quantile(times, (0.05, 0.5, 0.95))
+    return float(sentences / median), float((high - low) / median)
+
+
+def bought_sentences_per_second(model: SentenceTransformer, texts: Sequence[str]) -> tuple[float, float]:
+    """How many of the texts an off-the-shelf model encodes in a second, from its tokens to vectors, and the spread."""
     drawn = sorted((texts[i] for i in np.random.default_rng(0).permutation(len(texts))[:MOST]), key=len)
     read = [model.preprocess(drawn[i : i + BATCH]) for i in range(0, len(drawn), BATCH)]
     batches = [{name: _moved(value, model.device) for name, value in batch.items()} for batch in read]
@@ -60,7 +69,7 @@ def bought_sentences_per_second(model: SentenceTransformer, texts: Sequence[str]
         for batch in batches:
             model(batch)["sentence_embedding"].cpu()
 
-    return len(drawn) / min(_measured(encode, model.device))
+    return speed_and_spread(len(drawn), list(_measured(encode, model.device)))
 
 
 def _moved(value: object, device: torch.device) -> object:
@@ -71,12 +80,13 @@ def _measured(work: Callable[[], object], device: torch.device) -> Iterator[floa
     """Seconds of the work, again and again for a while."""
     clock = time.thread_time if device.type == "cpu" else time.perf_counter
     with _one_thread():
+        work()  # the first time is slower
         began = clock()
-        while True:
+        for made in itertools.count(1):
             started = clock()
             work()  # its vectors are on the CPU, so a GPU is done
             yield clock() - started
-            if clock() - began > SHORTEST:
+            if made >= FEWEST and clock() - began > SHORTEST:
                 return
 
 

@@ -179,7 +179,9 @@ class TrialTrainer:
         """What a checkpoint belongs to: the trial's settings, and the data and teacher that it was trained on."""
         training = plain(self.trial.training)
         del training["checkpoint_minutes"]  # which changes nothing that is trained
-        return {"trial": {**plain(self.trial), "training": training}, "prepared": self.prepared.digest}
+        trial = {**plain(self.trial), "training": training}
+        del trial["speed"]
+        return {"trial": trial, "prepared": self.prepared.digest}
 
     def check_same(self, state: Mapping[str, object]) -> None:
         """Refuses to go on from a checkpoint of other settings or data."""

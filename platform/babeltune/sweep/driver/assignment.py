@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from babeltune.errors import DamagedError
 from babeltune.files import make_folders, plain, write_json
-from babeltune.planning.space import make_trial
-from babeltune.schema.records import Scalar, Sweep, trial_from
+from babeltune.planning.space import make_trial, shape_of
+from babeltune.schema.records import Scalar, Sweep, Trial, trial_from
 from babeltune.sweep.state.folder import SweepFolder, read_of_trial
 from babeltune.sweep.state.messages import TrialAssignment
 from babeltune.sweep.state.rebuild import damage
+
+
+def with_speed(folder: SweepFolder, trial: Trial) -> Trial:
+    """The trial with the speed of its student's shape, if that was measured before the search."""
+    speed = (folder.read("baselines.json") or {}).get("speeds", {}).get(shape_of(trial))
+    return trial if speed is None else replace(trial, speed=tuple(speed))
 
 
 def assignment(sweep: Sweep, folder: SweepFolder, number: int, params: dict[str, Scalar]) -> TrialAssignment:
@@ -19,7 +27,7 @@ def assignment(sweep: Sweep, folder: SweepFolder, number: int, params: dict[str,
     """
     place, prepared = folder.trial(number), folder.began_with(number, folder.prepared.name)
     if prepared == folder.prepared:
-        trial = make_trial(folder.with_rates(sweep), number, params)
+        trial = with_speed(folder, make_trial(folder.with_rates(sweep), number, params))
         with folder.guard():
             make_folders(place)
             write_json(place / "trial.json", trial)

@@ -5,7 +5,7 @@ The driver hands some of these functions to workers and does not load transforme
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,13 +19,14 @@ from babeltune.data.shards import Count, Progress, no_progress, uncounted
 from babeltune.data.teacher import folder_digest
 from babeltune.errors import TeacherError
 from babeltune.evaluation.evaluate import evaluate
-from babeltune.evaluation.metric_names import PARAMETERS, SPEED
+from babeltune.evaluation.metric_names import PARAMETERS, SPEED, SPREAD
 from babeltune.memory import uncollected
 from babeltune.method.distributed import ProcessGroup
 from babeltune.models.hub import baseline_row, model_folder, split_revision
-from babeltune.planning.space import default_params, make_trial
+from babeltune.planning.space import default_params, make_trial, shapes
 from babeltune.schema.records import Sweep, Trial
 from babeltune.schema.storage_location import StorageLocation
+from babeltune.sweep.driver.assignment import with_speed
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.workers.tasks import counted, followed
 
@@ -49,21 +50,29 @@ def score_baselines(
     gpus: float = 0.0,
     where: StorageLocation | None = None,
 ) -> None:
-    """Scores the untrained student of the default configuration, the raw teacher and the sweep's `baselines`, once. A
-    baseline whose files have changed is scored again; `where` the storage is, if it is behind a URI. `follow` gives the
-    result of a task, and tells how far it is, as `followed` does."""
+    """Scores the untrained student of the default configuration, the raw teacher and the sweep's `baselines`, once, and
+    measures the speed of every shape of students while no trial trains. A baseline whose files have changed is scored
+    again; `where` the storage is, if it is behind a URI. `follow` gives the result of a task, and tells how far it is,
+    as `followed` does."""
     known = folder.read("baselines.json") or {}
     if known.get("data") != prepared.digest:
         known = {}
-    scores, models = known.get("scores", {}), known.get("models", {})
+    scores, models, speeds = known.get("scores", {}), known.get("models", {}), known.get("speeds", {})
     digests = {row: _digest(name, models.get(row)) for name in sweep.baselines for row in (baseline_row(name),)}
     missing = {row: name for name in sweep.baselines if models.get(row := baseline_row(name)) != digests[row]}
     counting, there = ray.remote(counted), (where, f"sweeps/{folder.id}/{folder.prepared.name}")
     sentences = len(_own_texts(prepared))
+    wanted = shapes(sweep) if prepared.tasks else {}
+    if new := {shape: trial for shape, trial in wanted.items() if shape not in speeds}:
+        tell = partial(progress, "measuring the speed of students")
+        tell(0, len(new))
+        asked = counting.options(num_cpus=1, num_gpus=gpus).remote(*there, shape_speeds, new, prepared)
+        speeds |= follow(asked, tell)
+        folder.write("baselines.json", {**known, "data": prepared.digest, "speeds": speeds})
     if not scores:
         tell = partial(progress, "scoring the untrained student and the teacher")
         tell(0, sentences)
-        trial = make_trial(sweep, 0, default_params(sweep))
+        trial = with_speed(folder, make_trial(sweep, 0, default_params(sweep)))
         asked = counting.options(num_cpus=1, num_gpus=gpus).remote(*there, own_scores, trial, prepared)
         scores = follow(asked, tell)
         tell(sentences, sentences)
@@ -71,7 +80,8 @@ def score_baselines(
         return
     bought = {row: digest for row, digest in models.items() if row in digests and row not in missing}
     scores = {row: found for row, found in scores.items() if row in OWN or row in bought}
-    _write(folder, prepared, scores, bought)
+    facts = {"data": prepared.digest, "speeds": speeds, "scores": scores, "models": bought}
+    folder.write("baselines.json", facts)
     for row, name in missing.items():
         asked = counting.options(num_cpus=1, num_gpus=gpus).remote(*there, bought_scores, name, prepared)
         tell = partial(progress, f"scoring {row}")
@@ -83,13 +93,7 @@ def score_baselines(
             continue
         tell(sentences, sentences)
         bought[row] = digests[row]
-        _write(folder, prepared, scores, bought)
-
-
-def _write(
-    folder: SweepFolder, prepared: Prepared, scores: dict[str, dict[str, float]], models: dict[str, str]
-) -> None:
-    folder.write("baselines.json", {"data": prepared.digest, "scores": scores, "models": models})
+        folder.write("baselines.json", facts)
 
 
 def _digest(name: str, known: str | None) -> str:
@@ -128,6 +132,22 @@ def untrained_scores(trial: Trial, prepared: Prepared, tell: Count = uncounted) 
     return dev_scores(encoder.to(device), method.to(device), trial, prepared, ProcessGroup(), device, tell)
 
 
+def shape_speeds(
+    trials: Mapping[str, Trial], prepared: Prepared, tell: Count = uncounted
+) -> dict[str, tuple[float, float]]:
+    """The speed of each shape's student and its spread, one after the other. `tell` counts the shapes."""
+    with uncollected():
+        from babeltune.training.build import make_student
+        from babeltune.training.dev_evaluation import speed_of
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    found = {}
+    for shape, trial in trials.items():
+        found[shape] = speed_of(make_student(trial, prepared).to(device), trial, prepared, device)
+        tell(len(found), len(trials))
+    return found
+
+
 def teacher_scores(prepared: Prepared) -> dict[str, float]:
     """Dev metrics of the teacher's own vectors, in every language, known to it or not."""
     return evaluate(prepared.tasks, prepared.teacher_vectors, teacher=prepared.teacher_vectors)
@@ -156,5 +176,5 @@ def bought_scores(name: str, prepared: Prepared, tell: Count = uncounted) -> dic
     scores = evaluate(own, embed)
     size = sum(parameter.numel() for parameter in model.parameters())
     ids = sorted({text for task in prepared.tasks for text in task.texts()})
-    speed = {SPEED: bought_sentences_per_second(model, texts.at(np.array(ids))[:])} if ids else {}
-    return scores | {PARAMETERS: float(size)} | speed
+    speed = bought_sentences_per_second(model, texts.at(np.array(ids))[:]) if ids else ()
+    return scores | {PARAMETERS: float(size)} | dict(zip((SPEED, SPREAD), speed, strict=False))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from babeltune.errors import DamagedError, SpecError, SweepError, UnknownNameError, nearest
-from babeltune.evaluation.metric_names import PARAMETERS, SPEED
+from babeltune.evaluation.metric_names import PARAMETERS, SPEED, SPREAD
 from babeltune.files import version
 from babeltune.schema.records import Goal, Objective, Report, Scalar, Sweep
 from babeltune.stages import Stage
@@ -29,8 +29,6 @@ LOST = "its last report is lost"
 """The warning of a trial that finished and lacks its last report."""
 SPEED_NOISE = 0.15
 """Two speeds that differ by no more of themselves are the same: one model, measured twice, does."""
-SHAPE = ("kind", "model", "layers", "width", "heads", "feed_forward", "max_tokens", "ngrams", "pooling", "projection")
-"""Fields of a student that decide its speed, besides its parameters."""
 
 
 @dataclass(frozen=True)
@@ -65,10 +63,6 @@ class Row:
     """What the method found amiss with the training, such as labels that are nearly flat."""
     front: bool = False
     """Whether no other trial is better in one objective and as good in all (the Pareto front), if there are several."""
-    shape: str = ""
-    """Equal for students that are equally fast. Empty without a report."""
-    speed_spread: float = 0.0
-    """How far the measured speeds of this shape lie apart, as a share of the fastest."""
     condition: int = 1
     """The number of the sweep's condition that it began under; more than one if changes were accepted."""
 
@@ -130,33 +124,7 @@ def _read_row(path: Path, objectives: tuple[Objective, ...]) -> Row:
         kind=end_of(outcome).kind if outcome.get("state") in ENDED else "",
         last_report_lost=lost,
         warning=warning,
-        shape=str([trial.get("student", {}).get(name) for name in SHAPE] + [best.metrics.get(PARAMETERS)])
-        if best
-        else "",
     )
-
-
-def one_speed(rows: Sequence[Row], untrained: Mapping[str, float]) -> list[Row]:
-    """The rows with one speed for each shape of students, and its spread.
-
-    It is the fastest that was measured, which other trials disturbed least. If the sweep has one shape, it is that of
-    the untrained student, which was measured before any trial began.
-    """
-    measured: dict[str, list[float]] = {}
-    for row in rows:
-        if SPEED in row.metrics:
-            measured.setdefault(row.shape, []).append(row.metrics[SPEED])
-    speeds = {shape: max(those) for shape, those in measured.items()}
-    spreads = {shape: 1 - min(those) / max(those) for shape, those in measured.items()}
-    sizes = {row.metrics.get(PARAMETERS) for row in rows if SPEED in row.metrics}
-    if SPEED in untrained and len(speeds) == 1 and sizes == {untrained.get(PARAMETERS)}:
-        speeds = dict.fromkeys(speeds, untrained[SPEED])
-    return [
-        replace(row, metrics=row.metrics | {SPEED: speeds[row.shape]}, speed_spread=spreads[row.shape])
-        if SPEED in row.metrics
-        else row
-        for row in rows
-    ]
 
 
 def number_in(record: Mapping[str, object], name: str) -> float | None:
@@ -177,9 +145,21 @@ def scores_of(report: Report) -> dict[str, float]:
     return {**means, **latest, **report.metrics}
 
 
+def speed_words(metrics: Mapping[str, float]) -> str:
+    """A model's speed and half of its spread; empty if it is not measured."""
+    spread = f" ± {metrics[SPREAD] / 2:.0%}" if SPREAD in metrics else ""
+    return f"{metrics[SPEED]:,.0f} sentences/s{spread}" if SPEED in metrics else ""
+
+
+def noise_share(row: Row, metric: str) -> float:
+    """By what share of itself the row's value has to differ from another one to be another value: 0 for all but the
+    speed, which a clock measures."""
+    return max(SPEED_NOISE, row.metrics.get(SPREAD, 0.0)) if metric == SPEED else 0.0
+
+
 def pareto_front(rows: list[Row], objectives: tuple[Objective, ...]) -> set[str]:
-    """The names of the trials that no other one dominates: as good in every objective, and better in one. Speeds, which
-    clocks measure, differ only beyond `SPEED_NOISE` and the spreads of both."""
+    """The names of the trials that no other one dominates: as good in every objective, and better in one. Speeds
+    differ only beyond what `noise_share` says of both."""
     names = [o.metric for o in objectives]
     scored = [row for row in rows if row.best is not None and all(name in row.metrics for name in names)]
     if not scored:
@@ -188,7 +168,7 @@ def pareto_front(rows: list[Row], objectives: tuple[Objective, ...]) -> set[str]
 
     signs = np.array([1.0 if o.goal == "maximize" else -1.0 for o in objectives])
     values = np.array([[row.metrics[name] for name in names] for row in scored]) * signs
-    spreads = np.array([max(SPEED_NOISE, row.speed_spread) for row in scored])
+    spreads = np.array([noise_share(row, SPEED) for row in scored])
     # What beats a trial beats it too if it is exchanged for what has its spread and is as good in all respects. So the
     # exact front of each spread is all that must be compared with, and it is small.
     best = [(spread, each) for spread in np.unique(spreads) for each in exact_front(values[spreads == spread])]
@@ -235,7 +215,6 @@ def leaderboard(folder: SweepFolder, metric: str | None = None) -> list[Row]:
                 )
             except DamagedError as error:
                 damaged.append(Row(name=path.name, state="damaged", warning=str(error)))
-    rows = one_speed(rows, folder.baselines().get("untrained", {}))
     if len(sweep.objectives) > 1:
         unbeaten = pareto_front(rows, sweep.objectives)
         rows = [replace(row, front=row.name in unbeaten) for row in rows]
@@ -243,8 +222,8 @@ def leaderboard(folder: SweepFolder, metric: str | None = None) -> list[Row]:
     rows += damaged
     if metric is not None:
         check_known(folder, rows, metric)
-    order = best_first(sweep, metric or objective.metric)
-    return sorted(rows, key=lambda row: (order(row.metrics), row.name))
+    order, then = best_first(sweep, metric or objective.metric), best_first(sweep, objective.metric)
+    return sorted(rows, key=lambda row: (order(row.metrics), then(row.metrics), row.name))
 
 
 def front(folder: SweepFolder, metrics: Sequence[str] = ()) -> tuple[tuple[str, ...], list[Row]]:
