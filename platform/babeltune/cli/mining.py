@@ -58,7 +58,9 @@ Codec = Annotated[
 
 @app.command()
 def mine(
-    source: Annotated[Path, typer.Argument(help="Text, one sentence a line; .gz is unpacked.")],
+    source: Annotated[
+        Path, typer.Argument(help="Text, one sentence a line; gzip, bzip2, xz, Zstandard and ZIP are unpacked.")
+    ],
     target: Annotated[Path, typer.Argument(help="The same in the other language.")],
     model: ModelName,
     out_: Annotated[Path, typer.Option("--out", help="Where the pairs go: score, source, target, tab-separated.")],
@@ -106,7 +108,7 @@ def mine(
 
 @app.command()
 def score(
-    pairs: Annotated[Path, typer.Argument(help="A TSV of pairs; .gz is unpacked.")],
+    pairs: Annotated[Path, typer.Argument(help="A TSV of pairs; gzip, bzip2, xz, Zstandard and ZIP are unpacked.")],
     model: ModelName,
     out_: Annotated[Path, typer.Option("--out", help="Where the pairs go, in order, with their score before them.")],
     columns: Columns = None,
@@ -141,7 +143,9 @@ def score(
 
 @app.command()
 def retrieve(
-    queries: Annotated[Path, typer.Argument(help="Text, one sentence a line; .gz is unpacked.")],
+    queries: Annotated[
+        Path, typer.Argument(help="Text, one sentence a line; gzip, bzip2, xz, Zstandard and ZIP are unpacked.")
+    ],
     candidates: Annotated[Path, typer.Argument(help="What is searched, of any size: the same in another language.")],
     model: ModelName,
     out_: Annotated[Path, typer.Option("--out", help="Where what is found goes: cosine, query, candidate.")],

@@ -22,7 +22,9 @@ def init(
     files: Annotated[
         list[str],
         typer.Argument(
-            help="TSV, CSV, JSONL, Parquet, aligned lines, or a saved data set: ORG/NAME[SPLIT].", metavar="FILES…"
+            help="TSV, CSV, JSONL, Parquet, aligned lines, TMX, XLIFF, PO, a spreadsheet (BOOK.xlsx[SHEET]), or a data set "
+            "(ORG/NAME[SPLIT]).",
+            metavar="FILES…",
         ),
     ],
     out_: Annotated[Path, typer.Option("--out", help="The sweep file; its data go into a folder beside it.")] = Path(
