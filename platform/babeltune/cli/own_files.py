@@ -22,8 +22,8 @@ def init(
     files: Annotated[
         list[str],
         typer.Argument(
-            help="TSV, CSV, JSONL, Parquet, aligned lines, TMX, XLIFF, PO, a spreadsheet (BOOK.xlsx[SHEET]), or a data set "
-            "(ORG/NAME[SPLIT]).",
+            help="TSV, CSV, JSONL, Parquet, aligned lines, TMX, XLIFF, PO, a spreadsheet (BOOK.xlsx[SHEET]), or a "
+            "saved data set (ORG/NAME[SPLIT]).",
             metavar="FILES…",
         ),
     ],

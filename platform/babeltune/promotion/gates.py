@@ -110,7 +110,7 @@ def _farthest(logged: Mapping[str, float], reproduced: Mapping[str, float]) -> s
     before, after = (f"{scores.get(name, 0.0):.4f}" for scores in (logged, reproduced))
     if before == after:
         return ""
-    why = "sums in other batches round otherwise, which turns an answer between two almost equal cosines"
+    why = "other batches round sums otherwise; that may turn an answer between two almost equal cosines"
     return f"; {name} was logged as {before} and is {after} here: {why}"
 
 
