@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from babeltune.cli.common import meter, steps_shown
+from babeltune.cli.common import Meter, steps_shown
 from babeltune.stages import Stage, listening, pace, size, stage_words, tell
 
 TEACHER = Stage(name="encoding with the teacher", done=3000, of=12_000, begun=100.0, time=110.0)
@@ -52,7 +52,7 @@ def test_whoever_listens_hears_of_steps_deep_below_and_nobody_needs_to():
 def test_a_line_has_the_rate_and_the_time_left_of_what_this_command_does(monkeypatch, capsys):
     now = SimpleNamespace(seconds=100.0)
     monkeypatch.setattr("babeltune.stages.time.time", lambda: now.seconds)
-    write = meter()
+    write = Meter()
     for seconds, done in ((100.0, 4_000), (103.0, 4_600), (110.0, 6_000), (120.0, 10_000)):
         now.seconds = seconds
         write("encoding", done, 10_000)

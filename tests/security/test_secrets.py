@@ -9,6 +9,7 @@ import secrets
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 from contextlib import contextmanager
 from dataclasses import replace
@@ -51,7 +52,17 @@ def server(loopback_only, tmp_path_factory):
         "authorization_function = mlflow.server.auth:authenticate_request_basic_auth\n"
     )
     (folder / "flask.py").write_text("raise SystemExit('the server has imported from where it was started')")
-    command, environment = serve_command(f"sqlite:///{folder}/mlflow.db", folder / "artifacts", port)
+    _, environment = serve_command(f"sqlite:///{folder}/mlflow.db", folder / "artifacts", port)
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "mlflow",
+        "server",
+        "--artifacts-destination",
+        (folder / "artifacts").as_uri(),
+    ]
+    command += ["--host=127.0.0.1", f"--port={port}", "--workers=1"]
     environment |= {"MLFLOW_AUTH_ADMIN_USERNAME": "admin", "MLFLOW_AUTH_ADMIN_PASSWORD": PASSWORD}
     environment |= {"MLFLOW_FLASK_SERVER_SECRET_KEY": secrets.token_hex(16)}
     environment |= {"MLFLOW_AUTH_CONFIG_PATH": str(folder / "auth.ini")}
@@ -59,7 +70,7 @@ def server(loopback_only, tmp_path_factory):
     uri = f"http://127.0.0.1:{port}"
     with (folder / "server.log").open("ab") as log:
         process = subprocess.Popen(
-            [*command, "--app-name", "basic-auth"],
+            command,
             env=environment,
             cwd=folder,
             stdout=log,

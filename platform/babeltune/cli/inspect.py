@@ -65,6 +65,7 @@ def status(
         return
 
     folder = folder_of(name, cluster)
+    folder.sweep()  # a damaged sweep is an error, before anything is printed
     if follow:
         attach(folder, err)
     document = sweep_document(folder) if as_json else sweep_facts(folder)

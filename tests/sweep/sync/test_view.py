@@ -120,7 +120,7 @@ def test_a_report_that_another_machine_makes_is_in_the_bucket(far, s3, machine):
     written = write_report(there.sweep("far"), there)
     assert s3.get(f"{PREFIX}/sweeps/{folder.id}/report.html") == written.path.read_bytes()
     words = " ".join(written.path.read_text(encoding="utf-8").split())
-    assert "spread evenly over it, by the untrained student and by report" in words, "it has the examples"
+    assert "evenly spread, before training and after report" in words, "it has the examples"
     assert (StorageView(machine("reader")).sweep("far").path / "report.html").read_bytes() == written.path.read_bytes()
 
 

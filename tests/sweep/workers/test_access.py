@@ -150,6 +150,8 @@ def test_a_token_is_shown_only_in_its_block(monkeypatch):
         assert (os.environ["RAY_AUTH_TOKEN"], os.environ["RAY_AUTH_MODE"]) == ("of-a-sweep", "token")
     assert os.environ["RAY_AUTH_TOKEN"] == "of-a-cluster"
     assert "RAY_AUTH_MODE" not in os.environ
+    monkeypatch.undo()
+    access._read_again()  # the Ray of other tests in this process has a token
 
 
 @pytest.mark.parametrize("linked", [False, True])

@@ -185,7 +185,7 @@ def test_a_group_is_left_as_it_was_found(pool, tmp_path):
 
 
 def test_a_group_that_can_never_fit_is_refused_with_what_is_there(ray_cluster):
-    with pytest.raises(ClusterError, match=r"8 workers with 1 CPUs.*has 4 CPUs and 0 GPUs in all"):
+    with pytest.raises(ClusterError, match=r"8 workers with 1 CPU.*has 4 CPUs and 0 GPUs in all"):
         worker_groups_that_fit(8, 1, 0)
     with pytest.raises(ClusterError, match="0 GPUs in all"):
         worker_groups_that_fit(1, 1, 1)
