@@ -53,7 +53,7 @@ def test_a_line_has_the_rate_and_the_time_left_of_what_this_command_does(monkeyp
     now = SimpleNamespace(seconds=100.0)
     monkeypatch.setattr("babeltune.stages.time.time", lambda: now.seconds)
     write = Meter()
-    for seconds, done in ((100.0, 4_000), (103.0, 4_600), (110.0, 6_000), (120.0, 10_000)):
+    for seconds, done in ((100.0, 4_000), (101.0, 4_200), (110.0, 6_000), (120.0, 10_000)):
         now.seconds = seconds
         write("encoding", done, 10_000)
     assert capsys.readouterr().err.splitlines() == [

@@ -83,7 +83,7 @@ def test_too_few_cpus_and_gpus_are_found_and_a_local_ray_has_a_token_in_any_case
     found = {f.name: f for f in ray_cluster(here(tmp_path, workers=4096, gpus_per_worker=1.0))}
     assert {name for name, finding in found.items() if not finding.ok} == {"worker groups"}
     assert (
-        "a worker group of 4096 workers with 1 CPU and 1 GPU each does not fit: the cluster has "
+        "a worker group of 4,096 workers with 1 CPU and 1 GPU each does not fit: the cluster has "
         in found["worker groups"].text
     )
     assert found["token"].text == "Ray gets one of its own"

@@ -63,6 +63,7 @@ def server(loopback_only, tmp_path_factory):
         (folder / "artifacts").as_uri(),
     ]
     command += ["--host=127.0.0.1", f"--port={port}", "--workers=1"]
+    command += [f"--uvicorn-opts=--app-dir {Path(os.__file__).parent}"]  # uvicorn looks where it was started, else
     environment |= {"MLFLOW_AUTH_ADMIN_USERNAME": "admin", "MLFLOW_AUTH_ADMIN_PASSWORD": PASSWORD}
     environment |= {"MLFLOW_FLASK_SERVER_SECRET_KEY": secrets.token_hex(16)}
     environment |= {"MLFLOW_AUTH_CONFIG_PATH": str(folder / "auth.ini")}

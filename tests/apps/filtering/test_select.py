@@ -83,7 +83,7 @@ def test_without_sacrebleu_the_error_names_the_installation(monkeypatch):
 def test_ranking_is_stable_and_leaves_out_what_has_no_margin():
     ranked, left = select.rank(pairs(("a", "1"), ("b", "2"), ("c", "3"), ("d", "4")), np.array([1.0, np.nan, 2.0, 1.0]))
     assert ranked == Ranked(source=["c", "a", "d"], target=["3", "1", "4"], scores=[2.0, 1.0, 1.0])
-    assert dict(left.dropped) == {"no positive neighbourhood, so no margin": 1}
+    assert dict(left.dropped) == {"no margin: a zero vector, or no positive neighbourhood": 1}
 
 
 @given(st.lists(st.integers(1, 5), max_size=12), st.lists(st.integers(1, 40), min_size=1, max_size=4))
