@@ -176,10 +176,11 @@ TRAIN = {
     "ner": "en:dog\tB-PER\nen:cat\tI-PER\nen:ran\tO\n\n" * 4,
 }
 TEST = {
-    "xnli": "cat\tdog\tneutral\nmat\tno label\ndog\tdog\tentailment\n",
-    "pawsx": "sentence1\tsentence2\tlabel\ncat\tcat\t1\nbroken\ndog\tcat\t0\n",
-    "pos": "# text = le chat\n1\tle\t_\tDET\t_\t_\t2\t_\t_\t_\n2\tchat\t_\tNOUN\t_\t_\t0\t_\t_\t_\n\n1\tx\n\n",
-    "ner": "fr:chat\tB-PER\nfr:dog\tO\n\nfr:x\n\n",
+    "xnli": "cat\tdog\tneutral\nmat\tno label\n" + "dog\tdog\tentailment\n" * 20,
+    "pawsx": "sentence1\tsentence2\tlabel\ncat\tcat\t1\nbroken\n" + "dog\tcat\t0\n" * 20,
+    "pos": "# text = le chat\n1\tle\t_\tDET\t_\t_\t2\t_\t_\t_\n2\tchat\t_\tNOUN\t_\t_\t0\t_\t_\t_\n\n" * 20
+    + "1\tx\n\n",
+    "ner": "fr:chat\tB-PER\nfr:dog\tO\n\n" * 20 + "fr:x\n\n",
 }
 
 
@@ -188,9 +189,6 @@ def test_each_task_runs_from_files_to_a_record(folder, tmp_path, monkeypatch, ca
     for name, text in (("train", TRAIN[task]), ("fr", TEST[task])):
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        "babeltune.apps.transfer.formats.refuse_broken", lambda *_, **__: None
-    )  # one of these few rows is broken
     options = "--epochs 2 --batch 4 --max-tokens 24 --learning-rate 1e-3 --on-error drop --out out/record.json"
     command = f"transfer {folder} --task {task} --train train --test en=train --test fr=fr {options}"
 
