@@ -57,7 +57,7 @@ def test_ctrl_c_says_that_the_same_command_goes_on(call, monkeypatch):
     monkeypatch.setattr(Model, "encode", interrupted)
     result = CliRunner().invoke(app, ["mine", "s.txt", "t.txt", "model", "--out", "o.tsv"])
     assert result.exit_code == 130
-    assert "the same command again does it, and keeps what is saved" in result.stderr
+    assert "the same command again goes on where it was" in result.stderr
     monkeypatch.setattr(Model, "encode", whole)
     assert "4 pairs" in call("mine", "s.txt", "t.txt", "model", "--out", "o.tsv").stdout
 

@@ -180,10 +180,10 @@ class Meter:
 
 
 @contextmanager
-def steps_shown() -> Iterator[None]:
+def steps_shown(again: str = "does it") -> Iterator[None]:
     """Shows the long steps of the block: as one changing line on a terminal, else as lines. All on standard error.
 
-    The time moves also in a step that does not say how far it is.
+    The time moves also in a step that does not say how far it is. `again`: what the same command does after a Ctrl-C.
     """
     from babeltune.stages import listening
 
@@ -195,7 +195,7 @@ def steps_shown() -> Iterator[None]:
             with listening(meter := Meter()), meter.ticking():
                 yield
     except KeyboardInterrupt:
-        say_line("interrupted; the same command again does it, and keeps what is saved")
+        say_line(f"interrupted; the same command again {again}")
         raise
 
 

@@ -55,6 +55,9 @@ Codec = Annotated[
     str | None, typer.Option("--encoding", help="Of all files, such as cp1252; UTF-8, UTF-16 and UTF-32 are seen.")
 ]
 
+GOES_ON = "goes on where it was"
+"""What `mine`, `score` and `retrieve` do after a Ctrl-C."""
+
 
 @app.command()
 def mine(
@@ -88,7 +91,7 @@ def mine(
 
     if cluster is not None and index != "exact":
         raise SpecError(f"--index {index} searches on this machine alone; leave out --cluster, or --index")
-    with steps_shown():
+    with steps_shown(GOES_ON):
         done = mining.mine(
             source,
             target,
@@ -127,7 +130,7 @@ def score(
     """Score pairs by margin, against the other sentences of the file."""
     from babeltune.apps.mining import mine as mining
 
-    with steps_shown():
+    with steps_shown(GOES_ON):
         done = mining.score(
             pairs,
             out_,
@@ -166,7 +169,7 @@ def retrieve(
     """Find the candidates nearest to each query, and the precision at 1 if the right ones are known."""
     from babeltune.apps.mining import retrieval
 
-    with steps_shown():
+    with steps_shown(GOES_ON):
         done = retrieval.retrieve(
             queries,
             candidates,

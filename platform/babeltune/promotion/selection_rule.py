@@ -85,8 +85,10 @@ def _names(known: Iterable[str]) -> list[str]:
 
 
 def preferred(rows: Sequence[Row], text: str) -> tuple[Row, Objective]:
-    """The trial that the rule chooses among those that finished, by their best reports, and what it is the best in: the
-    first of those that do not differ from the best (`noise_share`).
+    """The trial that the rule chooses, and the objective in which it is the best.
+
+    Only trials that finished count, each by its best report. Of those that do not differ from the best (`noise_share`)
+    it is the first.
 
     Raises as `read_rule` does, and `PromotionError` that says how far the nearest was when none keeps the bounds.
     """
