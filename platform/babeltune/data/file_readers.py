@@ -293,6 +293,8 @@ def table_rows(
     first = next((row for row in rows if row[1]), None)
     if header and first is not None:
         first = below_title(first, rows, names)
+    elif first is not None:
+        first, rows = widest_agreed(first, rows)
     if first is None:
         raise DataError(
             f"{path} is empty; a table has a header or at least one row; put rows in it, or leave the source out"
@@ -303,7 +305,7 @@ def table_rows(
         raise DataError(f"{path}:{top}: {head.reason}: {head.words}; {todo}")
     head = [name.strip() for name in head] if strip else head
     places = [position(path, name, head if header else [str(index) for index in range(len(head))]) for name in names]
-    for line, fields in rows if header else itertools.chain([first], rows):
+    for line, fields in rows:
         if not fields and len(head) > 1:
             continue  # a blank line of CSV; of one column it is a row, whose place counts where lines are joined
         fields = fields or [""]
@@ -320,6 +322,21 @@ def table_rows(
             if any(field.count('"') % 2 for field in fields):
                 words += "; if quotation marks hold line breaks or tabs here, say `quoted: true`"
             yield line, Fault("column count", words)
+
+
+WIDTH_ROWS = 20
+"""Rows at the begin of a table without a header that count its columns. A broken first row decides nothing."""
+
+
+def widest_agreed(first: Fields, rows: Iterator[Fields]) -> tuple[Fields, Iterator[Fields]]:
+    """The first of the rows that have as many columns as most, and all rows again."""
+    begin = [first, *itertools.islice(rows, WIDTH_ROWS - 1)]
+    whole = [row for row in begin if row[1] and not isinstance(row[1], Fault)]
+    widths = Counter(len(cells) for _, cells in whole if not isinstance(cells, Fault))
+    if widths:
+        width = widths.most_common(1)[0][0]
+        first = next(row for row in whole if not isinstance(row[1], Fault) and len(row[1]) == width)
+    return first, itertools.chain(begin, rows)
 
 
 TITLE_ROWS = 10

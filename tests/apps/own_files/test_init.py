@@ -512,3 +512,30 @@ def test_a_few_quotation_marks_that_are_not_escaped_cost_their_rows_alone(make, 
     made = make(f"a.{ending}")
     assert (made.files[0].rows, made.files[0].left_out) == (ROWS - 5, {"not CSV": 5})
     assert {tuple(row) for part in split_rows(tmp_path).values() for row in part} <= set(rows)
+
+
+def test_a_pair_of_too_few_rows_is_left_out_and_the_others_stay(make, text):
+    rows = [(fra, eng, "fr", "en") for fra, eng in pairs(text, "fra", "eng")[:200]]
+    rows += [(rus, eng, "ru", "en") for rus, eng in pairs(text, "rus", "eng")[200:230]]
+    put(make.folder / "a.tsv", [("source", "target", "source_lang", "target_lang"), *rows])
+    made = make("a.tsv")
+    assert set(made.splits) == {"fra-eng"}
+    assert any("rus-eng: 30 different rows" in note and "at least 100" in note for note in made.notes)
+
+
+def test_a_table_of_equal_rows_says_that_they_are_equal(make, text):
+    put(make.folder / "a.tsv", [("fr", "en"), *pairs(text, "fra", "eng")[:1] * 300])
+    with pytest.raises(DataError, match="all rows are equal"):
+        make("a.tsv")
+
+
+def test_the_written_commands_name_the_path_of_the_sweep_file(make, text):
+    put(make.folder / "a.tsv", [("fr", "en"), *pairs(text, "fra", "eng")])
+    made = make("a.tsv")
+    assert f"`babeltune plan {made.path}" in made.path.read_text(encoding="utf-8")
+
+
+def test_a_huge_broken_first_line_is_one_counted_row(make, text):
+    put(make.folder / "a.tsv", [("x" * 400_000,), *pairs(text, "fra", "eng")])
+    made = make("a.tsv")
+    assert (made.files[0].rows, sum(made.files[0].left_out.values())) == (ROWS, 1)

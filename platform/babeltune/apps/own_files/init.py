@@ -16,7 +16,7 @@ from pathlib import Path
 
 from babeltune.apps.own_files.proposal import check_sets, propose, teacher_of, this_machine
 from babeltune.apps.own_files.rows import Collected, Monolingual, TableRows, collect, refuse_unknown
-from babeltune.apps.own_files.splits import grouped, split, write
+from babeltune.apps.own_files.splits import grouped, large_enough, split, write
 from babeltune.apps.own_files.sweep_yaml import SCHEMA, cluster_option, sweep_yaml
 from babeltune.apps.own_files.tables import read_table
 from babeltune.errors import DataError, SpecError, counted
@@ -115,6 +115,7 @@ def recipe_of(out: Path) -> Path:
 def make_sweep(files: Sequence[str], found: Collected, wanted: Wanted) -> Made:
     """Splits the rows and writes the sweep file, which is read back as `plan` reads it."""
     groups, repeated = grouped(found.tables)
+    groups = large_enough(groups, found.notes)
     languages = list(dict.fromkeys(language for texts in groups for language in texts))
     teacher = teacher_of(wanted.teacher, languages, wanted.teacher_languages)
     parts = split(groups)
@@ -122,7 +123,7 @@ def make_sweep(files: Sequence[str], found: Collected, wanted: Wanted) -> Made:
     proposal = propose(parts, teacher, this_machine())
     out, folder = wanted.out, folder_of(wanted.out).absolute()
     draft = draft_of(folder)
-    text = sweep_yaml(sweep_name(out), out.name, folder, parts, proposal, [str(Path(name)) for name in files])
+    text = sweep_yaml(sweep_name(out), str(out), folder, parts, proposal, [str(Path(name)) for name in files])
     try:
         remove_left(folder)
         draft.mkdir()
@@ -140,7 +141,8 @@ def make_sweep(files: Sequence[str], found: Collected, wanted: Wanted) -> Made:
         raise
     notes = [*found.notes, *(note for table in found.tables for note in table.notes)]
     if repeated:
-        notes.append(f"{counted(repeated, 'row')} stand in an earlier file too; each was used once")
+        verb = "stands" if repeated == 1 else "stand"
+        notes.append(f"{counted(repeated, 'row')} {verb} in an earlier file too; each was used once")
     return Made(
         path=out,
         kind="sweep",

@@ -131,6 +131,11 @@ def read_columns(table: Table, wanted: Mapping[str, str]) -> list[TableRows]:
     if tags:
         return by_language(table, tags)
     columns = found_columns(table, notes, named(table, wanted, notes))
+    if len(columns) < 2 and len(table.sample) > 1 and len(set(table.sample)) == 1:
+        raise DataError(
+            f"{table.given}: all rows are equal ({len(table.sample):,} were looked at), so one row is left; "
+            "training needs different rows: correct what wrote the file"
+        )
     if len(columns) < 2:
         there = f"with text in {_words(columns)} only" if columns else "without text in a language"
         raise DataError(

@@ -74,15 +74,22 @@ def grouped(tables: Sequence[TableRows]) -> tuple[list[dict[str, list[str]]], in
     return list(groups.values()), repeated
 
 
+def large_enough(groups: Sequence[dict[str, list[str]]], notes: list[str]) -> list[dict[str, list[str]]]:
+    """The groups of at least `LEAST_ROWS` rows; a note for each other one. Raises `DataError` if none is left."""
+    sizes = {"-".join(texts): len(next(iter(texts.values()))) for texts in groups}
+    small = [
+        f"{name}: {counted(size, 'different row')}; train, dev and a sealed test need at least {LEAST_ROWS:,}"
+        for name, size in sizes.items()
+        if size < LEAST_ROWS
+    ]
+    if len(small) == len(groups):
+        raise DataError(f"{'; '.join(small[:3])}: add text, or leave these files out")
+    notes += [f"{words}: this pair was left out" for words in small]
+    return [texts for texts in groups if sizes["-".join(texts)] >= LEAST_ROWS]
+
+
 def split(groups: Sequence[dict[str, list[str]]]) -> list[Group]:
-    """The splits of each group. Raises `DataError` for one that is too small, or whose rows all share texts."""
-    for texts in groups:
-        rows = len(next(iter(texts.values())))
-        if rows < LEAST_ROWS:
-            raise DataError(
-                f"{'-'.join(texts)}: {rows:,} different rows; train, dev and a sealed test need at least {LEAST_ROWS:,}"
-                ": add text, or leave these files out"
-            )
+    """The splits of each group. Raises `DataError` for one whose rows nearly all share texts."""
     blocks = [pairs for number, texts in enumerate(groups) for pairs in _blocks(number, texts)]
     owner = [number for number, texts in enumerate(groups) for _ in range(len(texts) - 1)]
     taken = [np.zeros(len(block.rows), bool) for block in blocks]
