@@ -75,7 +75,7 @@ def test_a_process_lives_until_it_ends_and_its_number_is_no_sign_of_it():
     name = process.stdout.readline().strip()
     assert lives(name)
     number, started = name.split("-")[1:]
-    assert lives(f"{HERE}-{number}-{int(started) + 1}") is False, "a later process has got the number"
+    assert lives(f"{this_machine()}-{number}-{int(started) + 1}") is False, "a later process has got the number"
     process.send_signal(signal.SIGKILL)
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     assert Path(f"/proc/{number}").exists()

@@ -96,7 +96,10 @@ def test_what_cannot_be_is_refused_with_exit_code_2(call):
         ("does not exist", ("mine", "absent", "t.txt", "model", "--out", "o")),
         ("same sentences", ("mine", "t.txt", "t.txt", "model", "--out", "o")),
         ("no such folder", ("mine", "s.txt", "t.txt", "./nothing", "--out", "o")),
-        ("leave out --cluster", ("mine", "s.txt", "t.txt", "model", "--out", "o", "--index", "ivf", "--cluster", "x")),
+        (
+            "leave out --cluster",
+            ("mine", "s.txt", "t.txt", "model", "--out", "o", "--index", "ivf", "--cluster", "clusters/local.yaml"),
+        ),
     ):
         with pytest.raises(BabeltuneError, match=words) as caught:
             call(*arguments)

@@ -57,7 +57,6 @@ def test_init_prints_json_for_programs(call, tmp_path):
     ("given", "words"),
     [
         (("--columns", "fra"), "write CODE=COLUMN"),
-        (("--columns", "fra=fra"), "parallel text needs two"),
         (("--columns", "klingon=fra,eng=eng"), "is no code of a language"),
         (("--encoding", "cp9999"), "unknown to Python"),
         (("--out", "own.txt"), "ends in .yaml"),

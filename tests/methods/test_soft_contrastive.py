@@ -283,7 +283,7 @@ def test_wrong_settings_are_refused_in_words(values, words):
         make_config(SoftContrastive, values)
 
 
-def test_the_searched_teacher_temperatures_give_labels_that_are_neither_hard_nor_flat():
+def test_searched_teacher_temperatures_give_neither_hard_nor_flat_labels():
     """On real text with the bundled teacher, at the ends of the range and at both batch sizes."""
     sweeps = [read_sweep(f"search_spaces/{name}.yaml") for name in ("soft_contrastive", "all_methods", "combined")]
     rows = (Path(bundled).parent / "natural_train.tsv").read_text("utf-8").splitlines()

@@ -59,6 +59,7 @@ def server(loopback_only, tmp_path_factory):
         "-m",
         "mlflow",
         "server",
+        "--app-name=basic-auth",
         "--artifacts-destination",
         (folder / "artifacts").as_uri(),
     ]

@@ -50,7 +50,7 @@ def address(report, tmp_path_factory):
     return path.as_uri()
 
 
-def test_trials_fill_the_leaderboard_and_baselines_stand_at_its_edge_with_their_scores(report):
+def test_baselines_stand_at_the_leaderboards_edge_with_their_scores(report):
     svg = leaderboard_chart(CAPTION, report.standings, METRIC)
     assert {"0.1500", "0.0500"} <= set(words(svg))
     ticks = [each for each in numbers(svg) if each not in (0.15, 0.05)]

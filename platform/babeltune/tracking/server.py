@@ -35,14 +35,14 @@ def app_of(uri: str, artifacts: str, page: str) -> FastAPI:
     from mlflow.server import app as flask_app
     from mlflow.server.fastapi_app import app
     from mlflow.server.handlers import initialize_backend_stores
-    from starlette.routing import Route
 
     initialize_backend_stores(uri, uri, "mlflow-artifacts:/")
     index = Path(str(flask_app.static_folder), "index.html").read_text(encoding="utf-8")
     # The browser keeps what follows `#` to itself, so that no redirect of a server can lead there.
     script = f"<script>if (!location.hash) location.replace({json.dumps(page.removeprefix('/'))})</script>"
     first = HTMLResponse(index.replace("<head>", f"<head>{script}", 1), headers={"Cache-Control": "no-cache"})
-    app.router.routes.insert(0, Route("/", lambda _: first))
+    app.add_api_route("/", lambda: first)
+    app.router.routes.insert(0, app.router.routes.pop())  # before MLflow's own, which answers to every path
     return app  # type: ignore[no-any-return]
 
 

@@ -420,7 +420,7 @@ def test_the_log_says_from_which_checkpoint_a_trial_goes_on(tmp_path):
     saved(checkpoint_folder(tmp_path, 1))
     report = Report(index=1, step=1, pairs=1, seconds=1.0, metrics={})
     write_reports(tmp_path, [report])
-    assert _beginning(tmp_path) == "goes on after 1 reports"
+    assert _beginning(tmp_path) == "goes on after 1 report"
     (checkpoint_folder(tmp_path, 1) / "student.safetensors").write_bytes(b"")
     damaged = f"goes on without its latest checkpoint, which is damaged: {checkpoint_folder(tmp_path, 1)}"
     assert _beginning(tmp_path) == damaged

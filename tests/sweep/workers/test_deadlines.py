@@ -29,6 +29,8 @@ WITHOUT = {
     "files.py: held.acquire": "another process on this machine builds a store, which takes hours; a line says so",
     "tasks.py: work.result": "work that has ended",
     "lease.py: ray.get_actor": "at a driver's start, which waits for the head in any case",
+    "lease.py: ray.nodes": "the same",
+    "watched_process.py: process.wait": "a process of ours that has closed its standard error, so that it ends",
     "nodes.py: cluster_state._connect_and_get_accessor().get_placement_group_table": "what `from_head` asks",
     "trial_proxy.py: self._followers[tracked].result": "no future: a follower's next result, if there is one",
 }
