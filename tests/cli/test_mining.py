@@ -63,7 +63,7 @@ def test_ctrl_c_says_that_the_same_command_goes_on(call, monkeypatch):
 
 
 def test_a_file_of_one_column_is_no_pairs(call):
-    with pytest.raises(BabeltuneError, match=r"6 with too few columns|with too few columns.*a source and a target"):
+    with pytest.raises(BabeltuneError, match="no column '1'"):
         call("score", "s.txt", "model", "--out", "o.tsv")
 
 

@@ -27,7 +27,7 @@ from babeltune.errors import SpecError
 
 @app.command("filter")
 def filter_(
-    pairs: Annotated[str, typer.Argument(help="A TSV of sources and targets, gzipped or not.")],
+    pairs: Annotated[str, typer.Argument(help="Pairs: a TSV, or another format that `init` reads; packed or not.")],
     model: Annotated[str, typer.Argument(help="A model folder, hub id, or models:/NAME@ALIAS, which scores.")],
     out_: Annotated[Path, typer.Option("--out", help="A new folder for the subsets and report.json.")],
     tokens: Annotated[str, typer.Option(help="Sizes in target tokens, such as 1000000,2000000.")],
@@ -45,7 +45,7 @@ def filter_(
     train: Annotated[
         str | None, typer.Option(help="Train a translation model on each subset: a folder, a hub id, or scratch.")
     ] = None,
-    test: Annotated[str | None, typer.Option(help="The TSV that translation models are scored on.")] = None,
+    test: Annotated[str | None, typer.Option(help="The pairs that translation models are scored on.")] = None,
     codec: Codec = None,
     steps: Annotated[int, typer.Option(help="Of each translation model.", min=1)] = 10_000,
     batch: Annotated[int, typer.Option(help="Pairs of a step.", min=1)] = 64,

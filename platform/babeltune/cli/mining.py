@@ -48,7 +48,7 @@ TargetModel = Annotated[
 ]
 Columns = Annotated[
     str | None,
-    typer.Option("--columns", help="SOURCE,TARGET as the first line names them; else the first two, and no header."),
+    typer.Option("--columns", help="SOURCE,TARGET by their names or numbers; else the first two, and no header."),
 ]
 
 Codec = Annotated[
@@ -111,7 +111,7 @@ def mine(
 
 @app.command()
 def score(
-    pairs: Annotated[Path, typer.Argument(help="A TSV of pairs; gzip, bzip2, xz, Zstandard and ZIP are unpacked.")],
+    pairs: Annotated[Path, typer.Argument(help="Pairs: a TSV, or another format that `init` reads; packed or not.")],
     model: ModelName,
     out_: Annotated[Path, typer.Option("--out", help="Where the pairs go, in order, with their score before them.")],
     columns: Columns = None,

@@ -51,6 +51,8 @@ class Fault:
     asked for. `left out`: the same, and no file is refused for it, such as a unit without a translation."""
 
 
+EMPTY_SIDE = "empty side"
+"""The reason of a row that lacks the text of a column."""
 Row = tuple[int, list[str] | Fault]
 """Line (or row) from 1, and the values of the columns asked for."""
 SEPARATOR = re.compile(rb'"?sep=([^"\x80-\xff])"?')
@@ -301,7 +303,7 @@ def table_rows(
         )
     top, head = first
     if isinstance(head, Fault):
-        todo = "save the file as UTF-8, or name its `encoding`" if head.kind == "encoding" else FIRST_LINE
+        todo = "save the file as UTF-8, or name its encoding" if head.kind == "encoding" else FIRST_LINE
         raise DataError(f"{path}:{top}: {head.reason}: {head.words}; {todo}")
     head = [name.strip() for name in head] if strip else head
     places = [position(path, name, head if header else [str(index) for index in range(len(head))]) for name in names]
@@ -482,7 +484,7 @@ def cells(
             return Fault("not text", f"{name!r} is {shortened(str(value))}, of type {type(value).__name__}")
         text = text.strip()
         if BLANK.fullmatch(text):
-            return Fault("empty side", f"nothing in {name!r}; every column that is read must have text")
+            return Fault(EMPTY_SIDE, f"nothing in {name!r}; every column that is read must have text")
         texts.append(text)
     return texts
 

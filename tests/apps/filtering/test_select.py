@@ -37,7 +37,7 @@ def test_two_columns_or_two_names(tmp_path):
     with pytest.raises(DataError, match="no column 'deu'"):
         read_pairs(str(packed), ("deu", "eng"))
     (tmp_path / "empty.tsv").write_text("fra\teng\n")
-    with pytest.raises(DataError, match="has no pairs; a row is"):
+    with pytest.raises(DataError, match="has a header and no rows: fra, eng"):
         read_pairs(str(tmp_path / "empty.tsv"), ("fra", "eng"))
 
 

@@ -13,13 +13,16 @@ import os
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
+from xml.sax.saxutils import escape
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as parquet
 import pytest
 import ray
 import torch
 
+from babeltune.apps.filtering import select
 from babeltune.apps.mining import index, mine, resumable_search, vectors
 from babeltune.apps.mining.ray_search import both_ways_by_ray
 from babeltune.apps.mining.resumable_search import ResumableSearch
@@ -101,12 +104,12 @@ def test_broken_lines_are_counted_and_repeats_stand_once(tmp_path):
         assert found[:4] == ["one", "two with tabs", "three", "line two"]
         assert found[3] == "line two"
         assert (counted.read, counted.kept, counted.repeated) == (100, 94, 1)
-        assert (counted.empty, counted.too_long, counted.not_utf8, counted.nul) == (2, 1, 1, 1)
-        assert counted.faults() == "1 repeated, 2 empty, 1 too long, 1 not utf8, 1 nul"
+        assert (counted.empty, counted.broken) == (2, {"not UTF-8": 1, "zero byte": 1, "too long": 1})
+        assert counted.faults() == "1 repeated, 2 empty, 1 not UTF-8, 1 zero byte, 1 too long"
 
 
 def test_a_file_that_holds_nothing_says_what_it_held(tmp_path):
-    with pytest.raises(DataError, match=r"2 lines: 1 empty, 1 nul"):
+    with pytest.raises(DataError, match=r"2 lines: 1 empty, 1 zero byte"):
         read_sentences(write(tmp_path / "a.txt", ["", "\0"]), tmp_path / "spill")
     with pytest.raises(DataError, match=r"6 of 100 lines are broken \(6 not UTF-8\), more than 5%"):
         read_sentences(write(tmp_path / "b.txt", [b"\xff"] * 6 + ["", *sentences(93)]), tmp_path / "spill")
@@ -174,7 +177,7 @@ CYRILLIC = ["Он пришёл.", "Спасибо.", "Доброе утро."]
 def test_a_code_page_is_read_if_it_is_named(encoded, tmp_path):
     path = tmp_path / "t"
     path.write_bytes("".join(f"{text}\t{text}\n" for text in CYRILLIC).encode("cp1251"))
-    with pytest.raises(DataError, match=r"3 not utf8.*--encoding"):
+    with pytest.raises(DataError, match=r"t:1: not UTF-8: .*name its encoding"):
         read_pairs(path, tmp_path / "a")
     assert read_pairs(path, tmp_path / "a", codec="cp1251").source[:] == CYRILLIC
     assert read_sentences(path, tmp_path / "b", "cp1251")[0][0] == f"{CYRILLIC[0]} {CYRILLIC[0]}"
@@ -192,12 +195,12 @@ def test_a_file_of_translations_or_a_workbook_is_refused_by_name(tmp_path):
     ):
         read_sentences(tmp_path / "t", tmp_path / "a")
     (tmp_path / "p").write_bytes(gzip.compress(b'msgid "Yes"\nmsgstr "Oui"\n'))
-    with pytest.raises(DataError, match="p is a gettext catalogue; give text, a source and a target in each line"):
-        read_pairs(tmp_path / "p", tmp_path / "a")
+    with pytest.raises(DataError, match="p is a gettext catalogue; give text, one sentence a line"):
+        read_sentences(tmp_path / "p", tmp_path / "a")
     with zipfile.ZipFile(tmp_path / "x", "w") as archive:
         archive.writestr("xl/workbook.xml", "<workbook/>")
     with pytest.raises(DataError, match=r"is an Excel workbook; .* save a sheet as CSV"):
-        read_pairs(tmp_path / "x", tmp_path / "a")
+        read_sentences(tmp_path / "x", tmp_path / "a")
 
 
 def test_pairs_come_by_position_or_by_the_names_of_the_first_line(tmp_path):
@@ -210,10 +213,54 @@ def test_pairs_come_by_position_or_by_the_names_of_the_first_line(tmp_path):
         ("un", "one"), ("deux", "two"), *[("un", "uno")] * 31,
     ]  # fmt: skip
     assert len(pairs.source) == 2
-    assert (pairs.lines.read, pairs.lines.kept, pairs.lines.columns, pairs.lines.empty) == (35, 33, 1, 1)
-    assert len(read_pairs(path, tmp_path / "spill").sources) == 35
-    with pytest.raises(DataError, match="no column 'deu'; its first line names id, fra, eng"):
+    assert (pairs.lines.read, pairs.lines.kept, pairs.lines.broken, pairs.lines.empty) == (
+        35, 33, {"column count": 1}, 1,
+    )  # fmt: skip
+    assert [len(read_pairs(path, tmp_path / "spill", columns).sources) for columns in (None, ("1", "2"))] == [34, 34]
+    with pytest.raises(DataError, match="no column 'deu'"):
         read_pairs(path, tmp_path / "spill", ("deu", "eng"))
+
+
+MEMORY = "<tmx version='1.4'><header/><body>{}</body></tmx>"
+UNIT = "<tu><tuv xml:lang='fr'><seg>{}</seg></tuv><tuv xml:lang='en'><seg>{}</seg></tuv></tu>"
+CATALOGUE = 'msgid ""\nmsgstr "Language: en\\nContent-Type: text/plain; charset=UTF-8\\n"\n'
+TWO = [("Oui, bien sûr.", 'He said "yes".'), ("Non ; merci", "No; thanks")]
+
+
+def in_format(path, kind):
+    """Writes two pairs in a format of files."""
+    po = functools.partial(json.dumps, ensure_ascii=False)
+    doubled = [[text.replace('"', '""') for text in pair] for pair in TWO]
+    if kind == "parquet":
+        parquet.write_table(pa.table({"fr": [a for a, _ in TWO], "en": [b for _, b in TWO]}), path)
+        return
+    text = {
+        "csv": "".join(f'"{a}","{b}"\n' for a, b in doubled),
+        "excel": "sep=;\n" + "".join(f'"{a}";"{b}"\n' for a, b in doubled),
+        "quoted": "".join(f'"{a}"\t"{b}"\n' for a, b in doubled),
+        "jsonl": "".join(json.dumps({"fr": a, "en": b}) + "\n" for a, b in TWO),
+        "tmx": MEMORY.format("".join(UNIT.format(*map(escape, pair)) for pair in TWO)),
+        "po": CATALOGUE + "".join(f"\nmsgid {po(a)}\nmsgstr {po(b)}\n" for a, b in TWO),
+    }[kind]
+    path.write_text(text)
+
+
+@pytest.mark.parametrize("kind", ["csv", "excel", "quoted", "jsonl", "parquet", "tmx", "po"])
+def test_pairs_come_from_every_format_that_a_sweep_reads(tmp_path, kind):
+    path = tmp_path / ("pairs.csv" if kind in ("csv", "excel") else "pairs")
+    in_format(path, kind)
+    pairs = read_pairs(path, tmp_path / "spill")
+    assert list(zip(pairs.source[:], pairs.target[:], strict=True)) == TWO
+    selected = select.read_pairs(str(path), None)
+    assert list(zip(selected.source, selected.target, strict=True)) == TWO
+
+
+def test_of_a_file_with_more_named_columns_two_are_to_be_said(tmp_path):
+    path = tmp_path / "pairs.jsonl"
+    path.write_text('{"id": "1", "fr": "Oui", "en": "Yes"}\n')
+    with pytest.raises(DataError, match="has the columns id, fr, en; say which two: --columns SOURCE,TARGET"):
+        read_pairs(path, tmp_path / "spill")
+    assert read_pairs(path, tmp_path / "spill", ("fr", "en")).target[:] == ["Yes"]
 
 
 # Mining
@@ -229,7 +276,7 @@ def test_known_pairs_are_found_best_first_whatever_surrounds_them(encoded, tmp_p
     assert scores == sorted(scores, reverse=True)
     assert done["pairs"] == 30
     assert done["source"]["repeated"] == 5
-    assert done["source"]["not_utf8"] == 1
+    assert done["source"]["broken"] == {"not UTF-8": 1}
     assert not list(mine.warnings_about(done))
     assert ("encoding sources", 40, 40) in noted
     assert noted[-1] == ("searching", 40 * 50, 40 * 50)
@@ -326,7 +373,7 @@ def test_scores_of_given_pairs_stand_in_order_and_are_those_of_mining(encoded, t
         {tuple(row[1:]): float(row[0]) for row in rows[:20]}, abs=2e-6
     )
     assert float(rows[20][0]) < min(float(row[0]) for row in rows[:20]), "a wrong pair scores lower"
-    assert (done["pairs"], done["lines"]["columns"]) == (21, 1)
+    assert (done["pairs"], done["lines"]["broken"]) == (21, {"column count": 1})
 
 
 @pytest.mark.parametrize("count", [0, 1, 2500])

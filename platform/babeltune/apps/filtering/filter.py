@@ -20,8 +20,9 @@ from babeltune.files import json_text, write_out
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from babeltune.apps.filtering.select import Columns, Pairs, Ranked, Subset
+    from babeltune.apps.filtering.select import Pairs, Ranked, Subset
     from babeltune.apps.filtering.translate import Recipe
+    from babeltune.apps.pair_files import Columns
 
 OnStep = Callable[[int, int, int, float], None]
 """Called while a translation model trains, with its subset's tokens, the step, the number of steps, and the loss."""
@@ -32,7 +33,7 @@ class NoisyCorpus:
     """The pairs to choose from."""
 
     path: str
-    """A TSV, or `-` for standard input."""
+    """A file of any format that `pair_rows` reads."""
     columns: Columns | None = None
     languages: Sequence[str] | None = None
     """The only languages that a source can be in, by ISO 639-1; None: all that py3langid knows."""

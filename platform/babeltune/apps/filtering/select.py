@@ -15,18 +15,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from babeltune.apps.pair_files import Columns, pair_rows
 from babeltune.data import language_id
-from babeltune.data.file_readers import MAX_LINE_BYTES, Fault, located, numbered, refuse_broken, tab_rows
+from babeltune.data.file_readers import Fault, refuse_broken
 from babeltune.data.sources import Refusals
 from babeltune.data.text_keys import text_key
-from babeltune.data.translation_files import refuse_translations
 from babeltune.errors import DataError, nearest
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-Columns = tuple[str, str]
-"""The names of the source's and the target's column."""
 ENGLISH = "en"
 
 
@@ -59,28 +57,23 @@ class Pairs:
 
 
 def read_pairs(path: str, columns: Columns | None, *, drop: bool = False, codec: str | None = None) -> Pairs:
-    """The two named columns of a TSV (packed or not), or without names the first two of one without a header.
-    `codec`: its code page; None: it is in Unicode.
+    """The pairs of a file, as `pair_rows` reads them.
 
     Raises `DataError` for a file that cannot be read and, unless these are dropped, for the first broken row.
     """
-    file = located(path)
     content = hashlib.sha256()
     refusals = Refusals("--on-error drop", drop)
     source, target = [], []
-    rows = 0
-    refuse_translations(file, codec, "a source, a tab and a target in each line")
-    lines = numbered(file, content, MAX_LINE_BYTES, codec)
-    for line, cells in tab_rows(file, columns or ("0", "1"), lines, header=columns is not None):
-        rows += 1
+    for line, cells in refusals.count(pair_rows(path, columns, content, codec)):
         if isinstance(cells, Fault):
-            refusals.refuse(f"{file}:{line}", cells)
+            refusals.refuse(f"{path}:{line}", cells)
         else:
             source.append(cells[0])
             target.append(cells[1])
-    refuse_broken(str(file), (refusals.counts.total(), rows, "rows"), refusals.counts)
+    rows = refusals.rows
+    refuse_broken(path, (refusals.counts.total() - refusals.unused, rows - refusals.unused, "rows"), refusals.counts)
     if not source:
-        raise DataError(f"{file} has no pairs{' left' if rows else ''}; a row is a source, a tab and a target")
+        raise DataError(f"{path} has no pairs{' left' if rows else ''}; a row is a source and a target")
     return Pairs(source=source, target=target, read=rows, digest=content.hexdigest(), dropped=refusals.counts)
 
 

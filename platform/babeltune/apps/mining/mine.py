@@ -115,7 +115,7 @@ def mine(source: Path, target: Path, out: Path, settings: Settings, encoding: En
 def score(
     pairs_file: Path, out: Path, settings: Settings, encoding: Encoding, *, columns: tuple[str, str] | None = None
 ) -> JsonObject:
-    """Writes the pairs of a TSV with their margin before them, in order, and returns what was done.
+    """Writes the pairs of a file with their margin before them, in order, and returns what was done.
 
     The neighbourhoods are the file's own: each source among all its targets, and back. Broken lines, and pairs without
     a defined margin, are left out and counted. Raises as `mine` does.

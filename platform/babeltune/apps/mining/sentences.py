@@ -10,15 +10,16 @@ import threading
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
-from babeltune.data.file_readers import BLANK, Fault, located, numbered, refuse_broken
+from babeltune.apps.pair_files import Columns, pair_rows
+from babeltune.data.file_readers import BLANK, EMPTY_SIDE, Fault, located, not_utf8, numbered, refuse_broken
 from babeltune.data.translation_files import refuse_translations
-from babeltune.errors import DataError, listed, shortened
+from babeltune.errors import DataError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,10 +28,11 @@ LONGEST = 20_000
 """Bytes of a line; a longer one is no sentence."""
 PIPE_WARNING_S = 3.0
 """Seconds for which a pipe may give nothing before its reader says what it waits for."""
-SENTENCES, PAIRS = "one sentence a line", "a source and a target in each line, with a tab between"
+SENTENCES, PAIRS = "one sentence a line", "a source and a target in each row"
 """What a file of text holds."""
 NONE = -1
 """In place of a sentence's number."""
+ZERO_BYTE = Fault("zero byte", "text has no zero byte")
 BREAKS = re.compile(r"[\t\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 """What would end a field or a line of the output: each becomes a blank."""
 
@@ -45,21 +47,21 @@ class Lines:
     repeated: int = 0
     """Lines whose sentence stood before; it is one candidate."""
     empty: int = 0
-    too_long: int = 0
-    not_utf8: int = 0
-    nul: int = 0
-    columns: int = 0
-    """Lines with fewer columns than asked for."""
+    """Lines without text, and pairs without text on a side."""
+    broken: dict[str, int] = field(default_factory=dict)
+    """Reason -> lines that are no text, and rows that are no pair."""
 
-    def broken(self) -> dict[str, int]:
-        """Lines that are no text, and pairs that lack a side, by reason."""
-        return {"too long": self.too_long, "not UTF-8": self.not_utf8, "zero byte": self.nul, "columns": self.columns}
+    def drop(self, fault: Fault) -> None:
+        """Counts a line that is left out."""
+        if fault.reason == EMPTY_SIDE:
+            self.empty += 1
+        else:
+            self.broken[fault.reason] = self.broken.get(fault.reason, 0) + 1
 
     def faults(self) -> str:
-        """Such as `3 empty, 1 not utf8`; nothing when every line was fine."""
-        counted = {name: count for name, count in asdict(self).items() if name not in ("read", "kept") and count}
-        words = {"columns": "with too few columns"}
-        return ", ".join(f"{count} {words.get(name, name.replace('_', ' '))}" for name, count in counted.items())
+        """Such as `3 empty, 1 not UTF-8`; nothing when every line was fine."""
+        counts = {"repeated": self.repeated, "empty": self.empty, **self.broken}
+        return ", ".join(f"{count} {reason}" for reason, count in counts.items() if count)
 
 
 class Sentences:
@@ -161,44 +163,27 @@ class PairsOfText:
     lines: Lines
 
 
-def read_pairs(
-    path: Path, spill: Path, columns: tuple[str, str] | None = None, codec: str | None = None
-) -> PairsOfText:
-    """The pairs of a TSV: its first two columns, or those that its first line names as `columns`.
+def read_pairs(path: Path, spill: Path, columns: Columns | None = None, codec: str | None = None) -> PairsOfText:
+    """The pairs of a file, as `pair_rows` reads them; their text is copied to files beside `spill`.
 
     Raises:
         DataError: the file cannot be read, has no such columns, or holds no pair.
     """
     lines = Lines()
     sides = [Collector(spill.with_name(f"{spill.name}.{side}")) for side in ("source", "target")]
-    places, header = None if columns else (0, 1), 0
-    for line in _text_lines(path, lines, codec, PAIRS):
-        fields = line.split("\t")
-        if places is None:
-            assert columns is not None
-            places, header = _places(path, fields, columns), lines.read
-            continue
-        if len(fields) <= max(places):
-            lines.columns += 1
-            continue
-        pair = [_clean(fields[place]) for place in places]
-        if not all(pair):
-            lines.empty += 1
-            continue
-        for side, sentence in zip(sides, pair, strict=True):
-            side.add(sentence)
+    with warned_while_waiting(path) as begun:
+        for _, row in pair_rows(str(path), columns, hashlib.sha256(), codec, LONGEST):
+            begun()
+            lines.read += 1
+            if isinstance(row, Fault) or any("\0" in text for text in row):
+                lines.drop(row if isinstance(row, Fault) else ZERO_BYTE)
+                continue
+            for side, text in zip(sides, row, strict=True):
+                side.add(_clean(text))
     (source, sources), (target, targets) = (side.finish() for side in sides)
-    lines.kept, lines.read = len(sources), lines.read - header
+    lines.kept = len(sources)
     _check_some(path, lines, PAIRS)
     return PairsOfText(source, target, sources, targets, lines)
-
-
-def _places(path: Path, header: list[str], columns: tuple[str, str]) -> tuple[int, int]:
-    names = [name.strip().removeprefix("\ufeff") for name in header]
-    missing = [column for column in columns if column not in names]
-    if missing:
-        raise DataError(f"{path} has no column {shortened(missing[0])}; its first line names {listed(names)}")
-    return names.index(columns[0]), names.index(columns[1])
 
 
 def _check_some(path: Path, lines: Lines, wanted: str = SENTENCES) -> None:
@@ -207,28 +192,31 @@ def _check_some(path: Path, lines: Lines, wanted: str = SENTENCES) -> None:
         raise DataError(f"{path} holds nothing to encode ({why}); give UTF-8 text, or name its --encoding: {wanted}")
     refuse_broken(
         str(path),
-        (sum(lines.broken().values()), lines.read, "lines"),
-        lines.broken(),
+        (sum(lines.broken.values()), lines.read, "lines"),
+        lines.broken,
         rule="5% that may be; correct the file, or name its --encoding",
     )
 
 
-def _text_lines(path: Path, lines: Lines, codec: str | None, wanted: str = SENTENCES) -> Iterator[str]:
+def _text_lines(path: Path, lines: Lines, codec: str | None) -> Iterator[str]:
     """The lines of the file that are text; all are counted."""
-    refuse_translations(located(str(path)), codec, wanted)
+    refuse_translations(located(str(path)), codec, SENTENCES)
     with warned_while_waiting(path) as begun:
         for number, raw in numbered(path, hashlib.sha256(), LONGEST, codec):
             begun()
             lines.read = number
-            if isinstance(raw, Fault):
-                lines.too_long += 1
-            elif b"\0" in raw:
-                lines.nul += 1
+            text = raw if isinstance(raw, Fault) else _decoded(raw)
+            if isinstance(text, Fault):
+                lines.drop(text)
             else:
-                try:
-                    yield raw.decode()
-                except UnicodeDecodeError:
-                    lines.not_utf8 += 1
+                yield text
+
+
+def _decoded(raw: bytes) -> str | Fault:
+    try:
+        return ZERO_BYTE if b"\0" in raw else raw.decode()
+    except UnicodeDecodeError as error:
+        return not_utf8(raw, error)
 
 
 @contextmanager

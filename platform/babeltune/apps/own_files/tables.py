@@ -218,12 +218,12 @@ def headed(
         named, notes = _header(given, rows, wanted)
     if len(rows) == 1 and named:
         raise DataError(
-            f"{given} has a header and no rows: {listed(rows[0])}; put rows below it, or say --no-header if it is text"
+            f"{given} has a header and no rows: {listed(rows[0])}; put rows below it, or read it without a header"
         )
     names = [name.strip() for name in rows[0]] if named else [str(i) for i in range(len(rows[0]))]
     if named and (twice := [name for name, count in Counter(names).items() if name and count > 1]):
         raise DataError(
-            f"{given}:1: several columns are called {shortened(twice[0])}; rename all but one, or say --no-header"
+            f"{given}:1: several columns are called {shortened(twice[0])}; rename all but one, or read no header"
         )
     return named, tuple(names), rows[named:], notes
 

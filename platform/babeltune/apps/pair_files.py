@@ -1,0 +1,52 @@
+"""Pairs of a user's file of any format that `init` reads, for the commands that score them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from babeltune.apps.own_files.tables import Table, read_table
+from babeltune.data.file_readers import MAX_LINE_BYTES, Digest, Row, located
+from babeltune.data.sources import read_file
+from babeltune.errors import DataError, listed
+from babeltune.schema.records import Source
+
+Columns = tuple[str, str]
+"""The names of the source's and the target's column, or their numbers from 0 in a file without a header."""
+TABLES = ("tsv", "csv", "moses", "xlsx", "ods")
+"""Formats that may lack a header. `moses` is text in which no delimiter was seen."""
+
+
+def pair_rows(
+    name: str, columns: Columns | None, content: Digest, codec: str | None, longest: int = MAX_LINE_BYTES
+) -> Iterator[Row]:
+    """Line, and the source and the target or what is wrong with them. The first two columns of text without a header,
+    or those that are named. `codec`: the file's code page; None: it is in Unicode.
+
+    Raises `DataError` for a file that cannot be read, and for columns that it does not have.
+    """
+    path = located(name)
+    header = columns is not None and not all(map(str.isdigit, columns))
+    # A pipe can be read once only, so that nothing is seen of it before.
+    table = read_table(name, encoding=codec, header=header) if path.is_file() else None
+    if table is None or table.format == "moses":
+        source = Source(name=name, format="tsv", header=header, quoted=False, encoding=codec)
+    else:
+        source = Source(
+            name=name,
+            format=table.format,
+            header=table.header,
+            quoted=table.quoted,
+            delimiter=table.delimiter,
+            sheet=table.sheet,
+            encoding=codec,
+        )
+    return read_file(source, path, columns or two_columns(name, table), content, longest)
+
+
+def two_columns(name: str, table: Table | None) -> Columns:
+    """The columns that nobody has named. Raises `DataError` if the file has others beside two."""
+    if table is None or table.format in TABLES:
+        return "0", "1"
+    if len(table.columns) != 2:
+        raise DataError(f"{name} has the columns {listed(table.columns)}; say which two: --columns SOURCE,TARGET")
+    return table.columns[0], table.columns[1]
