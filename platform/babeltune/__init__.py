@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # `python -m babeltune.cli` looks first in the folder in which the user stands, where a `torch.py` may lie, and which
 # others may be able to write. runpy has imported this package to find the module, and nothing else yet. The option may
