@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,6 +15,7 @@ from babeltune.errors import counted
 
 if TYPE_CHECKING:
     from babeltune.sweep.state.housekeeping import Removal
+    from babeltune.sweep.sync.view import StorageView
 
 
 @app.command()
@@ -39,49 +41,63 @@ def clean(
     from babeltune.sweep.sync.housekeeping import everything, why_kept
     from babeltune.sweep.sync.view import StorageView
 
-    chosen = cluster_of(cluster)
-    view = StorageView(chosen)
+    view = StorageView(cluster_of(cluster))
     with steps_shown():
-        found = everything(view, older_s=older * DAY_S, top=top)
-    where = chosen.folder if view.mirror is None else f"{chosen.storage} and {chosen.folder}"
-
-    def place_of(removal: Removal) -> str:
-        """Relative to the storage; what is in a mirror, as it is on this machine."""
-        if not removal.path.is_relative_to(chosen.folder):
-            return str(removal.path)
-        inside = removal.path.relative_to(chosen.folder).as_posix()
-        return inside if view.mirror is None or hasattr(removal, "key") else f"{chosen.folder}/{inside}"
-
-    def show(done: str) -> None:
-        table = Table(box=None, pad_edge=False)
-        for title in ("MB", "why", "path"):
-            table.add_column(title, justify="right" if title == "MB" else "left", overflow="fold")
-        for removal in found:
-            table.add_row(f"{removal.size / 1e6:,.1f}", removal.reason, place_of(removal))
-        if found:
-            out.print(table, soft_wrap=True)
-        total(done)
-
-    def total(done: str) -> None:
-        size = sum(removal.size for removal in found) / 1e6
-        things = counted(len(found), "file or folder", "files and folders")
-        out.print(f"{things}, {size:,.1f} MB, {done} in {where}", highlight=False)
-
-    def document() -> list[dict[str, object]]:
-        return [
-            {"path": str(r.path) if view.mirror is None else place_of(r), "bytes": r.size, "reason": r.reason}
-            for r in found
-        ]
-
-    asks = bool(found) and not (dry_run or yes)
+        listing = Listing(view, everything(view, older_s=older * DAY_S, top=top))
+    asks = bool(listing.removals) and not (dry_run or yes)
     if asks:
-        say(document(), as_json, lambda: show("would be removed"))
+        say(listing.document(), as_json, lambda: listing.show("would be removed"))
         agreed("remove this?", "clean removes nothing unasked; add --yes, or run it on a terminal", ask=not as_json)
     started, left = time.monotonic(), Counter[str]()
     if not dry_run:
         with steps_shown():
-            reasons = [(removal, why_kept(removal)) for removal in found]
-        found, left = [removal for removal, why in reasons if not why], Counter(why for _, why in reasons if why)
+            reasons = [(removal, why_kept(removal)) for removal in listing.removals]
+        left = Counter(why for _, why in reasons if why)
+        listing = Listing(view, [removal for removal, why in reasons if not why])
     warn([f"{count} not removed: {why}" for why, count in left.items()])
     done = "can be removed" if dry_run else f"removed in {time.monotonic() - started:.1f} s"
-    say(document(), as_json, lambda: (total if asks else show)(done))
+    say(listing.document(), as_json, lambda: (listing.total if asks else listing.show)(done))
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Files and folders of a storage that go, as `clean` shows them."""
+
+    view: StorageView
+    removals: list[Removal]
+
+    def place_of(self, removal: Removal) -> str:
+        """Relative to the storage; what is in a mirror, as it is on this machine."""
+        folder = self.view.folder
+        if not removal.path.is_relative_to(folder):
+            return str(removal.path)
+        inside = removal.path.relative_to(folder).as_posix()
+        return inside if self.view.mirror is None or hasattr(removal, "key") else f"{folder}/{inside}"
+
+    def show(self, done: str) -> None:
+        """Prints a table of them, and `total`."""
+        table = Table(box=None, pad_edge=False)
+        for title in ("MB", "why", "path"):
+            table.add_column(title, justify="right" if title == "MB" else "left", overflow="fold")
+        for removal in self.removals:
+            table.add_row(f"{removal.size / 1e6:,.1f}", removal.reason, self.place_of(removal))
+        if self.removals:
+            out.print(table, soft_wrap=True)
+        self.total(done)
+
+    def total(self, done: str) -> None:
+        """Prints how many they are and their size."""
+        cluster = self.view.cluster
+        where = cluster.folder if self.view.mirror is None else f"{cluster.storage} and {cluster.folder}"
+        size = sum(removal.size for removal in self.removals) / 1e6
+        things = counted(len(self.removals), "file or folder", "files and folders")
+        words = f"{things}, {size:,.1f} MB, {done} in {where}" if self.removals else f"nothing to remove in {where}"
+        out.print(words, highlight=False)
+
+    def document(self) -> list[dict[str, object]]:
+        """For `--json`."""
+        whole = self.view.mirror is None
+        return [
+            {"path": str(each.path) if whole else self.place_of(each), "bytes": each.size, "reason": each.reason}
+            for each in self.removals
+        ]
