@@ -212,12 +212,12 @@ def comparing_server(bucket_server, monkeypatch):
 
 @pytest.fixture(scope="session")
 def ray_cluster(loopback_only, s3_port):
-    """A local Ray of four logical CPUs whose workers can import the tests, and the faulty method."""
+    """A local Ray of four logical CPUs whose workers can import the modules beside this file, and the faulty method."""
     from babeltune.sweep.workers.connection import local_ray
     from bucket_servers import environment
 
     here = Path(__file__).parent
-    path = [str(here), str(here / "chaos"), str(here.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    path = [str(here), str(here / "chaos"), *filter(None, [os.environ.get("PYTHONPATH")])]
     beside = {"PYTHONPATH": os.pathsep.join(path), "HF_HUB_OFFLINE": "1"}
     with local_ray(num_cpus=4, env={**beside, **environment(s3_port)}):
         yield

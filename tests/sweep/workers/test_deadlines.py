@@ -1,6 +1,7 @@
 """Who waits for another process waits for a limited time: a process that is stopped is not seen to have ended."""
 
 import ast
+import sys
 import time
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from babeltune.sweep.workers.worker import Place, Reporter, answer_of
 from babeltune.sweep.workers.worker_groups import WorkerGroup, WorkerGroups
 from toy_trials import a_report
 from waiting import PATIENCE_S, wait_until
+
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers import no test
 
 WAITS = ("join", "wait", "result", "acquire", "communicate")
 OF_HEAD = (

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from babeltune.sweep.sync.shards import Carrier
 from babeltune.sweep.workers import tasks
 from babeltune.sweep.workers.tasks import counted, fetched, followed, ray_refusals, ray_shards
 from waiting import PATIENCE_S, wait_until
+
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers import no test
 
 
 def die():
