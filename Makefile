@@ -12,7 +12,7 @@ export TOKENIZERS_PARALLELISM := false
 # Every test and sweep starts dozens of Pythons: what one has compiled, the others read.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: sweep test test-fast chaos long pages lint style types layers prose site docs bench table requirements format clean
+.PHONY: sweep test test-fast chaos long pages lint style types layers prose site lines docs bench table requirements format clean
 
 # Without Debian's python3-venv there is no pip to make one with: its wheel comes from the package index, checked.
 define GET_PIP
@@ -90,7 +90,7 @@ pages: $(DEVELOPED)
 
 # Two checks at a time, the longest first.
 lint: $(DEVELOPED)
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target types prose site layers style
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target types prose site layers style lines
 
 types:
 	@$(BIN)/mypy
@@ -103,6 +103,12 @@ site:
 
 layers:
 	@$(BIN)/lint-imports --no-logo
+
+# Only an issue raises the budget.
+LINES := 58300
+lines:
+	@count=$$(find platform methods -name '*.py' -exec cat {} + | wc -l); test $$count -le $(LINES) || \
+	  { echo "platform and methods have $$count lines, and the budget is $(LINES): delete what a change replaces"; exit 1; }
 
 style:
 	@$(BIN)/ruff format --check .
