@@ -198,7 +198,6 @@ def test_a_step_that_says_nothing_still_moves(monkeypatch):
 def test_every_command_shows_that_it_works_while_a_step_says_nothing(step, arguments, monkeypatch):
     lines = []
     monkeypatch.setattr(common, "METER_EVERY_S", 0.02)
-    monkeypatch.setattr(common, "QUIET_S", 0.02)
     monkeypatch.setattr(common, "say_line", lines.append)
 
     def silent(*_, **__):

@@ -64,8 +64,6 @@ def options(
 
 METER_EVERY_S = 2.0
 """Seconds between two lines about a long step where the output is not a terminal."""
-QUIET_S = 10.0
-"""Seconds from its begin in which a command that is not watched on a terminal does not say that it is starting."""
 PAGE = 160
 """Columns where the output is not a terminal."""
 
@@ -144,7 +142,7 @@ class Meter:
 
         self._stage_of, self._said = timed(), dict[str, tuple[float, int]]()
         self._words, self._begun = "starting", time.monotonic()
-        self._written = self._begun + QUIET_S - METER_EVERY_S
+        self._written = self._begun
 
     def __call__(self, name: str, done: int, of: int) -> None:
         from babeltune.stages import stage_words
