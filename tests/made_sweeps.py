@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import replace
 
+from babeltune.data.prepared import write_prepared
 from babeltune.files import write_json
+from babeltune.planning.preparation import prepare
 from babeltune.planning.recorded import sweep_id
 from babeltune.planning.space import make_trial
+from babeltune.planning.sweep_file import read_sweep
 from babeltune.schema.records import Report
 from babeltune.sweep.state.folder import SweepFolder, outcome
 from babeltune.sweep.state.messages import TrialEnd
-from babeltune.training.checkpoint import PROGRESS, write_reports
+from babeltune.training.checkpoint import PROGRESS, checkpoint_folder, save_checkpoint, write_reports
 
 METRIC = "dev/everyday/accuracy"
 
@@ -54,6 +58,21 @@ def add_trial(folder, number, scores, state=None, reason="", **params):
     if state is not None:
         kinds = {"failed": "refused", "pruned": "pruned"}
         outcome(place, state, TrialEnd(kinds.get(state, "finished"), text=reason))
+
+
+def whole_sweep(storage, file, stores):
+    """A finished sweep `saved` of two trials with what was prepared, and a checkpoint of the better one, t0001."""
+    import torch
+
+    sweep = read_sweep(file, assignments=["name=saved"])
+    shutil.copytree(stores, storage / "stores")
+    folder = make_sweep(storage, sweep)
+    write_prepared(prepare(sweep, storage), folder.prepared)
+    folder.write("baselines.json", {"scores": {"untrained": {METRIC: 0.1}, "teacher": {METRIC: 0.5}}})
+    add_trial(folder, 0, [0.3, 0.2], "finished", temperature=0.15)
+    add_trial(folder, 1, [0.6, 0.4], "finished", temperature=0.05)
+    save_checkpoint(checkpoint_folder(folder.trial(1), 1), {"student": {"w": torch.ones(5)}}, {})
+    return folder
 
 
 def renamed(sweep, name):

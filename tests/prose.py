@@ -60,8 +60,6 @@ EXEMPT = {
     "CHANGELOG.md",
     "tests/prose.py",
     "tests/test_prose.py",
-    "platform/babeltune/schema/old_names.py",
-    "tests/schema/test_old_names.py",
 }
 """Files that name the old words on purpose."""
 CONTINUES = (

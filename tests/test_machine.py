@@ -59,17 +59,6 @@ def test_a_system_that_does_not_name_its_start_is_like_no_other(monkeypatch):
     assert this_machine() != before
 
 
-def test_a_lease_of_an_earlier_version_is_no_machines(tmp_path):
-    folder = SweepFolder(tmp_path)
-    values = json.loads(Lease(folder=here(folder)["folder"]).encode())
-    del values["machine"]
-    earlier = Lease.read(json.dumps(values).encode())
-    assert earlier is not None
-    assert not earlier.shares_lock(Lease(folder=earlier.folder))
-    assert not earlier.shares_lock(earlier)
-    assert not (here(folder).items() <= values.items())
-
-
 def test_a_process_lives_until_it_ends_and_its_number_is_no_sign_of_it():
     process = subprocess.Popen([sys.executable, "-c", ENDS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     name = process.stdout.readline().strip()

@@ -1,23 +1,21 @@
 """The mistakes of newcomers: each is one message with the value, the rule and the next step, and the site has it."""
 
-import shutil
 import socket
-from pathlib import Path
 
 import pytest
 
 import babeltune as bt
 from babeltune.errors import SpecError
 from babeltune.planning.sweep_file import read_sweep
-from made_sweeps import add_trial, make_sweep
+from babeltune.training.checkpoint import checkpoint_folder
+from made_sweeps import add_trial, make_sweep, whole_sweep
 from newcomers import MISTAKES, PAGE, table
 
-SAVED = Path(__file__).parents[1] / "sweep" / "saved"
 DEV = "eng\tfra\n" + "".join(f"dev {number}\tdeux {number}\n" for number in range(9))
 
 
 @pytest.fixture(scope="module")
-def places(tmp_path_factory, tiny_file):
+def places(tmp_path_factory, tiny_file, tiny_stores):
     """What the mistakes name: a data folder with odd files, a cluster file, a busy port, and a storage."""
     place = tmp_path_factory.mktemp("newcomer")
     data, home = place / "data", place / "home"
@@ -33,9 +31,8 @@ def places(tmp_path_factory, tiny_file):
     (place / "cluster.yaml").write_text("name: mine\nstorage: /tmp\n", encoding="utf-8")
     typo = tiny_file.read_text(encoding="utf-8").replace("{kind: none}", "{knid: none}")
     (place / "typo.yaml").write_text(typo, encoding="utf-8")
-    shutil.copytree(SAVED, home)
-    altered = home / "sweeps" / "saved-9266edcc64" / "trials" / "t0001" / "checkpoints" / "000001"
-    (altered / "student.safetensors").write_bytes(b"altered")
+    saved = whole_sweep(home, tiny_file, tiny_stores)
+    (checkpoint_folder(saved.trial(1), 1) / "student.safetensors").write_bytes(b"altered")
     begun = make_sweep(home, read_sweep(tiny_file), state="stopped")
     add_trial(begun, 0, [0.3], "stopped", temperature=0.1)
     with socket.socket() as taken:

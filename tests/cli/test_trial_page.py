@@ -1,8 +1,6 @@
 """One trial on one page: `babeltune status SWEEP/t0003`, for people and as JSON."""
 
 import json
-import shutil
-from pathlib import Path
 
 import pytest
 
@@ -11,10 +9,10 @@ from babeltune.planning.sweep_file import read_sweep
 from babeltune.sweep.state.trial_page import trial_page
 from babeltune.tracking.spool import sent_run
 from babeltune.tracking.tracker import Tracker
-from made_sweeps import add_trial, make_sweep
+from babeltune.training.checkpoint import checkpoint_folder
+from made_sweeps import add_trial, make_sweep, whole_sweep
 from waiting import PATIENCE_S
 
-SAVED = Path(__file__).parents[1] / "sweep" / "saved"
 REASON = "step 2: loss is nan; lower training.learning_rate or raise the temperature, and look at the data " * 3
 
 
@@ -94,21 +92,24 @@ def test_a_table_of_a_sweep_is_not_asked_of_a_trial(command, home):
         assert arguments[1] in err
 
 
-def test_a_saved_trial_has_its_checkpoint_and_its_run_once_mlflow_took_it(tmp_path, monkeypatch, command):
+def test_a_saved_trial_has_its_checkpoint_and_its_run_once_mlflow_took_it(
+    tmp_path, tiny_file, tiny_stores, monkeypatch, command
+):
     storage = tmp_path / "storage"
-    shutil.copytree(SAVED, storage)
     monkeypatch.setenv("BABELTUNE_HOME", str(storage))
-    place = storage / "sweeps" / "saved-9266edcc64"
+    saved = whole_sweep(storage, tiny_file, tiny_stores)
     code, out, _ = command("status", "saved/t0001")
     assert code == 0
-    assert str(place / "trials/t0001/checkpoints/000001") in out.replace("\n", "")
+    assert str(checkpoint_folder(saved.trial(1), 1)) in out.replace("\n", "")
     assert "MLflow" not in out
-    tracker = Tracker(f"sqlite:///{storage}/mlflow.db", place / "spool.jsonl", "saved")
+    tracker = Tracker(f"sqlite:///{storage}/mlflow.db", saved.path / "spool.jsonl", "saved")
+    tracker.start_sweep(saved.id, {}, {})
+    tracker.start_trial(1, {}, {})
     assert tracker.close(PATIENCE_S)
-    run = sent_run(place / "spool.jsonl", "1")
+    run = sent_run(saved.path / "spool.jsonl", "1")
     assert run is not None
     assert run.experiment
-    assert f"run {run.id}; `babeltune ui saved-9266edcc64` serves it" in command("status", "saved/t0001")[1]
+    assert f"run {run.id}; `babeltune ui {saved.id}` serves it" in command("status", "saved/t0001")[1]
 
 
 def test_a_trial_that_has_not_reported_has_a_page(home):

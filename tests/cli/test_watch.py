@@ -14,7 +14,6 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -28,21 +27,16 @@ from babeltune.sweep.state.progress import SweepProgress
 from babeltune.sweep.sync.view import StorageView
 from babeltune.sweep_report.live import LivePage
 from bucket_servers import BUCKET
-from made_sweeps import METRIC, add_trial, make_sweep
+from made_sweeps import METRIC, add_trial, make_sweep, whole_sweep
 from ports import free_port, listens
 from screens import barriers, page_of
 from waiting import PATIENCE_S, wait_until
 
-SAVED = Path(__file__).parents[1] / "sweep" / "saved"
-ID = "saved-9266edcc64"
-
 
 @pytest.fixture
-def saved(tmp_path):
-    """A copy of a finished sweep of two trials."""
-    storage = tmp_path / "storage"
-    shutil.copytree(SAVED, storage)
-    return SweepFolder(storage / "sweeps" / ID)
+def saved(tmp_path, tiny_file, tiny_stores):
+    """A finished sweep of two trials."""
+    return whole_sweep(tmp_path / "storage", tiny_file, tiny_stores)
 
 
 @pytest.fixture
@@ -115,7 +109,6 @@ def test_a_running_sweeps_page_follows_it_and_freezes_at_its_end(running):
 def test_before_a_trial_finishes_the_page_has_its_curves_its_data_and_its_cost(saved):
     for place in saved.trials():
         (place / "outcome.json").unlink()
-    (saved.path / "results.jsonl").unlink()
     saved.set_state("running")
     with only_driver(saved):
         page = LivePage(saved).html()
@@ -253,7 +246,7 @@ def test_the_command_serves_until_it_is_interrupted(saved, hasty):
             return listens(port)
 
         wait_until(answers, every=0.1)
-        assert ID in get(f"http://127.0.0.1:{port}/")[1]
+        assert saved.id in get(f"http://127.0.0.1:{port}/")[1]
         kinds = [kind for kind, _ in events_of(f"http://127.0.0.1:{port}/events")]
         assert kinds == ["changed", "frozen"], "who has seen nothing gets the page, and learns that it is the last"
         process.send_signal(signal.SIGINT)
@@ -264,7 +257,7 @@ def test_the_command_serves_until_it_is_interrupted(saved, hasty):
     finally:
         process.kill()
         process.wait(PATIENCE_S)
-    assert json.loads(said) == {"sweep": ID, "url": f"http://127.0.0.1:{port}/"}
+    assert json.loads(said) == {"sweep": saved.id, "url": f"http://127.0.0.1:{port}/"}
     assert "Traceback" not in err
 
 
@@ -275,7 +268,7 @@ def test_a_sweep_behind_a_uri_is_followed_too(saved, s3, tmp_path, monkeypatch):
         Cluster(storage=f"s3://{BUCKET}/watched", cache=str(tmp_path / name), mlflow="sqlite://")
         for name in ("writer", "reader")
     )
-    there = SweepFolder(writer.folder / "sweeps" / ID)
+    there = SweepFolder(writer.folder / "sweeps" / saved.id)
     shutil.copytree(saved.path, there.path)
     mirror = Mirror(writer.mirrored)
     for path in sorted(there.path.rglob("*.json*")):

@@ -56,11 +56,6 @@ def test_a_file_that_is_gone_is_named(tmp_path):
         list(Ids(str(tmp_path / "gone.npy"), 0, 1))
 
 
-def test_what_an_early_version_prepared_has_no_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(ids, "MANY", 5)
-    assert ids_in(tmp_path, SIDES) == SIDES
-
-
 @pytest.mark.slow
 def test_a_record_names_the_file_and_its_sets_score_the_same(tiny_sweep, tmp_path, monkeypatch):
     small = prepare(tiny_sweep, tmp_path / "small")

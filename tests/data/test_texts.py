@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -65,12 +63,8 @@ def test_coded_texts_are_read_by_their_codes():
     assert digest_of_texts(languages) == digest_of_texts(["fra", "eng", "fra"])
 
 
-def test_saved_texts_and_those_of_earlier_versions_are_read(tmp_path):
-    strings = ["Oui.", "", "아니"]
-    (tmp_path / "texts.json").write_text(json.dumps(strings), encoding="utf-8")
-    assert texts_in(tmp_path) == strings
-    (tmp_path / "texts.json").unlink()
-    Texts.of([*strings, "more"]).at(np.array([0, 3])).save(tmp_path / "texts.arrow")
+def test_saved_texts_are_read(tmp_path):
+    Texts.of(["Oui.", "", "아니", "more"]).at(np.array([0, 3])).save(tmp_path / "texts.arrow")
     assert texts_in(tmp_path) == ["Oui.", "more"]
 
 

@@ -9,7 +9,6 @@ import pytest
 from babeltune.errors import SpecError
 from babeltune.planning import portfolio
 from babeltune.planning.portfolio import portfolio_points, portfolios, within_space
-from babeltune.planning.recorded import sweep_id
 from babeltune.planning.space import suggest
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.schema.records import Data, Objective, Parameter, Sampler, Scheduler, Source, Sweep
@@ -133,9 +132,3 @@ def test_a_gaussian_process_is_for_one_objective():
 def test_a_recorded_sweep_that_names_no_portfolio_of_ours_is_refused():
     with pytest.raises(SpecError, match=re.escape("'../../elsewhere' is none of")):
         portfolio_points(a_sweep(first_points="../../elsewhere"))
-
-
-def test_new_options_of_sampler_and_scheduler_leave_the_ids_of_earlier_sweeps():
-    assert sweep_id(a_sweep(parameters={})) == "toy-2e9e8144e9"
-    changed = [a_sweep({}, multivariate=True), a_sweep({}, multivariate=True, group=True), a_sweep({}, kind="gp")]
-    assert len({sweep_id(sweep) for sweep in (a_sweep({}), *changed)}) == 4

@@ -91,12 +91,6 @@ def test_a_starts_content_is_part_of_the_sweeps_id_and_of_the_written_file(tiny_
     assert sweep_id(read_sweep(tiny_file, assignments=asked)) == sweep_id(sweep)
 
 
-def test_a_file_without_a_start_keeps_its_sweeps_id(tiny_file):
-    sweep = read_sweep(tiny_file)
-    assert (sweep.student.start, sweep.student.embeddings_from, sweep.training.average) == (None, None, None)
-    assert sweep_id(sweep) == "tiny-3203110139"
-
-
 def test_starts_can_be_searched(tiny_file, models):
     other = models / "other"
     if not other.exists():

@@ -101,14 +101,6 @@ def test_a_file_of_nothing_that_can_be_read_is_begun_anew(tmp_path, found, conte
     assert (openings.times, openings.models, openings.warning(0.95)) == (1, 1, "")
 
 
-def test_an_opening_that_an_older_release_wrote_behind_a_cut_line_counts(tmp_path, found):
-    record_opening(tmp_path, "m", tmp_path, found)
-    path = tmp_path / OPENED
-    line = path.read_bytes()
-    path.write_bytes(line + line[:30] + line)
-    assert record_opening(tmp_path, "m", tmp_path, found).times == 3
-
-
 def test_separators_of_lines_in_a_models_name_split_no_record(tmp_path, found):
     for times in (1, 2):
         assert record_opening(tmp_path, "a\u2028b\x85c", tmp_path, found).times == times
@@ -162,20 +154,6 @@ def test_openings_of_two_machines_are_all_kept_while_others_look(s3, tmp_path, f
         assert len(read_openings(place.folder)) == 16, "none twice"
     objects = [json.loads(line) for line in map(view[0].mirror.store.read, view[0].mirror.store.entries("openings"))]
     assert len(objects) == 16
-
-
-def test_an_opening_behind_a_cut_line_reaches_the_other_machine_once(s3, tmp_path, found):
-    one, two = (
-        StorageView(Cluster(storage=f"s3://{BUCKET}/rescued", cache=str(tmp_path / name))) for name in ("one", "two")
-    )
-    for place in (one, two):
-        place.folder.mkdir(parents=True, exist_ok=True)
-    record_opening(one.folder, "m", tmp_path, found)
-    path = one.folder / OPENED
-    path.write_bytes(b'{"time": "20' + path.read_bytes())
-    for place in (one, two, one, two):
-        with place.openings():
-            assert len(read_openings(place.folder)) == 1
 
 
 def test_an_opening_reaches_the_bucket_before_a_sealed_test_is_scored(copied, tmp_path):

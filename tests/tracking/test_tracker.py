@@ -415,27 +415,19 @@ def test_importing_the_tracker_does_not_import_mlflow():
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_a_run_of_an_earlier_version_keeps_its_steps_and_parameters(store, tmp_path, clients):
+def test_a_run_counts_steps_in_its_unit_and_is_gone_on_with(store, tmp_path, clients):
     path = tmp_path / "spool.jsonl"
-    tracker = track.Tracker(store, path, "babeltune")
-    a_sweep(tracker)
-    tracker.start_trial(0, {"search.temperature": 0.05}, {})  # without a unit, as an earlier version began it
-    tracker.metrics(0, points(1, 3))
-    assert tracker.close(PATIENCE_S)
-    client, earlier = clients(store), tracker.run_id(0)
-    client.set_tag(earlier, "babeltune.trial", "0")
-    tracker = track.Tracker(store, path, "babeltune")
-    tracker.start_sweep("quick-1a2b", {"seed": 0}, {})
-    for number in (0, 1):
-        tracker.start_trial(number, {"temperature": 0.05, "more": 1}, {}, step_unit="pairs")
-        tracker.metrics(number, points(3, 5), per_step=64)
-    assert tracker.close(PATIENCE_S)
-    assert registry.find_run(store, "babeltune", "quick-1a2b", 0) == tracker.run_id(0) == earlier
-    assert [registry.trial_of_run(store, tracker.run_id(n)) for n in (0, 1)] == ["quick-1a2b/t0000", "quick-1a2b/t0001"]
-    assert steps(client, tracker.run_id(0)) == [1, 2, 3, 4]
-    assert steps(client, tracker.run_id(1)) == [192, 256]
-    assert "more" not in client.get_run(tracker.run_id(0)).data.params
-    assert [client.get_run(tracker.run_id(n)).info.run_name for n in (0, 1)] == ["t0000", "t0001"]
+    for first in (1, 3):
+        tracker = track.Tracker(store, path, "babeltune")
+        tracker.start_sweep("quick-1a2b", {"seed": 0}, {})
+        tracker.start_trial(0, {"temperature": 0.05}, {}, step_unit="pairs")
+        tracker.metrics(0, points(first, first + 2), per_step=64)
+        assert tracker.close(PATIENCE_S)
+    client, run = clients(store), tracker.run_id(0)
+    assert registry.find_run(store, "babeltune", "quick-1a2b", 0) == run
+    assert registry.trial_of_run(store, run) == "quick-1a2b/t0000"
+    assert steps(client, run) == [64, 128, 192, 256]
+    assert client.get_run(run).info.run_name == "t0000"
 
 
 def test_a_description_leads_to_the_runs_that_it_names(store, tmp_path, clients, impatient):

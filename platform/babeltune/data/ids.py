@@ -75,9 +75,7 @@ def write_ids(folder: Path, sides: Sequence[Sequence[int]]) -> None:
 
 
 def ids_in(folder: Path, sides: Sequence[Sequence[int]]) -> list[Sequence[int]]:
-    """The sides, those that `write_ids` wrote there as parts of its file. An early version wrote none."""
-    if not (folder / FILE).exists():
-        return list(sides)
+    """The sides, those that `write_ids` wrote there as parts of its file."""
     found: list[Sequence[int]] = []
     start = 0
     for side in sides:

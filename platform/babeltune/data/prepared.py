@@ -157,7 +157,7 @@ def _plain_task(task: IdTask) -> JsonObject:
 
 
 class Counts(TypedDict, total=False):
-    """What cleaning left, and how far training text stands in evaluation sets. Early versions wrote fewer keys."""
+    """What cleaning left, and how far training text stands in evaluation sets."""
 
     rows: dict[str, dict[str, int]]
     """Rows left after each cleaning step, by source."""
@@ -305,10 +305,7 @@ class Prepared:
 
 
 def texts_in(folder: Path) -> Texts:
-    """The texts of a store, mapped into memory. Earlier versions wrote `texts.json`, which is read as a whole."""
-    early = folder / "texts.json"
-    if early.exists() and not (folder / TEXTS).exists():
-        return Texts.of(json.loads(early.read_text(encoding="utf-8")))
+    """The texts of a store, mapped into memory."""
     return Texts.open(folder / TEXTS)
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 DONE = ".done"
 """Ends the name of a shard's record."""
 OF_SHARD = re.compile(r"\.?([a-z]+-)?[0-9]{5,}\b.*")
-"""Names of what is written for a shard, also by earlier versions."""
+"""Names of what is written for a shard."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def make_shards(draft: Path, texts: Texts, cut: Iterable[NDArray[np.integer]], w
             missing[out] = work.arguments(str(source), str(out))
     for left in draft.iterdir():
         if OF_SHARD.fullmatch(left.name) and left.name not in kept:
-            left.unlink()  # of a process that ended early, or of an earlier version
+            left.unlink()  # of a process that ended early
     drawn = [list(missing.values())[place] for place in np.random.default_rng(0).permutation(len(missing))]
     count_all(work.run(work.function, drawn, gpu=work.gpu) if drawn else [], len(texts), work.progress, work.what, done)
     for out in missing:

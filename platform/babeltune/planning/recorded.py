@@ -18,7 +18,7 @@ from babeltune.schema.mending import adapter_of
 from babeltune.schema.records import Sweep
 
 if TYPE_CHECKING:
-    from babeltune.files import JsonObject, JsonValue
+    from babeltune.files import JsonValue
 
 NEUTRAL = ("training.checkpoint_minutes",)
 """Keys below others that decide no result, so a resumed sweep may have other values."""
@@ -32,46 +32,6 @@ def sweep_from(values: Mapping[str, object]) -> Sweep:
         return sweep
     except ValidationError as error:
         raise SpecError(f"the recorded sweep cannot be read by this version of babeltune: {error}") from error
-
-
-ADDED: JsonObject = {
-    "max_line_bytes": 1 << 20,
-    "max_dropped": 0.05,
-    "quoted": None,
-    "delimiter": ",",
-    "encoding": None,
-    "sheet": None,
-    "right_model": "student",
-    "kind": "transformer",
-    "embedding_learning_rate": 1.0,
-    "qrels": "test",
-    "languages": [],
-    "language_field": "language",
-    "same_id": "keep",
-    "corpus": "target",
-    "each": {},
-    "cutoff": 100,
-    "matryoshka": [],
-    "compute": None,
-    "rates": None,
-    "trim": False,
-    "multivariate": False,
-    "group": False,
-    "first_points": None,
-    "regret": 0.001,
-    "finished": 3,
-    "average": None,
-    "start": None,
-    "embeddings_from": None,
-    "ngrams": 0,
-    "token_vectors": "random",
-    "lowercase": False,
-    "seed": None,
-    "checkpoint_minutes": 10.0,
-    "batch_parts": 1,
-    "clean": {"language": "off"},
-}
-"""Keys of later versions, with their defaults. At its default a key does not count, so a file keeps its sweep's id."""
 
 
 def sweep_id(sweep: Sweep) -> str:
@@ -92,8 +52,7 @@ def sweep_id(sweep: Sweep) -> str:
 def _canonical(value: JsonValue) -> JsonValue:
     """The value with whole floats as integers: 1.0 and 1 are one setting."""
     if isinstance(value, dict):
-        later = {key for key, default in ADDED.items() if key in value and value[key] == default}
-        return {key: _canonical(item) for key, item in value.items() if key not in later}
+        return {key: _canonical(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_canonical(item) for item in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value

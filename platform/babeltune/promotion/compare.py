@@ -107,9 +107,9 @@ class Cell:
     """The two-sided p of no difference, of the interval's own procedure: at most 1 - confidence exactly where the
     interval excludes zero. A mean's is multiplied by the number of kinds, as its interval is joint."""
     corrected: float | None = None
-    """A subset's p, corrected by Holm's method for the number of subsets. None in decisions of earlier versions."""
-    differing: int | None = None
-    """Items that came out differently. None in decisions of earlier versions."""
+    """A subset's p, corrected by Holm's method for the number of subsets. None in the mean of all."""
+    differing: int
+    """Items that came out differently."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,7 +253,7 @@ def _compared(
         low=mean.low,
         high=mean.high,
         p=min(1.0, level.kinds * mean.p),
-        differing=sum(cell.differing or 0 for cell in cells),
+        differing=sum(cell.differing for cell in cells),
     )
 
 

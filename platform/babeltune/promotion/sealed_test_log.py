@@ -22,7 +22,7 @@ from babeltune.files import append_line, json_text, locked, sha256_of
 from babeltune.sweep.state.folder import sweep_folders
 from babeltune.sweep.state.rebuild import sealed_digests
 from babeltune.sweep.sync.audit import who
-from babeltune.sweep.sync.view import OPENED, whole_record
+from babeltune.sweep.sync.view import OPENED
 
 KEYS = {"time", "user", "weights"}
 """What every record has, besides `digests`. `id` keeps two openings of one second apart."""
@@ -124,7 +124,7 @@ def read_openings(storage: Path) -> list[Opening]:
 def _opening_in(line: bytes) -> Opening | None:
     """The record in a line; None if there is none."""
     with contextlib.suppress(ValueError):
-        found = json.loads(whole_record(line))
+        found = json.loads(line)
         if isinstance(found, dict) and isinstance(found.get("digests"), dict) and found.keys() >= KEYS:
             return cast(Opening, found)
     return None

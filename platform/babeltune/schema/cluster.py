@@ -21,7 +21,6 @@ from babeltune.redaction import holds_password, is_secret_key, without_password
 from babeltune.schema.addresses import PLACE, is_place
 from babeltune.schema.bounds import NAME, Problem
 from babeltune.schema.document import read_document, validate
-from babeltune.schema.old_names import CLUSTER_KEYS, CLUSTER_VALUES, rename
 from babeltune.schema.paths import expand, find_file, sqlite_url
 from babeltune.schema.records import Strict
 from babeltune.schema.storage_location import StorageLocation
@@ -208,7 +207,6 @@ def read_cluster(path: str | Path | None = None, *, environ: Mapping[str, str] |
     document = read_document(file)
     if {"method", "data"} & document.values.keys():
         raise SpecError(f"{file}: this is a sweep file, not a cluster file; `babeltune submit {file}` runs it")
-    document = rename(document, CLUSTER_KEYS, CLUSTER_VALUES)
     wrong = {key: _secret(key) for key, value in document.values.items() if _is_secret(key, value)}
     for key in EXPANDED:
         value = document.values.get(key)

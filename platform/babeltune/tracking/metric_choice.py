@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-EARLIER_NAMES = ("best/objective", "objective")
-"""What earlier versions called every sweep's `best_name`."""
-
 
 def best_name(metric: str) -> str:
     """The metric of MLflow that has the best value so far of the sweep's first objective.

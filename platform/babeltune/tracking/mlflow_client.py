@@ -122,12 +122,10 @@ def trial_name(key: str) -> str:
 
 
 def run_of_trial(client: MlflowClient, experiment: str, sweep: str, key: str) -> Run | None:
-    """The run of a trial by its number. Earlier versions tagged a run with the bare number."""
-    for name in dict.fromkeys((trial_name(key), key)):
-        which = f"tags.`{SWEEP}` = '{quotable(sweep)}' and tags.`{TRIAL}` = '{name}'"
-        if found := client.search_runs([experiment], which, max_results=1):
-            return found[0]
-    return None
+    """The run of a trial by its number."""
+    which = f"tags.`{SWEEP}` = '{quotable(sweep)}' and tags.`{TRIAL}` = '{trial_name(key)}'"
+    found = client.search_runs([experiment], which, max_results=1)
+    return found[0] if found else None
 
 
 def link_to_run(text: str, name: str = "", artifact: str = "") -> str:

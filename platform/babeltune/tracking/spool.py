@@ -46,7 +46,7 @@ class Spool:
         """The lines that the store has, and their bytes. Raises `ValueError` if the spool has fewer."""
         lines, size = 0, 0
         with self.path.open("rb") as file:
-            while lines < known["lines"] if "lines" in known else size < known["offset"]:  # earlier versions: bytes
+            while lines < known["lines"]:
                 if not (line := file.readline()):
                     raise ValueError("the spool is another one")
                 lines, size = lines + 1, size + len(line)
@@ -112,7 +112,7 @@ class SentRun:
 
     id: str
     experiment: str
-    """MLflow's id of its experiment. Empty for a sweep that an earlier version tracked."""
+    """MLflow's id of its experiment."""
 
 
 def sent_run(spool: Path, key: str) -> SentRun | None:
@@ -122,5 +122,5 @@ def sent_run(spool: Path, key: str) -> SentRun | None:
     """
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
         memo = json.loads(spool.with_name(spool.name + ".sent").read_text(encoding="utf-8"))["memo"]
-        return SentRun(id=str(memo["runs"][key]), experiment=str(memo.get("experiment", "")))
+        return SentRun(id=str(memo["runs"][key]), experiment=str(memo["experiment"]))
     return None

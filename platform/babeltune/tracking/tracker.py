@@ -121,7 +121,7 @@ class Tracker:
     ) -> None:
         """Opens a child run, or goes on with it; nested `params` become dotted names.
 
-        With a `step_unit` a new run counts steps in that unit, and its tag says so. A run that exists keeps its own.
+        A tag of a new run says in which unit it counts steps, if that is not optimizer steps.
         """
         unit = {} if step_unit is None else {"step_unit": step_unit}
         self._put({"do": "start", "key": _key(number), "params": params, "tags": tags, **unit})
@@ -265,7 +265,6 @@ class _Sender:
     def __init__(self, client: MlflowClient, memo: dict[str, Any], experiment: str) -> None:
         self.client, self.memo = client, memo
         self.runs: dict[str, str] = memo.setdefault("runs", {})
-        self.units: dict[str, str] = memo.setdefault("units", {})
         self.experiment_id = memo["experiment"] = experiment_id(client, experiment)
         self.pending: dict[str, list[Any]] = {}
         self.refused = 0
@@ -283,9 +282,7 @@ class _Sender:
             try:
                 event = json.loads(line)
                 key = event["key"]
-                metrics = metrics_of(
-                    event.get("points", ()), event.get("per_step", 1.0) if self.units.get(key) else 1.0
-                )
+                metrics = metrics_of(event.get("points", ()), event.get("per_step", 1.0))
                 STATUSES.index(event.get("status", "FINISHED"))
             except (ValueError, TypeError, KeyError) as error:
                 self._refuse(f"not an event ({error}): {line[:80]!r}")
@@ -328,7 +325,6 @@ class _Sender:
             else self.client.create_run(self.experiment_id, start_time=event["time_ms"], tags=first, run_name=name)
         )
         self.runs[key] = run.info.run_id
-        self.units[key] = run.data.tags.get(STEP_UNIT, "") if found else unit.get(STEP_UNIT, "")
         self._send_tags(key, tags)
         self._send_params(key, flattened(event["params"]), run.data.params)
         if found:
@@ -354,10 +350,7 @@ class _Sender:
         """Adds the parameters. MLflow never changes one: a value that differs from the run's becomes a tag."""
         from mlflow.entities import Param
 
-        earlier = any(
-            name.startswith("search.") for name in known
-        )  # an earlier version's run has all under other names
-        new = [] if earlier else [Param(name, value) for name, value in values.items() if name not in known]
+        new = [Param(name, value) for name, value in values.items() if name not in known]
         for params in slices(new, ENTRIES_PER_BATCH):
             self._try(self.client.log_batch, self.runs[key], (), params)
         changed = {name: value for name, value in values.items() if known.get(name, value) != value}
@@ -388,10 +381,8 @@ class _Sender:
         self._send_metrics(key)
         try:
             model = CheckpointModel(**event["model"])
-            unit = event["per_step"] if self.units.get(key) else 1.0
-            log_checkpoint(
-                self.client, self.experiment_id, self.runs[key], replace(model, step=round(model.step * unit))
-            )
+            step = round(model.step * event["per_step"])
+            log_checkpoint(self.client, self.experiment_id, self.runs[key], replace(model, step=step))
         except Exception as error:  # a server or a store of artifacts may fail in any way
             self.client.get_run(self.runs[key])  # raises when the server is away: all is tried again
             self._refuse(f"the checkpoint of run {key!r}: {first_line(error)}")

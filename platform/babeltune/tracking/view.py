@@ -13,7 +13,7 @@ from typing import Any
 from babeltune.errors import SweepError
 from babeltune.redaction import without_password
 from babeltune.schema.records import Objective
-from babeltune.tracking.metric_choice import EARLIER_NAMES, best_name
+from babeltune.tracking.metric_choice import best_name
 from babeltune.tracking.mlflow_client import ROLE, SWEEP, experiment_id, name_of, open_client, quotable, why
 
 VIEW = "mlflow.sharedViewState."
@@ -43,14 +43,10 @@ def trials_page(uri: str, experiment: str, sweep: str, objective: Objective, var
 
 def _state(trials: str, runs: Sequence[Any], objective: Objective, varied: Sequence[str]) -> dict[str, Any]:
     """What the page shows, in MLflow's words."""
-    metrics = {name for run in runs for name in run.data.metrics}
-    params = {name for run in runs for name in run.data.params}
-    tag = "state" if any("state" in run.data.tags for run in runs) else "babeltune.state"  # of an earlier version
-    names = (name_of(best_name(objective.metric)), *EARLIER_NAMES)
-    aim = next((name for name in names if name in metrics), name_of(objective.metric))
-    searched = [next((n for n in (name_of(v), f"search.{name_of(v)}") if n in params), name_of(v)) for v in varied]
-    widths = {f"tags.`{tag}`": STATE_WIDTH, f"metrics.`{aim}`": max(WIDTH, round(LETTER_WIDTH * len(aim)))}
-    widths |= {f"params.`{name}`": WIDTH for name in searched}
+    best = name_of(best_name(objective.metric))
+    aim = best if any(best in run.data.metrics for run in runs) else name_of(objective.metric)
+    widths = {"tags.`state`": STATE_WIDTH, f"metrics.`{aim}`": max(WIDTH, round(LETTER_WIDTH * len(aim)))}
+    widths |= {f"params.`{name_of(name)}`": WIDTH for name in varied}
     return {
         "searchFilter": trials,
         "orderByKey": f"metrics.`{aim}`",

@@ -275,21 +275,6 @@ def test_a_spool_that_is_cut_off_while_it_is_shortened_is_sent_once_and_whole(tm
     assert number > 1
 
 
-def test_the_acknowledgements_of_an_earlier_version_count(tmp_path):
-    path = tmp_path / SPOOL
-    with closing(Spool(path, "store")) as spool:
-        for number in range(3):
-            spool.append({"do": number})
-        spool.acknowledge(path.read_bytes().splitlines(keepends=True)[:2])
-        offset = spool.offset
-    note = path.with_name(f"{SPOOL}.sent")
-    sent = json.loads(note.read_bytes())
-    assert sent.pop("lines") == 2
-    note.write_text(json.dumps(sent | {"offset": offset}))
-    with closing(Spool(path, "store")) as spool:
-        assert [json.loads(line) for line in spool.unsent(1000)] == [{"do": 2}]
-
-
 def test_a_cluster_file_can_ask_for_the_same_after_each_sweep(copied):
     _, folder, cluster = copied
     storage = folder.path.parents[1]

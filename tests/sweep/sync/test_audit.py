@@ -1,6 +1,5 @@
 """Who did what, and when."""
 
-import json
 import os
 import pwd
 import re
@@ -48,12 +47,6 @@ def test_the_line_of_a_decision_is_written_once_and_that_of_another_beside_it(tm
     for line in (first, first, second, first):
         write_line(view, line)
     assert [line.decision for line in read_audit(tmp_path)] == ["d1", "d2"]
-
-
-def test_lines_of_earlier_versions_are_read(tmp_path):
-    line = {"time": "2026-01-01T00:00:00Z", "user": "ana", "machine": "laptop", "action": "stop", "subject": "a"}
-    (tmp_path / AUDIT).write_text(json.dumps(line) + "\n")
-    assert [each.through for each in read_audit(tmp_path)] == [""]
 
 
 def test_a_job_that_is_ended_before_it_runs_leaves_a_line(tmp_path, command):

@@ -65,13 +65,13 @@ class Lease:
     """Who may write a sweep."""
 
     token: int = 0
-    """Increases with each driver. Records of versions before 0.2 have none."""
+    """Increases with each driver."""
     session: str = field(default_factory=lambda: uuid.uuid4().hex)
     """The driver's own name."""
     host: str = field(default_factory=lambda: socket.gethostname())
     """The holder's hostname, for people. Two machines may have one."""
     machine: str = field(default_factory=this_machine)
-    """The holder's machine (`machine.py`). Empty in records of earlier versions, which are no machine's."""
+    """The holder's machine (`machine.py`)."""
     folder: str = ""
     """The sweep's folder on that machine. Drivers of one folder on one machine share a lock."""
     ray: str = ""
@@ -82,7 +82,7 @@ class Lease:
     beat: float = 0.0
     """When it was last renewed, by the holder's clock. It is shown, and decides nothing."""
     taken: float = 0.0
-    """When it was taken, by the holder's clock. With `beat` it says for how long it was held. 0: an earlier version."""
+    """When it was taken, by the holder's clock. With `beat` it says for how long it was held."""
     ended: bool = False
     """Whether its holder gave it back."""
 
@@ -91,13 +91,8 @@ class Lease:
         """The lease in these bytes; None if they are none."""
         try:
             values = json.loads(data or b"null")
-            known = {name: values[name] for name in cls.__dataclass_fields__ if name in values}
-            return (
-                cls(**{"expiry_s": EXPIRY_S, "machine": "", **known})
-                if "session" in known and "host" in known
-                else None
-            )
-        except (ValueError, TypeError):
+            return cls(**{name: values[name] for name in cls.__dataclass_fields__})
+        except (ValueError, TypeError, KeyError):
             return None
 
     def encode(self) -> bytes:

@@ -236,8 +236,8 @@ def _of_sweep(
 
 
 def left_drafts(storage: Path, before: float) -> Iterator[Removal]:
-    """Drafts whose process is gone. A draft of another machine, or of an earlier version, counts if it has not changed
-    for a day, nor since `before`."""
+    """Drafts whose process is gone. A draft of another machine counts if it has not changed for a day, nor since
+    `before`."""
     for draft in _drafts_in(storage):
         yield from _if_left(draft, before)
 
@@ -260,10 +260,8 @@ def _if_left(draft: Path, before: float) -> Iterator[Removal]:
 def _drafts_in(storage: Path) -> Iterator[Path]:
     for place, folders, files in os.walk(storage):
         here = Path(place)
-        parts = here.relative_to(storage).parts
-        earlier = (parts[:1] == ("models",) and len(parts) == 2) or parts in (("evaluations",), ("reproductions",))
         for name in [*folders, *files]:
-            if writer_of(here / name) or (earlier and (name.startswith(".") or parts == ("reproductions",))):
+            if writer_of(here / name):
                 yield here / name
         folders[:] = [name for name in folders if not writer_of(here / name)]
 
@@ -313,8 +311,7 @@ def shorten_spool(path: Path) -> None:
 
 
 def shortened_spool(spool: bytes, sent: bytes) -> bytes | None:
-    """The spool without values of metrics that MLflow has. None while MLflow lacks anything, and where an earlier
-    version counted in bytes what it has."""
+    """The spool without values of metrics that MLflow has. None while MLflow lacks anything."""
     with suppress(ValueError, KeyError, TypeError):
         if json.loads(sent)["lines"] == len(spool.splitlines()) == spool.count(b"\n"):
             return _shortened(spool)

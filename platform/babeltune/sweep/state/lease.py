@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import NotRequired, TypedDict, cast
+from typing import TypedDict, cast
 
 import ray
 from filelock import FileLock, Timeout
@@ -42,9 +42,9 @@ log = logging.getLogger(__name__)
 class DriverRecord(TypedDict):
     """Who runs a sweep: `driver.json`, and what the lease actor says."""
 
-    host: NotRequired[str]
-    process: NotRequired[str]
-    """The driver's identity (`machine.py`). Records of earlier versions have none."""
+    host: str
+    process: str
+    """The driver's identity (`machine.py`)."""
     pid: int
     started: float
     """Seconds since 1970."""
@@ -60,7 +60,7 @@ def running_elsewhere(sweep: str, driver: DriverRecord | None) -> DrivenError:
     who = "another process"
     if driver:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(driver["started"]))
-        who = f"process {driver['pid']} on {driver.get('host', 'this machine')} since {since}"
+        who = f"process {driver['pid']} on {driver['host']} since {since}"
     return DrivenError(
         f"sweep {sweep} is being run by {who}; with that storage, `babeltune status {sweep}` shows it and "
         f"`babeltune stop {sweep}` ends it"
@@ -166,4 +166,4 @@ def _holder(name: str) -> DriverRecord | None:
 
 def _is_alive_here(driver: DriverRecord | None) -> bool:
     """Whether it is a process of this machine that lives, so that waiting for its lease is in vain."""
-    return bool(driver and lives(driver.get("process", "")))
+    return bool(driver and lives(driver["process"]))

@@ -143,10 +143,8 @@ def standing(folder: SweepFolder, metric: str | None = None) -> list[Row]:
 
 def _plugins(folder: SweepFolder) -> list[str]:
     """The distributions besides babeltune whose methods the sweep began with."""
-    code = (folder.read("facts.json") or {}).get("code")
-    return (
-        sorted(code.keys() - {babeltune.__name__}) if isinstance(code, dict) else []
-    )  # an earlier version wrote one digest
+    code = (folder.read("facts.json") or {}).get("code", {})
+    return sorted(code.keys() - {babeltune.__name__})
 
 
 def sweep_document(folder: SweepFolder) -> dict[str, Any]:

@@ -192,8 +192,8 @@ class StorageView:
         finally:
             if self.mirror is not None:
                 known = self.mirror.store.entries(OPENINGS)
-                for line in map(whole_record, self._opened()):
-                    if line and (key := _key_of(line)) not in known:
+                for line in self._opened():
+                    if _time_of(line) and (key := _key_of(line)) not in known:
                         self.mirror.store.write(key, line)
 
     def _opened(self) -> list[bytes]:
@@ -203,18 +203,12 @@ class StorageView:
     def _pull_openings(self, mirror: Mirror) -> None:
         with locked(self.folder / OPENED):
             mine = self._opened()
-            known = {_key_of(whole_record(line)) for line in mine}
+            known = set(map(_key_of, mine))
             missing = [mirror.store.read(key) for key in mirror.store.entries(OPENINGS) if key not in known]
             if missing:
                 lines = mine + [line for line in missing if line is not None]
                 whole = b"".join(line + b"\n" for line in sorted(lines, key=_time_of))
                 write_whole(self.folder / OPENED, whole, durable=True)
-
-
-def whole_record(line: bytes) -> bytes:
-    """The opening that a line records; earlier releases wrote one behind another that was cut off."""
-    tail = line[line.rfind(b'{"time"') :]
-    return next((each for each in (line, tail) if _time_of(each)), b"")
 
 
 def _key_of(line: bytes) -> str:
