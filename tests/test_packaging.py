@@ -242,8 +242,8 @@ def test_the_license_is_apaches_and_goes_into_wheel_sdist_and_image(planted, tmp
     assert 'license = "Apache-2.0"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 
 
-CALLED = {"hatchling", "language-data"}
-"""What the code runs in a process of its own, or another distribution imports for it, and so it does not import."""
+CALLED = {"hatchling"}
+"""What the code runs in a process of its own, and so it does not import."""
 distributions_there = cache(packages_distributions)
 IMPORTERS = ("import_module", "importorskip", "find_spec")
 """Functions that import what their argument names, or ask for it."""

@@ -160,7 +160,7 @@ def is_leaderboard(block):
 def test_a_name_may_break_between_its_parts_and_a_number_never():
     assert breakable("dev/fra-eng/f1") == "dev/<wbr>fra-eng/<wbr>f1"
     assert breakable("training.learning_rate=0.05") == "training.<wbr>learning_<wbr>rate=<wbr>0.05"
-    assert breakable("<b>&'") == "&lt;b&gt;&amp;&#39;"
+    assert breakable("<b>&'") == "&lt;b&gt;&amp;&#x27;"
     assert breakable("9 MB, 126,677 sentences/s") == '9 MB, 126,677 <span class="whole">sentences/s</span>'
     assert breakable("dev/sts/eng") == "dev/<wbr>sts/<wbr>eng"
 

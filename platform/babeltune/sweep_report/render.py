@@ -6,10 +6,11 @@ import itertools
 import math
 import re
 from dataclasses import dataclass, replace
+from html import escape
 from typing import Literal
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup, escape
+from jinja2.filters import do_mark_safe
 
 from babeltune.sweep_report.document import Code, Document, Figure, Items, Table, Text
 
@@ -44,7 +45,6 @@ def render(document: Document, format_: Format, *, live: LiveNote | None = None)
     )
     environment.filters |= {"kind": lambda block: KINDS[type(block)], "md": markdown, "fence": fence, "code": code}
     environment.filters |= {"folded": folded, "breakable": breakable, "slug": slug}
-    environment.globals["markup"] = Markup
     text: str = environment.get_template(f"report.{format_}.j2").render(document=document, live=live)
     return text if format_ == "html" else re.sub(r"\n{3,}", "\n\n", text)
 
@@ -77,11 +77,11 @@ WHOLE = '<span class="whole">%s</span>'
 """What no line breaks in two."""
 
 
-def breakable(text: str) -> Markup:
+def breakable(text: str) -> str:
     """Words as HTML that may go on in the next line between the parts of a name, and never inside a number or rate."""
-    rates = re.split(r"(\b[a-z]+/s(?=$|[\s,;)]))", str(escape(text)))
+    rates = re.split(r"(\b[a-z]+/s(?=$|[\s,;)]))", escape(text))
     parts = [re.sub(r"([/_=]|\.(?=[A-Za-z]))", r"\1<wbr>", part) for part in rates[::2]]
-    return Markup(
+    return do_mark_safe(
         "".join(part + (WHOLE % rate if rate else "") for part, rate in zip(parts, [*rates[1::2], ""], strict=True))
     )
 
@@ -92,14 +92,14 @@ QUOTED = re.compile(r"(`[^`]+`)")
 """A command within a sentence."""
 
 
-def code(text: str) -> Markup:
+def code(text: str) -> str:
     """A sentence as HTML, in which what stands in backticks is code. Outside of it no date is broken in two."""
-    parts = str(escape(text)).split("`")
+    parts = escape(text).split("`")
     if len(parts) % 2 == 0:  # the last one is no code
         parts[-2:] = ["`".join(parts[-2:])]
     dates = [re.sub(r"\b\d{4}-\d\d-\d\d\b", WHOLE % r"\g<0>", part) for part in parts[::2]]
     codes = [f"<code>{part}</code>" for part in parts[1::2]]
-    return Markup("".join(part for pair in zip(dates, [*codes, ""], strict=True) for part in pair))
+    return do_mark_safe("".join(part for pair in zip(dates, [*codes, ""], strict=True) for part in pair))
 
 
 def markdown(text: str) -> str:
