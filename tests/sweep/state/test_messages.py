@@ -45,16 +45,12 @@ def test_a_message_is_decoded_as_it_was_encoded(record):
 @pytest.mark.parametrize(
     ("record", "kind"),
     [
-        ({"state": "PRUNED", "reason": "stopped by asha at report 1"}, "pruned"),
-        ({"state": "pruned", "reason": "collapsed: different dev sentences have a mean cosine of 0.9999"}, "collapsed"),
-        ({"state": "FAIL", "reason": "the loss is nan at step 7"}, "refused"),
-        ({"state": "failed", "reason": "the storage refuses /x (No space left on device)"}, "storage"),
         ({"state": "COMPLETE"}, "finished"),
         ({"state": "stopped", "reason": ""}, "stopped"),
         ({}, "stopped"),
     ],
 )
-def test_an_end_recorded_by_version_0_1_gets_its_kind_from_state_and_reason(record, kind):
+def test_a_record_without_a_kind_is_of_a_trial_that_was_stopped_or_finished(record, kind):
     assert end_of(record) == TrialEnd(kind, text=record.get("reason", ""))
 
 

@@ -27,10 +27,6 @@ which all ranks raise alike. `raised`: any other exception. `peer`: a collective
 """
 FAILURES: frozenset[EndKind] = frozenset({"objective", "refused", "raised", "peer", "restarts"})
 """Kinds of an end that count as a failed trial."""
-STOPPED_BY = "stopped by "
-"""How the text of a pruned trial began in records of version 0.1, which have no `kind`."""
-STORAGE = "the storage "
-"""How the text of a storage error began in records of version 0.1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,15 +193,11 @@ LedgerLine = ProposeLine | ReportLine | NoteLine | EndLine | GiveUpLine
 def end_of(record: Mapping[str, object]) -> TrialEnd:
     """The end in a record on disk: a line of the ledger, `outcome.json`, or a study's attributes.
 
-    A record of version 0.1 has no `kind`. This function alone derives one from its `state` and `reason`.
+    Without a `kind` the trial was stopped, or finished if its `state` says so.
     """
     text = str(record.get("reason") or "")
     kind = record.get("kind")
     if kind in get_args(EndKind):
         return TrialEnd(cast("EndKind", kind), str(record.get("error_type", "")), text)
     state = str(record.get("state", "")).lower()
-    if state == "pruned":
-        return TrialEnd("pruned" if text.startswith(STOPPED_BY) else "collapsed", text=text)
-    if state in ("fail", "failed"):
-        return TrialEnd("storage" if text.startswith(STORAGE) else "refused", text=text)
     return TrialEnd("finished" if state in ("complete", "finished") else "stopped", text=text)

@@ -67,7 +67,7 @@ def restore(values: StateJson) -> DispatcherState:
     state = record_from(DispatcherState, {**values, "trials": trials})
     state.pending, state.ended = deque(values["pending"]), deque(values["ended"])
     state.renewed, state.retired = set(values["renewed"]), set(values["retired"])
-    state.replaced = set(values.get("replaced", []))
+    state.replaced = set(values["replaced"])
     state.broken = {name: (reason, node) for name, (reason, node) in values["broken"].items()}
     state.news = deque(record_from(News, {**each, "end": _end(each["end"])}) for each in values["news"])
     return state
