@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
+from tenacity import RetryCallState, Retrying
 
 from babeltune.errors import ClusterError, ObjectStoreError
-from babeltune.storage import object_store
-from babeltune.storage.object_store import ObjectStore
+from babeltune.storage.object_store import WAIT_S, ObjectStore
 
 
 @pytest.fixture
@@ -167,22 +167,15 @@ def test_a_server_that_compares_nothing_is_asked_before_each_write(gs):
     assert store.remove_if("lease", store.entry("lease").version)
 
 
-def test_requests_that_failed_together_are_not_repeated_together(tmp_path, monkeypatch):
+def test_requests_that_failed_together_are_not_repeated_together():
     """Each wait is drawn from a fifth of a second, which begins twice as late each time and never after 8 s."""
-    store, waits = ObjectStore(f"file://{tmp_path}", timeout=3600.0), [[] for _ in range(20)]
-    for own in waits:
-        monkeypatch.setattr(object_store.time, "sleep", own.append)
-
-        def fails(own=own):
-            if len(own) < 9:
-                raise ConnectionError("no")
-
-        store._tried("read", fails)
-    by_attempt = list(zip(*waits, strict=True))
-    for attempt, drawn in enumerate(by_attempt[:5]):
-        least = 0.2 * 2**attempt
+    state = RetryCallState(Retrying(), None, (), {})
+    for state.attempt_number in range(1, 6):
+        drawn = [WAIT_S(state) for _ in range(20)]
+        least = 0.1 * 2**state.attempt_number
         assert least <= min(drawn) < max(drawn) <= least + 0.2
-    assert set(by_attempt[8]) == {8}
+    state.attempt_number = 30
+    assert WAIT_S(state) == 8
 
 
 @pytest.mark.parametrize("protocol", ["gs", "gcs"])

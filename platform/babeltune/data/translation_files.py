@@ -10,8 +10,7 @@ import contextlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Literal, NoReturn, get_args
-from xml.parsers import expat
+from typing import IO, Literal, get_args
 
 from babeltune.data.file_readers import BLANK, Digest, Fault, Row, cells, too_long
 from babeltune.data.text_streams import SAMPLE_BYTES, UNREADABLE, chunks_of, unpacked
@@ -28,7 +27,7 @@ OTHER_TEXT = frozenset({"alt-trans", "seg-source", "match", "note", "prop", "ign
 """Elements beside a unit's text: other translations, remarks, and blanks between sentences."""
 UNFINISHED = frozenset({"initial", "new", "needs-translation", "needs-adaptation", "needs-l10n"})
 """States of a target that is not translated yet."""
-LANGUAGE = "http://www.w3.org/XML/1998/namespace}lang"
+LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 DEEPEST = 1_000
 """Elements within one another. A file with more is no translation file."""
 LONGEST_TAG = 1 << 24
@@ -197,34 +196,38 @@ class Units:
             self.done.append(self._unit if self._size <= self._longest else too_long(self._size, self._longest))
             self._unit = None
 
-
-def _refused(*_: object) -> NoReturn:
-    raise DataError("declares an entity or names another file, which may fill the memory; remove its declarations")
+    def close(self) -> None:
+        """The document ends."""
 
 
 def xml_units(stream: IO[bytes], path: Path, content: Digest, longest: int) -> Iterator[Unit]:
     """The units of TMX or XLIFF, as UTF-8."""
-    gathered, parser = Units(longest), expat.ParserCreate("utf-8", "}")
-    parser.buffer_text = True
-    parser.StartElementHandler, parser.EndElementHandler = gathered.start, gathered.end
-    parser.CharacterDataHandler = gathered.data
-    parser.EntityDeclHandler = parser.ExternalEntityRefHandler = parser.SkippedEntityHandler = _refused
+    from xml.etree.ElementTree import ParseError
+
+    from defusedxml import DefusedXmlException  # type: ignore[import-untyped]
+    from defusedxml.ElementTree import XMLParser  # type: ignore[import-untyped]
+
+    gathered = Units(longest)
+    parser = XMLParser(target=gathered, encoding="utf-8")
     met, silent = 0, 0
     try:
         for chunk in chunks_of(stream):
             content.update(chunk)
-            parser.Parse(chunk)
+            parser.feed(chunk)
             silent = silent + len(chunk) if gathered.met == met else 0
             met = gathered.met
             if silent > LONGEST_TAG:
                 raise DataError(f"{LONGEST_TAG >> 20} MB without the end of a tag; export the file again")
-            yield from ((parser.CurrentLineNumber, unit) for unit in gathered.done)
+            yield from ((parser.parser.CurrentLineNumber, unit) for unit in gathered.done)
             gathered.done.clear()
-        parser.Parse(b"", True)
-    except expat.ExpatError as error:
+        parser.close()
+    except ParseError as error:
         raise DataError(f"{path}: not XML: {error}; export the file again") from error
+    except DefusedXmlException as error:
+        words = f"{path} declares an entity or names another file ({type(error).__name__})"
+        raise DataError(f"{words}, which may fill the memory; remove its declarations") from error
     except DataError as error:
-        raise DataError(f"{path}:{parser.CurrentLineNumber}: {error}") from error
+        raise DataError(f"{path}:{parser.parser.CurrentLineNumber}: {error}") from error
 
 
 # --- gettext -------------------------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import logging
 import os
-import random
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -20,15 +19,16 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 import aiohttp
+from tenacity import Retrying, retry_if_exception, stop_before_delay, wait_exponential_jitter
 
 from babeltune.errors import FULL, REFUSALS, ClusterError, ObjectStoreError
 from babeltune.files import locked, write_whole
 from babeltune.schema.storage_location import STORAGE_TIMEOUT_S
 
 Result = TypeVar("Result")
-FIRST_WAIT_S, LONGEST_WAIT_S = 0.2, 8.0
-"""Seconds before a request is repeated: twice as many each time. Up to 0.2 more are drawn at random, so that many
-workers do not ask at once."""
+WAIT_S = wait_exponential_jitter(multiplier=0.2, max=8.0, jitter=0.2)
+"""Seconds before a request is repeated: 0.2 at first, twice as many each time, at most 8. Up to 0.2 more are drawn at
+random, so that many workers do not ask at once."""
 EXTRAS = {"s3": "babeltune[s3]", "s3a": "babeltune[s3]", "gs": "babeltune[gs]", "gcs": "babeltune[gs]"}
 """What installs a protocol that does not come with fsspec."""
 ONE_TRY = {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 1}}
@@ -274,19 +274,15 @@ class ObjectStore:
 
     def _tried(self, what: str, request: Callable[[], Result]) -> Result:
         """The request's result. A failure that is no refusal is tried again until `timeout` ends."""
-        end, wait = time.monotonic() + self.timeout, FIRST_WAIT_S
-        while True:
-            try:
-                return request()
-            except FileNotFoundError:
-                raise
-            except Exception as error:  # each protocol's library has its own
-                drawn = min(LONGEST_WAIT_S, wait + random.uniform(0, FIRST_WAIT_S))
-                if not _may_pass(error) or time.monotonic() + drawn >= end:
-                    why = f"the storage {self.uri} cannot be {what} ({_first_line(error)})"
-                    raise ObjectStoreError(f"{why}; {_next_step(error)}") from error
-            time.sleep(drawn)
-            wait *= 2
+        stop = stop_before_delay(self.timeout)
+        tries = Retrying(retry=retry_if_exception(_may_pass), wait=WAIT_S, stop=stop, reraise=True)
+        try:
+            return tries(request)
+        except FileNotFoundError:
+            raise
+        except Exception as error:  # each protocol's library has its own
+            why = f"the storage {self.uri} cannot be {what} ({_first_line(error)})"
+            raise ObjectStoreError(f"{why}; {_next_step(error)}") from error
 
 
 @contextlib.contextmanager
