@@ -45,10 +45,15 @@ def test_a_command_imports_nothing_from_the_folder_in_which_the_user_stands(tmp_
         "import subprocess, sys; from babeltune.program import run_program\n"
         "run_program(lambda: subprocess.run([sys.executable, '-c', 'import yaml'], check=True))"
     )
-    spelled = [[sys.executable, *words, "--version"] for words in (["-mbabeltune.cli"], ["-uBm", "babeltune.cli"])]
+    spelled = [[str(Path(sys.executable).with_name("babeltune")), "--version"]]
+    spelled += [[sys.executable, *words, "--version"] for words in (["-mbabeltune.cli"], ["-uBm", "babeltune.cli"])]
     for command in ([*COMMAND, "--version"], *spelled, [sys.executable, "-P", "-c", code]):
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S)
-        assert (done.returncode, done.stderr) == (0, ""), command
+        for path in ("", os.pathsep, f"{os.pathsep}/nowhere", f"/nowhere{os.pathsep}"):  # an empty part is that folder
+            environment = {**os.environ, "PYTHONPATH": path}
+            done = subprocess.run(
+                command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=PATIENCE_S
+            )
+            assert (done.returncode, done.stderr) == (0, ""), (command, path)
 
 
 @pytest.mark.parametrize(("typed", "offered"), [("pl", b"plan\n"), ("runs --la", b"--languages\n")])

@@ -6,6 +6,7 @@ They are imported at their first use: `import babeltune` itself loads nothing.
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 
@@ -14,8 +15,15 @@ __version__ = "0.2.0"
 # `python -m babeltune.cli` looks first in the folder in which the user stands, where a `torch.py` may lie, and which
 # others may be able to write. runpy has imported this package to find the module, and nothing else yet. The option may
 # be written in many ways, such as `-mbabeltune.cli` and `-um babeltune.cli`.
-if sys.argv[:1] == ["-m"] and not sys.flags.safe_path and any(f"{__name__}." in word for word in sys.orig_argv):
+_by_module = sys.argv[:1] == ["-m"] and any(f"{__name__}." in word for word in sys.orig_argv)
+if _by_module and not sys.flags.safe_path:
     del sys.path[0]
+# An empty part of PYTHONPATH means that folder, too, as in `PYTHONPATH=$PYTHONPATH:/lib` where none was set.
+_parts = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+if "" in _parts[1:] + _parts[:-1] and (_by_module or sys.argv[0].rpartition(os.sep)[2] == __name__):
+    from pathlib import Path
+
+    sys.path[:] = [part for part in sys.path if part in _parts or part not in ("", str(Path.cwd()))]
 
 _OF_API = ("SubmittedSweep", "TrialView", "load", "report", "runs", "submit", "trial")
 

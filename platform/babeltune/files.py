@@ -119,7 +119,7 @@ def make_folders(path: Path) -> None:
         sync(each.parent)
 
 
-def write_whole(path: Path, data: bytes, *, durable: bool = False) -> None:
+def write_whole(path: Path, data: bytes | bytearray, *, durable: bool = False) -> None:
     """Writes the file beside its place, then moves it there. So a reader never sees half of it, and a full disk leaves
     what was there. With `durable` that also holds if the machine loses its power. A link stays one. What is no file,
     such as a pipe, gets the bytes at once."""
@@ -140,7 +140,7 @@ def write_whole(path: Path, data: bytes, *, durable: bool = False) -> None:
         raise
 
 
-def write_out(path: Path, data: bytes) -> None:
+def write_out(path: Path, data: bytes | bytearray) -> None:
     """Writes a file for the user, as `write_whole` does, and removes what killed commands left beside it."""
     remove_left(path)
     write_whole(path, data, durable=True)

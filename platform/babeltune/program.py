@@ -36,7 +36,9 @@ def run_program(command: Callable[[], object], show: Callable[[str], None] | Non
     `show` prints the message of an error; plain text on stderr if it is left out. Exit codes: 0 done, 1 failed, 2 for
     a wrong file or name, 130 after Ctrl-C, or what the command itself exits with.
     """
-    os.environ["PYTHONSAFEPATH"] = "1"  # a process that this one starts imports nothing from where the user stands
+    # A process that this one starts imports nothing from where the user stands. An empty part of the path means that.
+    os.environ["PYTHONSAFEPATH"] = "1"
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
     use_utf8()
     open_closed_streams()
     # Registered first, so run last: Python then takes its handlers away, and a late Ctrl-C would kill the process.

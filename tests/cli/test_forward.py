@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from babeltune.cli.forward import FORWARDED, MAX_SENT_BYTES, Splitter, answering, packed, sent_name
+from babeltune.cli.forward import FORWARDED, MAX_SENT_BYTES, WRITTEN, Splitter, answering, packed, sent_name
 from babeltune.errors import SpecError
 
 BEGIN = "pip says things\nRunning entrypoint for job a-1: python x\n"
@@ -132,3 +132,16 @@ def test_what_is_too_large_to_go_along_is_refused(monkeypatch, tmp_path):
 )
 def test_a_file_keeps_its_users_name_below_the_folder(given, sent):
     assert sent_name(given) == sent
+
+
+def test_what_a_cut_off_command_left_is_in_no_file_that_comes_back(monkeypatch, tmp_path):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    line = f"{WRITTEN}{json.dumps('o.tsv')} {base64.b64encode(b'half').decode()}\n"
+    Splitter(io.StringIO(), io.StringIO(), ["o.tsv"]).write(BEGIN + line)  # it is killed before its end
+    assert not list(Path().iterdir())
+    split = Splitter(io.StringIO(), io.StringIO(), ["o.tsv"])
+    split.write(BEGIN + line)
+    split.end()
+    assert Path("o.tsv").read_bytes() == b"half"
+    assert [path.name for path in Path().iterdir()] == ["o.tsv"]

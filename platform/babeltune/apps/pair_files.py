@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 from babeltune.apps.own_files.tables import Table, read_table
@@ -10,6 +11,7 @@ from babeltune.data.sources import read_file
 from babeltune.errors import DataError, listed
 from babeltune.schema.records import Source
 
+log = logging.getLogger(__name__)
 Columns = tuple[str, str]
 """The names of the source's and the target's column, or their numbers from 0 in a file without a header."""
 TABLES = ("tsv", "csv", "moses", "xlsx", "ods")
@@ -19,15 +21,21 @@ TABLES = ("tsv", "csv", "moses", "xlsx", "ods")
 def pair_rows(
     name: str, columns: Columns | None, content: Digest, codec: str | None, longest: int = MAX_LINE_BYTES
 ) -> Iterator[Row]:
-    """Line, and the source and the target or what is wrong with them. The first two columns of text without a header,
-    or those that are named. `codec`: the file's code page; None: it is in Unicode.
+    """Line, and the source and the target or what is wrong with them. The first two columns, or those that are named.
+    `codec`: the file's code page; None: it is in Unicode.
+
+    A first row that is surely a header is none of the pairs. One that may be is a pair, and a warning names it.
 
     Raises `DataError` for a file that cannot be read, and for columns that it does not have.
     """
     path = located(name)
     header = columns is not None and not all(map(str.isdigit, columns))
     # A pipe can be read once only, so that nothing is seen of it before.
-    table = read_table(name, encoding=codec, header=header) if path.is_file() else None
+    table = read_table(name, encoding=codec, header=header if columns else None) if path.is_file() else None
+    if table is not None and table.header and table.guessed:
+        words = ", ".join(table.columns)
+        log.warning("%s: the first row (%s) was taken for a pair; if it is a header, name its --columns", name, words)
+        table = read_table(name, encoding=codec, header=False)
     if table is None or table.format == "moses":
         source = Source(name=name, format="tsv", header=header, quoted=False, encoding=codec)
     else:
@@ -45,8 +53,8 @@ def pair_rows(
 
 def two_columns(name: str, table: Table | None) -> Columns:
     """The columns that nobody has named. Raises `DataError` if the file has others beside two."""
-    if table is None or table.format in TABLES:
+    if table is None or (table.format in TABLES and not table.header):
         return "0", "1"
-    if len(table.columns) != 2:
+    if len(table.columns) != 2 and table.format not in TABLES:
         raise DataError(f"{name} has the columns {listed(table.columns)}; say which two: --columns SOURCE,TARGET")
     return table.columns[0], table.columns[1]

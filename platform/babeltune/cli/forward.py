@@ -25,6 +25,7 @@ import typer
 from rich.markup import escape
 from typer.core import TyperCommand
 
+from babeltune.files import write_out
 from babeltune.program import INTERRUPTED
 from babeltune.redaction import NAME
 
@@ -350,7 +351,7 @@ class Splitter:
         self._out, self._err = out, err
         self._returned = [PurePath(name.partition("=")[2] if name.startswith("--") else name) for name in returned]
         self._line, self._begun = "", False
-        self._files: set[Path] = set()
+        self._files: dict[Path, bytearray] = {}
 
     @property
     def begun(self) -> bool:
@@ -368,8 +369,9 @@ class Splitter:
         """Passes on a last line without an end, and finishes the files."""
         if self._line:
             self._pass_on(self._line)
-        for path in self._files:
-            Path(f"{path}.part").replace(path)
+        for path, content in self._files.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_out(path, content)
 
     def _pass_on(self, line: str) -> None:
         from babeltune.remote.jobs import BEGIN
@@ -388,10 +390,7 @@ class Splitter:
         path = PurePath(json.loads(name))
         if ".." in path.parts or not any(each in (path, *path.parents) for each in self._returned if each.name):
             return  # the head decides nothing that the user did not name
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        with Path(f"{path}.part").open("ab") as file:
-            file.write(base64.b64decode(content))
-        self._files.add(Path(path))
+        self._files.setdefault(Path(path), bytearray()).extend(base64.b64decode(content))
 
 
 @contextmanager

@@ -48,7 +48,7 @@ TargetModel = Annotated[
 ]
 Columns = Annotated[
     str | None,
-    typer.Option("--columns", help="SOURCE,TARGET by their names or numbers; else the first two, and no header."),
+    typer.Option("--columns", help="SOURCE,TARGET by their names, or by numbers from 0; else the first two."),
 ]
 
 Codec = Annotated[

@@ -169,6 +169,7 @@ def load_dataset(source: Source, root: Path) -> datasets.Dataset:
     check_inside(source, folder, root)
     import datasets
 
+    datasets.disable_progress_bars()  # ours says what is read
     try:
         if (folder / "dataset_dict.json").exists() or (folder / "dataset_info.json").exists():
             found = datasets.load_from_disk(str(folder))

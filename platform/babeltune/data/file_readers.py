@@ -55,7 +55,7 @@ EMPTY_SIDE = "empty side"
 """The reason of a row that lacks the text of a column."""
 Row = tuple[int, list[str] | Fault]
 """Line (or row) from 1, and the values of the columns asked for."""
-SEPARATOR = re.compile(rb'"?sep=([^"\x80-\xff])"?')
+SEPARATOR = re.compile(rb'"?sep=([^"\x80-\xff])"?', re.IGNORECASE)
 """Excel's first line of a CSV file, before the header: it names the delimiter."""
 Fields = tuple[int, list[str] | Fault]
 """Line (or row) from 1, and all its fields."""
@@ -397,7 +397,7 @@ def other_format(path: Path, head: list[str]) -> str:
     for begin, name, format_ in OTHER_FORMATS:
         if only.removeprefix("\ufeff").lstrip().startswith(begin):
             return f"; if this is {name}, say `format: {format_}`"
-    if only.startswith("sep=") or ending == "csv" or (not more and "," in only):
+    if only.lower().startswith("sep=") or ending == "csv" or (not more and "," in only):
         return "; if this is CSV, say `format: csv`, and with another character between the columns `delimiter`"
     return "; if a semicolon stands between the columns, say `format: csv` and `delimiter: ;`" if ";" in only else ""
 

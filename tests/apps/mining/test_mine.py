@@ -216,7 +216,7 @@ def test_pairs_come_by_position_or_by_the_names_of_the_first_line(tmp_path):
     assert (pairs.lines.read, pairs.lines.kept, pairs.lines.broken, pairs.lines.empty) == (
         35, 33, {"column count": 1}, 1,
     )  # fmt: skip
-    assert [len(read_pairs(path, tmp_path / "spill", columns).sources) for columns in (None, ("1", "2"))] == [34, 34]
+    assert [len(read_pairs(path, tmp_path / "spill", columns).sources) for columns in (None, ("1", "2"))] == [33, 34]
     with pytest.raises(DataError, match="no column 'deu'"):
         read_pairs(path, tmp_path / "spill", ("deu", "eng"))
 
@@ -236,7 +236,7 @@ def in_format(path, kind):
         return
     text = {
         "csv": "".join(f'"{a}","{b}"\n' for a, b in doubled),
-        "excel": "sep=;\n" + "".join(f'"{a}";"{b}"\n' for a, b in doubled),
+        "excel": "SEP=;\n" + "".join(f'"{a}";"{b}"\n' for a, b in doubled),
         "quoted": "".join(f'"{a}"\t"{b}"\n' for a, b in doubled),
         "jsonl": "".join(json.dumps({"fr": a, "en": b}) + "\n" for a, b in TWO),
         "tmx": MEMORY.format("".join(UNIT.format(*map(escape, pair)) for pair in TWO)),
@@ -253,6 +253,17 @@ def test_pairs_come_from_every_format_that_a_sweep_reads(tmp_path, kind):
     assert list(zip(pairs.source[:], pairs.target[:], strict=True)) == TWO
     selected = select.read_pairs(str(path), None)
     assert list(zip(selected.source, selected.target, strict=True)) == TWO
+
+
+def test_a_header_is_no_pair_and_a_first_row_that_may_be_one_is(tmp_path, caplog):
+    rows = [f"Die Katze Nummer {i} schläft.,The cat number {i} sleeps.\n" for i in range(30)]
+    path = tmp_path / "pairs.csv"
+    path.write_text("".join(["Deutscher Satz,Englischer Satz\n", *rows]))
+    assert len(read_pairs(path, tmp_path / "spill").sources) == 30
+    assert not caplog.records
+    path.write_text("".join(["Hallo,Hello\n", *rows]))
+    assert read_pairs(path, tmp_path / "spill").source[0] == "Hallo"
+    assert "the first row (Hallo, Hello) was taken for a pair" in caplog.text
 
 
 def test_of_a_file_with_more_named_columns_two_are_to_be_said(tmp_path):

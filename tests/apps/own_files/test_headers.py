@@ -90,6 +90,14 @@ def test_the_short_first_row_of_a_list_of_sentences_is_text(text, first):
     assert not header_evidence([first, *rows]).header
 
 
+@pytest.mark.parametrize(
+    "first", [("Hello", "Bonjour"), ("Thank you", "Merci"), ("The Little Prince", "Le Petit Prince")]
+)
+def test_a_first_row_that_is_only_short_and_has_no_end_is_a_guess(text, first):
+    found = header_evidence([first, *zip(text["eng"], text["fra"], strict=True)])
+    assert (found.header, found.sure) == (True, False)
+
+
 @pytest.mark.parametrize("first", [("hi", "salut"), ("no", "non"), ("go", "va"), ("it is", "c'est ça")])
 def test_short_words_that_are_codes_by_chance_are_text(text, first):
     rows = [(bare(a).lower(), bare(b).lower()) for a, b in zip(text["eng"], text["fra"], strict=True)]

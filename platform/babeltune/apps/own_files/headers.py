@@ -62,6 +62,8 @@ class Evidence(NamedTuple):
 
     score: float
     """Above 0 for a header."""
+    style: float = 0.0
+    """The part of it that says only that the first row is shorter and ends otherwise. A greeting does, too."""
 
     @property
     def header(self) -> bool:
@@ -69,7 +71,7 @@ class Evidence(NamedTuple):
 
     @property
     def sure(self) -> bool:
-        return abs(self.score) >= SURE
+        return self.score <= -SURE or self.score - self.style >= SURE
 
 
 def header_evidence(rows: Sequence[Sequence[str]]) -> Evidence:
@@ -84,7 +86,8 @@ def header_evidence(rows: Sequence[Sequence[str]]) -> Evidence:
     if not rest:
         return Evidence(known or -MOST)
     columns = [[value.strip() for value in column] for column in zip(*rest, strict=True)]
-    return Evidence(known + sum(_of_column(name.strip(), column) for name, column in zip(first, columns, strict=True)))
+    columns_evidence = [_of_column(name.strip(), column) for name, column in zip(first, columns, strict=True)]
+    return Evidence(known + sum(each.score for each in columns_evidence), sum(each.style for each in columns_evidence))
 
 
 def is_name(cell: str) -> bool:
@@ -93,24 +96,25 @@ def is_name(cell: str) -> bool:
     return bool(parts) and all(part in HEADER_WORDS or code_in(part) is not None for part in parts)
 
 
-def _of_column(name: str, column: Sequence[str]) -> float:
+def _of_column(name: str, column: Sequence[str]) -> Evidence:
     """The evidence of one column, at most `MOST`."""
     values = [value for value in column if value]
     if not values or not name:
-        return 0.0
+        return Evidence(0.0)
     counts = Counter(map(str.casefold, values))
     if name.casefold() in counts:
-        return -MOST if counts[name.casefold()] > len(values) / 20 else -MOST / 2
+        return Evidence(-MOST if counts[name.casefold()] > len(values) / 20 else -MOST / 2)
     kinds = Counter(map(_kind, values))
     kind, count = kinds.most_common(1)[0]
     if kind != "text" and count >= 0.9 * len(values):
-        return -MOST if _kind(name) in (kind, "number") else MOST
+        return Evidence(-MOST if _kind(name) in (kind, "number") else MOST)
     if len(values) >= 20 and len(counts) <= max(3, len(values) // 20):
-        return MOST if _kind(name) == "text" else 0.0  # a few labels, and this is none of them
+        return Evidence(MOST if _kind(name) == "text" else 0.0)  # a few labels, and this is none of them
     if _kind(name) == "number":
-        return -MOST * 3 / 4
-    found = _known(name, values) + _script(name, values) + _end(name, values) + _length(name, values)
-    return max(-MOST, min(MOST, found))
+        return Evidence(-MOST * 3 / 4)
+    style = _end(name, values) + _length(name, values)
+    score = _known(name, values) + _script(name, values) + style
+    return Evidence(max(-MOST, min(MOST, score)), min(max(0.0, style), max(0.0, score)))
 
 
 def _kind(value: str) -> str:

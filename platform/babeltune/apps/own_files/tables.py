@@ -66,6 +66,8 @@ class Table:
     sample: tuple[tuple[str, ...], ...]
     """[rows, columns] the first rows as text."""
     header: bool = True
+    guessed: bool = False
+    """Whether nothing decides if the first row is a header."""
     quoted: bool = False
     delimiter: str = "\t"
     split: str = "train"
@@ -175,7 +177,7 @@ def _delimited(given: str, path: Path, lines: Sequence[str], wanted: Wanted, nam
         texts = tuple((line,) for line in lines)
         return Table(given=given, path=str(path), format="moses", columns=("text",), sample=texts, header=False)
     _, _, delimiter, quoted, rows = best
-    is_headed, names, rows, notes = headed(given, rows, wanted)
+    is_headed, guessed, names, rows, notes = headed(given, rows, wanted)
     return Table(
         given=given,
         path=str(path),
@@ -183,6 +185,7 @@ def _delimited(given: str, path: Path, lines: Sequence[str], wanted: Wanted, nam
         columns=names,
         sample=tuple(map(tuple, rows)),
         header=is_headed,
+        guessed=guessed,
         quoted=quoted,
         delimiter=delimiter,
         notes=notes,
@@ -205,17 +208,19 @@ def _header(given: str, rows: Sequence[Sequence[str]], wanted: Wanted) -> tuple[
 
 def headed(
     given: str, rows: list[list[str]], wanted: Wanted
-) -> tuple[bool, tuple[str, ...], list[list[str]], tuple[str, ...]]:
-    """Whether a row names the columns: the first one, or the first below a title. Then these names or else numbers from
-    0, the rows of text, and notes."""
+) -> tuple[bool, bool, tuple[str, ...], list[list[str]], tuple[str, ...]]:
+    """Whether a row names the columns, the first one or the first below a title, and whether that is a guess. Then
+    these names or else numbers from 0, the rows of text, and notes."""
     titles = next((place for place, row in enumerate(rows[: TITLE_ROWS + 1]) if not is_title(row)), 0)
     named, notes = _header(given, rows[titles:], wanted)
+    guessed = bool(notes)
     if named and titles:
         words = shortened(" ".join(cell for row in rows[:titles] for cell in row if cell.strip()))
         notes = (*notes, f"{given}: {counted(titles, 'row')} above the header left out: {words}")
         rows = rows[titles:]
     elif titles:
         named, notes = _header(given, rows, wanted)
+        guessed = bool(notes)
     if len(rows) == 1 and named:
         raise DataError(
             f"{given} has a header and no rows: {listed(rows[0])}; put rows below it, or read it without a header"
@@ -225,7 +230,7 @@ def headed(
         raise DataError(
             f"{given}:1: several columns are called {shortened(twice[0])}; rename all but one, or read no header"
         )
-    return named, tuple(names), rows[named:], notes
+    return named, guessed, tuple(names), rows[named:], notes
 
 
 def _sheet(given: str, path: Path, book: Literal["xlsx", "ods"], sheet: str | None, wanted: Wanted) -> Table:
@@ -234,10 +239,10 @@ def _sheet(given: str, path: Path, book: Literal["xlsx", "ods"], sheet: str | No
     rows = [row for _, row in itertools.islice(cells, SAMPLE_LINES) if not isinstance(row, Fault)]
     if not rows:
         raise DataError(f"{given} has no cells; name a workbook with text")
-    named, names, rows, notes = headed(given, rows, wanted)
+    named, guessed, names, rows, notes = headed(given, rows, wanted)
     sample = tuple(map(tuple, rows))
     table = Table(given=given, path=str(path), format=book, columns=names, sample=sample, header=named, sheet=sheet)
-    return replace(table, notes=notes)
+    return replace(table, guessed=guessed, notes=notes)
 
 
 def parsed(lines: Sequence[str], delimiter: str) -> tuple[bool, list[list[str]]]:
