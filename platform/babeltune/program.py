@@ -38,7 +38,8 @@ def run_program(command: Callable[[], object], show: Callable[[str], None] | Non
     """
     # A process that this one starts imports nothing from where the user stands. An empty part of the path means that.
     os.environ["PYTHONSAFEPATH"] = "1"
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
+    if "PYTHONPATH" in os.environ:
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, os.environ["PYTHONPATH"].split(os.pathsep)))
     use_utf8()
     open_closed_streams()
     # Registered first, so run last: Python then takes its handlers away, and a late Ctrl-C would kill the process.
