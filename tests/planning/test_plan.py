@@ -94,6 +94,9 @@ def test_the_plan_says_which_pairs_are_in_other_languages(tiny_file, tmp_path):
     assert dict(summary(report, sweep, None))["language"] == "a: 9 not in fra; counted, and trained on"
     (words,) = about_strangers(sweep, report.counts)
     assert words.startswith("source 'a': 9 not in fra of 9 pairs; check its columns' languages, or leave them out with")
+    left = {"a": {"pairs": 600, "no_overlap": 300, "dropped: swapped": 90}}  # half stand in a dev set
+    (words,) = about_strangers(sweep, left)
+    assert words.startswith("source 'a': 90 swapped of 300 pairs")
     assert "language" not in dict(summary(report, read_sweep(tiny_file, assignments=text), None))
     with pytest.raises(DataError, match=r"no pairs are left to train on; a: .*not in fra 9, language 0"):
         make_plan(read_sweep(tiny_file, assignments=[*text, "data.clean.language=drop"]))

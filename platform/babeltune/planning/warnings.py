@@ -241,11 +241,12 @@ def about_strangers(sweep: Sweep, counts: Mapping[str, Mapping[str, int]]) -> It
     from babeltune.planning.plan import strangers_in
 
     for name, steps in counts.items():
-        share = sum(strangers_in(steps).values()) / max(1, steps.get("pairs", 0))
+        judged = steps.get("no_near_overlap", steps.get("no_overlap", 0))  # the steps before
+        share = sum(strangers_in(steps).values()) / max(1, judged)
         if share > MANY_STRANGERS:
             words = ", ".join(f"{count:,} {reason}" for reason, count in strangers_in(steps).items())
             more = "" if sweep.data.clean.language == "drop" else ", or leave them out with `data.clean.language: drop`"
-            yield f"source {name!r}: {words} of {steps['pairs']:,} pairs; check its columns' languages{more}"
+            yield f"source {name!r}: {words} of {judged:,} pairs; check its columns' languages{more}"
 
 
 def about_headers(sweep: Sweep) -> Iterator[str]:
