@@ -534,6 +534,7 @@ def place(with_stores, tmp_path, monkeypatch):
     return cluster_file(tmp_path, "home")
 
 
+@pytest.mark.long
 def test_a_small_table_runs_and_becomes_a_page(
     ray_cluster, scoring_process, tiny_file, place, tmp_path, capsys, monkeypatch
 ):

@@ -98,7 +98,7 @@ def test_quotes_have_no_meaning_in_a_table(tmp_path):
 
 def test_a_first_line_says_whether_it_or_the_encoding_has_to_be_mended(tmp_path):
     put(tmp_path, "latin.tsv", "eng\tfran\u00e7ais\nYes\tOui\n".encode("latin-1"))
-    assert refused(table("latin.tsv"), tmp_path).endswith("; save the file as UTF-8, or name its `encoding`")
+    assert refused(table("latin.tsv"), tmp_path).endswith("; save the file as UTF-8, or name its encoding")
     put(tmp_path, "long.tsv", f"eng\t{'x' * 2_000_000}\nYes\tOui\n")
     assert refused(table("long.tsv"), tmp_path).endswith("; correct the file's first line")
 
@@ -842,7 +842,7 @@ def test_a_parquet_file_read_as_a_table_names_its_format(tmp_path):
 
 def test_a_table_in_another_encoding_says_how_to_save_it(tmp_path):
     source = table(put(tmp_path, "t.tsv", "eng\tfrançais\nYes\tDéjà\n".encode("cp1252")))
-    assert "; save the file as UTF-8, or name its `encoding`" in refused(source, tmp_path)
+    assert "; save the file as UTF-8, or name its encoding" in refused(source, tmp_path)
     source = dataclasses.replace(source, encoding="cp1252", columns={"eng": "eng", "fra": "français"})
     assert read(source, tmp_path).columns["fra"][:] == ["Déjà"]
     assert "is not ascii" in refused(dataclasses.replace(source, encoding="ascii"), tmp_path)

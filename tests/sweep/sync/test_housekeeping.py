@@ -15,6 +15,7 @@ import pytest
 
 from babeltune.data.prepared import read_prepared
 from babeltune.errors import SweepError
+from babeltune.files import plain
 from babeltune.promotion.candidate import find_candidate
 from babeltune.schema.cluster import Cluster
 from babeltune.schema.records import Keep
@@ -22,7 +23,7 @@ from babeltune.storage.mirror import Mirror
 from babeltune.storage.packages import PACKAGE_MANIFEST, PULLING
 from babeltune.sweep.driver.keep import CheckpointPolicy
 from babeltune.sweep.driver.run import only_driver
-from babeltune.sweep.state.fencing import OWNER
+from babeltune.sweep.state.fencing import OWNER, Lease
 from babeltune.sweep.state.folder import SweepFolder, outcome, read_outcome
 from babeltune.sweep.state.housekeeping import OPTIMIZER, SENT, SPOOL, spool_savings, why_removed
 from babeltune.sweep.state.leaderboard import leaderboard, winner
@@ -455,7 +456,7 @@ def test_mlflow_gets_the_name_that_a_checkpoint_has_in_the_bucket(stored, machin
 
 # Whether a driver may have a sweep, the lease decides
 
-ELSEWHERE = {"session": "another", "host": "elsewhere", "folder": "/x", "token": 5, "expiry_s": 330.0, "ended": False}
+ELSEWHERE = plain(Lease(host="elsewhere", machine="another", folder="/x", token=5, expiry_s=330.0))
 
 
 def leave_lease(view, folder, *, held_for=0.0, **more):

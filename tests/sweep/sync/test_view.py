@@ -13,6 +13,7 @@ import pytest
 from mlflow import MlflowClient
 
 from babeltune.errors import ClusterError, StoreError, SweepError
+from babeltune.files import plain
 from babeltune.planning.recorded import sweep_id
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.promotion.evaluate import evaluate_model
@@ -24,7 +25,7 @@ from babeltune.storage.object_store import ObjectStore
 from babeltune.storage.packages import PACKAGE_MANIFEST
 from babeltune.sweep.driver.run import driven_folder, submit
 from babeltune.sweep.state import fencing, heartbeat
-from babeltune.sweep.state.fencing import OWNER
+from babeltune.sweep.state.fencing import OWNER, Lease
 from babeltune.sweep.state.folder import SweepFolder, read_log, read_outcome
 from babeltune.sweep.state.leaderboard import leaderboard
 from babeltune.sweep.state.lease import only_driver
@@ -322,7 +323,7 @@ def test_a_lease_is_taken_by_the_takers_own_clock_once_its_holder_is_silent(far,
     _, folder = far
     one, key = machine("one"), f"{PREFIX}/sweeps/{folder.id}/{OWNER}"
     before = json.loads(s3.get(key))["token"]
-    ahead = {"host": "elsewhere", "folder": "/x", "session": "ahead", "ended": False, "token": 50, "expiry_s": 1.5}
+    ahead = plain(Lease(host="elsewhere", machine="another", folder="/x", token=50, expiry_s=1.5))
 
     def word(hours, renewals=0):
         s3.put(key, json.dumps({**ahead, "beat": time.time() + 3600 * hours, "renewals": renewals}).encode())
