@@ -19,7 +19,7 @@ from babeltune.tracking.view import trials_page
 from ports import free_port
 from registering import register
 from screens import kept, page_of
-from waiting import PATIENCE_S, wait_for_server
+from waiting import PATIENCE_S, wait_for_server, wait_until
 
 AIM = Objective(metric="dev/everyday/accuracy", goal="maximize")
 TRIALS = [
@@ -110,6 +110,16 @@ def link(logged):
     return trials_page(logged[0], "quick", "quick-1a2b", AIM, ("method", "training.learning_rate"))
 
 
+def wait_for_words(page, *words):
+    """MLflow fills its pages part by part."""
+    wait_until(lambda: not missing(page, words), lambda: missing(page, words))
+
+
+def missing(page, words):
+    text = page.inner_text("body")
+    return [word for word in words if word not in text]
+
+
 @pytest.mark.needs_chromium
 def test_the_link_shows_the_winner_first_with_state_objective_and_settings(logged, server, page):
     page.goto(server + link(logged))
@@ -167,8 +177,7 @@ def test_two_trials_are_chosen_and_compared(logged, server, page):
     page.get_by_text("Comparing 2 Runs").first.wait_for()
     page.get_by_text("t0001").first.wait_for()
     kept(page, "compared")
-    text = page.inner_text("body")
-    assert [word for word in ("t0000", f"best/{AIM.metric}", "training.learning_rate") if word not in text] == []
+    wait_for_words(page, "t0000", f"best/{AIM.metric}", "training.learning_rate")
 
 
 @pytest.mark.needs_chromium
@@ -181,14 +190,8 @@ def test_the_page_of_a_checkpoint_shows_scores_by_data_set_and_where_the_weights
     page.get_by_text("dev/everyday (#aaaa").first.wait_for()
     page.locator("a[href*='/models/quick/versions/1']").first.wait_for()
     kept(page, "checkpoint")
-    text = page.inner_text("body")
-    wanted = (
-        "sweeps/quick-1a2b/trials/t0001/checkpoints/000003",
-        f"best/{AIM.metric}",
-        "training.learning_rate",
-        "Ready",
-    )
-    assert [word for word in wanted if word not in text] == []
+    checkpoint = "sweeps/quick-1a2b/trials/t0001/checkpoints/000003"
+    wait_for_words(page, checkpoint, f"best/{AIM.metric}", "training.learning_rate", "Ready")
 
 
 @pytest.mark.needs_chromium
