@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import babeltune
-from babeltune.apps.own_files.headers import header_evidence
+from babeltune.apps.own_files.headers import SURE, header_evidence
 from babeltune.apps.own_files.languages import codes_in
 
 BUNDLED = Path(babeltune.__file__).parent / "bundled" / "natural_train.tsv"
@@ -102,6 +102,10 @@ def test_a_first_row_that_is_only_short_and_has_no_end_is_a_guess(text, first):
 def test_short_words_that_are_codes_by_chance_are_text(text, first):
     rows = [(bare(a).lower(), bare(b).lower()) for a, b in zip(text["eng"], text["fra"], strict=True)]
     assert not header_evidence([first, *rows]).header
+
+
+def test_a_first_row_like_all_others_is_text_although_its_words_name_columns():
+    assert header_evidence([(f"line {n}", f"LINE {n}") for n in range(9)]).score <= -SURE
 
 
 def test_a_dictionary_has_a_header_if_its_words_say_so():

@@ -85,6 +85,8 @@ def header_evidence(rows: Sequence[Sequence[str]]) -> Evidence:
         rest = [row for row in rest if list(row) != list(first)]  # a header that stands again
     if not rest:
         return Evidence(known or -MOST)
+    if known and 2 * sum(all(map(is_name, row)) for row in rest) > len(rest):
+        return Evidence(-MOST)  # the rows below could be names, too, such as `line 1`
     columns = [[value.strip() for value in column] for column in zip(*rest, strict=True)]
     columns_evidence = [_of_column(name.strip(), column) for name, column in zip(first, columns, strict=True)]
     return Evidence(known + sum(each.score for each in columns_evidence), sum(each.style for each in columns_evidence))
