@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
-from babeltune.apps.own_files.tables import Table, read_table
+from babeltune.apps.own_files.tables import Table, named_sheet, read_table
 from babeltune.data.file_readers import MAX_LINE_BYTES, Digest, Row, located
 from babeltune.data.sources import read_file
 from babeltune.errors import DataError, listed
@@ -28,7 +29,8 @@ def pair_rows(
 
     Raises `DataError` for a file that cannot be read, and for columns that it does not have.
     """
-    path = located(name)
+    book, _ = named_sheet(name, Path(name))
+    path = located(str(book))
     header = columns is not None and not all(map(str.isdigit, columns))
     # A pipe can be read once only, so that nothing is seen of it before.
     table = read_table(name, encoding=codec, header=header if columns else None) if path.is_file() else None

@@ -37,6 +37,7 @@ from babeltune.schema.cluster import Cluster
 from babeltune.schema.records import Student
 from searches import both_ways
 from waiting import PATIENCE_S, wait_until
+from workbooks import xlsx
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TOY = Model("toy", "digest")
@@ -264,6 +265,11 @@ def test_a_header_is_no_pair_and_a_first_row_that_may_be_one_is(tmp_path, caplog
     path.write_text("".join(["Hallo,Hello\n", *rows]))
     assert read_pairs(path, tmp_path / "spill").source[0] == "Hallo"
     assert "the first row (Hallo, Hello) was taken for a pair" in caplog.text
+
+
+def test_a_sheet_is_named_beside_its_workbook(tmp_path):
+    xlsx(tmp_path / "book.xlsx", first=[["x", "y"]], second=[list(pair) for pair in TWO])
+    assert read_pairs(tmp_path / "book.xlsx[second]", tmp_path / "spill", ("0", "1")).target[:] == [b for _, b in TWO]
 
 
 def test_of_a_file_with_more_named_columns_two_are_to_be_said(tmp_path):
