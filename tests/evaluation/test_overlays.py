@@ -91,11 +91,11 @@ def sweep_with(name, folder, monkeypatch):
     return sweep.data, sets
 
 
-def scored(name, folder, monkeypatch, encode=drawn):
+def scored(name, folder, monkeypatch, encode=drawn, teacher=None):
     """The overlay's sets, and the scores of those that have a copy below the folder."""
     data, sets = sweep_with(name, folder, monkeypatch)
     found = read_tasks([task for task in sets if has_copy(folder, task.source)], folder, data)
-    return sets, evaluate_texts(found, encode, "test")
+    return sets, evaluate_texts(found, encode, "test", teacher=teacher)
 
 
 def has_copy(folder, source):
@@ -141,7 +141,8 @@ def test_flores_has_an_xsim_error_for_each_of_203_languages(tmp_path, monkeypatc
     languages = list({language: None for task in sets for language in task.source.columns})
     assert len(languages) == 204
     multiway(tmp_path, "mteb/FloresBitextMining", "devtest", sorted(languages))
-    _, scores = scored("flores_200", tmp_path, monkeypatch)
+    assert {task.right_model for task in sets} == {"teacher"}, "LASER3 compares with the teacher's English vectors"
+    _, scores = scored("flores_200", tmp_path, monkeypatch, teacher=drawn)
     found = {name: value for name, value in scores.items() if name.endswith("-eng_Latn/xsim_error")}
     assert len(found) == 203
     wrong = {name: value for name, value in found.items() if value}

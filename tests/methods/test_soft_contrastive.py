@@ -285,7 +285,10 @@ def test_wrong_settings_are_refused_in_words(values, words):
 
 def test_searched_teacher_temperatures_give_neither_hard_nor_flat_labels():
     """On real text with the bundled teacher, at the ends of the range and at both batch sizes."""
-    sweeps = [read_sweep(f"search_spaces/{name}.yaml") for name in ("soft_contrastive", "all_methods", "combined")]
+    sweeps = [
+        read_sweep(f"search_spaces/{name}.yaml")
+        for name in ("soft_contrastive", "all_methods", "quickstart", "combined")
+    ]
     rows = (Path(bundled).parent / "natural_train.tsv").read_text("utf-8").splitlines()
     column = rows[0].split("\t").index("eng")
     texts = list(dict.fromkeys(row.split("\t")[column] for row in rows[1:]))[:256]
