@@ -312,6 +312,12 @@ def test_pairs_in_other_languages_are_counted_or_dropped_by_reason(tmp_path):
     assert not STRANGERS.keys() & plain.counts["s"].keys()
 
 
+def test_a_pair_that_is_wrong_on_both_sides_counts_once(tmp_path):
+    rows = [*MIXED, ("Wir kommen morgen leider zu spät nach Hause.", "Llegaremos tarde a casa mañana por la noche.")]
+    counts = build(tmp_path, source(tmp_path, "s", "eng fra", rows), clean=Clean(language="count")).counts["s"]
+    assert {**STRANGERS, "not in eng nor fra": 1}.items() <= counts.items()
+
+
 def test_a_cap_is_drawn_of_pairs_in_their_languages(tmp_path):
     corpus = build(tmp_path, source(tmp_path, "s", "eng fra", MIXED, cap=3), clean=Clean(language="drop"))
     assert pairs(corpus) == [MIXED[0], MIXED[4], MIXED[5]]

@@ -97,7 +97,10 @@ def test_the_plan_says_which_pairs_are_in_other_languages(tiny_file, tmp_path):
     left = {"a": {"pairs": 600, "no_overlap": 300, "dropped: swapped": 90}}  # half stand in a dev set
     (words,) = about_strangers(sweep, left)
     assert words.startswith("source 'a': 90 swapped of 300 pairs")
-    assert "language" not in dict(summary(report, read_sweep(tiny_file, assignments=text), None))
+    unjudged = read_sweep(tiny_file, assignments=text)
+    assert "language" not in dict(summary(report, unjudged, None))
+    (words,) = make_plan(unjudged, samples=0).warnings
+    assert words.startswith("eng-fra: 9 of 9 pairs that were looked at have a text in another language; check the")
     with pytest.raises(DataError, match=r"no pairs are left to train on; a: .*not in fra 9, language 0"):
         make_plan(read_sweep(tiny_file, assignments=[*text, "data.clean.language=drop"]))
 

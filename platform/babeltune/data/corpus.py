@@ -321,9 +321,15 @@ class Cleaning:
         for part in parts(len(stay)):
             left, right = (self._labels(language, block.rows[part]) for language in block.group)
             swapped = np.isin(left, labels_of(other)) & np.isin(right, labels_of(anchor))
-            reasons = {"swapped": swapped, f"not in {anchor}": left >= 0, f"not in {other}": right >= 0}
+            both = (left >= 0) & (right >= 0)
+            reasons = {
+                "swapped": swapped,
+                f"not in {anchor}": (left >= 0) & ~both,
+                f"not in {other}": (right >= 0) & ~both,
+                f"not in {anchor} nor {other}": both & ~swapped,
+            }
             for reason, pairs in reasons.items():
-                if count := int(np.count_nonzero(pairs if reason == "swapped" else pairs & ~swapped)):
+                if count := int(np.count_nonzero(pairs)):
                     self.count(block.source, reason, count)
             stay[part] = ((left < 0) & (right < 0)) | (self.data.clean.language == "count")
         return stay

@@ -20,7 +20,7 @@ from babeltune.planning.recorded import sweep_id
 from babeltune.planning.space import default_params, make_trial, sample
 from babeltune.planning.sweep_file import check_reachable, data_root
 from babeltune.planning.sweep_yaml import spec_yaml
-from babeltune.planning.warnings import about_labels
+from babeltune.planning.warnings import about_labels, about_unjudged
 from babeltune.schema.records import Scalar, Student, Sweep, Teacher, Trial
 from babeltune.training.sampler import batch_counts, with_negatives
 
@@ -118,7 +118,7 @@ def make_plan(sweep: Sweep, *, samples: int = 3, machine: Machine | None = None)
             corpus.counts[source.name] = {"to translate": counts["rows"], **counts}
     report = dataclasses.replace(
         describe(sweep, counted(sweep, corpus), samples),
-        warnings=tuple(about_labels(sweep, corpus, samples)),
+        warnings=(*about_unjudged(sweep, corpus), *about_labels(sweep, corpus, samples)),
         objective_rows=distinct_rows(tasks_behind(sweep.objectives[0].metric, corpus.tasks)),
         dev_texts=len({text for task in corpus.tasks for text in task.texts_of("student")}),
     )

@@ -14,6 +14,8 @@ from babeltune.schema.records import Training
 
 MANY_STRANGERS = 0.2
 """The share of a source's pairs with a text in another language above which it is said."""
+JUDGED = 200
+"""Pairs of each two languages whose languages are looked at if the sweep file does not have them judged."""
 MANY_EPOCHS = 1_000
 """Times that a trial may see a pair before it is said."""
 
@@ -247,6 +249,29 @@ def about_strangers(sweep: Sweep, counts: Mapping[str, Mapping[str, int]]) -> It
             words = ", ".join(f"{count:,} {reason}" for reason, count in strangers_in(steps).items())
             more = "" if sweep.data.clean.language == "drop" else ", or leave them out with `data.clean.language: drop`"
             yield f"source {name!r}: {words} of {judged:,} pairs; check its columns' languages{more}"
+
+
+def about_unjudged(sweep: Sweep, corpus: Corpus) -> Iterator[str]:
+    """Language pairs of a corpus whose languages nobody judges, if of a sample many pairs have a text in another one."""
+    import numpy as np
+
+    from babeltune.data.language_id import strangers
+
+    if sweep.data.clean.language != "off":
+        return
+    for number, (name, languages) in enumerate(zip(corpus.groups, corpus.group_languages, strict=True)):
+        places = np.flatnonzero(corpus.pair_groups == number)
+        rows = np.random.default_rng(sweep.seed).permutation(places)[:JUDGED]
+        wrong = [
+            strangers(corpus.texts.at(corpus.pairs[rows, side]), language) >= 0
+            for side, language in enumerate(languages)
+        ]
+        count = int(np.count_nonzero(wrong[0] | wrong[1]))
+        if count > MANY_STRANGERS * len(rows):
+            yield (
+                f"{name}: {count:,} of {len(rows):,} pairs that were looked at have a text in another language; check "
+                "the columns' languages, or say `data.clean.language: drop`"
+            )
 
 
 def about_headers(sweep: Sweep) -> Iterator[str]:
