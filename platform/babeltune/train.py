@@ -20,10 +20,10 @@ from babeltune.program import run_program
 from babeltune.promotion.export import export_trial
 from babeltune.schema.records import Report, Sweep
 from babeltune.sweep.workers.standalone import with_rates
-from babeltune.training.trainer import TrialTrainer
+from babeltune.training.trainer import Reporter, TrialTrainer
 
 
-class Printer:
+class Printer(Reporter):
     """Prints each report's objectives."""
 
     def __init__(self, metrics: Sequence[str]) -> None:
@@ -35,12 +35,6 @@ class Printer:
         if words := report.facts.get("collapsed"):
             print(words, flush=True)
         return True
-
-    def stopped(self) -> bool:
-        return False
-
-    def kept(self) -> None:
-        """A checkpoint is on the disk; there is nothing more to do."""
 
 
 def progress(what: str, done: int, total: int) -> None:

@@ -1,6 +1,7 @@
 """mine, score, retrieve and encode as people and programs call them; what they do is judged in tests/mining."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -74,6 +75,20 @@ def test_score_reads_named_columns(call, tmp_path):
     assert rows == [[text, text.upper()] for text in TEXT]
     with pytest.raises(BabeltuneError, match="is not SOURCE,TARGET"):
         call("score", "p.tsv", "model", "--out", "o.tsv", "--columns", "fra")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("score", "p.tsv", "nosuch/model", "--columns", "fra,en", "--out", "o"), "p.tsv:1: no column 'en'; columns: "),
+        (("score", "nosuch.tsv", "nosuch/model", "--out", "o"), "nosuch.tsv does not exist"),
+        (("mine", "s.txt", "nosuch.txt", "nosuch/model", "--out", "o"), "nosuch.txt does not exist"),
+        (("retrieve", "s.txt", "t.txt", "nosuch/model", "--gold", "g", "--out", "o"), "g does not exist"),
+    ],
+)
+def test_a_wrong_file_or_column_is_named_before_the_model(arguments, words, call):
+    with pytest.raises(BabeltuneError, match=re.escape(words)):
+        call(*arguments)
 
 
 def test_retrieve_prints_the_precision_at_1(call, tmp_path):

@@ -407,6 +407,25 @@ def test_missing_files_folders_and_columns_are_errors_even_when_rows_are_dropped
         assert "2 columns are called 'eng'" in refused(twice, tmp_path)
 
 
+def test_of_a_folder_only_files_of_text_are_proposed(tmp_path):
+    (tmp_path / "data").mkdir()
+    for name in (
+        "a.tsv",
+        ".a.tsv",
+        "a.py",
+        "README.md",
+        "model.safetensors",
+        "run.log",
+        "talks.fra",
+        "talks.eng_Latn.gz",
+    ):
+        put(tmp_path / "data", name, TABLE)
+    assert (
+        "is a folder; name a file, such as a.tsv, talks.eng_Latn.gz, talks.fra;"
+        in refused(table("data"), tmp_path) + ";"
+    )
+
+
 def test_a_cut_off_archive_is_an_error_with_file_and_line(tmp_path):
     packed = gzip.compress("".join(f"{i}\tx{i * i}\n" for i in range(5000)).encode())
     (tmp_path / "t.gz").write_bytes(packed[: len(packed) // 2])

@@ -185,6 +185,13 @@ def test_a_sheet_that_takes_too_much_memory_is_refused(tmp_path, monkeypatch):
         read_source(Source(name="s", path="b.xlsx", format="xlsx", columns=COLUMNS), tmp_path, others={})
 
 
+def test_a_catalogue_that_is_too_large_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "c.po").write_text('msgid "cat"\nmsgstr "chat"\n' * 50_000, encoding="utf-8")
+    monkeypatch.setattr(translation_files, "PO_BYTES", 1 << 20)
+    with pytest.raises(DataError, match=r"c\.po has more than 1 MB; split it"):
+        read_source(Source(name="s", path="c.po", format="po", columns={"eng": "en", "fra": "fr"}), tmp_path, others={})
+
+
 def test_init_reads_a_workbook_and_the_pairs_of_a_memory_of_three_languages(tmp_path):
     french = [f"Le chat numéro {i} dort dans le jardin derrière la maison." for i in range(260)]
     english = [f"The cat number {i} sleeps in the garden behind the house." for i in range(260)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,6 +52,13 @@ def pair_rows(
             encoding=codec,
         )
     return read_file(source, path, columns or two_columns(name, table), content, longest)
+
+
+def check_pairs(name: str, columns: Columns | None, codec: str | None) -> None:
+    """Raises `DataError` for a file that is not there, and for columns that it does not have. A pipe is not read."""
+    path = located(str(named_sheet(name, Path(name))[0]))
+    if columns is not None and path.is_file():
+        next(pair_rows(name, columns, hashlib.sha256(), codec), None)
 
 
 def two_columns(name: str, table: Table | None) -> Columns:

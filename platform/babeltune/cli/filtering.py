@@ -21,6 +21,7 @@ from babeltune.cli.mining import (
     TargetModel,
     columns_of,
     encoding_of,
+    models_of,
 )
 from babeltune.errors import SpecError
 
@@ -82,7 +83,9 @@ def filter_(
             NoisyCorpus(pairs, columns_of(columns), only, drop=on_error == "drop", codec=codec),
             out_,
             sizes_of(tokens),
-            lambda: encoding_of(model, cluster, prompt, source_language, target_language, target_model),
+            lambda: encoding_of(
+                models_of(model, cluster, prompt, source_language, target_language, target_model), cluster
+            ),
             Settings(k=k, margin=margin),
             translation,
         )

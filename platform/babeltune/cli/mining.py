@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -18,6 +17,9 @@ if TYPE_CHECKING:
     from babeltune.apps.mining.vectors import Model
 
 
+TextFile = Annotated[
+    Path, typer.Argument(help="Text, one sentence a line; gzip, bzip2, xz, Zstandard and ZIP are unpacked.")
+]
 ModelName = Annotated[str, typer.Argument(help="A model folder, hub id, or models:/NAME@ALIAS.")]
 Neighbours = Annotated[int, typer.Option("--k", help="Neighbours of each sentence.", min=1)]
 MarginName = Annotated[
@@ -61,9 +63,7 @@ GOES_ON = "goes on where it was"
 
 @app.command()
 def mine(
-    source: Annotated[
-        Path, typer.Argument(help="Text, one sentence a line; gzip, bzip2, xz, Zstandard and ZIP are unpacked.")
-    ],
+    source: TextFile,
     target: Annotated[Path, typer.Argument(help="The same in the other language.")],
     model: ModelName,
     out_: Annotated[Path, typer.Option("--out", help="Where the pairs go: score, source, target, tab-separated.")],
@@ -88,22 +88,17 @@ def mine(
 ) -> None:
     """Find the translations of one file's sentences in another file, with a score by margin."""
     from babeltune.apps.mining import mine as mining
+    from babeltune.data.file_readers import located
 
+    located(str(source)), located(str(target))  # before the model
     if cluster is not None and index != "exact":
         raise SpecError(f"--index {index} searches on this machine alone; leave out --cluster, or --index")
     with steps_shown(GOES_ON):
-        done = mining.mine(
-            source,
-            target,
-            out_,
-            mining.Settings(
-                k=k, margin=margin, retrieval=retrieval, threshold=threshold, precision=precision, index=index
-            ),
-            replace(
-                encoding_of(model, cluster, prompt, source_language, target_language, target_model, spread=True),
-                codec=codec,
-            ),
+        models = models_of(model, cluster, prompt, source_language, target_language, target_model)
+        settings = mining.Settings(
+            k=k, margin=margin, retrieval=retrieval, threshold=threshold, precision=precision, index=index
         )
+        done = mining.mine(source, target, out_, settings, encoding_of(models, cluster, codec, spread=True))
     warn(_about_lines(done, ("source", source), ("target", target)))
     warn(mining.warnings_about(done))
     say(done, as_json, lambda: out.print(f"{counted(done['pairs'], 'pair')} in {out_}"))
@@ -129,15 +124,13 @@ def score(
 ) -> None:
     """Score pairs by margin, against the other sentences of the file."""
     from babeltune.apps.mining import mine as mining
+    from babeltune.apps.pair_files import check_pairs
 
+    check_pairs(str(pairs), names := columns_of(columns), codec)  # before the model
     with steps_shown(GOES_ON):
-        done = mining.score(
-            pairs,
-            out_,
-            mining.Settings(k=k, margin=margin, precision=precision, index=index),
-            replace(encoding_of(model, cluster, prompt, source_language, target_language, target_model), codec=codec),
-            columns=columns_of(columns),
-        )
+        models = models_of(model, cluster, prompt, source_language, target_language, target_model)
+        settings = mining.Settings(k=k, margin=margin, precision=precision, index=index)
+        done = mining.score(pairs, out_, settings, encoding_of(models, cluster, codec), columns=names)
     warn(_about_lines(done, ("lines", pairs)))
     warn(mining.warnings_about(done))
     mean = "" if done["mean"] is None else f" mean {done['mean']:.4f},"
@@ -146,9 +139,7 @@ def score(
 
 @app.command()
 def retrieve(
-    queries: Annotated[
-        Path, typer.Argument(help="Text, one sentence a line; gzip, bzip2, xz, Zstandard and ZIP are unpacked.")
-    ],
+    queries: TextFile,
     candidates: Annotated[Path, typer.Argument(help="What is searched, of any size: the same in another language.")],
     model: ModelName,
     out_: Annotated[Path, typer.Option("--out", help="Where what is found goes: cosine, query, candidate.")],
@@ -168,17 +159,14 @@ def retrieve(
 ) -> None:
     """Find the candidates nearest to each query, and the precision at 1 if the right ones are known."""
     from babeltune.apps.mining import retrieval
+    from babeltune.data.file_readers import located
 
+    for path in filter(None, (queries, candidates, gold)):
+        located(str(path))  # before the model
     with steps_shown(GOES_ON):
-        done = retrieval.retrieve(
-            queries,
-            candidates,
-            out_,
-            replace(encoding_of(model, cluster, prompt, source_language, target_language, target_model), codec=codec),
-            gold=gold,
-            k=k,
-            precision=precision,
-        )
+        models = models_of(model, cluster, prompt, source_language, target_language, target_model)
+        encoding = encoding_of(models, cluster, codec)
+        done = retrieval.retrieve(queries, candidates, out_, encoding, gold=gold, k=k, precision=precision)
     warn(_about_lines(done, ("queries", queries), ("candidates", candidates)))
     warn(retrieval.warnings_about(done))
     right = f"precision at 1 {done['precision_at_1']:.4f}, " if gold is not None else ""
@@ -243,22 +231,16 @@ def models_of(
 
 
 def encoding_of(
-    model: str,
-    cluster: str | None,
-    prompt: str | None,
-    source: str | None,
-    target: str | None,
-    target_model: str | None,
-    *,
-    spread: bool = False,
+    models: tuple[Model, Model], cluster: str | None, codec: str | None = None, *, spread: bool = False
 ) -> Encoding:
     """The models of a command with their storage. With `spread` a cluster that is named does the work."""
     from babeltune.apps.mining.mine import Encoding
 
     return Encoding(
-        models=models_of(model, cluster, prompt, source, target, target_model),
+        models=models,
         storage=mining_storage(cluster),
         progress=tell,
+        codec=codec,
         cluster=cluster_of(cluster) if spread and cluster is not None else None,
     )
 

@@ -321,15 +321,10 @@ class Cleaning:
         for part in parts(len(stay)):
             left, right = (self._labels(language, block.rows[part]) for language in block.group)
             swapped = np.isin(left, labels_of(other)) & np.isin(right, labels_of(anchor))
-            both = (left >= 0) & (right >= 0)
-            reasons = {
-                "swapped": swapped,
-                f"not in {anchor}": (left >= 0) & ~both,
-                f"not in {other}": (right >= 0) & ~both,
-                f"not in {anchor} nor {other}": both & ~swapped,
-            }
-            for reason, pairs in reasons.items():
-                if count := int(np.count_nonzero(pairs)):
+            kinds = np.where(swapped, 4, (left >= 0) + 2 * (right >= 0))
+            reasons = ("", f"not in {anchor}", f"not in {other}", f"not in {anchor} nor {other}", "swapped")
+            for reason, count in zip(reasons[1:], np.bincount(kinds, minlength=5)[1:].tolist(), strict=True):
+                if count:
                     self.count(block.source, reason, count)
             stay[part] = ((left < 0) & (right < 0)) | (self.data.clean.language == "count")
         return stay

@@ -23,6 +23,9 @@ from babeltune.errors import DataError, counted, listed, nearest, nearest_file, 
 from babeltune.schema.records import Source
 
 TAB = "\t"
+OTHER = r"(?!md|py|sh|so|db|js|log|yml|toml|yaml|json\b|html|bin|png|pdf)"
+TEXT_FILE = re.compile(rf".*\.{OTHER}([a-z]{{2,5}}|parquet)(_[A-Z]\w+)?(\.(gz|bz2|xz|zst|zip))?", re.DOTALL)
+"""Names of files that may be text, also by a language's code at their end, as in `talks.fra`."""
 MAX_LINE_BYTES = 1 << 20
 """Bytes of a line, a row of quoted text, or a text in a Parquet file. What is longer is no sentence."""
 MAX_BROKEN = Source.max_dropped
@@ -88,8 +91,8 @@ def located(path: str, root: Path | None = None) -> Path:
             words = f"{shortened(str(full), 120)} cannot be read: {error.strerror}"
             raise DataError(f"{words}; correct the path or its permissions") from error
     if full.is_dir():
-        inside = sorted(entry.name for entry in full.iterdir())[:5]
-        raise DataError(f"{full} is a folder; name a file, such as {', '.join(inside) or 'one that is not empty'}")
+        inside = ", ".join(sorted(path.name for path in full.glob("[!.]*.*") if TEXT_FILE.fullmatch(path.name))[:5])
+        raise DataError(f"{full} is a folder; name a file{f', such as {inside}' if inside else ' of text'}")
     if full.exists():
         if root is not None and not full.is_file():  # what the user names on the command line may be a pipe
             raise DataError(f"{full} is a pipe, socket or device, not a file; write what it gives into a file")
@@ -100,7 +103,7 @@ def located(path: str, root: Path | None = None) -> Path:
     if missing.is_symlink():
         raise DataError(f"{missing} is a link that leads to no file ({missing.readlink()}); correct it")
     where = "; correct the path" if root is None else "; correct the path or `root`"
-    near = nearest_file(missing.name, sorted(entry.name for entry in folder.iterdir()))
+    near = nearest_file(missing.name, sorted(path.name for path in folder.glob("[!.]*")))
     raise DataError(f"{full} does not exist: {folder} holds no {missing.name!r}{near or where}")
 
 

@@ -56,13 +56,6 @@ def format_in(path: Path, encoding: str | None = None) -> Format | None:
     return None
 
 
-def refuse_translations(path: Path, encoding: str | None, wanted: str) -> None:
-    """Raises `DataError` if the file is one of translations, where text is `wanted`."""
-    if (format_ := format_in(path, encoding)) is not None:
-        names = {"tmx": "a translation memory (TMX)", "xliff": "XLIFF", "po": "a gettext catalogue"}
-        raise DataError(f"{path} is {names[format_]}; give text, {wanted}, or read it with `babeltune init`")
-
-
 def units(path: Path, format_: str, content: Digest, longest: int, encoding: str | None = None) -> Iterator[Unit]:
     """The units of a file. Raises `DataError` for one that cannot be read, and for XML that declares entities."""
     try:

@@ -252,26 +252,18 @@ def about_strangers(sweep: Sweep, counts: Mapping[str, Mapping[str, int]]) -> It
 
 
 def about_unjudged(sweep: Sweep, corpus: Corpus) -> Iterator[str]:
-    """Language pairs of a corpus whose languages nobody judges, if of a sample many pairs have a text in another one."""
+    """Language pairs of which many have a text in another language, by a sample, if the sweep judges none."""
     import numpy as np
 
     from babeltune.data.language_id import strangers
 
-    if sweep.data.clean.language != "off":
-        return
-    for number, (name, languages) in enumerate(zip(corpus.groups, corpus.group_languages, strict=True)):
-        places = np.flatnonzero(corpus.pair_groups == number)
-        rows = np.random.default_rng(sweep.seed).permutation(places)[:JUDGED]
-        wrong = [
-            strangers(corpus.texts.at(corpus.pairs[rows, side]), language) >= 0
-            for side, language in enumerate(languages)
-        ]
-        count = int(np.count_nonzero(wrong[0] | wrong[1]))
+    for number, (left, right) in enumerate(corpus.group_languages if sweep.data.clean.language == "off" else ()):
+        rows = np.random.default_rng(sweep.seed).permutation(np.flatnonzero(corpus.pair_groups == number))[:JUDGED]
+        sources, targets = (corpus.texts.at(corpus.pairs[rows, side]) for side in (0, 1))
+        count = int(np.count_nonzero((strangers(sources, left) >= 0) | (strangers(targets, right) >= 0)))
         if count > MANY_STRANGERS * len(rows):
-            yield (
-                f"{name}: {count:,} of {len(rows):,} pairs that were looked at have a text in another language; check "
-                "the columns' languages, or say `data.clean.language: drop`"
-            )
+            words = f"{count:,} of {len(rows):,} pairs that were looked at have a text in another language"
+            yield f"{left}-{right}: {words}; check the columns' languages, or say `data.clean.language: drop`"
 
 
 def about_headers(sweep: Sweep) -> Iterator[str]:

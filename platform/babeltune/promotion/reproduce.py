@@ -22,6 +22,7 @@ from babeltune.sweep.state.messages import TrialAssignment
 from babeltune.sweep.state.provenance import deciding_facts, differences
 from babeltune.sweep.sync.view import StorageView
 from babeltune.training.checkpoint import checkpoint_folder, is_good, load_checkpoint, read_reports
+from babeltune.training.trainer import Reporter
 
 Z = 1.96
 """Standard errors within which a difference is no surprise (95 %)."""
@@ -63,7 +64,7 @@ class Reproduction:
     """Versions and code that are others than when the sweep began."""
 
 
-class StopAfter:
+class StopAfter(Reporter):
     """Ends a training after so many reports."""
 
     def __init__(self, reports: int) -> None:
@@ -71,12 +72,6 @@ class StopAfter:
 
     def report(self, report: Report) -> bool:
         return report.index < self.reports
-
-    def stopped(self) -> bool:
-        return False
-
-    def kept(self) -> None:
-        """A checkpoint is on the disk; there is nothing more to do."""
 
 
 def reproduce(name: str, cluster: Cluster) -> Reproduction:

@@ -73,13 +73,12 @@ class Reporter(Protocol):
         ...
 
     def stopped(self) -> bool:
-        """Whether a stop was requested since the last report. Rank 0 asks about once a second while it makes
-        progress."""
-        ...
+        """Whether a stop was requested since the last report. Rank 0 asks about once a second of progress."""
+        return False
 
     def kept(self) -> None:
         """Called on rank 0 after it wrote a checkpoint between two reports."""
-        ...
+        return
 
 
 class TrialTrainer:

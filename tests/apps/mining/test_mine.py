@@ -192,15 +192,15 @@ def test_a_file_of_translations_or_a_workbook_is_refused_by_name(tmp_path):
     )
     (tmp_path / "t").write_text(memory)
     with pytest.raises(
-        DataError, match=r"t is a translation memory \(TMX\); give text, one sentence a line, or read it"
+        DataError, match=r"t is TMX, whose pairs `score` and `filter` read; here give one sentence a line"
     ):
         read_sentences(tmp_path / "t", tmp_path / "a")
     (tmp_path / "p").write_bytes(gzip.compress(b'msgid "Yes"\nmsgstr "Oui"\n'))
-    with pytest.raises(DataError, match="p is a gettext catalogue; give text, one sentence a line"):
+    with pytest.raises(DataError, match=r"p is PO, whose pairs `score` and `filter` read"):
         read_sentences(tmp_path / "p", tmp_path / "a")
     with zipfile.ZipFile(tmp_path / "x", "w") as archive:
         archive.writestr("xl/workbook.xml", "<workbook/>")
-    with pytest.raises(DataError, match=r"is an Excel workbook; .* save a sheet as CSV"):
+    with pytest.raises(DataError, match=r"is XLSX, .* such as a column saved as text \(UTF-8\)"):
         read_sentences(tmp_path / "x", tmp_path / "a")
 
 

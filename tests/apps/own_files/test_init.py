@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+import os
 import shutil
 from pathlib import Path
 from xml.sax.saxutils import escape
@@ -14,7 +15,9 @@ import pytest
 
 import babeltune
 from babeltune.apps.own_files.init import Wanted, init
+from babeltune.apps.own_files.languages import alpha3, code_in
 from babeltune.apps.own_files.proposal import Machine
+from babeltune.apps.own_files.rows import collect
 from babeltune.apps.own_files.tables import read_table
 from babeltune.cli.own_files import columns_of
 from babeltune.data.corpus import build_corpus
@@ -357,6 +360,52 @@ def test_what_exists_is_not_replaced(make, text, tmp_path):
     with pytest.raises(BabeltuneError, match="exists already"):
         make("a.tsv")
     assert (tmp_path / "own.yaml").read_text() == "mine"
+
+
+def test_a_killed_init_goes_on_and_no_file_of_the_user_is_lost(make, text, tmp_path, monkeypatch):
+    put(make.folder / "a.tsv", pairs(text, "fra", "eng"))
+    with monkeypatch.context() as patch:
+        patch.setattr("babeltune.apps.own_files.init.write_out", lambda *_: os._exit(9))
+        if not (child := os.fork()):
+            make("a.tsv")
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    data = tmp_path / "own_data"
+    assert data.is_dir()
+    first = next(data.glob("train.*.tsv"))
+    content = first.read_text(encoding="utf-8")
+    for path, words in ((first, content + "mien\tmine\n"), (data / "notes.txt", "mine")):
+        path.write_text(words, encoding="utf-8")
+        with pytest.raises(BabeltuneError, match=r"own_data exists already; remove it"):
+            make("a.tsv")
+        assert path.read_text(encoding="utf-8") == words
+        first.write_text(content, encoding="utf-8")
+    (data / "notes.txt").unlink()
+    assert make("a.tsv").path.is_file()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "own.yaml", "own_data"]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [("fra", "bre"), ("Le chat dort sur le tapis.", "Emañ ar c'hazh o kousket war ar pallenn.")],
+        [("text_fr", "text_en"), ("Oui", "Si"), ("Non", "No")],
+        [("French", "English"), ("Oui", "Yes")],
+        [("eng", "deu"), ("Hi", "Tschüss, mein Freund, bis morgen!")],
+    ],
+)
+def test_a_few_rows_do_not_overrule_the_names_of_their_columns(rows, tmp_path):
+    put(tmp_path / "a.tsv", rows)
+    (table,) = collect([read_table(str(tmp_path / "a.tsv"))], {}).tables
+    assert list(table.columns.values()) == list(rows[0])
+    codes = [alpha3(code_in(name) or name) for name in rows[0]]
+    assert list(table.texts) == codes
+
+
+def test_a_short_file_is_in_the_language_of_its_name(tmp_path):
+    for language, line in (("eng", "Si si."), ("fra", "Oui oui.")):
+        (tmp_path / f"few.{language}").write_text(f"{line}\n", encoding="utf-8")
+    (table,) = collect([read_table(str(tmp_path / f"few.{code}")) for code in ("eng", "fra")], {}).tables
+    assert list(table.texts) == ["eng", "fra"]
 
 
 # --- Headers and languages -----------------------------------------------------------------------------------------

@@ -18,7 +18,8 @@ import numpy as np
 
 from babeltune.apps.pair_files import Columns, pair_rows
 from babeltune.data.file_readers import BLANK, EMPTY_SIDE, Fault, located, not_utf8, numbered, refuse_broken
-from babeltune.data.translation_files import refuse_translations
+from babeltune.data.spreadsheets import workbook_format
+from babeltune.data.translation_files import format_in
 from babeltune.errors import DataError
 
 if TYPE_CHECKING:
@@ -200,7 +201,9 @@ def _check_some(path: Path, lines: Lines, wanted: str = SENTENCES) -> None:
 
 def _text_lines(path: Path, lines: Lines, codec: str | None) -> Iterator[str]:
     """The lines of the file that are text; all are counted."""
-    refuse_translations(located(str(path)), codec, SENTENCES)
+    if located(str(path)).is_file() and (format_ := workbook_format(path) or format_in(path, codec)):
+        words = f"{format_.upper()}, whose pairs `score` and `filter` read; here give {SENTENCES}"
+        raise DataError(f"{path} is {words}, such as a column saved as text (UTF-8)")
     with warned_while_waiting(path) as begun:
         for number, raw in numbered(path, hashlib.sha256(), LONGEST, codec):
             begun()

@@ -168,7 +168,7 @@ def _length(name: str, values: Sequence[str]) -> float:
         return bisect_right(lengths, len(text)) / len(lengths)
 
     if rank(name) > 0.1:
-        return -1.5
+        return -1.5 if len(values) > 2 else 0.0  # any two words are as short
     if len(values) < 20 or sorted(map(rank, values[:5]))[len(values[:5]) // 2] <= 0.15:
         return 0.0
     return 0.75 if rank(name) <= 0.02 else 0.5

@@ -5,6 +5,7 @@ Nothing is written where the user's files are, unless the sweep file itself is p
 
 from __future__ import annotations
 
+import filecmp
 import os
 import re
 import shlex
@@ -92,14 +93,25 @@ def init(files: Sequence[str], wanted: Wanted) -> Made:
 
 
 def check_out(out: Path) -> None:
-    """`SpecError` unless a sweep file and its folder can be made at `out`."""
+    """`SpecError` unless a sweep file or a recipe can be made at `out`."""
     if out.suffix not in YAML_ENDINGS:
         raise SpecError(f"--out {out}: a sweep file ends in .yaml; say for example {out.with_suffix('.yaml')}")
     if not out.parent.is_dir():
         raise SpecError(f"--out {out}: there is no folder {out.parent}; make it, or name a file in another one")
-    for path in (out, folder_of(out), recipe_of(out)):
-        if os.path.lexists(path):
-            raise SpecError(f"--out {out}: {path} exists already; remove it, or name another file")
+    refuse_taken(out, out, recipe_of(out))
+
+
+def refuse_taken(out: Path, *places: Path) -> None:
+    """`SpecError` for a place where something is."""
+    for path in filter(os.path.lexists, places):
+        raise SpecError(f"--out {out}: {path} exists already; remove it, or name another file")
+
+
+def is_left(folder: Path, draft: Path) -> bool:
+    """Whether a folder holds the files of the draft and nothing else, as a killed `init` left it."""
+    names = sorted(path.name for path in draft.iterdir())
+    both = folder.is_dir() and not folder.is_symlink() and sorted(path.name for path in folder.iterdir()) == names
+    return both and filecmp.cmpfiles(draft, folder, names, shallow=False)[0] == names
 
 
 def folder_of(out: Path) -> Path:
@@ -124,16 +136,20 @@ def make_sweep(files: Sequence[str], found: Collected, wanted: Wanted) -> Made:
     out, folder = wanted.out, folder_of(wanted.out).absolute()
     draft = draft_of(folder)
     text = sweep_yaml(sweep_name(out), str(out), folder, parts, proposal, [str(Path(name)) for name in files])
+    written = [draft]
     try:
         remove_left(folder)
         draft.mkdir()
         write(parts, draft)
         write_json(draft / SCHEMA, json_schema("sweep"))
+        if not is_left(folder, draft):
+            refuse_taken(out, folder_of(out))
+        written.append(folder)
         replace_folder(draft, folder)
         write_out(out, text.encode())
         read_sweep(out.absolute())
     except BaseException as error:
-        for place in (draft, folder):
+        for place in written:
             shutil.rmtree(place, ignore_errors=True)
         out.unlink(missing_ok=True)
         if isinstance(error, OSError):

@@ -47,6 +47,8 @@ NEARLY_ALL = 0.9
 """If this share of a column's sure texts is in another language, the column is in it, whatever its name."""
 MOST_TAG_LETTERS = 12
 """A column with more letters on average holds text, and not the names of languages."""
+LEAST_STRANGERS = 3
+"""Fewer texts that are surely in another language say nothing against the name of their column or file."""
 LEAST_LETTERS = 2
 """A column whose values have fewer letters on average holds numbers, marks or flags."""
 
@@ -242,9 +244,10 @@ def found_columns(table: Table, notes: list[str], given: Mapping[str, str]) -> d
         said = code_in(column, rare=True) if table.header else None
         said = None if said in NO_CODES and not agree(said, seen) else said
         contradicted = said is not None and not agree(said, seen)
-        trusted = not contradicted or (column == said and seen.shares[0][1] < NEARLY_ALL)
+        weak = not contradicted or few_strangers(texts, said or "")
+        trusted = weak or (column == said and seen.shares[0][1] < NEARLY_ALL)
         language = alpha3(said) if said is not None and trusted else seen.code
-        if contradicted and (len(said or "") > 3 or column == said) and seen.code:
+        if contradicted and not weak and (len(said or "") > 3 or column == said) and seen.code:
             way = f"if so, say --columns {seen.code}" if trusted else f"it was read so; if not, say --columns {said}"
             notes.append(f"{table.given}: column {shortened(column)} reads as {seen.words}; {way}={column}")
         if language is None:
@@ -255,6 +258,11 @@ def found_columns(table: Table, notes: list[str], given: Mapping[str, str]) -> d
             continue
         found.setdefault(language, column)
     return {language: column for column in table.columns for language, taken in found.items() if taken == column}
+
+
+def few_strangers(texts: Sequence[str], language: str) -> bool:
+    """Whether too few texts are surely in another language to doubt the name of a column or file."""
+    return int(np.count_nonzero(strangers(Texts.of(texts[:SAMPLED]), language) >= 0)) < LEAST_STRANGERS
 
 
 def language_columns(table: Table) -> list[str]:
@@ -375,7 +383,8 @@ def language_of_file(table: Table) -> str:
     """The language of a file of sentences, by its name if the text agrees."""
     seen = language_of(table.column("text"))
     said = code_in(Path(table.given).name.removesuffix(".gz").removesuffix(".txt"))
-    if said is not None and agree(said, seen):
+    weak = said is not None and said not in NO_CODES and few_strangers(table.column("text"), said)
+    if said is not None and (weak or agree(said, seen)):
         return alpha3(said)
     if seen.code is None:
         raise DataError(f"{table.given} is in no one language ({seen.words}); put the code into its name: NAME.fra")
