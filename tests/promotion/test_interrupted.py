@@ -161,6 +161,23 @@ def test_a_promotion_that_goes_on_elsewhere_is_not_dropped(copied, monkeypatch):
     assert recorded(folder, view.folder) == ([], [])
 
 
+@pytest.mark.parametrize("content", [b"", b'{"sweep": "s', b"[]", b"\xff\x00"])
+def test_a_damaged_intent_stays_and_the_next_decision_is_recorded(content, copied, caplog):
+    _, folder, cluster = copied
+    view = StorageView(cluster)
+    damaged = view.folder / "deciding" / "damaged.json"
+    damaged.parent.mkdir(exist_ok=True)
+    damaged.write_bytes(content)
+    settle(view, promoting="searched")
+    assert "deciding/damaged.json is damaged" in caplog.text
+    decision = Decision(verdict="promote", reasons=(), sweep=folder.id, trial="t0000", report=1, registered="m")
+    record_decision(view, folder, decision, dry_run=False)
+    settle(view, promoting="searched")
+    assert recorded(folder, view.folder) == (["m"], ["m"])
+    assert [path.name for path in damaged.parent.glob("*.json")] == ["damaged.json"]
+    assert damaged.read_bytes() == content, "nobody but its reader may know what it holds"
+
+
 def test_a_tie_is_recorded_as_a_tie(copied):
     _, folder, cluster = copied
     for verdict, words in (("tie", "a tie"), ("refuse", "refused")):
