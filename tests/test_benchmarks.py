@@ -272,8 +272,9 @@ def test_the_step_and_the_trainer_of_sentence_transformers_have_equal_gradients(
     order = train_step.batches(*task)
     assert [len(side) for batch in order for side in batch] == [64] * 4
     assert train_step.gradient_difference(*task, tmp_path / "student", order[0]) < 1e-4
-    assert train_step.ours(*task) > 0
-    assert train_step.peer(task[0], tmp_path / "student", order, tmp_path / "peer") > 0
+    if which == "task":
+        assert train_step.ours(*task) > 0
+        assert train_step.peer(task[0], tmp_path / "student", order, tmp_path / "peer") > 0
 
 
 def cached(task):

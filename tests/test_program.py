@@ -148,7 +148,7 @@ def test_an_unexpected_error_without_room_for_its_traceback_is_still_one_line(tm
     assert re.fullmatch(r"error: ZeroDivisionError: .*no file could take its traceback.*\n", done.stderr.decode())
 
 
-@pytest.mark.parametrize("gap", [0.0, pytest.param(0.1, marks=pytest.mark.long), 0.3])
+@pytest.mark.parametrize("gap", [0.0, *(pytest.param(gap, marks=pytest.mark.long) for gap in (0.1, 0.3))])
 def test_two_interrupts_while_preparing_end_with_130(gap, tmp_path):
     environment = {**os.environ, "BABELTUNE_HOME": str(tmp_path)}
     command = [*COMMAND, "submit", "search_spaces/quickstart.yaml"]

@@ -18,6 +18,8 @@ from babeltune.sweep_report.live import LivePage
 from babeltune.sweep_report.stored_report import report_again, report_at_the_end
 from babeltune.tracking.tracker import Tracker
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 
 @pytest.fixture
 def home(copied, monkeypatch):

@@ -217,8 +217,8 @@ MOMENTS = {
 @pytest.mark.parametrize(
     ("command", "moment"),
     [
-        ("promote", "its scorer starts"),
         ("evaluate", "sealed tests are scored"),
+        pytest.param("promote", "its scorer starts", marks=pytest.mark.long),
         pytest.param("promote", "sealed tests are scored", marks=pytest.mark.long),
         pytest.param("evaluate", "its scorer starts", marks=pytest.mark.long),
     ],

@@ -206,6 +206,7 @@ def test_a_password_in_a_databases_address_stands_in_no_argument(tmp_path):
     assert "secret" in environment["MLFLOW_BACKEND_STORE_URI"]
 
 
+@pytest.mark.long
 def test_a_sweep_that_is_extended_leaves_no_secret_anywhere(
     ray_cluster, copied, server, command, tmp_path, monkeypatch
 ):

@@ -28,6 +28,7 @@ from babeltune.sweep_report.write import LARGEST, page, write_report
 from babeltune.training.checkpoint import read_reports, write_reports
 from made_sweeps import add_trial, make_sweep
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 VOID = {"meta", "link", "br", "hr", "img", "input", "wbr"}
 FETCHING = ("src", "href", "xlink:href", "action", "data", "poster", "srcset", "background")
 

@@ -133,6 +133,7 @@ def test_the_link_shows_the_winner_first_with_state_objective_and_settings(logge
     assert "training.learning_rate" in page.content()
 
 
+@pytest.mark.long
 @pytest.mark.needs_chromium
 def test_the_servers_first_page_leads_to_the_trials_and_nothing_is_printed(logged, server, page):
     page.goto(server)
@@ -142,6 +143,7 @@ def test_the_servers_first_page_leads_to_the_trials_and_nothing_is_printed(logge
     assert (logged[1] / "server.log").read_text() == ""
 
 
+@pytest.mark.long
 @pytest.mark.needs_chromium
 def test_charts_begin_with_the_objective(logged, server, page):
     page.goto(f"{server}{link(logged)}&compareRunsMode=CHART")
@@ -157,6 +159,7 @@ def test_charts_begin_with_the_objective(logged, server, page):
     ]
 
 
+@pytest.mark.long
 @pytest.mark.needs_chromium
 def test_the_sweeps_run_expands_to_its_trials(server, page):
     page.goto(f"{server}/#/experiments/1/runs?workflowType=machine_learning")
@@ -167,6 +170,7 @@ def test_the_sweeps_run_expands_to_its_trials(server, page):
     kept(page, "expanded")
 
 
+@pytest.mark.long
 @pytest.mark.needs_chromium
 def test_two_trials_are_chosen_and_compared(logged, server, page):
     page.goto(server + link(logged))
@@ -180,6 +184,7 @@ def test_two_trials_are_chosen_and_compared(logged, server, page):
     wait_for_words(page, "t0000", f"best/{AIM.metric}", "training.learning_rate")
 
 
+@pytest.mark.long
 @pytest.mark.needs_chromium
 def test_the_page_of_a_checkpoint_shows_scores_by_data_set_and_where_the_weights_are(logged, server, page):
     page.goto(f"{server}/#/experiments/1/runs/{logged[2][1]}?workflowType=machine_learning")
@@ -194,6 +199,7 @@ def test_the_page_of_a_checkpoint_shows_scores_by_data_set_and_where_the_weights
     wait_for_words(page, checkpoint, f"best/{AIM.metric}", "training.learning_rate", "Ready")
 
 
+@pytest.mark.long
 @pytest.mark.needs_chromium
 def test_a_sweeps_runs_show_states_and_its_description_leads_to_the_winner(command, copied, tmp_path, page):
     """A real sweep, through the link of `babeltune ui`."""
@@ -225,6 +231,7 @@ def test_a_sweeps_runs_show_states_and_its_description_leads_to_the_winner(comma
         assert "training.learning_rate" in page.inner_text("body")
 
 
+@pytest.mark.long
 @pytest.mark.needs_chromium
 def test_the_registered_model_shows_its_card_and_where_it_comes_from(logged, server, page):
     page.goto(f"{server}/#/models/quick/versions/1")

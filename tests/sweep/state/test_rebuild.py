@@ -22,7 +22,7 @@ from babeltune.sweep.state.rebuild import DIGESTS, damage, digests_in, spooled_t
 from conftest import cluster_at
 from waiting import when
 
-pytestmark = pytest.mark.usefixtures("one_scoring_process", "ray_cluster")
+pytestmark = pytest.mark.usefixtures("one_scoring_process", "ray_cluster", "undrawn")
 OF_SWEEP = (
     *("sweep.json", "facts.json", "prepared.json", "baselines.json", "state.json"),
     *("owner.json", "driver.json", "tracking.json", "spool.jsonl.sent"),
@@ -30,7 +30,7 @@ OF_SWEEP = (
 OF_TRIAL = ("trial.json", "outcome.json", "progress.json")
 SMALL = (*OF_SWEEP, *(f"trials/t0000/{name}" for name in OF_TRIAL))
 FEW = ("sweep.json", "facts.json", "state.json", "trials/t0000/outcome.json")
-"""Those that are not left to `make long`."""
+"""Those that `make test` empties at once; `make long` empties each alone."""
 
 
 @pytest.fixture(scope="module")
@@ -86,12 +86,13 @@ def commands(command, folder, cluster, tmp_path):
     return call
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in FEW else pytest.mark.long) for name in SMALL])
-def test_a_finished_sweep_is_seen_promoted_and_resumed_without(copied, command, tmp_path, name):
+@pytest.mark.parametrize("names", [FEW, *(pytest.param((name,), id=name, marks=pytest.mark.long) for name in SMALL)])
+def test_a_finished_sweep_is_seen_promoted_and_resumed_without(copied, command, tmp_path, names):
     _, folder, cluster = copied
     call, before = commands(command, folder, cluster, tmp_path), rows_of(folder)
     trials = [row for row in before if row["params"]]
-    (folder.path / name).write_bytes(b"")
+    for name in names:
+        (folder.path / name).write_bytes(b"")
     document = call("status", folder.id)
     assert document["state"] == "finished"
     assert [row for row in rows_of(folder) if row["params"]] == trials
@@ -101,7 +102,7 @@ def test_a_finished_sweep_is_seen_promoted_and_resumed_without(copied, command, 
     assert (decision["verdict"], decision["trial"]) == ("promote", trials[0]["name"]), decision["reasons"]
     assert call("resume", folder.id)["state"] == "finished"
     assert rows_of(folder) == before
-    assert not damage(folder.path / name) or name.endswith((".sent", "progress.json"))
+    assert not [name for name in names if damage(folder.path / name) and not name.endswith((".sent", "progress.json"))]
     assert len(json.loads((folder.path / "facts.json").read_text())["code"]["babeltune"]) == 64
 
 
