@@ -31,6 +31,7 @@ from ports import free_port
 from toy_trials import groups_held
 from waiting import PATIENCE_S, wait_until
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 COMMANDS = sorted(get_command(app).commands)
 
 

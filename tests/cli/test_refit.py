@@ -13,7 +13,7 @@ from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.leaderboard import leaderboard, winner
 from babeltune.sweep.state.refit import Gain, best_settings, gain_words, gains, refit_of, settings_of
 
-pytestmark = pytest.mark.usefixtures("one_scoring_process", "ray_cluster")
+pytestmark = pytest.mark.usefixtures("one_scoring_process", "ray_cluster", "undrawn")
 METRIC = "dev/everyday/accuracy"
 
 

@@ -32,6 +32,8 @@ from ports import free_port, listens
 from screens import barriers, page_of
 from waiting import PATIENCE_S, wait_until
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 
 @pytest.fixture
 def saved(tmp_path, tiny_file, tiny_stores):

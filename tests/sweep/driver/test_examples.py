@@ -30,6 +30,7 @@ from babeltune.train import Printer
 from babeltune.training.checkpoint import checkpoint_folder, read_reports
 from babeltune.training.trainer import TrialTrainer
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 FOUND = "dev/everyday/{}-eng/accuracy_forward"
 
 

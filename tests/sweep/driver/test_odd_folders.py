@@ -24,6 +24,7 @@ from babeltune.tracking.registry import champion_of
 from ports import free_port
 from waiting import wait_for_server
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 ODD = "50% ?mode=ro #1 {x}@b:c;d&e=f%41+ü"
 """A folder's name."""
 
