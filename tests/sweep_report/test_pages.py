@@ -27,7 +27,9 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def report(searched):
-    return gather(searched[1])
+    """The finished sweep's, as if it had trained for minutes: no number is longer."""
+    found = gather(searched[1])
+    return replace(found, cost=replace(found.cost, training_s=12 * 60 + 38.0))
 
 
 @pytest.fixture(scope="module")
@@ -63,15 +65,13 @@ def test_the_page_follows_the_screen_and_asks_nobody(browser, address, scheme):
 
 @pytest.mark.needs_chromium
 @pytest.mark.parametrize(("width", "media"), [(1200, "screen"), (1200, "print"), (720, "print"), (390, "screen")])
-def test_no_number_and_no_command_is_broken_in_two(browser, report, tmp_path, width, media):
-    long = replace(report, cost=replace(report.cost, training_s=12 * 60 + 38.0))
-    (tmp_path / "report.html").write_text(page(long, "html"), encoding="utf-8")
+def test_no_number_and_no_command_is_broken_in_two(browser, address, width, media):
     lines = (
         "each => each.getClientRects().length ? each.clientHeight / parseFloat(getComputedStyle(each).lineHeight) : 0"
     )
     with page_of(browser, viewport={"width": width, "height": 900}) as shown:
         shown.emulate_media(media=media)
-        shown.goto((tmp_path / "report.html").as_uri())
+        shown.goto(address)
         kept(shown, f"report-{media}-{width}", full_page=True)
         values = shown.locator(".facts .value").all()
         assert "12 min 38 s" in [each.inner_text() for each in values]
@@ -125,13 +125,18 @@ def wide(tmp_path_factory):
     return gather(folder)
 
 
+@pytest.fixture(scope="module")
+def wide_address(wide, tmp_path_factory):
+    path = tmp_path_factory.mktemp("wide") / "report.html"
+    path.write_text(page(wide, "html"), encoding="utf-8")
+    return path.as_uri()
+
+
 @pytest.mark.needs_chromium
 @pytest.mark.parametrize(("media", "width"), [("screen", 1200), ("print", 680)])
-def test_no_column_is_cut_where_nine_settings_are_searched(browser, wide, tmp_path, media, width):
-    path = tmp_path / "report.html"
-    path.write_text(page(wide, "html"), encoding="utf-8")
+def test_no_column_is_cut_where_nine_settings_are_searched(browser, wide_address, media, width):
     with page_of(browser, viewport={"width": width, "height": 900}) as shown:
-        shown.goto(path.as_uri())
+        shown.goto(wide_address)
         shown.emulate_media(media=media)
         for folded in shown.locator("details").all():
             folded.evaluate("each => each.open = true")
