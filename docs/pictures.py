@@ -31,6 +31,7 @@ from babeltune.files import write_whole
 from babeltune.stages import SEARCHING
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.lease import only_driver
+from babeltune.sweep.state.log import LEDGER
 from babeltune.sweep.state.progress import SweepProgress
 from babeltune.sweep.sync.view import StorageView
 from babeltune.sweep_report.picture import browser
@@ -62,7 +63,9 @@ def running_again(folder: SweepFolder) -> Iterator[SweepProgress]:
             folder.path, copy.path, ignore=shutil.ignore_patterns("checkpoints", "mlflow", "promotions", "*.lock")
         )
         trials = sorted((copy.path / "trials").iterdir())
-        (trials[-1] / "outcome.json").unlink()
+        end = f'"event": "end", "number": {int(trials[-1].name[1:])},'.encode()
+        ledger = copy.path / LEDGER
+        ledger.write_bytes(b"".join(line for line in ledger.read_bytes().splitlines(keepends=True) if end not in line))
         copy.set_state("running")
         progress = SweepProgress(copy.sweep(), copy)
         with only_driver(copy):

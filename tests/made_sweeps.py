@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from dataclasses import replace
@@ -13,8 +14,11 @@ from babeltune.planning.recorded import sweep_id
 from babeltune.planning.space import make_trial
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.schema.records import Report
-from babeltune.sweep.state.folder import SweepFolder, outcome
-from babeltune.sweep.state.messages import TrialEnd
+from babeltune.sweep.search.study import Ledger
+from babeltune.sweep.state.folder import SweepFolder, read_of_trial
+from babeltune.sweep.state.leaderboard import steps_in
+from babeltune.sweep.state.log import LEDGER, log_of, reported
+from babeltune.sweep.state.messages import ENDED, ENDS, TrialEnd
 from babeltune.training.checkpoint import PROGRESS, checkpoint_folder, save_checkpoint, write_reports
 
 METRIC = "dev/everyday/accuracy"
@@ -53,11 +57,40 @@ def add_trial(folder, number, scores, state=None, reason="", **params):
         )
         for index, score in enumerate(scores, 1)
     ]
-    write_reports(place, reports)
     write_json(place / PROGRESS, {"step": 10 * len(scores) + 5, "steps": 20, "loss": 1.2345})
-    if state is not None:
-        kinds = {"failed": "refused", "pruned": "pruned"}
-        outcome(place, state, TrialEnd(kinds.get(state, "finished"), text=reason))
+    log_trial(folder, number, params, reports, state, reason)
+
+
+def log_trial(folder, number, params, reports, state=None, reason=""):
+    """The records of a trial as a driver and its worker write them; the state None leaves it running."""
+    place, ledger = folder.trial(number), Ledger(folder.path / LEDGER)
+    place.mkdir(parents=True, exist_ok=True)
+    ledger.add("propose", number, params=params)
+    ledger.add("start", number)
+    write_reports(place, reports)
+    for report in reports:
+        ledger.add("report", number, index=report.index, values=[], checkpoint=report.checkpoint, **reported(report))
+    if state is None:
+        return
+    kinds = {"failed": "refused", "pruned": "pruned", "stopped": "stopped"}
+    end = TrialEnd(kinds.get(state, "finished"), text=reason)
+    if state in ENDED:
+        word = next(word for word, name in ENDS.items() if name == state)
+        ledger.add_end(number, word, None, end, **steps_in(read_of_trial(place, PROGRESS) or {}))
+    else:
+        ledger.add("stop", number)
+
+
+def states(folder):
+    """The state of each trial by the ledger, in their order."""
+    return [trial.state for _, trial in sorted(log_of(folder.path).trials.items())]
+
+
+def rewrite_ledger(folder, change):
+    """Replaces each line of the ledger by what `change` makes of it, and leaves out a line if that is None."""
+    path = folder.path / LEDGER
+    lines = [change(json.loads(line)) for line in path.read_bytes().splitlines()]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines if line is not None), encoding="utf-8")
 
 
 def whole_sweep(storage, file, stores):

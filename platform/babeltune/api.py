@@ -20,7 +20,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from babeltune.errors import SpecError
 from babeltune.schema.cluster import Cluster, read_cluster
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from sentence_transformers import SentenceTransformer
 
-    from babeltune.sweep.state.folder import SweepFolder
 
 __all__ = ["SubmittedSweep", "TrialView", "load", "report", "runs", "submit", "trial"]
 
@@ -119,13 +118,16 @@ def runs(sweep: str | None = None, *, cluster: str | Path | None = None) -> pd.D
     import pandas as pd
 
     from babeltune.sweep.state.folder import sweep_folders
+    from babeltune.sweep.state.log import log_of
+    from babeltune.sweep.state.overview import sweep_line
     from babeltune.sweep.state.progress import standing
     from babeltune.sweep.sync.view import StorageView
 
     view = StorageView(_cluster(cluster))
     if sweep is None:
         view.update(every=True)
-        lines = [_sweep_line(folder) for folder in sweep_folders(view.folder)]
+        found = [(sweep_line(folder), log_of(folder.path)) for folder in sweep_folders(view.folder)]
+        lines = [{**vars(line), "trials": len(log.trials)} for line, log in found]
         columns = ["sweep", "name", "state", "trials", "best", "objective", "score"]
         return pd.DataFrame(lines, columns=columns).set_index("sweep")
     rows = standing(view.sweep(sweep))
@@ -145,23 +147,6 @@ def runs(sweep: str | None = None, *, cluster: str | Path | None = None) -> pd.D
     return pd.DataFrame(
         table, columns=list(dict.fromkeys(name for line in table for name in line)) or ["trial"]
     ).set_index("trial")
-
-
-def _sweep_line(folder: SweepFolder) -> dict[str, Any]:
-    """A sweep in the table of all sweeps."""
-    from babeltune.sweep.state.progress import standing
-
-    objective = folder.sweep().objectives[0].metric
-    best = next((row for row in standing(folder) if row.best is not None), None)
-    return {
-        "sweep": folder.id,
-        "name": folder.sweep().name,
-        "state": folder.state(),
-        "trials": len(folder.trials()),
-        "best": best and best.name,
-        "objective": objective,
-        "score": best and best.metrics.get(objective),
-    }
 
 
 def trial(name: str, *, cluster: str | Path | None = None) -> TrialView:

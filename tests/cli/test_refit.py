@@ -12,6 +12,7 @@ from babeltune.promotion.promote import promote
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.leaderboard import leaderboard, winner
 from babeltune.sweep.state.refit import Gain, best_settings, gain_words, gains, refit_of, settings_of
+from made_sweeps import rewrite_ledger
 
 pytestmark = pytest.mark.usefixtures("one_scoring_process", "ray_cluster", "undrawn")
 METRIC = "dev/everyday/accuracy"
@@ -112,8 +113,7 @@ def test_what_cannot_be_trained_longer_is_refused(copied, command, tmp_path):
     code, _, said = command("refit", "nothing-like-it", "--cluster", cluster_file(cluster, tmp_path))
     assert code == 2
     assert "no sweep 'nothing-like-it'" in said
-    for path in folder.trials():
-        (path / "outcome.json").write_text(json.dumps({"state": "pruned"}), encoding="utf-8")
+    rewrite_ledger(folder, lambda line: {**line, "state": "PRUNED"} if line["event"] == "end" else line)
     with pytest.raises(SweepError, match="no finished trial to train longer"):
         refit_of(folder, top=3, length="10x", seeds=3)
 

@@ -27,7 +27,7 @@ from babeltune.sweep.state.progress import SweepProgress
 from babeltune.sweep.sync.view import StorageView
 from babeltune.sweep_report.live import LivePage
 from bucket_servers import BUCKET
-from made_sweeps import METRIC, add_trial, make_sweep, whole_sweep
+from made_sweeps import METRIC, add_trial, make_sweep, rewrite_ledger, whole_sweep
 from ports import free_port, listens
 from screens import barriers, page_of
 from waiting import PATIENCE_S, wait_until
@@ -109,16 +109,14 @@ def test_a_running_sweeps_page_follows_it_and_freezes_at_its_end(running):
 
 
 def test_before_a_trial_finishes_the_page_has_its_curves_its_data_and_its_cost(saved):
-    for place in saved.trials():
-        (place / "outcome.json").unlink()
+    rewrite_ledger(saved, lambda line: None if line["event"] == "end" else line)
     saved.set_state("running")
     with only_driver(saved):
         page = LivePage(saved).html()
         assert "No trial has finished yet." in page
         assert "is the best of 2 trials" in page
         assert {"leaderboard", "curves", "languages", "data", "cost"} <= set(re.findall(r'<section id="(\w+)"', page))
-        for place in saved.trials():
-            (place / "reports.jsonl").unlink()
+        rewrite_ledger(saved, lambda line: None if line["event"] == "report" else line)
         page = LivePage(saved).html()
         assert "No trial has finished yet." in page
         assert re.findall(r'<section id="(\w+)"', page) == ["trials", "data"], "before the first report"
@@ -280,7 +278,6 @@ def test_a_sweep_behind_a_uri_is_followed_too(saved, s3, tmp_path, monkeypatch):
     first = page.snapshot()
     assert "t0001" in page.html()
     add_trial(there, 2, [0.9], "finished", temperature=0.1)
-    for name in ("trial.json", "outcome.json", "reports.jsonl"):
-        mirror.push(there.trial(2) / name)
+    mirror.push(there.path / "results.jsonl")
     wait_until(lambda: page.snapshot().version != first.version)
     wait_until(lambda: "t0002" in page.html())

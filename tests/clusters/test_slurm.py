@@ -23,7 +23,8 @@ import pytest
 
 from babeltune.planning.recorded import sweep_id
 from babeltune.planning.sweep_file import read_sweep
-from babeltune.sweep.state.folder import SweepFolder, read_outcome
+from babeltune.sweep.state.folder import SweepFolder
+from made_sweeps import states
 from marked import MARK, end_marked
 from waiting import PATIENCE_S, wait_until
 
@@ -108,7 +109,7 @@ def test_a_job_stops_before_its_time_limit_and_goes_on_when_submitted_again(slur
 
         def begun():
             assert batch.poll() is None, said()
-            return folder.path.exists() and any(read_outcome(path) == "running" for path in folder.trials())
+            return folder.path.exists() and "running" in states(folder)
 
         wait_until(begun, said)
         assert secret.stat().st_mode & 0o777 == 0o600
@@ -129,4 +130,4 @@ def test_a_job_stops_before_its_time_limit_and_goes_on_when_submitted_again(slur
     assert requeued.read_text() == "7001\n", "what has finished is not run again"
     assert len(list((tmp_path / "home" / "mlflow").glob("*/mlflow.db"))) == 1
     assert folder.state() == "finished"
-    assert [read_outcome(path) for path in folder.trials()] == ["finished"] * 2
+    assert states(folder) == ["finished"] * 2

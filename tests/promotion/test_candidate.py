@@ -12,16 +12,24 @@ from babeltune.promotion.promote import promote
 from babeltune.schema.records import Objective
 from babeltune.tracking.registry import find_run
 from babeltune.training.checkpoint import checkpoint_folder, read_reports, write_reports
+from made_sweeps import rewrite_ledger
 from registering import register
 
 pytestmark = pytest.mark.usefixtures("one_scoring_process")
 OLD = {"babeltune.sweep": "another-0123456789", "babeltune.trial": "t0000", "babeltune.report": "1"}
 
 
+def without_metrics(line, known):
+    """A report's line of the ledger without what it scored, unless trial and report are known."""
+    number = {number for number, _ in known}
+    mine = line["event"] == "report" and line["number"] in number
+    return {**line, "metrics": {}} if mine and (line["number"], line["index"]) not in known else line
+
+
 def test_a_pruned_trial_was_a_candidate_and_one_without_a_report_was_none(copied):
     _, folder, cluster = copied
-    place = folder.trial(3) / "outcome.json"
-    place.write_text(place.read_text(encoding="utf-8").replace('"finished"', '"pruned"'), encoding="utf-8")
+    end = {"event": "end", "number": 3}
+    rewrite_ledger(folder, lambda line: {**line, "state": "PRUNED"} if end.items() <= line.items() else line)
     candidate = find_candidate(f"{folder.id}/t0000", Path(cluster.storage))
     assert chosen_among(candidate) == 3
     assert selection_of(candidate).among == 3
@@ -61,6 +69,8 @@ def test_the_level_is_corrected_for_the_best_of_n_whatever_the_metric_that_chose
     for place in folder.trials():  # the checkpoints that are kept are the best ones by another objective
         kept = {r.index for r in read_reports(place) if checkpoint_folder(place, r.index).exists()}
         write_reports(place, [r if r.index in kept else replace(r, metrics={}) for r in read_reports(place)])
+        known = {(int(place.name[1:]), index) for index in kept}
+        rewrite_ledger(folder, lambda line, known=known: without_metrics(line, known))
     run = find_run(cluster.mlflow, "searched", folder.id, 0)
     first = promote(folder.id, cluster, dry_run=True)
     assert (first.among, first.chosen_by, first.selection) == (3, "dev/everyday/f1", None)

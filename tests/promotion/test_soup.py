@@ -23,13 +23,16 @@ from babeltune.promotion.promote import decided, promote
 from babeltune.promotion.soup import averaged, best_or_average, members_of
 from babeltune.promotion.starts import fetched
 from babeltune.schema.records import Report
+from babeltune.sweep.search.study import Ledger
 from babeltune.sweep.state.folder import SweepFolder
+from babeltune.sweep.state.log import LEDGER
 from babeltune.train import Printer
 from babeltune.training.build import make_method, make_student
-from babeltune.training.checkpoint import checkpoint_folder, load_checkpoint, save_checkpoint, write_reports
+from babeltune.training.checkpoint import checkpoint_folder, load_checkpoint, save_checkpoint
 from babeltune.training.dev_evaluation import dev_scores
 from babeltune.training.trainer import TrialTrainer
 from conftest import cluster_at
+from made_sweeps import log_trial
 
 pytestmark = pytest.mark.usefixtures("one_thread", "offline")
 
@@ -53,9 +56,9 @@ def write_trial(folder, sweep, prepared, number, params, change):
     if state := dict(method.state_dict()):
         tensors["method"] = state
     save_checkpoint(checkpoint_folder(place, 1), tensors, {})
-    write_reports(place, [Report(index=1, step=1, pairs=1, seconds=1, metrics=scores, last=True)])
     write_json(place / "trial.json", trial)
-    write_json(place / "outcome.json", {"state": "finished"})
+    report = Report(index=1, step=1, pairs=1, seconds=1, metrics=scores, last=True)
+    log_trial(folder, number, params or {}, [report], "finished")
     return trial
 
 
@@ -244,10 +247,12 @@ def test_a_trial_of_the_storage_is_a_start_with_its_own_weights(noisy, base, tin
 
 
 def test_a_trial_that_is_unknown_or_has_no_checkpoint_is_one_line(noisy, base, tiny_file):
-    cluster, empty = cluster_at(base[0]), noisy.trial(7)
+    cluster, empty, ledger = cluster_at(base[0]), noisy.trial(7), noisy.path / LEDGER
+    before = ledger.read_bytes()
     trial = json.loads((noisy.trial(0) / "trial.json").read_text(encoding="utf-8"))
     empty.mkdir()
     write_json(empty / "trial.json", {**trial, "number": 7})
+    Ledger(ledger).add("propose", 7, params={})
     try:
         for name, words in (
             (f"{noisy.id}/t0007", "t0007 has no checkpoint, and its state is"),
@@ -265,5 +270,6 @@ def test_a_trial_that_is_unknown_or_has_no_checkpoint_is_one_line(noisy, base, t
         with pytest.raises(SweepError):
             fetched(f"{noisy.id}/t0007", cluster)
     finally:
+        ledger.write_bytes(before)
         (empty / "trial.json").unlink()
         empty.rmdir()

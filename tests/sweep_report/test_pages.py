@@ -19,7 +19,7 @@ from babeltune.sweep_report.page import document
 from babeltune.sweep_report.picture import picture
 from babeltune.sweep_report.render import MOST_COLUMNS, breakable, code, folded
 from babeltune.sweep_report.write import LARGEST, page, write_report
-from made_sweeps import METRIC, add_trial, make_sweep
+from made_sweeps import METRIC, add_trial, make_sweep, rewrite_ledger
 from screens import barriers, kept, page_of
 
 ROOT = Path(__file__).parents[2]
@@ -119,9 +119,7 @@ def wide(tmp_path_factory):
     folder.write("baselines.json", {"scores": {"paraphrase-multilingual-MiniLM-L12-v2": {METRIC: 0.7}}})
     for number in range(3):
         add_trial(folder, number, [0.2, 0.5 + number / 100], "finished")
-        record = folder.trial(number) / "trial.json"
-        trial = json.loads(record.read_text(encoding="utf-8"))
-        record.write_text(json.dumps({**trial, "params": values}), encoding="utf-8")
+    rewrite_ledger(folder, lambda line: {**line, "params": values} if line["event"] == "propose" else line)
     return gather(folder)
 
 

@@ -1,6 +1,5 @@
 """A sweep's report: its numbers are the leaderboard's, and it needs nothing but itself."""
 
-import json
 import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -15,9 +14,7 @@ from babeltune.planning.sweep_file import read_sweep
 from babeltune.promotion.decisions import DecisionRecord, read_decisions, record_decision
 from babeltune.promotion.gates import Decision
 from babeltune.schema.records import Objective
-from babeltune.sweep.state.folder import outcome
 from babeltune.sweep.state.leaderboard import leaderboard
-from babeltune.sweep.state.messages import TrialEnd
 from babeltune.sweep.sync.view import StorageView
 from babeltune.sweep_report.gather import gather
 from babeltune.sweep_report.page import document
@@ -25,8 +22,7 @@ from babeltune.sweep_report.render import markdown, render
 from babeltune.sweep_report.sections.sealed_tests import matched
 from babeltune.sweep_report.words import verdict
 from babeltune.sweep_report.write import LARGEST, page, write_report
-from babeltune.training.checkpoint import read_reports, write_reports
-from made_sweeps import add_trial, make_sweep
+from made_sweeps import add_trial, make_sweep, rewrite_ledger
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 VOID = {"meta", "link", "br", "hr", "img", "input", "wbr"}
@@ -210,11 +206,14 @@ def hostile(copied):
     """The copied sweep; one trial's settings and another's reason are markup."""
     _, folder, _ = copied
     words = '<script>alert("1")</script> $\\frac{ | `x` "onload=1'
-    place = folder.trial(0) / "trial.json"
-    trial = json.loads(place.read_text(encoding="utf-8"))
-    trial["params"] = {**trial["params"], words: words}
-    place.write_text(json.dumps(trial), encoding="utf-8")
-    outcome(folder.trial(1), "failed", TrialEnd("raised", text=words))
+    proposal, end = {"event": "propose", "number": 0}, {"event": "end", "number": 1}
+
+    def change(line):
+        if proposal.items() <= line.items():
+            return {**line, "params": {**line["params"], words: words}}
+        return {**line, "state": "FAIL", "kind": "raised", "reason": words} if end.items() <= line.items() else line
+
+    rewrite_ledger(folder, change)
     return folder, words
 
 
@@ -381,11 +380,10 @@ def test_a_sealed_test_that_nobody_opened_has_no_number(tree):
 
 def test_a_damaged_trial_is_a_row_and_a_note(copied):
     _, folder, _ = copied
-    (folder.trial(1) / "trial.json").write_text("{", encoding="utf-8")
-    (folder.path / "results.jsonl").unlink()
+    rewrite_ledger(folder, lambda line: None if (line["event"], line["number"]) == ("propose", 1) else line)
     found = gather(folder)
     assert [each.row.state for each in found.trials if each.row.name == "t0001"] == ["damaged"]
-    assert any("t0001" in note and "is damaged" in note for note in found.notes)
+    assert any("t0001" in note and "restore it from a copy" in note for note in found.notes)
     Tree(page(found, "html"))
 
 
@@ -395,9 +393,13 @@ def test_two_objectives_over_counted_compute_have_a_front_and_curves_over_second
     training = replace(sweep.training, compute=30.0, rates=(50.0, 5.0))
     budget = replace(sweep.budget, unit="compute")
     folder.write("sweep.json", replace(sweep, objectives=objectives, training=training, budget=budget))
-    for place in folder.trials():
-        reports = read_reports(place)
-        write_reports(place, [replace(r, metrics={**r.metrics, COMPUTE: 15.0 * r.index}) for r in reports])
+
+    def counted(line):
+        if line["event"] != "report":
+            return line
+        return {**line, "metrics": {**line["metrics"], COMPUTE: 15.0 * line["index"]}}
+
+    rewrite_ledger(folder, counted)
     found = gather(folder)
     assert found.curves[0].x == (15.0, 30.0)
     assert [name for name, _ in found.front_metrics][:2] == ["dev/everyday/accuracy", "dev/sts/spearman"]
@@ -445,8 +447,7 @@ def test_without_the_record_of_the_data_there_are_no_intervals_and_it_says_so(co
 def test_a_sweep_without_a_finished_trial_has_no_report(copied):
     _, folder, cluster = copied
     (folder.path / "report.html").unlink(missing_ok=True)
-    for place in folder.trials():
-        outcome(place, "failed", TrialEnd("refused", text="nothing"))
+    rewrite_ledger(folder, lambda line: {**line, "state": "FAIL"} if line["event"] == "end" else line)
     with pytest.raises(SweepError, match="has no finished trial; states: t0000 failed, "):
         write_report(folder, StorageView(cluster))
     assert not (folder.path / "report.html").exists()

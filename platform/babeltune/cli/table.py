@@ -129,13 +129,12 @@ class TrialsTable:
         gap = " " * GAP
         yield Segment("".join(column.padded(column.title) + gap for column in columns) + "settings\n", BOLD)
         padded = [[column.padded(cell) for cell in column.cells] for column in columns]
-        for row, cells in zip(rows, zip(*padded, strict=True), strict=True):
-            for column, cell in zip(columns, cells, strict=True):
-                color = COLORS.get(row.state) if column.key == "state" else None
-                yield Segment(cell + gap, Style.parse(color) if color else None)
+        for row, (trial, state, *others) in zip(rows, zip(*padded, strict=True), strict=True):
             words = settings_words(row.params, max(1, left), names)
-            yield Segment(set_cell_size(words, left) if cell_len(words) > left else words)
-            yield Segment.line()
+            yield Segment(trial + gap)
+            yield Segment(state + gap, Style.parse(COLORS[row.state]) if row.state in COLORS else None)
+            cut = set_cell_size(words, left) if cell_len(words) > left else words
+            yield Segment("".join(cell + gap for cell in others) + cut + "\n")
 
     def _columns(self, rows: Sequence[Row]) -> list[Column]:
         """All columns that these rows have something for, in order."""

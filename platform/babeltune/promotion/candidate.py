@@ -21,7 +21,8 @@ from babeltune.promotion.statistics import Selection, selection
 from babeltune.schema.records import Objective, Report, Sweep, Teacher, Trial, trial_from
 from babeltune.sweep.state.folder import SweepFolder, find_run, find_sweep, read_of_trial
 from babeltune.sweep.state.housekeeping import why_removed
-from babeltune.sweep.state.leaderboard import leaderboard, scores_of, trial_row, winner
+from babeltune.sweep.state.leaderboard import leaderboard, trial_row, winner
+from babeltune.sweep.state.messages import scores_of
 from babeltune.sweep.state.rebuild import damage
 from babeltune.training.build import load_weights, make_student_and_method
 from babeltune.training.checkpoint import best_report, checkpoint_folder, load_checkpoint, read_reports

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypedDict, cast
+from typing import Any, Literal, cast
 
 from babeltune.schema.base import Number as Number
 from babeltune.schema.base import Scalar as Scalar
@@ -407,38 +407,23 @@ class Report:
     points: tuple[Point, ...] = ()
     checkpoint: str = ""
     last: bool = False
+    steps: int = 0
+    """Steps of the whole training."""
     facts: dict[str, Scalar] = field(default_factory=dict)
     """World size, backend, effective negatives, threads: recorded with the run."""
 
 
-class _TrialJson(TypedDict):
-    """The records within a plain `Trial`."""
-
-    student: dict[str, object]
-    training: dict[str, object]
-    sampling: dict[str, object]
-    objectives: list[dict[str, object]]
-
-
-class _ReportJson(TypedDict):
-    """The records within a plain `Report`."""
-
-    points: list[dict[str, object]]
-
-
-def trial_from(values: Mapping[str, object]) -> Trial:
+def trial_from(values: Mapping[str, Any]) -> Trial:
     """The `Trial` that `plain` wrote; the values were validated when the trial was proposed."""
-    inner = cast(_TrialJson, values)
     records = {
-        "student": record_from(Student, inner["student"]),
-        "training": record_from(Training, inner["training"]),
-        "sampling": record_from(Sampling, inner["sampling"]),
-        "objectives": tuple(record_from(Objective, each) for each in inner["objectives"]),
+        "student": Student(**values["student"]),
+        "training": Training(**values["training"]),
+        "sampling": Sampling(**values["sampling"]),
+        "objectives": tuple(Objective(**each) for each in values["objectives"]),
     }
-    return record_from(Trial, {**values, **records})
+    return Trial(**{**values, **records})
 
 
-def report_from(values: Mapping[str, object]) -> Report:
+def report_from(values: Mapping[str, Any]) -> Report:
     """The `Report` that `plain` wrote."""
-    points = tuple(record_from(Point, each) for each in cast(_ReportJson, values)["points"])
-    return record_from(Report, {**values, "points": points})
+    return Report(**{**values, "points": tuple(Point(**each) for each in values["points"])})

@@ -18,7 +18,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-import aiohttp
 from tenacity import Retrying, retry_if_exception, stop_before_delay, wait_exponential_jitter
 
 from babeltune.errors import FULL, REFUSALS, ClusterError, ObjectStoreError
@@ -32,13 +31,9 @@ random, so that many workers do not ask at once."""
 EXTRAS = {"s3": "babeltune[s3]", "s3a": "babeltune[s3]", "gs": "babeltune[gs]", "gcs": "babeltune[gs]"}
 """What installs a protocol that does not come with fsspec."""
 ONE_TRY = {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 1}}
-TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=60)
-"""The same for Google Cloud Storage, whose client else waits for ever."""
 OPTIONS: dict[str, dict[str, Any]] = {
     "s3": {"config_kwargs": ONE_TRY},
     "s3a": {"config_kwargs": ONE_TRY},
-    "gs": {"requests_timeout": TIMEOUT},
-    "gcs": {"requests_timeout": TIMEOUT},
     "file": {"auto_mkdir": True},
 }
 S3, GCS = ("s3", "s3a"), ("gs", "gcs")
@@ -340,13 +335,16 @@ def _opened(uri: str) -> tuple[Any, str]:
     import fsspec
 
     protocol = uri.partition("://")[0]
+    options = OPTIONS.get(protocol, {})
+    if protocol in GCS:  # its client else waits for ever
+        import aiohttp  # which takes .2 s, and comes with gcsfs
+
+        options = {"requests_timeout": aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=60)}
     os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # gcsfs would ask what kind of bucket it is
     for chatter in ("s3fs", "gcsfs"):  # they warn of each try; we say what became of them
         logging.getLogger(chatter).setLevel(logging.CRITICAL)
     try:
-        system, root = fsspec.core.url_to_fs(
-            uri, use_listings_cache=False, skip_instance_cache=True, **OPTIONS.get(protocol, {})
-        )
+        system, root = fsspec.core.url_to_fs(uri, use_listings_cache=False, skip_instance_cache=True, **options)
     except ImportError as error:
         package = EXTRAS.get(protocol)
         todo = f"`pip install '{package}'` on every node" if package else _first_line(error)

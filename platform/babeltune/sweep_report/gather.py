@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import Any
@@ -25,12 +26,14 @@ from babeltune.schema.records import Report, Sweep
 from babeltune.sweep.search.importance import Scored, parameter_importance
 from babeltune.sweep.state.examples import read_examples
 from babeltune.sweep.state.folder import SweepFolder, read_log
-from babeltune.sweep.state.leaderboard import Row, front, goal_of, leading, scores_of, winner
-from babeltune.sweep.state.progress import is_driven, standing
+from babeltune.sweep.state.leaderboard import Row, front, goal_of, leading, winner
+from babeltune.sweep.state.log import LoggedTrial, log_of
+from babeltune.sweep.state.progress import standing, state_of
 from babeltune.sweep.state.provenance import accepted_lines
 from babeltune.sweep.state.rebuild import digests_in, spooled_tags
 from babeltune.sweep_report.ranges import values_at_ends
 from babeltune.sweep_report.record import (
+    MOST_ROWS,
     Z95,
     Cost,
     Curve,
@@ -44,7 +47,7 @@ from babeltune.sweep_report.record import (
     Standing,
     SweepReport,
 )
-from babeltune.training.checkpoint import MANIFEST, checkpoint_folder, read_reports
+from babeltune.training.checkpoint import MANIFEST, checkpoint_folder
 
 DIAGNOSTICS = {
     "train/label_entropy": "Entropy of the teacher's labels as a share of log N. Near 1 they hardly say which "
@@ -69,26 +72,30 @@ def gather(folder: SweepFolder, *, unfinished: bool = False) -> SweepReport:
     best = (leading(rows) if unfinished else None) or winner(folder)
     prepared, notes = _prepared(folder)
     metric = sweep.objectives[0].metric
-    standings = tuple(_standing(row, metric, row.name in baselines, prepared) for row in rows)
-    reports = {row.name: read_reports(folder.trial(int(row.name[1:]))) for row in rows if row.best is not None}
+    errors = functools.cache(lambda value: None if prepared is None else error_of(metric, value, prepared))
+    standings = tuple(_standing(row, metric, row.name in baselines, errors) for row in rows)
+    logged = {trial.name: trial for trial in log_of(folder.path).trials.values()}
+    trials = [logged[row.name] for row in rows if row.best is not None and row.name in logged]
     decisions, damaged = read_decisions(folder)
     metrics, on_front = front(folder, _front_metrics(sweep, rows))
     varied = {name: each for name, each in sweep.parameters.items() if kind_of(each) != "const"}
     ours = [each for each in standings if not each.is_baseline]
-    state = folder.state()
     return SweepReport(
         sweep=folder.id,
         name=sweep.name,
         description=sweep.description,
         methods=tuple(sorted(proposable_methods(sweep))),
-        state="interrupted" if state == "running" and not is_driven(folder) else state,
+        state=state_of(folder),
         made=time.strftime("%Y-%m-%d %H:%M", time.gmtime()),
         objectives=sweep.objectives,
         standings=standings,
         winner=next(each for each in ours if each.row.name == best.name),
         selection=_selection(sweep, best, ours, prepared),
         unit=sweep.budget.unit,
-        curves=tuple(curve for name, found in reports.items() if (curve := _curve(sweep, name, found, metric))),
+        curves=tuple(
+            curve for trial in trials[:MOST_ROWS] if (curve := _curve(sweep, trial.name, trial.reports, metric))
+        ),
+        scored=len(trials),
         languages=_languages(best, [row for row in rows if row.name in baselines]),
         examples=read_examples(folder),
         searched=tuple(varied),
@@ -98,9 +105,9 @@ def gather(folder: SweepFolder, *, unfinished: bool = False) -> SweepReport:
         front_metrics=tuple((name, goal_of(sweep, name)) for name in metrics),
         front=tuple(row.name for row in on_front),
         decisions=tuple(decisions),
-        diagnostics=tuple(_diagnostics(sweep, dict(list(reports.items())[:WATCHED]))),
+        diagnostics=tuple(_diagnostics(sweep, {trial.name: trial.reports for trial in trials[:WATCHED]})),
         data=_data_facts(sweep, prepared),
-        cost=_cost(sweep, folder, ours, reports),
+        cost=_cost(sweep, folder, ours, trials),
         provenance=_provenance(sweep, folder, best),
         notes=(*notes, *(f"{name} is damaged" for name in damaged), *_trial_notes(rows)),
     )
@@ -119,9 +126,9 @@ def _prepared(folder: SweepFolder) -> tuple[Prepared | None, list[str]]:
         return None, [f"Intervals are missing: {error}"]
 
 
-def _standing(row: Row, metric: str, is_baseline: bool, prepared: Prepared | None) -> Standing:
+def _standing(row: Row, metric: str, is_baseline: bool, errors: Callable[[float], float | None]) -> Standing:
     value = row.metrics.get(metric)
-    if value is None or prepared is None or (error := error_of(metric, value, prepared)) is None:
+    if value is None or (error := errors(value)) is None:
         return Standing(row=row, is_baseline=is_baseline, value=value, error=None, interval=None)
     least = -1.0 if metric.endswith("spearman") else 0.0
     limits = max(least, value - Z95 * error), min(1.0, value + Z95 * error)
@@ -147,7 +154,7 @@ def _course(sweep: Sweep, report: Report) -> float:
 
 def _curve(sweep: Sweep, trial: str, reports: Sequence[Report], metric: str) -> Curve | None:
     """A metric over the trial's reports; None where no report has it."""
-    found = [(_course(sweep, each), scores[metric]) for each in reports if metric in (scores := scores_of(each))]
+    found = [(_course(sweep, each), each.metrics[metric]) for each in reports if metric in each.metrics]
     return Curve(trial=trial, x=tuple(x for x, _ in found), y=tuple(y for _, y in found)) if found else None
 
 
@@ -215,8 +222,8 @@ def _data_facts(sweep: Sweep, prepared: Prepared | None) -> DataFacts:
     )
 
 
-def _cost(sweep: Sweep, folder: SweepFolder, ours: Sequence[Standing], reports: Mapping[str, Sequence[Report]]) -> Cost:
-    last = [found[-1] for found in reports.values()]
+def _cost(sweep: Sweep, folder: SweepFolder, ours: Sequence[Standing], trials: Sequence[LoggedTrial]) -> Cost:
+    last = [trial.reports[-1] for trial in trials]
     compute = sum(each.metrics.get(COMPUTE, 0.0) for each in last)
     return Cost(
         states=tuple(Counter(each.row.state for each in ours).most_common()),

@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 
 from fastapi import FastAPI, Request, Response
@@ -22,8 +24,9 @@ from fastapi.responses import HTMLResponse, PlainTextResponse, StreamingResponse
 from babeltune.errors import SweepError
 from babeltune.files import json_text
 from babeltune.promotion.decisions import FOLDER
-from babeltune.sweep.state.folder import ENDED, SweepFolder
-from babeltune.sweep.state.leaderboard import leaderboard
+from babeltune.sweep.state.folder import SweepFolder
+from babeltune.sweep.state.leaderboard import trial_rows
+from babeltune.sweep.state.log import LEDGER, log_of
 from babeltune.sweep.state.progress import doing_words, is_driven, read_stage, running_words, standing
 from babeltune.sweep_report.document import Document, Section, Table, Text
 from babeltune.sweep_report.gather import gather, gather_data
@@ -36,10 +39,12 @@ POLL_INTERVAL_S = 1.0
 """Seconds after which the sweep's records are read again."""
 MOST_ROWS = 100
 """Trials that a live page shows: it is drawn again at each report."""
-RECORDS = ("state.json", "facts.json", "baselines.json", "prepared.json")
+RECORDS = ("state.json", "facts.json", "baselines.json", "prepared.json", LEDGER)
 """Records of a sweep's folder that its page shows."""
-OF_TRIALS = ("trial.json", "outcome.json", "reports.jsonl")
-"""Records of a trial's folder that the page shows."""
+DRAWING_SHARE = 0.02
+"""The share of a core that drawing the page again may take, while its trials report all the time."""
+FREE_DRAWING_S = 5.0
+"""CPU seconds of drawing before that share counts. Who looks at a small sweep for a while sees each report."""
 POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -53,36 +58,7 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-SCRIPT = """"use strict";
-const root = document.documentElement;
-const events = new EventSource("/events?seen=" + encodeURIComponent(root.dataset.version));
-const say = (id, text) => {
-  const place = document.getElementById(id);
-  if (place && place.textContent !== text) place.textContent = text;
-};
-const unfolded = () => [...document.querySelectorAll("details[open] > summary")].map((each) => each.id);
-const scrolled = () => [...document.querySelectorAll("[tabindex]")].map((each) => [each.id, each.scrollLeft]);
-events.addEventListener("stage", (event) => say("live", JSON.parse(event.data)));
-events.addEventListener("news", (event) => say("news", JSON.parse(event.data)));
-events.addEventListener("changed", async () => {
-  const text = await (await fetch("/")).text();
-  const next = new DOMParser().parseFromString(text, "text/html");
-  const open = unfolded(), sideways = scrolled(), focused = document.activeElement.id, place = [scrollX, scrollY];
-  document.title = next.title;
-  for (const part of ["header", "main", "footer"])
-    document.querySelector(`body > ${part}`).replaceWith(next.querySelector(`body > ${part}`));
-  for (const id of open) document.getElementById(id)?.parentElement.setAttribute("open", "");
-  for (const [id, left] of sideways) document.getElementById(id)?.scrollTo({ left, behavior: "instant" });
-  scrollTo({ left: place[0], top: place[1], behavior: "instant" });
-  if (focused && focused !== document.activeElement.id)
-    document.getElementById(focused)?.focus({ preventScroll: true });
-});
-events.addEventListener("frozen", (event) => {
-  events.close();
-  say("live", JSON.parse(event.data));
-  say("news", JSON.parse(event.data));
-});
-"""
+SCRIPT = (resources.files("babeltune.sweep_report") / "templates" / "live.js").read_text(encoding="utf-8")
 """The page's program: it takes over the new page when the sweep has changed.
 
 It keeps what the reader has unfolded, the focus and the place, all by the ids of elements. The two lines of the live
@@ -110,12 +86,18 @@ class LivePage:
     def __init__(self, folder: SweepFolder) -> None:
         self.folder = folder
         self._drawn: tuple[str, str] | None = None
+        self._begun, self._drawing_s = time.monotonic(), 0.0
+        """When it began, by the monotonic clock, and the CPU seconds of all drawing since."""
         self._drawing = threading.Lock()
 
     def snapshot(self) -> Snapshot:
         """The sweep now. A storage behind a URI is read anew every few seconds."""
         driven = is_driven(self.folder)
-        records = hashlib.sha256(repr((driven, [*map(_version, _records(self.folder))])).encode()).hexdigest()[:16]
+        spare_s = FREE_DRAWING_S + DRAWING_SHARE * (time.monotonic() - self._begun) - self._drawing_s
+        if driven and self._drawn is not None and spare_s < 0:
+            records = self._drawn[0]
+        else:
+            records = hashlib.sha256(repr((driven, [*map(_version, _records(self.folder))])).encode()).hexdigest()[:16]
         note, news = self._notes() if driven else (self._last_note(),) * 2
         return Snapshot(version=records, note=note, news=news, over=not driven)
 
@@ -126,10 +108,9 @@ class LivePage:
 
     def _notes(self) -> tuple[str, str]:
         """What the driver does, for the eye and for the ear."""
-        rows, stage = leaderboard(self.folder), read_stage(self.folder)
+        rows, stage = trial_rows(self.folder, self.folder.sweep(), "running"), read_stage(self.folder)
         doing = f"{doing_words(self.folder, rows) or 'starting'}{running_words(rows)}"
-        ended = sum(row.state in ENDED for row in rows if row.name not in self.folder.baselines())
-        news = f"{stage.name if stage else 'starting'}; trials that have ended: {ended}"
+        news = f"{stage.name if stage else 'starting'}; trials that have ended: {log_of(self.folder.path).ended}"
         return f"Live: {doing}. The page follows the sweep.", news
 
     def html(self) -> str:
@@ -137,8 +118,10 @@ class LivePage:
         with self._drawing:
             now = self.snapshot()
             if self._drawn is None or self._drawn[0] != now.version:
+                begun = time.thread_time()
                 note = LiveNote(text=now.note, news=now.news, version=now.version, frozen=now.over)
                 self._drawn = now.version, render(self._document(), "html", live=note)
+                self._drawing_s += time.thread_time() - begun
             return self._drawn[1]
 
     def _document(self) -> Document:
@@ -173,9 +156,7 @@ def waiting(folder: SweepFolder) -> Document:
 
 def _records(folder: SweepFolder) -> list[Path]:
     """The files that the page is made of."""
-    found = [folder.path / name for name in RECORDS]
-    found += sorted((folder.path / FOLDER).glob("*.json"))
-    return found + [place / name for place in folder.trials() for name in OF_TRIALS]
+    return [*(folder.path / name for name in RECORDS), *sorted((folder.path / FOLDER).glob("*.json"))]
 
 
 def _version(path: Path) -> tuple[int, int] | None:

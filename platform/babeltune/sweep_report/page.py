@@ -8,7 +8,7 @@ from babeltune.errors import counted
 from babeltune.evaluation.metric_names import PARAMETERS
 from babeltune.sweep.state.leaderboard import speed_words
 from babeltune.sweep_report.document import Document, Fact
-from babeltune.sweep_report.record import SweepReport
+from babeltune.sweep_report.record import MOST_ROWS, SweepReport
 from babeltune.sweep_report.sections.languages import languages
 from babeltune.sweep_report.sections.leaderboard import leaderboard
 from babeltune.sweep_report.sections.provenance import cost, data, reproduction
@@ -18,9 +18,6 @@ from babeltune.sweep_report.sections.size_and_speed import pareto
 from babeltune.sweep_report.sections.training import diagnostics, learning_curves
 from babeltune.sweep_report.sections.translations import translations
 from babeltune.sweep_report.words import all_settings, better, duration, interval, score, short, verdict
-
-MOST_ROWS = 200
-"""Trials that tables and charts show at most, the best first."""
 
 
 def document(report: SweepReport, most: int = MOST_ROWS) -> Document:
@@ -33,7 +30,7 @@ def document(report: SweepReport, most: int = MOST_ROWS) -> Document:
         what_mattered(report, most),
         pareto(report, most),
         sealed(report),
-        diagnostics(report),
+        diagnostics(report, most),
         data(report.data),
         cost(report),
         reproduction(report),

@@ -11,6 +11,8 @@ from babeltune.schema.records import Goal, Objective
 from babeltune.sweep.state.examples import Examples
 from babeltune.sweep.state.leaderboard import Row
 
+MOST_ROWS = 200
+"""Trials that tables and charts show at most, the best first."""
 Z95 = 1.96
 """Standard errors on each side of a 95 % interval."""
 
@@ -156,7 +158,9 @@ class SweepReport:
     """What the winner's value is worth, given from how many trials it was chosen."""
     unit: Literal["pairs", "compute"]
     curves: tuple[Curve, ...]
-    """The first objective of each trial, best first."""
+    """The first objective of each trial that a chart can show, best first."""
+    scored: int
+    """Trials that have a value."""
     languages: tuple[LanguageScore, ...]
     examples: Examples
     """What the best trial made of a few translations."""

@@ -13,11 +13,12 @@ from babeltune.files import write_out
 from babeltune.promotion.decisions import settle_quietly
 from babeltune.sweep.state.examples import EXAMPLES, read_examples
 from babeltune.sweep.state.folder import SweepFolder
+from babeltune.sweep.state.progress import is_driven
 from babeltune.sweep.sync.view import StorageView
 from babeltune.sweep_report.gather import gather
-from babeltune.sweep_report.page import MOST_ROWS, document
+from babeltune.sweep_report.page import document
 from babeltune.sweep_report.picture import browser, picture
-from babeltune.sweep_report.record import SweepReport
+from babeltune.sweep_report.record import MOST_ROWS, SweepReport
 from babeltune.sweep_report.render import Format, render
 
 LARGEST = 2_000_000
@@ -87,7 +88,7 @@ def write_report(
 def complete_examples(folder: SweepFolder, places: StorageView, note: Callable[[str], None] = lambda _: None) -> None:
     """Makes the examples of translations that the sweep's end did not. `note` is called before that, with words for
     whoever waits. A storage that takes no examples changes nothing."""
-    if not read_examples(folder).missing:
+    if not read_examples(folder).missing or is_driven(folder):  # its driver makes them
         return
     from babeltune.sweep.driver.examples import make_missing_examples  # and with it Ray, which takes seconds
 

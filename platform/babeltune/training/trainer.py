@@ -287,6 +287,7 @@ class TrialTrainer:
             points=points,
             checkpoint=str(checkpoint_folder(self.folder, index)),
             last=index == trial.training.reports or out_of_patience(trial, self.reports, metrics),
+            steps=len(self.steps.schedule),
             facts={**self.facts, **warning(self.context, points), **collapse(self.needs, metrics)},
         )
 

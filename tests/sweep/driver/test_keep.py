@@ -18,12 +18,12 @@ from babeltune.schema.records import Keep
 from babeltune.sweep.driver.keep import CheckpointPolicy
 from babeltune.sweep.driver.recorder import Recorder
 from babeltune.sweep.driver.run import submit
-from babeltune.sweep.state.folder import outcome
 from babeltune.sweep.state.housekeeping import OPTIMIZER, REMOVED
 from babeltune.sweep.state.leaderboard import leaderboard, trial_row, winner
 from babeltune.sweep.sync.driver import DriverSync
 from babeltune.tracking.tracker import Tracker
 from babeltune.training.checkpoint import is_good
+from made_sweeps import rewrite_ledger
 
 
 def policy_of(copied, **keep):
@@ -104,7 +104,8 @@ def test_the_best_trials_keep_their_checkpoints_if_the_spool_lost_their_ends(cop
 def test_a_finished_trial_keeps_its_checkpoint_beside_a_better_pruned_one(copied):
     _, folder, _ = copied
     best, second, *_ = trained(folder)
-    outcome(folder.trial(int(best[1:])), "pruned")
+    pruned = {"number": int(best[1:]), "event": "end"}
+    rewrite_ledger(folder, lambda line: {**line, "state": "PRUNED"} if pruned.items() <= line.items() else line)
     policy_of(copied, trials=1).catch_up()
     assert with_checkpoints(folder) == {second} == {winner(folder).name}
 
@@ -112,7 +113,8 @@ def test_a_finished_trial_keeps_its_checkpoint_beside_a_better_pruned_one(copied
 def test_a_stopped_trial_keeps_its_optimizer_and_an_ended_one_does_not(copied):
     _, folder, _ = copied
     best, second, *_ = trained(folder)
-    outcome(folder.trial(int(second[1:])), "stopped")
+    ended = {"number": int(second[1:]), "event": "end"}
+    rewrite_ledger(folder, lambda line: {**ended, "event": "stop"} if ended.items() <= line.items() else line)
     policy_of(copied, optimizer=False).catch_up()
     kept = {path.parts[-4] for path in folder.path.rglob(OPTIMIZER)}
     assert kept == {second}

@@ -30,7 +30,8 @@ from babeltune.sweep.driver import attempt as driver
 from babeltune.sweep.driver.assignment import assignment
 from babeltune.sweep.driver.recorder import Recorder, _beginning
 from babeltune.sweep.driver.run import folder_in, submit
-from babeltune.sweep.state.folder import SweepFolder, outcome, read_log
+from babeltune.sweep.search.study import Ledger
+from babeltune.sweep.state.folder import SweepFolder, read_log
 from babeltune.sweep.state.leaderboard import leaderboard, trial_row, winner
 from babeltune.sweep.state.lease import only_driver, this_driver
 from babeltune.sweep.state.messages import ReportMessage, TrialEnd
@@ -47,6 +48,7 @@ from babeltune.training.checkpoint import (
     stopped_folder,
     write_reports,
 )
+from made_sweeps import rewrite_ledger
 from processes import command_line
 from toy_trials import next_message, pool_of
 from waiting import PATIENCE_S, when
@@ -267,7 +269,6 @@ def test_what_a_driver_recorded_and_did_not_send_is_sent_by_the_next_one(copied,
     last = max(number for number, event in enumerate(noted) if event["key"] == "3" and event["do"] == "metrics")
     kept = [event for number, event in enumerate(noted) if event["key"] != "3" or number < last]
     spool.write_text("".join(json.dumps(event) + "\n" for event in kept), encoding="utf-8")
-    outcome(folder.trial(3), "running")
     prepared = read_prepared(folder.prepared)
     with Recorder(sweep, folder, prepared, Tracker(store, spool, sweep.name), {}) as tracking:
         tracking.complete = True
@@ -290,7 +291,13 @@ def test_mlflow_has_no_score_of_a_report_that_the_search_did_not_take(copied, tm
     sweep, folder, _ = copied
     reports = read_reports(folder.trial(3))
     assert best_report(reports, *sweep.objectives).index > 1
-    (folder.path / "results.jsonl").unlink()
+
+    def until_it_failed(line):
+        mine = line.get("number") == 3 and line["event"] not in ("note", "end") and line.get("index", 1) == 1
+        return line if mine else None
+
+    rewrite_ledger(folder, until_it_failed)
+    Ledger(folder.path / "results.jsonl").add_end(3, "FAIL", None, TrialEnd("objective"))
     store = f"sqlite:///{tmp_path}/other.db"
     tracker = Tracker(store, tmp_path / "spool.jsonl", sweep.name)
     with Recorder(sweep, folder, read_prepared(folder.prepared), tracker, {}) as tracking:

@@ -204,7 +204,7 @@ def test_what_only_the_study_knows_is_added_to_the_ledger_in_order(tmp_path):
     for step in (ask, ask, ask, lambda: end(2), ask, lambda: end(0), ask, lambda: end(3), ask, lambda: end(1), ask):
         step()
     ledger = Ledger(tmp_path / "results.jsonl")
-    catch_up(ledger, proposals)
+    catch_up(ledger, proposals, tmp_path)
     happened = [(line["event"], line["number"]) for line in ledger.lines if line["event"] != "report"]
     assert happened == [
         *[("propose", 0), ("propose", 1), ("propose", 2), ("end", 2), ("propose", 3), ("end", 0), ("propose", 4)],
@@ -214,7 +214,7 @@ def test_what_only_the_study_knows_is_added_to_the_ledger_in_order(tmp_path):
     assert replay(ledger.lines, sweep, suggest) == proposed
     assert sound_study(tmp_path, sweep, ledger, suggest)
     before = list(ledger.lines)
-    catch_up(ledger, proposals)
+    catch_up(ledger, proposals, tmp_path)
     assert ledger.lines == before
 
 

@@ -14,15 +14,27 @@ from ray import tune
 from ray._private.state import actors
 
 from babeltune.errors import ClusterError, MethodError, SpecError, SweepError
-from babeltune.files import write_json
-from babeltune.schema.records import Budget, Data, Objective, Parameter, Sampler, Scheduler, Source, Sweep, Training
+from babeltune.schema.records import (
+    Budget,
+    Data,
+    Objective,
+    Parameter,
+    Report,
+    Sampler,
+    Scheduler,
+    Source,
+    Sweep,
+    Training,
+)
 from babeltune.signals import StopSignal
 from babeltune.sweep.search.study import Ledger, Proposals, open_study, sampler_for
 from babeltune.sweep.search.tune_run import prime, register_methods, scheduler_for, search
 from babeltune.sweep.search.tune_searcher import Callbacks, OptunaSearcher
 from babeltune.sweep.search.warm_start import warm_trials
+from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.messages import TrialEnd, TrialOutcome
 from babeltune.sweep.workers.tasks import ray_refusals
+from made_sweeps import log_trial
 from replays import replay
 from toy_trials import groups_held, pool_of, toy, wait_until_free
 
@@ -419,19 +431,12 @@ def test_objectives_are_recorded_at_the_end_and_a_pruned_trial_keeps_its_values(
 
 
 def test_an_earlier_sweep_warms_the_proposals_and_does_not_count(one_group, tmp_path):
-    earlier = open_study(tmp_path / "early-1234", a_sweep())
-    write_json(tmp_path / "early-1234" / "sweep.json", a_sweep())
-    for x in (0.2, 0.4, 1.7):
-        earlier.add_trial(
-            optuna.create_trial(
-                params={"x": x, "kind": "a"},
-                distributions={
-                    "x": optuna.distributions.FloatDistribution(0, 2),
-                    "kind": optuna.distributions.CategoricalDistribution(["a", "b"]),
-                },
-                value=x,
-            )
-        )
+    early = SweepFolder(tmp_path / "early-1234")
+    early.path.mkdir()
+    early.write("sweep.json", a_sweep())
+    for number, x in enumerate((0.2, 0.4, 1.7)):
+        report = Report(index=1, step=1, pairs=1, seconds=1.0, metrics={"dev/score": x}, last=True)
+        log_trial(early, number, {"x": x, "kind": "a"}, [report], "finished")
     sweep = a_sweep(sampler=Sampler(kind="tpe", startup=1, warm_start="early"))
     events = Events()
     assert run(tmp_path / "early-5678", one_group, sweep, 2, events), "a sweep of the same name, whose study is there"
@@ -446,13 +451,11 @@ def test_an_earlier_sweep_warms_the_proposals_and_does_not_count(one_group, tmp_
         warm_trials(tmp_path / "early-5678", other, suggest)
     with pytest.raises(SpecError, match=r"none of the 3 finished trials of early-1234 lies in this search space"):
         warm_trials(tmp_path / "early-5678", sweep, lambda trial: {"y": trial.suggest_float("y", 0, 1)})
-    (tmp_path / "early-1234" / "study.db").write_bytes(b"no database" * 1000)
+    (early.path / "results.jsonl").write_bytes(b"no ledger\n" * 1000)
     again = [(one.number, one.params["x"], one.value) for one in warm_trials(tmp_path / "early-5678", sweep, suggest)]
     assert again == [(0, 0.2, 0.2), (1, 0.4, 0.4)], "a resumed sweep does not ask the earlier one"
     (tmp_path / "early-5678" / "warm_start.json").write_text("{}")
-    with pytest.raises(
-        SpecError, match=r"study.db cannot be read \(.*\); `babeltune resume early-1234` makes it again"
-    ):
+    with pytest.raises(SpecError, match=r"none of the 0 finished trials of early-1234 lies in this search space"):
         warm_trials(tmp_path / "early-5678", sweep, suggest)
 
 

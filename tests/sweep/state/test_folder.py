@@ -3,6 +3,7 @@
 import json
 import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -11,11 +12,13 @@ from babeltune.files import write_json
 from babeltune.planning.space import make_trial
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.schema.records import Objective, Report
-from babeltune.sweep.state.folder import SweepFolder, find_run, find_sweep, outcome
+from babeltune.sweep.search.study import Ledger
+from babeltune.sweep.state.folder import SweepFolder, find_run, find_sweep
 from babeltune.sweep.state.leaderboard import front, leaderboard, trial_row, winner
+from babeltune.sweep.state.log import SweepLog
 from babeltune.sweep.state.messages import TrialEnd
 from babeltune.sweep.state.progress import is_driven, standing, sweep_document
-from babeltune.training.checkpoint import read_reports, write_reports
+from made_sweeps import log_trial
 
 METRIC = "dev/everyday/accuracy"
 
@@ -33,7 +36,8 @@ def make(storage, sweep, name, when=0):
     return folder
 
 
-def add(folder, sweep, number, scores, state=None, **params):
+def add(folder, sweep, number, scores, state=None, metrics=None, **params):
+    """A trial with a report for each score; `metrics` replaces what the reports say."""
     place = folder.trial(number)
     place.mkdir(parents=True)
     write_json(place / "trial.json", make_trial(sweep, number, params))
@@ -43,14 +47,12 @@ def add(folder, sweep, number, scores, state=None, **params):
             step=10 * i,
             pairs=100 * i,
             seconds=i,
-            metrics={METRIC: s, "dev/sts/spearman": 1 - s},
+            metrics=metrics or {METRIC: s, "dev/sts/spearman": 1 - s},
             last=state == "finished" and i == len(scores),
         )
         for i, s in enumerate(scores, 1)
     ]
-    write_reports(place, reports)
-    if state:
-        outcome(place, state, TrialEnd("refused", text="why") if state == "failed" else None)
+    log_trial(folder, number, params, reports, state, "why" if state == "failed" else "")
 
 
 def test_a_sweep_is_found_by_id_by_name_and_as_the_latest(tmp_path, sweep):
@@ -113,44 +115,49 @@ def test_a_row_shows_the_best_report_and_how_far_the_trial_is(tmp_path, sweep):
     assert trial_row(folder.trial(0), Objective(metric=METRIC, goal="minimize")).best == 1
 
 
-def test_a_trial_that_has_ended_is_read_once_until_its_files_change(tmp_path, sweep, monkeypatch):
-    folder, objective, read = make(tmp_path, sweep, "a-0123456789"), sweep.objectives[0], []
-    add(folder, sweep, 0, [0.1, 0.3], "finished")
-    add(folder, sweep, 1, [0.2])
-    monkeypatch.setattr(
-        "babeltune.sweep.state.leaderboard.read_reports", lambda place: read.append(place.name) or read_reports(place)
-    )
-    first = [leaderboard(folder) for _ in range(3)]
+def test_the_ledger_is_read_once_and_no_file_of_an_ended_trial(tmp_path, sweep, monkeypatch):
+    folder, read, opened = make(tmp_path, sweep, "a-0123456789"), [], []
+    for number in range(30):
+        add(folder, sweep, number, [0.1, 0.3], "finished")
+    add(folder, sweep, 30, [0.2])
+    lines = (folder.path / "results.jsonl").read_bytes().count(b"\n")
+    take, plainly = SweepLog._take, Path.open
+    monkeypatch.setattr(SweepLog, "_take", lambda log, line: read.append(line) or take(log, line))
+    monkeypatch.setattr(Path, "open", lambda path, *mode, **more: opened.append(path) or plainly(path, *mode, **more))
+    first = [sweep_document(folder)["leaderboard"] for _ in range(3)]
     assert first[0] == first[1] == first[2]
-    assert read == ["t0000", "t0001", "t0001", "t0001"]
-    write_reports(folder.trial(0), read_reports(folder.trial(0))[:1])
-    assert trial_row(folder.trial(0), objective).metrics[METRIC] == 0.1
-    outcome(folder.trial(0), "running")
-    assert trial_row(folder.trial(0), objective).state == "running"
+    assert len(read) == lines, "each line once, whoever asks and how often"
+    assert {path.parent.name for path in opened if "trials" in path.parts} <= {"t0030"}, "only the one that runs"
+    Ledger(folder.path / "results.jsonl").add_end(30, "PRUNED", None, TrialEnd("pruned"))
+    assert {row["name"]: row["state"] for row in sweep_document(folder)["leaderboard"]}["t0030"] == "pruned"
+    assert len(read) == lines + 1, "and only what it has gained"
 
 
-@pytest.mark.parametrize(
-    ("content", "why"),
-    [
-        (b"", "is damaged"),
-        (b"[]", r"is damaged (it holds no JSON object)"),
-        (b"{}", r"is damaged (it has no `params`)"),
-        (None, "is gone; restore it from a copy"),
-    ],
-)
-def test_a_trial_that_is_lost_is_one_row_and_the_others_are_as_before(tmp_path, sweep, content, why):
+def test_a_ledger_that_was_exchanged_is_read_anew(tmp_path, sweep):
+    folder = make(tmp_path, sweep, "a-0123456789")
+    add(folder, sweep, 0, [0.1], "finished")
+    before = folder.path / "results.jsonl"
+    (whole,), content = leaderboard(folder), before.read_bytes()
+    before.write_bytes(content + b'{"event": "propose", "numb')
+    assert leaderboard(folder) == [whole], "a line that is cut off waits for its end"
+    before.write_bytes(content.replace(b'"number": 0', b'"number": 7'))
+    assert [row.name for row in leaderboard(folder)] == ["t0007"]
+    before.unlink()
+    assert leaderboard(folder) == []
+
+
+def test_a_trial_that_is_lost_is_one_row_and_the_others_are_as_before(tmp_path, sweep):
     folder = make(tmp_path, sweep, "a-0123456789")
     add(folder, sweep, 0, [0.1], "finished")
     add(folder, sweep, 1, [0.2], "finished")
     (folder.path / "owner.json").write_bytes(b"5")
-    if content is None:
-        (folder.trial(1) / "trial.json").unlink()
-    else:
-        (folder.trial(1) / "trial.json").write_bytes(content)
+    ledger = folder.path / "results.jsonl"
+    lines = ledger.read_bytes().splitlines(keepends=True)
+    ledger.write_bytes(b"".join(line for line in lines if b'"propose", "number": 1' not in line))
     assert not is_driven(folder)
     whole, cut = standing(folder)
     assert (whole.name, whole.state, cut.name, cut.state) == ("t0000", "finished", "t0001", "damaged")
-    assert f"t0001/trial.json {why}" in cut.warning
+    assert "results.jsonl does not say what was searched in t0001; restore it from a copy" in cut.warning
     assert winner(folder).name == "t0000"
 
 
@@ -184,9 +191,10 @@ def test_how_far_a_trial_is_may_be_damaged(tmp_path, sweep):
 def test_a_finished_trial_without_its_reports_says_so(tmp_path, sweep):
     folder = make(tmp_path, sweep, "a-0123456789")
     add(folder, sweep, 0, [0.1, 0.2], "finished")
-    reports = folder.trial(0) / "reports.jsonl"
+    ledger = folder.path / "results.jsonl"
     for left in (1, 0):
-        reports.write_bytes(b"".join(reports.read_bytes().splitlines(keepends=True)[:left]))
+        lines = ledger.read_bytes().splitlines(keepends=True)
+        ledger.write_bytes(b"".join(line for line in lines if f'"index": {left + 1}'.encode() not in line))
         (row,) = leaderboard(folder)
         assert (row.reports, row.warning) == (left, "its last report is lost")
 
@@ -237,11 +245,10 @@ def test_the_sweep_is_read_back_as_it_was_written(tmp_path, sweep):
 def test_the_front_holds_the_trials_that_no_other_one_dominates(tmp_path, sweep):
     both = replace(sweep, objectives=(Objective(metric=METRIC), Objective(metric="dev/sts/spearman")))
     folder = make(tmp_path, both, "two-0123456789")
-    for number, score in enumerate((0.2, 0.6, 0.4)):  # the second objective is one minus the first
+    for number, score in ((0, 0.2), (2, 0.4), (3, 0.7)):  # the second objective is one minus the first
         add(folder, both, number, [score], "finished")
-    add(folder, both, 3, [0.7], "finished")
-    reports = [Report(index=1, step=1, pairs=1, seconds=1, metrics={METRIC: 0.6, "dev/sts/spearman": 0.3})]
-    write_reports(folder.trial(1), reports)  # now t0003 has more of one and as much of the other
+    beaten = {METRIC: 0.6, "dev/sts/spearman": 0.3}  # t0003 has more of one and as much of the other
+    add(folder, both, 1, [0.6], "finished", metrics=beaten)
     assert {row.name for row in leaderboard(folder) if row.front} == {"t0000", "t0002", "t0003"}
     assert winner(folder).front
     folder.write("sweep.json", sweep)
@@ -252,13 +259,11 @@ def test_a_front_may_be_of_size_and_speed_too(tmp_path, sweep):
     folder = make(tmp_path, sweep, "costs-0123456789")
     costs = [(0.5, 100, 9.0), (0.6, 200, 8.0), (0.6, 300, 8.0), (0.4, 110, 12.0), (0.4, 100, 9.0)]
     for number, (score, size, speed) in enumerate(costs):
-        add(folder, sweep, number, [score], "finished")
         metrics = {METRIC: score, "model/parameters": size, "model/sentences_per_second": speed}
-        write_reports(folder.trial(number), [Report(index=1, step=1, pairs=1, seconds=1, metrics=metrics)])
+        add(folder, sweep, number, [score], "finished", metrics=metrics)
     add(folder, sweep, 5, [0.9], "pruned")
     noisy = {METRIC: 0.55, "model/parameters": 200, "model/sentences_per_second": 8.9}
-    add(folder, sweep, 6, [0.55], "finished")
-    write_reports(folder.trial(6), [Report(index=1, step=1, pairs=1, seconds=1, metrics=noisy)])
+    add(folder, sweep, 6, [0.55], "finished", metrics=noisy)
     folder.write("baselines.json", {"scores": {"teacher": {METRIC: 1.0}}})
     metrics, rows = front(folder)
     assert metrics == (METRIC, "model/parameters", "model/sentences_per_second")
@@ -267,8 +272,7 @@ def test_a_front_may_be_of_size_and_speed_too(tmp_path, sweep):
     assert [row.name for row in front(folder, ["model/parameters", METRIC])[1]] == ["t0000", "t0001"]
     with pytest.raises(UnknownNameError, match=r"no metric 'model/parameter' in .*did you mean 'model/parameters'"):
         front(folder, ["model/parameter"])
-    losing = {METRIC: 0.5, "train/loss": 0.1}
-    write_reports(folder.trial(0), [Report(index=1, step=1, pairs=1, seconds=1, metrics=losing)])
+    add(folder, sweep, 7, [0.5], "finished", metrics={METRIC: 0.5, "train/loss": 0.1})
     with pytest.raises(SpecError, match="'train/loss' is of the training"):
         front(folder, ["train/loss"])
 
@@ -284,7 +288,8 @@ def test_a_running_trial_shows_the_step_between_its_reports(tmp_path, sweep):
     write_json(folder.trial(0) / "progress.json", {"step": "17", "steps": None, "loss": [], "seconds": "long"})
     assert leaderboard(folder)[0] == replace(reported, steps=None, loss=None), "of a damaged one nothing is shown"
     write_json(folder.trial(0) / "progress.json", now)
-    for state, seconds in (("stopped", row.seconds), ("pruned", reported.seconds)):
-        outcome(folder.trial(0), state)
+    ledger = Ledger(folder.path / "results.jsonl")
+    for end, seconds in ((("stop", 0), row.seconds), (("end", 0), reported.seconds)):
+        ledger.add(*end, **({"state": "PRUNED", "values": None, "kind": "pruned"} if end[0] == "end" else {}))
         (ended,) = leaderboard(folder)
         assert (ended.loss, ended.seconds) == (None, seconds)

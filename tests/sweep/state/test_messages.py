@@ -1,11 +1,8 @@
-import json
-
 import pytest
 
 from babeltune.schema.records import Point, Report
 from babeltune.schema.storage_location import StorageLocation
 from babeltune.sweep.search.study import Ledger, end_facts
-from babeltune.sweep.state.folder import outcome, read_outcome
 from babeltune.sweep.state.messages import FAILURES, Order, ReportMessage, TrialAssignment, TrialEnd, end_of
 
 ASSIGNMENT = TrialAssignment(
@@ -66,12 +63,3 @@ def test_the_ledger_keeps_the_kind_of_an_end(tmp_path):
     assert end_of(line) == end
     assert end.failed
     assert {end.kind} <= FAILURES
-
-
-def test_an_outcome_file_keeps_the_kind_of_an_end(tmp_path):
-    place = tmp_path / "trials" / "t0000"
-    place.mkdir(parents=True)
-    end = TrialEnd("restarts", text="no progress for 1800 s; given up after 3 restarts without a new report")
-    outcome(place, "failed", end)
-    assert read_outcome(place) == "failed"
-    assert end_of(json.loads((place / "outcome.json").read_text())) == end

@@ -16,9 +16,9 @@ from babeltune.files import write_json
 from babeltune.planning.space import make_trial
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.schema.records import Report
-from babeltune.sweep.state.folder import SweepFolder, outcome
+from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.seed_summary import cells, compare, footnote, markdown
-from babeltune.training.checkpoint import write_reports
+from made_sweeps import log_trial
 
 ACCURACY, ERROR, GRADED = "dev/everyday/accuracy", "dev/everyday/xsim_error", "dev/sts/spearman"
 SEARCHED = "parameters={temperature: {choice: [0.05, 0.1]}, tcm: {choice: [true, false]}, seed: {choice: [0, 1, 2]}}"
@@ -45,9 +45,7 @@ def add(folder, sweep, number, scores, state="finished", **params):
         )
         for i, s in enumerate(scores, 1)
     ]
-    write_reports(place, reports)
-    if state != "running":
-        outcome(place, state)
+    log_trial(folder, number, params, reports, None if state == "running" else state)
 
 
 @pytest.fixture

@@ -8,13 +8,14 @@ import shutil
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import pytest
+from filelock import Timeout
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
@@ -42,11 +43,12 @@ from babeltune.sweep.state.fencing import (
     acquire,
 )
 from babeltune.sweep.state.folder import SweepFolder
+from babeltune.sweep.state.log import LEDGER
 from babeltune.sweep.sync import driver as driver_module
 from babeltune.sweep.sync import leased_folder
 from babeltune.sweep.sync.checkpoint_names import latest_names
 from babeltune.sweep.sync.driver import DriverSync
-from babeltune.sweep.sync.fencing import RESULTS, BucketLease, TrialFence
+from babeltune.sweep.sync.fencing import BucketLease, TrialFence
 from babeltune.sweep.sync.worker import pull_trial, push_trial
 from babeltune.training.checkpoint import MANIFEST, REPORTS, checkpoint_folder, last_good, read_reports
 from waiting import PATIENCE_S, wait_until
@@ -175,6 +177,22 @@ class Connection:
         path.write_bytes(data)
 
 
+@contextmanager
+def in_turn(mirror: Mirror, process: Process, key: str) -> Iterator[None]:
+    """`Mirror.in_turn` of a process that stands still while another one that stands still has the turn."""
+    lock = mirror.lock(key)
+    while True:
+        try:
+            lock.acquire(timeout=0)
+            break
+        except Timeout:
+            process.point()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 def a_report(index: int, by: str) -> Report:
     return Report(index=index, step=index, pairs=index, seconds=0.0, metrics={"dev/x": 0.5}, facts={"by": by})
 
@@ -225,7 +243,7 @@ class TwoDrivers(RuleBasedStateMachine):
         self.now, self.begun = 0.0, 0
         self.machines = [Driver("one"), Driver("two")]
         self.everyone: list[Process] = []
-        self.acknowledged: dict[str, list[bytes]] = {REPORTS: [], RESULTS: []}
+        self.acknowledged: dict[str, list[bytes]] = {REPORTS: [], LEDGER: []}
 
     def clock(self, driver: Driver, process: Process) -> Clock:
         """Two machines' clocks show other times, and one runs faster."""
@@ -402,14 +420,14 @@ class OnABucket(TwoDrivers):
 
     def record(self, machine: Driver, sync: DriverSync) -> None:
         """Adds to the ledger what the worker reported."""
-        ledger = sync.folder.path / RESULTS
+        ledger = sync.folder.path / LEDGER
         lines = ledger.read_bytes().splitlines() if ledger.exists() else []
         lines += [
             json.dumps({"index": n, "by": machine.name}).encode() for n in range(len(lines) + 1, machine.made + 1)
         ]
         ledger.write_bytes(b"".join(line + b"\n" for line in lines))
         sync._send(final=False)
-        self.acknowledge(RESULTS, lines)
+        self.acknowledge(LEDGER, lines)
 
     def train(self, machine: Driver, token: int, began: str, process: Process) -> None:
         mirror = Mirror(
@@ -417,6 +435,7 @@ class OnABucket(TwoDrivers):
         )
         mirror.store = Connection(self.bucket, process, fenced=self.fenced)
         mirror.fence = TrialFence(BucketLease(mirror.store, "s"), token)
+        mirror.in_turn = partial(in_turn, mirror, process)  # type: ignore[method-assign]
         folder = mirror.path(TRIAL)
         pulled = False
         while True:

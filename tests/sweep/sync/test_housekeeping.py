@@ -24,9 +24,10 @@ from babeltune.storage.packages import PACKAGE_MANIFEST, PULLING
 from babeltune.sweep.driver.keep import CheckpointPolicy
 from babeltune.sweep.driver.run import only_driver
 from babeltune.sweep.state.fencing import OWNER, Lease
-from babeltune.sweep.state.folder import SweepFolder, outcome, read_outcome
+from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.housekeeping import OPTIMIZER, SENT, SPOOL, spool_savings, why_removed
 from babeltune.sweep.state.leaderboard import leaderboard, winner
+from babeltune.sweep.state.log import log_of
 from babeltune.sweep.state.messages import TrialAssignment
 from babeltune.sweep.sync import driver as driver_module
 from babeltune.sweep.sync import follow
@@ -418,11 +419,9 @@ def test_who_follows_a_busy_sweep_gets_what_is_new_and_lists_nothing(stored, mac
             for number in range(40, 45):
                 train(number)
                 tell("propose", number, params={})
-                wait_until(lambda number=number: seen(lambda: (there.trial(number) / "trial.json").exists()))
+                wait_until(lambda number=number: seen(lambda: number in log_of(there.path).trials))
                 tell("end", number, state="COMPLETE")
-                outcome(folder.trial(number), "finished")
-                sync.wake()
-                wait_until(lambda number=number: seen(lambda: read_outcome(there.trial(number)) == "finished"))
+                wait_until(lambda number=number: seen(lambda: log_of(there.path).trials[number].end is not None))
             assert [(r.name, r.state, r.metrics) for r in leaderboard(there)] == [
                 (r.name, r.state, r.metrics) for r in leaderboard(folder)
             ]

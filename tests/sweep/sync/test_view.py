@@ -26,7 +26,7 @@ from babeltune.storage.packages import PACKAGE_MANIFEST
 from babeltune.sweep.driver.run import driven_folder, submit
 from babeltune.sweep.state import fencing, heartbeat
 from babeltune.sweep.state.fencing import OWNER, Lease
-from babeltune.sweep.state.folder import SweepFolder, read_log, read_outcome
+from babeltune.sweep.state.folder import SweepFolder, read_log
 from babeltune.sweep.state.leaderboard import leaderboard
 from babeltune.sweep.state.lease import only_driver
 from babeltune.sweep.state.messages import TrialAssignment
@@ -39,6 +39,7 @@ from babeltune.sweep.workers.standalone import standalone
 from babeltune.sweep_report.write import write_report
 from babeltune.training.checkpoint import read_reports
 from bucket_servers import BUCKET
+from made_sweeps import states
 from waiting import PATIENCE_S, wait_until, when
 
 PREFIX = "team"
@@ -109,7 +110,7 @@ def test_the_bucket_holds_what_lasts_and_no_scratch(far, s3):
     _, folder = far
     keys = {key.removeprefix(f"{PREFIX}/sweeps/{folder.id}/") for key in s3.keys(f"{PREFIX}/sweeps/{folder.id}/")}
     assert {"sweep.json", "study.db", "results.jsonl", "prepared.json", "spool.jsonl", "state.json", OWNER} <= keys
-    assert {"trials/t0000/trial.json", "trials/t0000/outcome.json", "trials/t0001/reports.jsonl"} <= keys
+    assert {"trials/t0000/trial.json", "trials/t0001/reports.jsonl"} <= keys
     assert f"trials/t0001/checkpoints/000002-1/{PACKAGE_MANIFEST}" in keys, "sent under the first fencing token"
     assert not [key for key in keys if key.startswith(("train/", "tune/")) or key.endswith(".lock")]
     assert str(folder.path.parents[1]) not in s3.get(f"{PREFIX}/sweeps/{folder.id}/prepared.json").decode()
@@ -307,12 +308,12 @@ def test_a_sweep_that_another_machine_took_over_is_that_ones_to_record(ray_clust
             owner = json.loads(s3.get(key))
             s3.put(key, json.dumps({**owner, "session": "another", "host": "elsewhere", "folder": "/x"}).encode())
 
-        when(lambda: board.stage == SEARCHING and read_outcome(folder.trial(0)) == "running", come)
+        when(lambda: board.stage == SEARCHING and states(folder) == ["running"], come)
 
     with pytest.raises(SweepError, match="was taken over by elsewhere; this driver stops"):
         submit(longer, one, watch=another)
     assert folder.state() == "running", "as the other one left it"
-    assert [read_outcome(path) for path in folder.trials()] == ["running"], "and so is the trial"
+    assert states(folder) == ["running"], "and so is the trial"
     client = MlflowClient(one.mlflow)
     runs = client.search_runs([each.experiment_id for each in client.search_experiments()])
     mine = [run for run in runs if run.data.tags.get("babeltune.sweep") == folder.id]

@@ -27,9 +27,10 @@ from babeltune.sweep.driver.recorder import Recorder
 from babeltune.sweep.search.tune_run import search
 from babeltune.sweep.search.tune_searcher import Callbacks, Event, OnEvent
 from babeltune.sweep.search.warm_start import warm_trials
-from babeltune.sweep.state.folder import ENDED, SweepFolder, read_outcome
+from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.leaderboard import leaderboard
-from babeltune.sweep.state.messages import TrialAssignment, TrialOutcome
+from babeltune.sweep.state.log import log_of
+from babeltune.sweep.state.messages import ENDED, TrialAssignment, TrialOutcome
 from babeltune.sweep.state.progress import SweepProgress
 from babeltune.sweep.state.provenance import check_unchanged
 from babeltune.sweep.sync.driver import DriverSync
@@ -188,22 +189,15 @@ class Attempt:
 
     def _listener(self, recorder: Recorder) -> OnEvent:
         """Passes every event of a trial on to the storage, to MLflow and to the sweep's progress."""
-        ended, progress = ended_trials(self.folder), self.progress
+        progress = self.progress
 
         def on_event(kind: Literal["start", "report", "end"], number: int, event: Event) -> Mapping[str, Scalar] | None:
             self.driver_sync.see(kind, number, event)
             attributes = recorder.on_event(kind, number, event)
             self.driver_sync.wake()
             if isinstance(event, TrialOutcome) and event.state in ENDED:
-                ended.add(self.folder.trial(number).name)
-                progress.ended = len(ended)
+                progress.ended = log_of(self.folder.path).ended
                 progress.progress(progress.stage, progress.ended, self.sweep.budget.trials)
             return attributes
 
         return on_event
-
-
-def ended_trials(folder: SweepFolder) -> set[str]:
-    """The trials that finished, were pruned or failed."""
-    view = [path for path in folder.trials() if (path / "trial.json").exists()]
-    return {path.name for path in view if read_outcome(path) in ENDED}

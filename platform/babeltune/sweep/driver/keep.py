@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import bisect
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from babeltune.schema.records import Sweep
 from babeltune.storage.mirror import Mirror
-from babeltune.sweep.state.folder import ENDED, SweepFolder
+from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.housekeeping import OPTIMIZER, Removal, note_removed, why_removed
-from babeltune.sweep.state.leaderboard import Row, best_first, trial_row
+from babeltune.sweep.state.leaderboard import Row, best_first, trial_rows
+from babeltune.sweep.state.messages import ENDED
 from babeltune.sweep.sync.driver import DriverSync
 from babeltune.sweep.sync.housekeeping import drop_all, drop_checkpoints, drop_optimizers
 
@@ -41,8 +42,7 @@ class CheckpointPolicy:
         """For all trials that have ended: at the beginning, and at the end for what late workers wrote."""
         if not self.active:
             return
-        rows = [trial_row(path, *self._sweep.objectives) for path in self._trials()]
-        ranks = sorted(map(self._rank, (row for row in rows if row.state in ENDED)))
+        ranks = sorted(map(self._rank, trial_rows(self._folder, self._sweep, *ENDED)))
         most = self._sweep.keep.trials
         self._best, others = ranks[:most], ranks[len(ranks[:most]) :]
         removed, kept = ([rank[2] for rank in each] for each in (others, self._best))
@@ -53,9 +53,6 @@ class CheckpointPolicy:
             self._strip_here(name)
         if removed or stripped:
             self._in_bucket(lambda mirror: drop_all(mirror, mirror.key(self._folder.path), removed, stripped))
-
-    def _trials(self) -> Iterable[Path]:
-        return [path for path in self._folder.trials() if (path / "trial.json").exists()]
 
     def _rank(self, row: Row) -> Rank:
         return row.state != "finished", self._order(row.metrics), row.name

@@ -1,4 +1,4 @@
-"""Records what happens in a sweep, in MLflow and in the trials' outcome files."""
+"""Records what happens in a sweep in MLflow and in the log."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ from babeltune.sweep.driver.summary import (
 from babeltune.sweep.search.study import Ledger
 from babeltune.sweep.search.tune_searcher import Event
 from babeltune.sweep.state.fencing import OvertakenError
-from babeltune.sweep.state.folder import ENDED, State, SweepFolder, condition_of, outcome, read_of_trial, read_outcome
+from babeltune.sweep.state.folder import SweepFolder, condition_of, read_of_trial
 from babeltune.sweep.state.leaderboard import trial_row
-from babeltune.sweep.state.messages import EndLine, TrialEnd, TrialOutcome, end_of
+from babeltune.sweep.state.log import LEDGER, log_of
+from babeltune.sweep.state.messages import ENDED, State, TrialEnd, TrialOutcome
 from babeltune.sweep.state.provenance import environment_facts
-from babeltune.sweep.state.rebuild import ACCEPTED, DIGESTS, ENDS, FACTS, SPEC, damage
+from babeltune.sweep.state.rebuild import ACCEPTED, DIGESTS, FACTS, SPEC, damage
 from babeltune.tracking.checkpoint_models import CheckpointModel
 from babeltune.tracking.metric_choice import MetricChoice, best_name
 from babeltune.tracking.mlflow_client import NOTE, SWEEP, TRIAL
@@ -80,7 +81,7 @@ def close_tracker(tracker: Tracker, folder: SweepFolder, wait: float = LAST_WAIT
 
 
 class Recorder:
-    """Writes what happens to MLflow and to the trials' outcome files."""
+    """Writes what happens to MLflow and to the log."""
 
     def __init__(
         self,
@@ -101,8 +102,6 @@ class Recorder:
         """Trials that began and have not ended."""
         self.choices: dict[int, MetricChoice] = {}
         """What MLflow gets of each trial that began and has not ended."""
-        self.accepted: dict[int, int] = {}
-        """The last report that the search took of each trial. A trial may fail with one more in its folder."""
         self.summarized = 0.0
         """When the sweep's run was last given its summary, by the monotonic clock."""
         self.complete = False
@@ -180,7 +179,10 @@ class Recorder:
             self.tracker.close(0)
             return
         with contextlib.suppress(OSError):  # a storage that refuses is what it ended with
+            ledger = Ledger(self.folder.path / LEDGER)
             for number in sorted(self.open):
+                with self.folder.guard():
+                    ledger.add("stop", number)
                 self.end(number, "stopped", TrialEnd("stopped"))
             self.catch_up()
             if self.policy is not None:
@@ -194,30 +196,21 @@ class Recorder:
         )
 
     def catch_up(self) -> None:
-        """Records what the ledger has and MLflow or a trial's folder lacks, because a driver died or its disk was
-        full."""
+        """Sends MLflow what the ledger has and it lacks, because a driver died or its disk was full."""
         spooled = self.tracker.spooled()
-        recorded: dict[int, set[int]] = {}
-        ended: dict[int, EndLine] = {}
-        for line in Ledger(self.folder.path / "results.jsonl").lines:
-            recorded.setdefault(line["number"], set())
-            if line["event"] == "report":
-                recorded[line["number"]].add(line["index"])
-            elif line["event"] == "end":
-                ended[line["number"]] = line
-        for number, indices in recorded.items():
+        for number, trial in log_of(self.folder.path).trials.items():
             known, place = spooled.get(str(number), SpooledRun()), self.folder.trial(number)
             if read_of_trial(place, "trial.json") is None:  # its method refused it, or it is lost: nothing to tell
                 continue
-            reports = [r for r in read_reports(place) if r.index in indices and r.step not in known.steps]
-            state = ENDS[ended[number]["state"]] if number in ended else None
-            late = state is not None and (not known.ended or state != read_outcome(place))
+            reports = [report for report in self._accepted(number) if report.step not in known.steps]
+            late = trial.end is not None and not known.ended
             if reports or late:
                 self.folder.note(f"MLflow is sent again what it lacks of {place.name}")
                 self.start(number, again=True)
                 for report in reports:
                     self.report(number, report)
-                self.end(number, state or "stopped", end_of(ended.get(number) or {}), again=True)
+                state = "stopped" if trial.end is None else trial.state
+                self.end(number, state, trial.end or TrialEnd("stopped"), again=True)
 
     def on_event(self, _: str, number: int, event: Event) -> dict[str, Scalar] | None:
         """Records a trial's start, a report, or its end."""
@@ -235,8 +228,6 @@ class Recorder:
         if trial is None:
             raise DamagedError(damage(self.folder.trial(number) / "trial.json"))
         self.open.add(number)
-        with self.folder.guard():
-            outcome(self.folder.trial(number), "running")
         if not again:
             self.folder.note(f"{self.folder.trial(number).name} {_beginning(self.folder.trial(number))}")
         settings = {key: trial[key] for key in ("method", "config", "training", "student", "sampling", "seed")}
@@ -260,7 +251,6 @@ class Recorder:
         return None
 
     def report(self, number: int, report: Report) -> None:
-        self.accepted[number] = report.index
         now = _time_of(report)
         values = {**self._best_so_far(number, report), **report.metrics}
         choice = self.choices.setdefault(number, self._choice())
@@ -277,13 +267,16 @@ class Recorder:
         aim = self.sweep.objectives[0].metric
         return {} if best is None else {best_name(aim): best.metrics[aim]}
 
+    def _accepted(self, number: int) -> list[Report]:
+        """The reports that the search took of a trial. A trial may fail with one more in its folder."""
+        logged = log_of(self.folder.path).trials[number].logged
+        return [report for report in read_reports(self.folder.trial(number)) if report.index in logged]
+
     def _keep_checkpoint(self, number: int, choice: MetricChoice) -> None:
         """A model of MLflow for the trial's best checkpoint, if it has one."""
         place = self.folder.trial(number)
         values = read_of_trial(place, "trial.json")
-        last = self.accepted.pop(number, None)
-        reports = [report for report in read_reports(place) if last is None or report.index <= last]
-        best = best_report(reports, *self.sweep.objectives)
+        best = best_report(self._accepted(number), *self.sweep.objectives)
         if best is None or values is None:
             return
         trial, name, aim = trial_from(values), f"{self.folder.id}/{place.name}", self.sweep.objectives[0].metric
@@ -322,8 +315,6 @@ class Recorder:
     def end(self, number: int, state: State, end: TrialEnd, *, again: bool = False) -> None:
         place = self.folder.trial(number)
         self.open.discard(number)
-        with self.folder.guard():
-            outcome(place, state, end)
         row = trial_row(place, *self.sweep.objectives)
         best = "".join(
             f" {o.metric} {row.metrics[o.metric]:.4f}" for o in self.sweep.objectives if o.metric in row.metrics

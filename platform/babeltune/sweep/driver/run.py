@@ -22,12 +22,13 @@ from babeltune.schema.cluster import Cluster
 from babeltune.schema.records import Sweep
 from babeltune.schema.storage_location import DAY_S
 from babeltune.signals import StopSignal
-from babeltune.sweep.driver.attempt import Attempt, ended_trials
+from babeltune.sweep.driver.attempt import Attempt
 from babeltune.sweep.driver.recorder import close_tracker
 from babeltune.sweep.search.recovery import study_refusals
 from babeltune.sweep.state.fencing import OvertakenError
 from babeltune.sweep.state.folder import SweepFolder, refuse_a_file
 from babeltune.sweep.state.lease import folder_lease, leased, only_driver, this_driver, this_ray
+from babeltune.sweep.state.log import log_of
 from babeltune.sweep.state.progress import SweepProgress, is_driven
 from babeltune.sweep.state.provenance import check_unchanged, deciding_facts, finish_accepting
 from babeltune.sweep.state.rebuild import mend
@@ -126,7 +127,7 @@ def _submit(
     finished = folder.state() == "finished"
     if not (finished and folder.read("sweep.json") == plain(sweep)):  # the sweep written last is the latest
         folder.write("sweep.json", sweep)
-    ended = len(ended_trials(folder))
+    ended = log_of(folder.path).ended
     if finished and ended >= sweep.budget.trials and folder.is_whole():
         send_rest(sweep, cluster, folder)
         return folder

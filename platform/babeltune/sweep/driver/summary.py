@@ -11,8 +11,9 @@ from typing import cast, get_args
 from babeltune.evaluation.metric_names import COMPUTE
 from babeltune.files import write_whole
 from babeltune.schema.records import Report, Scalar, Sweep
-from babeltune.sweep.state.folder import State, SweepFolder
+from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.leaderboard import Row, leaderboard, leading
+from babeltune.sweep.state.messages import State
 from babeltune.tracking.metric_choice import best_name
 from babeltune.tracking.mlflow_client import DataInput, link_to_run
 

@@ -19,7 +19,10 @@ from babeltune.files import aside
 from babeltune.schema.records import Scalar, Sweep
 from babeltune.sweep.search.study import Ledger, Proposals, follow, open_study, reported
 from babeltune.sweep.search.warm_start import Suggest
+from babeltune.sweep.state.folder import SweepFolder
+from babeltune.sweep.state.log import reported as reported_facts
 from babeltune.sweep.state.messages import end_of
+from babeltune.training.checkpoint import read_reports
 
 log = logging.getLogger(__name__)
 
@@ -68,22 +71,23 @@ def sound_study(
     return study
 
 
-def catch_up(ledger: Ledger, proposals: Proposals) -> None:
-    """Adds to the ledger what the study learned just before a crash, in the order in which it did."""
-    recorded = {
-        event: {line["number"] for line in ledger.lines if line["event"] == event} for event in ("propose", "end")
-    }
+def catch_up(ledger: Ledger, proposals: Proposals, folder: Path) -> None:
+    """Adds to the ledger what the study learned just before a crash, in the order in which it did. The sweep's `folder`
+    has what was reported."""
+    proposed, ended = ledger.numbers("propose"), ledger.numbers("end")
     unknown: list[tuple[datetime, Callable[[], None]]] = []
     for number, trial in sorted(proposals.trials().items()):
         began = trial.datetime_start or datetime.min
         until = max(began, trial.datetime_complete or datetime.max)
-        if number not in recorded["propose"]:
+        if number not in proposed:
             unknown.append((began, partial(ledger.add, "propose", number, params=trial.params)))
         known = {line["index"] for line in ledger.reports(number)}
         for index, values in sorted(reported(trial).items()):
             if index not in known:  # proposals do not depend on when a report came
-                unknown.append((until, partial(ledger.add, "report", number, index=index, values=values)))
-        if number not in recorded["end"] and trial.state.is_finished():
+                made = {report.index: report for report in read_reports(SweepFolder(folder).trial(number))}
+                facts = reported_facts(made[index]) if index in made else {}
+                unknown.append((until, partial(ledger.add, "report", number, index=index, values=values, **facts)))
+        if number not in ended and trial.state.is_finished():
             final = trial.values if trial.state == TrialState.COMPLETE else None
             end = end_of({"state": trial.state.name, **trial.user_attrs})
             unknown.append((until, partial(ledger.add_end, number, trial.state.name, final, end)))
@@ -111,12 +115,9 @@ def _difference(known: dict[int, FrozenTrial], ledger: Ledger) -> str:
 def _half_drawn(known: dict[int, FrozenTrial], ledger: Ledger) -> str:
     """The study's last trial, if the driver died while its parameters were drawn and the ledger knows all else.
     Drawing only the rest would not give what an undisturbed search draws."""
-    recorded = {
-        event: {line["number"] for line in ledger.lines if line["event"] == event} for event in ("propose", "end")
-    }
-    new = known.keys() - recorded["propose"]
+    new = known.keys() - ledger.numbers("propose")
     ended = {number for number, trial in known.items() if trial.state.is_finished()}
-    if len(new) != 1 or new != {max(known)} or ended - recorded["end"] or known[max(known)].intermediate_values:
+    if len(new) != 1 or new != {max(known)} or ended - ledger.numbers("end") or known[max(known)].intermediate_values:
         return ""
     return f"trial {max(known)} was being drawn"
 

@@ -25,11 +25,13 @@ from babeltune.planning.space import grid
 from babeltune.schema.paths import sqlite_url
 from babeltune.schema.records import Scalar, Sweep
 from babeltune.sweep.search.few_trials import FewTrials, FewTrialsSampler
-from babeltune.sweep.search.warm_start import STUDY, WARM, Suggest, fitting, like
-from babeltune.sweep.state.messages import LedgerLine, ReportLine, TrialEnd, end_of
+from babeltune.sweep.search.warm_start import WARM, Suggest, fitting, like
+from babeltune.sweep.state.messages import LedgerLine, TrialEnd, end_of
 
 LOCK_TIMEOUT_S = 60.0
 """Seconds to wait for a study in which another process writes."""
+FOR_READERS = ("metrics", "facts")
+"""What a line of the ledger has for `log.py`, which the search does not ask for."""
 REPORT = "report "
 """The user attribute that holds a report, followed by the report's index, if there are several objectives."""
 
@@ -63,7 +65,7 @@ def open_study(folder: Path, sweep: Sweep) -> optuna.Study:
     """The sweep's study in `folder`, created when it is not there."""
     make_folders(folder)
     return optuna.create_study(
-        study_name=STUDY,
+        study_name="sweep",
         storage=optuna.storages.RDBStorage(
             sqlite_url(folder / "study.db"), engine_kwargs={"connect_args": {"timeout": LOCK_TIMEOUT_S}}
         ),
@@ -85,7 +87,7 @@ class Ledger:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.lines: list[LedgerLine] = []
-        self._reports: dict[int, list[ReportLine]] = {}
+        self._reports: dict[int, list[LedgerLine]] = {}
         self._notes: dict[int, dict[str, Scalar]] = {}
         self.given_up: set[int] = set()
         """Trials that ended before the sweep ended for its failures."""
@@ -109,11 +111,15 @@ class Ledger:
         self._remember(line)
         append_line(self._path, json.dumps(line).encode())
 
-    def add_end(self, number: int, state: str, values: list[float] | None, end: TrialEnd) -> None:
-        """Appends a trial's end in this state of Optuna's."""
-        self.add("end", number, state=state, values=values, **end_facts(end))
+    def add_end(self, number: int, state: str, values: list[float] | None, end: TrialEnd, **progress: int) -> None:
+        """Appends a trial's end in this state of Optuna's, and how far its training was."""
+        self.add("end", number, state=state, values=values, **end_facts(end), **progress)
 
-    def reports(self, number: int) -> list[ReportLine]:
+    def numbers(self, event: str) -> set[int]:
+        """The trials that have an event of this kind."""
+        return {line["number"] for line in self.lines if line["event"] == event}
+
+    def reports(self, number: int) -> list[LedgerLine]:
         """The trial's reports: `index`, `values` by objective, `checkpoint`."""
         return list(self._reports.get(number, ()))
 
@@ -132,7 +138,8 @@ class Ledger:
         elif line["event"] == "give_up":
             self.given_up |= set(line["trials"])
             self.failed -= self.given_up
-        self.lines.append(line)
+        # What only readers want would stay in the driver's memory for each report of each trial.
+        self.lines.append(cast("LedgerLine", {name: value for name, value in line.items() if name not in FOR_READERS}))
 
 
 class Proposals:
@@ -155,7 +162,7 @@ class Proposals:
 
     def _add_warm(self, warm: list[FrozenTrial], done: int) -> None:
         for earlier in warm[done:]:
-            distributions = like(earlier, self._suggest)
+            distributions = like(earlier.params, self._suggest)
             params = {name: earlier.params[name] for name in distributions}
             attrs = {WARM: earlier.number}
             self._study.add_trial(
@@ -238,7 +245,7 @@ def follow(lines: Iterable[LedgerLine], proposals: Proposals, propose: Callable[
             if (began := propose(line["params"])) != number:
                 raise SweepError(f"results.jsonl proposes trial {number} where trial {began} is next; it was altered")
         elif line["event"] == "report":
-            proposals.report(number, line["index"], line["values"])
+            proposals.report(number, line["index"], line["values"] or [])
             proposals.note(number, {"checkpoint": line.get("checkpoint", "")})
         elif line["event"] == "note":
             proposals.note(number, line["attributes"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import logging
+import math
 import os
 import shutil
 import uuid
@@ -240,7 +241,7 @@ def prime(scheduler: TrialScheduler, lines: Iterable[LedgerLine]) -> set[int]:
         if line["event"] == "propose":
             scheduler.on_trial_add(None, trial)
         elif line["event"] == "report":
-            result = {"reports": line["index"], "objective": line["values"][0]}
+            result = {"reports": line["index"], "objective": (line["values"] or [math.nan])[0]}
             verdict = scheduler.on_trial_result(None, trial, result)
             (stopped.add if verdict == TrialScheduler.STOP else stopped.discard)(line["number"])
     return stopped
@@ -268,11 +269,11 @@ def search(
     ledger, warm = Ledger(folder / "results.jsonl"), warm_trials(folder, sweep, suggest)
     with stop.guard():
         proposals = Proposals(sound_study(folder, sweep, ledger, suggest, warm), sweep, suggest, warm)
-        catch_up(ledger, proposals)
+        catch_up(ledger, proposals, folder)
     scheduler = scheduler_for(sweep, pool.dispatcher)
     running = proposals.trials(TrialState.RUNNING)
     stopped = {n for n in prime(scheduler, ledger.lines) if len(ledger.reports(n)) < largest(sweep, "reports")}
-    records = TrialRecords(sweep, proposals, ledger, pool, callbacks, stop)
+    records = TrialRecords(sweep, proposals, ledger, pool, callbacks, stop, folder)
     searcher = OptunaSearcher(records, trials, judged=stopped & running.keys())
     try:
         with passed_over() as pass_over:

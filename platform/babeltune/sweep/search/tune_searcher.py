@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import ray
@@ -18,9 +19,12 @@ from babeltune.schema.records import Report, Scalar, Sweep
 from babeltune.signals import StopSignal
 from babeltune.sweep.search.study import Ledger, Proposals
 from babeltune.sweep.search.trial_proxy import Result
-from babeltune.sweep.state.messages import TrialAssignment, TrialEnd, TrialOutcome
-from babeltune.sweep.state.rebuild import ENDS
+from babeltune.sweep.state.folder import SweepFolder, read_of_trial
+from babeltune.sweep.state.leaderboard import steps_in
+from babeltune.sweep.state.log import reported
+from babeltune.sweep.state.messages import ENDS, TrialAssignment, TrialEnd, TrialOutcome
 from babeltune.sweep.workers.pool import WorkerPool
+from babeltune.training.checkpoint import PROGRESS
 
 log = logging.getLogger(__name__)
 Event = TrialAssignment | Report | TrialOutcome | None
@@ -57,9 +61,13 @@ class TrialRecords:
     pool: WorkerPool
     callbacks: Callbacks
     stop: StopSignal
+    folder: Path
+    """The sweep's."""
 
     def tell(self, kind: Literal["start", "report", "end"], number: int, event: Event) -> None:
-        """Tells the listener, and notes what it answers in study and ledger."""
+        """Tells the listener, and notes what it answers. The ledger also gets that a trial starts, or is stopped."""
+        if kind == "start" or (isinstance(event, TrialOutcome) and event.state == "stopped"):
+            self.ledger.add("start" if kind == "start" else "stop", number)
         attributes = self.callbacks.on_event(kind, number, event)
         if attributes and kind != "end" and attributes != self.ledger.noted(number):
             self.proposals.note(number, attributes)
@@ -78,7 +86,8 @@ class TrialRecords:
         values = [report.metrics[objective.metric] for objective in self.sweep.objectives]
         self.proposals.report(number, report.index, values)
         self.proposals.note(number, {"checkpoint": report.checkpoint})
-        self.ledger.add("report", number, index=report.index, values=values, checkpoint=report.checkpoint)
+        facts = reported(report)
+        self.ledger.add("report", number, index=report.index, values=values, checkpoint=report.checkpoint, **facts)
         self.tell("report", number, report)
 
     def end(self, number: int, result: Result) -> None:
@@ -118,7 +127,8 @@ class TrialRecords:
         self.proposals.note_end(number, end)
         final = values if state == TrialState.COMPLETE else None
         self.proposals.tell(number, state, final)
-        self.ledger.add_end(number, state.name, final, end)
+        progress = steps_in(read_of_trial(SweepFolder(self.folder).trial(number), PROGRESS) or {})
+        self.ledger.add_end(number, state.name, final, end, **progress)
 
     def judge(self, *, last: bool = False) -> None:
         """Raises `SweepError` where too many of the trials failed that ended since the sweep last gave up. `last` says

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 
 import optuna
 from optuna.distributions import BaseDistribution
-from optuna.trial import BaseTrial, FrozenTrial, TrialState
-from sqlalchemy.exc import OperationalError
+from optuna.trial import BaseTrial, FrozenTrial
 
 from babeltune.errors import SpecError
 from babeltune.files import plain, write_json
-from babeltune.schema.paths import sqlite_url
 from babeltune.schema.records import Scalar, Sweep
 from babeltune.sweep.state.folder import SweepFolder
+from babeltune.sweep.state.log import LEDGER, LoggedTrial, log_of
 
 if TYPE_CHECKING:
     from babeltune.files import JsonObject
@@ -26,8 +25,6 @@ Suggest = Callable[[BaseTrial], dict[str, Scalar]]
 """Asks an Optuna trial for every parameter of the sweep, conditional ones where they exist."""
 Distributions = dict[str, BaseDistribution]
 """The distribution from which each parameter of a trial is drawn."""
-STUDY = "sweep"
-"""The name of every sweep's study."""
 WARM = "warm_start"
 """The attribute of trials that were taken over."""
 KEPT = "warm_start.json"
@@ -71,44 +68,45 @@ def _taken(distributions: Distributions, *, number: int, params: dict[str, Scala
 
 def _earlier(name: str, folder: Path, sweep: Sweep, suggest: Suggest) -> list[FrozenTrial]:
     """Those of the earlier sweep itself."""
-    named = sorted(folder.parent.glob(f"{name}/study.db")) or sorted(folder.parent.glob(f"{name}-*/study.db"))
-    found = [study for study in named if study.parent != folder]  # a sweep may start from an earlier one of its name
+    named = sorted(folder.parent.glob(f"{name}/{LEDGER}")) or sorted(folder.parent.glob(f"{name}-*/{LEDGER}"))
+    found = [path.parent for path in named if path.parent != folder]  # it may start from an earlier one of its name
     if len(found) != 1:
-        have = sorted(p.parent.name for p in folder.parent.glob("*/study.db") if p.parent != folder)
+        have = sorted(p.parent.name for p in folder.parent.glob(f"*/{LEDGER}") if p.parent != folder)
         raise SpecError(f"sampler.warm_start: {name!r} names {len(found)} sweeps in {folder.parent}; available: {have}")
-    before = _judged(SweepFolder(found[0].parent).sweep())
+    before = _judged(SweepFolder(found[0]).sweep())
     other = [name for name, value in _judged(sweep).items() if value != before[name]]
     if other:
         raise SpecError(
-            f"sampler.warm_start: sweep {found[0].parent.name} has other {', '.join(other)}, so its results do not "
+            f"sampler.warm_start: sweep {found[0].name} has other {', '.join(other)}, so its results do not "
             "compare with this sweep's; name one that was judged alike, or leave warm_start out"
         )
-    try:
-        earlier = optuna.load_study(study_name=STUDY, storage=sqlite_url(found[0]))
-        finished = earlier.get_trials(states=(TrialState.COMPLETE,))
-    except (OperationalError, optuna.exceptions.StorageInternalError):
-        raise  # the storage refuses, and the study may be sound
-    except Exception as error:  # whatever an altered file leads to
-        raise SpecError(
-            f"sampler.warm_start: {found[0]} cannot be read ({str(error).splitlines()[0]}); `babeltune resume "
-            f"{found[0].parent.name}` makes it again, or leave warm_start out"
-        ) from error
-    usable = [trial for trial in finished if like(trial, suggest)]
+    trials = sorted(log_of(found[0]).trials.items())
+    finished = [(number, trial) for number, trial in trials if trial.state == "finished" and trial.logged]
+    usable = [
+        _taken(distributions, number=number, params=trial.params or {}, values=_values(sweep, trial))
+        for number, trial in finished
+        if (distributions := like(trial.params or {}, suggest))
+    ]
     if not usable:
         raise SpecError(
-            f"sampler.warm_start: none of the {len(finished)} finished trials of {found[0].parent.name} lies in this "
+            f"sampler.warm_start: none of the {len(finished)} finished trials of {found[0].name} lies in this "
             "search space; give both sweeps the same parameters, or leave warm_start out"
         )
     return usable
 
 
-def like(earlier: FrozenTrial, suggest: Suggest) -> Distributions:
+def _values(sweep: Sweep, trial: LoggedTrial) -> list[float]:
+    """The objectives at the trial's last report."""
+    return [trial.reports[-1].metrics[objective.metric] for objective in sweep.objectives]
+
+
+def like(params: Mapping[str, Scalar], suggest: Suggest) -> Distributions:
     """Today's distributions of an earlier trial's parameters; empty when its values lie outside of them."""
     try:
-        found = fitting(earlier.params, suggest)
+        found = fitting(params, suggest)
     except SpecError:
         return {}
-    return found if set(found) == set(earlier.params) else {}
+    return found if set(found) == set(params) else {}
 
 
 def fitting(params: Mapping[str, Scalar], suggest: Suggest) -> Distributions:

@@ -5,7 +5,7 @@
         examples.json                                     what the best trial made of a few translations
         conditions/1/                                     sweep.json and prepared.json before an accepted change
         study.db    results.jsonl  spool.jsonl            proposals, their order, what MLflow is sent
-        trials/t0007/trial.json  reports.jsonl  progress.json  outcome.json  checkpoints/000003/
+        trials/t0007/trial.json  reports.jsonl  progress.json  checkpoints/000003/
 
 Any process that sees the storage can read it while the sweep runs.
 """
@@ -18,18 +18,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from babeltune.errors import DamagedError, SpecError, SweepError, UnknownNameError, nearest
 from babeltune.files import write_json
 from babeltune.planning.recorded import sweep_from
 from babeltune.schema.records import Scalar, Sweep
-from babeltune.sweep.state.messages import TrialEnd
 from babeltune.sweep.state.names import meant, name_of
 from babeltune.sweep.state.rebuild import damage, read_json, rebuilt
 
-State = Literal["waiting", "running", "finished", "pruned", "failed", "stopped", "damaged"]
-"""State of a trial. `damaged` means that one of its files cannot be read."""
 NEEDED = ("prepared.json", "baselines.json")
 """What a finished sweep has made, besides its trials."""
 NUMBERED = re.compile(r"[tT]?([0-9]{1,9})")
@@ -45,8 +42,6 @@ RATES = "rates.json"
 bytes]}`."""
 ACCEPTING = "accepting.json"
 """What accepting changes will write, until it is written (`provenance.py`)."""
-ENDED = ("finished", "pruned", "failed")
-"""States that a trial keeps."""
 
 
 Guard = Callable[[], AbstractContextManager[None]]
@@ -255,26 +250,6 @@ def read_log(folder: SweepFolder) -> str:
     return folder.log.read_text(encoding="utf-8", errors="replace") if folder.log.exists() else ""
 
 
-def has_begun(path: Path) -> bool:
-    """Whether the trial in this folder has trained up to a checkpoint, or ended without one."""
-    checkpoints = path / "checkpoints"
-    kept = checkpoints.exists() and any(not each.name.startswith(".") for each in checkpoints.iterdir())
-    return kept or read_outcome(path) not in ("running", "stopped")
-
-
 def read_of_trial(place: Path, name: str) -> dict[str, Any] | None:
     """`SweepFolder.read` of a file in a trial's folder."""
     return SweepFolder(place.parents[1]).read(f"{place.parent.name}/{place.name}/{name}")
-
-
-def read_outcome(folder: Path) -> State:
-    """How the trial ended, as far as its folder says."""
-    state: State = (read_of_trial(folder, "outcome.json") or {}).get("state", "running")
-    return state
-
-
-def outcome(folder: Path, state: State, end: TrialEnd | None = None) -> None:
-    """Records how a trial ended, or that it runs."""
-    facts = {} if end is None else {"kind": end.kind, "error_type": end.error_type}
-    reason = "" if end is None else end.text
-    write_json(folder / "outcome.json", {"state": state, "reason": reason, "time": time.time(), **facts})

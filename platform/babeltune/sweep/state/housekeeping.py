@@ -25,10 +25,12 @@ from pathlib import Path
 from babeltune.errors import SweepError
 from babeltune.files import write_json, write_whole, writer_of
 from babeltune.machine import lives
+from babeltune.planning.rules import TRIAL
 from babeltune.schema.storage_location import DAY_S
 from babeltune.storage.object_store import Entry
-from babeltune.sweep.state.folder import ENDED, SweepFolder, sweep_folders
+from babeltune.sweep.state.folder import SweepFolder, sweep_folders
 from babeltune.sweep.state.leaderboard import Row, leaderboard
+from babeltune.sweep.state.messages import ENDED
 from babeltune.sweep.state.stored import FolderStorage, Storage, may_be_driven, may_prepare
 from babeltune.training.checkpoint import MANIFEST
 
@@ -41,7 +43,6 @@ REMOVED = "removed.json"
 SPOOL = "spool.jsonl"
 SENT = "metrics that MLflow has taken"
 """Why a spool can become shorter."""
-TRIAL_NAME = re.compile(r"t[0-9]{4,}")
 STORE_NAME = re.compile(r"[a-z_]+-[0-9a-f]{16}")
 """The name of a store: what it is, and the digest of what it was made from."""
 
@@ -109,7 +110,7 @@ def why_removed(trial: Path) -> str | None:
 def best_trials(rows: Sequence[Row], top: int | None) -> set[str]:
     """The names of the best trials in a leaderboard; all of them if `top` is None. Finished ones come first, because
     promotion takes the best finished trial."""
-    trials = [row for row in rows if TRIAL_NAME.fullmatch(row.name)]
+    trials = [row for row in rows if TRIAL.fullmatch(row.name)]
     ranked = sorted(trials, key=lambda row: row.state != "finished")
     return {row.name for row in ranked[:top]}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -12,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from babeltune.errors import DamagedError, SpecError, SweepError, UnknownNameError, nearest
 from babeltune.evaluation.metric_names import PARAMETERS, SPEED, SPREAD
-from babeltune.files import version
-from babeltune.schema.records import Goal, Objective, Report, Scalar, Sweep
+from babeltune.schema.records import Goal, Objective, Scalar, Sweep
 from babeltune.stages import Stage
-from babeltune.sweep.state.folder import ENDED, State, SweepFolder, condition_of, has_begun, read_of_trial
-from babeltune.sweep.state.messages import end_of
+from babeltune.sweep.state.folder import SweepFolder, condition_of, read_of_trial
+from babeltune.sweep.state.log import LEDGER, LoggedTrial, log_of
+from babeltune.sweep.state.messages import State, TrialEnd
 from babeltune.sweep.state.rebuild import damage, rebuilt
-from babeltune.training.checkpoint import PROGRESS, REPORTS, best_report, read_reports, stage_of
+from babeltune.training.checkpoint import PROGRESS, best_report, stage_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -68,62 +67,71 @@ class Row:
 
 
 def trial_row(path: Path, *objectives: Objective) -> Row:
-    """The leaderboard's line of the trial in this folder, with its best report by the objectives.
-
-    That of one that has ended is remembered while its files stay as they are: a live view of a thousand trials looks
-    twice a second."""
-    key = path, objectives
-    versions = tuple(_version(path / name) for name in ("trial.json", "outcome.json", REPORTS))
-    known = _ended_rows.get(key)
-    if known is not None and known[0] == versions:
-        return known[1]
-    row = _read_row(path, objectives)
-    if row.state in ENDED:
-        _ended_rows[key] = versions, row
-    return row
+    """The leaderboard's line of the trial in this folder, with its best report by the objectives. Raises `DamagedError`
+    for a trial whose ledger is lost."""
+    log = log_of(path.parents[1])
+    trial = log.trials.get(int(path.name[1:]))
+    if trial is None or trial.params is None:
+        raise DamagedError(_lost(path.parents[1], path.name))
+    return _row(path.parents[1], trial, objectives)
 
 
-_ended_rows: dict[tuple[Path, tuple[Objective, ...]], tuple[tuple[object, ...], Row]] = {}
+def _lost(folder: Path, name: str) -> str:
+    return f"{folder / LEDGER} does not say what was searched in {name}; restore it from a copy"
 
 
-def _version(path: Path) -> list[int] | None:
-    """Of a file that may not be there yet."""
-    with suppress(FileNotFoundError):
-        return version(path)
-    return None
-
-
-def _read_row(path: Path, objectives: tuple[Objective, ...]) -> Row:
-    trial = read_of_trial(path, "trial.json")
-    if trial is None:
-        raise DamagedError(damage(path / "trial.json") or f"{path / 'trial.json'} is gone; restore it from a copy")
-    outcome, now = (read_of_trial(path, name) or {} for name in ("outcome.json", PROGRESS))
-    reports = read_reports(path)
-    best: Report | None = best_report(reports, *objectives)
-    aim = objectives[0].metric
-    last = reports[-1] if reports else None
-    running = outcome.get("state", "running") == "running"
-    seconds = 0.0 if outcome.get("state") in ENDED else number_in(now, "seconds") or 0.0
-    lost = outcome.get("state") == "finished" and not (last and last.last)
-    warning = LOST if lost else str(last.facts.get("warning", "")) if last else ""
-    return Row(
-        name=path.name,
-        state=outcome.get("state", "running"),
-        params=trial["params"],
-        metrics=scores_of(best) if best else {},
-        reports=len(reports),
-        step=max(last.step if last else 0, int(number_in(now, "step") or 0)),
-        steps=None if (steps := number_in(now, "steps")) is None else int(steps),
+def _row(folder: Path, trial: LoggedTrial, objectives: tuple[Objective, ...], condition: int = 1) -> Row:
+    """The row of a trial whose settings the ledger has. It is made once for each state of the ledger; that of a trial
+    that has not ended also says what its `progress.json` does at this moment."""
+    key = objectives, condition
+    row: Row | None = trial.derived.get(key)
+    if row is None:
+        row = trial.derived[key] = _logged_row(trial, objectives, condition)
+    if trial.end is not None:
+        return row
+    place, running = folder / "trials" / trial.name, trial.state == "running"
+    now = read_of_trial(place, PROGRESS) or {}
+    steps = steps_in(now)
+    return replace(
+        row,
+        step=max(row.step, steps.get("step", 0)),
+        steps=steps.get("steps", row.steps),
         loss=number_in(now, "loss") if running else None,
         stage=stage_of(now) if running else None,
+        seconds=max(row.seconds, number_in(now, "seconds") or 0.0),
+    )
+
+
+def steps_in(progress: Mapping[str, object]) -> dict[str, int]:
+    """How far a trial is, `step` of `steps`, as far as its `progress.json` says so."""
+    return {name: int(value) for name in ("step", "steps") if (value := number_in(progress, name)) is not None}
+
+
+def _logged_row(trial: LoggedTrial, objectives: tuple[Objective, ...], condition: int) -> Row:
+    """What the ledger alone says."""
+    reports = trial.reports
+    best = best_report(reports, *objectives)
+    aim = objectives[0].metric
+    last = reports[-1] if reports else None
+    lost = trial.state == "finished" and not (last and last.last)
+    end = trial.end or TrialEnd("stopped")
+    return Row(
+        name=trial.name,
+        state=trial.state,
+        params=trial.params or {},
+        metrics=best.metrics if best else {},
+        reports=len(reports),
+        step=max(last.step if last else 0, trial.step),
+        steps=trial.steps or (last.steps if last else 0) or None,
         pairs=last.pairs if last else 0,
-        seconds=max(last.seconds if last else 0.0, seconds),
+        seconds=last.seconds if last else 0.0,
         best=best.index if best else None,
         curve=tuple(each.metrics[aim] for each in reports if aim in each.metrics),
-        reason=outcome.get("reason", ""),
-        kind=end_of(outcome).kind if outcome.get("state") in ENDED else "",
+        reason=end.text,
+        kind=end.kind if trial.end is not None else "",
         last_report_lost=lost,
-        warning=warning,
+        warning=LOST if lost else str(last.facts.get("warning", "")) if last else "",
+        condition=condition,
     )
 
 
@@ -131,18 +139,6 @@ def number_in(record: Mapping[str, object], name: str) -> float | None:
     """The finite number of this name in a record that may be damaged; None if there is none."""
     value = record.get(name)
     return value if isinstance(value, int | float) and math.isfinite(value) else None
-
-
-def scores_of(report: Report) -> dict[str, float]:
-    """A report's metrics, and the mean loss, terms and diagnostics (`train/…`) of its points: the least of what is
-    named `…_least`, and the latest learning rate."""
-    found: dict[str, list[float]] = {}
-    for point in report.points:
-        for name, value in point.values.items():
-            found.setdefault(name, []).append(value)
-    means = {name: min(those) if name.endswith("_least") else sum(those) / len(those) for name, those in found.items()}
-    latest = {name: those[-1] for name, those in found.items() if name.endswith("learning_rate")}
-    return {**means, **latest, **report.metrics}
 
 
 def speed_words(metrics: Mapping[str, float]) -> str:
@@ -197,24 +193,22 @@ def exact_front(values: FloatArray) -> list[FloatArray]:
 def leaderboard(folder: SweepFolder, metric: str | None = None) -> list[Row]:
     """Trials and baselines, best first by the metric (the first objective when absent); unscored ones last.
 
-    A trial whose file is damaged, where no other record has what it held, is a row that says so.
+    A trial that the ledger does not have whole, and a damaged file that no other record makes up for, are rows that say
+    so.
     """
     sweep = folder.sweep()
-    objective, history = sweep.objectives[0], folder.accepted()
-    rows: list[Row] = []
+    objective = sweep.objectives[0]
     damaged = [
         Row(name=name, state="damaged", warning=words)
         for name in ("facts.json", "baselines.json")
         if (words := damage(folder.path / name)) and rebuilt(folder, name) is None
     ]
-    for path in folder.trials():
-        if (path / "trial.json").exists() or has_begun(path):
-            try:
-                rows.append(
-                    replace(trial_row(path, *sweep.objectives), condition=condition_of(int(path.name[1:]), history))
-                )
-            except DamagedError as error:
-                damaged.append(Row(name=path.name, state="damaged", warning=str(error)))
+    damaged += [
+        Row(name=trial.name, state="damaged", warning=_lost(folder.path, trial.name))
+        for trial in list(log_of(folder.path).trials.values())
+        if trial.params is None
+    ]
+    rows = trial_rows(folder, sweep)
     if len(sweep.objectives) > 1:
         unbeaten = pareto_front(rows, sweep.objectives)
         rows = [replace(row, front=row.name in unbeaten) for row in rows]
@@ -224,6 +218,16 @@ def leaderboard(folder: SweepFolder, metric: str | None = None) -> list[Row]:
         check_known(folder, rows, metric)
     order, then = best_first(sweep, metric or objective.metric), best_first(sweep, objective.metric)
     return sorted(rows, key=lambda row: (order(row.metrics), then(row.metrics), row.name))
+
+
+def trial_rows(folder: SweepFolder, sweep: Sweep, *states: State) -> list[Row]:
+    """The rows of the trials whose settings the ledger has, in these states or in any."""
+    history = folder.accepted()
+    return [
+        _row(folder.path, trial, sweep.objectives, condition_of(trial.number, history))
+        for trial in list(log_of(folder.path).trials.values())
+        if trial.params is not None and (not states or trial.state in states)
+    ]
 
 
 def front(folder: SweepFolder, metrics: Sequence[str] = ()) -> tuple[tuple[str, ...], list[Row]]:

@@ -1,4 +1,4 @@
-"""The records that cross a process or a file while a sweep runs. Each has one encoder and one decoder.
+"""The records that cross a process or a file while a sweep runs.
 
 Driver, dispatcher and workers exchange them as JSON text. Control flow reads `kind`, never the wording of a text.
 """
@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, NotRequired, TypedDict, cast, get_args
+from typing import Literal, Required, Self, TypedDict, cast, get_args
 
 from babeltune.files import plain
-from babeltune.schema.records import Report, Scalar, report_from
+from babeltune.schema.mending import adapter_of
+from babeltune.schema.records import Report, Scalar, Strict
 from babeltune.schema.storage_location import StorageLocation
 
 EndKind = Literal[
@@ -27,10 +28,32 @@ which all ranks raise alike. `raised`: any other exception. `peer`: a collective
 """
 FAILURES: frozenset[EndKind] = frozenset({"objective", "refused", "raised", "peer", "restarts"})
 """Kinds of an end that count as a failed trial."""
+State = Literal["waiting", "running", "finished", "pruned", "failed", "stopped", "damaged"]
+"""State of a trial. `damaged` means that the sweep's records lack what it is made of."""
+ENDED: tuple[State, ...] = ("finished", "pruned", "failed")
+"""States that a trial keeps."""
+ENDS: dict[str, Literal["finished", "pruned", "failed"]] = {
+    "COMPLETE": "finished",
+    "PRUNED": "pruned",
+    "FAIL": "failed",
+}
+"""A trial's state, by Optuna's word for it."""
+
+
+class Message(Strict):
+    """A record that crosses a process as JSON text."""
+
+    def encode(self) -> str:
+        return json.dumps(plain(self))
+
+    @classmethod
+    def decode(cls, text: str) -> Self:
+        """Raises `ValueError` for a text that is no such record."""
+        return cast(Self, adapter_of(cls).validate_json(text))  # type: ignore[arg-type]  # a class is hashable
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrialAssignment:
+class TrialAssignment(Message):
     """What a worker group needs to train one trial."""
 
     folder: str
@@ -51,34 +74,17 @@ class TrialAssignment:
     def name(self) -> str:
         return Path(self.folder).name
 
-    def encode(self) -> str:
-        return json.dumps(plain(self))
-
-    @classmethod
-    def decode(cls, text: str) -> TrialAssignment:
-        values = json.loads(text)
-        mirror = values["mirror"]
-        return cls(**{**values, "mirror": None if mirror is None else StorageLocation(**mirror)})
-
 
 @dataclass(frozen=True)
-class ReportMessage:
+class ReportMessage(Message):
     """One report of a trial, on its way from a worker group to the driver."""
 
     trial: str
     report: Report
 
-    def encode(self) -> str:
-        return json.dumps({"trial": self.trial, "report": plain(self.report)})
-
-    @classmethod
-    def decode(cls, text: str) -> ReportMessage:
-        values = json.loads(text)
-        return cls(values["trial"], report_from(values["report"]))
-
 
 @dataclass(frozen=True)
-class TrialEnd:
+class TrialEnd(Message):
     """How a trial, or one rank of it, ended."""
 
     kind: EndKind
@@ -91,13 +97,6 @@ class TrialEnd:
     def failed(self) -> bool:
         return self.kind in FAILURES
 
-    def encode(self) -> str:
-        return json.dumps(plain(self))
-
-    @classmethod
-    def decode(cls, text: str) -> TrialEnd:
-        return cls(**json.loads(text))
-
 
 @dataclass(frozen=True)
 class EndMessage:
@@ -108,7 +107,7 @@ class EndMessage:
 
 
 @dataclass(frozen=True)
-class Order:
+class Order(Message):
     """The dispatcher's answer to a worker group that asks for work."""
 
     kind: Literal["train", "wait", "renew", "close"]
@@ -116,16 +115,6 @@ class Order:
     trial: str = ""
     assignment: TrialAssignment | None = None
     """The trial's assignment, if `kind` is `train`."""
-
-    def encode(self) -> str:
-        assignment = None if self.assignment is None else self.assignment.encode()
-        return json.dumps({"kind": self.kind, "trial": self.trial, "assignment": assignment})
-
-    @classmethod
-    def decode(cls, text: str) -> Order:
-        values = json.loads(text)
-        given = values["assignment"]
-        return replace(cls(values["kind"], values["trial"]), assignment=given and TrialAssignment.decode(given))
 
 
 @dataclass(frozen=True)
@@ -138,60 +127,39 @@ class TrialOutcome:
     """The objectives at its last report."""
 
 
-class ProposeLine(TypedDict):
-    """A line of the ledger, `results.jsonl`: a trial begins."""
+class LedgerLine(TypedDict, total=False):
+    """A line of the ledger, `results.jsonl`. Each kind of event has some of the keys."""
 
-    event: Literal["propose"]
-    number: int
+    event: Required[Literal["propose", "start", "report", "note", "stop", "end", "give_up"]]
+    """`start`: a worker group has the trial, at first or again. `stop`: it was stopped, to be resumed. `note`: a
+    listener gave it attributes. `give_up`: the sweep ended for the failures of some `trials`."""
+    number: Required[int]
     params: dict[str, Scalar]
-
-
-class ReportLine(TypedDict):
-    """A line of the ledger: a report of a trial."""
-
-    event: Literal["report"]
-    number: int
     index: int
-    values: list[float]
-    """The objectives, in the order of the sweep file."""
-    checkpoint: NotRequired[str]
-    """Absent where the report was only found in the study."""
-
-
-class NoteLine(TypedDict):
-    """A line of the ledger: attributes that a listener gave a trial."""
-
-    event: Literal["note"]
-    number: int
-    attributes: dict[str, Scalar]
-
-
-class EndLine(TypedDict):
-    """A line of the ledger: a trial ended. `end_of` reads how."""
-
-    event: Literal["end"]
-    number: int
-    state: str
-    """Optuna's word: COMPLETE, PRUNED or FAIL."""
     values: list[float] | None
-    kind: NotRequired[str]
-    error_type: NotRequired[str]
-    reason: NotRequired[str]
-
-
-class GiveUpLine(TypedDict):
-    """A line of the ledger: the sweep ended for the failures of these trials."""
-
-    event: Literal["give_up"]
-    number: int
+    """The objectives of a report or an end, in the order of the sweep file."""
+    checkpoint: str
+    """Absent where the report was only found in the study."""
+    metrics: dict[str, float]
+    """`scores_of` the report."""
+    step: int
+    """How far the training was, of how many `steps`. Absent where a trial's folder does not say so."""
+    steps: int
+    pairs: int
+    seconds: float
+    last: bool
+    facts: dict[str, Scalar]
+    attributes: dict[str, Scalar]
+    state: str
+    """How a trial ended, in Optuna's word: COMPLETE, PRUNED or FAIL. `end_of` reads the next three."""
+    kind: str
+    error_type: str
+    reason: str
     trials: list[int]
 
 
-LedgerLine = ProposeLine | ReportLine | NoteLine | EndLine | GiveUpLine
-
-
 def end_of(record: Mapping[str, object]) -> TrialEnd:
-    """The end in a record on disk: a line of the ledger, `outcome.json`, or a study's attributes.
+    """The end in a record on disk: a line of the ledger, or a study's attributes.
 
     Without a `kind` the trial was stopped, or finished if its `state` says so.
     """
@@ -201,3 +169,15 @@ def end_of(record: Mapping[str, object]) -> TrialEnd:
         return TrialEnd(cast("EndKind", kind), str(record.get("error_type", "")), text)
     state = str(record.get("state", "")).lower()
     return TrialEnd("finished" if state in ("complete", "finished") else "stopped", text=text)
+
+
+def scores_of(report: Report) -> dict[str, float]:
+    """A report's metrics, and the mean loss, terms and diagnostics (`train/…`) of its points: the least of what is
+    named `…_least`, and the latest learning rate."""
+    found: dict[str, list[float]] = {}
+    for point in report.points:
+        for name, value in point.values.items():
+            found.setdefault(name, []).append(value)
+    means = {name: min(those) if name.endswith("_least") else sum(those) / len(those) for name, those in found.items()}
+    latest = {name: those[-1] for name, those in found.items() if name.endswith("learning_rate")}
+    return {**means, **latest, **report.metrics}

@@ -13,9 +13,11 @@ from dataclasses import dataclass, replace
 
 from babeltune.errors import counted
 from babeltune.planning.recorded import NOT_DECIDING
-from babeltune.sweep.state.folder import ENDED, SweepFolder
-from babeltune.sweep.state.leaderboard import Row
-from babeltune.sweep.state.progress import is_driven, standing
+from babeltune.schema.records import Sweep
+from babeltune.sweep.state.folder import SweepFolder
+from babeltune.sweep.state.leaderboard import best_first, trial_rows
+from babeltune.sweep.state.log import log_of
+from babeltune.sweep.state.progress import state_of
 
 LOG_TIME = "%Y-%m-%d %H:%M:%S"
 LONGEST_VALUE = 24
@@ -52,27 +54,23 @@ class SweepLine:
 
 def sweep_line(folder: SweepFolder) -> SweepLine:
     """The line of one sweep, without what differs. Raises `SweepError` for one that cannot be read."""
-    sweep, state = folder.sweep(), folder.state()
+    sweep = folder.sweep()
     objective = sweep.objectives[0].metric
-    rows, baselines = standing(folder), folder.baselines()
-    trials = [row for row in rows if row.name not in baselines and row.state != "damaged"]
-    best = next((row for row in trials if row.best is not None), None)
+    order = best_first(sweep, objective)
+    scored = [row for row in trial_rows(folder, sweep) if row.best is not None]
+    best = min(scored, key=lambda row: (order(row.metrics), row.name), default=None)
     return SweepLine(
         sweep=folder.id,
         name=sweep.name,
         begun=_begun(folder),
-        state="interrupted" if state == "running" and not is_driven(folder) else state,
-        ended=sum(row.state in ENDED for row in trials),
+        state=state_of(folder),
+        ended=log_of(folder.path).ended,
         budget=sweep.budget.trials,
         objective=objective,
         best=None if best is None else best.name,
-        score=_score(best, objective),
-        data=_data_words(folder),
+        score=None if best is None else best.metrics.get(objective),
+        data=_data_words(folder, sweep),
     )
-
-
-def _score(best: Row | None, objective: str) -> float | None:
-    return None if best is None else best.metrics.get(objective)
 
 
 def _begun(folder: SweepFolder) -> float:
@@ -82,9 +80,9 @@ def _begun(folder: SweepFolder) -> float:
     return (folder.path / "sweep.json").stat().st_mtime
 
 
-def _data_words(folder: SweepFolder) -> str:
+def _data_words(folder: SweepFolder, sweep: Sweep) -> str:
     """Sources and pairs; the sources alone before they are read."""
-    sources = [source.name for source in folder.sweep().data.train if source.train]
+    sources = [source.name for source in sweep.data.train if source.train]
     named = sources[0] if len(sources) == 1 else f"{len(sources)} sources"
     prepared = folder.read("prepared.json") or {}
     rows, groups = prepared.get("group_rows"), prepared.get("groups")
@@ -100,28 +98,35 @@ def with_differences(lines: Sequence[SweepLine], specs: Mapping[str, Mapping[str
     same_name: dict[str, list[str]] = {}
     for line in lines:
         same_name.setdefault(line.name, []).append(line.sweep)
-    return [replace(line, differs=tuple(_differing(line.sweep, same_name[line.name], found))) for line in lines]
+    differing = {name: _differing([found[sweep] for sweep in sweeps]) for name, sweeps in same_name.items()}
+    return [replace(line, differs=tuple(_values(found[line.sweep], differing[line.name]))) for line in lines]
 
 
-def _differing(sweep: str, others: Sequence[str], found: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
-    keys = sorted({key for other in others for key in found[other]})
-    differ = [key for key in keys if len({found[other].get(key, ABSENT) for other in others}) > 1]
-    for key in differ[:MOST_DIFFERENCES]:
-        yield f"{key}={found[sweep].get(key, ABSENT)}"
-    if len(differ) > MOST_DIFFERENCES:
-        yield f"and {len(differ) - MOST_DIFFERENCES} more"
+def _differing(specs: Sequence[Mapping[str, object]]) -> list[str]:
+    """The settings in which these specs differ."""
+    first = specs[0]
+    return sorted(
+        {key for spec in specs[1:] for key in spec.keys() | first if spec.get(key, ABSENT) != first.get(key, ABSENT)}
+    )
 
 
-def _leaves(spec: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    """The settings of a recorded spec that decide results, by their key path, each value in a few characters."""
+def _values(spec: Mapping[str, object], differing: Sequence[str]) -> Iterator[str]:
+    for key in differing[:MOST_DIFFERENCES]:
+        yield f"{key}={_short(spec.get(key, ABSENT))}"
+    if len(differing) > MOST_DIFFERENCES:
+        yield f"and {len(differing) - MOST_DIFFERENCES} more"
+
+
+def _leaves(spec: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    """The settings of a recorded spec that decide results, by their key path."""
     for key, value in spec.items():
         if key not in (*NOT_DECIDING, "name", "version"):
             yield from _within(value, key)
 
 
-def _within(value: object, key: str) -> Iterator[tuple[str, str]]:
+def _within(value: object, key: str) -> Iterator[tuple[str, object]]:
     if key.startswith("parameters.") and isinstance(value, dict):
-        yield key.removeprefix("parameters."), _short({name: each for name, each in value.items() if each})
+        yield key.removeprefix("parameters."), {name: each for name, each in value.items() if each}
     elif isinstance(value, dict) and value:
         for name, each in value.items():
             yield from _within(each, f"{key}.{name}")
@@ -130,7 +135,7 @@ def _within(value: object, key: str) -> Iterator[tuple[str, str]]:
             name = each.get("name", each.get("metric", place)) if isinstance(each, dict) else place
             yield from _within(each, f"{key}.{name}")
     else:
-        yield key, _short(value)
+        yield key, value
 
 
 def _short(value: object) -> str:

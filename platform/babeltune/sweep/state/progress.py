@@ -152,14 +152,18 @@ def sweep_document(folder: SweepFolder) -> dict[str, Any]:
     return {**sweep_facts(folder), "leaderboard": [plain(row) for row in standing(folder)]}
 
 
+def state_of(folder: SweepFolder) -> str:
+    """The sweep's state as readers see it: one whose driver died is interrupted."""
+    state = folder.state()
+    return "interrupted" if state == "running" and not is_driven(folder) else state
+
+
 def sweep_facts(folder: SweepFolder) -> dict[str, Any]:
     """The same without its trials."""
-    state, driven = folder.state(), is_driven(folder)
-    if state == "running" and not driven:
-        state = "interrupted"
+    driven = is_driven(folder)
     return {
         "sweep": folder.id,
-        "state": state,
+        "state": state_of(folder),
         "reason": str((folder.read("state.json") or {}).get("reason", "")),
         "folder": str(folder.path),
         "driver": folder.read("driver.json") if driven else None,

@@ -27,7 +27,8 @@ from babeltune.planning.recorded import NEUTRAL, NOT_DECIDING, sweep_id
 from babeltune.planning.rules import kind_of
 from babeltune.schema.base import record_from
 from babeltune.schema.records import Sweep
-from babeltune.sweep.state.folder import ACCEPTING, ENDED, SweepFolder, has_begun, read_outcome
+from babeltune.sweep.state.folder import ACCEPTING, SweepFolder
+from babeltune.sweep.state.log import log_of
 
 if TYPE_CHECKING:
     from babeltune.files import JsonObject
@@ -150,18 +151,23 @@ class _Accepted(TypedDict):
 def _extended(folder: SweepFolder, changes: Iterable[Change]) -> list[_Accepted]:
     """The history with these changes; with the latest ones where no trial has begun since."""
     history = cast("list[_Accepted]", folder.accepted())
-    begun = [path for path in folder.trials() if has_begun(path)]
-    going = [path for path in begun if read_outcome(path) not in ENDED]
+    ended = {number for number, trial in log_of(folder.path).trials.items() if trial.end is not None}
+    begun = sorted(ended | {int(path.name[1:]) for path in folder.trials() if _trained(path)})
     entry: _Accepted = {
         "time": time.time(),
         "changes": [plain(change) for change in changes],
-        "begun": [int(path.name[1:]) for path in begun],
-        "unfinished": [int(path.name[1:]) for path in going],
+        "begun": begun,
+        "unfinished": [number for number in begun if number not in ended],
     }
     if history and history[-1]["begun"] == entry["begun"]:
         latest = history.pop()
         entry["changes"] = latest["changes"] + entry["changes"]
     return [*history, entry]
+
+
+def _trained(place: Path) -> bool:
+    """Whether the trial in this folder has a checkpoint."""
+    return any(not path.name.startswith(".") for path in place.glob("checkpoints/*"))
 
 
 def _keep(folder: SweepFolder, condition: int) -> None:

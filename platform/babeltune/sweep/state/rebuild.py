@@ -11,11 +11,11 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, cast
 
 from babeltune.errors import BabeltuneError, SweepError
 from babeltune.files import aside, plain, write_json
-from babeltune.sweep.state.messages import LedgerLine, end_of
+from babeltune.sweep.state.log import log_of
 
 if TYPE_CHECKING:
     from babeltune.files import JsonObject
@@ -24,20 +24,14 @@ if TYPE_CHECKING:
 SPEC, FACTS, ACCEPTED = "babeltune.spec", "babeltune.facts", "babeltune.accepted_changes"
 """Tags of the sweep's own run in MLflow: JSON of the spec, of `facts.json`, and of the accepted changes in it."""
 DIGESTS = "babeltune.digests"
-"""The tag of that run with the digests of its texts. Earlier versions had a tag `digest.<name>` for each text."""
-ENDS: dict[str, Literal["finished", "pruned", "failed"]] = {
-    "COMPLETE": "finished",
-    "PRUNED": "pruned",
-    "FAIL": "failed",
-}
-"""A trial's state, by Optuna's word for it."""
+"""The tag of that run with the digests of its texts."""
 MADE_AGAIN = (
     *("prepared.json", "baselines.json", "state.json", "owner.json", "driver.json", "tracking.json"),
     "accepting.json",
-    *("warm_start.json", "rates.json", "outcome.json", "progress.json"),
+    *("warm_start.json", "rates.json", "progress.json"),
 )
 """Files that `babeltune resume` writes, or does without, where they are gone."""
-NEEDED_KEYS = {"rates.json": "rates", "trial.json": "params", "outcome.json": "state", "state.json": "state"}
+NEEDED_KEYS = {"rates.json": "rates", "trial.json": "params", "state.json": "state"}
 """A key without which a file is damaged."""
 
 
@@ -71,8 +65,6 @@ def rebuilt(folder: SweepFolder, name: str) -> JsonObject | None:
     number = place.rpartition("/")[2].removeprefix("t")
     if file == "trial.json":
         return _trial(folder, int(number))
-    if file == "outcome.json":
-        return _outcome(folder, int(number))
     if file == "state.json":
         return {"state": "finished" if _is_complete(folder) else "interrupted"}
     if file == "rates.json":
@@ -108,9 +100,7 @@ def sealed_digests(folder: SweepFolder) -> dict[str, str]:
 
 def digests_in(tags: Mapping[str, str]) -> dict[str, str]:
     """The digests of a sweep's texts by name, from the tags of its run."""
-    if DIGESTS in tags:
-        return dict(json.loads(tags[DIGESTS]))
-    return {key.removeprefix("digest."): str(tags[key]) for key in tags if key.startswith("digest.")}
+    return dict(json.loads(tags.get(DIGESTS, "{}")))
 
 
 def mend(folder: SweepFolder) -> None:
@@ -119,7 +109,7 @@ def mend(folder: SweepFolder) -> None:
     names = ["facts.json", "sweep.json", *(n for n in MADE_AGAIN if n != "state.json"), "state.json"]
     paths = [
         *(folder.path / name for name in names),
-        *(place / name for place in places for name in ("sweep.json", "trial.json", "outcome.json", "progress.json")),
+        *(place / name for place in places for name in ("sweep.json", "trial.json", "progress.json")),
     ]
     for path in paths:
         if not (words := damage(path)):
@@ -142,11 +132,10 @@ def mend(folder: SweepFolder) -> None:
 def _trial(folder: SweepFolder, number: int) -> JsonObject | None:
     from babeltune.planning.space import make_trial  # it loads every method
 
-    params = [line["params"] for line in _ledger(folder, number) if line["event"] == "propose"]
+    logged = log_of(folder.path).trials.get(number)
     with suppress(BabeltuneError):
-        if params:
-            sweep = folder.with_rates(folder.sweep_of(number))
-            return plain(make_trial(sweep, number, params[-1]))
+        if logged is not None and logged.params is not None:
+            return plain(make_trial(folder.with_rates(folder.sweep_of(number)), number, logged.params))
     return None
 
 
@@ -160,26 +149,10 @@ def _rates(folder: SweepFolder) -> JsonObject | None:
     return None
 
 
-def _outcome(folder: SweepFolder, number: int) -> JsonObject | None:
-    ends = [line for line in _ledger(folder, number) if line["event"] == "end"]
-    if not ends:
-        return None
-    end = end_of(ends[-1])
-    return {"state": ENDS[ends[-1]["state"]], "reason": end.text, "kind": end.kind, "error_type": end.error_type}
-
-
 def _is_complete(folder: SweepFolder) -> bool:
-    ended = {line["number"] for line in _ledger(folder) if line["event"] == "end"}
     with suppress(SweepError):
-        return folder.is_whole() and len(ended) >= folder.sweep().budget.trials
+        return folder.is_whole() and log_of(folder.path).ended >= folder.sweep().budget.trials
     return False
-
-
-def _ledger(folder: SweepFolder, number: int | None = None) -> Iterator[LedgerLine]:
-    """The lines of the ledger, of all trials or of one. What is no event of a trial is passed over."""
-    for line in _lines(folder.path / "results.jsonl"):
-        if {"event", "number"} <= line.keys() and number in (None, line["number"]):
-            yield cast("LedgerLine", line)
 
 
 def _lines(path: Path) -> Iterator[JsonObject]:

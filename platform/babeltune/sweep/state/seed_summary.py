@@ -85,13 +85,14 @@ def grouped(
     groups: dict[str, list[Row]] = {}
     settings: dict[str, dict[str, Scalar]] = {}
     left_out: dict[str, list[str]] = {}
-    seen = list[dict[str, Scalar]]()
+    seen = set[frozenset[tuple[str, Scalar]]]()
     for row in sorted(trials, key=lambda row: row.name):
-        why = row.state if row.state != "finished" or row.best is None else "repeated" if row.params in seen else ""
+        params = frozenset(row.params.items())
+        why = row.state if row.state != "finished" or row.best is None else "repeated" if params in seen else ""
         if why:
             left_out.setdefault(why, []).append(row.name)
             continue
-        seen.append(row.params)
+        seen.add(params)
         kept = {key: row.params[key] for key in sorted(row.params) if key not in over}
         settings[repr(kept)] = kept
         groups.setdefault(repr(kept), []).append(row)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,9 +15,10 @@ from babeltune.evaluation.metric_names import COMPUTE
 from babeltune.schema.records import Objective, Report, Trial, trial_from
 from babeltune.sweep.state.folder import SweepFolder, read_of_trial
 from babeltune.sweep.state.leaderboard import Row
+from babeltune.sweep.state.log import log_of
 from babeltune.sweep.state.progress import standing
 from babeltune.tracking.spool import SentRun, sent_run
-from babeltune.training.checkpoint import MANIFEST, best_report, checkpoint_folder, read_reports
+from babeltune.training.checkpoint import MANIFEST, checkpoint_folder
 
 HIDDEN = ("_forward", "_backward", "_sd", "_least")
 """Endings of metrics that a page leaves out: they detail another one. `--json` has them."""
@@ -79,16 +81,19 @@ class TrialPage:
 
 def trial_page(folder: SweepFolder, number: int) -> TrialPage:
     """The page of trial `number`. Raises `DamagedError` for a trial whose settings are lost."""
-    place, objective = folder.trial(number), folder.sweep().objectives[0]
+    place, objective, logged = (
+        folder.trial(number),
+        folder.sweep().objectives[0],
+        log_of(folder.path).trials.get(number),
+    )
     row = next((row for row in standing(folder) if row.name == place.name), Row(name=place.name, state="waiting"))
     if row.state == "damaged":
         raise DamagedError(row.warning)
     record = read_of_trial(place, "trial.json")
     if record is None:
         raise DamagedError(f"{place / 'trial.json'} is gone; restore it from a copy")
-    reports = read_reports(place)
-    best = best_report(reports, *folder.sweep().objectives)
-    kept = None if best is None else checkpoint_folder(place, best.index)
+    reports = logged.reports if logged else []
+    kept = None if row.best is None else checkpoint_folder(place, row.best)
     return TrialPage(
         sweep=folder.id,
         row=row,
@@ -99,18 +104,18 @@ def trial_page(folder: SweepFolder, number: int) -> TrialPage:
             for each in reports
             if objective.metric in each.metrics
         ),
-        best=None if best is None else best.index,
-        scores=() if best is None else scores_by_set(best),
+        best=row.best,
+        scores=scores_by_set(row.metrics),
         cost=_cost(reports),
         checkpoint=kept if kept is not None and (kept / MANIFEST).is_file() else None,
         run=sent_run(folder.path / "spool.jsonl", str(number)),
     )
 
 
-def scores_by_set(report: Report) -> tuple[SetScores, ...]:
-    """A report's dev metrics by data set and language pair. A set's mean comes first."""
+def scores_by_set(metrics: Mapping[str, float]) -> tuple[SetScores, ...]:
+    """Dev metrics by data set and language pair. A set's mean comes first."""
     found: dict[tuple[str, str], dict[str, float]] = {}
-    for metric, value in report.metrics.items():
+    for metric, value in metrics.items():
         parts = metric.split("/")
         if parts[0] != "dev" or len(parts) not in (3, 4):
             continue

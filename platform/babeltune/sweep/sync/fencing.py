@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from babeltune.storage.fence import Stamp, unstamped
 from babeltune.storage.object_store import Entry, ObjectStore
 from babeltune.sweep.state.fencing import OWNER, HeldLease, Lease, OvertakenError, Version, refuse_other_token
+from babeltune.sweep.state.log import LEDGER
 from babeltune.training.checkpoint import REPORTS
 
-RESULTS = "results.jsonl"
-"""The order of results, which decides what is proposed next."""
 NO_VERSION = "1"
 """No object has this ETag or generation."""
 
@@ -35,7 +34,7 @@ class BucketLease:
         return made.version if made else None
 
     def least_token(self) -> int:
-        stamp = unstamped(self._store.read(f"sweeps/{self.sweep}/{RESULTS}") or b"")[1]
+        stamp = unstamped(self._store.read(f"sweeps/{self.sweep}/{LEDGER}") or b"")[1]
         return stamp.token if stamp else 0
 
     def compares(self, held: Lease) -> bool:
@@ -81,7 +80,7 @@ class DriverFence:
         self.held.check()
 
     def stamp(self, key: str) -> Stamp | None:
-        return Stamp(self.token) if key.endswith(f"/{RESULTS}") else None
+        return Stamp(self.token) if key.endswith(f"/{LEDGER}") else None
 
 
 @dataclass

@@ -19,11 +19,12 @@ from babeltune.storage.mirror import Mirror
 from babeltune.storage.mirror_base import together
 from babeltune.storage.object_store import Entry
 from babeltune.sweep.state.fencing import EXPIRY_S, OWNER, Clock, HeldLease, Lease, acquire, renewed
-from babeltune.sweep.state.folder import ENDED, SweepFolder, read_outcome
+from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.heartbeat import here
 from babeltune.sweep.state.lease import recorded_driver, running_elsewhere
+from babeltune.sweep.state.log import LEDGER, log_of
 from babeltune.sweep.state.progress import is_driven
-from babeltune.sweep.sync.fencing import RESULTS, BucketLease, DriverFence, claim
+from babeltune.sweep.sync.fencing import BucketLease, DriverFence, claim
 from babeltune.sweep.sync.view import StorageView, records_in, records_there
 from babeltune.training.checkpoint import REPORTS
 
@@ -34,11 +35,6 @@ READER_TIMEOUT_S = 120.0
 OUTAGE_MARGIN_S = 30.0
 """Seconds by which a lease outlasts `storage_timeout`, so that a driver that cannot reach the store ends first."""
 log = logging.getLogger(__name__)
-
-
-def is_claimed(key: str) -> bool:
-    """Whether a driver writes its token into the record before it reads it."""
-    return key.rpartition("/")[2] in (RESULTS, REPORTS)
 
 
 class LeasedFolder:
@@ -109,7 +105,7 @@ class LeasedFolder:
                 aside = self._set_aside()
                 make_folders(self._folder.path)
                 self._folder.note(f"another machine went on with the sweep; what it did not have is in {aside}")
-            mirror.pull({key: entry for key, entry in there.items() if not is_claimed(key)})
+            mirror.pull({key: entry for key, entry in there.items() if not key.endswith(f"/{REPORTS}")})
         there |= self._claim(there, held.token)
         if elsewhere:
             mirror.pull(there)
@@ -137,9 +133,9 @@ class LeasedFolder:
     def _claim(self, there: dict[str, Entry], token: int) -> dict[str, Entry]:
         """Writes this driver's token into the records that decide results. Trials that ended get no more reports."""
         trials = {key.split("/")[3] for key in there if "/trials/" in key}
-        at = self._mirror.path(f"{self._prefix}/trials")
-        open_ones = [name for name in sorted(trials) if read_outcome(at / name) not in ENDED]
-        keys = [f"{self._prefix}/{RESULTS}", *(f"{self._prefix}/trials/{name}/{REPORTS}" for name in open_ones)]
+        ended = {trial.name for trial in log_of(self._folder.path).trials.values() if trial.end is not None}
+        open_ones = sorted(trials - ended)
+        keys = [f"{self._prefix}/{LEDGER}", *(f"{self._prefix}/trials/{name}/{REPORTS}" for name in open_ones)]
         claimed = together(lambda key: claim(self._mirror.store, key, token, there.get(key)), keys)
         return dict(zip(keys, claimed, strict=True))
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from babeltune.schema.base import number
 from babeltune.schema.records import Scalar
 from babeltune.sweep.search.importance import BEST_SHARE, LEAST_TRIALS
-from babeltune.sweep_report.charts import NAMED, WIDTH, Caption, clipped, for_screens, label, limits_of, pieces
+from babeltune.sweep_report.charts import NAMED, WIDTH, Caption, clipped, for_screens, joined, label, limits_of, pieces
 from babeltune.sweep_report.document import Block, Figure, Section, Table, Text
 from babeltune.sweep_report.record import Standing, SweepReport
 from babeltune.sweep_report.svg import DASHES, FAINT, MUTED, PAGE, SERIES, drawing, plain, svg_of
@@ -28,7 +28,7 @@ def what_mattered(report: SweepReport, most: int) -> Section | None:
     if report.at_ends:
         ends = f"The best trial is at an end of what was searched: {'; '.join(report.at_ends)}. "
         blocks.append(Text(text=ends + "A wider range may hold a better one."))
-    blocks += _importance(report, len(scored))
+    blocks += _importance(report)
     metric, names = report.objective.metric, report.searched
     columns = ("trial", short(metric), *names)
     rows = tuple(
@@ -51,14 +51,15 @@ def what_mattered(report: SweepReport, most: int) -> Section | None:
     return Section(anchor="settings", title="What mattered", blocks=tuple(blocks))
 
 
-def _importance(report: SweepReport, scored: int) -> Iterator[Block]:
+def _importance(report: SweepReport) -> Iterator[Block]:
     if not report.importance:
         yield Text(
-            text=f"Importance is not shown: it needs {LEAST_TRIALS} scored trials that differ, and there are {scored}."
+            text=f"Importance is not shown: it needs {LEAST_TRIALS} scored trials that differ, and there are "
+            f"{report.scored}."
         )
         return
     description = (
-        f"PED-ANOVA: which settings separate the best {BEST_SHARE:.0%} of {scored} trials from the rest. "
+        f"PED-ANOVA: which settings separate the best {BEST_SHARE:.0%} of {report.scored} trials from the rest. "
         "Few trials give a rough picture."
     )
     caption = Caption(name="importance", title="Importance of settings", description=description)
@@ -184,12 +185,11 @@ def parallel_chart(
         axes = figure.subplots()
         axes.set_axis_off()
         heights = [_axis(axes, x, name, values, name in logarithmic) for x, (name, values) in enumerate(columns)]
-        for index, each in reversed(list(enumerate(shown))):
-            (line,) = axes.plot(range(len(columns)), [column[index] for column in heights], color=FAINT, linewidth=1)
-            line.set_zorder(2)
-            if index < NAMED:
-                line.set(color=SERIES[index], linestyle=DASHES[index], label=each.row.name, zorder=9 - index)
-                line.set_linewidth(2.6 if index == 0 else 1.5)
+        lines = [(range(len(columns)), trial) for trial in zip(*heights, strict=True)]
+        axes.plot(*joined(lines[NAMED:]), color=FAINT, linewidth=1, zorder=2)
+        for index, (each, line) in reversed(list(enumerate(zip(shown, lines[:NAMED], strict=False)))):
+            (drawn,) = axes.plot(*line, color=SERIES[index], label=each.row.name, zorder=9 - index)
+            drawn.set(linestyle=DASHES[index], linewidth=2.6 if index == 0 else 1.5)
         axes.set_xlim(-0.3, len(columns) - 0.4)
         axes.set_ylim(-0.22, 1.2)
         handles, labels = axes.get_legend_handles_labels()

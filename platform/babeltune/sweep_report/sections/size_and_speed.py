@@ -15,13 +15,14 @@ from babeltune.sweep_report.words import better, score, short
 
 def pareto(report: SweepReport, most: int) -> Section | None:
     """Quality against size and speed, and which trials no other one beats."""
+    on_front = frozenset(report.front)
     models = [
         Priced(
             name=each.row.name,
             quality=each.value,
             parameters=each.row.metrics[PARAMETERS],
             speed=each.row.metrics[SPEED],
-            on_front=each.row.name in report.front,
+            on_front=each.row.name in on_front,
             is_baseline=each.is_baseline,
         )
         for each in report.standings
@@ -49,7 +50,9 @@ def pareto(report: SweepReport, most: int) -> Section | None:
     table = Table(caption=title, columns=columns, rows=rows)
     svg = front_chart(Caption(name="front", title=title, description=description), models, metric)
     names = ", ".join(f"{short(name)} ({better(goal)})" for name, goal in report.front_metrics)
-    text = Text(text=f"On the front of {names}: {', '.join(report.front) or 'no trial'}.")
+    left = len(report.front) - most
+    on_it = ", ".join(report.front[:most]) + (f" and {left:,} more" if left > 0 else "")
+    text = Text(text=f"On the front of {names}: {on_it or 'no trial'}.")
     return Section(anchor="front", title=title, blocks=(text, Figure("", description, svg, table)))
 
 

@@ -14,6 +14,7 @@ from babeltune.sweep_report.charts import (
     clipped,
     few_ticks,
     for_screens,
+    joined,
     limits_of,
     named_lines,
     pieces,
@@ -52,8 +53,9 @@ def learning_curves(report: SweepReport, most: int) -> Section | None:
         return None
     metric, course, curves = report.objective.metric, _course(report), report.curves[:most]
     levels = [(each.row.name, each.value) for each in report.baselines if each.value is not None]
+    whose = "every trial" if len(curves) == report.scored else f"the best {len(curves)} of {report.scored:,} trials"
     description = (
-        f"{short(metric)} of every trial over {course}. The best {min(5, len(curves))} have colours; "
+        f"{short(metric)} of {whose} over {course}. The best {min(5, len(curves))} have colours; "
         "dotted lines are baselines. A baseline outside the chart stands at its edge, with its score."
     )
     title = "Learning curves"
@@ -64,7 +66,7 @@ def learning_curves(report: SweepReport, most: int) -> Section | None:
     return Section(anchor="curves", title=title, blocks=(Figure("", description, svg, table),))
 
 
-def diagnostics(report: SweepReport) -> Section | None:
+def diagnostics(report: SweepReport, most: int) -> Section | None:
     """What the training itself showed, and what went wrong with single trials."""
     blocks: list[Block] = []
     if report.diagnostics:
@@ -83,7 +85,8 @@ def diagnostics(report: SweepReport) -> Section | None:
         svg = diagnostics_chart(caption, report.diagnostics, named, course)
         blocks.append(Figure("", "One line per trial, in the colours of the learning curves.", svg, table))
     if report.notes:
-        blocks += [Text(text="What is amiss:"), Items(items=report.notes)]
+        more = [f"and {left:,} more"] if (left := len(report.notes) - most) > 0 else []
+        blocks += [Text(text="What is amiss:"), Items(items=(*report.notes[:most], *more))]
     return Section(anchor="diagnostics", title="Diagnostics", blocks=tuple(blocks)) if blocks else None
 
 
@@ -101,8 +104,9 @@ def curves_chart(
     limits = limits_of(value for curve in curves for value in curve.y)
     with drawing(width, 3.9) as figure:
         axes = figure.subplots()
-        for curve in curves[NAMED:]:
-            axes.plot(curve.x, curve.y, color=FAINT, linewidth=1, marker=".", markersize=3)
+        axes.plot(
+            *joined((curve.x, curve.y) for curve in curves[NAMED:]), color=FAINT, linewidth=1, marker=".", markersize=3
+        )
         named_lines(axes, curves[:NAMED], named)
         for side, name, value in _merged(levels, limits):
             if side == 0:
