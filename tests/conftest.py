@@ -235,7 +235,8 @@ def browser():
 def undrawn(monkeypatch):
     """Charts of reports have their title and description but no lines: drawing is most of what a report takes."""
     empty = '<svg viewBox="0 0 1 1"></svg>'
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda self, file, **_: file.write(empty))
+    svg = "matplotlib.backends.backend_svg.FigureCanvasSVG.print_svg"
+    monkeypatch.setattr(svg, lambda self, file, **_: file.write(empty))
 
 
 @pytest.fixture

@@ -79,9 +79,12 @@ def drawing(width: float, height: float) -> Iterator[Figure]:
 
 def svg_of(figure: Figure, name: str, title: str, description: str) -> str:
     """The figure as an `<svg>` element. `name` is unique in the page; it begins every id."""
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
     _plain_ticks(figure)
     text = io.StringIO()
-    figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    FigureCanvasSVG(figure).print_svg(text, metadata=nothing)  # type: ignore[no-untyped-call]  # `savefig` draws twice
     found = re.search(r"<svg\b(?P<attributes>[^>]*)>(?P<body>.*)</svg>", text.getvalue(), re.DOTALL)
     assert found is not None
     box = re.search(r'viewBox="[^"]*"', found["attributes"])

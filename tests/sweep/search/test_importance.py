@@ -1,12 +1,15 @@
 """Which settings mattered: those that separate the best trials from the rest."""
 
 import random
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
 
 from babeltune.schema.records import Parameter
 from babeltune.sweep.search.importance import LEAST_TRIALS, Scored, parameter_importance
+from waiting import PATIENCE_S
 
 PARAMETERS = {
     "temperature": Parameter(log_float=(0.01, 1.0)),
@@ -62,3 +65,17 @@ def test_a_value_outside_of_a_narrowed_range_is_left_out():
 )
 def test_too_few_or_equal_trials_say_nothing(few):
     assert parameter_importance(PARAMETERS, few, "maximize") == {}
+
+
+def test_importance_loads_no_scikit_learn_and_leaves_it_to_others():
+    program = """
+import sys
+from babeltune.schema.records import Parameter
+from babeltune.sweep.search.importance import Scored, parameter_importance
+trials = [Scored(params={"x": n / 20}, value=abs(n / 20 - 0.5)) for n in range(20)]
+assert parameter_importance({"x": Parameter(float=(0, 1))}, trials, "minimize") == {"x": 1.0}
+assert "sklearn" not in sys.modules
+import sklearn
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stderr
