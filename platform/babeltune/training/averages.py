@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from babeltune.files import plain
-from babeltune.schema.base import record_from
 from babeltune.schema.records import Point
 
 if TYPE_CHECKING:
@@ -43,18 +42,6 @@ class Averages:
         return points
 
 
-class _AveragesJson(TypedDict):
-    """The records within plain `Averages`."""
-
-    points: list[dict[str, object]]
-
-
-class IntervalJson(TypedDict):
-    """The records within a plain `Interval`."""
-
-    meter: _AveragesJson
-
-
 @dataclass
 class Interval:
     """The training between two reports."""
@@ -70,8 +57,7 @@ class Interval:
         return plain({"step": self.step, "seconds": self.seconds, "meter": self.meter})
 
     @staticmethod
-    def read(values: IntervalJson) -> Interval:
+    def read(values: Mapping[str, Any]) -> Interval:
         """The interval that `plain` wrote as JSON."""
-        points = [record_from(Point, point) for point in values["meter"]["points"]]
-        meter = record_from(Averages, {**values["meter"], "points": points})
-        return record_from(Interval, {**values, "meter": meter})
+        points = [Point(**point) for point in values["meter"]["points"]]
+        return Interval(**{**values, "meter": Averages(**{**values["meter"], "points": points})})

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from babeltune.files import JsonObject
-    from babeltune.training.averages import IntervalJson
 
 MANIFEST = "manifest.json"
 PROGRESS = "progress.json"
@@ -55,7 +54,7 @@ class CheckpointState(TypedDict, total=False):
     metrics: dict[str, float]
     reports: int
     """Reports before a checkpoint that a stop left between two of them."""
-    interval: IntervalJson
+    interval: JsonObject
 
 
 def stage_of(progress: Mapping[str, Any]) -> Stage | None:
