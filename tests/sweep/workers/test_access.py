@@ -97,18 +97,28 @@ except ClusterError as error:
 
 
 LOCAL = """
-import json, os, psutil, ray, sys
+import http.client, json, os, psutil, ray, sys, urllib.request
 from pathlib import Path
 from ray._private import services
 from babeltune.sweep.workers.access import STRANGER, takes
 from babeltune.sweep.workers.connection import local_ray
 services.node_ip_address_from_perspective = lambda *_: "192.0.2.1"  # as on a machine with a network
 os.umask(0o022)
+
+def has_metrics(port):  # whether it answers `/metrics` as Prometheus reads it
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+            return b"# TYPE " in answer.read()
+    except (OSError, http.client.HTTPException):
+        return False
+
 with local_ray(num_cpus=1):
     processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
-    doors = [door.laddr.ip for one in processes for door in one.net_connections() if door.status == "LISTEN"]
+    listening = [(one, door.laddr) for one in processes for door in one.net_connections() if door.status == "LISTEN"]
+    doors = [address.ip for _, address in listening]
     session = Path(ray._private.worker._global_node.get_session_dir_path())
     worker = ray.get(ray.remote(lambda: (__import__("sys").path, __import__("tokenizers").__file__)).remote())
+    metrics = [one.cmdline() for one, address in listening if has_metrics(address.port)]
     mode = oct(session.parents[1].stat().st_mode & 0o777)
     stranger = takes(ray.get_runtime_context().gcs_address, STRANGER)
     token = os.environ["RAY_AUTH_TOKEN"]
@@ -117,7 +127,7 @@ with local_ray(num_cpus=1):
     arguments = [one.pid for one in processes if token in " ".join(one.cmdline())]
 print(json.dumps({
     "doors": sorted({door.removeprefix("::ffff:") for door in doors}), "mode": mode, "stranger": stranger,
-    "worker": worker, "held": held, "arguments": arguments, "left": session.parents[1].exists(),
+    "worker": worker, "held": held, "arguments": arguments, "left": session.parents[1].exists(), "metrics": metrics,
     "token": os.environ.get("RAY_AUTH_TOKEN"),
 }))
 """
@@ -134,6 +144,10 @@ def test_other_users_find_no_token_no_port_and_no_folder_of_a_local_ray(tmp_path
     noted = subprocess.run(command, cwd=tmp_path / "stands", env=kept, capture_output=True, text=True, check=True)
     saw = json.loads(noted.stdout)
     assert saw["doors"] == ["127.0.0.1"]
+    programs = {
+        Path(next((word for word in command if word.endswith(".py")), command[0])).name for command in saw["metrics"]
+    }
+    assert programs <= {"monitor.py", "dashboard.py"}, "the agent's `/metrics` is off, as guarantees.md says"
     assert saw["stranger"] is False, "whatever the environment says"
     assert (saw["mode"], saw["held"], saw["arguments"]) == ("0o700", [], [])
     path, tokenizers = saw["worker"]
