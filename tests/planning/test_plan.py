@@ -21,8 +21,14 @@ from babeltune.planning.recorded import sweep_id
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.planning.sweep_yaml import spec_yaml
 from babeltune.planning.warnings import about_corpus, about_headers, about_strangers
+from babeltune.schema.cluster import Cluster
 from babeltune.schema.document import read_document, validate
 from babeltune.schema.records import Parameter, Student, Sweep, Teacher
+from babeltune.signals import StopSignal
+from babeltune.sweep.driver.attempt import Attempt
+from babeltune.sweep.state.progress import SweepProgress
+from babeltune.sweep.sync.driver import DriverSync
+from made_sweeps import make_sweep
 
 COUNTS = {"natural": {"rows": 300, "pairs": 1200, "distinct": 1190}, "templates": {"rows": 1487, "pairs": 5948}}
 PAIRS = {"eng-fra": 1700, "eng-kor": 1600}
@@ -101,6 +107,10 @@ def test_the_plan_says_which_pairs_are_in_other_languages(tiny_file, tmp_path):
     assert "language" not in dict(summary(report, unjudged, None))
     (words,) = make_plan(unjudged, samples=0).warnings
     assert words.startswith("eng-fra: 9 of 9 pairs that were looked at have a text in another language; check the")
+    folder, cluster = make_sweep(tmp_path, unjudged), Cluster(storage=str(tmp_path))
+    progress, sync = SweepProgress(unjudged, folder), DriverSync(cluster, folder)
+    Attempt(unjudged, cluster, folder, progress, sync, StopSignal(), accept=False)._read(None)
+    assert progress.messages == [f"warning: {words}"], "a driver says the same"
     with pytest.raises(DataError, match=r"no pairs are left to train on; a: .*not in fra 9, language 0"):
         make_plan(read_sweep(tiny_file, assignments=[*text, "data.clean.language=drop"]))
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from babeltune.planning.plan import make_plan
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.planning.warnings import about_gpus, about_length, about_sweep
 from babeltune.schema.cluster import read_cluster
@@ -38,3 +39,10 @@ def test_gpus_that_this_machine_lacks_are_said(monkeypatch):
         "machine that has them, or leave --cluster out"
     ]
     assert [*about_gpus(replace(cluster, address="auto"))] == []
+
+
+@pytest.mark.parametrize("name", ["quickstart", "soft_contrastive", "all_methods"])
+def test_plan_warns_of_no_labels_that_our_search_spaces_do_not_try(name):
+    """The default teacher's temperature makes hard labels; these files search others, and no trial has it."""
+    warnings = make_plan(read_sweep(f"search_spaces/{name}.yaml"), samples=1).warnings
+    assert not [words for words in warnings if "labels" in words]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from babeltune.apps.own_files.tables import Table, named_sheet, read_table
+from babeltune.apps.own_files.tables import Table, is_parquet, named_sheet, read_table
 from babeltune.data.file_readers import MAX_LINE_BYTES, Digest, Row, located
 from babeltune.data.sources import read_file
+from babeltune.data.spreadsheets import workbook_format
+from babeltune.data.translation_files import format_in
 from babeltune.errors import DataError, listed
 from babeltune.schema.records import Source
 
@@ -21,10 +23,10 @@ TABLES = ("tsv", "csv", "moses", "xlsx", "ods")
 
 
 def pair_rows(
-    name: str, columns: Columns | None, content: Digest, codec: str | None, longest: int = MAX_LINE_BYTES
+    name: str, columns: Sequence[str] | None, content: Digest, codec: str | None, longest: int = MAX_LINE_BYTES
 ) -> Iterator[Row]:
-    """Line, and the source and the target or what is wrong with them. The first two columns, or those that are named.
-    `codec`: the file's code page; None: it is in Unicode.
+    """Line, and the source and the target or what is wrong with them. The first two columns, or those that are named:
+    `mine` names one. `codec`: the file's code page; None: it is in Unicode.
 
     A first row that is surely a header is none of the pairs. One that may be is a pair, and a warning names it.
 
@@ -55,10 +57,24 @@ def pair_rows(
 
 
 def check_pairs(name: str, columns: Columns | None, codec: str | None) -> None:
-    """Raises `DataError` for a file that is not there, and for columns that it does not have. A pipe is not read."""
-    path = located(str(named_sheet(name, Path(name))[0]))
-    if columns is not None and path.is_file():
+    """Raises `DataError` for a file that cannot be read, and for columns that it does not have. A pipe is not read."""
+    if located(str(named_sheet(name, Path(name))[0])).is_file():
         next(pair_rows(name, columns, hashlib.sha256(), codec), None)
+
+
+def only_column(name: str, codec: str | None) -> str | None:
+    """The column of a workbook, Parquet or translation file; None for text, whose lines are all read.
+
+    Raises `DataError` if there are several.
+    """
+    path = located(str(named_sheet(name, Path(name))[0]))
+    if not path.is_file() or not (is_parquet(path) or workbook_format(path) or format_in(path, codec)):
+        return None
+    table = read_table(name, encoding=codec)
+    if len(table.columns) > 1:
+        words = f"{name} is {table.format.upper()} with the columns {listed(table.columns)}"
+        raise DataError(f"{words}; say which of each file: --columns SOURCE,TARGET")
+    return table.columns[0]
 
 
 def two_columns(name: str, table: Table | None) -> Columns:

@@ -53,6 +53,10 @@ Columns = Annotated[
     typer.Option("--columns", help="SOURCE,TARGET by their names, or by numbers from 0; else the first two."),
 ]
 
+TextColumns = Annotated[
+    str | None,
+    typer.Option("--columns", help="The column of each file, if they are tables: SOURCE,TARGET, such as fra,eng."),
+]
 Codec = Annotated[
     str | None, typer.Option("--encoding", help="Of all files, such as cp1252; UTF-8, UTF-16 and UTF-32 are seen.")
 ]
@@ -76,6 +80,7 @@ def mine(
     threshold: Annotated[float | None, typer.Option(help="Only pairs with a score above it.")] = None,
     precision: Half = "fp32",
     index: IndexName = "exact",
+    columns: TextColumns = None,
     prompt: Prompt = None,
     source_language: Source = None,
     target_language: Target = None,
@@ -88,9 +93,8 @@ def mine(
 ) -> None:
     """Find the translations of one file's sentences in another file, with a score by margin."""
     from babeltune.apps.mining import mine as mining
-    from babeltune.data.file_readers import located
 
-    located(str(source)), located(str(target))  # before the model
+    names = text_columns(columns, source, target, codec)  # before the model
     if cluster is not None and index != "exact":
         raise SpecError(f"--index {index} searches on this machine alone; leave out --cluster, or --index")
     with steps_shown(GOES_ON):
@@ -98,7 +102,7 @@ def mine(
         settings = mining.Settings(
             k=k, margin=margin, retrieval=retrieval, threshold=threshold, precision=precision, index=index
         )
-        done = mining.mine(source, target, out_, settings, encoding_of(models, cluster, codec, spread=True))
+        done = mining.mine(source, target, out_, settings, encoding_of(models, cluster, codec, names, spread=True))
     warn(_about_lines(done, ("source", source), ("target", target)))
     warn(mining.warnings_about(done))
     say(done, as_json, lambda: out.print(f"{counted(done['pairs'], 'pair')} in {out_}"))
@@ -130,7 +134,7 @@ def score(
     with steps_shown(GOES_ON):
         models = models_of(model, cluster, prompt, source_language, target_language, target_model)
         settings = mining.Settings(k=k, margin=margin, precision=precision, index=index)
-        done = mining.score(pairs, out_, settings, encoding_of(models, cluster, codec), columns=names)
+        done = mining.score(pairs, out_, settings, encoding_of(models, cluster, codec, names))
     warn(_about_lines(done, ("lines", pairs)))
     warn(mining.warnings_about(done))
     mean = "" if done["mean"] is None else f" mean {done['mean']:.4f},"
@@ -149,6 +153,7 @@ def retrieve(
     ] = None,
     k: Annotated[int, typer.Option("--k", help="Candidates of each query.", min=1)] = 1,
     precision: Half = "fp32",
+    columns: TextColumns = None,
     prompt: Prompt = None,
     source_language: Source = None,
     target_language: Target = None,
@@ -161,11 +166,12 @@ def retrieve(
     from babeltune.apps.mining import retrieval
     from babeltune.data.file_readers import located
 
-    for path in filter(None, (queries, candidates, gold)):
-        located(str(path))  # before the model
+    names = text_columns(columns, queries, candidates, codec)  # before the model
+    if gold is not None:
+        located(str(gold))
     with steps_shown(GOES_ON):
         models = models_of(model, cluster, prompt, source_language, target_language, target_model)
-        encoding = encoding_of(models, cluster, codec)
+        encoding = encoding_of(models, cluster, codec, names)
         done = retrieval.retrieve(queries, candidates, out_, encoding, gold=gold, k=k, precision=precision)
     warn(_about_lines(done, ("queries", queries), ("candidates", candidates)))
     warn(retrieval.warnings_about(done))
@@ -231,7 +237,12 @@ def models_of(
 
 
 def encoding_of(
-    models: tuple[Model, Model], cluster: str | None, codec: str | None = None, *, spread: bool = False
+    models: tuple[Model, Model],
+    cluster: str | None,
+    codec: str | None = None,
+    columns: tuple[str, str] | None = None,
+    *,
+    spread: bool = False,
 ) -> Encoding:
     """The models of a command with their storage. With `spread` a cluster that is named does the work."""
     from babeltune.apps.mining.mine import Encoding
@@ -241,6 +252,7 @@ def encoding_of(
         storage=mining_storage(cluster),
         progress=tell,
         codec=codec,
+        columns=columns,
         cluster=cluster_of(cluster) if spread and cluster is not None else None,
     )
 
@@ -256,12 +268,22 @@ def mining_storage(cluster: str | None) -> Path:
     return chosen.folder / "mining"
 
 
-def columns_of(text: str | None) -> tuple[str, str] | None:
-    """The two names; raises `SpecError` for another number of them."""
+def text_columns(text: str | None, source: Path, target: Path, codec: str | None) -> tuple[str, str] | None:
+    """The column of each of two files. Raises `DataError` for files that are not there, or do not have them."""
+    from babeltune.apps.mining.sentences import check_text
+
+    names = columns_of(text, files=2)
+    for path, name in zip((source, target), names or (None, None), strict=True):
+        check_text(path, codec, name)
+    return names
+
+
+def columns_of(text: str | None, files: int = 1) -> tuple[str, str] | None:
+    """The two names; raises `SpecError` for another number of them, and for one twice of a single file."""
     if text is None:
         return None
     names = [name.strip() for name in text.split(",")]
-    if len(names) != 2 or not all(names) or names[0] == names[1]:
+    if len(names) != 2 or not all(names) or (files == 1 and names[0] == names[1]):
         raise SpecError(f"--columns {text!r} is not SOURCE,TARGET, such as fra,eng")
     return names[0], names[1]
 

@@ -67,10 +67,8 @@ def plan(
     from babeltune.planning.warnings import (
         about_corpus,
         about_gpus,
-        about_headers,
         about_plugins,
         about_queue,
-        about_strangers,
         about_sweep,
     )
 
@@ -86,9 +84,7 @@ def plan(
         machine = machine_of(chosen, sweep)
         report = make_plan(sweep, samples=samples, machine=machine if calibrate else None)
     warn([*about_queue(sweep, report.anchors), *about_corpus(sweep, report.pairs, report.dev)])
-    warn(
-        [*about_headers(sweep), *about_strangers(sweep, report.counts), *report.warnings, *about_disk(report, machine)]
-    )
+    warn([*report.warnings, *about_disk(report, machine)])
     document = {**plain(report), "detectable": detectable(report, sweep)}
     say(document, as_json, lambda: show_plan(report, sweep, machine, out, whole=yaml))
 

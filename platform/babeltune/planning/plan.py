@@ -20,7 +20,7 @@ from babeltune.planning.recorded import sweep_id
 from babeltune.planning.space import default_params, make_trial, sample
 from babeltune.planning.sweep_file import check_reachable, data_root
 from babeltune.planning.sweep_yaml import spec_yaml
-from babeltune.planning.warnings import about_labels, about_unjudged
+from babeltune.planning.warnings import about_labels, about_text
 from babeltune.schema.records import Scalar, Student, Sweep, Teacher, Trial
 from babeltune.training.sampler import batch_counts, with_negatives
 
@@ -80,7 +80,7 @@ class PlanReport:
     budget_compute: float | None
     """… the seconds of a worker that all trials cost together."""
     warnings: tuple[str, ...] = ()
-    """What the methods find amiss with the teacher's labels on one batch of this text."""
+    """What is amiss with the text, and what the methods find amiss with the teacher's labels on one batch of it."""
     objective_rows: int = 0
     """Independent rows behind the first objective."""
     dev_texts: int = 0
@@ -118,7 +118,7 @@ def make_plan(sweep: Sweep, *, samples: int = 3, machine: Machine | None = None)
             corpus.counts[source.name] = {"to translate": counts["rows"], **counts}
     report = dataclasses.replace(
         describe(sweep, counted(sweep, corpus), samples),
-        warnings=(*about_unjudged(sweep, corpus), *about_labels(sweep, corpus, samples)),
+        warnings=(*about_text(sweep, corpus), *about_labels(sweep, corpus, samples)),
         objective_rows=distinct_rows(tasks_behind(sweep.objectives[0].metric, corpus.tasks)),
         dev_texts=len({text for task in corpus.tasks for text in task.texts_of("student")}),
     )

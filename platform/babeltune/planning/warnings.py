@@ -168,6 +168,7 @@ def about_labels(sweep: Sweep, corpus: Corpus, samples: int) -> Iterator[str]:
     from babeltune.errors import TeacherError
     from babeltune.method import load_method, make_config
     from babeltune.planning.availability import is_at_hand
+    from babeltune.planning.parameters import allows
     from babeltune.planning.plan import shown_trials
 
     if len(corpus.pairs) < 2 or not is_at_hand(sweep.teacher.model):
@@ -176,6 +177,8 @@ def about_labels(sweep: Sweep, corpus: Corpus, samples: int) -> Iterator[str]:
     found: dict[str, list[str]] = {}
     for number, trial in enumerate(shown_trials(sweep, samples)):
         method, size = load_method(trial.method), trial.training.global_batch
+        if not number and not all(allows(sweep.parameters[name], value) for name, value in trial.params.items()):
+            continue  # the default is outside the searched ranges: no trial has its labels
 
         def vectors(size: int = size) -> tuple[Tensor, Tensor | None]:
             source, target = both()
@@ -238,6 +241,13 @@ def about_corpus(sweep: Sweep, pairs: Mapping[str, int], dev: Mapping[str, int])
         yield f"{', '.join(single)}: one row, whose score is 0 or 1 and says nothing; it counts in the set's mean"
 
 
+def about_text(sweep: Sweep, corpus: Corpus) -> Iterator[str]:
+    """What the training text probably is not meant to be, before anything is computed from it."""
+    yield from about_headers(sweep)
+    yield from about_strangers(sweep, corpus.counts)
+    yield from about_unjudged(sweep, corpus)
+
+
 def about_strangers(sweep: Sweep, counts: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
     """Sources with many pairs that have a text in another language than its column says."""
     from babeltune.planning.plan import strangers_in
@@ -252,7 +262,7 @@ def about_strangers(sweep: Sweep, counts: Mapping[str, Mapping[str, int]]) -> It
 
 
 def about_unjudged(sweep: Sweep, corpus: Corpus) -> Iterator[str]:
-    """Language pairs of which many have a text in another language, by a sample, if the sweep judges none."""
+    """Language pairs with many texts in another language, by a sample, if the sweep judges none."""
     import numpy as np
 
     from babeltune.data.language_id import strangers

@@ -186,22 +186,46 @@ def test_a_code_page_is_read_if_it_is_named(encoded, tmp_path):
     assert encoded[-1] == "\t".join([CYRILLIC[-1]] * 2)
 
 
-def test_a_file_of_translations_or_a_workbook_is_refused_by_name(tmp_path):
-    memory = (
-        '<?xml version="1.0"?><tmx version="1.4"><body><tu><tuv xml:lang="en"><seg>Yes</seg></tuv></tu></body></tmx>'
+@pytest.fixture
+def translations(tmp_path):
+    """Two sentences as TMX, PO, XLSX, Parquet and CSV: the files, and the names of their columns."""
+    rows = [("eng", "fra"), ("Yes.", "Oui."), ("No.", "Non.")]
+    units = "".join(
+        f'<tu><tuv xml:lang="eng"><seg>{eng}</seg></tuv><tuv xml:lang="fra"><seg>{fra}</seg></tuv></tu>'
+        for eng, fra in rows[1:]
     )
-    (tmp_path / "t").write_text(memory)
-    with pytest.raises(
-        DataError, match=r"t is TMX, whose pairs `score` and `filter` read; here give one sentence a line"
-    ):
-        read_sentences(tmp_path / "t", tmp_path / "a")
-    (tmp_path / "p").write_bytes(gzip.compress(b'msgid "Yes"\nmsgstr "Oui"\n'))
-    with pytest.raises(DataError, match=r"p is PO, whose pairs `score` and `filter` read"):
-        read_sentences(tmp_path / "p", tmp_path / "a")
-    with zipfile.ZipFile(tmp_path / "x", "w") as archive:
-        archive.writestr("xl/workbook.xml", "<workbook/>")
-    with pytest.raises(DataError, match=r"is XLSX, .* such as a column saved as text \(UTF-8\)"):
-        read_sentences(tmp_path / "x", tmp_path / "a")
+    (tmp_path / "t").write_text(f'<?xml version="1.0"?><tmx version="1.4"><body>{units}</body></tmx>')
+    entries = "".join(f'msgid "{eng}"\nmsgstr "{fra}"\n\n' for eng, fra in rows[1:])
+    (tmp_path / "p").write_bytes(gzip.compress(f'msgid ""\nmsgstr "Language: fra\\n"\n\n{entries}'.encode()))
+    xlsx(tmp_path / "x", Sheet1=rows)
+    parquet.write_table(pa.table({"eng": ["Yes.", "No."], "fra": ["Oui.", "Non."]}), tmp_path / "q")
+    (tmp_path / "c.csv").write_text("\n".join(",".join(row) for row in rows))
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["t", "p", "x", "q", "c.csv"])
+def test_a_column_of_a_table_is_read_as_sentences(name, translations):
+    for column, expected in (("fra", ["Oui.", "Non."]), ("msgid" if name == "p" else "eng", ["Yes.", "No."])):
+        sentences, lines = read_sentences(translations / name, translations / "spill", column=column)
+        assert (sentences[:], lines.faults()) == (expected, "")
+    with pytest.raises(DataError, match="nosuch"):
+        read_sentences(translations / name, translations / "spill", column="nosuch")
+    if name != "c.csv":
+        with pytest.raises(DataError, match=r"with the columns .*; say which of each file: --columns SOURCE,TARGET"):
+            read_sentences(translations / name, translations / "spill")
+
+
+def test_units_without_a_text_in_the_column_are_empty_and_refuse_no_file(translations):
+    text = (translations / "t").read_text()
+    (translations / "t").write_text(text.replace("</body>", '<tu><tuv xml:lang="eng"><seg>So.</seg></tuv></tu></body>'))
+    sentences, lines = read_sentences(translations / "t", translations / "spill", column="fra")
+    assert (sentences[:], lines.faults()) == (["Oui.", "Non."], "1 empty")
+    assert read_pairs(translations / "t", translations / "spill", ("eng", "fra")).lines.faults() == "1 empty"
+
+
+def test_a_workbook_of_one_column_needs_no_name(tmp_path):
+    xlsx(tmp_path / "x", Sheet1=[("Bonjour à tous.",), ("Il est déjà parti.",)])
+    assert read_sentences(tmp_path / "x", tmp_path / "spill")[0][:] == ["Bonjour à tous.", "Il est déjà parti."]
 
 
 def test_pairs_come_by_position_or_by_the_names_of_the_first_line(tmp_path):

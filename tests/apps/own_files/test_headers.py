@@ -114,6 +114,17 @@ def test_a_dictionary_has_a_header_if_its_words_say_so():
     assert not header_evidence([("abandon", "verlassen"), *rows]).header
 
 
+@pytest.mark.parametrize(
+    ("row", "header"),
+    [
+        (("Si", "no."), False), (("Si", "no"), False), (("Set", "type."), False), (("it", "is"), False),
+        (("fra", "eng"), True), (("source", "target"), True), (("id", "en", "fr", "text"), True),
+    ],
+)  # fmt: skip
+def test_a_lone_row_is_text_unless_a_name_is_surely_one(row, header):
+    assert header_evidence([row]).header is header
+
+
 def test_a_few_rows_have_a_header_if_all_its_names_are_known():
     assert header_evidence([("fra", "eng")]).header
     assert header_evidence([("source", "target"), ("Oui, c'est vrai.", "Yes, it is true.")]).header

@@ -74,6 +74,8 @@ class Encoding:
     """Encodes and searches as Ray tasks; None: this process does."""
     codec: str | None = None
     """The code page of the files of text; None: they are in Unicode."""
+    columns: tuple[str, str] | None = None
+    """The columns of the sources and of the targets. None: what `only_column` and `two_columns` say."""
 
 
 def mine(source: Path, target: Path, out: Path, settings: Settings, encoding: Encoding) -> JsonObject:
@@ -89,8 +91,9 @@ def mine(source: Path, target: Path, out: Path, settings: Settings, encoding: En
     progress = encoding.progress
     with working(encoding.storage) as work, _runner(encoding.cluster) as run_shards:
         progress("reading", 0, 2)
-        sources, source_lines = read_sentences(source, work / "source.txt", encoding.codec)
-        targets, target_lines = read_sentences(target, work / "target.txt", encoding.codec)
+        left, right = encoding.columns or (None, None)
+        sources, source_lines = read_sentences(source, work / "source.txt", encoding.codec, left)
+        targets, target_lines = read_sentences(target, work / "target.txt", encoding.codec, right)
         progress("reading", 2, 2)
         if len(sources) == len(targets) and all(sources[i] == targets[i] for i in range(len(sources))):
             raise DataError(
@@ -112,9 +115,7 @@ def mine(source: Path, target: Path, out: Path, settings: Settings, encoding: En
     }
 
 
-def score(
-    pairs_file: Path, out: Path, settings: Settings, encoding: Encoding, *, columns: tuple[str, str] | None = None
-) -> JsonObject:
+def score(pairs_file: Path, out: Path, settings: Settings, encoding: Encoding) -> JsonObject:
     """Writes the pairs of a file with their margin before them, in order, and returns what was done.
 
     The neighbourhoods are the file's own: each source among all its targets, and back. Broken lines, and pairs without
@@ -122,7 +123,7 @@ def score(
     """
     check_out(out)
     with working(encoding.storage) as work:
-        pairs = read_pairs(pairs_file, work / "pairs", columns, encoding.codec)
+        pairs = read_pairs(pairs_file, work / "pairs", encoding.columns, encoding.codec)
         matches, scores = margins(
             (pairs.source, pairs.target), (pairs.sources, pairs.targets), settings, encoding, work
         )

@@ -50,8 +50,9 @@ def retrieve(
     progress = encoding.progress
     with working(encoding.storage) as work:
         progress("reading", 0, 2)
-        asked, query_of, query_lines = read_lines(queries, work / "queries.txt", encoding.codec)
-        there, candidate_of, candidate_lines = read_lines(candidates, work / "candidates.txt", encoding.codec)
+        left, right = encoding.columns or (None, None)
+        asked, query_of, query_lines = read_lines(queries, work / "queries.txt", encoding.codec, left)
+        there, candidate_of, candidate_lines = read_lines(candidates, work / "candidates.txt", encoding.codec, right)
         known = None if gold is None else gold_of(gold, query_of, (candidates, there, candidate_of), encoding.codec)
         progress("reading", 2, 2)
         folders = embedded((asked, there), encoding, work, names=("queries", "candidates"))

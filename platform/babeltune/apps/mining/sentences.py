@@ -12,14 +12,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from babeltune.apps.pair_files import Columns, pair_rows
+from babeltune.apps.own_files.tables import named_sheet
+from babeltune.apps.pair_files import Columns, only_column, pair_rows
 from babeltune.data.file_readers import BLANK, EMPTY_SIDE, Fault, located, not_utf8, numbered, refuse_broken
-from babeltune.data.spreadsheets import workbook_format
-from babeltune.data.translation_files import format_in
 from babeltune.errors import DataError
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ class Lines:
 
     def drop(self, fault: Fault) -> None:
         """Counts a line that is left out."""
-        if fault.reason == EMPTY_SIDE:
+        if fault.reason == EMPTY_SIDE or fault.kind == "left out":  # such as a unit without a translation
             self.empty += 1
         else:
             self.broken[fault.reason] = self.broken.get(fault.reason, 0) + 1
@@ -117,21 +116,25 @@ class Collector:
         return Sentences(self._path, starts[kept], ends[kept]), number[place]
 
 
-def read_sentences(path: Path, spill: Path, codec: str | None = None) -> tuple[Sentences, Lines]:
-    """The different sentences of a text file, packed or not, one a line; their text is copied to `spill`.
-    `codec`: its code page; None: it is in Unicode.
+def read_sentences(
+    path: Path, spill: Path, codec: str | None = None, column: str | None = None
+) -> tuple[Sentences, Lines]:
+    """The different sentences of a text file, packed or not, one a line, or of a column; their text is copied to
+    `spill`. `codec`: its code page; None: it is in Unicode.
 
     Raises:
         DataError: the file cannot be read, or holds no sentence.
     """
-    sentences, _, lines = read_lines(path, spill, codec)
+    sentences, _, lines = read_lines(path, spill, codec, column)
     return sentences, lines
 
 
-def read_lines(path: Path, spill: Path, codec: str | None = None) -> tuple[Sentences, NDArray[np.int64], Lines]:
+def read_lines(
+    path: Path, spill: Path, codec: str | None = None, column: str | None = None
+) -> tuple[Sentences, NDArray[np.int64], Lines]:
     """As `read_sentences`, and which of the sentences each line of the file is: `NONE` for one that holds none."""
     lines, collector, held = Lines(), Collector(spill), array("q")
-    for line in _text_lines(path, lines, codec):
+    for line in _text_lines(path, lines, codec, column):
         if text := _clean(line, lines):
             collector.add(text)
             held.append(lines.read - 1)
@@ -141,6 +144,12 @@ def read_lines(path: Path, spill: Path, codec: str | None = None) -> tuple[Sente
     numbers = np.full(lines.read, NONE)
     numbers[np.frombuffer(held, np.int64)] = ids
     return sentences, numbers, lines
+
+
+def check_text(path: Path, codec: str | None, column: str | None) -> None:
+    """Raises `DataError` for a file that cannot be read or does not have the column. A pipe is not read."""
+    if located(str(named_sheet(str(path), path)[0])).is_file():
+        next(_text_lines(path, Lines(), codec, column), None)
 
 
 def read_gold(path: Path, codec: str | None = None) -> list[str]:
@@ -199,23 +208,30 @@ def _check_some(path: Path, lines: Lines, wanted: str = SENTENCES) -> None:
     )
 
 
-def _text_lines(path: Path, lines: Lines, codec: str | None) -> Iterator[str]:
-    """The lines of the file that are text; all are counted."""
-    if located(str(path)).is_file() and (format_ := workbook_format(path) or format_in(path, codec)):
-        words = f"{format_.upper()}, whose pairs `score` and `filter` read; here give {SENTENCES}"
-        raise DataError(f"{path} is {words}, such as a column saved as text (UTF-8)")
+def _text_lines(path: Path, lines: Lines, codec: str | None, column: str | None = None) -> Iterator[str]:
+    """The lines of the file that are text, or the texts of its column; all are counted."""
+    column = column or only_column(str(path), codec)
     with warned_while_waiting(path) as begun:
-        for number, raw in numbered(path, hashlib.sha256(), LONGEST, codec):
+        rows: Iterator[tuple[int, Any]] = (
+            numbered(path, hashlib.sha256(), LONGEST, codec)
+            if column is None
+            else pair_rows(str(path), (column,), hashlib.sha256(), codec, LONGEST)
+        )
+        for _, raw in rows:
             begun()
-            lines.read = number
-            text = raw if isinstance(raw, Fault) else _decoded(raw)
+            lines.read += 1
+            text = _decoded(raw[0] if isinstance(raw, list) else raw)
             if isinstance(text, Fault):
                 lines.drop(text)
             else:
                 yield text
 
 
-def _decoded(raw: bytes) -> str | Fault:
+def _decoded(raw: bytes | str | Fault) -> str | Fault:
+    if isinstance(raw, Fault):
+        return raw
+    if isinstance(raw, str):
+        return ZERO_BYTE if "\0" in raw else raw
     try:
         return ZERO_BYTE if b"\0" in raw else raw.decode()
     except UnicodeDecodeError as error:

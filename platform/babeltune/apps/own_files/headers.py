@@ -53,6 +53,8 @@ TYPES = {
 ENDS = ".!?…。！？।॥؟۔።។။"
 """A sentence ends in one of these, before its closing quotation marks."""
 CLOSING = '»"”」』’) '
+LEAST_LETTERS = 3
+"""One name of a lone row has so many letters."""
 MOST_WORDS = 4
 """A cell of more words is no name that a language or a known word gives away."""
 
@@ -83,8 +85,9 @@ def header_evidence(rows: Sequence[Sequence[str]]) -> Evidence:
     known = MOST if all(map(is_name, filled)) else 0.0
     if known:
         rest = [row for row in rest if list(row) != list(first)]  # a header that stands again
-    if not rest:
-        return Evidence(known or -MOST)
+    if not rest:  # `Si, no.` are words before they are codes of languages
+        words = any(cell.endswith(tuple(ENDS)) for cell in filled) or max(map(len, filled)) < LEAST_LETTERS
+        return Evidence(-MOST if words else known or -MOST)
     if known and 2 * sum(all(map(is_name, row)) for row in rest) > len(rest):
         return Evidence(-MOST)  # the rows below could be names, too, such as `line 1`
     columns = [[value.strip() for value in column] for column in zip(*rest, strict=True)]

@@ -110,9 +110,8 @@ def read_table(given: str, *, encoding: str | None = None, header: bool | Collec
         return _dataset(given)
     path, sheet = named_sheet(given, path)
     path = located(str(path.absolute()))
-    with path.open("rb") as file:
-        if file.read(4) == b"PAR1":
-            return _parquet(given, path)
+    if is_parquet(path):
+        return _parquet(given, path)
     if (book := workbook_format(path)) is not None:
         return _sheet(given, path, book, sheet, header)
     notes: tuple[str, ...] = ()
@@ -126,6 +125,12 @@ def read_table(given: str, *, encoding: str | None = None, header: bool | Collec
         raise DataError(f"{given} is one JSON value; write one object a line: `jq -c '.[]' {given} > rows.jsonl`")
     table = _jsonl(given, path, lines) if kind == "lines" else _delimited(given, path, lines, header, delimiter)
     return replace(table, notes=(*notes, *table.notes), encoding=encoding)
+
+
+def is_parquet(path: Path) -> bool:
+    """By the file's first bytes."""
+    with path.open("rb") as file:
+        return file.read(4) == b"PAR1"
 
 
 def named_sheet(given: str, path: Path) -> tuple[Path, str | None]:

@@ -14,6 +14,7 @@ from babeltune.data.prepared import Prepared, write_prepared
 from babeltune.data.shards import RunShards
 from babeltune.planning.preparation import prepare, read_corpus
 from babeltune.planning.space import Suggests, suggest
+from babeltune.planning.warnings import about_text
 from babeltune.schema.cluster import Cluster
 from babeltune.schema.records import Scalar, Sweep
 from babeltune.signals import StopRequestedError, StopSignal, interrupts
@@ -100,8 +101,12 @@ class Attempt:
         )
 
     def _read(self, shards: RunShards | None) -> Corpus:
-        """The clean corpus. The nodes share the work on many texts, if `shards` runs them there."""
-        return read_corpus(self.sweep, self.folder.path.parents[1], self.said, shards)
+        """The clean corpus, after what `plan` says of its text. The nodes share the work on many texts, if `shards`
+        runs them there."""
+        corpus = read_corpus(self.sweep, self.folder.path.parents[1], self.said, shards)
+        for words in about_text(self.sweep, corpus):
+            self.progress.note(f"warning: {words}")
+        return corpus
 
     def _prepare(self, corpus: Corpus) -> Prepared:
         """The stores and the baselines' scores, made on the cluster where they are not there yet."""
