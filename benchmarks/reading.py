@@ -23,9 +23,9 @@ from babeltune.files import plain
 from babeltune.planning.recorded import sweep_id
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.schema.records import Report, Sweep
-from babeltune.sweep.search.study import Ledger
 from babeltune.sweep.state.examples import EXAMPLES, Examples, ExampleSentence, LanguageAlignment, Similarities
 from babeltune.sweep.state.folder import SweepFolder
+from babeltune.sweep.state.ledger import Ledger
 from babeltune.sweep.state.log import LEDGER, reported
 from babeltune.sweep.state.messages import TrialEnd
 from babeltune.sweep_report.live import POLL_INTERVAL_S, LivePage

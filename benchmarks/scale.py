@@ -1,7 +1,7 @@
 """How many running trials one dispatcher serves: cost of a report, answers' delay and memory at three sizes.
 
 Trials are light objects that report, wait for the verdict and report again; a driver polls and lets them go on. The
-dispatcher, its journal included, is the sweep's own. Every size is played in a process of its own on one core.
+dispatcher is the sweep's own. Every size is played in a process of its own on one core.
 `reports/s` is reports by CPU second of that whole process, the players included, as fast as they can. `p99` is the wall
 time from a report to its verdict while all trials together make 500 reports a second. `memory` is the process's peak
 beyond the same process without trials, dispatcher and driver together. The ratio is the CPU time of a report at the
@@ -24,8 +24,6 @@ import os
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 import psutil
@@ -175,9 +173,9 @@ def percentile(values: list[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
-async def measure(groups: int, place: Path) -> Figures:
+async def measure(groups: int) -> Figures:
     """The figures of one size, in this process."""
-    played = Played(TrialDispatcher(place / "dispatcher.jsonl"), groups)
+    played = Played(TrialDispatcher(), groups)
     await played.begin()
     started = time.process_time()
     await driven(played, lambda: played.flat_out(REPORTS))
@@ -191,8 +189,7 @@ def on_one_core(groups: int) -> Figures:
     """The figures of one size. Confines this process to one core."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    with TemporaryDirectory() as place:
-        return asyncio.run(measure(groups, Path(place))) if groups else Figures(0, 0.0, 0.0, own_peak())
+    return asyncio.run(measure(groups)) if groups else Figures(0, 0.0, 0.0, own_peak())
 
 
 class ByRay:
@@ -231,9 +228,9 @@ def as_an_actor(groups: int) -> str:
             f"{played.most_waiting} reports waited at once, {psutil.Process(pid).memory_info().rss >> 20} MiB"
         )
 
-    with TemporaryDirectory() as place, local_ray(num_cpus=1):
+    with local_ray(num_cpus=1):
         settings = {"num_cpus": 0, "max_concurrency": PENDING_CALLS}
-        actor = ray.remote(TrialDispatcher).options(**settings).remote(str(Path(place) / "dispatcher.jsonl"))
+        actor = ray.remote(TrialDispatcher).options(**settings).remote()
         pid = ray.get(actor.__ray_call__.remote(lambda _: os.getpid()))
         return asyncio.run(play(actor, pid))
 

@@ -1,14 +1,14 @@
 """Draws a sweep's proposals again from its ledger, which must lead to the same ones."""
 
-import optuna
-
 from babeltune.sweep.search.study import Proposals, follow
+from babeltune.sweep.search.warm_start import kept_trials
+from babeltune.sweep.state.ledger import Ledger
+from babeltune.sweep.state.log import LEDGER
 
 
 def replay(lines, sweep, suggest, warm=()):
     """The parameters by trial number that the recorded order of results leads to, in a study in memory."""
-    study = optuna.create_study(directions=[objective.goal for objective in sweep.objectives])
-    proposals = Proposals(study, sweep, suggest, warm)
+    proposals = Proposals(sweep, suggest, warm)
     found = {}
 
     def drawn_again(_):
@@ -18,3 +18,9 @@ def replay(lines, sweep, suggest, warm=()):
 
     follow(lines, proposals, drawn_again)
     return found
+
+
+def trials_in(folder, sweep, suggest):
+    """The trials of the study that the ledger in this folder tells, those that were taken over included."""
+    warm = kept_trials(folder, sweep, suggest) or ()
+    return Proposals(sweep, suggest, warm, Ledger(folder / LEDGER, mend=False).lines).study.get_trials()

@@ -7,7 +7,6 @@ import math
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
-import optuna
 from optuna.trial import TrialState
 from ray.tune.schedulers import TrialScheduler
 
@@ -53,8 +52,7 @@ def contest(surrogate: Surrogate, contestant: Contestant, points: list[dict[str,
     """
     sampler = replace(contestant.sampler, points=tuple(points))
     sweep = replace(surrogate.sweep, sampler=sampler, scheduler=contestant.scheduler, seed=seed)
-    study = optuna.create_study(directions=["maximize"])
-    proposals = Proposals(study, sweep, functools.partial(suggest, sweep.parameters))
+    proposals = Proposals(sweep, functools.partial(suggest, sweep.parameters))
     scheduler = scheduler_for(sweep)
     spent, incumbent = 0.0, -math.inf
     for trial in range(1, MOST_TRIALS + 1):

@@ -125,6 +125,10 @@ class SilentDispatcherError(ReplacedError):
     """Ranks whose dispatcher does not answer. Their process ends, so that it holds no GPU for a driver that is gone."""
 
 
+class DispatcherDiedError(ClusterError):
+    """The process of a sweep's dispatcher died. Its worker groups are of no more use; the trials are."""
+
+
 class ObjectStoreError(ClusterError):
     """A storage behind a URI that does not answer, refuses, or holds what it should not."""
 

@@ -14,9 +14,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
+import ray
 
-from waiting import PATIENCE_S
+from waiting import PATIENCE_S, wait_until
 
 DAY = 86_400.0
 
@@ -125,3 +127,13 @@ def answer_slowly(place: str, seconds: float, tell: int) -> None:
             length, _, _, _, _, file, _ = EVENT.unpack_from(events)
             events = events[length:]
             threading.Thread(target=allow, args=(file,), daemon=True).start()
+
+
+def actor(name):
+    """The process of the actor of this class in this test's cluster; others may run beside it."""
+
+    def found():
+        actors = ray._private.state.actors().values()
+        return [each["Pid"] for each in actors if each["ActorClassName"] == name and each["State"] == "ALIVE"]
+
+    return psutil.Process(wait_until(found)[-1])

@@ -15,15 +15,15 @@ import torch
 from babeltune.method.distributed import ProcessGroup
 from babeltune.planning.space import suggest
 from babeltune.promotion.candidate import find_candidate
-from babeltune.sweep.search.study import Ledger
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.leaderboard import leaderboard
+from babeltune.sweep.state.ledger import Ledger
 from babeltune.sweep.state.log import log_of
 from babeltune.training.build import make_method, make_student
 from babeltune.training.checkpoint import checkpoint_folder, last_good, load_checkpoint, read_reports
 from babeltune.training.dev_evaluation import dev_scores
 from chaos.leftovers import leftovers
-from replays import replay
+from replays import replay, trials_in
 from waiting import wait_until
 
 if TYPE_CHECKING:
@@ -67,8 +67,8 @@ def check(
 
 def own_trials(folder: SweepFolder) -> dict[int, optuna.trial.FrozenTrial]:
     """The study's trials by number."""
-    study = optuna.load_study(study_name="sweep", storage=f"sqlite:///{folder.study}")
-    return {trial.number: trial for trial in study.get_trials()}
+    sweep = folder.sweep()
+    return dict(enumerate(trials_in(folder.path, sweep, functools.partial(suggest, sweep.parameters))))
 
 
 def finished_as_asked(trials: dict[int, optuna.trial.FrozenTrial], asked: int, failed: int) -> None:

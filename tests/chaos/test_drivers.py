@@ -4,7 +4,6 @@ import contextlib
 import os
 import pickle
 import signal
-import sqlite3
 import subprocess
 import time
 
@@ -132,35 +131,7 @@ def test_what_tune_has_pickled_is_never_read(interrupted, note):
     note(arena, "state that does not unpickle")
 
 
-def lose(study):
-    study.unlink()
-
-
-def make_unreadable(study):
-    study.write_bytes(b"this is no database" * 100)
-
-
-def age(study):
-    """As another version of Optuna would have left it."""
-    with contextlib.closing(sqlite3.connect(study)) as database, database:
-        database.execute("UPDATE alembic_version SET version_num = 'v9.9.9'")
-        database.execute("UPDATE version_info SET schema_version = 99")
-
-
-@pytest.mark.parametrize(
-    ("damage", "name"),
-    [(lose, "study lost"), (make_unreadable, "study unreadable"), (age, "study of another version")],
-)
-def test_a_study_that_cannot_be_read_is_made_again_from_the_recorded_order(interrupted, note, damage, name):
-    arena = interrupted
-    damage(arena.folder.study)
-    arena.submit()
-    arena.check()
-    assert arena.repeated() == 0
-    note(arena, f"{name}, then resume")
-
-
-def test_a_ledger_that_lost_its_end_is_completed_from_the_study(interrupted, note):
+def test_a_ledger_that_lost_its_end_is_completed_by_its_trials(interrupted, note):
     arena = interrupted
     truncate(arena.folder.path / "results.jsonl", 0.7)
     arena.submit()

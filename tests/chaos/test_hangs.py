@@ -5,31 +5,18 @@ import signal
 import time
 from contextlib import contextmanager
 
-import psutil
 import pytest
-import ray
 
 from babeltune.errors import ClusterError
 from babeltune.sweep.state.fencing import LeaseExpiredError
 from babeltune.sweep.workers import dispatcher_client, worker_groups
-from chaos.faults import slow_disk
+from chaos.faults import actor, slow_disk
 from chaos.invariants import nothing_is_left
-from waiting import wait_until
 
 pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.chaos]
 
 NEVER = 100_000.0
 """Seconds that a file takes to open while the storage hangs."""
-
-
-def actor(name):
-    """The process of the actor of this class in this test's cluster; others may run beside it."""
-
-    def found():
-        actors = ray._private.state.actors().values()
-        return [each["Pid"] for each in actors if each["ActorClassName"] == name and each["State"] == "ALIVE"]
-
-    return psutil.Process(wait_until(found)[-1])
 
 
 def test_a_dispatcher_that_is_stopped_ends_the_sweep_in_words(make_arena, note, monkeypatch):

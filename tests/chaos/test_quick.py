@@ -4,6 +4,7 @@ import pytest
 
 from babeltune.schema.cluster import Cluster
 from chaos.arena import Arena, build
+from chaos.faults import actor
 from chaos.nodes import TOKEN, environment, nodes
 from chaos.servers import Mlflow, Postgres
 
@@ -29,6 +30,15 @@ def test_a_sweep_survives_a_killed_worker_a_trial_that_fails_and_a_second_driver
     assert arena.repeated() == 10
     (reason,) = [row["reason"] for row in arena.rows() if row["state"] == "failed"]
     assert reason.startswith("step 70: loss is nan")
+
+
+def test_a_dispatcher_that_dies_is_replaced_with_its_worker_groups(prepared, tiny_file, tmp_path):
+    arena = build(tmp_path / "arena", tiny_file, prepared, pause=0.01)
+    with arena.meanwhile(arena.trained(90), lambda: actor("TrialDispatcher").kill()):
+        arena.submit()
+    arena.check(alike=False)
+    assert "the dispatcher died; worker groups start again" in arena.folder.log.read_text(encoding="utf-8")
+    assert arena.repeated() <= 20, "at most what was trained since a report"
 
 
 @pytest.mark.long

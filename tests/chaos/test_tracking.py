@@ -113,17 +113,15 @@ def test_a_database_that_is_restarted_behind_the_server_loses_nothing(make_arena
     note(arena, f"PostgreSQL ({postgres.whose}) restarted (SIGQUIT)", seconds=arena.pause())
 
 
-@pytest.mark.parametrize("name", ["mlflow.db", "study.db"])
-def test_a_database_file_that_another_process_has_locked_is_waited_for(make_arena, note, name):
+def test_a_database_file_that_another_process_has_locked_is_waited_for(make_arena, note):
     arena = make_arena(pause=0.02)
-    places = {"mlflow.db": arena.place / "storage" / "mlflow.db", "study.db": arena.folder.study}
 
     def lock():
-        with sqlite_locked(places[name]):
+        with sqlite_locked(arena.place / "storage" / "mlflow.db"):
             time.sleep(DEAD)
 
     with arena.meanwhile(arena.trained(50), lock):
         arena.submit()
     arena.check()
     assert arena.repeated() == 0
-    note(arena, f"{name} locked for 10 s", seconds=arena.pause())
+    note(arena, "mlflow.db locked for 10 s", seconds=arena.pause())

@@ -3,7 +3,6 @@
 import json
 import re
 
-import optuna
 import pytest
 
 from babeltune.errors import SpecError
@@ -64,7 +63,7 @@ def test_a_portfolio_is_proposed_after_the_given_points(kept):
     sweep = a_sweep(first_points="mine", points=(given,))
 
     def propose(count):
-        proposals = Proposals(optuna.create_study(), sweep, lambda trial: suggest(sweep.parameters, trial))
+        proposals = Proposals(sweep, lambda trial: suggest(sweep.parameters, trial))
         return [proposals.ask()[1] for _ in range(count)]
 
     found = propose(4)

@@ -23,8 +23,8 @@ from babeltune.promotion.promote import decided, promote
 from babeltune.promotion.soup import averaged, best_or_average, members_of
 from babeltune.promotion.starts import fetched
 from babeltune.schema.records import Report
-from babeltune.sweep.search.study import Ledger
 from babeltune.sweep.state.folder import SweepFolder
+from babeltune.sweep.state.ledger import Ledger
 from babeltune.sweep.state.log import LEDGER
 from babeltune.train import Printer
 from babeltune.training.build import make_method, make_student

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import optuna
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -30,11 +29,10 @@ from babeltune.files import sha256_of
 from babeltune.models.build import build_student
 from babeltune.models.hub import open_model
 from babeltune.models.vocabulary import Vocabulary
-from babeltune.planning.space import suggest
 from babeltune.schema.records import Source, Student, Teacher
-from babeltune.sweep.search.study import Ledger, Proposals, open_study
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.leaderboard import leaderboard
+from babeltune.sweep.state.ledger import Ledger
 from babeltune.training.checkpoint import checkpoint_folder, last_good, load_checkpoint, read_reports, save_checkpoint
 
 SOURCES = [Path(package.__path__[0]) for package in (babeltune, babeltune_methods)]
@@ -331,16 +329,6 @@ def test_a_sweeps_files_are_never_unpickled(copied, pickled, mark):
         place.parent.mkdir(exist_ok=True)
         place.write_bytes(pickled)
     leaderboard(SweepFolder(folder.path))
-
-
-def test_a_studys_attributes_are_only_words(copied, pickled, mark):
-    sweep, folder, _ = copied
-    study = optuna.load_study(study_name="sweep", storage=f"sqlite:///{folder.study}")
-    study.set_user_attr("pickle", pickled.hex())
-    study._storage.set_study_system_attr(study._study_id, "cma:optimizer", pickled.hex())
-    proposals = Proposals(open_study(folder.path, sweep), sweep, lambda trial: suggest(sweep.parameters, trial))
-    _, params = proposals.ask()
-    assert set(params) == set(sweep.parameters)
 
 
 def test_what_mining_kept_is_not_unpickled(tmp_path, monkeypatch, pickled, mark):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
-import sqlite3
 
 import pytest
 
@@ -263,30 +262,3 @@ def test_what_the_bucket_has_no_more_goes_but_not_what_it_never_had(mirrors):
     one.store.remove("sweeps/x/a")
     other.forget_missing("sweeps/x", other.store.entries("sweeps/x"))
     assert sorted(path.name for path in other.path("sweeps/x").iterdir()) == ["b", "own"]
-
-
-@pytest.mark.slow
-def test_a_database_is_sent_as_of_one_moment_while_it_is_written(mirrors):
-    one, other = mirrors
-    path = one.path("sweeps/a/study.db")
-    path.parent.mkdir(parents=True)
-    with sqlite3.connect(path) as database:
-        database.execute("create table t (n int)")
-    database.execute("insert into t values (1)")
-    database.commit()
-    database.execute("insert into t values (2)")  # begun, not committed
-    one.push(path)
-    database.commit()
-    database.close()
-    other.fetch("sweeps/a/study.db")
-    with sqlite3.connect(other.path("sweeps/a/study.db")) as copy:
-        assert copy.execute("select n from t").fetchall() == [(1,)]
-    copy.close()
-    assert one.push(path)
-    left = other.path("sweeps/a/study.db-journal")
-    left.write_bytes(b"what a driver that died here would play back")
-    other.fetch("sweeps/a/study.db")
-    assert not left.exists()
-    with sqlite3.connect(other.path("sweeps/a/study.db")) as copy:
-        assert copy.execute("select n from t").fetchall() == [(1,), (2,)]
-    copy.close()

@@ -52,7 +52,7 @@ __all__ = [
 
 GROUPS = {
     "Find a model": ("init", "plan", "submit", "demo"),
-    "Follow a sweep": ("status", "watch", "logs", "runs", "show", "report", "ui"),
+    "Follow a sweep": ("status", "watch", "logs", "runs", "show", "report", "study", "ui"),
     "Control a sweep": ("stop", "resume", "extend", "refit", "reproduce"),
     "Take the model": ("promote", "evaluate", "compare", "transfer"),
     "Use a model": ("mine", "score", "retrieve", "encode", "filter"),

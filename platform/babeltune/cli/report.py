@@ -1,4 +1,4 @@
-"""The command that writes a sweep's report."""
+"""The commands that write a sweep as one file: its report, or its study."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from babeltune.cli.common import (
     steps_shown,
     warn,
 )
+from babeltune.errors import counted
+from babeltune.schema.paths import sqlite_url
 
 
 @app.command()
@@ -51,4 +53,26 @@ def report(
         {**plain(written), "path": str(written.path)},
         as_json,
         lambda: out.print(f"report: {written.path}", markup=False, highlight=False, soft_wrap=True),
+    )
+
+
+@app.command()
+def study(
+    name: SweepName = None,
+    *,
+    out_: Annotated[Path, typer.Option("--out", help="A new file, such as study.db.")],
+    cluster: ClusterFile = None,
+    as_json: Json = False,
+) -> None:
+    """Write a sweep's Optuna study, for optuna-dashboard or a notebook. A sweep itself needs none."""
+    from babeltune.sweep.search.study import write_study
+    from babeltune.sweep_report.write import check_place
+
+    check_place(out_)
+    folder = folder_of(name, cluster)
+    trials = write_study(folder.sweep(), folder.path, out_)
+    say(
+        {"path": str(out_), "trials": trials},
+        as_json,
+        lambda: say_line(f"{counted(trials, 'trial')} in {out_}: optuna-dashboard {sqlite_url(out_.absolute())}"),
     )

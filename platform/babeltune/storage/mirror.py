@@ -13,16 +13,13 @@ A mirror with a `fence` changes a record only if it is as this process knows it,
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
-import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from babeltune.errors import ObjectStoreError
 from babeltune.files import draft_of, version
 from babeltune.schema.storage_location import StorageLocation
 from babeltune.storage.fence import Fence, unstamped
@@ -30,10 +27,6 @@ from babeltune.storage.mirror_base import document, together, write_below
 from babeltune.storage.object_store import Entry
 from babeltune.storage.packages import Packages
 
-DATABASE = ".db"
-"""The ending of sqlite's files; a copy must be of one moment."""
-JOURNALS = ("-journal", "-wal", "-shm")
-"""What sqlite writes beside such a file while it changes it, and would play back into another copy of it."""
 OVERLAP = 1024
 """Bytes of a record that only grows which are downloaded again, to see that it is still the same one."""
 
@@ -51,13 +44,13 @@ class Mirror(Packages):
         return known is None or known["file"] != version(path)
 
     def push(self, path: Path) -> bool:
-        """Uploads the file if it has changed since the bucket had it; a database as of one moment."""
+        """Uploads the file if it has changed since the bucket had it."""
         try:
             key, now = self.key(path), version(path)
             known = self._known(key)
             if known is not None and known["file"] == now:
                 return False
-            data = _snapshot(path) if path.suffix == DATABASE else path.read_bytes()
+            data = path.read_bytes()
         except FileNotFoundError:
             return False
         if self.fence is None:
@@ -134,8 +127,6 @@ class Mirror(Packages):
         draft.write_bytes(data)
         os.utime(draft, (entry.modified, entry.modified))  # the latest sweep is found by its file's time
         if self._stale(key, entry.tag):
-            for ending in JOURNALS if path.suffix == DATABASE else ():
-                path.with_name(path.name + ending).unlink(missing_ok=True)
             draft.replace(path)
             self._know(key, entry, version(path))
         else:
@@ -168,16 +159,3 @@ class Mirror(Packages):
         tag, known = (entry.tag, entry.version) if entry else ("", "")
         self._versions[key] = {"tag": tag, "version": known, "file": file}
         write_below(self.folder / ".synced" / f"{key}.json", document(self._versions[key]))
-
-
-def _snapshot(path: Path) -> bytes:
-    """The database as it is between two of its transactions, while others write it."""
-    try:
-        with (
-            contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=60)) as source,
-            contextlib.closing(sqlite3.connect(":memory:")) as copy,
-        ):
-            source.backup(copy)
-            return copy.serialize()
-    except sqlite3.Error as error:
-        raise ObjectStoreError(f"{path} cannot be copied ({error}); `babeltune resume` tries again") from error

@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import mlflow
-import optuna
 import psutil
 import pyarrow.parquet as pq
 import pytest
@@ -24,16 +23,17 @@ from babeltune.errors import ClusterError, SpecError, SweepError
 from babeltune.evaluation.metric_names import SPEED
 from babeltune.files import plain, sha256_of
 from babeltune.planning.recorded import sweep_from, sweep_id
+from babeltune.planning.space import suggest
 from babeltune.schema.records import Report
 from babeltune.signals import StopSignal, end_when_asked, interrupts
 from babeltune.sweep.driver import attempt as driver
 from babeltune.sweep.driver.assignment import assignment
 from babeltune.sweep.driver.recorder import Recorder, _beginning
 from babeltune.sweep.driver.run import folder_in, submit
-from babeltune.sweep.search.study import Ledger
 from babeltune.sweep.state.folder import SweepFolder, read_log
 from babeltune.sweep.state.leaderboard import leaderboard, trial_row, winner
 from babeltune.sweep.state.lease import only_driver, this_driver
+from babeltune.sweep.state.ledger import Ledger
 from babeltune.sweep.state.messages import ReportMessage, TrialEnd
 from babeltune.sweep.state.progress import is_driven
 from babeltune.sweep.state.provenance import check_unchanged, deciding_facts
@@ -50,6 +50,7 @@ from babeltune.training.checkpoint import (
 )
 from made_sweeps import rewrite_ledger
 from processes import command_line
+from replays import trials_in
 from toy_trials import next_message, pool_of
 from waiting import PATIENCE_S, when
 
@@ -86,14 +87,17 @@ def test_the_sweep_finishes_with_the_trials_asked_for(searched):
     assert not is_driven(folder)
 
 
+def study_trials(folder):
+    return trials_in(folder.path, folder.sweep(), functools.partial(suggest, folder.sweep().parameters))
+
+
 def test_a_trial_with_an_infinite_loss_fails_with_a_reason_and_the_sweep_goes_on(searched):
     _, folder = searched
     rows = {row.name: row for row in leaderboard(folder)}
     assert rows["t0001"].state == "failed"
     assert re.match(r"step \d+: loss is (nan|inf); lower training.learning_rate", rows["t0001"].reason)
     assert [rows[name].state for name in ("t0000", "t0002", "t0003")] == ["finished"] * 3
-    study = optuna.load_study(study_name="sweep", storage=f"sqlite:///{folder.study}")
-    assert [t.state.name for t in study.trials] == ["COMPLETE", "FAIL", "COMPLETE", "COMPLETE"]
+    assert [trial.state.name for trial in study_trials(folder)] == ["COMPLETE", "FAIL", "COMPLETE", "COMPLETE"]
 
 
 def test_the_untrained_student_and_the_teacher_stand_in_the_leaderboard(searched):
@@ -230,17 +234,16 @@ def test_dev_metrics_stand_at_the_pairs_of_their_reports(searched):
 def test_the_optuna_trial_names_its_run_and_checkpoint(searched):
     _, folder = searched
     _, _, children = runs_of(folder)
-    study = optuna.load_study(study_name="sweep", storage=f"sqlite:///{folder.study}")
-    attributes = study.trials[3].user_attrs
+    attributes = study_trials(folder)[3].user_attrs
     assert attributes["checkpoint"].endswith("t0003/checkpoints/000002")
     assert attributes["mlflow_run"] == children["t0003"].info.run_id
 
 
 def test_submitting_a_finished_sweep_again_adds_nothing(copied):
     sweep, folder, cluster = copied
-    before = (folder.path / "results.jsonl").read_bytes(), folder.study.read_bytes()
+    before = (folder.path / "results.jsonl").read_bytes()
     assert submit(sweep, cluster).state() == "finished"
-    assert ((folder.path / "results.jsonl").read_bytes(), folder.study.read_bytes()) == before
+    assert (folder.path / "results.jsonl").read_bytes() == before
 
 
 @pytest.mark.long

@@ -5,16 +5,19 @@ from wsgiref.util import setup_testing_defaults
 
 import pytest
 
+from babeltune.sweep.search.study import write_study
 from babeltune.sweep.state.folder import read_of_trial
 from babeltune.sweep.state.leaderboard import leaderboard
 
 
 @pytest.fixture
-def answer(copied):
+def answer(copied, tmp_path):
     """What optuna-dashboard answers about the study of the finished sweep."""
     from optuna_dashboard import wsgi
 
-    app = wsgi(f"sqlite:///{copied[1].study}")
+    sweep, folder, _ = copied
+    assert write_study(sweep, folder.path, tmp_path / "study.db") == 4
+    app = wsgi(f"sqlite:///{tmp_path}/study.db")
 
     def ask(path):
         request, statuses = {"PATH_INFO": path}, []

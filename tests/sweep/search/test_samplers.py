@@ -14,7 +14,10 @@ from babeltune.planning import space
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.schema.records import Budget, Data, Objective, Parameter, Sampler, Source, Sweep
 from babeltune.sweep.search import few_trials
-from babeltune.sweep.search.study import Proposals, open_study, sampler_for
+from babeltune.sweep.search.study import Proposals, sampler_for
+from babeltune.sweep.state.ledger import Ledger
+from babeltune.sweep.state.log import LEDGER
+from babeltune.sweep.state.messages import TrialEnd
 from replays import replay
 
 PARAMETERS = {
@@ -43,13 +46,14 @@ def suggest_of(sweep):
 
 def proposed(folder, sweep, count, values=lambda params: [1.0]):
     """Asks and tells one by one: by a new searcher each time, as if the sweep was resumed before every trial."""
-    found = []
+    folder.mkdir(exist_ok=True)
+    found, ledger = [], Ledger(folder / LEDGER)
     for _ in range(count):
-        proposals = Proposals(open_study(folder, sweep), sweep, suggest_of(sweep))
-        number, params = proposals.ask()
+        number, params = Proposals(sweep, suggest_of(sweep), lines=ledger.lines).ask()
         assert number == len(found)
         found.append(params)
-        proposals.tell(number, TrialState.COMPLETE, values(params))
+        ledger.add("propose", number, params=params)
+        ledger.add_end(number, "COMPLETE", values(params), TrialEnd("finished"))
     return found
 
 
@@ -69,7 +73,7 @@ def test_a_grid_is_proposed_in_order_once_and_goes_on_after_a_stop(tmp_path):
     sweep = a_sweep()
     assert proposed(tmp_path, sweep, 6) == space.grid(PARAMETERS)
     with pytest.raises(SweepError, match="the grid has 6 points, and all are proposed"):
-        Proposals(open_study(tmp_path, sweep), sweep, suggest_of(sweep)).ask()
+        Proposals(sweep, suggest_of(sweep), lines=Ledger(tmp_path / LEDGER).lines).ask()
 
 
 @pytest.mark.parametrize(("budget", "trials"), [(4, 4), (6, 6), (100, 6)])
@@ -114,7 +118,7 @@ def goals(params):
 def test_nsga2_proposes_the_same_after_a_stop_and_from_the_recorded_order(tmp_path):
     sweep = two_goals()
     found = proposed(tmp_path / "a", sweep, 12, goals)
-    proposals = Proposals(optuna.create_study(directions=["maximize"] * 2), sweep, suggest_of(sweep))
+    proposals = Proposals(sweep, suggest_of(sweep))
     again = []
     for _ in range(12):
         number, params = proposals.ask()
@@ -138,7 +142,7 @@ def test_nsga2_comes_nearer_to_the_front_than_chance():
 
     def volume(sweep):
         """Of the goals above -1 that the last trials dominate, by a grid."""
-        proposals = Proposals(optuna.create_study(directions=["maximize"] * 2), sweep, suggest_of(sweep))
+        proposals = Proposals(sweep, suggest_of(sweep))
         points = []
         for _ in range(60):
             number, params = proposals.ask()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sqlite3
 import time
 from contextlib import contextmanager
 from dataclasses import replace
@@ -298,37 +297,6 @@ def test_a_sweeps_own_policy_cleans_its_bucket_while_it_runs(stored, machines, m
 
 
 # What a driver sends, and what readers ask
-
-
-def test_the_study_is_sent_at_intervals_and_at_the_end(machines, monkeypatch):
-    monkeypatch.setattr(driver_module, "RENEWAL_INTERVAL_S", 0.1)
-    cluster = machines("one")
-    folder = SweepFolder(cluster.folder / "sweeps" / "a-0123456789")
-    folder.path.mkdir(parents=True)
-    key = f"sweeps/{folder.id}/study.db"
-
-    def event(number):
-        with sqlite3.connect(folder.study) as study:
-            study.execute("create table if not exists events (number)")
-            study.execute("insert into events values (?)", (number,))
-        with (folder.path / "results.jsonl").open("a") as ledger:
-            ledger.write(f"{number}\n")
-
-    with DriverSync(cluster, folder) as sync:
-        store, sent = sync.mirror.store, []
-        for number in range(3):
-            event(number)
-            sync.wake()
-            wait_until(
-                lambda number=number: f"{number}\n".encode() in (store.read(f"sweeps/{folder.id}/results.jsonl") or b"")
-            )
-            wait_until(lambda: store.entry(key) is not None)
-            sent.append(store.entry(key).version)
-        assert len(set(sent)) == 1, "each event is in the ledger, and the study waits"
-    assert store.entry(key).version != sent[0]
-    with sqlite3.connect(":memory:") as copy:
-        copy.deserialize(store.read(key))
-        assert copy.execute("select count(*) from events").fetchone() == (3,)
 
 
 def test_a_large_record_is_sent_at_intervals_and_at_the_end(machines, monkeypatch):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import shutil
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -25,7 +23,6 @@ from babeltune.storage.mirror import Mirror
 from babeltune.storage.packages import PACKAGE_MANIFEST
 from babeltune.sweep.state.messages import TrialAssignment
 from babeltune.sweep.sync import worker
-from babeltune.sweep.sync.view import records_in
 from babeltune.sweep.sync.worker import (
     Sending,
     on_this_node,
@@ -279,12 +276,3 @@ def test_a_long_request_sends_heartbeats(monkeypatch):
     with_retries(lambda: wait_until(lambda: len(signs) > 3), 20, say)
     signs[0].join(PATIENCE_S)
     assert not signs[0].is_alive(), "there is none once it is done"
-
-
-def test_what_sqlite_writes_beside_a_study_is_no_record(tmp_path):
-    with contextlib.closing(sqlite3.connect(tmp_path / "study.db")) as database:
-        database.execute("create table t (n int)")
-        database.commit()
-        database.execute("insert into t values (1)")
-        assert (tmp_path / "study.db-journal").exists(), "its transaction is open"
-        assert [path.name for path in records_in(tmp_path)] == ["study.db"]

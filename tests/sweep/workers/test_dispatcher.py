@@ -1,16 +1,11 @@
 import asyncio
-import json
-import resource
 
 import pytest
 
-from babeltune.errors import ClusterError, ReplacedError
+from babeltune.errors import ReplacedError
 from babeltune.sweep.state.messages import TrialAssignment, TrialEnd
-from babeltune.sweep.workers import journal as journals
 from babeltune.sweep.workers.dispatcher import TrialDispatcher
-from babeltune.sweep.workers.dispatcher_snapshot import replay, restore, snapshot
 from babeltune.sweep.workers.dispatcher_state import KEPT, DispatcherState
-from babeltune.sweep.workers.journal import Journal
 from waiting import PATIENCE_S
 
 LONG = 3600
@@ -52,11 +47,11 @@ async def others_go_on():
         await asyncio.sleep(0)
 
 
-def running(steps, file=None):
+def running(steps):
     """Runs the coroutine function on a new dispatcher and its driver."""
 
     async def bounded():
-        dispatcher = TrialDispatcher(file)
+        dispatcher = TrialDispatcher()
         return await asyncio.wait_for(steps(dispatcher, Driver(dispatcher)), PATIENCE_S)
 
     return asyncio.run(bounded())
@@ -150,146 +145,6 @@ def test_the_state_forgets_all_but_the_latest_ended_trials():
         state.rank_left(str(number), 0, FINISHED.encode(), False)
         state.settle(str(number), 1)
     assert list(state.trials) == [str(number) for number in range(20, KEPT + 20)]
-
-
-def test_a_snapshot_and_the_changes_after_it_lead_to_the_same_state():
-    state, changes = DispatcherState(), []
-
-    def change(*words):
-        changes.append(json.loads(json.dumps(words)))
-        getattr(state, words[0])(*words[1:])
-
-    for trial in ("t", "u", "v"):
-        change("offer", trial, assignment())
-        change("join", f"g-{trial}", "one")
-        change("assign", f"g-{trial}")
-        change("report", trial, 1, False, "first")
-    change("go_on", "t", 1)
-    change("rank_left", "u", 0, TrialEnd("raised", "ValueError", "bug").encode(), True)
-    middle = json.loads(json.dumps(snapshot(state))), len(changes)
-    change("settle", "u", 1)
-    change("stop", "t")
-    change("join", "g-v", "two")
-    change("refuse", "g-w", "does not see /x", "node")
-    change("add_message", "no CUDA")
-    change("retire", "g-v")
-    change("acknowledge", 2)
-    change("close")
-    replayed = DispatcherState()
-    for each in changes:
-        replay(replayed, each)
-    assert replayed == state
-    resumed = restore(middle[0])
-    for each in changes[middle[1] :]:
-        replay(resumed, each)
-    assert resumed == state
-
-
-# The journal
-
-
-def test_a_journal_is_read_up_to_a_line_that_a_kill_cut_off(tmp_path):
-    file, kept = tmp_path / "journal.jsonl", []
-    journal = Journal(file, lambda: list(kept))
-    for change in (["a"], ["b"], ["c"]):
-        kept.append(change)
-        journal.add(change)
-    with file.open("ab") as end:
-        end.write(b'["d", "cut o')
-    assert list(Journal(file, list).read()) == [[["a"]], ["b"], ["c"]]
-
-
-def test_a_journal_is_whole_after_a_disk_took_half_a_line(tmp_path):
-    """Linux writes what the limit leaves room for, and refuses the rest, as on a full disk."""
-    file, kept = tmp_path / "journal.jsonl", []
-    journal = Journal(file, lambda: list(kept))
-
-    def add(change):
-        kept.append(change)
-        journal.add(change)
-
-    add(["a"])
-    add(["b"])
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size + 10, hard))
-    try:
-        add(["c", "x" * 20])
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert not list(Journal(file, list).read()), "an old state would mislead"
-    add(["d"])
-    add(["e"])
-    assert list(Journal(file, list).read()) == [kept[:4], ["e"]]
-
-
-def test_a_damaged_line_within_a_journal_is_an_error_that_says_what_to_do(tmp_path):
-    file = tmp_path / "journal.jsonl"
-    file.write_text('[]\n["a", "ha["b"]\n["c"]\n')
-    with pytest.raises(ClusterError, match=r"journal.jsonl:2: .* is damaged .*`babeltune resume` goes on"):
-        list(Journal(file, list).read())
-
-
-def test_a_journal_is_written_anew_when_its_changes_outweigh_its_snapshot(tmp_path, monkeypatch):
-    monkeypatch.setattr(journals, "COMPACT_BYTES", 1000)
-    file = tmp_path / "journal.jsonl"
-    journal, sizes = Journal(file, lambda: "s"), set()
-    for _ in range(500):
-        journal.add(["change", "x" * 50])
-        sizes.add(file.stat().st_size)
-    assert max(sizes) < 1200
-    assert next(iter(Journal(file, list).read())) == "s"
-
-
-def test_a_dispatcher_that_cannot_keep_its_state_leaves_no_old_one(tmp_path, monkeypatch):
-    file = tmp_path / "dispatcher.jsonl"
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    async def steps(dispatcher, _):
-        await dispatcher.offer("t", assignment())
-        assert file.exists()
-        monkeypatch.setattr(journals, "write_whole", full)
-        monkeypatch.setattr(journals, "COMPACT_BYTES", -1)
-        monkeypatch.setattr(journals, "COMPACT_FACTOR", 0)
-        await dispatcher.offer("u", assignment())
-        await dispatcher.offer("v", assignment())
-        assert not file.exists()
-        assert (await dispatcher.next("worker-group", "group")).trial == "t", "it goes on while it lives"
-        monkeypatch.undo()
-        await dispatcher.offer("w", assignment())
-        return (await TrialDispatcher(file).next("worker-group", "group")).trial
-
-    assert running(steps, file) == "t"
-
-
-def test_a_dispatcher_goes_on_from_its_journal(tmp_path):
-    file = tmp_path / "dispatcher.jsonl"
-
-    async def steps(dispatcher, _):
-        await dispatcher.offer("t", assignment(a=1))
-        await dispatcher.offer("u", assignment())
-        await dispatcher.next("worker-group", "group")
-        report(dispatcher, 1)
-        await others_go_on()
-        again = TrialDispatcher(file)
-        driver = Driver(again)
-        await again.offer("t", assignment(a=1))
-        assert (await again.next("worker-group", "group")).assignment.trial == {"a": 1}
-        assert [news.report for news in await again.poll(0)] == ["1"]
-        assert [news.report for news in await again.poll(0)] == ["1"], "an answer that was lost is given again"
-        assert await driver.next() == 1
-        verdict = report(again, 1)
-        await driver.go_on(1)
-        assert await verdict
-        assert await leave(again, FINISHED)
-        assert await driver.next() == FINISHED
-        last = TrialDispatcher(file)
-        assert [news.end for news in await last.poll(1)] == [FINISHED]
-        assert await last.stalled(LONG, 0) == {"worker-group": None}, "which may hang between two trials"
-        return await last.next("worker-group", "group")
-
-    assert running(steps, file).trial == "u"
 
 
 # Waiting
@@ -397,7 +252,7 @@ def test_a_rank_that_waits_for_the_others_is_answered_in_time_and_asks_again(mon
 
 
 @pytest.mark.parametrize("how", ["joined by others", "retired"])
-def test_ranks_that_others_replaced_are_refused_whatever_they_say(tmp_path, how):
+def test_ranks_that_others_replaced_are_refused_whatever_they_say(how):
     async def steps(dispatcher, driver):
         await dispatcher.offer("t", assignment())
         await dispatcher.next("lost", "old")
@@ -406,15 +261,14 @@ def test_ranks_that_others_replaced_are_refused_whatever_they_say(tmp_path, how)
         if how == "retired":
             await dispatcher.retire("lost")
         assert (await dispatcher.next(place, "new")).trial == "t"
-        for again in (dispatcher, TrialDispatcher(tmp_path / "journal")):
-            for call in (
-                again.report("t", 1, False, "1", "old"),
-                again.stopped("t", "old"),
-                again.leave("lost", "t", 0, 1, FINISHED.encode(), False, "old"),
-            ):
-                with pytest.raises(ReplacedError, match="other ranks have taken the place"):
-                    await call
-            assert (await again.next("lost", "old")).kind == "close"
+        for call in (
+            dispatcher.report("t", 1, False, "1", "old"),
+            dispatcher.stopped("t", "old"),
+            dispatcher.leave("lost", "t", 0, 1, FINISHED.encode(), False, "old"),
+        ):
+            with pytest.raises(ReplacedError, match="other ranks have taken the place"):
+                await call
+        assert (await dispatcher.next("lost", "old")).kind == "close"
         reported = asyncio.ensure_future(dispatcher.report("t", 1, False, "1", "new"))
         assert await driver.next() == 1
         await driver.go_on(1)
@@ -422,7 +276,7 @@ def test_ranks_that_others_replaced_are_refused_whatever_they_say(tmp_path, how)
         assert await dispatcher.leave(place, "t", 0, 1, FINISHED.encode(), False, "new")
         return await driver.next()
 
-    assert running(steps, tmp_path / "journal") == FINISHED
+    assert running(steps) == FINISHED
 
 
 def test_ranks_that_cannot_hear_a_stop_are_let_go_and_their_group_is_replaced():

@@ -2,14 +2,13 @@ import json
 import os
 import re
 import signal
-from pathlib import Path
 
 import psutil
 import pytest
 import ray
 import torch
 
-from babeltune.errors import ClusterError
+from babeltune.errors import ClusterError, DispatcherDiedError
 from babeltune.sweep.state.messages import EndMessage, TrialEnd
 from babeltune.sweep.workers import process_state as process_states
 from babeltune.sweep.workers.nodes import nodes_there, worker_groups_that_fit
@@ -154,22 +153,6 @@ def process_of(actor):
     return ray.get(actor.__ray_call__.remote(lambda _: os.getpid()))
 
 
-def test_a_dispatcher_that_dies_in_mid_trial_starts_again_where_it_was(pool, tmp_path):
-    wait_until_free(pool, 2)
-    for name in ("a", "b"):
-        offer(pool, tmp_path, name, steps=30, seconds=0.05)
-        assert next_message(pool, name).report.index == 1
-    offer(pool, tmp_path, "c")
-    first = process_of(pool.dispatcher._actor)
-    assert not list(Path(pool._settings.storage).rglob("*.jsonl")), "its journal is on the node, not in the storage"
-    os.kill(first, signal.SIGKILL)
-    for name, last in (("a", 30), ("b", 30), ("c", 3)):
-        reports, reason = follow(pool, name)
-        assert (reports, reason) == (list(range(reports[0], last + 1)), FINISHED), "no report is lost or comes twice"
-        assert len(starts(tmp_path, name)) == 1, "no trial was begun again"
-    assert process_of(pool.dispatcher._actor) != first
-
-
 def test_a_group_is_left_as_it_was_found(pool, tmp_path):
     """A trial that changes whatever a process shares, and leaves memory behind; the next one sees a clean process."""
     wait_until_free(pool, 2)
@@ -219,6 +202,16 @@ def test_nothing_is_left_after_a_block_that_ends_with_an_error_in_mid_trial(ray_
     pool.__exit__(KeyError, KeyError("the driver fails"), None)
     wait_until(lambda: left_behind() == (set(), 0, []), left_behind)
     assert left_behind() == (set(), 0, [])
+
+
+def test_a_dispatcher_that_dies_is_an_error_and_its_groups_end(room, tmp_path):
+    with pool_of(**{**TWO_WORKERS, "count": 1}, storage=tmp_path) as opened:
+        offer(opened, tmp_path, "long", steps=500, seconds=0.1)
+        next_message(opened, "long")
+        os.kill(process_of(opened.dispatcher._actor), signal.SIGKILL)
+        with pytest.raises(DispatcherDiedError, match="dispatcher died; `babeltune resume` goes on"):
+            follow_and_mend(opened, "long")
+    wait_until(lambda: not any(psutil.pid_exists(start["pid"]) for start in starts(tmp_path, "long")))
 
 
 @pytest.mark.long

@@ -12,6 +12,7 @@ from typing import Literal
 from babeltune.data.corpus import Corpus
 from babeltune.data.prepared import Prepared, write_prepared
 from babeltune.data.shards import RunShards
+from babeltune.errors import DispatcherDiedError
 from babeltune.planning.preparation import prepare, read_corpus
 from babeltune.planning.space import Suggests, suggest
 from babeltune.planning.warnings import about_text
@@ -43,6 +44,9 @@ from babeltune.sweep.workers.pool_settings import PoolSettings
 from babeltune.sweep.workers.tasks import followed, ray_refusals, ray_shards
 from babeltune.tracking.tracker import Tracker
 
+DISPATCHERS = 4
+"""Dispatchers of one driver, each in place of one that died, before the sweep ends."""
+DIED = "the dispatcher died; worker groups start again, and trials go on from their checkpoints"
 SAVING = "interrupted; saving every trial's step (a second Ctrl-C ends without)"
 
 
@@ -126,33 +130,47 @@ class Attempt:
         sweep, folder, progress = self.sweep, self.folder, self.progress
         progress.progress("starting worker groups", 0, 1)
         measure_rates(sweep, folder, self.cluster, self.stop.raise_if_stopped)
-        pool = WorkerPool(
-            self._pool_settings(), note=progress.note, surveyed=surveyed, waiting=self.stop.raise_if_stopped
-        )
         with (
             listening(progress.progress),
             examples_at_the_end(folder, self.driver_sync.where) as begin_examples,
             self._recorder(prepared) as recorder,
-            pool,
         ):
+            for again in reversed(range(DISPATCHERS)):
+                try:
+                    self._search_with_pool(recorder, surveyed, begin_examples)
+                    break
+                except DispatcherDiedError:
+                    if not again:
+                        raise
+                    progress.note(DIED)
+        progress.progress("done" if recorder.complete else "stopped", progress.ended, sweep.budget.trials)
+        return recorder.complete
+
+    def _search_with_pool(
+        self, recorder: Recorder, surveyed: Callable[[int], None], begin_examples: Callable[[], None]
+    ) -> None:
+        """Searches on new worker groups. Raises `DispatcherDiedError` if these are lost with their dispatcher."""
+        progress = self.progress
+        pool = WorkerPool(
+            self._pool_settings(), note=progress.note, surveyed=surveyed, waiting=self.stop.raise_if_stopped
+        )
+        with pool:
             self._begin()
-            with interrupts(self.stop, lambda: progress.progress(SAVING, progress.ended, sweep.budget.trials)):
+            with interrupts(self.stop, lambda: progress.progress(SAVING, progress.ended, self.sweep.budget.trials)):
                 recorder.complete = search(
-                    sweep,
+                    self.sweep,
                     pool=pool,
-                    folder=folder.path,
+                    folder=self.folder.path,
                     suggest=self._suggest,
                     callbacks=Callbacks(self._assignment, self._listener(recorder)),
-                    trials=sweep.budget.trials,
+                    trials=self.sweep.budget.trials,
                     stop=self.stop,
                 )
             if self.stop.interrupted and not recorder.complete:
                 raise KeyboardInterrupt
             if recorder.complete:
                 begin_examples()
-            progress.progress("closing worker groups", progress.ended, sweep.budget.trials)
-        progress.progress("done" if recorder.complete else "stopped", progress.ended, sweep.budget.trials)
-        return recorder.complete
+            progress.progress("closing worker groups", progress.ended, self.sweep.budget.trials)
 
     def _pool_settings(self) -> PoolSettings:
         cluster, left = self.cluster, max(1, self.sweep.budget.trials - self.progress.ended)

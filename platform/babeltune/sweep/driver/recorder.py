@@ -29,11 +29,11 @@ from babeltune.sweep.driver.summary import (
     trial_note,
     write_metrics,
 )
-from babeltune.sweep.search.study import Ledger
 from babeltune.sweep.search.tune_searcher import Event
 from babeltune.sweep.state.fencing import OvertakenError
 from babeltune.sweep.state.folder import SweepFolder, condition_of, read_of_trial
 from babeltune.sweep.state.leaderboard import trial_row
+from babeltune.sweep.state.ledger import Ledger
 from babeltune.sweep.state.log import LEDGER, log_of
 from babeltune.sweep.state.messages import ENDED, State, TrialEnd, TrialOutcome
 from babeltune.sweep.state.provenance import environment_facts

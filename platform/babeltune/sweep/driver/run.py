@@ -24,7 +24,6 @@ from babeltune.schema.storage_location import DAY_S
 from babeltune.signals import StopSignal
 from babeltune.sweep.driver.attempt import Attempt
 from babeltune.sweep.driver.recorder import close_tracker
-from babeltune.sweep.search.recovery import study_refusals
 from babeltune.sweep.state.fencing import OvertakenError
 from babeltune.sweep.state.folder import SweepFolder, refuse_a_file
 from babeltune.sweep.state.lease import folder_lease, leased, only_driver, this_driver, this_ray
@@ -76,7 +75,6 @@ def submit(
     _make(folder, cluster)
     with (
         storage_refusals(folder.path),
-        study_refusals(folder.study),
         DriverSync(cluster, folder, needs=sweep.sampler.warm_start) as driver_sync,
         only_driver(folder),
         ExitStack() as shared,

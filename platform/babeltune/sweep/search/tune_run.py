@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-import optuna
 import ray
 from optuna.trial import TrialState
 from ray import tune
@@ -28,12 +27,13 @@ from babeltune.memory import passed_over
 from babeltune.planning.space import largest
 from babeltune.schema.records import Goal, Report, Sweep
 from babeltune.signals import StopSignal
-from babeltune.sweep.search.recovery import catch_up, sound_study
 from babeltune.sweep.search.stopping import Stopping, rule_of
-from babeltune.sweep.search.study import Ledger, Proposals
+from babeltune.sweep.search.study import Proposals
 from babeltune.sweep.search.trial_proxy import LocalActors, Result, TrialConfig, TrialProxy
 from babeltune.sweep.search.tune_searcher import ENDED, Callbacks, OptunaSearcher, TrialRecords
 from babeltune.sweep.search.warm_start import Suggest, warm_trials
+from babeltune.sweep.state.ledger import Ledger
+from babeltune.sweep.state.log import LEDGER
 from babeltune.sweep.state.messages import LedgerLine
 from babeltune.sweep.workers.dispatcher_client import DispatcherClient
 from babeltune.sweep.workers.pool import WorkerPool
@@ -257,7 +257,7 @@ def search(
     trials: int,
     stop: StopSignal,
 ) -> bool:
-    """Runs trials until the study in `folder` holds `trials` of them. True when it does, False when it was stopped.
+    """Runs trials until the ledger in `folder` has `trials` of them. True when it does, False when it was stopped.
 
     Trials that were running at a crash come first, under their numbers. The stop signal is asked about once a second.
     It keeps new trials from starting, ends running ones so that they can be resumed, or raises what ends the search.
@@ -265,11 +265,9 @@ def search(
     failed, and whatever a callback raised.
     """
     os.environ.update(ENVIRONMENT)
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    ledger, warm = Ledger(folder / "results.jsonl"), warm_trials(folder, sweep, suggest)
     with stop.guard():
-        proposals = Proposals(sound_study(folder, sweep, ledger, suggest, warm), sweep, suggest, warm)
-        catch_up(ledger, proposals, folder)
+        ledger, warm = Ledger(folder / LEDGER), warm_trials(folder, sweep, suggest)
+    proposals = Proposals(sweep, suggest, warm, ledger.lines)
     scheduler = scheduler_for(sweep, pool.dispatcher)
     running = proposals.trials(TrialState.RUNNING)
     stopped = {n for n in prime(scheduler, ledger.lines) if len(ledger.reports(n)) < largest(sweep, "reports")}

@@ -17,10 +17,11 @@ from ray.tune.search import Searcher
 from babeltune.errors import BabeltuneError, DamagedError, MethodError, StorageError, SweepError
 from babeltune.schema.records import Report, Scalar, Sweep
 from babeltune.signals import StopSignal
-from babeltune.sweep.search.study import Ledger, Proposals
+from babeltune.sweep.search.study import Proposals
 from babeltune.sweep.search.trial_proxy import Result
 from babeltune.sweep.state.folder import SweepFolder, read_of_trial
 from babeltune.sweep.state.leaderboard import steps_in
+from babeltune.sweep.state.ledger import Ledger
 from babeltune.sweep.state.log import reported
 from babeltune.sweep.state.messages import ENDS, TrialAssignment, TrialEnd, TrialOutcome
 from babeltune.sweep.workers.pool import WorkerPool
@@ -80,8 +81,6 @@ class TrialRecords:
             return
         known = self.ledger.reports(number)
         if known and report.index <= known[-1]["index"]:
-            if report.index == known[-1]["index"] and "checkpoint" not in known[-1]:  # it was caught up on
-                self.proposals.note(number, {"checkpoint": report.checkpoint})
             return
         values = [report.metrics[objective.metric] for objective in self.sweep.objectives]
         self.proposals.report(number, report.index, values)

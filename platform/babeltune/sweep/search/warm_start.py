@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 import optuna
 from optuna.distributions import BaseDistribution
-from optuna.trial import BaseTrial, FrozenTrial
+from optuna.trial import FrozenTrial
 
 from babeltune.errors import SpecError
 from babeltune.files import plain, write_json
+from babeltune.planning.space import Suggests
 from babeltune.schema.records import Scalar, Sweep
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.log import LEDGER, LoggedTrial, log_of
@@ -21,7 +22,7 @@ from babeltune.sweep.state.log import LEDGER, LoggedTrial, log_of
 if TYPE_CHECKING:
     from babeltune.files import JsonObject
 
-Suggest = Callable[[BaseTrial], dict[str, Scalar]]
+Suggest = Callable[[Suggests], dict[str, Scalar]]
 """Asks an Optuna trial for every parameter of the sweep, conditional ones where they exist."""
 Distributions = dict[str, BaseDistribution]
 """The distribution from which each parameter of a trial is drawn."""
@@ -41,18 +42,25 @@ def warm_trials(folder: Path, sweep: Sweep, suggest: Suggest) -> list[FrozenTria
     name = sweep.sampler.warm_start
     if name is None:
         return []
-    path, of = folder / KEPT, {"from": name, **_judged(sweep)}
+    if (kept := kept_trials(folder, sweep, suggest)) is not None:
+        return kept
+    usable = _earlier(name, folder, sweep, suggest)
+    trials = [{"number": one.number, "params": one.params, "values": one.values} for one in usable]
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / KEPT, {"from": name, **_judged(sweep), "trials": trials})
+    return usable
+
+
+def kept_trials(folder: Path, sweep: Sweep, suggest: Suggest) -> list[FrozenTrial] | None:
+    """What the sweep in `folder` has taken over; None if that is nothing, damaged, or of another search space."""
+    of = {"from": sweep.sampler.warm_start, **_judged(sweep)}
     try:
-        kept = json.loads(path.read_bytes())
+        kept = json.loads((folder / KEPT).read_bytes())
         if {key: kept[key] for key in of} == of:
             return [_taken(fitting(one["params"], suggest), **one) for one in kept["trials"]]
     except (FileNotFoundError, ValueError, TypeError, KeyError, SpecError):
-        pass  # it is not there, it is damaged, or the search space is another one
-    found = _earlier(name, folder, sweep, suggest)
-    trials = [{"number": one.number, "params": one.params, "values": one.values} for one in found]
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(path, {**of, "trials": trials})
-    return found
+        pass
+    return None
 
 
 def _judged(sweep: Sweep) -> JsonObject:

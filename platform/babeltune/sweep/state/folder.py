@@ -4,7 +4,7 @@
         sweep.json  prepared.json  facts.json  baselines.json  rates.json  state.json  driver.log
         examples.json                                     what the best trial made of a few translations
         conditions/1/                                     sweep.json and prepared.json before an accepted change
-        study.db    results.jsonl  spool.jsonl            proposals, their order, what MLflow is sent
+        results.jsonl  spool.jsonl                        what happened to trials, in order; what MLflow is sent
         trials/t0007/trial.json  reports.jsonl  progress.json  checkpoints/000003/
 
 Any process that sees the storage can read it while the sweep runs.
@@ -65,10 +65,6 @@ class SweepFolder:
     @property
     def prepared(self) -> Path:
         return self.path / "prepared.json"
-
-    @property
-    def study(self) -> Path:
-        return self.path / "study.db"
 
     @property
     def stop_request(self) -> Path:

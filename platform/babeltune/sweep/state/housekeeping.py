@@ -275,7 +275,7 @@ def _last_change(path: Path) -> float:
 
 
 def scratch(storage: Storage, before: float) -> Iterator[Removal]:
-    """What the processes of sweeps that rest left on this machine: Ray's own state, journals, drafts."""
+    """What the processes of sweeps that rest left on this machine: Ray's own state, drafts."""
     for folder in sweep_folders(storage.folder):
         if not may_be_driven(storage, folder.id):
             for path, reason in _scratch_of(folder, before):
@@ -286,9 +286,6 @@ def _scratch_of(folder: SweepFolder, before: float) -> Iterator[tuple[Path, str]
     for name in SCRATCH:
         if (path := folder.path / name).is_dir():
             yield path, "Ray's own state of a sweep that does not run"
-    for path in sorted(folder.path.glob("*/dispatcher-*.jsonl")) + sorted(folder.path.glob("dispatcher-*.jsonl")):
-        if path.parent.name not in SCRATCH:
-            yield path, "the journal of a dispatcher that is gone"
     for draft in sorted(folder.path.glob("trials/*/checkpoints/.*")):
         if writer_of(draft) is None and _last_change(draft) < before:
             yield draft, "the draft of a checkpoint"

@@ -139,7 +139,6 @@ class LedgerLine(TypedDict, total=False):
     values: list[float] | None
     """The objectives of a report or an end, in the order of the sweep file."""
     checkpoint: str
-    """Absent where the report was only found in the study."""
     metrics: dict[str, float]
     """`scores_of` the report."""
     step: int

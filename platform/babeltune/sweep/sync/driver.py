@@ -44,10 +44,6 @@ LARGE = 2**20
 """Bytes beyond which a record is sent less often. What a resumed sweep lacks of one, it has in the workers' reports."""
 PER_MEBIBYTE = 2.0
 """Seconds between two uploads of such a record, for each MiB of it."""
-STUDY = "study.db"
-STUDY_INTERVAL_S = 60.0
-"""Seconds between two uploads of the study, which changes with every report. The ledger has all that it has: a driver
-elsewhere that finds it older than the ledger makes it anew."""
 FINAL_UPLOAD_TIMEOUT_S = 10.0
 """Seconds for what has not been sent when a sweep ends with an error."""
 
@@ -228,8 +224,7 @@ class DriverSync:
                 continue
             if self.mirror.push(path):
                 size = path.stat().st_size
-                wait = STUDY_INTERVAL_S if path.name == STUDY else 0.0
-                self._sent[path] = now + max(wait, PER_MEBIBYTE * size / LARGE if size > LARGE else 0.0)
+                self._sent[path] = now + (PER_MEBIBYTE * size / LARGE if size > LARGE else 0.0)
 
     def _ask_for_stop(self) -> None:
         """Sees every few seconds whether anybody wants this driver to stop, and whether the storage answers."""

@@ -18,17 +18,18 @@ from babeltune.data.prepared import Prepared
 from babeltune.errors import ObjectStoreError, StoreError
 from babeltune.files import locked, make_folders, write_whole
 from babeltune.schema.cluster import Cluster
-from babeltune.storage.mirror import JOURNALS, Mirror
+from babeltune.storage.mirror import Mirror
 from babeltune.storage.object_store import Entry
 from babeltune.sweep.state.fencing import OWNER
 from babeltune.sweep.state.folder import SweepFolder, find_sweep
+from babeltune.sweep.state.log import LEDGER
 from babeltune.sweep.state.stored import FolderStorage, Storage
 from babeltune.sweep.sync.bucket_storage import BucketStorage, undriven
 from babeltune.sweep.sync.checkpoint_names import bring_checkpoint
 from babeltune.sweep.sync.follow import Follower
 from babeltune.training.checkpoint import PROGRESS, REPORTS, checkpoint_folder
 
-OF_DRIVERS = ("study.db", "spool.jsonl", "spool.jsonl.sent")
+OF_DRIVERS = ("spool.jsonl", "spool.jsonl.sent")
 """Large records that change with each event. Who follows a sweep has them as they were at the beginning."""
 OPENINGS = "openings"
 """In the bucket, the folder of the openings of sealed tests: an object each."""
@@ -48,7 +49,7 @@ def is_record(name: str) -> bool:
     parts = name.split("/")
     if any(part.startswith(".") for part in parts) or set(SCRATCH) & set(parts[:-1]):
         return False
-    return not name.endswith((".lock", *JOURNALS)) and name not in OWN
+    return not name.endswith(".lock") and name not in OWN
 
 
 def is_workers(name: str) -> bool:
@@ -56,7 +57,7 @@ def is_workers(name: str) -> bool:
 
 
 def records_in(folder: Path) -> Iterator[Path]:
-    """The driver's records in a sweep's folder: the study first, then the order of results, the state last."""
+    """The driver's records in a sweep's folder: the order of results first, the state last."""
 
     def walk(place: Path) -> Iterator[Path]:
         for path in place.iterdir():
@@ -66,7 +67,7 @@ def records_in(folder: Path) -> Iterator[Path]:
             elif is_record(path.relative_to(folder).as_posix()) and not is_workers(path.name):
                 yield path
 
-    order = {"study.db": 0, "results.jsonl": 1, "state.json": 3}
+    order = {LEDGER: 1, "state.json": 3}
     yield from sorted(walk(folder), key=lambda path: (order.get(path.name, 2), path)) if folder.exists() else ()
 
 

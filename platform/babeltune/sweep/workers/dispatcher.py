@@ -1,12 +1,12 @@
 """The actor between a sweep's search and its worker groups: trials wait here, reports and verdicts cross here.
 
 A trial is offered, and a free worker group takes it. Each of its reports waits for a verdict. It ends once all ranks of
-its group agree that it did. `DispatcherState` holds the rules, and `dispatcher_base.py` waits and keeps the journal.
+its group agree that it did. `DispatcherState` holds the rules, and `dispatcher_base.py` waits.
 `dispatcher_driver_calls.py` answers the driver, and this file the worker groups. `dispatcher_client.py` runs it as a
 small named actor. It is plain asyncio, so it also runs alone.
 
-Each change is in the journal before its call is answered. A dispatcher that died starts again where it was: every call
-may be made twice, and the second has the first one's answer.
+Every call may be made twice, and the second has the first one's answer. Nothing of it is on a disk: a dispatcher that
+died takes its worker groups with it. The driver starts new ones, and trials go on from their checkpoints.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class TrialDispatcher(DriverCalls):
 
     async def refuse(self, worker_group: str, reason: str, node: str) -> None:
         """Notes that a worker group cannot train at all, and on which node."""
-        self._change("refuse", worker_group, reason, node)
+        self._change(self._state.refuse, worker_group, reason, node)
 
     async def add_message(self, text: str) -> None:
         """Has the driver log a text once, although several ranks may say it."""
         if text not in self._state.messages:
-            self._change("add_message", text)
+            self._change(self._state.add_message, text)
 
     async def next(self, worker_group: str, group: str) -> Order:
         """The worker group's trial: the unfinished one if this group of ranks is new, else the next offered."""
@@ -77,7 +77,7 @@ class TrialDispatcher(DriverCalls):
             return Order("renew")
         if not state.pending:
             return Order("wait")
-        self._change("assign", worker_group)
+        self._change(self._state.assign, worker_group)
         del self._idle[worker_group]
         return self._order(worker_group)
 
@@ -89,7 +89,7 @@ class TrialDispatcher(DriverCalls):
     def _join(self, worker_group: str, group: str) -> None:
         """A new group of ranks asks for the first time."""
         had = self._state.assigned.get(worker_group)
-        self._change("join", worker_group, group)
+        self._change(self._state.join, worker_group, group)
         self._wake("ready", ("next", worker_group))
         if had is not None:
             self._wake(("leave", had))
@@ -114,7 +114,7 @@ class TrialDispatcher(DriverCalls):
         if record is None:
             return False
         if index > record.seen:
-            self._change("report", trial, index, last, text)
+            self._change(self._state.report, trial, index, last, text)
         record.heartbeat = float("inf")
         decided = await self._until(("report", trial), lambda: record.stopped or record.allowed >= index, seconds)
         record.heartbeat = time.monotonic()
@@ -141,7 +141,7 @@ class TrialDispatcher(DriverCalls):
             return record is None or record.attempt.go_on is not False
         attempt = record.attempt
         if rank not in attempt.ends:
-            self._change("rank_left", trial, rank, end, renew)
+            self._change(self._state.rank_left, trial, rank, end, renew)
         if attempt.go_on is None:
             finished = TrialEnd.decode(end).kind == "finished"
             self._wake(("leave", trial))
@@ -153,7 +153,7 @@ class TrialDispatcher(DriverCalls):
             if finished and not all_left:
                 return None
             if attempt.go_on is None and self._state.assigned.get(worker_group) == trial:
-                self._change("settle", trial, world)
+                self._change(self._state.settle, trial, world)
                 if worker_group not in self._state.assigned:
                     self._idle[worker_group] = time.monotonic()
                 self._wake_trial(trial)

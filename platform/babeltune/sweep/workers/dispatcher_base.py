@@ -1,4 +1,4 @@
-"""The dispatcher's state, kept in a journal, and how its calls wait for one another."""
+"""The dispatcher's state, and how its calls wait for one another."""
 
 from __future__ import annotations
 
@@ -6,46 +6,30 @@ import asyncio
 import time
 from collections.abc import Callable, Hashable
 from itertools import islice
-from pathlib import Path
-from typing import Any
+from typing import ParamSpec, TypeVar
 
-from babeltune.sweep.workers.dispatcher_snapshot import replay, restore, snapshot
 from babeltune.sweep.workers.dispatcher_state import DispatcherState
-from babeltune.sweep.workers.journal import Journal
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 
 class DispatcherBase:
-    """A state whose changes are in the journal before their calls are answered, and calls that wait for a change."""
+    """A state, and calls that wait for its changes."""
 
-    def __init__(self, file: str | Path | None = None) -> None:
-        """`file` keeps its journal. An earlier dispatcher may have left one there."""
+    def __init__(self) -> None:
         self._state = DispatcherState()
         self._waiting: dict[str, None] = {}
         """Idle worker groups that wait for a trial, the longest first."""
         self._idle: dict[str, float] = {}
         """When worker groups last had a trial or waited for one. Between two trials that is a moment ago."""
         self._waiters: dict[Hashable, set[asyncio.Future[None]]] = {}
-        self._journal = None if file is None else Journal(Path(file), lambda: snapshot(self._state))
-        if self._journal is not None:
-            self._restore(self._journal)
 
-    def _restore(self, journal: Journal) -> None:
-        for number, line in enumerate(journal.read()):
-            if number == 0:
-                self._state = restore(line)
-            else:
-                replay(self._state, line)
-        now = time.monotonic()
-        for record in self._state.trials.values():
-            record.heartbeat = now
-        between = self._state.groups.keys() - self._state.assigned.keys() - self._state.retired
-        self._idle = dict.fromkeys(between, now)
-
-    def _change(self, name: str, *arguments: Any) -> Any:
-        """Makes a change of the state and journals it."""
-        result = getattr(self._state, name)(*arguments)
-        if self._journal is not None:
-            self._journal.add([name, *arguments])
+    def _change(
+        self, change: Callable[Arguments, Result], *arguments: Arguments.args, **named: Arguments.kwargs
+    ) -> Result:
+        """Makes a change of the state, and wakes the driver if there are news."""
+        result = change(*arguments, **named)
         if self._state.news:
             self._wake("driver")
         return result

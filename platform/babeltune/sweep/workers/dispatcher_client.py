@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import time
 import uuid
 from collections import deque
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import ray
 
-from babeltune.errors import ClusterError
-from babeltune.files import draft_of, remove_left
+from babeltune.errors import ClusterError, DispatcherDiedError
 from babeltune.sweep.state.lease_actor import NAMESPACE
 from babeltune.sweep.state.messages import EndMessage, ReportMessage, TrialAssignment
 from babeltune.sweep.workers.dispatcher import PENDING_CALLS, TrialDispatcher
@@ -39,9 +35,6 @@ class DispatcherClient:
     def __init__(self) -> None:
         self.name = f"dispatcher-{uuid.uuid4().hex[:8]}"
         """The actor's name."""
-        self._folder: Path | None = None
-        """The folder of the dispatcher's journal, on a disk of this node: a storage may hang, and the dispatcher would
-        hang with it. The actor starts again here, and nobody needs its state once this process has ended."""
         self._inbox: dict[str, deque[ReportMessage | EndMessage]] = {}
         """Received messages of the trials that somebody follows."""
         self._filled: dict[str, None] = {}
@@ -54,26 +47,20 @@ class DispatcherClient:
 
     def start(self) -> None:
         """Starts the actor on this process's node."""
-        place = Path(tempfile.gettempdir(), "babeltune-dispatcher")
-        remove_left(place)
-        self._folder = draft_of(place)
-        self._folder.mkdir(mode=0o700)
         dispatcher = ray.remote(TrialDispatcher).options(
             name=self.name,
             namespace=NAMESPACE,
             num_cpus=0,
-            max_restarts=-1,
-            max_task_retries=-1,
+            max_restarts=0,
+            max_task_retries=-1,  # a connection may break for a moment
             max_concurrency=PENDING_CALLS,
             scheduling_strategy=here(),
         )
-        self._actor = dispatcher.remote(str(self._folder / "journal.jsonl"))
+        self._actor = dispatcher.remote()
 
     def close(self) -> None:
-        """Ends the actor, and removes its state."""
+        """Ends the actor."""
         ray.kill(self._actor)
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
 
     def ask(self, method: str, *arguments: Any, seconds: float | None = None) -> Any:
         """The dispatcher's answer. `ClusterError` if it gives none in time: it is stopped, or its machine hangs."""
@@ -143,9 +130,12 @@ class DispatcherClient:
 
 
 def _answer(call: Any, seconds: float | None = None) -> Any:
-    """What a call of the dispatcher returns. `ClusterError` if that takes longer than `seconds`."""
+    """What a call of the dispatcher returns. `ClusterError` if that takes longer than `seconds`, `DispatcherDiedError`
+    if its process died."""
     seconds = DISPATCHER_TIMEOUT_S if seconds is None else seconds
     try:
         return ray.get(call, timeout=seconds)
     except ray.exceptions.GetTimeoutError as error:
         raise ClusterError(NO_ANSWER.format(seconds)) from error
+    except ray.exceptions.RayActorError as error:
+        raise DispatcherDiedError("the sweep's dispatcher died; `babeltune resume` goes on") from error

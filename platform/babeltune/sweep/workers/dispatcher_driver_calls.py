@@ -20,13 +20,13 @@ class DriverCalls(DispatcherBase):
     async def offer(self, trial: str, assignment: str) -> None:
         """Puts a trial, with its encoded assignment, where the next free worker group takes it."""
         if trial not in self._state.trials:
-            self._change("offer", trial, assignment)
+            self._change(self._state.offer, trial, assignment)
             self._wake_idle()
 
     async def poll(self, after: int, seconds: float = POLL_TIMEOUT_S) -> list[News]:
         """The driver's long poll: the news after this number, oldest first. Waits for some; empty after `seconds`."""
         if self._state.news and self._state.news[0].number <= after:
-            self._change("acknowledge", after)
+            self._change(self._state.acknowledge, after)
         await self._until("driver", lambda: bool(self._state.news), seconds)
         return list(islice(self._state.news, BATCH))
 
@@ -35,14 +35,14 @@ class DriverCalls(DispatcherBase):
         for trial, index in reports:
             record = self._state.trials.get(trial)
             if record is not None and record.allowed < index:
-                self._change("go_on", trial, index)
+                self._change(self._state.go_on, trial, index)
                 self._wake(("report", trial))
 
     async def stop(self, trial: str) -> None:
         """Ends the trial at its current report or, between two, when its ranks ask next."""
         record = self._state.trials.get(trial)
         if record is not None and not record.stopped:
-            self._change("stop", trial)
+            self._change(self._state.stop, trial)
             self._wake_trial(trial)
 
     async def free(self) -> int:
@@ -55,13 +55,13 @@ class DriverCalls(DispatcherBase):
 
     async def renew(self, worker_group: str) -> None:
         """Asks for a new group of ranks in the worker group, before its next trial."""
-        self._change("renew", worker_group)
+        self._change(self._state.renew, worker_group)
         self._wake(("next", worker_group))
 
     async def retire(self, worker_group: str) -> str | None:
         """Forgets a worker group that has no place to train. Returns the name of its trial, which goes to the next free
         one."""
-        trial: str | None = self._change("retire", worker_group)
+        trial: str | None = self._change(self._state.retire, worker_group)
         self._waiting.pop(worker_group, None)
         self._idle.pop(worker_group, None)
         self._wake(("next", worker_group))
@@ -91,7 +91,7 @@ class DriverCalls(DispatcherBase):
         now = time.monotonic()
         busy = self._state.without_progress(now - seconds)
         for trial in busy.values():
-            self._change("stalled", trial, f"no progress for {seconds:g} s")
+            self._change(self._state.stalled, trial, f"no progress for {seconds:g} s")
         lost = [worker_group for worker_group, since in self._idle.items() if since < now - idle]
         self._idle |= dict.fromkeys(lost, float("inf"))
         return {**{group: self._state.trials[trial].name for group, trial in busy.items()}, **dict.fromkeys(lost)}
@@ -106,12 +106,12 @@ class DriverCalls(DispatcherBase):
                 deaf[worker_group] = trial
         named = {worker_group: self._state.trials[trial].name for worker_group, trial in deaf.items()}
         for worker_group, trial in deaf.items():
-            self._change("let_go", worker_group)
+            self._change(self._state.let_go, worker_group)
             self._idle[worker_group] = time.monotonic()
             self._wake_trial(trial)
         return named
 
     async def close(self) -> None:
         """Sends every worker group home: idle ones now, busy ones as `stop` does."""
-        self._change("close")
+        self._change(self._state.close)
         self._wake(*list(self._waiters))

@@ -1,8 +1,6 @@
 """What the dispatcher knows: which trial each worker group trains, what was reported, who was asked to stop.
 
-Plain data and rules, without Ray, clocks, files or waiting. `dispatcher.py` runs it as an actor. Each method named in
-`dispatcher_snapshot.CHANGES` is a deterministic change: made again in the same order, it leads to the same state. So a
-journal of these calls restores a dispatcher that died. Heartbeats are not journaled; after a restart they begin anew.
+Plain data and rules, without Ray, clocks, files or waiting. `dispatcher.py` runs it as an actor.
 """
 
 from __future__ import annotations

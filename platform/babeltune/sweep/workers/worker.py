@@ -124,13 +124,16 @@ class Reporter:
 
 
 def answer_of(call: ray.ObjectRef) -> Any:
-    """What a call of the dispatcher returns. `SilentDispatcherError` if that takes longer than `ANSWER_TIMEOUT_S`."""
+    """What a call of the dispatcher returns. `SilentDispatcherError` if that takes longer than `ANSWER_TIMEOUT_S`, or
+    its process died."""
     try:
         return ray.get(call, timeout=ANSWER_TIMEOUT_S)
     except ray.exceptions.GetTimeoutError as error:
         raise SilentDispatcherError(
             f"the sweep's dispatcher has not answered a worker for {ANSWER_TIMEOUT_S:g} s"
         ) from error
+    except ray.exceptions.RayActorError as error:
+        raise SilentDispatcherError("the sweep's dispatcher died") from error
 
 
 def settled(method: Any, *arguments: object) -> bool:

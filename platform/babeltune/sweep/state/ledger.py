@@ -1,0 +1,82 @@
+"""A sweep's ledger as its driver writes it: what happened to its trials, in order. The study is made from it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import cast
+
+from babeltune.files import append_line, aside, end_on_a_line, write_whole
+from babeltune.schema.records import Scalar
+from babeltune.sweep.state.messages import LedgerLine, TrialEnd
+
+FOR_READERS = ("metrics", "facts")
+"""What a line of the ledger has for `log.py`, which the search does not ask for."""
+
+
+def end_facts(end: TrialEnd) -> dict[str, str]:
+    """The facts of an end in the ledger and the study. `end_of` reads them again."""
+    facts = {"kind": end.kind, "error_type": end.error_type, "reason": end.text}
+    return {name: value for name, value in facts.items() if value}
+
+
+class Ledger:
+    """`results.jsonl`: what happened, in order. What follows a line that is none is put aside: what is added after it
+    would never be read."""
+
+    def __init__(self, path: Path, *, mend: bool = True) -> None:
+        """Without `mend` the file is only read: it may be another driver's."""
+        self._path = path
+        self.lines: list[LedgerLine] = []
+        self._reports: dict[int, list[LedgerLine]] = {}
+        self._notes: dict[int, dict[str, Scalar]] = {}
+        self.given_up: set[int] = set()
+        """Trials that ended before the sweep ended for its failures."""
+        self.failed: set[int] = set()
+        """Trials that failed since then."""
+        if mend:
+            end_on_a_line(path)
+        whole = path.read_bytes() if path.exists() else b""
+        sound = 0
+        for line in whole.splitlines(keepends=True):
+            try:
+                self._remember(json.loads(line))
+            except (ValueError, TypeError, KeyError):
+                if mend:
+                    write_whole(aside(path), whole[sound:], durable=True)
+                    os.truncate(path, sound)
+                break
+            sound += len(line)
+
+    def add(self, event: str, number: int, **facts: object) -> None:
+        """Appends one line, on disk before it returns."""
+        line = cast("LedgerLine", {"event": event, "number": number, **facts})
+        self._remember(line)
+        append_line(self._path, json.dumps(line).encode())
+
+    def add_end(self, number: int, state: str, values: list[float] | None, end: TrialEnd, **progress: int) -> None:
+        """Appends a trial's end in this state of Optuna's, and how far its training was."""
+        self.add("end", number, state=state, values=values, **end_facts(end), **progress)
+
+    def reports(self, number: int) -> list[LedgerLine]:
+        """The trial's reports: `index`, `values` by objective, `checkpoint`."""
+        return list(self._reports.get(number, ()))
+
+    def noted(self, number: int) -> dict[str, Scalar]:
+        """The trial's attributes that listeners gave it last."""
+        return self._notes.get(number, {})
+
+    def _remember(self, line: LedgerLine) -> None:
+        number = line["number"]
+        if line["event"] == "report":
+            self._reports.setdefault(number, []).append(line)
+        elif line["event"] == "note":
+            self._notes[number] = line["attributes"]
+        elif line["event"] == "end" and line.get("state") == "FAIL":
+            self.failed.add(number)
+        elif line["event"] == "give_up":
+            self.given_up |= set(line["trials"])
+            self.failed -= self.given_up
+        # What only readers want would stay in the driver's memory for each report of each trial.
+        self.lines.append(cast("LedgerLine", {name: value for name, value in line.items() if name not in FOR_READERS}))

@@ -1,0 +1,175 @@
+"""The study is what the ledger says, whenever and however often it is made."""
+
+from dataclasses import replace
+
+import optuna
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from optuna.trial import TrialState
+
+from babeltune.errors import SweepError
+from babeltune.schema.records import Data, Objective, Parameter, Sampler, Source, Sweep
+from babeltune.sweep.search.study import Proposals, write_study
+from babeltune.sweep.search.tune_searcher import too_many_failed
+from babeltune.sweep.state.ledger import Ledger
+from babeltune.sweep.state.log import LEDGER
+from babeltune.sweep.state.messages import TrialEnd
+from replays import trials_in
+
+SWEEP = Sweep(
+    name="toy",
+    method="toy",
+    parameters={"x": Parameter(float=(0, 1))},
+    objectives=(Objective(metric="dev/score"),),
+    data=Data(train=(Source(name="none"),)),
+    sampler=Sampler(kind="tpe", startup=1),
+)
+
+
+def suggest(trial):
+    return {"x": trial.suggest_float("x", 0, 1)}
+
+
+def looks(study):
+    return [
+        (t.number, t.state, t.params, t.values, t.intermediate_values, t.user_attrs)
+        for t in study.get_trials(deepcopy=False)
+    ]
+
+
+def played(place, sweep, order, draw=suggest):
+    """A search whose trials do in turn what `order` says: begin, or report and end one that runs. Its ledger, and its
+    proposals as they are then."""
+    ledger, proposals, running = Ledger(place / LEDGER), Proposals(sweep, draw), []
+    for event in order:
+        if event == "ask" or not running:
+            number, params = proposals.ask()
+            ledger.add("propose", number, params=params)
+            running.append((number, params["x"]))
+            continue
+        number, x = running.pop(event % len(running))
+        values = [x] * len(sweep.objectives)
+        proposals.report(number, 1, values)
+        proposals.note(number, {"checkpoint": "000001"})
+        ledger.add("report", number, index=1, values=values, checkpoint="000001")
+        proposals.note(number, {"mlflow_run": f"run {number}"})
+        ledger.add("note", number, attributes={"mlflow_run": f"run {number}"})
+        state = (TrialState.COMPLETE, TrialState.FAIL, TrialState.PRUNED)[event % 3]
+        end = TrialEnd("refused", text="the loss is nan") if state == TrialState.FAIL else TrialEnd("finished")
+        final = values if state == TrialState.COMPLETE else None
+        proposals.note_end(number, end)
+        proposals.tell(number, state, final)
+        ledger.add_end(number, state.name, final, end)
+    return ledger, proposals
+
+
+@pytest.mark.parametrize("kind", ["tpe", "random", "nsga2", "gp"])
+@settings(max_examples=15)
+@given(order=st.lists(st.just("ask") | st.integers(0, 5), min_size=1, max_size=12))
+def test_a_study_made_from_the_ledger_is_the_one_of_the_search_and_proposes_the_same(tmp_path_factory, kind, order):
+    place = tmp_path_factory.mktemp("sweep")
+    sweep = replace(SWEEP, sampler=Sampler(kind=kind, startup=2, population=2, points=({"x": 0.5},)))
+    if kind == "nsga2":
+        sweep = replace(sweep, objectives=(Objective(metric="dev/score"), Objective(metric="dev/other")))
+    _, proposals = played(place, sweep, order)
+    again = Proposals(sweep, suggest, lines=Ledger(place / LEDGER).lines)
+    assert looks(again.study) == looks(proposals.study)
+    assert again.ask() == proposals.ask()
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    """A finished, a failed, a pruned and a running trial."""
+    ledger, proposals = played(tmp_path, SWEEP, ["ask", "ask", "ask", "ask", 0, 1, 2])
+    return ledger, looks(proposals.study)
+
+
+def test_any_beginning_of_a_ledger_is_a_study(recorded, tmp_path):
+    _, expected = recorded
+    whole = (tmp_path / LEDGER).read_bytes()
+    for length in range(0, len(whole) + 1, 7):
+        (tmp_path / LEDGER).write_bytes(whole[:length])
+        trials = trials_in(tmp_path, SWEEP, suggest)
+        assert [trial.params for trial in trials] == [params for _, _, params, *_ in expected[: len(trials)]]
+    (tmp_path / LEDGER).write_bytes(whole)
+    assert len(trials_in(tmp_path, SWEEP, suggest)) == len(expected) == 4
+
+
+@pytest.mark.parametrize("bad", [b"\xff\xfe\x00\n", b"no JSON\n", b"[1]\n", b"{}\n"])
+def test_what_follows_a_bad_line_of_the_ledger_is_put_aside(recorded, tmp_path, bad):
+    ledger, _ = recorded
+    path = tmp_path / "results.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:5], bad, *lines[5:]]))
+    assert Ledger(path).lines == ledger.lines[:5]
+    assert path.with_name("results.jsonl.unusable-0").read_bytes() == b"".join([bad, *lines[5:]])
+    again = Ledger(path)
+    again.add("end", 0, state="FAIL", values=None)
+    assert Ledger(path).lines == again.lines == [*ledger.lines[:5], again.lines[-1]]
+
+
+def test_an_altered_ledger_makes_no_study(recorded):
+    ledger, _ = recorded
+    ledger.lines[0]["number"] = 7
+    with pytest.raises(SweepError, match=r"results.jsonl proposes trial 7 where trial 0 is next"):
+        Proposals(SWEEP, suggest, lines=ledger.lines)
+
+
+def test_a_setting_that_the_search_gained_is_drawn_for_trials_that_run_alone(recorded):
+    ledger, _ = recorded
+
+    def both(trial):
+        return {name: trial.suggest_float(name, 0, 1) for name in ("x", "y")}
+
+    proposals = Proposals(SWEEP, both, lines=ledger.lines)
+    (running,) = proposals.trials(TrialState.RUNNING)
+    assert [set(trial.params) for trial in proposals.study.get_trials()] == [{"x"}] * 4
+    assert set(proposals.again(running)) == {"x", "y"}
+
+
+def test_a_value_outside_of_a_range_that_was_narrowed_is_passed_over(recorded):
+    ledger, _ = recorded
+    values = sorted(line["params"]["x"] for line in ledger.lines if line["event"] == "propose")
+    proposals = Proposals(SWEEP, lambda trial: {"x": trial.suggest_float("x", 0, values[1])}, lines=ledger.lines)
+    assert sorted(trial.params["x"] for trial in proposals.study.get_trials() if trial.params) == values[:2]
+
+
+def test_a_study_is_written_once_and_changes_nothing_of_the_sweep(recorded, tmp_path):
+    before = (tmp_path / LEDGER).read_bytes()
+    assert write_study(SWEEP, tmp_path, tmp_path / "study.db") == 4
+    written = optuna.load_study(study_name="sweep", storage=f"sqlite:///{tmp_path}/study.db")
+    assert looks(written) == recorded[1]
+    with pytest.raises(SweepError, match=r"study.db is there already; name a new file"):
+        write_study(SWEEP, tmp_path, tmp_path / "study.db")
+    with pytest.raises(SweepError, match="empty has no trial yet"):
+        write_study(SWEEP, tmp_path / "empty", tmp_path / "other.db")
+    assert (tmp_path / LEDGER).read_bytes() == before
+
+
+def a_trial(failed, reason=""):
+    attributes = {"reason": reason}
+    if failed:
+        return optuna.trial.create_trial(state=TrialState.FAIL, user_attrs=attributes)
+    return optuna.trial.create_trial(value=0.5)
+
+
+def test_a_sweep_gives_up_at_its_share_of_failures_with_the_three_commonest_reasons():
+    reasons = ["a", "b", "a", "c\nwith a traceback", "d", "a", "b", "c"]
+    ended = [a_trial(True, reason) for reason in reasons] + [a_trial(False)] * 2
+    assert not too_many_failed(ended, 0.9)
+    assert too_many_failed(ended, 0.8) == "8 of the first 10 trials failed: 3× a; 2× b; 2× c"
+    assert too_many_failed(ended[:8], 1.0).startswith("all of the first 8 trials failed")
+    assert not too_many_failed([], 0.5)
+
+
+@pytest.mark.parametrize("cut", [1, 2, 30])
+def test_a_last_record_that_lacks_only_its_end_is_kept_and_a_cut_one_is_not(tmp_path, cut):
+    path = tmp_path / "results.jsonl"
+    for number in (0, 1):
+        Ledger(path).add("propose", number, params={"temperature": 0.1})
+    path.write_bytes(path.read_bytes()[:-cut])
+    again = Ledger(path)
+    assert [line["number"] for line in again.lines] == ([0, 1] if cut == 1 else [0])
+    again.add("propose", 2, params={})
+    assert Ledger(path).lines == again.lines
