@@ -83,10 +83,15 @@ def test_score_reads_named_columns(call, tmp_path):
         (("score", "p.tsv", "nosuch/model", "--columns", "fra,en", "--out", "o"), "p.tsv:1: no column 'en'; columns: "),
         (("score", "nosuch.tsv", "nosuch/model", "--out", "o"), "nosuch.tsv does not exist"),
         (("mine", "s.txt", "nosuch.txt", "nosuch/model", "--out", "o"), "nosuch.txt does not exist"),
+        (("mine", "s.txt", "empty", "nosuch/model", "--out", "o"), "empty holds nothing to encode (the file is empty)"),
+        (("score", "zeros", "nosuch/model", "--out", "o"), "zeros is no text file: it holds zero bytes"),
+        (("mine", "p.tsv", "p.tsv", "nosuch/model", "--columns", "fra,en", "--out", "o"), "no column 'en'; columns: "),
         (("retrieve", "s.txt", "t.txt", "nosuch/model", "--gold", "g", "--out", "o"), "g does not exist"),
     ],
 )
-def test_a_wrong_file_or_column_is_named_before_the_model(arguments, words, call):
+def test_a_wrong_file_or_column_is_named_before_the_model(arguments, words, call, tmp_path):
+    (tmp_path / "empty").touch()
+    (tmp_path / "zeros").write_bytes(bytes(range(256)) * 9)
     with pytest.raises(BabeltuneError, match=re.escape(words)):
         call(*arguments)
 

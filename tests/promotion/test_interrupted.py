@@ -27,6 +27,8 @@ from babeltune.schema.cluster import Cluster
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.housekeeping import left_drafts
 from babeltune.sweep.sync.view import StorageView
+from babeltune.sweep_report.gather import gather
+from babeltune.sweep_report.write import page
 from babeltune.tracking.registry import champion_of
 from kills import changes_below, kill_at, killed_at
 from processes import command_line
@@ -83,6 +85,7 @@ def test_the_alias_moves_only_after_the_folder_that_was_asked_for_is_there(copie
 
     decision = promote(folder.id, cluster, out=out)
     assert (decision.verdict, decision.folder) == ("promote", str(out))
+    assert any("for 1 model " in reason and "count as one" in reason for reason in decision.reasons), "the killed one's"
     opened = len(read_openings(Path(cluster.storage)))
     again = promote(folder.id, cluster, out=tmp_path / "again")
     assert (again.verdict, again.folder, again.registered) == ("tie", str(tmp_path / "again"), "")
@@ -93,6 +96,9 @@ def test_the_alias_moves_only_after_the_folder_that_was_asked_for_is_there(copie
     assert champion_of(cluster.mlflow, "searched", "champion").version == "1"
     assert promote(folder.id, cluster, dry_run=True, out=tmp_path / "dry").verdict == "tie"
     assert not (tmp_path / "dry").exists()
+    report = page(gather(folder), "md")
+    assert "No sealed test was scored" not in report, "the two ties opened none"
+    assert f"| {decision.test['test/everyday/accuracy']:.4f} |" in report
 
 
 def register(folder, cluster, number, storage):

@@ -301,6 +301,7 @@ def test_a_first_row_of_short_words_is_no_header(make, text):
         ("a.json", b'[{"en": "a"}]', "one object a line"),
         ("a.tsv", b"", "is empty"),
         ("a.tsv", b"\n \n", "only blank lines"),
+        ("a.tsv", b"x" * 2**20 + b"\ty\n", "or ones of more than 1,048,576 bytes"),
         ("a.tsv", b"id\teng\tfra\n", "has a header and no rows: id, eng, fra; put rows below it"),
         ("a.csv", b"source,target\n", "has a header and no rows"),
         ("a.bin", b"a\0b\n", "zero bytes"),
@@ -315,6 +316,11 @@ def test_what_cannot_be_used_is_one_line_with_a_next_step(name, content, words, 
     assert caught.value.exit_code == 2
     assert not (tmp_path / "own.yaml").exists()
     assert not (tmp_path / "own_data").exists()
+
+
+def test_an_empty_name_is_no_folder(tmp_path):
+    with pytest.raises(BabeltuneError, match=r"'' is no file's name"):
+        init([""], Wanted(out=tmp_path / "own.yaml"))
 
 
 def test_a_missing_file_names_the_nearest(make, text):

@@ -147,9 +147,11 @@ def read_lines(
 
 
 def check_text(path: Path, codec: str | None, column: str | None) -> None:
-    """Raises `DataError` for a file that cannot be read or does not have the column. A pipe is not read."""
+    """Raises `DataError` for a file that cannot be read, or has no text or no such column. A pipe is not read."""
     if located(str(named_sheet(str(path), path)[0])).is_file():
-        next(_text_lines(path, Lines(), codec, column), None)
+        lines = Lines()
+        if next(_text_lines(path, lines, codec, column), None) is None:
+            _check_some(path, lines)
 
 
 def read_gold(path: Path, codec: str | None = None) -> list[str]:

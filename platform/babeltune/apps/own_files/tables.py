@@ -106,6 +106,8 @@ def read_table(given: str, *, encoding: str | None = None, header: bool | Collec
     Raises `DataError` for what is no text, or cannot be found.
     """
     path = Path(given).expanduser()
+    if not given.strip():
+        raise DataError(f"{given!r} is no file's name; name a file with text")
     if path.is_dir() or (HUB.fullmatch(given) and "/" in given and not (path.exists() or path.parent.is_dir())):
         return _dataset(given)
     path, sheet = named_sheet(given, path)
@@ -162,12 +164,10 @@ def json_kind(lines: Sequence[str]) -> Literal["lines", "list", ""]:
 def _delimited(given: str, path: Path, lines: Sequence[str], wanted: Wanted, named: str) -> Table:
     """A table of delimited text, or one sentence a line. `wanted`: whether it has a header, or columns of one. `named`:
     the delimiter that the file names."""
-    for line in lines:
-        if not line.strip():
-            continue
-        break
-    else:
-        raise DataError(f"{given} has only blank lines; name a file with text")
+    if not any(map(str.strip, lines)):
+        raise DataError(
+            f"{given} has only blank lines or ones of more than {LINE_CHARACTERS:,} bytes; name a file with text"
+        )
     is_csv = given.lower().removesuffix(".gz").endswith(".csv")
     best: tuple[float, int, str, bool, list[list[str]]] | None = None
     for order, (delimiter, least) in enumerate({named: 0.0}.items() if named else LEAST_ALIKE.items()):
