@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal, Protocol
 
-from babeltune.data.text_streams import UNREADABLE, unpacked
+from babeltune.data.text_streams import UNREADABLE, text_name, unpacked
 from babeltune.errors import DataError, counted, listed, nearest, nearest_file, shortened
 from babeltune.schema.records import Source
 
@@ -396,7 +396,7 @@ OTHER_FORMATS = (
 
 def other_format(path: Path, head: list[str]) -> str:
     """Which `format` the source may lack, by the file's ending and first line; empty if nothing speaks for another."""
-    (only, *more), ending = head, path.name.removesuffix(".gz").rpartition(".")[2].lower()
+    (only, *more), ending = head, text_name(path).rpartition(".")[2].lower()
     for begin, name, format_ in OTHER_FORMATS:
         if only.removeprefix("\ufeff").lstrip().startswith(begin):
             return f"; if this is {name}, say `format: {format_}`"

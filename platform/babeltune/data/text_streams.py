@@ -11,6 +11,7 @@ import gzip
 import io
 import itertools
 import lzma
+import re
 import unicodedata
 import zipfile
 import zlib
@@ -177,6 +178,14 @@ def _zip(raw: io.BufferedReader, name: object) -> io.RawIOBase:
     if members[0].flag_bits & 1:
         raise DataError(f"{name} is a ZIP archive with a password; unpack it")
     return archive.open(members[0])  # type: ignore[return-value]
+
+
+def text_name(path: Path) -> str:
+    """The name of a file's text: without the ending of a packed file; of a ZIP archive the name of its only file."""
+    if path.is_file() and zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            path = next((Path(name) for name in archive.namelist() if not name.endswith("/")), path)
+    return re.sub(r"\.(gz|bz2|xz|zst|zip)$", "", path.name, flags=re.IGNORECASE)
 
 
 def office_kind(names: list[str]) -> str | None:

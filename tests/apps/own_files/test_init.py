@@ -1,10 +1,14 @@
 """From a user's files to a sweep file that `plan` accepts, whatever they look like; and what is refused, and how."""
 
+import bz2
 import csv
 import gzip
+import io
 import json
+import lzma
 import os
 import shutil
+import zipfile
 from pathlib import Path
 from xml.sax.saxutils import escape
 
@@ -594,3 +598,96 @@ def test_a_huge_broken_first_line_is_one_counted_row(make, text):
     put(make.folder / "a.tsv", [("x" * 400_000,), *pairs(text, "fra", "eng")])
     made = make("a.tsv")
     assert (made.files[0].rows, sum(made.files[0].left_out.values())) == (ROWS, 1)
+
+
+@pytest.mark.parametrize(("columns", "tags"), [({}, False), ({"fra": "fra", "eng": "eng"}, True)])
+@pytest.mark.parametrize("others", [40, 110])
+def test_many_rows_in_another_language_are_left_out_counted_and_said(make, text, others, columns, tags):
+    rows = [(fra, eng, "fr", "en") for fra, eng in pairs(text, "fra", "eng")[:120]]
+    rows += [(rus, eng, "ru", "en") for rus, eng in pairs(text, "rus", "eng")[120 : 120 + others]]
+    width = 4 if tags else 2
+    put(make.folder / "a.tsv", [row[:width] for row in [("fra", "eng", "lang1", "lang2"), *rows]])
+    made = make("a.tsv", columns=columns)
+    assert (made.files[0].rows, made.files[0].left_out) == (120, {"in another language": others})
+    said = [
+        note for note in made.notes if "fra reads as rus" in note and f"; {others} of {len(rows)} rows left" in note
+    ]
+    assert len(said) == (others / len(rows) > 0.4)
+
+
+def test_a_column_that_the_sampled_rows_do_not_show_to_be_in_another_language_is_said(make, text, tmp_path):
+    fine = [(fra, eng) for fra, eng in pairs(text, "fra", "eng")[:20]]
+    rows = [*fine * 20, *((f"{rus} {i}", f"{eng} {i}") for i in range(20) for rus, eng in pairs(text, "rus", "eng"))]
+    put(make.folder / "a.tsv", [("fra", "eng"), *rows])
+    assert any("fra reads as rus" in note and "4,800 of 5,200 rows kept" in note for note in make("a.tsv").notes)
+
+
+@pytest.mark.parametrize("tags", [("en", "en"), ("unknown", "en"), ("unknown", "unknown"), ("", "en"), ("de", "en")])
+def test_a_few_rows_with_odd_tags_are_counted_and_cost_no_other_row(make, text, tags):
+    rows = [(fra, eng, "fr", "en") for fra, eng in pairs(text, "fra", "eng")[:120]]
+    rows += [(rus, eng, "ru", "en") for rus, eng in pairs(text, "rus", "eng")[120:]]
+    odd = [(text["eng"][0], text["eng"][0], *tags), (text["eng"][1], text["eng"][1], *tags)]
+    put(make.folder / "a.tsv", [("a", "b", "lang1", "lang2"), *odd, *rows])
+    made = make("a.tsv")
+    assert [(set(file.columns), file.rows) for file in made.files] == [({"fra", "eng"}, 120), ({"eng", "rus"}, 120)]
+    assert made.files[0].left_out == {"no two languages" if all(tags) else "empty side": 2}
+
+
+def test_too_few_rows_for_a_set_name_the_language_that_they_are_in(make, text):
+    put(make.folder / "a.tsv", [("fra", "eng"), *pairs(text, "fra", "eng")[:30], *pairs(text, "rus", "eng")[30:]])
+    with pytest.raises(DataError, match=r"fra reads as rus .* 210 of 240 rows left out.*30 different rows"):
+        make("a.tsv")
+
+
+def test_many_rows_with_odd_tags_are_refused(make, text):
+    rows = [(fra, eng, "fr", "en") for fra, eng in pairs(text, "fra", "eng")]
+    odd = [(eng, f"{eng} {eng}", "en", "en") for eng in text["eng"][:20]]
+    put(make.folder / "a.tsv", [("a", "b", "lang1", "lang2"), *odd, *rows])
+    with pytest.raises(DataError, match=r"20 of 260 rows are broken \(20 en, en\).*correct lang1, lang2"):
+        make("a.tsv")
+
+
+def zipped(content):
+    with zipfile.ZipFile(buffer := io.BytesIO(), "w") as archive:
+        archive.writestr("a.csv", content)
+    return buffer.getvalue()
+
+
+PACKS = {
+    "a.csv.bz2": bz2.compress,
+    "a.csv.XZ": lzma.compress,
+    "a.csv.zst": lambda content: pa.compress(content, "zstd", asbytes=True),
+    "a.csv.zip": zipped,
+    "data.zip": zipped,
+}
+
+
+@pytest.mark.parametrize("name", PACKS)
+def test_broken_rows_of_a_packed_table_are_counted_whatever_packs_it(make, text, name):
+    rows = [[field.replace(",", "") for field in row] for row in pairs(text, "fra", "eng")]
+    lines = ["fr,en", *(",".join(row if i % 12 else [*row, "", "x"]) for i, row in enumerate(rows))]
+    (make.folder / name).write_bytes(PACKS[name]("\n".join(lines).encode()))
+    with pytest.raises(DataError, match=r"20 of 240 rows are broken \(20 column count\)"):
+        make(name)
+
+
+def test_files_of_lines_belong_together_however_each_is_packed(make, text):
+    packs = {"talks.fra.xz": lzma.compress, "talks.eng.bz2": bz2.compress, "talks.rus": bytes}
+    for name, pack in packs.items():
+        (make.folder / name).write_bytes(pack("\n".join(text[name.split(".")[1]]).encode()))
+    (group,) = collect([read_table(str(make.folder / name)) for name in packs], {}).tables
+    assert group.languages == ("fra", "eng", "rus")
+
+
+def test_a_column_of_the_teachers_language_under_another_name_is_named_with_the_teacher(make, text):
+    put(make.folder / "a.tsv", [("French text", "English text"), *pairs(text, "fra", "eng")])
+    words = "'English text' is gre .Greek., and it reads as eng 100%; if so, .*the bundled teacher knows English"
+    with pytest.raises(DataError, match=words):
+        make("a.tsv", columns={"gre": "English text"})
+
+
+def test_a_memory_of_one_unit_that_is_too_long_says_so(make):
+    unit = f'<tu><tuv xml:lang="fr"><seg>{"x" * 2_000_000}</seg></tuv><tuv xml:lang="en"><seg>y</seg></tuv></tu>'
+    (make.folder / "a.tmx").write_text(f'<tmx version="1.4"><header/><body>{unit}</body></tmx>', encoding="utf-8")
+    with pytest.raises(DataError, match=r"1 of 1 units are broken \(1 too long\)"):
+        make("a.tmx")

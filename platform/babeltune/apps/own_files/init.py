@@ -88,7 +88,11 @@ def init(files: Sequence[str], wanted: Wanted) -> Made:
     if found.tables:
         for each in found.monolingual:
             found.notes.append(f"{each.path}: one language ({each.language}) and no partner of as many lines; not used")
-        return make_sweep(files, found, wanted)
+        try:
+            return make_sweep(files, found, wanted)
+        except DataError as error:  # what is doubted may be its cause
+            notes = [*found.notes, *(note for table in found.tables for note in table.notes)]
+            raise DataError("; ".join([*(each for each in notes if " reads as " in each), str(error)])) from error
     return make_recipe(found, wanted)
 
 

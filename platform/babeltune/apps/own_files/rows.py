@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,7 @@ from babeltune.data.file_readers import MAX_BROKEN, MAX_LINE_BYTES, numbered, re
 from babeltune.data.language_id import labels_of, likeliest, model, strangers
 from babeltune.data.sources import Rows, read_source
 from babeltune.data.text_keys import text_key
+from babeltune.data.text_streams import text_name
 from babeltune.data.texts import Texts
 from babeltune.data.translation_files import FORMATS
 from babeltune.errors import DataError, counted, listed, nearest, shortened
@@ -108,7 +110,8 @@ def collect(tables: Sequence[Table], columns: Mapping[str, str]) -> Collected:
         if len(group) > 1:
             found.tables.append(read_moses(group, found.notes))
         else:
-            found.monolingual.append(monolingual(group[0]))
+            path, language = Path(group[0].given), language_of_file(group[0])
+            found.monolingual.append(Monolingual(path=path, language=language, lines=count_lines(group[0])))
     return found
 
 
@@ -139,9 +142,10 @@ def read_columns(table: Table, wanted: Mapping[str, str]) -> list[TableRows]:
             "training needs different rows: correct what wrote the file"
         )
     if len(columns) < 2:
-        there = f"with text in {_words(columns)} only" if columns else "without text in a language"
+        words = ", ".join(f"{language} ({shortened(column)})" for language, column in columns.items())
+        there = f"with text in {words} only" if columns else "without text in a language"
         raise DataError(
-            f"{table.given}: {_kind(table)} {there}; columns: "
+            f"{table.given}: a table ({table.layout}) {there}; columns: "
             f"{_values(table)}; parallel text has two languages a row: name them with --columns fra=COLUMN,eng=COLUMN, "
             f"or give the two files of aligned lines together{_about_header(table)}"
         )
@@ -267,40 +271,48 @@ def few_strangers(texts: Sequence[str], language: str) -> bool:
 
 def language_columns(table: Table) -> list[str]:
     """The columns that name the languages of each row: `fr` and `en`, `French`, or `en-fr`; if they differ by row."""
-    tags = [column for column in table.columns if _names_languages(table.column(column))]
-    texts = [
-        column for column in table.columns if column not in tags and _letters(table.column(column)) > MOST_TAG_LETTERS
-    ]
-    varies = any(len(set(table.column(column))) > 1 for column in tags)
+    values = {name: table.column(name) for name in table.columns}
+    tags = [name for name, some in values.items() if sum(map(bool, map(codes_in, some))) > (1 - MAX_BROKEN) * len(some)]
+    texts = [name for name in values if name not in tags and _letters(values[name]) > MOST_TAG_LETTERS]
+    varies = any(len(set(filter(codes_in, values[name]))) > 1 for name in tags)
     return tags if varies and len(texts) > 1 else []
-
-
-def _names_languages(values: Sequence[str]) -> bool:
-    return bool(values) and all(codes_in(value) for value in set(values))
 
 
 def by_language(table: Table, tags: Sequence[str]) -> list[TableRows]:
     """The rows of a table that names the languages of each row, a part for each set of languages. Of a part the
-    languages are checked against its text, which also says which column is which."""
+    languages are checked against its text, which also says which column is which. Few rows of other tags are left out.
+    """
     some = {name: name for name in table.columns if name in tags or _letters(table.column(name)) >= LEAST_LETTERS}
     rows = read_rows(table.given, source_of(table, some), _root(table))
-    keys = list(zip(*(rows.columns[tag] for tag in tags), strict=True))
+    numbers: dict[tuple[str, ...], list[int]] = {}
+    for number, key in enumerate(zip(*(rows.columns[tag] for tag in tags), strict=True)):
+        numbers.setdefault(key, []).append(number)
     parts: list[TableRows] = []
-    for key in dict.fromkeys(keys):
-        places = np.array([place for place, each in enumerate(keys) if each == key])
+    odd: Counter[str] = Counter()
+    for key in numbers:
+        places = np.array(numbers[key])
         texts = {name: rows.columns[name].at(places) for name in some if name not in tags}
-        codes = [code for value in key for code in codes_in(value)]
-        columns = matched(texts, codes)
         words = listed(key)
+        codes = [code for value in key for code in codes_in(value)]
+        two = all(map(codes_in, key)) and (len(codes) == 1 or len(set(map(alpha3, codes))) > 1)
+        columns = matched(texts, codes) if two else {}
         if len(columns) < 2:
-            raise DataError(f"{table.given}: rows of {words}: no column for each of these languages; correct {tags}")
+            odd[words] = len(places)
+            continue
         part = Rows(
             columns={language: texts[column] for language, column in columns.items()},
             ids=Texts.of([]),
             digest=rows.digest,
             dropped={} if parts else rows.dropped,
         )
-        parts.append(cleaned(f"{table.given} ({words})", table.layout, columns, part, []))
+        try:
+            parts.append(cleaned(f"{table.given} ({words})", table.layout, columns, part, []))
+        except DataError:  # no row is left
+            odd[words] = len(places)
+    rule = f"{MAX_BROKEN:.0%} that may be: they have no text in two languages; correct {listed(tags)}"
+    refuse_broken(table.given, (odd.total(), len(rows), "rows"), odd, rule=rule)
+    if odd:
+        parts[0].left_out["no two languages"] = odd.total()
     return parts
 
 
@@ -336,14 +348,6 @@ def _is_label(texts: Sequence[str]) -> bool:
     return len(texts) >= 20 and len(set(texts)) <= max(3, len(texts) // 20)
 
 
-def _kind(table: Table) -> str:
-    return f"a table ({table.layout})"
-
-
-def _words(columns: Mapping[str, str]) -> str:
-    return ", ".join(f"{language} ({shortened(column)})" for language, column in columns.items())
-
-
 def _values(table: Table) -> str:
     """The columns with their first value."""
     first = table.sample[0] if table.sample else ("",) * len(table.columns)
@@ -363,14 +367,14 @@ def aligned(tables: Sequence[Table]) -> list[list[Table]]:
     groups: dict[tuple[str, int], list[Table]] = {}
     alone = len(tables) == 2
     for table in tables:
-        stem = "" if alone else stem_of(table.given)
+        stem = "" if alone else stem_of(text_name(Path(table.path)))
         groups.setdefault((stem, counts[table.given]), []).append(table)
     return list(groups.values())
 
 
 def stem_of(name: str) -> str:
     """The file's name without the parts that say a language."""
-    parts = re.split(r"[._-]", Path(name).name.removesuffix(".gz").removesuffix(".txt"))
+    parts = re.split(r"[._-]", name.removesuffix(".txt"))
     return "-".join(part for part in parts if code_in(part) is None)
 
 
@@ -382,7 +386,7 @@ def count_lines(table: Table) -> int:
 def language_of_file(table: Table) -> str:
     """The language of a file of sentences, by its name if the text agrees."""
     seen = language_of(table.column("text"))
-    said = code_in(Path(table.given).name.removesuffix(".gz").removesuffix(".txt"))
+    said = code_in(text_name(Path(table.path)).removesuffix(".txt"))
     weak = said is not None and said not in NO_CODES and few_strangers(table.column("text"), said)
     if said is not None and (weak or agree(said, seen)):
         return alpha3(said)
@@ -407,11 +411,6 @@ def read_moses(group: Sequence[Table], notes: list[str]) -> TableRows:
     return cleaned(given, group[0].layout, columns, rows, [])
 
 
-def monolingual(table: Table) -> Monolingual:
-    """A file of one language, for mining."""
-    return Monolingual(path=Path(table.given), language=language_of_file(table), lines=count_lines(table))
-
-
 # --- Rows that are used --------------------------------------------------------------------------------------------
 
 
@@ -431,8 +430,15 @@ def in_their_languages(given: str, rows: Rows, notes: list[str]) -> tuple[list[l
         pair = [columns[i], columns[j]], [labels[i], labels[j]]
         swap_back(given, (languages[i], languages[j]), *pair, notes)
         (columns[i], columns[j]), (labels[i], labels[j]) = pair
-    wrong = [each >= 0 if np.mean(each >= 0) <= 1 - SURE else np.zeros(len(rows), np.bool_) for each in labels]
-    other = np.any(wrong, axis=0)
+    other = np.zeros(len(rows), np.bool_)
+    for language, each in zip(languages, labels, strict=True):
+        share = float(np.mean(each >= 0))
+        other |= (each >= 0) & (share < NEARLY_ALL)
+        if share > 1 - SURE:
+            names = Counter(alpha3(model().labels[label]) for label in each[each >= 0].tolist())
+            words = ", ".join(f"{name} {count / len(rows):.0%}" for name, count in names.most_common(3))
+            end = "left out: give them as a file of their own" if share < NEARLY_ALL else "kept"
+            notes.append(f"{given}: {language} reads as {words}; {names.total():,} of {len(rows):,} rows {end}")
     count, share = int(np.count_nonzero(other)), float(np.mean(other))
     if count and share <= FEW_STRANGERS:
         verb = "seems" if count == 1 else "seem"

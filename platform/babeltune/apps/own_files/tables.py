@@ -25,9 +25,11 @@ from babeltune.data.file_readers import (
     located,
     named_delimiter,
     numbered,
+    refuse_broken,
 )
 from babeltune.data.quotation_marks import QUOTED
 from babeltune.data.spreadsheets import sheet_rows, workbook_format
+from babeltune.data.text_streams import text_name
 from babeltune.errors import DataError, counted, listed, shortened
 from babeltune.schema.records import Source
 
@@ -168,7 +170,7 @@ def _delimited(given: str, path: Path, lines: Sequence[str], wanted: Wanted, nam
         raise DataError(
             f"{given} has only blank lines or ones of more than {LINE_CHARACTERS:,} bytes; name a file with text"
         )
-    is_csv = given.lower().removesuffix(".gz").endswith(".csv")
+    is_csv = text_name(path).lower().endswith(".csv")
     best: tuple[float, int, str, bool, list[list[str]]] | None = None
     for order, (delimiter, least) in enumerate({named: 0.0}.items() if named else LEAST_ALIKE.items()):
         quoted, rows = parsed(lines, delimiter)
@@ -296,6 +298,9 @@ def _units(given: str, path: Path, format_: translation_files.Format, encoding: 
     some = list(itertools.islice(units, SAMPLE_LINES))
     columns = tuple(translation_files.languages_of(some))
     texts = [unit for _, unit in some if not isinstance(unit, Fault)]
+    if not texts:
+        reasons = Counter(unit.reason for _, unit in some if isinstance(unit, Fault))
+        refuse_broken(given, (len(some), len(some), "units"), reasons)
     sample = tuple(
         tuple(next(iter(translation_files.text_in(unit, column)), "") for column in columns) for unit in texts
     )
