@@ -181,3 +181,20 @@ def test_plan_times_tokens_that_begin_with_the_teachers_vectors():
     report = make_plan(sweep, samples=0, machine=MACHINE)
     assert report.not_measured == "", "a part of the corpus has not all of its tokens"
     assert report.estimate.trial_s > 0
+
+
+def test_a_finished_sweep_takes_the_disk_that_plan_says(searched):
+    """Without MLflow and logs, as the plan says. A trial whose best report is its last has one checkpoint, not two."""
+    sweep, folder = searched
+    storage = folder.path.parents[1]
+    found = make_plan(
+        sweep, samples=0, machine=machine_of(Cluster(storage=str(storage), worker_groups=1), sweep)
+    ).estimate
+    stores, trials = (
+        sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
+        for place in (storage / "stores", folder.path / "trials")
+    )
+    assert found.stores_bytes / 2 < stores < 2 * found.stores_bytes
+    most, saved = sweep.budget.trials * sweep.training.reports, len([*folder.path.glob("trials/*/checkpoints/0*")])
+    assert 0.8 < trials / (found.checkpoints_bytes * saved / most) < 1.25
+    assert stores + trials < found.disk_bytes

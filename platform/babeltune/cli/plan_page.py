@@ -239,7 +239,7 @@ def _disk_words(report: PlanReport, machine: Machine | None) -> str:
     if found is None or machine is None or machine.storage is None:
         return "not measured"
     parts = f"stores {size(found.stores_bytes)}, checkpoints {size(found.checkpoints_bytes)}"
-    free = f"{size(free_bytes(machine.storage))} are free in {machine.storage}"
+    free = f"MLflow and logs come on top; {size(free_bytes(machine.storage))} are free in {machine.storage}"
     return f"at most about {size(found.disk_bytes)}: {parts}, an exported model {size(found.model_bytes)}; {free}"
 
 
