@@ -21,8 +21,8 @@ MANY_EPOCHS = 1_000
 
 MANY_TRIALS = 100_000
 """Trials of a sweep from which on it is said."""
-RECORDING_S = 0.05
-"""Seconds in which Optuna's study records a trial (docs/architecture.md)."""
+RECORDING_S = 0.01
+"""Seconds in which the ledger is on the disk with a trial of three reports (docs/architecture.md)."""
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -114,6 +114,20 @@ def test_an_altered_ledger_makes_no_study(recorded):
     ledger.lines[0]["number"] = 7
     with pytest.raises(SweepError, match=r"results.jsonl proposes trial 7 where trial 0 is next"):
         Proposals(SWEEP, suggest, lines=ledger.lines)
+    ledger.lines[0]["number"] = 0
+    for event in ("report", "note", "end"):
+        stray = {"event": event, "number": 9, "index": 1, "values": [0.1], "attributes": {}, "state": "FAIL"}
+        with pytest.raises(SweepError, match=f"a {event} of trial 9, which does not run"):
+            Proposals(SWEEP, suggest, lines=[*ledger.lines, stray])
+
+
+@pytest.mark.parametrize("event", ["propose", "report", "note", "end", "give_up"])
+def test_a_line_without_what_its_event_needs_is_put_aside(tmp_path, event):
+    Ledger(tmp_path / LEDGER).add("propose", 0, params={"x": 0.5})
+    with (tmp_path / LEDGER).open("a") as file:
+        file.write(f'{{"event": "{event}", "number": 1}}\n')
+    assert [line["number"] for line in Ledger(tmp_path / LEDGER).lines] == [0]
+    assert list(tmp_path.glob(f"{LEDGER}.unusable-*"))
 
 
 def test_a_setting_that_the_search_gained_is_drawn_for_trials_that_run_alone(recorded):
@@ -125,7 +139,12 @@ def test_a_setting_that_the_search_gained_is_drawn_for_trials_that_run_alone(rec
     proposals = Proposals(SWEEP, both, lines=ledger.lines)
     (running,) = proposals.trials(TrialState.RUNNING)
     assert [set(trial.params) for trial in proposals.study.get_trials()] == [{"x"}] * 4
-    assert set(proposals.again(running)) == {"x", "y"}
+    gained = proposals.again(running)
+    assert set(gained) == {"x", "y"}
+    ledger.add("propose", running, params=gained)
+    ledger.add_end(running, "COMPLETE", [0.5], TrialEnd("finished"))
+    later = Proposals(SWEEP, both, lines=ledger.lines)
+    assert later.study.get_trials()[running].params == gained, "it is drawn once"
 
 
 def test_a_value_outside_of_a_range_that_was_narrowed_is_passed_over(recorded):

@@ -205,7 +205,8 @@ class Attempt:
         begun = sum(r.step / r.steps for r in leaderboard(self.folder) if r.state not in ENDED and r.steps)
         progress.progress(SEARCHING, progress.ended, sweep.budget.trials, first=progress.ended + begun)
         minutes = sweep.budget.minutes
-        self.stop.last_start = math.inf if minutes is None else time.monotonic() + 60 * minutes
+        if minutes is not None and self.stop.last_start == math.inf:  # later groups have what is left
+            self.stop.last_start = time.monotonic() + 60 * minutes
 
     def _assignment(self, number: int, params: dict[str, Scalar]) -> TrialAssignment:
         return self.driver_sync.sent(assignment(self.sweep, self.folder, number, params))

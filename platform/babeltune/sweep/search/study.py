@@ -148,6 +148,10 @@ class Proposals:
         self._running[number] = trial
         return number, self._suggest(trial if recorded is None else _Recorded(trial, recorded))
 
+    def runs(self, number: int) -> bool:
+        """Whether the trial began and has not ended."""
+        return number in self._running
+
     def again(self, number: int) -> dict[str, Scalar]:
         """The parameters of a trial that runs. A setting that the search has gained since is drawn now."""
         self.study.sampler = sampler_for(self._sweep, number, self._shown)
@@ -181,12 +185,20 @@ class Proposals:
 
 def follow(lines: Iterable[LedgerLine], proposals: Proposals, propose: Callable[[dict[str, Scalar]], int]) -> None:
     """Does to the study of `proposals` what the ledger's lines say; `propose` begins a trial, given what was recorded,
-    and returns its number."""
+    and returns its number. Raises `SweepError` for lines that do not follow from one another."""
+    lines = list(lines)
+    params = {line["number"]: line["params"] for line in lines if line["event"] == "propose"}
     for line in lines:
         number = line["number"]
         if line["event"] == "propose":
-            if (began := propose(line["params"])) != number:
+            if proposals.runs(number):  # it gained a setting later, which is in `params`
+                continue
+            if (began := propose(params[number])) != number:
                 raise SweepError(f"results.jsonl proposes trial {number} where trial {began} is next; it was altered")
+        elif line["event"] in ("report", "note", "end") and not proposals.runs(number):
+            raise SweepError(
+                f"results.jsonl has a {line['event']} of trial {number}, which does not run; it was altered"
+            )
         elif line["event"] == "report":
             proposals.report(number, line["index"], line["values"] or [])
             proposals.note(number, {"checkpoint": line.get("checkpoint", "")})

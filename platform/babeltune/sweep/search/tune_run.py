@@ -1,7 +1,7 @@
 """Runs a sweep's search: Ray Tune proposes and stops, the worker groups train, Optuna remembers. The only door to both.
 
 Tune sees one thin trainable per trial whose steps are the reports that a worker group hands to the dispatcher. A
-resumed search starts a new Tune run from the study and the ledger; nothing that Tune wrote is read back."""
+resumed search starts a new Tune run from the ledger; nothing that Tune wrote is read back."""
 
 from __future__ import annotations
 
@@ -321,7 +321,7 @@ def _run_tune(
         if searcher.trouble is not None:  # which says why it ended
             return
         if isinstance(error, tune.TuneError):
-            raise SweepError(f"Ray Tune ended: {error}; `babeltune resume` goes on from the study") from error
+            raise SweepError(f"Ray Tune ended: {error}; `babeltune resume` goes on from the ledger") from error
         raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)

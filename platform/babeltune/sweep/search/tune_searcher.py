@@ -170,14 +170,14 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
         return {}
 
     def save(self, checkpoint_path: str) -> None:
-        """Keeps nothing: the study is the truth."""
+        """Keeps nothing: the ledger is the truth."""
 
     def save_to_dir(self, checkpoint_dir: str, session_str: str = "default") -> None:
-        """Keeps nothing: the study is the truth."""
+        """Keeps nothing: the ledger is the truth."""
 
     def restore(self, checkpoint_path: str) -> None:
-        """Refuses: a sweep resumes from its study."""
-        raise SweepError("a sweep resumes from its study, not from Tune's files; use `babeltune resume`")
+        """Refuses: a sweep resumes from its ledger."""
+        raise SweepError("a sweep resumes from its ledger, not from Tune's files; use `babeltune resume`")
 
     def set_search_properties(
         self, metric: str | None, mode: str | None, config: Mapping[str, object], **_: object
@@ -238,7 +238,7 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
     def _proposed(self, trial_id: str) -> Proposal | None:
         if self._resumed:
             number = self._resumed.pop(0)
-            params = self._proposals.again(number)
+            params = self._params_again(number)
         else:
             number, params = self._proposals.ask()
             self._ledger.add("propose", number, params=params)
@@ -255,6 +255,17 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
         self._pool.dispatcher.offer(trial_id, assignment)
         self._records.tell("start", number, assignment)
         return {"trial": trial_id, "number": number}
+
+    def _params_again(self, number: int) -> dict[str, Scalar]:
+        """The settings of a trial that goes on. One that has not begun also gets those that the search has gained since,
+        which are recorded, so that they are drawn once."""
+        folder, recorded = SweepFolder(self._records.folder), self._ledger.params(number)
+        if folder.began_with(number, folder.prepared.name) != folder.prepared:
+            return recorded
+        params = self._proposals.again(number)
+        if params.keys() - recorded.keys():
+            self._ledger.add("propose", number, params=params)
+        return params
 
     def on_trial_result(self, trial_id: str, result: Result) -> None:
         """Records a report; a listener's exception stops the sweep and is raised by `search`."""

@@ -11,6 +11,14 @@ from babeltune.files import append_line, aside, end_on_a_line, write_whole
 from babeltune.schema.records import Scalar
 from babeltune.sweep.state.messages import LedgerLine, TrialEnd
 
+NEEDED = {
+    "propose": ("params",),
+    "report": ("index", "values"),
+    "note": ("attributes",),
+    "end": ("state", "values"),
+    "give_up": ("trials",),
+}
+"""Without these keys a line is none."""
 FOR_READERS = ("metrics", "facts")
 """What a line of the ledger has for `log.py`, which the search does not ask for."""
 
@@ -31,6 +39,7 @@ class Ledger:
         self.lines: list[LedgerLine] = []
         self._reports: dict[int, list[LedgerLine]] = {}
         self._notes: dict[int, dict[str, Scalar]] = {}
+        self._params: dict[int, dict[str, Scalar]] = {}
         self.given_up: set[int] = set()
         """Trials that ended before the sweep ended for its failures."""
         self.failed: set[int] = set()
@@ -59,6 +68,10 @@ class Ledger:
         """Appends a trial's end in this state of Optuna's, and how far its training was."""
         self.add("end", number, state=state, values=values, **end_facts(end), **progress)
 
+    def params(self, number: int) -> dict[str, Scalar]:
+        """The settings of a trial that was proposed."""
+        return self._params[number]
+
     def reports(self, number: int) -> list[LedgerLine]:
         """The trial's reports: `index`, `values` by objective, `checkpoint`."""
         return list(self._reports.get(number, ()))
@@ -69,7 +82,11 @@ class Ledger:
 
     def _remember(self, line: LedgerLine) -> None:
         number = line["number"]
-        if line["event"] == "report":
+        if missing := [name for name in NEEDED.get(line["event"], ()) if name not in line]:
+            raise KeyError(missing[0])
+        if line["event"] == "propose":
+            self._params[number] = line["params"]
+        elif line["event"] == "report":
             self._reports.setdefault(number, []).append(line)
         elif line["event"] == "note":
             self._notes[number] = line["attributes"]
