@@ -257,8 +257,8 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
         return {"trial": trial_id, "number": number}
 
     def _params_again(self, number: int) -> dict[str, Scalar]:
-        """The settings of a trial that goes on. One that has not begun also gets those that the search has gained since,
-        which are recorded, so that they are drawn once."""
+        """The settings of a trial that goes on. One that has not begun gets what the search has gained since, and the
+        ledger gets it too, so that it is drawn once."""
         folder, recorded = SweepFolder(self._records.folder), self._ledger.params(number)
         if folder.began_with(number, folder.prepared.name) != folder.prepared:
             return recorded
