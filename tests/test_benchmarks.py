@@ -507,12 +507,12 @@ def test_a_corpus_is_refused_for_memory_that_grows_with_its_pairs():
     assert too_much.startswith("3.12 GiB at 4,000 pairs")
 
 
-def test_a_dispatcher_is_measured_at_a_small_size(tmp_path, monkeypatch):
+def test_a_dispatcher_is_measured_at_a_small_size(monkeypatch):
     from benchmarks import scale
 
     monkeypatch.setattr(scale, "REPORTS", 200)
     monkeypatch.setattr(scale, "SECONDS", 0.1)
-    figures = asyncio.run(scale.measure(20, tmp_path))
+    figures = asyncio.run(scale.measure(20))
     assert figures.groups == 20
     assert min(figures.rate, figures.p99_ms, figures.peak) > 0
 

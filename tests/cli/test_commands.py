@@ -90,6 +90,7 @@ def test_the_commands_are_those_that_are_promised():
         "retrieve",
         "score",
         "transfer",
+        "study",
         "ui",
         "watch",
     ]

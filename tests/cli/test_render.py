@@ -2,6 +2,7 @@
 
 import io
 import re
+import shutil
 import sys
 import threading
 from contextlib import suppress
@@ -195,7 +196,11 @@ def test_a_step_that_says_nothing_still_moves(monkeypatch):
         ("cli.refit.folder_of", "refit"),
     ],
 )
-def test_every_command_shows_that_it_works_while_a_step_says_nothing(step, arguments, monkeypatch):
+def test_every_command_shows_that_it_works_while_a_step_says_nothing(step, arguments, monkeypatch, tmp_path):
+    for name in ("a.txt", "b.txt", "a.tsv"):
+        (tmp_path / name).write_text("One sentence.\tUne phrase.\n", encoding="utf-8")
+    shutil.copytree("search_spaces", tmp_path / "search_spaces")
+    monkeypatch.chdir(tmp_path)
     lines = []
     monkeypatch.setattr(common, "METER_EVERY_S", 0.02)
     monkeypatch.setattr(common, "say_line", lines.append)

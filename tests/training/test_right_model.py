@@ -31,6 +31,7 @@ from babeltune.tracking.registry import Registered
 from babeltune.training.build import make_method, make_student
 from babeltune.training.dev_evaluation import dev_scores
 from babeltune.training.trainer import TrialTrainer
+from made_sweeps import log_trial
 
 pytestmark = pytest.mark.usefixtures("one_thread", "offline", "one_scoring_process")
 ROWS = 30
@@ -93,6 +94,7 @@ def laser(tmp_path_factory, tiny):
     trial, folder = make_trial(sweep, 0, {}), SweepFolder(place / "storage" / "sweeps" / "laser")
     reports = TrialTrainer(trial, prepared, folder.trial(0), Collect(), ProcessGroup(), torch.device("cpu")).train()
     write_json(folder.trial(0) / "trial.json", trial)
+    log_trial(folder, 0, {}, reports, "finished")
     folder.write("sweep.json", sweep)
     write_prepared(prepared, folder.prepared)
     return Candidate(folder, sweep, trial, reports[-1], prepared)

@@ -16,7 +16,7 @@ from babeltune.planning.space import combinations
 from babeltune.planning.value_checks import student_with
 from babeltune.schema.bounds import Key, Problem
 from babeltune.schema.document import describe
-from babeltune.schema.languages import script_of
+from babeltune.schema.languages import known_by, script_of
 from babeltune.schema.records import Student, Sweep, Task, Teacher
 
 TRIMMED = ("student.trim", "student.model")
@@ -42,7 +42,7 @@ def right_model_problems(
 
 def strange_right_side(key: Key, name: str, used: Sequence[str], teacher: Teacher) -> Iterator[Problem]:
     """Languages of a right side that the teacher does not know."""
-    strange = [language for language in used if language not in teacher.languages]
+    strange = [language for language in used if not known_by(language, teacher.languages)]
     if strange:
         yield (
             (*key, "right_model"),

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Literal, Required, Self, TypedDict, cast, get_args
 
 from babeltune.files import plain
-from babeltune.schema.mending import adapter_of
 from babeltune.schema.records import Report, Scalar, Strict
 from babeltune.schema.storage_location import StorageLocation
 
@@ -49,6 +48,8 @@ class Message(Strict):
     @classmethod
     def decode(cls, text: str) -> Self:
         """Raises `ValueError` for a text that is no such record."""
+        from babeltune.schema.mending import adapter_of  # pydantic, which training without Ray does without
+
         return cast(Self, adapter_of(cls).validate_json(text))  # type: ignore[arg-type]  # a class is hashable
 
 
