@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from babeltune.apps.own_files.headers import TYPES
 from babeltune.apps.own_files.tables import Table, is_parquet, named_sheet, read_table
 from babeltune.data.file_readers import MAX_LINE_BYTES, Digest, Row, located
 from babeltune.data.sources import read_file
@@ -18,6 +19,7 @@ from babeltune.schema.records import Source
 log = logging.getLogger(__name__)
 Columns = tuple[str, str]
 """The names of the source's and the target's column, or their numbers from 0 in a file without a header."""
+NUMBER = TYPES["number"]
 TABLES = ("tsv", "csv", "moses", "xlsx", "ods")
 """Formats that may lack a header. `moses` is text in which no delimiter was seen."""
 
@@ -78,9 +80,14 @@ def only_column(name: str, codec: str | None) -> str | None:
 
 
 def two_columns(name: str, table: Table | None) -> Columns:
-    """The columns that nobody has named. Raises `DataError` if the file has others beside two."""
-    if table is None or (table.format in TABLES and not table.header):
+    """The columns that nobody has named: the only two of text beside numbers, such as the margins that `mine` writes,
+    else the first two. Raises `DataError` if a file that is no table has others beside two."""
+    if table is None or table.format == "moses":
         return "0", "1"
-    if len(table.columns) != 2 and table.format not in TABLES:
-        raise DataError(f"{name} has the columns {listed(table.columns)}; say which two: --columns SOURCE,TARGET")
-    return table.columns[0], table.columns[1]
+    names = table.columns if table.header else tuple(map(str, range(len(table.columns))))
+    if len(names) != 2 and table.format not in TABLES:
+        raise DataError(f"{name} has the columns {listed(names)}; say which two: --columns SOURCE,TARGET")
+    cells = zip(*table.sample, strict=True)
+    text = [each for each, column in zip(names, cells, strict=False) if not all(map(NUMBER.fullmatch, column))]
+    best = text if len(text) == 2 else [*names, "1"]
+    return best[0], best[1]

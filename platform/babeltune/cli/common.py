@@ -87,6 +87,14 @@ def console(*, stderr: bool = False) -> Console:
 out = console()
 err = console(stderr=True)
 
+
+def finite(value: float | None) -> float | None:
+    """The number of an option, which `nan` and `inf` are not: no bound of typer's refuses them."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is no number; write one such as 1.2")
+    return value
+
+
 File = Annotated[str, typer.Argument(help="A sweep file, such as search_spaces/quickstart.yaml.", metavar="FILE")]
 With = Annotated[
     list[str] | None,

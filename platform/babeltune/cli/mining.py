@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from babeltune.cli.common import ClusterFile, Json, app, cluster_of, out, say, steps_shown, warn
+from babeltune.cli.common import ClusterFile, Json, app, cluster_of, finite, out, say, steps_shown, warn
 from babeltune.errors import SpecError, counted
 from babeltune.stages import tell
 
@@ -77,7 +77,7 @@ def mine(
         Literal["max", "forward", "backward", "intersection", "union"],
         typer.Option(help="max: each sentence in one pair; else the best of each sentence, of one side or both."),
     ] = "max",
-    threshold: Annotated[float | None, typer.Option(help="Only pairs with a score above it.")] = None,
+    threshold: Annotated[float | None, typer.Option(help="Only pairs with a score above it.", callback=finite)] = None,
     precision: Half = "fp32",
     index: IndexName = "exact",
     columns: TextColumns = None,

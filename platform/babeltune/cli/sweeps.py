@@ -137,7 +137,7 @@ def stop(
     storage = view.storage
     if not may_be_driven(storage, folder.id):
         state = sweep_facts(folder)["state"]
-        soon = "; if it was started just now, try again in a few seconds" if state in ("new", "interrupted") else ""
+        soon = "; if it was started just now, try again in a few seconds" if state == "new" else ""
         raise not_running(folder.id, state, soon)
     view.ask_to_stop(folder)
     audit(view, "stop", folder.id)

@@ -291,6 +291,13 @@ def test_a_header_is_no_pair_and_a_first_row_that_may_be_one_is(tmp_path, caplog
     assert "the first row (Hallo, Hello) was taken for a pair" in caplog.text
 
 
+def test_the_margins_that_mine_writes_are_no_text_to_score(tmp_path):
+    path = tmp_path / "mined.tsv"
+    path.write_text("".join(f"{margin}\t{a}\t{b}\n" for margin, (a, b) in zip((2.5, 1.25), TWO, strict=True)))
+    pairs = read_pairs(path, tmp_path / "spill")
+    assert list(zip(pairs.source[:], pairs.target[:], strict=True)) == TWO
+
+
 def test_a_sheet_is_named_beside_its_workbook(tmp_path):
     xlsx(tmp_path / "book.xlsx", first=[["x", "y"]], second=[list(pair) for pair in TWO])
     assert read_pairs(tmp_path / "book.xlsx[second]", tmp_path / "spill", ("0", "1")).target[:] == [b for _, b in TWO]

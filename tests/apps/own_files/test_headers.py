@@ -125,6 +125,13 @@ def test_a_lone_row_is_text_unless_a_name_is_surely_one(row, header):
     assert header_evidence([row]).header is header
 
 
+def test_names_that_stand_twice_are_a_header(text):
+    rows = [["en", "en", "fr"], *([a, a, b] for a, b in zip(text["eng"], text["fra"], strict=True))]
+    assert header_evidence(rows).sure
+    assert header_evidence(rows).header
+    assert not header_evidence([["Oui.", "Oui.", "Yes."], *rows[1:]]).header
+
+
 def test_a_few_rows_have_a_header_if_all_its_names_are_known():
     assert header_evidence([("fra", "eng")]).header
     assert header_evidence([("source", "target"), ("Oui, c'est vrai.", "Yes, it is true.")]).header

@@ -515,10 +515,13 @@ def test_a_ledger_line_cut_off_by_a_crash_is_ignored(tmp_path):
     ledger.add("propose", 0, params={"x": math.pi})
     with (tmp_path / "results.jsonl").open("a") as file:
         file.write('{"event": "rep')
-    first, last = {"event": "propose", "number": 0, "params": {"x": math.pi}}, {"event": "end", "number": 0}
+    first, last = (
+        {"event": "propose", "number": 0, "params": {"x": math.pi}},
+        {"event": "end", "number": 0, "state": "FAIL", "values": None},
+    )
     again = Ledger(tmp_path / "results.jsonl")
     assert again.lines == [first]
-    again.add("end", 0)
+    again.add("end", 0, state="FAIL", values=None)
     assert Ledger(tmp_path / "results.jsonl").lines == [first, last]
 
 

@@ -80,9 +80,9 @@ def header_evidence(rows: Sequence[Sequence[str]]) -> Evidence:
     """Compares the first row with the others."""
     first, *rest = rows[: SAMPLED + 1]
     filled = [cell.strip() for cell in first if cell.strip()]
-    if len(set(filled)) < len(filled) or not filled:
+    known = MOST if filled and all(map(is_name, filled)) else 0.0
+    if not known and (len(set(filled)) < len(filled) or not filled):
         return Evidence(-MOST)
-    known = MOST if all(map(is_name, filled)) else 0.0
     if known:
         rest = [row for row in rest if list(row) != list(first)]  # a header that stands again
     if not rest:  # `Si, no.` are words before they are codes of languages
