@@ -106,6 +106,12 @@ def test_every_command_explains_itself_and_prints_json(command):
     assert all(p.help for p in options), "every option says what it does"
 
 
+@pytest.mark.parametrize(("value", "words"), [("nan", "nan is no number"), ("inf", "inf is no number")])
+def test_a_threshold_is_a_number(babeltune, value, words):
+    code, _, err = babeltune("mine", "a", "b", "model", "--out", "o", "--threshold", value)
+    assert (code, words in err) == (2, True), err
+
+
 def test_a_command_that_does_not_exist_is_a_usage_error(babeltune):
     code, _, err = babeltune("promot")
     assert code == 2

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from babeltune.cli.common import ClusterFile, Json, Yes, agreed, app, cluster_of, finite, out, say, steps_shown, warn
+from babeltune.cli.common import ClusterFile, Json, Yes, agreed, app, cluster_of, out, say, steps_shown, warn
 from babeltune.errors import counted
 
 if TYPE_CHECKING:
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 @app.command()
 def clean(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed, and remove nothing.")] = False,
-    older: Annotated[
-        float, typer.Option(help="Days that an unread store and a draft stay.", min=0, callback=finite)
-    ] = 7.0,
+    older: Annotated[float, typer.Option(help="Days that an unread store and a draft stay.", min=0)] = 7.0,
     top: Annotated[
         int | None, typer.Option(help="Trials of each sweep whose checkpoints stay; all when left out.", min=1)
     ] = None,

@@ -89,7 +89,7 @@ err = console(stderr=True)
 
 
 def finite(value: float | None) -> float | None:
-    """The number of an option, which `nan` and `inf` are not: no bound of typer's refuses them."""
+    """An option's number, which `nan` and `inf` are not. A bound of typer's refuses them, too."""
     if value is not None and not math.isfinite(value):
         raise typer.BadParameter(f"{value} is no number; write one such as 1.2")
     return value

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.table import Table
 
-from babeltune.cli.common import ClusterFile, Json, app, finite, out, say, say_line, steps_shown, warn
+from babeltune.cli.common import ClusterFile, Json, app, out, say, say_line, steps_shown, warn
 from babeltune.cli.mining import (
     Codec,
     Columns,
@@ -50,9 +50,7 @@ def filter_(
     codec: Codec = None,
     steps: Annotated[int, typer.Option(help="Of each translation model.", min=1)] = 10_000,
     batch: Annotated[int, typer.Option(help="Pairs of a step.", min=1)] = 64,
-    learning_rate: Annotated[
-        float, typer.Option(help="1e-3 for scratch; less to fine-tune.", min=1e-9, callback=finite)
-    ] = 1e-3,
+    learning_rate: Annotated[float, typer.Option(help="1e-3 for scratch; less to fine-tune.", min=1e-9)] = 1e-3,
     max_tokens: Annotated[int, typer.Option(help="Of a sentence.", min=4)] = 128,
     beams: Annotated[int, typer.Option(help="1 is greedy.", min=1)] = 5,
     seed: Annotated[int, typer.Option(help="Of the translation models.", min=0)] = 0,

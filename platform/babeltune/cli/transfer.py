@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from babeltune.cli.common import ClusterFile, Json, app, cluster_of, finite, out, say, say_line, steps_shown
+from babeltune.cli.common import ClusterFile, Json, app, cluster_of, out, say, say_line, steps_shown
 from babeltune.errors import SpecError
 from babeltune.files import json_text, write_out
 
@@ -31,7 +31,7 @@ def transfer(
     test: Annotated[list[str], typer.Option(help="LANGUAGE=FILE, once for each language.")],
     dev: Annotated[str | None, typer.Option(help="English; the best epoch on it is kept, else the last.")] = None,
     epochs: Annotated[int | None, typer.Option(help="XTREME: 5 for pairs, 10 for words.", min=1)] = None,
-    learning_rate: Annotated[float, typer.Option(help="XTREME's for base size.", min=1e-9, callback=finite)] = 2e-5,
+    learning_rate: Annotated[float, typer.Option(help="XTREME's for base size.", min=1e-9)] = 2e-5,
     batch: Annotated[int, typer.Option(help="Sentences per step.", min=1)] = 32,
     max_tokens: Annotated[
         int | None, typer.Option(help="Of a pair or a piece of a sentence; 128, or what a smaller model takes.", min=8)

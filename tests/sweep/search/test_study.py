@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from optuna.trial import TrialState
 
-from babeltune.errors import SweepError
+from babeltune.errors import SpecError, SweepError
 from babeltune.schema.records import Data, Objective, Parameter, Sampler, Source, Sweep
 from babeltune.sweep.search.study import Proposals, write_study
 from babeltune.sweep.search.tune_searcher import too_many_failed
@@ -159,7 +159,7 @@ def test_a_study_is_written_once_and_changes_nothing_of_the_sweep(recorded, tmp_
     assert write_study(SWEEP, tmp_path, tmp_path / "study.db") == 4
     written = optuna.load_study(study_name="sweep", storage=f"sqlite:///{tmp_path}/study.db")
     assert looks(written) == recorded[1]
-    with pytest.raises(SweepError, match=r"study.db is there already; name a new file"):
+    with pytest.raises(SpecError, match=r"study.db is there already; name a new file"):
         write_study(SWEEP, tmp_path, tmp_path / "study.db")
     with pytest.raises(SweepError, match="empty has no trial yet"):
         write_study(SWEEP, tmp_path / "empty", tmp_path / "other.db")

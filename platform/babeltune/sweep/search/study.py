@@ -14,7 +14,7 @@ from typing import cast
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from babeltune.errors import SweepError
+from babeltune.errors import SpecError, SweepError
 from babeltune.files import draft_folder, write_out
 from babeltune.planning.portfolio import portfolio_points
 from babeltune.planning.space import grid, suggest
@@ -211,9 +211,9 @@ def follow(lines: Iterable[LedgerLine], proposals: Proposals, propose: Callable[
 
 def write_study(sweep: Sweep, folder: Path, file: Path) -> int:
     """Writes the study of the sweep in `folder` to a new SQLite file, as optuna-dashboard opens it. Returns how many
-    trials it has. Raises `SweepError` if there is such a file, or the folder has no ledger."""
+    trials it has. Raises `SpecError` if there is such a file, `SweepError` if the folder has no ledger."""
     if file.exists():
-        raise SweepError(f"{file} is there already; name a new file, or remove it")
+        raise SpecError(f"{file} is there already; name a new file, or remove it")
     if not (folder / LEDGER).exists():
         raise SweepError(f"{folder.name} has no trial yet; wait for its first one")
     draw = partial(suggest, sweep.parameters)

@@ -18,7 +18,7 @@ NEEDED = {
     "end": ("state", "values"),
     "give_up": ("trials",),
 }
-"""Without these keys a line is none."""
+"""Keys without which a line is none."""
 FOR_READERS = ("metrics", "facts")
 """What a line of the ledger has for `log.py`, which the search does not ask for."""
 
