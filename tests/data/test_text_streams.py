@@ -87,6 +87,7 @@ def test_what_is_no_text_is_refused_by_what_it_is(tmp_path, name):
 def test_a_few_zero_bytes_do_not_make_text_utf16(tmp_path):
     content = ("An ordinary line of text.\n" * 200).encode().replace(b"line", b"l\0ne", 3)
     assert lines(tmp_path / "t", content)[3:] == ["An ordinary line of text."] * 197
+    assert lines(tmp_path / "short", b"Hello\n\0x\n\n") == ["Hello", "\0x", ""]
 
 
 def test_a_code_page_is_read_if_it_is_named(tmp_path):

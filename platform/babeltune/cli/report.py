@@ -43,7 +43,7 @@ def report(
     from babeltune.sweep_report.write import check_place, complete_examples, write_report
 
     if out_ is not None:
-        check_place(out_)
+        check_place(out_, format_)
     with steps_shown():
         folder, view = folder_of(name, cluster), StorageView(cluster_of(cluster))
         complete_examples(folder, view, say_line)

@@ -232,11 +232,22 @@ def unicode_encoding(begin: bytes) -> str | None:
         return "utf-32"
     if begin.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
-    if b"\0" not in begin:
+    if b"\0" not in begin or is_text_with_zeros(begin):
         return None
     shares = {name: odd_share(begin, name) for name in ("utf-32-le", "utf-32-be", "utf-16-le", "utf-16-be")}
     best = min(shares, key=shares.__getitem__)
     return best if shares[best] < ODD_SHARE else None
+
+
+def is_text_with_zeros(begin: bytes) -> bool:
+    """Whether the bytes are UTF-8 with a zero here and there. Of UTF-16 in Latin script almost half of them are zero,
+    and in other scripts many are control characters, or no UTF-8."""
+    rest = begin.replace(b"\0", b"").translate(None, b"\t\n\r")
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(rest)
+    except UnicodeDecodeError:
+        return False
+    return 4 * begin.count(0) < len(begin) and (not rest or min(rest) >= 32)
 
 
 def odd_share(begin: bytes, encoding: str) -> float:

@@ -69,7 +69,7 @@ def write_report(
     `out` that is a folder or lies in none, and for a picture without Chromium.
     """
     if out is not None:
-        check_place(out)
+        check_place(out, format_)
     if format_ == "png":
         browser()  # before the sweep is read in vain
     settle_quietly(places)
@@ -97,9 +97,11 @@ def complete_examples(folder: SweepFolder, places: StorageView, note: Callable[[
         places.keep_record(folder.path / EXAMPLES)
 
 
-def check_place(out: Path) -> None:
-    """`SpecError` unless a file can be called `out`."""
+def check_place(out: Path, format_: AnyFormat | None = None) -> None:
+    """`SpecError` unless a file of the format can be called `out`."""
     if out.is_dir():
         raise SpecError(f"--out {out} is a folder; name a file, such as {out / 'report.html'}")
     if not out.parent.is_dir():
         raise SpecError(f"--out {out}: there is no folder {out.parent}; make it, or name a file in another one")
+    if format_ is not None and out.suffix.lower() not in ("", f".{format_}", ".htm"):
+        raise SpecError(f"--out {out} does not end in .{format_}; rename it, or say --format html, md or png")
