@@ -615,7 +615,7 @@ def test_many_rows_in_another_language_are_left_out_counted_and_said(make, text,
     assert len(said) == (others / len(rows) > 0.4)
 
 
-def test_a_column_that_the_sampled_rows_do_not_show_to_be_in_another_language_is_said(make, text, tmp_path):
+def test_a_column_in_another_language_is_said_if_the_sampled_rows_hide_it(make, text, tmp_path):
     fine = [(fra, eng) for fra, eng in pairs(text, "fra", "eng")[:20]]
     rows = [*fine * 20, *((f"{rus} {i}", f"{eng} {i}") for i in range(20) for rus, eng in pairs(text, "rus", "eng"))]
     put(make.folder / "a.tsv", [("fra", "eng"), *rows])
@@ -679,7 +679,7 @@ def test_files_of_lines_belong_together_however_each_is_packed(make, text):
     assert group.languages == ("fra", "eng", "rus")
 
 
-def test_a_column_of_the_teachers_language_under_another_name_is_named_with_the_teacher(make, text):
+def test_a_column_of_the_teachers_language_under_another_name_is_named(make, text):
     put(make.folder / "a.tsv", [("French text", "English text"), *pairs(text, "fra", "eng")])
     words = "'English text' is gre .Greek., and it reads as eng 100%; if so, .*the bundled teacher knows English"
     with pytest.raises(DataError, match=words):
