@@ -258,15 +258,17 @@ def test_a_file_that_runs_and_that_no_record_names_counts_and_is_not_left_out(pl
 
 
 @pytest.mark.parametrize("how", ["installed", "editable"])
-def test_a_copy_that_lies_before_the_installed_code_counts_and_is_not_mistaken(plugin, tmp_path, monkeypatch):
+def test_a_copy_that_lies_before_the_installed_code_counts_and_is_not_mistaken(plugin, tmp_path):
     before = code()
     shutil.copytree(plugin, tmp_path / "first" / PACKAGE)
     (tmp_path / "first" / PACKAGE / "temperature.txt").write_text("0.2")
-    monkeypatch.syspath_prepend(tmp_path / "first")
-    forget()
-    assert code()[NAME] != before[NAME]
-    with pytest.raises(MethodError, match=r"first/simcse_methods/.*, and a wheel of it would have another file"):
-        shipped(tmp_path)
+    # undone here: after the plugin's own end it would bring the plugin's path back for later tests
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(tmp_path / "first")
+        forget()
+        assert code()[NAME] != before[NAME]
+        with pytest.raises(MethodError, match=r"first/simcse_methods/.*, and a wheel of it would have another file"):
+            shipped(tmp_path)
 
 
 def test_a_plugin_that_is_not_installed_here_is_said(tmp_path):
