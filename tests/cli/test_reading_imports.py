@@ -7,7 +7,8 @@ import subprocess
 import sys
 
 from babeltune.planning.sweep_file import read_sweep
-from babeltune.sweep.state.examples import EXAMPLES, Examples, ExampleSentence, LanguageAlignment, Similarities
+from babeltune.sweep.state.examples import EXAMPLES
+from benchmarks.reading import EXAMPLE
 from made_sweeps import add_trial, make_sweep
 from waiting import PATIENCE_S
 
@@ -35,25 +36,11 @@ for words in commands:
 LivePage(SweepFolder(path)).html()
 check(["watch"])
 """
-MADE = Examples(
-    trial="t0000",
-    report=1,
-    dev_set="everyday",
-    languages=("eng", "fra"),
-    sentences=tuple(
-        ExampleSentence(language=language, text=language, row=row, before=(row, 0.0), after=(row, 1.0))
-        for language in ("eng", "fra")
-        for row in (0, 1)
-    ),
-    similarities=(Similarities(left="eng", right="fra", before=((1.0, 0.0),) * 2, after=((1.0, 0.0),) * 2),),
-    alignment=(LanguageAlignment(language="fra", cosine_before=0, cosine_after=1, found_before=0, found_after=1),),
-)
-"""The sweep's end made them, so that a report has none to make, for which it would start Ray."""
 
 
 def test_no_reading_command_loads_what_only_training_needs(tmp_path, tiny_file):
     folder = make_sweep(tmp_path, read_sweep(tiny_file))
-    folder.write(EXAMPLES, MADE)
+    folder.write(EXAMPLES, EXAMPLE)  # else the report would start Ray to make some
     for number in range(3):
         add_trial(folder, number, [0.25, 0.5 + number / 10], "finished", temperature=0.05 + number / 50)
     environment = {**os.environ, "BABELTUNE_HOME": str(tmp_path)}

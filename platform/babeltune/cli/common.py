@@ -87,14 +87,6 @@ def console(*, stderr: bool = False) -> Console:
 out = console()
 err = console(stderr=True)
 
-
-def finite(value: float | None) -> float | None:
-    """An option's number, which `nan` and `inf` are not. A bound of typer's refuses them, too."""
-    if value is not None and not math.isfinite(value):
-        raise typer.BadParameter(f"{value} is no number; write one such as 1.2")
-    return value
-
-
 File = Annotated[str, typer.Argument(help="A sweep file, such as search_spaces/quickstart.yaml.", metavar="FILE")]
 With = Annotated[
     list[str] | None,

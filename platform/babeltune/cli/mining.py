@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from babeltune.cli.common import ClusterFile, Json, app, cluster_of, finite, out, say, steps_shown, warn
+from babeltune.cli.common import ClusterFile, Json, app, cluster_of, out, say, steps_shown, warn
 from babeltune.errors import SpecError, counted
 from babeltune.stages import tell
 
@@ -63,6 +64,13 @@ Codec = Annotated[
 
 GOES_ON = "goes on where it was"
 """What `mine`, `score` and `retrieve` do after a Ctrl-C."""
+
+
+def finite(value: float | None) -> float | None:
+    """A threshold, which `nan` and `inf` are not."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is no number; write one such as 1.2")
+    return value
 
 
 @app.command()

@@ -46,7 +46,7 @@ from babeltune.tracking.tracker import Tracker
 
 DISPATCHERS = 4
 """Dispatchers of one driver, each in place of one that died, before the sweep ends."""
-DIED = "the dispatcher died; worker groups start again, and trials go on from their checkpoints"
+DISPATCHER_DIED = "the dispatcher died; worker groups start again, and trials go on from their checkpoints"
 SAVING = "interrupted; saving every trial's step (a second Ctrl-C ends without)"
 
 
@@ -142,7 +142,7 @@ class Attempt:
                 except DispatcherDiedError:
                     if not again:
                         raise
-                    progress.note(DIED)
+                    progress.note(DISPATCHER_DIED)
         progress.progress("done" if recorder.complete else "stopped", progress.ended, sweep.budget.trials)
         return recorder.complete
 
