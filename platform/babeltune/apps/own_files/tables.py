@@ -126,7 +126,8 @@ def read_table(given: str, *, encoding: str | None = None, header: bool | Collec
     delimiter, lines = first_lines(path, encoding)
     kind = json_kind(lines)
     if kind == "list":
-        raise DataError(f"{given} is one JSON value; write one object a line: `jq -c '.[]' {given} > rows.jsonl`")
+        whole = f"{given} is JSON, and no line is a whole object; write one a line"
+        raise DataError(f"{whole} (of a list: `jq -c '.[]' {given} > rows.jsonl`)")
     table = _jsonl(given, path, lines) if kind == "lines" else _delimited(given, path, lines, header, delimiter)
     return replace(table, notes=(*notes, *table.notes), encoding=encoding)
 
