@@ -126,7 +126,7 @@ def read_table(given: str, *, encoding: str | None = None, header: bool | Collec
     delimiter, lines = first_lines(path, encoding)
     kind = json_kind(lines)
     if kind == "list":
-        whole = f"{given} is JSON, and no line is a whole object; write one a line"
+        whole = f"{given} is JSON, and no line is a whole object; write one object a line"
         raise DataError(f"{whole} (of a list: `jq -c '.[]' {given} > rows.jsonl`)")
     table = _jsonl(given, path, lines) if kind == "lines" else _delimited(given, path, lines, header, delimiter)
     return replace(table, notes=(*notes, *table.notes), encoding=encoding)
