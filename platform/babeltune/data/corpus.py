@@ -41,13 +41,13 @@ from babeltune.data.language_id import labels_of
 from babeltune.data.prepared import IdTask, TextTask
 from babeltune.data.shards import Count, Progress, no_progress
 from babeltune.data.sources import Rows, language_pairs, read_source
-from babeltune.data.split import HELDOUT, Block, hold_out, salt_of
+from babeltune.data.split import Block, hold_out, salt_of
 from babeltune.data.text_keys import sentence_keys
 from babeltune.data.text_shards import TextShards, hashes_of
 from babeltune.data.texts import Texts, text_hashes, written
 from babeltune.data.translation import OwnLanguage, Translate
 from babeltune.errors import DataError
-from babeltune.schema.records import Data, Source
+from babeltune.schema.records import HELDOUT, Data, Source
 from babeltune.stages import CLEANING, READING
 
 if TYPE_CHECKING:

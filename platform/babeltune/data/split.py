@@ -27,12 +27,11 @@ from babeltune.data.arrays import (
 )
 from babeltune.data.texts import Texts
 from babeltune.errors import DataError
-from babeltune.schema.records import Source, Split
+from babeltune.schema.records import HELDOUT, Source, Split
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-HELDOUT = "heldout"
 HELDOUT_SHARE = 0.2
 """A split takes at most this share of a language pair, so that a small one keeps its training text."""
 

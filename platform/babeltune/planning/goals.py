@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 
-from babeltune.data.split import HELDOUT
 from babeltune.errors import SpecError, nearest
 from babeltune.evaluation.metric_names import METRICS, PARAMETERS, POOLED, SPEED, metrics_of
 from babeltune.planning.languages import languages, source_pairs, task_languages
 from babeltune.planning.parameters import check_point, same
 from babeltune.planning.portfolio import portfolio_points, portfolios
 from babeltune.schema.bounds import Problem
-from babeltune.schema.records import Data, Objective, Sweep, Task
+from babeltune.schema.records import HELDOUT, Data, Objective, Sweep, Task
 
 
 def whole_name(data: Data, metric: str) -> str:

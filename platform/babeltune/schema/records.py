@@ -30,6 +30,8 @@ from babeltune.schema.text import Task as Task
 
 FROM_PRESET = cast(int, None)
 """Stands for a number that the preset decides, until the student is made."""
+HELDOUT = "heldout"
+"""The dev set that `data.split` makes."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -94,27 +94,31 @@ def _data_words(folder: SweepFolder, sweep: Sweep) -> str:
 
 def with_differences(lines: Sequence[SweepLine], specs: Mapping[str, Mapping[str, object]]) -> list[SweepLine]:
     """The lines, each with the settings that differ among the sweeps of its name. `specs` holds the recorded ones."""
-    found = {line.sweep: dict(_leaves(specs[line.sweep])) for line in lines}
     same_name: dict[str, list[str]] = {}
     for line in lines:
         same_name.setdefault(line.name, []).append(line.sweep)
-    differing = {name: _differing([found[sweep] for sweep in sweeps]) for name, sweeps in same_name.items()}
-    return [replace(line, differs=tuple(_values(found[line.sweep], differing[line.name]))) for line in lines]
+    values = dict[str, tuple[str, ...]]()
+    for sweeps in same_name.values():
+        settings = _differing([specs[sweep] for sweep in sweeps])
+        values |= {sweep: tuple(_values(each)) for sweep, each in zip(sweeps, settings, strict=True)}
+    return [replace(line, differs=values[line.sweep]) for line in lines]
 
 
-def _differing(specs: Sequence[Mapping[str, object]]) -> list[str]:
-    """The settings in which these specs differ."""
+def _differing(specs: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
+    """Of each spec, the settings in which these specs differ, with its values."""
     first = specs[0]
-    return sorted(
-        {key for spec in specs[1:] for key in spec.keys() | first if spec.get(key, ABSENT) != first.get(key, ABSENT)}
-    )
+    sections = {key for spec in specs for key in spec.keys() | first if spec.get(key) != first.get(key)}
+    leaves = [dict(_leaves({key: spec[key] for key in sections & spec.keys()})) for spec in specs]
+    keys = sorted({key for each in leaves for key in each})
+    keys = [key for key in keys if any(each.get(key, ABSENT) != leaves[0].get(key, ABSENT) for each in leaves)]
+    return [{key: each.get(key, ABSENT) for key in keys} for each in leaves]
 
 
-def _values(spec: Mapping[str, object], differing: Sequence[str]) -> Iterator[str]:
-    for key in differing[:MOST_DIFFERENCES]:
-        yield f"{key}={_short(spec.get(key, ABSENT))}"
-    if len(differing) > MOST_DIFFERENCES:
-        yield f"and {len(differing) - MOST_DIFFERENCES} more"
+def _values(settings: Mapping[str, object]) -> Iterator[str]:
+    for key, value in list(settings.items())[:MOST_DIFFERENCES]:
+        yield f"{key}={_short(value)}"
+    if len(settings) > MOST_DIFFERENCES:
+        yield f"and {len(settings) - MOST_DIFFERENCES} more"
 
 
 def _leaves(spec: Mapping[str, object]) -> Iterator[tuple[str, object]]:

@@ -13,8 +13,8 @@ import json
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from babeltune.data.prepared import Prepared
 from babeltune.errors import ObjectStoreError, StoreError
 from babeltune.files import locked, make_folders, write_whole
 from babeltune.schema.cluster import Cluster
@@ -28,6 +28,9 @@ from babeltune.sweep.sync.bucket_storage import BucketStorage, undriven
 from babeltune.sweep.sync.checkpoint_names import bring_checkpoint
 from babeltune.sweep.sync.follow import Follower
 from babeltune.training.checkpoint import PROGRESS, REPORTS, checkpoint_folder
+
+if TYPE_CHECKING:
+    from babeltune.data.prepared import Prepared
 
 OF_DRIVERS = ("spool.jsonl", "spool.jsonl.sent")
 """Large records that change with each event. Who follows a sweep has them as they were at the beginning."""
