@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, TypeAlias, overload
 
 from filelock import FileLock, Timeout
 
-from babeltune.errors import StorageError
+from babeltune.errors import SpecError, StorageError
 from babeltune.machine import lives, this_process
 
 if TYPE_CHECKING:
@@ -144,6 +144,20 @@ def write_out(path: Path, data: bytes | bytearray) -> None:
     """Writes a file for the user, as `write_whole` does, and removes what killed commands left beside it."""
     remove_left(path)
     write_whole(path, data, durable=True)
+
+
+def check_place(out: Path) -> None:
+    """`SpecError` unless a file can be made at `out`, before the work whose result it is to hold."""
+    if out.is_dir():
+        raise SpecError(f"--out {out} is a folder; name a file in it")
+    folder = out.absolute().parent
+    if not folder.is_dir():
+        raise SpecError(f"--out {out}: there is no folder {folder}; make it, or name a file in another one")
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise SpecError(f"--out {out}: {folder} takes no file ({error.strerror}); name one elsewhere") from error
 
 
 def write_json(path: Path, value: object, *, durable: bool = True) -> None:

@@ -11,7 +11,7 @@ import typer
 
 from babeltune.cli.common import Json, app, out, say, steps_shown, warn
 from babeltune.errors import SpecError, counted
-from babeltune.files import write_out
+from babeltune.files import check_place, write_out
 
 if TYPE_CHECKING:
     from babeltune.apps.own_files.init import Made
@@ -79,10 +79,8 @@ def schema(
     if out_ is None:
         say(json_schema(kind), True, lambda: None)
         return
-    try:
-        write_out(out_, (json.dumps(json_schema(kind), ensure_ascii=False, indent=2) + "\n").encode())
-    except OSError as error:
-        raise SpecError(f"--out {out_} cannot be written ({error.strerror}); name a file that can be") from error
+    check_place(out_)
+    write_out(out_, (json.dumps(json_schema(kind), ensure_ascii=False, indent=2) + "\n").encode())
     out.print(f"schema: {out_}", markup=False, highlight=False, soft_wrap=True)
 
 

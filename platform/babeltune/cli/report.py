@@ -40,10 +40,10 @@ def report(
     """
     from babeltune.files import plain
     from babeltune.sweep.sync.view import StorageView
-    from babeltune.sweep_report.write import check_place, complete_examples, write_report
+    from babeltune.sweep_report.write import check_report_place, complete_examples, write_report
 
     if out_ is not None:
-        check_place(out_, format_)
+        check_report_place(out_, format_)
     with steps_shown():
         folder, view = folder_of(name, cluster), StorageView(cluster_of(cluster))
         complete_examples(folder, view, say_line)
@@ -65,8 +65,8 @@ def study(
     as_json: Json = False,
 ) -> None:
     """Write a sweep's Optuna study, for optuna-dashboard or a notebook. A sweep itself needs none."""
+    from babeltune.files import check_place
     from babeltune.sweep.search.study import write_study
-    from babeltune.sweep_report.write import check_place
 
     check_place(out_)
     folder = folder_of(name, cluster)

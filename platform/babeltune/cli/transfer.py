@@ -12,7 +12,7 @@ from rich.table import Table
 
 from babeltune.cli.common import ClusterFile, Json, app, cluster_of, out, say, say_line, steps_shown
 from babeltune.errors import SpecError
-from babeltune.files import json_text, write_out
+from babeltune.files import check_place, json_text, write_out
 
 if TYPE_CHECKING:
     from babeltune.apps.transfer.formats import Examples
@@ -49,8 +49,8 @@ def transfer(
     from babeltune.data.teacher import folder_digest
     from babeltune.promotion.model_names import model_folder
 
-    if out_ is not None and out_.is_dir():
-        raise SpecError(f"--out {out_} is a folder; name a JSON file")
+    if out_ is not None:
+        check_place(out_)
     files = languages_of(test)
 
     def read(path: str, language: str) -> Examples:
@@ -85,7 +85,6 @@ def transfer(
         "others": average(others) or None,
     }
     if out_ is not None:
-        out_.parent.mkdir(parents=True, exist_ok=True)
         write_out(out_, (json_text(record, indent=2) + "\n").encode())
     say(record, as_json, lambda: show(record))
 

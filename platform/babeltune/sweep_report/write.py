@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from babeltune.errors import ObjectStoreError, SpecError, SweepError
-from babeltune.files import write_out
+from babeltune.files import check_place, write_out
 from babeltune.promotion.decisions import settle_quietly
 from babeltune.sweep.state.examples import EXAMPLES, read_examples
 from babeltune.sweep.state.folder import SweepFolder
@@ -70,7 +70,7 @@ def write_report(
     `out` that is a folder or lies in none, and for a picture without Chromium.
     """
     if out is not None:
-        check_place(out, format_)
+        check_report_place(out, format_)
     if format_ == "png":
         browser()  # before the sweep is read in vain
     settle_quietly(places)
@@ -99,11 +99,8 @@ def complete_examples(folder: SweepFolder, places: StorageView, note: Callable[[
         places.keep_record(folder.path / EXAMPLES)
 
 
-def check_place(out: Path, format_: AnyFormat | None = None) -> None:
-    """`SpecError` unless a file of the format can be called `out`."""
-    if out.is_dir():
-        raise SpecError(f"--out {out} is a folder; name a file, such as {out / 'report.html'}")
-    if not out.parent.is_dir():
-        raise SpecError(f"--out {out}: there is no folder {out.parent}; make it, or name a file in another one")
-    if format_ is not None and out.suffix.lower() not in ("", f".{format_}", ".htm"):
+def check_report_place(out: Path, format_: AnyFormat) -> None:
+    """`SpecError` unless a file of the format can be made at `out`."""
+    check_place(out)
+    if out.suffix.lower() not in ("", f".{format_}", ".htm"):
         raise SpecError(f"--out {out} does not end in .{format_}; rename it, or say --format html, md or png")

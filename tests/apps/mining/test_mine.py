@@ -29,7 +29,7 @@ from babeltune.apps.mining.resumable_search import ResumableSearch
 from babeltune.apps.mining.sentences import LONGEST, read_pairs, read_sentences
 from babeltune.apps.mining.vectors import Model, embed, joined, model_at
 from babeltune.data.tokens import train_tokenizer
-from babeltune.errors import DataError
+from babeltune.errors import DataError, SpecError
 from babeltune.models.build import build_student
 from babeltune.models.vocabulary import Vocabulary
 from babeltune.promotion.export import export
@@ -399,7 +399,7 @@ def test_a_ratio_around_cosines_that_are_not_positive_is_warned_of(encoded, tmp_
 
 def test_an_output_that_cannot_be_written_is_said_before_anything_is_encoded(encoded, tmp_path):
     source = write(tmp_path / "s.txt", sentences(3))
-    with pytest.raises(DataError, match="--out"):
+    with pytest.raises(SpecError, match="--out"):
         mine.mine(source, source, tmp_path / "no" / "out", mine.Settings(), toy(tmp_path))
     assert not encoded
 

@@ -30,7 +30,7 @@ from babeltune.errors import DataError
 from babeltune.evaluation.bitext import Margin
 from babeltune.evaluation.knn import UNDEFINED, Matches
 from babeltune.evaluation.sts import paired_cosine
-from babeltune.files import draft_of, remove_left
+from babeltune.files import check_place, draft_of, remove_left
 from babeltune.schema.cluster import Cluster
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def mine(source: Path, target: Path, out: Path, settings: Settings, encoding: En
     """
     if settings.index != "exact":
         load_faiss()  # before hours of encoding
-    check_out(out)
+    check_place(out)
     progress = encoding.progress
     with working(encoding.storage) as work, _runner(encoding.cluster) as run_shards:
         progress("reading", 0, 2)
@@ -121,7 +121,7 @@ def score(pairs_file: Path, out: Path, settings: Settings, encoding: Encoding) -
     The neighbourhoods are the file's own: each source among all its targets, and back. Broken lines, and pairs without
     a defined margin, are left out and counted. Raises as `mine` does.
     """
-    check_out(out)
+    check_place(out)
     with working(encoding.storage) as work:
         pairs = read_pairs(pairs_file, work / "pairs", encoding.columns, encoding.codec)
         matches, scores = margins(
@@ -172,7 +172,7 @@ def encode(lines: IO[bytes], model: Model, out: Path, progress: Progress, codec:
     cut, and both are counted. Zero vectors are counted, too. Raises `DataError` for a vector that is not finite, and
     if more than 5 % of the lines so far are replaced or cut.
     """
-    check_out(out)
+    check_place(out)
     rows, replaced, too_long, zeros = 0, 0, 0, 0
     with written_bytes(out) as file:
         dim = model.width
@@ -317,12 +317,6 @@ def written_bytes(out: Path) -> Iterator[IO[bytes]]:
         raise DataError(f"cannot write {out}: {error.strerror or error}") from error
     finally:
         draft.unlink(missing_ok=True)
-
-
-def check_out(out: Path) -> None:
-    """Raises `DataError` for a file that could not be written, before hours of work."""
-    if out.is_dir() or not out.absolute().parent.is_dir():
-        raise DataError(f"--out {out} is a folder, or is in none; name a file in a folder that exists")
 
 
 @contextmanager

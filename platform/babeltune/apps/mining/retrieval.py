@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, TypedDict, cast
 import numpy as np
 
 from babeltune.apps.mining.margin import precision_at_1
-from babeltune.apps.mining.mine import Encoding, check_out, embedded, working, written
+from babeltune.apps.mining.mine import Encoding, embedded, working, written
 from babeltune.apps.mining.resumable_search import ResumableSearch, one_way_resumable
 from babeltune.apps.mining.sentences import NONE, Sentences, read_gold, read_lines
 from babeltune.apps.mining.tiles import Precision
 from babeltune.errors import DataError
 from babeltune.evaluation.knn import Neighbours
+from babeltune.files import check_place
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -46,7 +47,7 @@ def retrieve(
         DataError: a file cannot be read or holds nothing, or the gold does not fit the files.
         StoreError: the disk is full.
     """
-    check_out(out)
+    check_place(out)
     progress = encoding.progress
     with working(encoding.storage) as work:
         progress("reading", 0, 2)

@@ -21,7 +21,7 @@ from babeltune.apps.own_files.splits import grouped, large_enough, split, write
 from babeltune.apps.own_files.sweep_yaml import SCHEMA, cluster_option, sweep_yaml
 from babeltune.apps.own_files.tables import read_table
 from babeltune.errors import DataError, SpecError, counted
-from babeltune.files import draft_of, remove_left, replace_folder, write_json, write_out
+from babeltune.files import check_place, draft_of, remove_left, replace_folder, write_json, write_out
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.schema.json_schema import json_schema
 
@@ -100,8 +100,7 @@ def check_out(out: Path) -> None:
     """`SpecError` unless a sweep file or a recipe can be made at `out`."""
     if out.suffix not in YAML_ENDINGS:
         raise SpecError(f"--out {out}: a sweep file ends in .yaml; say for example {out.with_suffix('.yaml')}")
-    if not out.parent.is_dir():
-        raise SpecError(f"--out {out}: there is no folder {out.parent}; make it, or name a file in another one")
+    check_place(out)
     refuse_taken(out, out, recipe_of(out))
 
 

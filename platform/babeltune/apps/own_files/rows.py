@@ -131,6 +131,8 @@ def language_pairs(table: Table, columns: Mapping[str, str]) -> list[Table]:
 def read_columns(table: Table, wanted: Mapping[str, str]) -> list[TableRows]:
     """The rows of a table that has a column for each language; of one that names the languages of each row, a part for
     each set of languages."""
+    if not table.columns:
+        raise DataError(f"{table.given}: it was read as {table.format} and holds no unit with texts; export it again")
     notes: list[str] = []
     tags = [] if wanted else language_columns(table)
     if tags:
