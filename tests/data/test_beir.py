@@ -1,7 +1,9 @@
 """Search sets in BEIR's layout and of a bitext, from files to subsets, and what is refused."""
 
+import bz2
 import gzip
 import json
+import lzma
 import re
 from dataclasses import replace
 
@@ -148,10 +150,11 @@ def test_a_split_that_a_data_set_does_not_have_is_named(tmp_path):
         read(data_set(tmp_path), task(source=HUB, qrels="train"))
 
 
-def test_packed_files_are_the_same_set_and_another_judgement_is_another_digest(tmp_path):
+@pytest.mark.parametrize(("ending", "compress"), [("gz", gzip.compress), ("xz", lzma.compress), ("bz2", bz2.compress)])
+def test_packed_files_are_the_same_set_and_another_judgement_is_another_digest(tmp_path, ending, compress):
     (before,) = read_eval([task()], folder(tmp_path))
     for path in [*(tmp_path / "set").glob("*.jsonl"), tmp_path / "set" / "qrels" / "test.tsv"]:
-        path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+        path.with_name(f"{path.name}.{ending}").write_bytes(compress(path.read_bytes()))
         path.unlink()
     (packed,) = read_eval([task()], tmp_path)
     assert (packed.columns, packed.gold, packed.digest) == (before.columns, before.gold, before.digest)

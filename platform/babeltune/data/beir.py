@@ -1,9 +1,9 @@
 """Reads a search set in BEIR's layout: a folder with `corpus.jsonl`, `queries.jsonl` and `qrels/SPLIT.tsv`.
 
-Thakur et al. 2021, "BEIR", section 3, and the files of their released data sets. Each file may be packed with gzip and
-then ends in `.gz`. A data set of the hub has the same three tables: configurations `corpus` and `queries`, and the
-judgements in its default one, as mteb keeps them. A broken line stops the run, or is dropped and counted, as `on_error`
-of the source says.
+Thakur et al. 2021, "BEIR", section 3, and the files of their released data sets. Each file may be packed,
+such as `corpus.jsonl.gz`. A data set of the hub has the same three tables: configurations `corpus` and `queries`, and
+the judgements in its default one, as mteb keeps them. A broken line stops the run, or is dropped and counted, as
+`on_error` of the source says.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from babeltune.data.file_readers import (
     tsv_rows,
 )
 from babeltune.data.sources import Refusals, named
+from babeltune.data.text_streams import unpacked_name
 from babeltune.errors import DataError, nearest, shortened
 from babeltune.schema.languages import meaning
 from babeltune.schema.records import Source, Task
@@ -161,16 +162,22 @@ def find_files(task: Task, root: Path) -> Files:
     folder = below(path, root)
     if not folder.is_dir():
         raise DataError(f"{folder} is no folder; name one that holds corpus.jsonl, queries.jsonl and qrels/")
-    splits = sorted(file.name.removesuffix(".gz").removesuffix(".tsv") for file in (folder / "qrels").glob("*.tsv*"))
+    splits = sorted({unpacked_name(file.name).removesuffix(".tsv") for file in (folder / "qrels").glob("*.tsv*")})
     if splits and task.qrels not in splits:
         raise DataError(
             f"{folder / 'qrels'} holds no '{task.qrels}.tsv'; allowed for `qrels`: {', '.join(splits)}"
             f"{nearest(task.qrels, splits)}"
         )
     names = ("corpus.jsonl", "queries.jsonl", f"qrels/{task.qrels}.tsv")
-    packed = [f"{path}/{name}.gz" if (folder / f"{name}.gz").exists() else f"{path}/{name}" for name in names]
-    corpus, queries, qrels = (located(name, root) for name in packed)
+    corpus, queries, qrels = (located(f"{path}/{_packed(folder, name)}", root) for name in names)
     return Files(corpus, queries, qrels)
+
+
+def _packed(folder: Path, name: str) -> str:
+    """The name under which a file stands in the folder: its own, or with the ending of what packed it."""
+    place = folder / name
+    files = sorted(file for file in place.parent.glob("*") if unpacked_name(file.name) == place.name)
+    return name if place.exists() or not files else files[0].relative_to(folder).as_posix()
 
 
 def read_beir(task: Task, root: Path, longest: int = MAX_LINE_BYTES) -> Judged:

@@ -185,7 +185,12 @@ def text_name(path: Path) -> str:
     if path.is_file() and zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             path = next((Path(name) for name in archive.namelist() if not name.endswith("/")), path)
-    return re.sub(r"\.(gz|bz2|xz|zst|zip)$", "", path.name, flags=re.IGNORECASE)
+    return unpacked_name(path.name)
+
+
+def unpacked_name(name: str) -> str:
+    """A file's name without the ending of what packed it."""
+    return re.sub(r"\.(gz|bz2|xz|zst|zip)$", "", name, flags=re.IGNORECASE)
 
 
 def office_kind(names: list[str]) -> str | None:
