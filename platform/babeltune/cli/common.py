@@ -222,7 +222,7 @@ def read(
     from babeltune.planning.sweep_file import read_sweep
     from babeltune.planning.warnings import about_assignments
 
-    there = cluster is not None and any_cluster(cluster).by_jobs
+    on_head = cluster is not None and any_cluster(cluster).by_jobs
 
     def fetch(model: str) -> str:
         from babeltune.promotion.starts import fetched
@@ -230,12 +230,12 @@ def read(
         return fetched(model, cluster_of(cluster))
 
     extra = [f"budget.trials={trials}"] if trials is not None else []
-    given = [*(assignments or ()), *extra]
+    settings = [*(assignments or ()), *extra]
     sweep = read_sweep(
-        file, overlays=overlays or (), assignments=given, reachable=not there, fetch=None if there else fetch
+        file, overlays=overlays or (), assignments=settings, reachable=not on_head, fetch=None if on_head else fetch
     )
     any_cluster(cluster).with_workers(sweep.budget.workers)
-    warn(about_assignments(sweep, given))
+    warn(about_assignments(sweep, settings))
     return sweep
 
 

@@ -56,11 +56,11 @@ def examine_there(cluster: Cluster, file: str) -> list[Finding]:
         last = (words.strip().splitlines() or ["it said nothing"])[-1]
         todo = "run `ray start` there with an environment on its PATH that has babeltune's packages"
         return [*findings, Finding("head", False, f"cannot run babeltune: {last}; {todo}")]
-    found = json.loads(answer)
-    versions = {one["name"]: one["text"] for one in found if one["ok"]}
+    checks = json.loads(answer)
+    versions = {one["name"]: one["text"] for one in checks if one["ok"]}
     fitting = [one for one in packages(versions, needed()) if one.name in versions]
     unfit = {one.name: one for one in fitting if not one.ok}
-    for one in found:
+    for one in checks:
         finding = unfit.get(one["name"]) or Finding(**one)
         findings.append(Finding(f"head: {finding.name}", finding.ok, finding.text))
     return findings

@@ -137,9 +137,9 @@ def compare(
     from babeltune.promotion.sweep_scores import compare_models
 
     with steps_shown():
-        found = compare_models(first, second, cluster_of(cluster), sweep=sweep)
-    warn(found.warnings)
-    say(plain(found), as_json, lambda: show_compared(found, out))
+        comparison = compare_models(first, second, cluster_of(cluster), sweep=sweep)
+    warn(comparison.warnings)
+    say(plain(comparison), as_json, lambda: show_compared(comparison, out))
 
 
 @app.command()
@@ -183,9 +183,9 @@ def ui(
         check_port(port)
     page = page_of(name, cluster, chosen)
     url = (shown.rstrip("/") if served else f"http://127.0.0.1:{port}") + page
-    there = "the tracking server is at" if served else f"MLflow of {shown} at"
+    place = "the tracking server is at" if served else f"MLflow of {shown} at"
     end = "" if served else " (Ctrl-C ends it)"
-    words = f"{there} {url}{end}"
+    words = f"{place} {url}{end}"
     say(
         {"url": url, "store": shown},
         as_json,

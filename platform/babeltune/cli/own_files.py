@@ -62,9 +62,9 @@ def init(
         encoding=encoding,
     )
     with steps_shown():
-        made = make(files, wanted)
-    warn(made.notes)
-    say({**plain(made), "path": str(made.path)}, as_json, lambda: show(made))
+        recipe = make(files, wanted)
+    warn(recipe.notes)
+    say({**plain(recipe), "path": str(recipe.path)}, as_json, lambda: show(recipe))
 
 
 @app.command()
@@ -87,7 +87,7 @@ def schema(
 def columns_of(text: str | None) -> dict[str, str]:
     """Reads `--columns`: language -> column, from text such as `fra=French text,eng="English, old"`. Quotation marks
     hold commas. Raises `SpecError`."""
-    found: dict[str, str] = {}
+    columns: dict[str, str] = {}
     reader = shlex.shlex(text or "", posix=True, punctuation_chars="")
     reader.whitespace, reader.whitespace_split, reader.quotes, reader.escape, reader.commenters = ",", True, '"', "", ""
     try:
@@ -98,10 +98,10 @@ def columns_of(text: str | None) -> dict[str, str]:
         ) from error
     for part in parts:
         code, equals, column = (each.strip() for each in part.partition("="))
-        if not (code and equals and column) or code in found:
+        if not (code and equals and column) or code in columns:
             raise SpecError(f"--columns {text!r}: write CODE=COLUMN for each language, such as fra=french,eng=english")
-        found[code] = column
-    return found
+        columns[code] = column
+    return columns
 
 
 def show(made: Made) -> None:
@@ -109,10 +109,10 @@ def show(made: Made) -> None:
     lines: list[str] = []
     for file in made.files:
         lines.append(f"{file.given}: {file.layout}; {counted(file.rows, 'row')}")
-        named = ", ".join(
+        columns = ", ".join(
             f"{code} in {column!r} (median {file.characters[code]} characters)" for code, column in file.columns.items()
         )
-        lines.append(f"  {named}")
+        lines.append(f"  {columns}")
         if file.left_out:
             lines.append("  left out: " + ", ".join(f"{count:,} {reason}" for reason, count in file.left_out.items()))
     for name, sizes in made.splits.items():

@@ -51,24 +51,24 @@ def machine_of(cluster: Cluster, sweep: Sweep) -> Machine | None:
         return None
     import torch
 
-    there = cluster.with_workers(sweep.budget.workers)
-    share, cpus = max(there.workers * there.cpus_per_worker, 1e-9), os.cpu_count() or 1
-    if there.address == "local" and (least := there.least_workers or there.workers) * there.cpus_per_worker > cpus:
+    sized = cluster.with_workers(sweep.budget.workers)
+    share, cpus = max(sized.workers * sized.cpus_per_worker, 1e-9), os.cpu_count() or 1
+    if sized.address == "local" and (least := sized.least_workers or sized.workers) * sized.cpus_per_worker > cpus:
         raise SpecError(
-            f"a trial of {counted(least, 'worker')} with {counted(there.cpus_per_worker, 'CPU')} each does not fit: "
+            f"a trial of {counted(least, 'worker')} with {counted(sized.cpus_per_worker, 'CPU')} each does not fit: "
             "this machine has "
             f"{counted(cpus, 'CPU')}; lower budget.workers in the sweep file, or name the file of a larger cluster "
             "with --cluster"
         )
-    fit = int(cpus // share) if there.address == "local" else 1
-    asked = fit if there.worker_groups == "auto" else there.worker_groups
+    fit = int(cpus // share) if sized.address == "local" else 1
+    asked = fit if sized.worker_groups == "auto" else sized.worker_groups
     groups = max(1, min(asked, sweep.budget.trials))
     return Machine(
         groups=groups,
-        workers=there.workers,
-        threads=max(1, int(there.cpus_per_worker)),
+        workers=sized.workers,
+        threads=max(1, int(sized.cpus_per_worker)),
         memory_bytes=psutil.virtual_memory().total,
-        device="cuda" if there.gpus_per_worker and torch.cuda.is_available() else "cpu",
+        device="cuda" if sized.gpus_per_worker and torch.cuda.is_available() else "cpu",
         storage=cluster.folder,
     )
 
@@ -126,13 +126,13 @@ def _first(parts: Sequence[str], most: int, what: str) -> str:
 
 def _data_words(report: PlanReport) -> str:
     groups = sorted(report.pairs.items(), key=lambda item: -item[1])
-    named = _first([f"{name} {count:,}" for name, count in groups], MOST_GROUPS, " language pairs")
-    return f"{counted(report.total_pairs, 'pair')} of {counted(report.anchors, 'anchor')}: {named}"
+    by_languages = _first([f"{name} {count:,}" for name, count in groups], MOST_GROUPS, " language pairs")
+    return f"{counted(report.total_pairs, 'pair')} of {counted(report.anchors, 'anchor')}: {by_languages}"
 
 
 def _language_words(report: PlanReport, sweep: Sweep) -> str:
     """How many pairs of each source have a text in another language, and which languages nobody can judge."""
-    found = [
+    left_out = [
         f"{name}: {', '.join(f'{count:,} {reason}' for reason, count in reasons.items())}"
         for name, counts in report.counts.items()
         if (reasons := strangers_in(counts))
@@ -141,7 +141,9 @@ def _language_words(report: PlanReport, sweep: Sweep) -> str:
     unjudged = [language for language in judged if not labels_of(language)]
     done = "dropped" if sweep.data.clean.language == "drop" else "counted, and trained on"
     words = (
-        f"{_first(found, MOST_GROUPS, ' sources')}; {done}" if found else "all pairs are in their columns' languages"
+        f"{_first(left_out, MOST_GROUPS, ' sources')}; {done}"
+        if left_out
+        else "all pairs are in their columns' languages"
     )
     return words + (f"; py3langid does not know {', '.join(unjudged)}" if unjudged else "")
 
@@ -150,9 +152,9 @@ def _dev_words(report: PlanReport, sweep: Sweep) -> str:
     sets: dict[str, list[int]] = {}
     for name, rows in report.dev.items():
         sets.setdefault(name.partition("/")[0], []).append(rows)
-    named = _first([f"{name} {_rows(rows)}" for name, rows in sets.items()], MOST_GROUPS, " sets")
+    by_set = _first([f"{name} {_rows(rows)}" for name, rows in sets.items()], MOST_GROUPS, " sets")
     aims = ", ".join(f"{aim.goal} {aim.metric.removeprefix('dev/')}" for aim in sweep.objectives)
-    return f"{named} · {aims}"
+    return f"{by_set} · {aims}"
 
 
 def _rows(rows: Sequence[int]) -> str:
@@ -160,23 +162,25 @@ def _rows(rows: Sequence[int]) -> str:
 
 
 def _detects_words(report: PlanReport, sweep: Sweep) -> str:
-    found, metric = detectable(report, sweep), sweep.objectives[0].metric.removeprefix("dev/")
-    if found is None:
+    difference, metric = detectable(report, sweep), sweep.objectives[0].metric.removeprefix("dev/")
+    if difference is None:
         return f"nobody knows the standard error of {metric}"
     rows = counted(report.objective_rows, "row")
-    return f"two trials near {TYPICAL:.2f} that differ by less than ±{found:.4f} may do so by chance ({rows})"
+    return f"two trials near {TYPICAL:.2f} that differ by less than ±{difference:.4f} may do so by chance ({rows})"
 
 
 def student_words(student: Student, report: PlanReport) -> str:
     """The default student in a few words."""
     count = report.default.student_parameters
-    known = f", about {weights(count)} weights" if count is not None else ""
+    weights_words = f", about {weights(count)} weights" if count is not None else ""
     if student.model or student.start:
-        return f"{student.model or student.start}{known}"
+        return f"{student.model or student.start}{weights_words}"
     if student.kind == "static":
         tokens = ", token vectors of the teacher" if student.token_vectors == "teacher" else ""
-        return f"static, width {student.width}, vocabulary {student.vocabulary}{known}{tokens}"
-    return f"{counted(student.layers, 'layer')} of width {student.width}, vocabulary {student.vocabulary}{known}"
+        return f"static, width {student.width}, vocabulary {student.vocabulary}{weights_words}{tokens}"
+    return (
+        f"{counted(student.layers, 'layer')} of width {student.width}, vocabulary {student.vocabulary}{weights_words}"
+    )
 
 
 def _dimensions_words(sweep: Sweep) -> str:
@@ -214,15 +218,16 @@ def _trials_words(report: PlanReport, sweep: Sweep) -> str:
 
 
 def _time_words(report: PlanReport, sweep: Sweep, machine: Machine | None) -> str:
-    found, trials = report.estimate, sweep.budget.trials
-    if found is None or machine is None:
+    estimate, trials = report.estimate, sweep.budget.trials
+    if estimate is None or machine is None:
         why = report.not_measured or ("the cluster is elsewhere" if machine is None else "--no-calibrate")
         return f"not measured: {why}"
     abreast = f", {machine.groups} at a time" if machine.groups > 1 else ""
     most = "at most " if sweep.scheduler.kind != "none" else ""
     return (
-        f"{most}about {duration(found.total_s)} on this machine: the teacher {duration(found.teacher_s)}, then "
-        f"{trials:,} × {duration(found.trial_s)}{abreast}; measured with the default settings, without the start of Ray"
+        f"{most}about {duration(estimate.total_s)} on this machine: the teacher {duration(estimate.teacher_s)}, then "
+        f"{trials:,} × {duration(estimate.trial_s)}{abreast}; "
+        "measured with the default settings, without the start of Ray"
     )
 
 
@@ -235,18 +240,18 @@ def _memory_words(report: PlanReport, machine: Machine | None) -> str:
 
 
 def _disk_words(report: PlanReport, machine: Machine | None) -> str:
-    found = report.estimate
-    if found is None or machine is None or machine.storage is None:
+    estimate = report.estimate
+    if estimate is None or machine is None or machine.storage is None:
         return "not measured"
-    parts = f"stores {size(found.stores_bytes)}, checkpoints {size(found.checkpoints_bytes)}"
+    parts = f"stores {size(estimate.stores_bytes)}, checkpoints {size(estimate.checkpoints_bytes)}"
     free = f"MLflow and logs come on top; {size(free_bytes(machine.storage))} are free in {machine.storage}"
-    return f"at most about {size(found.disk_bytes)}: {parts}, an exported model {size(found.model_bytes)}; {free}"
+    return f"at most about {size(estimate.disk_bytes)}: {parts}, an exported model {size(estimate.model_bytes)}; {free}"
 
 
 def free_bytes(storage: Path) -> int:
     """What is free on the disk of the storage, which may not exist yet."""
-    there = next(folder for folder in (storage.absolute(), *storage.absolute().parents) if folder.exists())
-    return shutil.disk_usage(there).free
+    nearest_folder = next(folder for folder in (storage.absolute(), *storage.absolute().parents) if folder.exists())
+    return shutil.disk_usage(nearest_folder).free
 
 
 def about_disk(report: PlanReport, machine: Machine | None) -> Iterator[str]:

@@ -126,14 +126,14 @@ def show_status(folder: SweepFolder, state: str, reason: str, console: Console) 
 
 def contamination_lines(counts: dict[str, Any]) -> Iterator[str]:
     """The sets with texts that have near-duplicates in the training text, and where these come from."""
-    found = counts.get("contamination", {})
-    for name, facts in found.get("seen", {}).items():
+    contamination = counts.get("contamination", {})
+    for name, facts in contamination.get("seen", {}).items():
         yield f"{name}: {facts['dev']} of {facts['texts']} texts ({facts['share']:.1%}) are in dev sets too"
-    for name, facts in found.get("sets", {}).items():
+    for name, facts in contamination.get("sets", {}).items():
         if facts["near"]:
             sides = (
                 f"{source}:{side} {kinds['near']}"
-                for source, sets in found["sources"].items()
+                for source, sets in contamination["sources"].items()
                 for side, kinds in sets.get(name, {}).items()
                 if "near" in kinds
             )
@@ -217,12 +217,12 @@ def interval_words(cells: Sequence[Cell], means: int, confidence: float) -> Iter
     yield f"A {confidence:.0%} interval that excludes zero is a difference beyond chance.{joint}"
     if len(cells) < 2:
         return
-    found: dict[str, list[str]] = {}
+    corrected: dict[str, list[str]] = {}
     for cell in cells:
         if (cell.corrected if cell.corrected is not None else cell.p) <= 1 - confidence:
             said = "better" if cell.difference > 0 else "worse"
-            found.setdefault(said, []).append(cell.name.removeprefix("dev/"))
-    names = "; ".join(f"B is {said} in {', '.join(some)}" for said, some in found.items())
+            corrected.setdefault(said, []).append(cell.name.removeprefix("dev/"))
+    names = "; ".join(f"B is {said} in {', '.join(some)}" for said, some in corrected.items())
     yield f"Corrected for the choice among {len(cells)} dev sets (Holm): {names or 'they differ in none'}."
 
 

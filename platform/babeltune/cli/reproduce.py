@@ -30,10 +30,10 @@ def reproduce(
     from babeltune.promotion.reproduce import reproduce as train_again
 
     with steps_shown():
-        found = train_again(name, cluster_of(cluster))
-    warn(f"not as it was: {change}" for change in found.changed)
-    say(plain(found), as_json, lambda: show(found))
-    if found.verdict == "beyond":
+        outcome = train_again(name, cluster_of(cluster))
+    warn(f"not as it was: {change}" for change in outcome.changed)
+    say(plain(outcome), as_json, lambda: show(outcome))
+    if outcome.verdict == "beyond":
         raise typer.Exit(1)
 
 

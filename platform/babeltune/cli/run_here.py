@@ -83,9 +83,9 @@ def _run_sweep(
     from babeltune.sweep_report.stored_report import report_at_the_end
 
     cluster, where = cluster_of(file), with_cluster(file)
-    if into is None and not is_driven(known := StorageView(cluster).at(name)):
-        ask_to_train_on(known, sweep, where, yes=asked.yes)
-        show_taken(known, sweep, accept_changes=asked.accept_changes)
+    if into is None and not is_driven(earlier := StorageView(cluster).at(name)):
+        ask_to_train_on(earlier, sweep, where, yes=asked.yes)
+        show_taken(earlier, sweep, accept_changes=asked.accept_changes)
     if cluster.address == "local":
         warn([*about_sweep(sweep), *about_precision(sweep), *about_gpus(cluster)])
     run = functools.partial(
@@ -93,10 +93,10 @@ def _run_sweep(
     )
     folder = watched_or_run(name, sweep, cluster, run)
     state = folder.state()
-    made = report_at_the_end(folder, cluster, say_line) if state == "finished" else None
+    report_file = report_at_the_end(folder, cluster, say_line) if state == "finished" else None
     say(sweep_document(folder) if as_json else sweep_facts(folder), as_json, lambda: show_leaderboard(folder, out))
     if not as_json:
-        say_what_next(folder, state, where, made)
+        say_what_next(folder, state, where, report_file)
     if state == "interrupted":  # while it was watched; as its driver ends
         raise typer.Exit(INTERRUPTED)
 

@@ -80,8 +80,8 @@ class Column:
 
     def shortened(self) -> Column:
         """The column with the end of its title, so that the table gets narrower."""
-        kept = max(SHORTEST_TITLE, *map(cell_len, self.cells))
-        title = self.title if len(self.title) <= kept else ELLIPSIS + self.title[1 - kept :]
+        width = max(SHORTEST_TITLE, *map(cell_len, self.cells))
+        title = self.title if len(self.title) <= width else ELLIPSIS + self.title[1 - width :]
         return Column(self.key, title, self.cells, self.right)
 
     def end(self) -> Column:
@@ -138,7 +138,7 @@ class TrialsTable:
 
     def _columns(self, rows: Sequence[Row]) -> list[Column]:
         """All columns that these rows have something for, in order."""
-        found = [
+        columns = [
             Column("trial", "trial", tuple(shortened(row.name) + (" ★" if row.front else "") for row in rows)),
             Column("state", "state", tuple(row.state for row in rows)),
             *self._progress_columns(rows),
@@ -147,12 +147,12 @@ class TrialsTable:
         metrics = list(dict.fromkeys([*first, *(objective.metric for objective in self.sweep.objectives)]))
         for metric in metrics:
             values = tuple(value_of(row, metric) for row in rows)
-            found.append(Column(metric, metric.removeprefix("dev/"), values, right=True))
+            columns.append(Column(metric, metric.removeprefix("dev/"), values, right=True))
         for name, (title, write) in COSTS.items():
             if self.costs and any(name in row.metrics for row in rows):
                 values = tuple(write(row.metrics[name]) if name in row.metrics else "–" for row in rows)
-                found.append(Column(f"cost:{name}", title, values, right=True))
-        return found
+                columns.append(Column(f"cost:{name}", title, values, right=True))
+        return columns
 
     def _progress_columns(self, rows: Sequence[Row]) -> Iterator[Column]:
         """How far the trials are. Baselines have empty cells, and columns without any content are left out."""
@@ -160,17 +160,17 @@ class TrialsTable:
         def column(key: str, cell: Callable[[Row], str]) -> Column:
             return Column(key, key, tuple(cell(row) if is_trial(row) else "" for row in rows))
 
-        found = [
+        columns = [
             column("report", lambda row: f"{row.reports}/{reports_of(self.sweep, row.params)}"),
             column("step", lambda row: f"{row.step}/{row.steps}" if row.steps else str(row.step)),
             column("time", lambda row: minutes(row.seconds)),
         ]
         if any(row.condition > 1 for row in rows):
-            found.append(column("condition", lambda row: str(row.condition)))
-        found.append(column("loss", lambda row: f"{row.loss:.3f}" if row.loss is not None else ""))
+            columns.append(column("condition", lambda row: str(row.condition)))
+        columns.append(column("loss", lambda row: f"{row.loss:.3f}" if row.loss is not None else ""))
         if any(len(row.curve) > 1 for row in rows):
-            found.append(column("curve", lambda row: sparkline(row.curve)))
-        yield from (each for each in found if any(each.cells))
+            columns.append(column("curve", lambda row: sparkline(row.curve)))
+        yield from (each for each in columns if any(each.cells))
 
 
 def is_trial(row: Row) -> bool:
@@ -194,27 +194,27 @@ def fitted(columns: Sequence[Column], width: int) -> list[Column]:
     def fits(found: Sequence[Column]) -> bool:
         return sum(column.width + GAP for column in found) <= width
 
-    kept = list(columns)
-    if not fits(kept):
-        short = [column.shortened() if column.right else column for column in kept]
+    shown = list(columns)
+    if not fits(shown):
+        short = [column.shortened() if column.right else column for column in shown]
         counts = Counter(column.title for column in short)
-        kept = [each if counts[each.title] == 1 else whole.end() for whole, each in zip(kept, short, strict=True)]
+        shown = [each if counts[each.title] == 1 else whole.end() for whole, each in zip(shown, short, strict=True)]
     for key in DROPPED:
-        if fits(kept):
+        if fits(shown):
             break
-        kept = [column for column in kept if column.key != key]
-    return kept if fits(kept) else [column.shortened() if column.right else column for column in kept]
+        shown = [column for column in shown if column.key != key]
+    return shown if fits(shown) else [column.shortened() if column.right else column for column in shown]
 
 
 def notes_of(rows: Sequence[Row]) -> Iterator[Text]:
     """Why trials ended badly, and what they warn of: whole, a line each. Trials with the same words share one."""
-    found: dict[tuple[str, str], list[str]] = {}
+    notes: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         reason = row.reason if row.kind != "pruned" else ""
         for text in (reason, row.warning):
             if text:
-                found.setdefault((row.state, " ".join(text.split())), []).append(row.name)
-    for (state, text), names in found.items():
+                notes.setdefault((row.state, " ".join(text.split())), []).append(row.name)
+    for (state, text), names in notes.items():
         who = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
         yield Text(f"{who} ({state}): {text}", style="" if state == "finished" else COLORS.get(state, ""))
     for row in rows:

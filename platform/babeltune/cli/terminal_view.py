@@ -64,8 +64,8 @@ class _Screen:
         yield from self.above
         if not self.table.rows:
             return
-        taken = sum(len(text.wrap(console, options.max_width)) for text in self.above)
-        yield self.table if self.table.height is None else replace(self.table, height=self.table.height - taken)
+        above = sum(len(text.wrap(console, options.max_width)) for text in self.above)
+        yield self.table if self.table.height is None else replace(self.table, height=self.table.height - above)
 
 
 def bar_of(share: float) -> Text:

@@ -52,15 +52,15 @@ def settings_words(
 
     `names` gives shorter names. What is left out shows as `…`.
     """
-    known = names or {}
-    pieces = [f"{known.get(key, key)}={number(value)}" for key, value in params.items()]
+    titles = names or {}
+    pieces = [f"{titles.get(key, key)}={number(value)}" for key, value in params.items()]
     whole = " ".join(pieces)
     if width is None or len(whole) <= width:
         return whole
-    kept = ""
+    shown = ""
     for piece in pieces:
-        longer = f"{kept} {piece}".strip()
+        longer = f"{shown} {piece}".strip()
         if len(longer) + 2 > width:
             break
-        kept = longer
-    return f"{kept} {ELLIPSIS}".strip()
+        shown = longer
+    return f"{shown} {ELLIPSIS}".strip()

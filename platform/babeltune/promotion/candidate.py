@@ -105,9 +105,9 @@ def _prepared(folder: SweepFolder, sweep: Sweep, number: int) -> Prepared:
         raise trouble  # a store is gone, too
 
     if damage(path) or not path.exists():
-        found = prepare(sweep, folder.path.parents[1], run_shards=refuse)
-        if found.digest == (folder.read("facts.json") or {}).get("data"):
-            return found
+        again = prepare(sweep, folder.path.parents[1], run_shards=refuse)
+        if again.digest == (folder.read("facts.json") or {}).get("data"):
+            return again
     raise trouble
 
 
@@ -154,14 +154,14 @@ def sealed_tests(candidate: Candidate) -> list[EvalRows]:
 
 def sealed_sets(sweep: Sweep, prepared: Prepared, sweep_id: str) -> list[EvalRows]:
     """The sealed tests; `PromotionError` where one is not that whose sentences were kept out of the training text."""
-    found = read_eval(sweep.data.test, data_root(sweep), sweep.data.max_line_bytes)
-    for name, rows in labelled("test", found):
+    sets = read_eval(sweep.data.test, data_root(sweep), sweep.data.max_line_bytes)
+    for name, rows in labelled("test", sets):
         if prepared.digests.get(name) != rows.digest:
             raise PromotionError(
                 f"{name} has changed since {sweep_id} was prepared, so training may have seen its "
                 "sentences; put the old files back, or submit the sweep under another name"
             )
-    return found
+    return sets
 
 
 def doubts_about(candidate: Candidate) -> list[str]:
@@ -169,11 +169,18 @@ def doubts_about(candidate: Candidate) -> list[str]:
     trials that were no candidates because their files are damaged."""
     lost = [f"warning: {row.warning}" for row in leaderboard(candidate.folder) if row.state == "damaged"]
     objective = candidate.sweep.objectives[0]
-    own = candidate.report.metrics.get(objective.metric)
+    trained = candidate.report.metrics.get(objective.metric)
     untrained = candidate.folder.baselines().get("untrained", {}).get(objective.metric)
-    if own is None or untrained is None or (own > untrained if objective.goal == "maximize" else own < untrained):
+    if (
+        trained is None
+        or untrained is None
+        or (trained > untrained if objective.goal == "maximize" else trained < untrained)
+    ):
         return lost
-    return [*lost, f"warning: {objective.metric} is {own:.4f}, no better than the untrained student's {untrained:.4f}"]
+    return [
+        *lost,
+        f"warning: {objective.metric} is {trained:.4f}, no better than the untrained student's {untrained:.4f}",
+    ]
 
 
 def chosen_among(candidate: Candidate) -> int:

@@ -57,6 +57,6 @@ def start_of(candidate: Candidate, cluster: Cluster) -> Registered | None:
 
     student = candidate.trial.student
     if (start := start_name(student)) is not None:
-        kept = keep_start(cluster.folder, start)
-        return version_in(cluster.mlflow, Path(registered_folder(kept)))
+        copy = keep_start(cluster.folder, start)
+        return version_in(cluster.mlflow, Path(registered_folder(copy)))
     return None if student.model is None else version_in(cluster.mlflow, Path(student.model))

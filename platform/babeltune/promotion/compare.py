@@ -54,24 +54,24 @@ def outcomes(tasks: Sequence[IdTask], lookup: Lookup, prefix: str) -> Outcomes:
     """What every item came out as, by the vectors of the tasks' texts."""
     from babeltune.evaluation import bitext, sts  # and with them torch, which who reads a decision does without
 
-    found: Outcomes = {}
+    by_task: Outcomes = {}
     for task in tasks:
         if task.kind not in METRICS:
             continue
         left, right = lookup.rows(task.left), lookup.right(task).rows(task.right[: len(task.left)])
         name = cell_name(task, prefix)
         if task.kind == "bitext":
-            matches, own = bitext.match(left, right, task.k), np.arange(len(left))
+            matches, rows = bitext.match(left, right, task.k), np.arange(len(left))
             sides = {"forward": matches.forward, "backward": matches.backward}
-            found[name] = {side: (best.index[:, 0].cpu().numpy() == own).tolist() for side, best in sides.items()}
-            found[cell_name(task, prefix, XSIM)] = _xsim_errors(task, matches)
+            by_task[name] = {side: (best.index[:, 0].cpu().numpy() == rows).tolist() for side, best in sides.items()}
+            by_task[cell_name(task, prefix, XSIM)] = _xsim_errors(task, matches)
         elif task.kind == "transfer":
             head = lookup.head(task.fit or task)  # none where no metric is a number either
             labels = head(left) if head is not None else [""] * len(left)
-            found[name] = {"right": [own == label for own, label in zip(labels, task.labels, strict=True)]}
+            by_task[name] = {"right": [shown == label for shown, label in zip(labels, task.labels, strict=True)]}
         else:
-            found[name] = {"cosine": sts.paired_cosine(left, right).tolist()}
-    return found
+            by_task[name] = {"cosine": sts.paired_cosine(left, right).tolist()}
+    return by_task
 
 
 def _xsim_errors(task: IdTask, matches: Matches) -> dict[str, list[float]]:
@@ -144,9 +144,9 @@ def compare(
     alpha = (1 - rules.confidence) / (among if on == "dev" else 1)
     cells: list[Cell] = []
     overall: list[Cell] = []
-    by_kind = [own for kind in METRICS if (own := [task for task in tasks if task.kind == kind])]
-    for own in by_kind:
-        some, mean = _compared(both, own, _Level(alpha=alpha, kinds=len(by_kind), draws=rules.resamples), on)
+    by_kind = [of_kind for kind in METRICS if (of_kind := [task for task in tasks if task.kind == kind])]
+    for of_kind in by_kind:
+        some, mean = _compared(both, of_kind, _Level(alpha=alpha, kinds=len(by_kind), draws=rules.resamples), on)
         cells += some
         overall.append(mean)
     cells = _corrected(cells)
@@ -211,7 +211,7 @@ def conclusion_of(cell: Cell) -> Conclusion:
 
 def conclusion_in_words(cell: Cell) -> str:
     words = {"undecided": "may be chance", "equal": "no item differs"}
-    return f"{words_of(cell)}: {words.get(found := conclusion_of(cell), found)}"
+    return f"{words_of(cell)}: {words.get(conclusion := conclusion_of(cell), conclusion)}"
 
 
 def words_of(cell: Cell) -> str:
@@ -268,8 +268,10 @@ def _accuracies(
     for task in tasks:
         old, new = (_right(each[cell_name(task, on)]) for each in both)
         by_length.setdefault(len(old), []).append(differences := new - old)
-        own = _difference(float(differences.mean()), partial(_wider, differences, steps), level.alpha)
-        cells.append(_cell(task, on, (float(old.mean()), float(new.mean())), own, int(np.count_nonzero(differences))))
+        interval = _difference(float(differences.mean()), partial(_wider, differences, steps), level.alpha)
+        cells.append(
+            _cell(task, on, (float(old.mean()), float(new.mean())), interval, int(np.count_nonzero(differences)))
+        )
     # Rows of equal number in subsets of one length may be one sentence in several languages: they count once together.
     rows = [Rows(sums=np.sum(some, axis=0), step=steps[0]) for some in by_length.values()]
     value = float(np.mean([cell.difference for cell in cells]))
@@ -307,9 +309,9 @@ def _correlations(
         scores.append((float(old(once)[0]), float(new(once)[0])))
         differing.append(int(np.count_nonzero(cosines[0] != cosines[1])))
     draws = enough_draws(level.joint, sum(items for items, _ in parts), level.draws)
-    found = paired_bootstrap(parts, confidence=1 - level.alpha, joint=1 - level.joint, resamples=draws)
-    *own, mean = (replace(each, low=max(-2.0, each.low), high=min(2.0, each.high)) for each in found)
-    rows = zip(tasks, scores, own, differing, strict=True)
+    differences = paired_bootstrap(parts, confidence=1 - level.alpha, joint=1 - level.joint, resamples=draws)
+    *by_task, mean = (replace(each, low=max(-2.0, each.low), high=min(2.0, each.high)) for each in differences)
+    rows = zip(tasks, scores, by_task, differing, strict=True)
     return [_cell(task, on, both_scores, each, count) for task, both_scores, each, count in rows], mean
 
 

@@ -170,9 +170,9 @@ def _is_over(intent: Intent) -> bool:
 
 def _intent(view: StorageView, key: str) -> Intent | None:
     """The intent of that key; None if it is gone, or of a version that this one does not read."""
-    found = view.storage.look(key)
+    entry = view.storage.look(key)
     try:
-        return None if found is None else TypeAdapter(Intent).validate_python(json.loads(found[0]))
+        return None if entry is None else TypeAdapter(Intent).validate_python(json.loads(entry[0]))
     except (ValueError, ValidationError):
         log.warning("%s is damaged or of another version of babeltune: finish it with that version, or remove it", key)
         return None
@@ -185,11 +185,11 @@ def _finite(values: dict[str, object]) -> dict[str, object]:
 
 def read_decisions(folder: SweepFolder) -> tuple[list[DecisionRecord], list[str]]:
     """Every decision about the sweep, the first first, and the names of the files that cannot be read."""
-    adapter, found, damaged = TypeAdapter(DecisionRecord), list[DecisionRecord](), list[str]()
+    adapter, records, damaged = TypeAdapter(DecisionRecord), list[DecisionRecord](), list[str]()
     for path in sorted((folder.path / FOLDER).glob("*.json")):
         try:
             values = json.loads(path.read_text(encoding="utf-8"), object_hook=_finite)
-            found.append(adapter.validate_python(values))
+            records.append(adapter.validate_python(values))
         except (OSError, ValueError, ValidationError):
             damaged.append(f"{FOLDER}/{path.name}")
-    return found, damaged
+    return records, damaged

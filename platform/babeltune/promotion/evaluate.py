@@ -75,12 +75,12 @@ def evaluate_model(
     wanted = data.test if test else data.dev
     if not wanted:
         raise SpecError(f"{with_}: data.{'test' if test else 'dev'} names no tasks to score")
-    found = read_eval(wanted, root, data.max_line_bytes)
-    tasks = subsets(found, data.anchor_priority)
+    sets = read_eval(wanted, root, data.max_line_bytes)
+    tasks = subsets(sets, data.anchor_priority)
     view = StorageView(cluster)
     view.update(every=True)
     settle_quietly(view)
-    sealed = found if test else sealed_elsewhere(view.folder, found)
+    sealed = sets if test else sealed_elsewhere(view.folder, sets)
     trial = trial_of(model, view.folder)
     target: Target | None
     if target_model is not None:

@@ -213,18 +213,18 @@ def _write_routes(layers: Mapping[str, nn.Sequential], folder: Path) -> None:
 
 def _dense_layers(layers: nn.Sequential) -> list[tuple[nn.Linear, str]]:
     """Each linear layer with the activation after it; dropout does nothing in a model that is used."""
-    found: list[tuple[nn.Linear, str]] = []
+    dense: list[tuple[nn.Linear, str]] = []
     for layer in layers:
         if isinstance(layer, nn.Linear):
-            found.append((layer, LINEAR))
-        elif isinstance(layer, nn.ReLU) and found and found[-1][1] == LINEAR:
-            found[-1] = (found[-1][0], "activation.ReLU")
+            dense.append((layer, LINEAR))
+        elif isinstance(layer, nn.ReLU) and dense and dense[-1][1] == LINEAR:
+            dense[-1] = (dense[-1][0], "activation.ReLU")
         elif not isinstance(layer, nn.Dropout):
             raise CheckpointError(
                 f"a method's layers hold {type(layer).__name__} ({layers}); only linear layers, each with or without a "
                 "ReLU after it, and dropout can be exported"
             )
-    return found
+    return dense
 
 
 def _write_dense(linear: nn.Linear, activation: str, folder: Path) -> None:

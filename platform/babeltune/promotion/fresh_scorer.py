@@ -112,8 +112,8 @@ class FreshScorer:
         answer = self._answer({"teacher": plain(teacher), "prefix": prefix, "target": None, **_numbered(tasks)})
         if "missing" in answer:
             raise TeacherError(str(answer["missing"]))
-        found: Scores = answer["scores"]
-        return found
+        scores: Scores = answer["scores"]
+        return scores
 
     def check_widths(self, models: dict[str, str], target: Target, named: dict[str, str]) -> None:
         """Raises `TeacherError`, with the model's name in `named`, where vectors do not compare with the target's."""
@@ -132,8 +132,8 @@ class FreshScorer:
 
         Raises `PromotionError` as `scored` does.
         """
-        found = self._answer({"model": model, "questions": plain(list(questions)), "target": None})["nearest"]
-        return [(int(place), float(cosine)) for place, cosine in found]
+        neighbours = self._answer({"model": model, "questions": plain(list(questions)), "target": None})["nearest"]
+        return [(int(place), float(cosine)) for place, cosine in neighbours]
 
     def _answer(self, asked: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None
@@ -155,8 +155,8 @@ class FreshScorer:
             words = self._words.read().strip().splitlines()[-1:] or [f"exit code {code}"]
             reason = re.sub(r"^[\w.]*(Error|Exception): ", "", words[0])
             raise PromotionError(f"the model could not be scored with sentence-transformers: {reason}")
-        found: dict[str, Any] = json.loads(answer)
-        return found
+        values: dict[str, Any] = json.loads(answer)
+        return values
 
 
 def _numbered(tasks: Sequence[TextTask]) -> dict[str, object]:
@@ -252,14 +252,14 @@ def in_texts(tasks: Sequence[IdTask], texts: Sequence[str]) -> list[TextTask]:
 def nearest_of(model: str, questions: Sequence[dict[str, Any]]) -> list[tuple[int, float]]:
     """The place and cosine of the candidate that is nearest to each question's sentence."""
     encode = encoder_of(model)
-    found: list[tuple[int, float]] = []
+    neighbours: list[tuple[int, float]] = []
     for each in questions:
         candidates = list(each["candidates"])
         languages = [each["language"], *[each["candidate_language"]] * len(candidates)]
         vectors = encode([each["text"], *candidates], languages)
         scores = cosines(vectors[:1], vectors[1:])[0]
-        found.append((int(scores.argmax()), float(scores.max())))
-    return found
+        neighbours.append((int(scores.argmax()), float(scores.max())))
+    return neighbours
 
 
 def _stage(model: str, prefix: str) -> str:
@@ -303,8 +303,8 @@ def _listen(requests: SimpleQueue[str]) -> None:
 def answered(asked: dict[str, Any]) -> dict[str, Any]:
     """The answer to one request: scores and items of each model, scores of a teacher, the dimensions of each model and
     of the target (`""`), or what is nearest to sentences."""
-    named = asked["target"]
-    target = None if named is None else target_encoder(Teacher(**named) if isinstance(named, dict) else named)
+    teacher = asked["target"]
+    target = None if teacher is None else target_encoder(Teacher(**teacher) if isinstance(teacher, dict) else teacher)
     if "widths" in asked:
         widths = {name: width_of(encoder_of(model)) for name, model in asked["widths"].items()}
         return widths | {"": width_of(target)} if target else widths

@@ -44,22 +44,22 @@ def table(title: str, scores: Scores, others: Mapping[str, Scores]) -> str:
 
 def caution(decision: Decision) -> str:
     """What a dev number of the best of several trials is worth: its standard error, and that it flatters."""
-    found = decision.selection
+    selection = decision.selection
     if decision.among == 1:
         return ""  # it was not chosen
-    if found is None:
+    if selection is None:
         return (
             f"The trial is the best of {decision.among} by `{decision.chosen_by}`, so this number is partly luck. "
             "It is probably one or two standard errors too good.\n"
         )
-    return f"{found.words(f'Trial {decision.trial}')} Its standard error is about {found.error:.4f}.\n"
+    return f"{selection.words(f'Trial {decision.trial}')} Its standard error is about {selection.error:.4f}.\n"
 
 
 def right_sides(sweep: Sweep) -> list[str]:
     """Which sets were scored against the teacher's vectors, which this model alone does not give."""
     kinds: tuple[Literal["dev", "test"], ...] = ("dev", "test")
-    named = ", ".join(f"`{kind}/{name}`" for kind in kinds for name in sweep.data.against_teacher(kind))
-    return [f"The right sides of {named} are encoded by the teacher `{sweep.teacher.model}`.\n"] if named else []
+    tasks = ", ".join(f"`{kind}/{name}`" for kind in kinds for name in sweep.data.against_teacher(kind))
+    return [f"The right sides of {tasks} are encoded by the teacher `{sweep.teacher.model}`.\n"] if tasks else []
 
 
 def overlap(prepared: Prepared) -> list[str]:
@@ -77,15 +77,19 @@ def overlap(prepared: Prepared) -> list[str]:
 
 def contest(decision: Decision) -> list[str]:
     """The comparison with the champion that it replaced, where there was one."""
-    found = decision.contest
-    if found is None:
+    comparison = decision.contest
+    if comparison is None:
         return []
-    lines = [f"## Compared with {found.champion}", "", "| metric | champion | this model | difference | interval | p |"]
+    lines = [
+        f"## Compared with {comparison.champion}",
+        "",
+        "| metric | champion | this model | difference | interval | p |",
+    ]
     lines.append("|---|---:|---:|---:|---:|---:|")
     lines += [
         f"| {c.name} | {c.champion:.4f} | {c.challenger:.4f} | {c.difference:+.4f} | {c.low:+.4f} to {c.high:+.4f} | "
         f"{c.p:.2g} |"
-        for c in (*found.cells, *found.overall)
+        for c in (*comparison.cells, *comparison.overall)
     ]
     return ["\n".join([*lines, ""])]
 
@@ -95,9 +99,9 @@ def routes(trial: Trial, prepared: Prepared) -> list[str]:
     if not needs_of(trial.method, trial.config).per_language:
         return []
     first, *others = prepared.trained_languages
-    named = ", ".join(f"`{language}`" for language in (first, *others))
+    languages = ", ".join(f"`{language}`" for language in (first, *others))
     return [
-        f"It has layers for each language ({named}): name a text's as `task`, such as",
+        f"It has layers for each language ({languages}): name a text's as `task`, such as",
         f'`encode(texts, task="{(others or [first])[0]}")`. Without it, texts take the layers of `{first}`.',
         "",
     ]
@@ -111,9 +115,9 @@ def dimensions(trial: Trial, report: Report) -> list[str]:
         return []
     whole = {name: value for name, value in report.metrics.items() if name.startswith("dev/") and name.count("/") == 2}
     columns = {f"first {dim}": {k: report.metrics[f"{begin}{k}"] for k in whole} for dim, begin in of_dim.items()}
-    named = ", ".join(str(dim) for dim in of_dim)
+    dims = ", ".join(str(dim) for dim in of_dim)
     return [
-        f"## Shorter vectors\n\nThe first {named} numbers of each vector were trained to stand alone:\n",
+        f"## Shorter vectors\n\nThe first {dims} numbers of each vector were trained to stand alone:\n",
         f'```python\nSentenceTransformer("this-folder", truncate_dim={next(iter(of_dim))})\n```\n',
         "Cosines need no more. For dot products, also give `encode` the argument `normalize_embeddings=True`.\n",
         table("Dev sets by dimension, as scored in training", whole, columns),
@@ -124,8 +128,8 @@ def origins(trial: Trial, decision: Decision) -> list[str]:
     """What the training began with, and which checkpoints the weights are the average of."""
     student, lines = trial.student, []
     if decision.members:
-        named = ", ".join(f"`{member}`" for member in decision.members)
-        lines.append(f"Its weights are the average of the checkpoints (trial/report) {named}.")
+        checkpoints = ", ".join(f"`{member}`" for member in decision.members)
+        lines.append(f"Its weights are the average of the checkpoints (trial/report) {checkpoints}.")
     if student.start is not None:
         lines.append(f"Training began with the weights and the tokenizer of `{student.start}`.")
     if student.embeddings_from is not None:
@@ -144,12 +148,12 @@ def settings_of(sweep: Sweep, trial: Trial, report: Report) -> dict[str, object]
 
 def size(report: Report, facts: CardFacts) -> str:
     """The size of the model and of its vectors, as far as they are known."""
-    known: list[str] = []
+    sentences: list[str] = []
     if (parameters := report.metrics.get(PARAMETERS)) is not None:
-        known.append(f"It has {parameters:,.0f} parameters, {4 * parameters / 1e6:,.1f} MB in fp32.")
+        sentences.append(f"It has {parameters:,.0f} parameters, {4 * parameters / 1e6:,.1f} MB in fp32.")
     if facts.dimension is not None:
-        known.append(f"Its vectors have {facts.dimension} dimensions.")
-    return " ".join(known)
+        sentences.append(f"Its vectors have {facts.dimension} dimensions.")
+    return " ".join(sentences)
 
 
 def examples(facts: CardFacts) -> list[str]:

@@ -176,7 +176,7 @@ def compared(
 ) -> Reproduction:
     """The differences of all dev scores, and the verdict on the first objective."""
     pairs = list(zip(recorded, again, strict=False))
-    found = [
+    unequal = [
         Difference(report=old.index, metric=name, recorded=value, again=new.metrics[name])
         for old, new in pairs
         for name, value in old.metrics.items()
@@ -187,7 +187,7 @@ def compared(
     last = Difference(report=old.index, metric=metric, recorded=old.metrics[metric], again=new.metrics[metric])
     error = error_of(metric, last.recorded, candidate.prepared)
     interval = None if error is None else Z * error
-    largest = max(found, key=lambda each: abs(each.again - each.recorded), default=None)
+    largest = max(unequal, key=lambda each: abs(each.again - each.recorded), default=None)
     differs = largest is not None and largest.again != largest.recorded
     identical = not differs and weights != "differ"
     near = abs(last.again - last.recorded) <= (interval or 0.0)
@@ -195,7 +195,7 @@ def compared(
         trial=f"{candidate.folder.id}/{candidate.name}",
         verdict="identical" if identical else "within" if near else "beyond",
         reports=len(pairs),
-        scores=len(found),
+        scores=len(unequal),
         objective=last,
         interval=interval,
         largest=largest if differs else None,

@@ -117,16 +117,16 @@ class Opening(TypedDict):
 def read_openings(storage: Path) -> list[Opening]:
     """Every opening of this storage, in order. A line that was cut off is passed over."""
     path = storage / OPENED
-    found = map(_opening_in, path.read_bytes().splitlines() if path.exists() else ())
-    return [opening for opening in found if opening is not None]
+    openings = map(_opening_in, path.read_bytes().splitlines() if path.exists() else ())
+    return [opening for opening in openings if opening is not None]
 
 
 def _opening_in(line: bytes) -> Opening | None:
     """The record in a line; None if there is none."""
     with contextlib.suppress(ValueError):
-        found = json.loads(line)
-        if isinstance(found, dict) and isinstance(found.get("digests"), dict) and found.keys() >= KEYS:
-            return cast(Opening, found)
+        values = json.loads(line)
+        if isinstance(values, dict) and isinstance(values.get("digests"), dict) and values.keys() >= KEYS:
+            return cast(Opening, values)
     return None
 
 

@@ -38,13 +38,13 @@ def read_rule(text: str, metrics: Iterable[str]) -> Rule:
     Raises `SpecError` for other words and `UnknownNameError`, with the nearest name, for a metric that is not there or
     could be several.
     """
-    known, bounds, aims = sorted(set(metrics)), [], []
+    names, bounds, aims = sorted(set(metrics)), [], []
     for part in (part.strip() for part in text.split(",")):
         if bound := BOUND.fullmatch(part):
             sign: Literal[">=", "<="] = ">=" if bound["sign"] == ">=" else "<="
-            bounds.append((full_name(bound["name"], known), sign, float(bound["value"])))
+            bounds.append((full_name(bound["name"], names), sign, float(bound["value"])))
         elif aim := AIM.fullmatch(part):
-            aims.append((aim["aim"], full_name(aim["name"], known)))
+            aims.append((aim["aim"], full_name(aim["name"], names)))
         else:
             raise SpecError(f"--prefer {text!r}: {part!r} is neither a limit nor max(METRIC) or min(METRIC); {FORM}")
     if len(aims) != 1:
@@ -62,17 +62,20 @@ def full_name(short: str, known: Sequence[str]) -> str:
     for wanted in (short, f"dev/{short}"):
         if wanted in known:
             return wanted
-    found = [name for name in known if _has(name.split("/"), parts)]
-    for kept in (found, [name for name in found if name.count("/") == 2 and name.rpartition("/")[2] in MAIN_METRICS]):
-        if len(kept) == 1:
-            return kept[0]
+    matching = [name for name in known if _has(name.split("/"), parts)]
+    for candidates in (
+        matching,
+        [name for name in matching if name.count("/") == 2 and name.rpartition("/")[2] in MAIN_METRICS],
+    ):
+        if len(candidates) == 1:
+            return candidates[0]
     if "loss" in short or parts[0] == "train":
         raise SpecError(
             f"--prefer: {short!r} is of the training: losses of other temperatures, variants or labels do not compare, "
             f"so the lowest is not the best encoder's; choose by {', '.join(known)}"
         )
-    words = f"could be {', '.join(found)}; name one" if found else f"is no metric; known: {', '.join(known)}"
-    raise UnknownNameError(f"--prefer: {short!r} {words}{'' if found else nearest(short, _names(known))}")
+    words = f"could be {', '.join(matching)}; name one" if matching else f"is no metric; known: {', '.join(known)}"
+    raise UnknownNameError(f"--prefer: {short!r} {words}{'' if matching else nearest(short, _names(known))}")
 
 
 def _has(name: Sequence[str], parts: Sequence[str]) -> bool:
@@ -96,8 +99,8 @@ def preferred(rows: Sequence[Row], text: str) -> tuple[Row, Objective]:
     if not finished:
         raise PromotionError("no trial has finished, so there is none to prefer")
     rule = read_rule(text, (name for row in finished for name in row.metrics if name.startswith(("dev/", "model/"))))
-    kept = [row for row in finished if rule.holds(row.metrics) and rule.metric in row.metrics]
-    if not kept:
+    allowed = [row for row in finished if rule.holds(row.metrics) and rule.metric in row.metrics]
+    if not allowed:
         spans = [
             f"{name} from {min(values):.4f} to {max(values):.4f}, asked {sign}{value:g}"
             for name, sign, value in rule.bounds
@@ -107,7 +110,9 @@ def preferred(rows: Sequence[Row], text: str) -> tuple[Row, Objective]:
             f"--prefer {text!r}: none of {len(finished)} finished trials keeps the bounds: {'; '.join(spans)}"
         )
     aim = Objective(metric=rule.metric, goal="maximize" if rule.aim == "max" else "minimize")
-    best = (max if rule.aim == "max" else min)(kept, key=lambda row: row.metrics[rule.metric])
+    best = (max if rule.aim == "max" else min)(allowed, key=lambda row: row.metrics[rule.metric])
     value = best.metrics[rule.metric]
-    reach = [abs(value) * max(noise_share(best, rule.metric), noise_share(row, rule.metric)) for row in kept]
-    return next(row for row, far in zip(kept, reach, strict=True) if abs(row.metrics[rule.metric] - value) <= far), aim
+    reach = [abs(value) * max(noise_share(best, rule.metric), noise_share(row, rule.metric)) for row in allowed]
+    return next(
+        row for row, far in zip(allowed, reach, strict=True) if abs(row.metrics[rule.metric] - value) <= far
+    ), aim

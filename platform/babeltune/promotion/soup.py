@@ -92,10 +92,10 @@ def averaged(members: Sequence[Candidate]) -> dict[str, dict[str, Tensor]]:
     Raises `PromotionError` where they hold other tensors.
     """
     loaded = [load_checkpoint(checkpoint_folder(m.folder.trial(m.trial.number), m.report.index))[0] for m in members]
-    found = {"student": _mean([tensors["student"] for tensors in loaded], members)}
+    parts = {"student": _mean([tensors["student"] for tensors in loaded], members)}
     if len({member.trial.method for member in members}) == 1 and "method" in loaded[0]:
-        found["method"] = _mean([tensors["method"] for tensors in loaded], members)
-    return found
+        parts["method"] = _mean([tensors["method"] for tensors in loaded], members)
+    return parts
 
 
 def _mean(states: Sequence[Mapping[str, Tensor]], members: Sequence[Candidate]) -> dict[str, Tensor]:
@@ -130,15 +130,15 @@ def best_or_average(members: Sequence[Candidate]) -> tuple[Candidate, str]:
         raise PromotionError(f"--soup {len(members)}: the trials are of several methods, whose layers are not alike")
     load_weights(encoder, method, tensors)
     scores = dev_scores(encoder, method, trial, prepared, ProcessGroup(), torch.device("cpu"))
-    own, single = scores[objective.metric], best.report.metrics[objective.metric]
-    better = own > single if objective.goal == "maximize" else own < single
+    score, single = scores[objective.metric], best.report.metrics[objective.metric]
+    better = score > single if objective.goal == "maximize" else score < single
     names = ", ".join(member.name for member in members)
-    compared = f"{objective.metric} is {own:.4f}, and {single:.4f} of {best.name} alone"
+    compared = f"{objective.metric} is {score:.4f}, and {single:.4f} of {best.name} alone"
     if not better:
         return best, f"the average of {names} is not taken: its {compared}"
     report = replace(best.report, metrics={**best.report.metrics, **scores})
-    made = replace(best, report=report, weights=tensors, members=tuple(checkpoint_name(m) for m in members))
-    return made, f"the average of {names} is taken: its {compared}"
+    average = replace(best, report=report, weights=tensors, members=tuple(checkpoint_name(m) for m in members))
+    return average, f"the average of {names} is taken: its {compared}"
 
 
 def checkpoint_name(member: Candidate) -> str:

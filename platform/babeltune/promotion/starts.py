@@ -24,9 +24,9 @@ def fetched(name: str, cluster: Cluster) -> str:
     """
     start, digest = split_pin(name)
     if digest is not None:
-        kept = place_of(cluster.folder, digest)
-        if kept.is_dir() and digest_of_start(kept) == digest:
-            return str(kept)
+        copy = place_of(cluster.folder, digest)
+        if copy.is_dir() and digest_of_start(copy) == digest:
+            return str(copy)
     if start.startswith("models:/"):
         folder = model_folder(start, cluster)
         copy_start(cluster.folder, Path(folder))

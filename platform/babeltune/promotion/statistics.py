@@ -104,8 +104,8 @@ def spearman_of(x: ArrayLike, y: ArrayLike) -> Statistic:
         covariance = np.einsum("di,di,di->d", counts, a, b)
         scale = np.sqrt(np.einsum("di,di,di->d", counts, a, a) * np.einsum("di,di,di->d", counts, b, b))
         with np.errstate(invalid="ignore", divide="ignore"):
-            found: NDArray[np.float64] = covariance / scale
-        return found
+            correlation: NDArray[np.float64] = covariance / scale
+        return correlation
 
     return statistic
 
@@ -163,9 +163,9 @@ def paired_bootstrap(
             for index in indices:
                 drawn[index][start : start + len(counts)] = parts[index][1](counts)
             start += len(counts)
-    own = [_difference(value, found, confidence) for value, found in zip(values, drawn, strict=True)]
+    differences = [_difference(value, resampled, confidence) for value, resampled in zip(values, drawn, strict=True)]
     mean = _difference(math.fsum(values) / len(values), np.mean(drawn, axis=0), joint or confidence)
-    return [*own, mean]
+    return [*differences, mean]
 
 
 def _difference(value: float, drawn: NDArray[np.float64], confidence: float) -> Difference:
@@ -276,8 +276,8 @@ def selection(
     shrunken = value - inflation if goal == "maximize" else value + inflation
     if (k := len(values)) >= 4:
         mean, variance = float(np.mean(values)), float(np.var(values, ddof=1))
-        kept = max(0.0, 1 - (k - 3) / (k - 1) * error**2 / variance) if variance else 0.0
-        shrunken = mean + kept * (value - mean)
+        share = max(0.0, 1 - (k - 3) / (k - 1) * error**2 / variance) if variance else 0.0
+        shrunken = mean + share * (value - mean)
     return Selection(metric=metric, value=value, among=among, error=error, inflation=inflation, shrunken=shrunken)
 
 

@@ -41,8 +41,8 @@ def evaluate_in_sweep(
     view.update(every=True)
     settle_quietly(view)
     folder, sweep, prepared = _sweep_of(name, view)
-    found = sealed_sets(sweep, prepared, folder.id) if test else []
-    tasks = subsets(found, sweep.data.anchor_priority) if test else dev_texts(prepared)
+    sets = sealed_sets(sweep, prepared, folder.id) if test else []
+    tasks = subsets(sets, sweep.data.anchor_priority) if test else dev_texts(prepared)
     if not tasks:
         what, other = ("sealed tests", "leave out --test") if test else ("dev sets", "add --test")
         raise SpecError(f"sweep {folder.id} has no {what}; {other}, or name a file: `evaluate MODEL --with FILE`")
@@ -58,7 +58,7 @@ def evaluate_in_sweep(
             trial=trial_of(model, view.folder),
             tasks=tasks,
             prefix="test" if test else "dev",
-            sealed=found,
+            sealed=sets,
             prompt=prompt,
             target=target,
         ),
@@ -101,12 +101,12 @@ def compare_models(first: str, second: str, cluster: Cluster, *, sweep: str | No
         if is_bare_trial(name) and not Path(name).exists():
             find_sweep(view.folder, name)  # which says how a trial is named
     trials = [trial_of(name, view.folder) for name in (first, second)]
-    named = sweep or next((trial.folder.id for trial in trials if trial is not None), None)
-    if named is None:
+    sweep_name = sweep or next((trial.folder.id for trial in trials if trial is not None), None)
+    if sweep_name is None:
         raise SpecError(
             f"neither {first!r} nor {second!r} is a trial; name the sweep whose dev sets count: --sweep SWEEP"
         )
-    folder, spec, prepared = _sweep_of(named, view)
+    folder, spec, prepared = _sweep_of(sweep_name, view)
     tasks = dev_texts(prepared)
     target: Target | None = spec.teacher if spec.data.against_teacher("dev") else None
     asked = [
@@ -115,8 +115,8 @@ def compare_models(first: str, second: str, cluster: Cluster, *, sweep: str | No
     ]
     scored, words = _scored_together(asked, view)
     rules = spec.promotion
-    found = compare(scored, tasks, rules, name=first, on="dev")
-    if not found.cells:
+    comparison = compare(scored, tasks, rules, name=first, on="dev")
+    if not comparison.cells:
         raise SpecError(
             f"sweep {folder.id} has no bitext, STS or transfer task in data.dev; name another: --sweep SWEEP"
         )
@@ -125,9 +125,9 @@ def compare_models(first: str, second: str, cluster: Cluster, *, sweep: str | No
         first=first,
         second=second,
         confidence=rules.confidence,
-        verdicts=tuple(map(conclusion_of, found.overall)),
-        overall=found.overall,
-        cells=found.cells,
+        verdicts=tuple(map(conclusion_of, comparison.overall)),
+        overall=comparison.overall,
+        cells=comparison.cells,
         warnings=words,
     )
 

@@ -27,12 +27,12 @@ def trained_on(
     prepared = trial.prepared if trial is not None else _of_registered(view, Path(folder))
     if prepared is None:
         return
-    known = training_keys(prepared)
+    keys = training_keys(prepared)
     texts: dict[str, set[str]] = {}
     for task in tasks:
         texts.setdefault(task.name, set()).update(task.texts())
     for name, some in texts.items():
-        share = float(np.isin(sentence_keys(sorted(some)), known).mean()) if some else 0.0
+        share = float(np.isin(sentence_keys(sorted(some)), keys).mean()) if some else 0.0
         if share > CONTAMINATED:
             yield (
                 f"{name}: {share:.0%} of its {len(some):,} texts are training text of {model}, so its scores say "

@@ -124,14 +124,14 @@ def _on_sealed_tests(
     opened: Callable[[], AbstractContextManager[None]],
 ) -> Decision:
     """The decision after the sealed tests, whose opening is recorded before they are scored."""
-    rules, found, shared = candidate.sweep.promotion, sealed_tests(candidate), target_of(candidate, "test")
-    tests = subsets(found, candidate.sweep.data.anchor_priority)
+    rules, sets, shared = candidate.sweep.promotion, sealed_tests(candidate), target_of(candidate, "test")
+    tests = subsets(sets, candidate.sweep.data.anchor_priority)
     what = f"{candidate.folder.id}/{candidate.name}/{candidate.report.index}"
-    own = {name: str(draft / name) for name in ("model", "untrained")}
+    models = {name: str(draft / name) for name in ("model", "untrained")}
     with opened():
-        openings = record_opening(candidate.folder.path.parents[1], what, own["model"], found)
+        openings = record_opening(candidate.folder.path.parents[1], what, models["model"], sets)
     bought, lost = ({}, []) if shared is not None else baselines_of(candidate)
-    scored = rescore.scored(own | _folder_of(champion) | bought, tests, "test", target=shared)
+    scored = rescore.scored(models | _folder_of(champion) | bought, tests, "test", target=shared)
     teacher, missing = _of_teacher(candidate, rescore, tests)
     scores, chance = {name: each for name, (each, _) in scored.items()}, chance_of(tests)
     dirty = contaminated(candidate.prepared.counts)
@@ -188,8 +188,8 @@ def against_baselines(
     rules, lines = candidate.sweep.promotion, []
     for key in baselines:
         row = key.removeprefix(BASELINE)
-        found = compare((scored[key][1], scored["model"][1]), tasks, rules, name=row, on="test")
-        for mean in found.overall:
+        comparison = compare((scored[key][1], scored["model"][1]), tasks, rules, name=row, on="test")
+        for mean in comparison.overall:
             lines.append(f"{AGAINST_BASELINE[conclusion_of(mean)]} the baseline {row}: {words_of(mean)}")
     return lines
 

@@ -66,7 +66,7 @@ def pieces(caption: Caption, each: Sequence[Each], most: int = PIECE) -> Iterato
 
 def limits_of(values: Iterable[float]) -> tuple[float, float]:
     """The limits of an axis that these values fill."""
-    low, high = min(found := list(values)), max(found)
+    low, high = min(numbers := list(values)), max(numbers)
     room = ROOM * (high - low) or 0.02 * abs(high) or 0.02
     return low - room, high + room
 

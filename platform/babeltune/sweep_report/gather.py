@@ -154,17 +154,19 @@ def _course(sweep: Sweep, report: Report) -> float:
 
 def _curve(sweep: Sweep, trial: str, reports: Sequence[Report], metric: str) -> Curve | None:
     """A metric over the trial's reports; None where no report has it."""
-    found = [(_course(sweep, each), each.metrics[metric]) for each in reports if metric in each.metrics]
-    return Curve(trial=trial, x=tuple(x for x, _ in found), y=tuple(y for _, y in found)) if found else None
+    points = [(_course(sweep, each), each.metrics[metric]) for each in reports if metric in each.metrics]
+    return Curve(trial=trial, x=tuple(x for x, _ in points), y=tuple(y for _, y in points)) if points else None
 
 
 def _diagnostics(sweep: Sweep, reports: Mapping[str, Sequence[Report]]) -> Iterator[Diagnostic]:
-    logged = sorted({name for found in reports.values() for report in found for name in report.metrics})
+    logged = sorted({name for of_trial in reports.values() for report in of_trial for name in report.metrics})
     for wanted, meaning in DIAGNOSTICS.items():
         kind, _, what = wanted.partition("/")
         of_parts = [name for name in logged if name.split("/")[0::2] == [kind, what] and name.count("/") == 2]
         for name in (wanted, *of_parts):  # a combined method logs `train/laser3_co/filtered`
-            curves = tuple(curve for trial, found in reports.items() if (curve := _curve(sweep, trial, found, name)))
+            curves = tuple(
+                curve for trial, of_trial in reports.items() if (curve := _curve(sweep, trial, of_trial, name))
+            )
             if any(value for curve in curves for value in curve.y):
                 yield Diagnostic(name=name, meaning=meaning, curves=curves)
 
@@ -185,8 +187,8 @@ def _languages(best: Row, others: Sequence[Row]) -> tuple[LanguageScore, ...]:
 
 def _front_metrics(sweep: Sweep, rows: Sequence[Row]) -> list[str]:
     """The objectives, the model's size and its speed, as far as the trials have them."""
-    known = {name for row in rows if row.best is not None for name in row.metrics}
-    return [name for name in (*(o.metric for o in sweep.objectives), PARAMETERS, SPEED) if name in known]
+    logged = {name for row in rows if row.best is not None for name in row.metrics}
+    return [name for name in (*(o.metric for o in sweep.objectives), PARAMETERS, SPEED) if name in logged]
 
 
 def _importance(sweep: Sweep, ours: Sequence[Standing]) -> dict[str, float]:
@@ -247,8 +249,10 @@ def _wall_seconds(log: str) -> float | None:
 def _provenance(sweep: Sweep, folder: SweepFolder, best: Row) -> Provenance:
     facts, tags = folder.read("facts.json") or {}, spooled_tags(folder)
     code = facts.get("code", {})
-    found = {"commit": tags.get("git.commit"), "data": facts.get("data")}
-    found |= {f"code of {name}": digest for name, digest in code.items()} if isinstance(code, dict) else {"code": code}
+    facts_shown = {"commit": tags.get("git.commit"), "data": facts.get("data")}
+    facts_shown |= (
+        {f"code of {name}": digest for name, digest in code.items()} if isinstance(code, dict) else {"code": code}
+    )
     versions = {key.removeprefix("version."): tags[key] for key in sorted(tags) if key.startswith("version.")}
     machine = {key: tags[key] for key in ("python", "platform", "cpus") if key in tags}
     digests = dict(sorted(digests_in(tags).items()))
@@ -256,7 +260,7 @@ def _provenance(sweep: Sweep, folder: SweepFolder, best: Row) -> Provenance:
         spec=spec_yaml(sweep),
         file=f"{sweep.name}.yaml",
         id=sweep_id(sweep),
-        code=tuple((name, str(value)) for name, value in found.items() if value),
+        code=tuple((name, str(value)) for name, value in facts_shown.items() if value),
         versions=tuple((name, str(value)) for name, value in {**versions, **machine}.items()),
         digests=tuple((name, str(value)) for name, value in digests.items()),
         weights=_weights(folder, best),

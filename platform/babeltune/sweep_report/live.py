@@ -161,8 +161,8 @@ def _records(folder: SweepFolder) -> list[Path]:
 
 def _version(path: Path) -> tuple[int, int] | None:
     with suppress(OSError):
-        found = path.stat()
-        return found.st_mtime_ns, found.st_size
+        stat = path.stat()
+        return stat.st_mtime_ns, stat.st_size
     return None
 
 

@@ -31,13 +31,13 @@ COLORS = 128
 
 def browser() -> str:
     """The path of Chromium. Raises `SpecError` where there is none."""
-    found = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if found is None:
+    program = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if program is None:
         raise SpecError(
             f"--format png needs Chromium, and none of {', '.join(BROWSERS)} is on the PATH; install it (Debian: "
             "apt-get install chromium), or write --format html"
         )
-    return found
+    return program
 
 
 def picture(html: str, most: int) -> tuple[bytes, bool]:

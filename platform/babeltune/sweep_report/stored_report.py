@@ -21,10 +21,10 @@ def report_at_the_end(folder: SweepFolder, cluster: Cluster, say: Say) -> Path |
 
     One that is newer than the sweep's end is not made again. MLflow gets it later if it was away at the end.
     """
-    path, ended, made = folder.path / "report.html", folder.path / "state.json", False
+    path, ended, is_newer = folder.path / "report.html", folder.path / "state.json", False
     with suppress(OSError):
-        made = path.is_file() and path.stat().st_mtime >= ended.stat().st_mtime
-    return _kept(folder, cluster, say, made=made)
+        is_newer = path.is_file() and path.stat().st_mtime >= ended.stat().st_mtime
+    return _kept(folder, cluster, say, made=is_newer)
 
 
 def report_again(sweep: str, cluster: Cluster, say: Say) -> None:

@@ -85,11 +85,11 @@ def svg_of(figure: Figure, name: str, title: str, description: str) -> str:
     text = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     FigureCanvasSVG(figure).print_svg(text, metadata=nothing)  # type: ignore[no-untyped-call]  # `savefig` draws twice
-    found = re.search(r"<svg\b(?P<attributes>[^>]*)>(?P<body>.*)</svg>", text.getvalue(), re.DOTALL)
-    assert found is not None
-    box = re.search(r'viewBox="[^"]*"', found["attributes"])
+    drawn = re.search(r"<svg\b(?P<attributes>[^>]*)>(?P<body>.*)</svg>", text.getvalue(), re.DOTALL)
+    assert drawn is not None
+    box = re.search(r'viewBox="[^"]*"', drawn["attributes"])
     assert box is not None
-    body = re.sub(r"<metadata>.*?</metadata>", "", found["body"], flags=re.DOTALL)
+    body = re.sub(r"<metadata>.*?</metadata>", "", drawn["body"], flags=re.DOTALL)
     body = _own_ids(_rounded(re.sub(r"<!--.*?-->\s*", "", body, flags=re.DOTALL)), name)
     for placeholder, variable in VARIABLES.items():
         body = body.replace(placeholder, f"var({variable})")

@@ -74,8 +74,8 @@ def verdict(report: SweepReport) -> tuple[str, str]:
 def _best(report: SweepReport) -> str:
     best, metric = report.winner, short(report.objective.metric)
     among = sum(each.value is not None for each in report.trials)
-    known = {each.row.name: each.value for each in report.baselines if each.value is not None}
-    against = [f"{name} {score(value)}" for name, value in known.items()]
+    baselines = {each.row.name: each.value for each in report.baselines if each.value is not None}
+    against = [f"{name} {score(value)}" for name, value in baselines.items()]
     range_ = f" (95 % interval {interval(best)})" if best.interval is not None else ""
     one = "the only trial with a score" if among == 1 else f"the best of {among} trials"
     beside = f", against {', '.join(against)}" if against else ""

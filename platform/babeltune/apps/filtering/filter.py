@@ -75,7 +75,7 @@ def filter_corpus(
     if translation is not None:
         translate.scorers()  # before hours of encoding
     test = None if translation is None else select.read_pairs(translation.test, corpus.columns, codec=corpus.codec)
-    pairs, found = candidates(corpus, test)
+    pairs, languages = candidates(corpus, test)
     loaded = encoding()
     ranked, pairs = select.rank(pairs, score_pairs(pairs, settings, loaded))
     out.mkdir(parents=True)
@@ -86,7 +86,7 @@ def filter_corpus(
         "margin": settings.margin,
         "k": settings.k,
         "dropped": dict(pairs.dropped),
-        "source_languages": found,
+        "source_languages": languages,
         "kept": len(ranked.source),
         "token": "what stands between blanks in the target",
         "subsets": [asdict(subset) for subset in subsets],
@@ -111,12 +111,12 @@ def candidates(corpus: NoisyCorpus, test: Pairs | None) -> tuple[Pairs, dict[str
     )
     if test is not None:
         pairs = select.without_test(pairs, test)
-    pairs, found = select.without_english(pairs, among)
+    pairs, languages = select.without_english(pairs, among)
     if not len(pairs):
         raise DataError(
             f"{corpus.path}: nothing is left of {counted(pairs.read, 'pair')}; dropped: {dict(pairs.dropped)}"
         )
-    return pairs, found
+    return pairs, languages
 
 
 def _write(out: Path, report: Mapping[str, object]) -> None:

@@ -86,18 +86,22 @@ def without_repetitions(pairs: Pairs) -> Pairs:
 
 def without_test(pairs: Pairs, test: Pairs) -> Pairs:
     """The pairs without a side that is in a test file; case, punctuation and blanks do not count."""
-    known = {text_key(text) for text in (*test.source, *test.target)}
+    test_keys = {text_key(text) for text in (*test.source, *test.target)}
     rows = zip(pairs.source, pairs.target, strict=True)
-    return pairs.kept([not known & {text_key(text) for text in pair} for pair in rows], "a side is in the test file")
+    return pairs.kept(
+        [not test_keys & {text_key(text) for text in pair} for pair in rows], "a side is in the test file"
+    )
 
 
 def checked_languages(languages: Sequence[str] | None) -> tuple[str, ...] | None:
     """The languages that a source can be in, English among them. `DataError` for one that py3langid does not know."""
     for language in languages or ():
         if language not in language_id.languages():
-            known = sorted(language_id.languages())
-            allowed = ", ".join(known)
-            raise DataError(f"py3langid knows no language {language!r}{nearest(language, known)}; known: {allowed}")
+            identified = sorted(language_id.languages())
+            allowed = ", ".join(identified)
+            raise DataError(
+                f"py3langid knows no language {language!r}{nearest(language, identified)}; known: {allowed}"
+            )
     return None if languages is None else (*languages, ENGLISH)
 
 
@@ -105,8 +109,8 @@ def without_english(pairs: Pairs, among: Sequence[str] | None) -> tuple[Pairs, d
     """The pairs whose source is not English, and how many sources were taken for which language, commonest first.
     `among`: the languages that a source can be in."""
     languages = language_id.likeliest(pairs.source, among)
-    kept = pairs.kept([language != ENGLISH for language in languages], "English source")
-    return kept, dict(Counter(languages).most_common())
+    without = pairs.kept([language != ENGLISH for language in languages], "English source")
+    return without, dict(Counter(languages).most_common())
 
 
 def tokens_of(text: str) -> int:

@@ -135,9 +135,9 @@ def train(
             chosen, rows = rows[: recipe.batch], rows[recipe.batch :]
             ids, mask = padded([sources[row] for row in chosen], tokenizer.pad_token_id)
             expected, _ = padded([labels[row] for row in chosen], IGNORED)
-            given = {"input_ids": ids, "attention_mask": mask, "labels": expected}
-            given = {name: values.to(loaded.device) for name, values in given.items()}
-            losses.append(descent.step(loss_of(model(**given).logits, given["labels"])))
+            inputs = {"input_ids": ids, "attention_mask": mask, "labels": expected}
+            inputs = {name: values.to(loaded.device) for name, values in inputs.items()}
+            losses.append(descent.step(loss_of(model(**inputs).logits, inputs["labels"])))
             if step % warm == 0:
                 progress(step, recipe.steps, losses[-1])
         with quiet():
@@ -171,11 +171,11 @@ def score_model(recipe: Recipe, folder: Path, source: Sequence[str], target: Seq
     translations, without = Model(recipe.translation(folder), folder, "--train").translate(source, lambda done: None)
     said = [text or "" for text in translations]
     write_whole(folder / "hypotheses.txt", "".join(f"{text}\n" for text in said).encode())
-    found: Scores = {"untranslated": without}
+    by_metric: Scores = {"untranslated": without}
     for name, metric in scores.items():
-        found[name] = metric.corpus_score(said, [list(target)]).score
-        found[f"{name}_signature"] = str(metric.get_signature())
-    return found
+        by_metric[name] = metric.corpus_score(said, [list(target)]).score
+        by_metric[f"{name}_signature"] = str(metric.get_signature())
+    return by_metric
 
 
 class Score(Protocol):

@@ -50,14 +50,14 @@ def through_index(left: Vectors, right: Vectors, k: int, kind: Index, progress: 
 
 def _nearest(queries: Rows, candidates: Rows, k: int, kind: Index, tell: Callable[[int], None]) -> Neighbours:
     k = min(k, len(candidates))
-    kept = min(k + SLACK["bf16"], len(candidates))
+    depth = min(k + SLACK["bf16"], len(candidates))
     index = _filled(kind, candidates, tell)
     best = torch.empty(len(queries), k, dtype=torch.long)
     for start in range(0, len(queries), BLOCK):
         x = queries.block(start, min(start + BLOCK, len(queries)))
-        cosine, found = (torch.from_numpy(a) for a in index.search(x.numpy(), kept))
-        keys = torch.where(found < 0, EMPTY, pack(cosine, found.clamp(min=0)))
-        size = max(1, (1 << 22) // (kept * queries.dim))
+        cosine, places = (torch.from_numpy(a) for a in index.search(x.numpy(), depth))
+        keys = torch.where(places < 0, EMPTY, pack(cosine, places.clamp(min=0)))
+        size = max(1, (1 << 22) // (depth * queries.dim))
         chosen = torch.cat(
             [exact(a, candidates, b)[:, :k] for a, b in zip(torch.split(x, size), torch.split(keys, size), strict=True)]
         )

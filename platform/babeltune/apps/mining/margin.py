@@ -83,12 +83,12 @@ def retrieve(
     if retrieval in ("intersection", "union"):
         # A pair of both directions has two scores that are equal but for the last bit: the better one stands.
         _, first, count = np.unique(left * (right.max(initial=0) + 1) + right, return_index=True, return_counts=True)
-        kept = np.sort(first[count == 2] if retrieval == "intersection" else first)
+        rows = np.sort(first[count == 2] if retrieval == "intersection" else first)
     elif retrieval == "max":
-        kept = _one_to_one(left, right, len(matches.forward.index), len(matches.backward.index))
+        rows = _one_to_one(left, right, len(matches.forward.index), len(matches.backward.index))
     else:
-        kept = np.arange(len(score))
-    return Pairs(score[kept], left[kept], right[kept])
+        rows = np.arange(len(score))
+    return Pairs(score[rows], left[rows], right[rows])
 
 
 def _proposals(matches: Matches, margin: Margin) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64]]:
@@ -103,7 +103,7 @@ def _one_to_one(left: NDArray[np.int64], right: NDArray[np.int64], lefts: int, r
 
     In rounds: a pair that comes first among the pairs left of both its sentences is taken at once.
     """
-    taken: list[NDArray[np.int64]] = []
+    rounds: list[NDArray[np.int64]] = []
     waiting = np.arange(len(left))
     while len(waiting):
         first_left, first_right = np.full(lefts, len(left)), np.full(rights, len(left))
@@ -111,11 +111,11 @@ def _one_to_one(left: NDArray[np.int64], right: NDArray[np.int64], lefts: int, r
         first_left[left[waiting[::-1]]] = waiting[::-1]
         first_right[right[waiting[::-1]]] = waiting[::-1]
         now = waiting[(first_left[left[waiting]] == waiting) & (first_right[right[waiting]] == waiting)]
-        taken.append(now)
+        rounds.append(now)
         free_left, free_right = np.ones(lefts, bool), np.ones(rights, bool)
         free_left[left[now]] = free_right[right[now]] = False
         waiting = waiting[free_left[left[waiting]] & free_right[right[waiting]]]
-    return np.sort(np.concatenate(taken)) if taken else waiting
+    return np.sort(np.concatenate(rounds)) if rounds else waiting
 
 
 def precision_at_1(found: Neighbours, gold: NDArray[np.int64]) -> float:

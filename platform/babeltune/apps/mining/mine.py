@@ -240,12 +240,12 @@ def _search(folders: list[list[Path]], settings: Settings, encoding: Encoding) -
     if settings.index != "exact":
         left, right = (joined(side) for side in folders)
         return through_index(left, right, settings.k, settings.index, progress)
-    kept = ResumableSearch(encoding.storage, (folders[0], folders[1]), settings.k, settings.precision)
+    resumable = ResumableSearch(encoding.storage, (folders[0], folders[1]), settings.k, settings.precision)
     if encoding.cluster is not None:
         from babeltune.apps.mining.ray_search import both_ways_by_ray
 
-        return both_ways_by_ray(kept, (folders[0], folders[1]), progress, encoding.cluster.progress_timeout)
-    return both_ways_resumable(kept, progress)
+        return both_ways_by_ray(resumable, (folders[0], folders[1]), progress, encoding.cluster.progress_timeout)
+    return both_ways_resumable(resumable, progress)
 
 
 def _searched(matches: Matches, settings: Settings) -> JsonObject:

@@ -29,9 +29,9 @@ def scan_block(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """What one block finds, in any process that sees the shards."""
     (top, bottom), (first, last) = block.rows, block.columns
-    found = Found(empty(bottom - top, kept[0]), empty(last - first, kept[1]))
-    scan(Rows(joined(left)), Rows(joined(right)), found, block, precision=precision)
-    return found.forward.numpy(), found.backward.numpy()
+    blocks = Found(empty(bottom - top, kept[0]), empty(last - first, kept[1]))
+    scan(Rows(joined(left)), Rows(joined(right)), blocks, block, precision=precision)
+    return blocks.forward.numpy(), blocks.backward.numpy()
 
 
 def both_ways_by_ray(

@@ -112,10 +112,12 @@ class ResumableSearch:
         with contextlib.suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
             with np.load(self._file) as file:
                 done, *sides = (file[name] for name in ("done", "forward", "backward"))
-            own = (self.found.forward, self.found.backward)
-            if done.shape != self.done.shape or any(a.shape != tuple(b.shape) for a, b in zip(sides, own, strict=True)):
+            sides_here = (self.found.forward, self.found.backward)
+            if done.shape != self.done.shape or any(
+                a.shape != tuple(b.shape) for a, b in zip(sides, sides_here, strict=True)
+            ):
                 return
-            for mine, read in zip(own, sides, strict=True):
+            for mine, read in zip(sides_here, sides, strict=True):
                 mine.copy_(torch.from_numpy(read))
             self.done = done
 

@@ -53,30 +53,30 @@ def retrieve(
         progress("reading", 0, 2)
         left, right = encoding.columns or (None, None)
         asked, query_of, query_lines = read_lines(queries, work / "queries.txt", encoding.codec, left)
-        there, candidate_of, candidate_lines = read_lines(candidates, work / "candidates.txt", encoding.codec, right)
-        known = None if gold is None else gold_of(gold, query_of, (candidates, there, candidate_of), encoding.codec)
+        texts, candidate_of, candidate_lines = read_lines(candidates, work / "candidates.txt", encoding.codec, right)
+        relevant = None if gold is None else gold_of(gold, query_of, (candidates, texts, candidate_of), encoding.codec)
         progress("reading", 2, 2)
-        folders = embedded((asked, there), encoding, work, names=("queries", "candidates"))
-        kept = ResumableSearch(encoding.storage, (folders[0], folders[1]), k, precision, both=False)
-        found = one_way_resumable(kept, functools.partial(progress, "searching"))
+        folders = embedded((asked, texts), encoding, work, names=("queries", "candidates"))
+        search = ResumableSearch(encoding.storage, (folders[0], folders[1]), k, precision, both=False)
+        nearest = one_way_resumable(search, functools.partial(progress, "searching"))
         with written(out) as file:
             for number in range(len(asked)):
-                for cosine, index in zip(found.cosine[number].tolist(), found.index[number].tolist(), strict=True):
+                for cosine, index in zip(nearest.cosine[number].tolist(), nearest.index[number].tolist(), strict=True):
                     if index < 0:
                         continue
-                    file.write(f"{cosine:.6f}\t{asked[number]}\t{there[index]}\n")
+                    file.write(f"{cosine:.6f}\t{asked[number]}\t{texts[index]}\n")
     done = {
         "out": str(out),
         "queries": asdict(query_lines),
         "candidates": asdict(candidate_lines),
-        "neighbours": found.index.shape[1],
-        "without_neighbours": int((found.index[:, 0] < 0).sum()),
+        "neighbours": nearest.index.shape[1],
+        "without_neighbours": int((nearest.index[:, 0] < 0).sum()),
         "k": k,
         "precision": precision,
     }
-    if known is not None:
+    if relevant is not None:
         asking = query_of[query_of != NONE]
-        done["precision_at_1"] = precision_at_1(Neighbours(found.cosine[asking], found.index[asking]), known)
+        done["precision_at_1"] = precision_at_1(Neighbours(nearest.cosine[asking], nearest.index[asking]), relevant)
     return done
 
 

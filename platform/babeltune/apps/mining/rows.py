@@ -62,8 +62,8 @@ class Rows:
         if isinstance(self._source, Tensor):
             return _unit(self._source[ids.to(self._source.device)].float().cpu())
         places = ids.numpy()
-        found = self._source[places] if isinstance(self._source, np.ndarray) else self._source.rows(places)
-        return _unit(_fp32(found))
+        block = self._source[places] if isinstance(self._source, np.ndarray) else self._source.rows(places)
+        return _unit(_fp32(block))
 
 
 class Joined:
@@ -79,12 +79,12 @@ class Joined:
 
     def rows(self, ids: NDArray[np.integer]) -> NDArray[np.generic]:
         """[len(ids), width], a copy in memory."""
-        found = np.empty((len(ids), self.width), np.float32)
+        block = np.empty((len(ids), self.width), np.float32)
         part = np.searchsorted(self._starts, ids, side="right") - 1
         for number in np.unique(part):
             where = np.flatnonzero(part == number)
-            found[where] = self._parts[number].rows(ids[where] - self._starts[number])
-        return found
+            block[where] = self._parts[number].rows(ids[where] - self._starts[number])
+        return block
 
 
 def _fp32(block: NDArray[np.generic] | Tensor) -> Tensor:

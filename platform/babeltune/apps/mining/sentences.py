@@ -112,8 +112,8 @@ class Collector:
         number = np.empty(len(first), np.int64)
         number[order] = np.arange(len(first))
         starts = np.concatenate([[0], ends[:-1]]).astype(np.int64) if len(ends) else ends
-        kept = first[order]
-        return Sentences(self._path, starts[kept], ends[kept]), number[place]
+        distinct = first[order]
+        return Sentences(self._path, starts[distinct], ends[distinct]), number[place]
 
 
 def read_sentences(
@@ -157,11 +157,11 @@ def check_text(path: Path, codec: str | None, column: str | None) -> None:
 def read_gold(path: Path, codec: str | None = None) -> list[str]:
     """Every line of a text file, cleaned as sentences are; one that cannot be read is empty."""
     lines = Lines()
-    found: list[str] = []
+    answers: list[str] = []
     for line in _text_lines(path, lines, codec):
-        found += [""] * (lines.read - len(found) - 1)  # lines that are no text
-        found.append(_clean(line))
-    return found + [""] * (lines.read - len(found))
+        answers += [""] * (lines.read - len(answers) - 1)  # lines that are no text
+        answers.append(_clean(line))
+    return answers + [""] * (lines.read - len(answers))
 
 
 @dataclass(frozen=True)

@@ -74,14 +74,14 @@ class Found:
     def add(self, part: Found, block: Block) -> None:
         """Merges what one block found. Blocks that share no cosine may come in any order."""
         pairs = ((self.forward, part.forward, block.rows), (self.backward, part.backward, block.columns))
-        for own, other, (start, stop) in pairs:
-            own[start:stop] = merge(own[start:stop], other, k=own.shape[1])
+        for mine, other, (start, stop) in pairs:
+            mine[start:stop] = merge(mine[start:stop], other, k=mine.shape[1])
 
 
 def nothing(left: int, right: int, k: int, precision: Precision = "fp32", *, both: bool = True) -> Found:
     """An empty `Found`, with room for the candidates of `left` and `right` sentences, or of the left alone."""
-    kept = k + SLACK[precision]
-    return Found(empty(left, min(kept, right)), empty(right, min(kept, left) if both else 0))
+    depth = k + SLACK[precision]
+    return Found(empty(left, min(depth, right)), empty(right, min(depth, left) if both else 0))
 
 
 def blocks(left: int, right: int, size: tuple[int, int] = TILE) -> Iterator[Block]:
@@ -122,8 +122,8 @@ def scan(
         for row in range(top, bottom, tile[0]):
             rows = min(row + tile[0], bottom) - row
             x = _factor(left.block(row, row + rows), precision)
-            own = found.forward[row - top : row - top + rows]
-            forward = own.to(x.device)
+            nearest = found.forward[row - top : row - top + rows]
+            forward = nearest.to(x.device)
             for column in range(first, last, tile[1]):
                 count = min(column + tile[1], last) - column
                 y = columns.at(column)
@@ -140,7 +140,7 @@ def scan(
                 del sheet  # else two of them are in memory
                 done += rows * count
                 progress(done, block.cosines)
-            own.copy_(forward)
+            nearest.copy_(forward)
 
 
 def _whole(lines: int) -> int:
@@ -158,12 +158,12 @@ class _Columns:
 
     def at(self, column: int) -> Float[Tensor, "columns dim"]:
         """The factor that begins at this column."""
-        if (found := self._kept.get(column)) is None:
+        if (factor := self._kept.get(column)) is None:
             stop = min(column + self._width, self._last)
-            found = _factor(self._right.block(column, stop), self._precision)
+            factor = _factor(self._right.block(column, stop), self._precision)
             if self._keeps:
-                self._kept[column] = found
-        return found
+                self._kept[column] = factor
+        return factor
 
 
 def _factor(vectors: Float[Tensor, "rows dim"], precision: Precision) -> Float[Tensor, "padded dim"]:
@@ -215,17 +215,17 @@ def _improve(
     whose `largest` cosine is better than a line's worst are read.
     """
     device = cosines.device
-    (lines, kept), groups = best.shape, largest.shape[1]
+    (lines, depth), groups = best.shape, largest.shape[1]
     worst = cosine_of(best[:, -1])
     hit = largest > worst[:, None]
     members = torch.arange(GROUP, device=device)
-    if int(hit.sum()) > lines * min(kept, groups):  # as at the start: of each line, the groups with the largest cosines
-        which = largest.topk(min(kept, groups), dim=1).indices
+    if int(hit.sum()) > lines * min(depth, groups):  # at the start: of each line, the groups of the largest cosines
+        which = largest.topk(min(depth, groups), dim=1).indices
         at = (torch.arange(lines, device=device)[:, None] * line + which * group)[..., None] + members * member
-        values, place = cosines[at.view(lines, -1)].topk(min(kept, which.shape[1] * GROUP), dim=1)
+        values, place = cosines[at.view(lines, -1)].topk(min(depth, which.shape[1] * GROUP), dim=1)
         index = first + which.gather(1, place // GROUP) + place % GROUP * groups
         keys = torch.where(values > -torch.inf, pack(values, index), EMPTY)
-        best.copy_(merge(best, keys, k=kept))
+        best.copy_(merge(best, keys, k=depth))
         return
     where, which = hit.nonzero(as_tuple=True)
     values = cosines[(where * line + which * group)[:, None] + members * member]
@@ -239,7 +239,7 @@ def _improve(
     keys[line_of, torch.arange(len(where), device=device) - start[line_of]] = pack(
         values[chosen, place], first + which + place * groups
     )
-    best[changed] = merge(best[changed], keys, k=kept)
+    best[changed] = merge(best[changed], keys, k=depth)
 
 
 def settle(left: Rows, right: Rows, found: Found, k: int, precision: Precision = "fp32") -> Matches:
@@ -281,9 +281,9 @@ def _again(x: Float[Tensor, "rows dim"], candidates: Rows, k: int, precision: Pr
     if precision == "fp32":
         return searched(x, candidates, k)
     queries = Rows(x)
-    found = nothing(len(x), len(candidates), k, both=False)
-    scan(queries, candidates, found, Block((0, len(x)), (0, len(candidates))))
-    nearest = settled(queries, candidates, found.forward, k)
+    nearest_again = nothing(len(x), len(candidates), k, both=False)
+    scan(queries, candidates, nearest_again, Block((0, len(x)), (0, len(candidates))))
+    nearest = settled(queries, candidates, nearest_again.forward, k)
     return pack(nearest.cosine, nearest.index)
 
 
@@ -292,8 +292,8 @@ def exact(x: Float[Tensor, "rows dim"], candidates: Rows, keys: Int[Tensor, "row
     index = index_of(keys).clamp(min=0)
     y = candidates.take(index.view(-1)).view(*index.shape, x.shape[1])
     cosine = (x[:, None].double() * y.double()).sum(-1).float()
-    there = (keys != EMPTY) & x[:, None].any(dim=2) & y.any(dim=2)
-    return torch.where(there, pack(cosine, index), EMPTY).sort(dim=1, descending=True).values
+    defined = (keys != EMPTY) & x[:, None].any(dim=2) & y.any(dim=2)
+    return torch.where(defined, pack(cosine, index), EMPTY).sort(dim=1, descending=True).values
 
 
 def searched(x: Float[Tensor, "rows dim"], candidates: Rows, k: int) -> Int[Tensor, "rows k"]:

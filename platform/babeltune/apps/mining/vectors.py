@@ -48,10 +48,10 @@ class Model:
 
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """[texts, dim] in fp32, in the order of the texts."""
-        found: NDArray[np.float32] = _loaded(self.folder).encode(
+        vectors: NDArray[np.float32] = _loaded(self.folder).encode(
             list(texts), prompt=self.prompt, task=self.language, batch_size=64, show_progress_bar=False
         )
-        return found.astype(np.float32, copy=False)
+        return vectors.astype(np.float32, copy=False)
 
     @property
     def width(self) -> int:
@@ -72,8 +72,8 @@ def model_at(folder: str, *, prompt: str | None = None, language: str | None = N
             "--target-language (encode: --language)"
         )
     if language is not None and (language := match(written := language, routes)) is None:
-        there = f"; there are {', '.join(routes)}{nearest(written, routes)}" if routes else "; leave it out"
-        raise DataError(f"the model {folder} has no layers for the language {written!r}{there}")
+        allowed = f"; there are {', '.join(routes)}{nearest(written, routes)}" if routes else "; leave it out"
+        raise DataError(f"the model {folder} has no layers for the language {written!r}{allowed}")
     return Model(folder, folder_digest(Path(folder)), prompt, language)
 
 
@@ -94,20 +94,20 @@ def embed(
 
     `work` is a folder for texts on their way, which every process that encodes must see.
     """
-    folders, missing, there = [], [], 0
+    folders, missing, present = [], [], 0
     for number, start in enumerate(range(0, len(sentences), SHARD)):
         texts = sentences[start : start + SHARD]
         folder = folder_of(root, KIND, _description(texts, model))
         folders.append(folder)
         if _is_sound(folder):
-            there += len(texts)
+            present += len(texts)
         else:
             missing.append((model, str(write_texts(work / f"texts-{number:06}.json", texts)), str(root)))
 
     def tell(done: int, _: int) -> None:
-        progress(there + done, len(sentences))
+        progress(present + done, len(sentences))
 
-    count_all(run_shards(encode_shard, missing, gpu=True), len(sentences) - there, tell, "the model encoded")
+    count_all(run_shards(encode_shard, missing, gpu=True), len(sentences) - present, tell, "the model encoded")
     return folders
 
 

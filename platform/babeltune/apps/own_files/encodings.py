@@ -51,13 +51,13 @@ def guessed(path: Path, sample: bytes) -> str:
     """The code page that explains the text best."""
     from charset_normalizer import from_bytes
 
-    found = from_bytes(sample, cp_isolation=CODE_PAGES)
-    best = found.best()
+    matches = from_bytes(sample, cp_isolation=CODE_PAGES)
+    best = matches.best()
     if best is None:
         raise DataError(f"{path} is not UTF-8, and no other encoding fits; name it with --encoding, or {to_utf8(b'')}")
     alike = {
         name
-        for match in found
+        for match in matches
         if match.chaos <= best.chaos + 0.02
         for name in (match.encoding, *match.could_be_from_charset)
     }

@@ -80,19 +80,21 @@ def header_evidence(rows: Sequence[Sequence[str]]) -> Evidence:
     """Compares the first row with the others."""
     first, *rest = rows[: SAMPLED + 1]
     filled = [cell.strip() for cell in first if cell.strip()]
-    known = MOST if filled and all(map(is_name, filled)) else 0.0
-    if not known and (len(set(filled)) < len(filled) or not filled):
+    certainty = MOST if filled and all(map(is_name, filled)) else 0.0
+    if not certainty and (len(set(filled)) < len(filled) or not filled):
         return Evidence(-MOST)
-    if known:
+    if certainty:
         rest = [row for row in rest if list(row) != list(first)]  # a header that stands again
     if not rest:  # `Si, no.` are words before they are codes of languages
         words = any(cell.endswith(tuple(ENDS)) for cell in filled) or max(map(len, filled)) < LEAST_LETTERS
-        return Evidence(-MOST if words else known or -MOST)
-    if known and 2 * sum(all(map(is_name, row)) for row in rest) > len(rest):
+        return Evidence(-MOST if words else certainty or -MOST)
+    if certainty and 2 * sum(all(map(is_name, row)) for row in rest) > len(rest):
         return Evidence(-MOST)  # the rows below could be names, too, such as `line 1`
     columns = [[value.strip() for value in column] for column in zip(*rest, strict=True)]
     columns_evidence = [_of_column(name.strip(), column) for name, column in zip(first, columns, strict=True)]
-    return Evidence(known + sum(each.score for each in columns_evidence), sum(each.style for each in columns_evidence))
+    return Evidence(
+        certainty + sum(each.score for each in columns_evidence), sum(each.style for each in columns_evidence)
+    )
 
 
 def is_name(cell: str) -> bool:

@@ -84,16 +84,18 @@ def init(files: Sequence[str], wanted: Wanted) -> Made:
         raise SpecError(f"{repeated[0]} is named twice; name each file once")
     header = tuple(wanted.columns.values()) if wanted.header is None else wanted.header
     tables = [read_table(name, encoding=wanted.encoding, header=header) for name in files]
-    found = collect(tables, wanted.columns)
-    if found.tables:
-        for each in found.monolingual:
-            found.notes.append(f"{each.path}: one language ({each.language}) and no partner of as many lines; not used")
+    collected = collect(tables, wanted.columns)
+    if collected.tables:
+        for each in collected.monolingual:
+            collected.notes.append(
+                f"{each.path}: one language ({each.language}) and no partner of as many lines; not used"
+            )
         try:
-            return make_sweep(files, found, wanted)
+            return make_sweep(files, collected, wanted)
         except DataError as error:  # what is doubted may be its cause
-            notes = [*found.notes, *(note for table in found.tables for note in table.notes)]
+            notes = [*collected.notes, *(note for table in collected.tables for note in table.notes)]
             raise DataError("; ".join([*(each for each in notes if " reads as " in each), str(error)])) from error
-    return make_recipe(found, wanted)
+    return make_recipe(collected, wanted)
 
 
 def check_out(out: Path) -> None:

@@ -82,8 +82,8 @@ def language_called(name: str) -> str | None:
     of a rare language, so there is none for languages that py3langid does not know."""
     if len(name) < (4 if name.isascii() else 2) or not name.isalpha() or name.lower() in NO_CODES:
         return None
-    found = code_of(name)
-    return found if found and labels_of(found) else None
+    code = code_of(name)
+    return code if code and labels_of(code) else None
 
 
 def codes_in(value: str) -> list[str]:
@@ -94,10 +94,10 @@ def codes_in(value: str) -> list[str]:
         if len(pair) != 2 or not all(map(_is_common, pair)) or len(pair[1]) == 4 or pair[1].isupper():
             return [language_called(whole) or whole]
     parts = re.split(r"\s*(?:-+>?|_|→|/|\||>|\bto\b)\s*", whole)
-    found = [
+    codes = [
         part if re.fullmatch(r"[A-Za-z]{2,3}", part) and _is_common(part) else language_called(part) for part in parts
     ]
-    return [code for code in found if code] if len(parts) == 2 and all(found) else []
+    return [code for code in codes if code] if len(parts) == 2 and all(codes) else []
 
 
 def name_of(code: str) -> str:
@@ -109,8 +109,8 @@ def name_of(code: str) -> str:
 
 def _is_common(code: str) -> bool:
     """Whether the code is of a language with a two-letter code, or one that py3langid knows."""
-    found = meaning(code)
-    return found.known and (len(found.language) == 2 or bool(labels_of(code)))
+    read = meaning(code)
+    return read.known and (len(read.language) == 2 or bool(labels_of(code)))
 
 
 def agree(named: str, found: Found) -> bool:

@@ -100,19 +100,19 @@ def collect(tables: Sequence[Table], columns: Mapping[str, str]) -> Collected:
 
     Raises `DataError` for a table without two languages, and for one that is mostly broken.
     """
-    found = Collected(notes=[note for table in tables for note in table.notes])
+    collected = Collected(notes=[note for table in tables for note in table.notes])
     for table in tables:
         if table.format != "moses":
             for part in language_pairs(table, columns):
-                found.tables.extend(read_columns(part, columns))
+                collected.tables.extend(read_columns(part, columns))
     lines = [table for table in tables if table.format == "moses"]
     for group in aligned(lines):
         if len(group) > 1:
-            found.tables.append(read_moses(group, found.notes))
+            collected.tables.append(read_moses(group, collected.notes))
         else:
             path, language = Path(group[0].given), language_of_file(group[0])
-            found.monolingual.append(Monolingual(path=path, language=language, lines=count_lines(group[0])))
-    return found
+            collected.monolingual.append(Monolingual(path=path, language=language, lines=count_lines(group[0])))
+    return collected
 
 
 def language_pairs(table: Table, columns: Mapping[str, str]) -> list[Table]:
@@ -145,9 +145,9 @@ def read_columns(table: Table, wanted: Mapping[str, str]) -> list[TableRows]:
         )
     if len(columns) < 2:
         words = ", ".join(f"{language} ({shortened(column)})" for language, column in columns.items())
-        there = f"with text in {words} only" if columns else "without text in a language"
+        lack = f"with text in {words} only" if columns else "without text in a language"
         raise DataError(
-            f"{table.given}: a table ({table.layout}) {there}; columns: "
+            f"{table.given}: a table ({table.layout}) {lack}; columns: "
             f"{_values(table)}; parallel text has two languages a row: name them with --columns fra=COLUMN,eng=COLUMN, "
             f"or give the two files of aligned lines together{_about_header(table)}"
         )
@@ -198,7 +198,7 @@ def named(table: Table, wanted: Mapping[str, str], notes: list[str]) -> dict[str
     """Language -> column as the user names them. A number counts the columns from 0, if none is called so. A note says
     if the text contradicts the language."""
     refuse_unknown("--columns", wanted)
-    found: dict[str, str] = {}
+    columns: dict[str, str] = {}
     for language, column in wanted.items():
         numbered = column.isdigit() and int(column) < len(table.columns)
         if column not in table.columns and not numbered:
@@ -213,8 +213,8 @@ def named(table: Table, wanted: Mapping[str, str], notes: list[str]) -> dict[str
                 f"{table.given}: --columns says that {shortened(column)} is {language} ({name_of(language)}), and it "
                 f"reads as {seen.words}; if so, say --columns {seen.code}={column}"
             )
-        found[alpha3(language)] = column
-    return found
+        columns[alpha3(language)] = column
+    return columns
 
 
 def _about_header(table: Table) -> str:
@@ -237,12 +237,12 @@ def refuse_unknown(option: str, languages: Iterable[str]) -> None:
 def found_columns(table: Table, notes: list[str], given: Mapping[str, str]) -> dict[str, str]:
     """Language -> column: as given if there are two, or else by the columns' names and text too; of two columns in one
     language, the one with more letters."""
-    found = dict(given)
-    if len(found) > 1:
-        return found
+    columns = dict(given)
+    if len(columns) > 1:
+        return columns
     for column in sorted(table.columns, key=lambda name: -_letters(table.column(name))):
         texts = table.column(column)
-        if column in found.values():
+        if column in columns.values():
             continue
         if _letters(texts) < LEAST_LETTERS or _is_label(texts):
             continue
@@ -258,12 +258,12 @@ def found_columns(table: Table, notes: list[str], given: Mapping[str, str]) -> d
             notes.append(f"{table.given}: column {shortened(column)} reads as {seen.words}; {way}={column}")
         if language is None:
             unsure = f"{table.given}: column {shortened(column)} is in no one language ({seen.words})"
-            if len(found) < 2:
+            if len(columns) < 2:
                 raise DataError(f"{unsure}; name the languages with --columns fra={column},eng=COLUMN")
             notes.append(f"{unsure}; if it is text, name all columns with --columns")
             continue
-        found.setdefault(language, column)
-    return {language: column for column in table.columns for language, taken in found.items() if taken == column}
+        columns.setdefault(language, column)
+    return {language: column for column in table.columns for language, taken in columns.items() if taken == column}
 
 
 def few_strangers(texts: Sequence[str], language: str) -> bool:
@@ -322,20 +322,20 @@ def matched(texts: Mapping[str, Texts], codes: Sequence[str]) -> dict[str, str]:
     """Language -> column of rows in these languages: each language takes the column that reads as it. The rest go in
     order, as the columns stand. One code leaves the other column to its text."""
     free = {column: language_of(some[: 4 * SAMPLED]) for column, some in texts.items() if len(some)}
-    found: dict[str, str] = {}
+    columns: dict[str, str] = {}
     for code in codes:
         fits = [column for column, seen in free.items() if seen.code and agree(code, seen)]
-        if fits and alpha3(code) not in found:
-            found[alpha3(code)] = fits[0]
+        if fits and alpha3(code) not in columns:
+            columns[alpha3(code)] = fits[0]
             del free[fits[0]]
-    for code in (each for each in map(alpha3, codes) if each not in found):
+    for code in (each for each in map(alpha3, codes) if each not in columns):
         if free:
-            found[code] = next(iter(free))
-            del free[found[code]]
+            columns[code] = next(iter(free))
+            del free[columns[code]]
     for column, seen in free.items():
-        if len(found) < 2 and seen.code and seen.code not in found:
-            found[seen.code] = column
-    return {language: column for column in texts for language, taken in found.items() if taken == column}
+        if len(columns) < 2 and seen.code and seen.code not in columns:
+            columns[seen.code] = column
+    return {language: column for column in texts for language, taken in columns.items() if taken == column}
 
 
 def _letters(texts: Sequence[str]) -> float:
@@ -454,22 +454,22 @@ def swap_back(
     """Changes two columns and their strangers so that each row's texts are in the pair's languages. If nearly all rows
     are swapped, so are the columns: a row that nobody can judge is then like the others."""
     first, second = pair
-    found = np.isin(labels[0], labels_of(second)) | np.isin(labels[1], labels_of(first))
-    share = float(np.mean(found))
+    is_swapped = np.isin(labels[0], labels_of(second)) | np.isin(labels[1], labels_of(first))
+    share = float(np.mean(is_swapped))
     if not share:
         return
-    places = np.flatnonzero(found) if share <= FEW_STRANGERS else np.arange(len(found))
+    places = np.flatnonzero(is_swapped) if share <= FEW_STRANGERS else np.arange(len(is_swapped))
     left, right = (in_second([column[place] for place in places], first, second) for column in columns)
     swapped, straight = left & ~right, right & ~left
     if share > 1 - SURE and np.sum(swapped) >= NEARLY_ALL * np.sum(swapped | straight):
         columns.reverse()
         labels[:] = (strangers(Texts.of(column), language) for column, language in zip(columns, pair, strict=True))
         notes.append(f"{given}: the columns of {first} and {second} are swapped; they were swapped back as a whole")
-        found = np.isin(labels[0], labels_of(second)) & np.isin(labels[1], labels_of(first))
-        sure, unsure = np.flatnonzero(found), 0
+        is_swapped = np.isin(labels[0], labels_of(second)) & np.isin(labels[1], labels_of(first))
+        sure, unsure = np.flatnonzero(is_swapped), 0
     else:
-        sure = places[swapped & found[places]]
-        unsure = int(np.sum(~straight & ~(swapped & found[places])))
+        sure = places[swapped & is_swapped[places]]
+        unsure = int(np.sum(~straight & ~(swapped & is_swapped[places])))
     for place in sure.tolist():
         columns[0][place], columns[1][place] = columns[1][place], columns[0][place]
     for each in labels:
@@ -485,7 +485,7 @@ def cleaned(given: str, layout: str, columns: dict[str, str], rows: Rows, notes:
     """The rows less long ones, copies and repeated ones, counted by reason."""
     left_out = dict(rows.dropped)
     seen: set[tuple[str, ...]] = set()
-    kept: list[int] = []
+    places: list[int] = []
     notes = list(notes)
     texts, strange = in_their_languages(given, rows, notes)
     for number in range(len(rows)):
@@ -502,9 +502,9 @@ def cleaned(given: str, layout: str, columns: dict[str, str], rows: Rows, notes:
             left_out[reason] = left_out.get(reason, 0) + 1
         else:
             seen.add(keys)
-            kept.append(number)
-    if not kept:
+            places.append(number)
+    if not places:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in left_out.items())
         raise DataError(f"{given}: no row is left of {len(rows):,} ({reasons}); look at its columns: {columns}")
-    used = {language: [column[number] for number in kept] for language, column in zip(columns, texts, strict=True)}
+    used = {language: [column[number] for number in places] for language, column in zip(columns, texts, strict=True)}
     return TableRows(given=given, layout=layout, columns=columns, texts=used, left_out=left_out, notes=tuple(notes))

@@ -62,13 +62,13 @@ def grouped(tables: Sequence[TableRows]) -> tuple[list[dict[str, list[str]]], in
     for table in tables:
         languages = frozenset(table.languages)
         into = groups.setdefault(languages, {language: [] for language in table.languages})
-        known = seen.setdefault(languages, set())
+        keys_seen = seen.setdefault(languages, set())
         for row in zip(*(table.texts[language] for language in into), strict=True):
             keys = tuple(map(text_key, row))
-            if keys in known:
+            if keys in keys_seen:
                 repeated += 1
                 continue
-            known.add(keys)
+            keys_seen.add(keys)
             for language, text in zip(into, row, strict=True):
                 into[language].append(text)
     return list(groups.values()), repeated
@@ -92,10 +92,10 @@ def split(groups: Sequence[dict[str, list[str]]]) -> list[Group]:
     """The splits of each group. Raises `DataError` for one whose rows nearly all share texts."""
     blocks = [pairs for number, texts in enumerate(groups) for pairs in _blocks(number, texts)]
     owner = [number for number, texts in enumerate(groups) for _ in range(len(texts) - 1)]
-    taken = [np.zeros(len(block.rows), bool) for block in blocks]
+    held_out = [np.zeros(len(block.rows), bool) for block in blocks]
     chosen: dict[str, list[NDArray[np.bool_]]] = {}
     for name, seed in SEEDS.items():
-        free = [block.keep(~mask) for block, mask in zip(blocks, taken, strict=True)]
+        free = [block.keep(~mask) for block, mask in zip(blocks, held_out, strict=True)]
         try:
             held = hold_out(free, Split(pairs=MOST), seed, share=SHARE, least=LEAST)
         except DataError as error:
@@ -104,21 +104,21 @@ def split(groups: Sequence[dict[str, list[str]]]) -> list[Group]:
                 "other rows; add text that repeats less, or leave out the file whose texts repeat"
             ) from error
         chosen[name] = []
-        for block, mask, part in zip(free, taken, held, strict=True):
+        for block, mask, part in zip(free, held_out, held, strict=True):
             whole = np.zeros(len(mask), bool)
             whole[block.rows[part]] = True
             chosen[name].append(whole)
             mask |= whole
     firsts = [owner.index(number) for number in range(len(groups))]
-    made = [
+    by_languages = [
         Group(
             texts=texts,
-            splits={"train": ~taken[first], "dev": chosen["dev"][first], "test": chosen["test"][first]},
+            splits={"train": ~held_out[first], "dev": chosen["dev"][first], "test": chosen["test"][first]},
         )
         for texts, first in zip(groups, firsts, strict=True)
     ]
-    _refuse_small(made)
-    return made
+    _refuse_small(by_languages)
+    return by_languages
 
 
 def _blocks(number: int, texts: Mapping[str, list[str]]) -> list[Block]:

@@ -36,10 +36,10 @@ SCHEMA = "sweep.schema.json"
 def searched(file: str) -> str:
     """The losses of a shipped sweep file, and what it searches, as lines of YAML."""
     values = read_document(shipped_file(file)).values
-    found = _section(values, "parameters")
+    parameters = _section(values, "parameters")
     ranges = {
-        name: {key: value for key, value in _section(found, name).items() if key != "when"}
-        for name in found
+        name: {key: value for key, value in _section(parameters, name).items() if key != "when"}
+        for name in parameters
         if name not in OF_THE_BUDGET
     }
     return "\n".join(

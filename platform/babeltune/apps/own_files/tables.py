@@ -206,12 +206,14 @@ def _header(given: str, rows: Sequence[Sequence[str]], wanted: Wanted) -> tuple[
         return wanted, ()
     if {name.strip() for name in rows[0]} & {name for name in wanted or () if not name.isdigit()}:
         return True, ()
-    found = header_evidence(rows)
+    evidence = header_evidence(rows)
     cells = ", ".join(cell.strip() for cell in rows[0])
-    if found.sure or len(rows) == 1:
-        return found.header, ()
-    taken, other = ("names", "--no-header") if found.header else ("text", "--header")
-    return found.header, (f"{given}: the first row ({shortened(cells)}) was taken for {taken}; if it is not: {other}",)
+    if evidence.sure or len(rows) == 1:
+        return evidence.header, ()
+    reading, other = ("names", "--no-header") if evidence.header else ("text", "--header")
+    return evidence.header, (
+        f"{given}: the first row ({shortened(cells)}) was taken for {reading}; if it is not: {other}",
+    )
 
 
 def headed(
@@ -220,25 +222,25 @@ def headed(
     """Whether a row names the columns, the first one or the first below a title, and whether that is a guess. Then
     these names or else numbers from 0, the rows of text, and notes."""
     titles = next((place for place, row in enumerate(rows[: TITLE_ROWS + 1]) if not is_title(row)), 0)
-    named, notes = _header(given, rows[titles:], wanted)
+    header, notes = _header(given, rows[titles:], wanted)
     guessed = bool(notes)
-    if named and titles:
+    if header and titles:
         words = shortened(" ".join(cell for row in rows[:titles] for cell in row if cell.strip()))
         notes = (*notes, f"{given}: {counted(titles, 'row')} above the header left out: {words}")
         rows = rows[titles:]
     elif titles:
-        named, notes = _header(given, rows, wanted)
+        header, notes = _header(given, rows, wanted)
         guessed = bool(notes)
-    if len(rows) == 1 and named:
+    if len(rows) == 1 and header:
         raise DataError(
             f"{given} has a header and no rows: {listed(rows[0])}; put rows below it, or read it without a header"
         )
-    names = [name.strip() for name in rows[0]] if named else [str(i) for i in range(len(rows[0]))]
-    if named and (twice := [name for name, count in Counter(names).items() if name and count > 1]):
+    names = [name.strip() for name in rows[0]] if header else [str(i) for i in range(len(rows[0]))]
+    if header and (twice := [name for name, count in Counter(names).items() if name and count > 1]):
         raise DataError(
             f"{given}:1: several columns are called {shortened(twice[0])}; rename all but one, or read no header"
         )
-    return named, guessed, tuple(names), rows[named:], notes
+    return header, guessed, tuple(names), rows[header:], notes
 
 
 def _sheet(given: str, path: Path, book: Literal["xlsx", "ods"], sheet: str | None, wanted: Wanted) -> Table:
@@ -247,9 +249,9 @@ def _sheet(given: str, path: Path, book: Literal["xlsx", "ods"], sheet: str | No
     rows = [row for _, row in itertools.islice(cells, SAMPLE_LINES) if not isinstance(row, Fault)]
     if not rows:
         raise DataError(f"{given} has no cells; name a workbook with text")
-    named, guessed, names, rows, notes = headed(given, rows, wanted)
+    header, guessed, names, rows, notes = headed(given, rows, wanted)
     sample = tuple(map(tuple, rows))
-    table = Table(given=given, path=str(path), format=book, columns=names, sample=sample, header=named, sheet=sheet)
+    table = Table(given=given, path=str(path), format=book, columns=names, sample=sample, header=header, sheet=sheet)
     return replace(table, guessed=guessed, notes=notes)
 
 

@@ -100,14 +100,14 @@ def transfer(
 
         def scored(examples: Examples) -> dict[str, float]:
             pieces = encode(tokenizer, examples, task, longest)
-            found = predict(model, tokenizer, pieces, [len(row) for row in examples.labels])
+            predicted = predict(model, tokenizer, pieces, [len(row) for row in examples.labels])
             names = LABELS[task]
-            return score(task, *([[names[i] for i in row] for row in rows] for rows in (examples.labels, found)))
+            return score(task, *([[names[i] for i in row] for row in rows] for rows in (examples.labels, predicted)))
 
         judge = (lambda: scored(dev)[MAIN[task]]) if dev is not None else None
         pieces = encode(tokenizer, train, task, longest)
-        losses, kept = fit(model, tokenizer, pieces, settings, settings.epochs or EPOCHS[task], judge, progress)
-        return Outcome(scores={name: scored(test) for name, test in tests.items()}, losses=losses, dev=kept)
+        losses, best_epoch = fit(model, tokenizer, pieces, settings, settings.epochs or EPOCHS[task], judge, progress)
+        return Outcome(scores={name: scored(test) for name, test in tests.items()}, losses=losses, dev=best_epoch)
 
 
 def backbone_folder(folder: Path) -> Path:
@@ -164,10 +164,10 @@ def encode(tokenizer: Any, examples: Examples, task: Task, max_tokens: int) -> l
     if task in TAGGED:
         return _encode_words(tokenizer, examples, max_tokens)
     left, right = map(list, zip(*examples.inputs, strict=True))
-    found = tokenizer(left, right, truncation="longest_first", max_length=max_tokens)
+    encoded = tokenizer(left, right, truncation="longest_first", max_length=max_tokens)
     return [
         Piece(inputs=inputs, labels=list(labels), example=row, words=[])
-        for row, (inputs, labels) in enumerate(zip(_rows(found), examples.labels, strict=True))
+        for row, (inputs, labels) in enumerate(zip(_rows(encoded), examples.labels, strict=True))
     ]
 
 

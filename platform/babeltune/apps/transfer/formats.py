@@ -71,9 +71,9 @@ def read_examples(path: str, task: Task, language: str, *, drop: bool = False) -
     content = hashlib.sha256()
     refusals = Refusals("--on-error drop", drop)
     tagged = task in TAGGED
-    found = _tagged(file, task, content, refusals) if tagged else _pairs(file, task, language, content, refusals)
+    examples = _tagged(file, task, content, refusals) if tagged else _pairs(file, task, language, content, refusals)
     inputs, labels = [], []
-    for texts, numbers in found:
+    for texts, numbers in examples:
         inputs.append(texts)
         labels.append(numbers)
     if not inputs:
@@ -115,20 +115,20 @@ def _pairs(file: Path, task: Task, language: str, content: hashlib._Hash, refusa
             continue
         yield (left, right), (_number(SPELLED.get(label, label), task, place),)
     if languages and not matched:
-        found = ", ".join(sorted(languages))
+        offered = ", ".join(sorted(languages))
         raise DataError(
-            f"{file} has no rows of language {language!r}; languages: {found}{nearest(language, languages)}"
+            f"{file} has no rows of language {language!r}; languages: {offered}{nearest(language, languages)}"
         )
 
 
 def _number(label: str, task: Task, place: str) -> int:
-    known = LABELS[task]
-    if label not in known:
+    labels = LABELS[task]
+    if label not in labels:
         raise DataError(
-            f"{place}: unknown label {shortened(label)} for {task}{nearest(label, known)}; "
-            f"allowed: {', '.join(known)}; correct it, or name another --task"
+            f"{place}: unknown label {shortened(label)} for {task}{nearest(label, labels)}; "
+            f"allowed: {', '.join(labels)}; correct it, or name another --task"
         )
-    return known.index(label)
+    return labels.index(label)
 
 
 # --- Tagged words --------------------------------------------------------------------------------------------------

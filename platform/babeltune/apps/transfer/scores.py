@@ -22,12 +22,12 @@ def entity_spans(tags: Sequence[str]) -> list[Span]:
     spans: list[Span] = []
     start, kind = 0, ""
     for place, tag in enumerate([*tags, "O"]):
-        prefix, _, found = tag.partition("-")
-        if kind and not (prefix == "I" and found == kind):
+        prefix, _, entity = tag.partition("-")
+        if kind and not (prefix == "I" and entity == kind):
             spans.append((start, place, kind))
             kind = ""
         if not kind and prefix != "O":
-            start, kind = place, found
+            start, kind = place, entity
     return spans
 
 

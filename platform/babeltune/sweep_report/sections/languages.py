@@ -34,8 +34,8 @@ def languages(report: SweepReport) -> Section | None:
 
 
 def _values(values: Sequence[tuple[str, float]], models: Sequence[str]) -> tuple[str, ...]:
-    known = dict(values)
-    return tuple(score(known.get(model)) for model in models)
+    by_model = dict(values)
+    return tuple(score(by_model.get(model)) for model in models)
 
 
 @for_screens
@@ -61,8 +61,8 @@ def languages_chart(caption: Caption, width: float, scores: Sequence[LanguageSco
 def _bars(axes: Axes, rows: Sequence[LanguageScore], models: Sequence[str]) -> None:
     """The first model as bars, the others as marks."""
     for index, model in enumerate(models):
-        found = [(place, value) for place, score in enumerate(rows) for name, value in score.values if name == model]
-        places, values = [place for place, _ in found], [value for _, value in found]
+        points = [(place, value) for place, score in enumerate(rows) for name, value in score.values if name == model]
+        places, values = [place for place, _ in points], [value for _, value in points]
         if index == 0:
             axes.barh(places, values, height=0.62, color=BAR, edgecolor=SERIES[0], label=clipped(model))
             continue

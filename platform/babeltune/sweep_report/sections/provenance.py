@@ -13,8 +13,8 @@ def data(facts: DataFacts) -> Section | None:
     """The training text, what was left out of it, and which sets have near-duplicates in it."""
     blocks = list[Block]()
     if facts.pairs:
-        counted = tuple((each.name, f"{each.pairs:,}") for each in facts.pairs)
-        blocks.append(Table(caption="Training pairs by language", columns=("languages", "pairs"), rows=counted))
+        by_languages = tuple((each.name, f"{each.pairs:,}") for each in facts.pairs)
+        blocks.append(Table(caption="Training pairs by language", columns=("languages", "pairs"), rows=by_languages))
     if facts.sources:
         steps = tuple(dict.fromkeys(name for source in facts.sources for name, _ in source.steps))
         rows = tuple(
@@ -49,38 +49,38 @@ def data(facts: DataFacts) -> Section | None:
 
 def cost(report: SweepReport) -> Section:
     """The section on time and compute: trials by state, pairs, seconds."""
-    found = report.cost
+    spent = report.cost
     rows = [
-        *((f"trials {state}", str(count)) for state, count in found.states),
-        ("pairs seen, all trials", f"{found.pairs:,}"),
-        ("training time, all trials", duration(found.training_s)),
-        ("the same, times workers", duration(found.worker_s)),
+        *((f"trials {state}", str(count)) for state, count in spent.states),
+        ("pairs seen, all trials", f"{spent.pairs:,}"),
+        ("training time, all trials", duration(spent.training_s)),
+        ("the same, times workers", duration(spent.worker_s)),
     ]
-    if found.compute_s is not None:
-        rows.append(("counted compute of one worker", duration(found.compute_s)))
-    rows.append(("from the first line of the log to the last", duration(found.wall_s)))
+    if spent.compute_s is not None:
+        rows.append(("counted compute of one worker", duration(spent.compute_s)))
+    rows.append(("from the first line of the log to the last", duration(spent.wall_s)))
     table = Table(caption="What the sweep took", columns=("what", "how much"), rows=tuple(rows))
     return Section(anchor="cost", title="Cost", blocks=(table,))
 
 
 def reproduction(report: SweepReport) -> Section:
     """The command, the sweep file and the digests."""
-    found = report.provenance
-    command = f"babeltune submit {shlex.quote(found.file)}"
+    origin = report.provenance
+    command = f"babeltune submit {shlex.quote(origin.file)}"
     blocks: list[Block] = [
         Text(
-            text=f"Save the sweep file below as {found.file}, then run the command. The sweep gets the id {found.id}."
+            text=f"Save the sweep file below as {origin.file}, then run the command. The sweep gets the id {origin.id}."
         ),
         Code(label="Command", text=command),
-        Code(label=f"Sweep file {found.file}", text=found.spec, folded=True),
+        Code(label=f"Sweep file {origin.file}", text=origin.spec, folded=True),
     ]
-    if found.changes:
-        blocks.append(Items(items=found.changes))
+    if origin.changes:
+        blocks.append(Items(items=origin.changes))
     for caption, columns, rows in (
-        ("Code and data", ("what", "version or digest"), found.code),
-        ("Packages and machine", ("package", "version"), found.versions),
-        ("Digests of sources and evaluation sets", ("text", "SHA-256"), found.digests),
-        (f"Checkpoint of {report.winner.row.name}", ("file", "SHA-256"), found.weights),
+        ("Code and data", ("what", "version or digest"), origin.code),
+        ("Packages and machine", ("package", "version"), origin.versions),
+        ("Digests of sources and evaluation sets", ("text", "SHA-256"), origin.digests),
+        (f"Checkpoint of {report.winner.row.name}", ("file", "SHA-256"), origin.weights),
     ):
         if rows:
             blocks.append(Table(caption=caption, columns=columns, rows=rows, left=frozenset({0, 1})))

@@ -83,11 +83,11 @@ def languages_of(metric: str, among: Collection[str]) -> tuple[str, frozenset[st
 def _comparison(record: DecisionRecord, preferred: str) -> Iterator[Block]:
     decision = record.decision
     main = [name for name in each_once(decision.test) if name.rpartition("/")[2] in MAIN_METRICS]
-    found = {name: matched(name, decision.test, decision.dev, preferred) for name in main}
+    matches = {name: matched(name, decision.test, decision.dev, preferred) for name in main}
     pairs = [
         Paired(
             name=name.removeprefix("test/").rpartition("/")[0].replace("/", " "),
-            dev_set="–" if (dev := found[name]) is None else set_of(dev),
+            dev_set="–" if (dev := matches[name]) is None else set_of(dev),
             dev=None if dev is None else decision.dev[dev],
             sealed=decision.test[name],
             untrained=decision.untrained.get(name),
@@ -201,10 +201,10 @@ def _marks(
 ) -> None:
     """A mark for each value, by marker, colour and fill. Values outside of the chart are triangles at its edge."""
     marker, color, face = style
-    found = [(*at_edge(value, limits), place) for place, value in enumerate(values) if value is not None]
+    places = [(*at_edge(value, limits), place) for place, value in enumerate(values) if value is not None]
     for side, shape in ((0, marker), (-1, "<"), (1, ">")):
-        points = [(at, place) for at, where, place in found if where == side]
-        if points or (found and side == 0):
+        points = [(at, place) for at, where, place in places if where == side]
+        if points or (places and side == 0):
             (line,) = axes.plot(*zip(*points, strict=True) if points else ((), ()), linestyle="none", marker=shape)
             line.set(color=color, markersize=8, markeredgewidth=1.8, markerfacecolor=face, clip_on=side == 0)
             line.set_label(name if side == 0 else "")

@@ -117,12 +117,12 @@ def slices_chart(
 
 
 def _slice(axes: Axes, trials: Sequence[Standing], name: str, logarithmic: bool) -> None:
-    found = [each for each in trials if each.value is not None and name in each.row.params]
-    values = [each.row.params[name] for each in found]
+    scored = [each for each in trials if each.value is not None and name in each.row.params]
+    values = [each.row.params[name] for each in scored]
     is_number = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
     names = sorted({_word(value) for value in values})
     marks: dict[tuple[bool, bool], list[tuple[Scalar, float | None]]] = {}
-    for each, value in zip(found, values, strict=True):
+    for each, value in zip(scored, values, strict=True):
         place = value if is_number else names.index(_word(value))
         marks.setdefault((each is trials[0], each.row.state == "finished"), []).append((place, each.value))
     for (best, finished), points in marks.items():

@@ -81,8 +81,8 @@ def diagnostics(report: SweepReport, most: int) -> Section | None:
         columns = ("quantity", "trial", "first report", "last report")
         table = Table(caption=title, columns=columns, rows=rows, left=frozenset({0, 1}))
         blocks.append(Items(items=tuple(f"{each.name}: {each.meaning}" for each in report.diagnostics)))
-        named = [curve.trial for curve in report.curves]
-        svg = diagnostics_chart(caption, report.diagnostics, named, course)
+        trials = [curve.trial for curve in report.curves]
+        svg = diagnostics_chart(caption, report.diagnostics, trials, course)
         blocks.append(Figure("", "One line per trial, in the colours of the learning curves.", svg, table))
     if report.notes:
         more = [f"and {left:,} more"] if (left := len(report.notes) - most) > 0 else []
@@ -100,14 +100,14 @@ def curves_chart(
     y_label: str,
 ) -> str:
     """A line per trial, the best ones named. The trials fill the axis; `levels` are the baselines."""
-    named = [curve.trial for curve in curves[:NAMED]]
+    trials = [curve.trial for curve in curves[:NAMED]]
     limits = limits_of(value for curve in curves for value in curve.y)
     with drawing(width, 3.9) as figure:
         axes = figure.subplots()
         axes.plot(
             *joined((curve.x, curve.y) for curve in curves[NAMED:]), color=FAINT, linewidth=1, marker=".", markersize=3
         )
-        named_lines(axes, curves[:NAMED], named)
+        named_lines(axes, curves[:NAMED], trials)
         for side, name, value in _merged(levels, limits):
             if side == 0:
                 axes.axhline(value, color=MUTED, linewidth=1, linestyle=(0, (2, 2)))
@@ -132,15 +132,15 @@ def curves_chart(
 
 def _merged(levels: Sequence[tuple[str, float]], limits: tuple[float, float]) -> list[tuple[int, str, float]]:
     """The side, label and height of each level. Levels without room for two labels have one; outside, it has scores."""
-    found: list[tuple[int, str, float]] = []
+    marks: list[tuple[int, str, float]] = []
     for name, value in sorted(levels, key=lambda level: level[1]):
         at, side = at_edge(value, limits)
         label = f"{clipped(name)} {score(value)}" if side else clipped(name)
-        if found and at - found[-1][2] < 0.06 * (limits[1] - limits[0]):
-            found[-1] = found[-1][0], f"{found[-1][1]}, {label}", found[-1][2]
+        if marks and at - marks[-1][2] < 0.06 * (limits[1] - limits[0]):
+            marks[-1] = marks[-1][0], f"{marks[-1][1]}, {label}", marks[-1][2]
         else:
-            found.append((side, label, at))
-    return found
+            marks.append((side, label, at))
+    return marks
 
 
 @for_screens

@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 def translations(report: SweepReport) -> Section:
     """What training did to a few translations: their cosines, and their places among one another."""
-    title, anchor, found = "Translations before and after training", "translations", report.examples
-    if found.missing:
-        step = "" if "babeltune report" in found.missing else f" `babeltune report {report.sweep}` makes them."
-        return Section(anchor=anchor, title=title, blocks=(Text(text=f"Not made: {found.missing}.{step}"),))
+    title, anchor, examples = "Translations before and after training", "translations", report.examples
+    if examples.missing:
+        step = "" if "babeltune report" in examples.missing else f" `babeltune report {report.sweep}` makes them."
+        return Section(anchor=anchor, title=title, blocks=(Text(text=f"Not made: {examples.missing}.{step}"),))
     words = (
-        f"Some sentences of the dev set {found.dev_set}, evenly spread, before training and after report "
-        f"{found.report} of {found.trial}. The languages with the lowest scores come first."
+        f"Some sentences of the dev set {examples.dev_set}, evenly spread, before training and after report "
+        f"{examples.report} of {examples.trial}. The languages with the lowest scores come first."
     )
-    blocks = (Text(text=words), _similarities(found), _projection(found))
+    blocks = (Text(text=words), _similarities(examples), _projection(examples))
     return Section(anchor=anchor, title=title, blocks=blocks)
 
 
@@ -44,9 +44,9 @@ def _similarities(found: Examples) -> Figure:
             others = (
                 max((value for column, value in enumerate(line) if column != row), default=None) for line in lines
             )
-            own = (line[row] for line in lines)
+            cosines = (line[row] for line in lines)
             both = texts.get((each.left, row), ""), texts.get((each.right, row), "")
-            rows.append((f"{row + 1} {each.left}, {each.right}", *map(score, own), *map(score, others), *both))
+            rows.append((f"{row + 1} {each.left}, {each.right}", *map(score, cosines), *map(score, others), *both))
     columns = ("sentence", "before", "after", "nearest other, before", "nearest other, after", "text", "translation")
     title = "Cosines of translations"
     table = Table(caption=title, columns=columns, rows=tuple(rows), left=frozenset({0, 5, 6}))
