@@ -151,7 +151,7 @@ COMPILE = $(BIN)/uv pip compile --quiet --no-header --no-annotate --generate-has
   --python-platform x86_64-manylinux_2_28 --constraint constraints.txt
 requirements: $(INSTALLED)
 	@$(PIP) uv==0.13.9
-	@$(COMPILE) $(if $(TORCH_INDEX),--index $(TORCH_INDEX)) --extra quickstart --extra translation --extra s3 \
+	@$(COMPILE) $(if $(TORCH_INDEX),--index $(TORCH_INDEX)) --extra quickstart --extra translation --extra s3 --extra jobs \
 	  --output-file requirements.txt pyproject.toml
 	@$(COMPILE) --output-file clusters/mlflow/requirements.txt clusters/mlflow/requirements.in
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import errno
+import fcntl
 import glob
 import hashlib
 import json
@@ -14,13 +15,12 @@ import os
 import re
 import shutil
 import tempfile
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, overload
-
-from filelock import FileLock, Timeout
 
 from babeltune.errors import SpecError, StorageError
 from babeltune.machine import lives, this_process
@@ -180,39 +180,59 @@ def _finite(value: object) -> object:
 
 
 @contextmanager
+def file_lock(path: Path, timeout_s: float = math.inf) -> Iterator[bool]:
+    """Whether nobody else has this lock file within the block: another process or thread may have had it for
+    `timeout_s`. The kernel's lock (flock) falls with its process, however that ends."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + timeout_s
+    while (handle := _flocked(path)) is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    try:
+        yield handle is not None
+    finally:
+        if handle is not None:
+            fcntl.flock(handle, fcntl.LOCK_UN)  # a child that was forked meanwhile has the handle, too
+            os.close(handle)
+
+
+def _flocked(path: Path) -> int | None:
+    """The handle of the file, locked; None if somebody else has it."""
+    handle, alone = os.open(path, os.O_RDWR | os.O_CREAT, 0o666), False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        alone = os.fstat(handle).st_nlink > 0  # a file that was removed meanwhile keeps nobody out
+    except BlockingIOError:
+        pass
+    finally:
+        if not alone:
+            os.close(handle)
+    return handle if alone else None
+
+
+@contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Only one process of this machine at a time changes the file within the block, for moments. `StorageError` if
     another one has it for `LOCK_TIMEOUT_S` seconds."""
     make_folders(path.parent)
-    lock = FileLock(path.with_name(f".{path.name}.lock"))
-    try:
-        lock.acquire(timeout=LOCK_TIMEOUT_S)
-    except Timeout:
-        raise StorageError(
-            f"another process has {lock.lock_file} for {LOCK_TIMEOUT_S:g} s: it is stopped, or its storage hangs; end "
-            f"it (`fuser {lock.lock_file}` names it), then try again"
-        ) from None
-    try:
+    lock = path.with_name(f".{path.name}.lock")
+    with file_lock(lock, LOCK_TIMEOUT_S) as alone:
+        if not alone:
+            raise StorageError(
+                f"another process has {lock} for {LOCK_TIMEOUT_S:g} s: it is stopped, or its storage hangs; end it "
+                f"(`fuser {lock}` names it), then try again"
+            )
         yield
-    finally:
-        lock.release()
 
 
 @contextmanager
 def in_turn(lock: Path, work: str) -> Iterator[None]:
     """Only one process of this machine at a time is within the block, for as long as its `work` takes; a line says who
-    is waited for. The kernel's lock falls with its process, however that ends."""
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    held = FileLock(lock)
-    try:
-        held.acquire(timeout=1)
-    except Timeout:
-        log.info("another process %s: waiting for it; `fuser %s` names it", work, lock)
-        held.acquire()
-    try:
+    is waited for."""
+    with ExitStack() as leaving:
+        if not leaving.enter_context(file_lock(lock, 1.0)):
+            log.info("another process %s: waiting for it; `fuser %s` names it", work, lock)
+            leaving.enter_context(file_lock(lock))
         yield
-    finally:
-        held.release()
 
 
 def append_line(path: Path, line: bytes) -> None:

@@ -9,10 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
-from tenacity import RetryCallState, Retrying
 
 from babeltune.errors import ClusterError, ObjectStoreError
-from babeltune.storage.object_store import WAIT_S, ObjectStore
+from babeltune.storage.object_store import ObjectStore, pause_s
 
 
 @pytest.fixture
@@ -169,13 +168,11 @@ def test_a_server_that_compares_nothing_is_asked_before_each_write(gs):
 
 def test_requests_that_failed_together_are_not_repeated_together():
     """Each wait is drawn from a fifth of a second, which begins twice as late each time and never after 8 s."""
-    state = RetryCallState(Retrying(), None, (), {})
-    for state.attempt_number in range(1, 6):
-        drawn = [WAIT_S(state) for _ in range(20)]
-        least = 0.1 * 2**state.attempt_number
+    for failures in range(5):
+        drawn = [pause_s(failures) for _ in range(20)]
+        least = 0.2 * 2**failures
         assert least <= min(drawn) < max(drawn) <= least + 0.2
-    state.attempt_number = 30
-    assert WAIT_S(state) == 8
+    assert pause_s(30) == pause_s(30_000) == 8
 
 
 @pytest.mark.parametrize("protocol", ["gs", "gcs"])

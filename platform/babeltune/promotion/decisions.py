@@ -16,11 +16,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from filelock import FileLock, Timeout
 from pydantic import TypeAdapter, ValidationError
 
 from babeltune.errors import BabeltuneError
-from babeltune.files import make_folders, plain
+from babeltune.files import file_lock, make_folders, plain
 from babeltune.machine import lives, this_process
 from babeltune.promotion.gates import Decision
 from babeltune.sweep.state.folder import SweepFolder
@@ -142,16 +141,8 @@ def _alone(storage: Path, intent: Intent, promoting: str | None) -> Iterator[boo
     if model in (None, promoting):
         yield True
         return
-    lock = FileLock(promotes(storage, str(model)))
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        yield False
-        return
-    try:
-        yield True
-    finally:
-        lock.release()
+    with file_lock(promotes(storage, str(model)), 0.0) as alone:
+        yield alone
 
 
 def _has_moved(view: StorageView, move: Move) -> bool:

@@ -20,12 +20,11 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from types import MappingProxyType
+from http import HTTPStatus
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
-import aiohttp
 import ray
-import requests
 from ray.exceptions import AuthenticationError
 from ray.job_submission import JobSubmissionClient
 
@@ -53,7 +52,7 @@ POLL_INTERVAL_S = 0.5
 """Seconds between two looks at a job's state."""
 ADDRESSES = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")
 """Variables that Ray would believe more than the cluster file."""
-REFUSALS = (requests.codes.unauthorized, requests.codes.forbidden)
+REFUSAL = HTTPStatus.UNAUTHORIZED
 """How a dashboard answers who has no token."""
 TRIES = 5
 STARTING = "No available agent"
@@ -107,9 +106,20 @@ class Job:
 class _Client(JobSubmissionClient):  # type: ignore[misc]
     """Ray's client with a deadline for each request; Ray's own waits for ever."""
 
-    def _do_request(self, method: str, endpoint: str, **words: Any) -> requests.Response:
-        answer: requests.Response = super()._do_request(method, endpoint, timeout=REQUEST_TIMEOUT_S, **words)
-        return answer
+    def _do_request(self, method: str, endpoint: str, **words: Any) -> Any:
+        return super()._do_request(method, endpoint, timeout=REQUEST_TIMEOUT_S, **words)
+
+
+def status_for_strangers(address: str) -> int:
+    """The HTTP status with which the dashboard answers a request for its jobs that has no token.
+
+    Raises `OSError` where nothing answers."""
+    stranger = SimpleNamespace(_address=address.rstrip("/"), _cookies=None, _headers={}, _verify=True)
+    try:
+        answer = JobSubmissionClient._do_request(stranger, "GET", "/api/jobs/", timeout=20, allow_redirects=False)
+    except AuthenticationError:
+        return REFUSAL
+    return int(answer.status_code)
 
 
 class Jobs:
@@ -136,20 +146,19 @@ class Jobs:
     def _open(self) -> bool:
         """Whether the dashboard takes requests from everybody: asked without a token."""
         try:
-            address = f"{self.cluster.address.rstrip('/')}/api/jobs/"
-            answer = requests.get(address, timeout=20, allow_redirects=False)
-        except requests.RequestException as error:
+            status = status_for_strangers(self.cluster.address)
+        except OSError as error:
             raise ClusterError(
                 f"{self.cluster.named} does not answer ({_shortly(error)}); start it, or check `address`"
             ) from error
-        if answer.status_code == requests.codes.not_found:
+        if status == HTTPStatus.NOT_FOUND:
             raise ClusterError(f"{self.cluster.named} is no Ray dashboard: it has no /api/jobs; check `address`")
-        if answer.status_code not in (requests.codes.ok, *REFUSALS):
+        if status not in (HTTPStatus.OK, REFUSAL):
             raise ClusterError(
-                f"{self.cluster.named} answers with status {answer.status_code}, which does not say whether it wants a "
+                f"{self.cluster.named} answers with status {status}, which does not say whether it wants a "
                 "token; try again, or check `address`"
             )
-        return answer.status_code == requests.codes.ok
+        return status == HTTPStatus.OK
 
     @contextmanager
     def _spoken(self) -> Iterator[None]:
@@ -161,7 +170,7 @@ class Jobs:
             raise ClusterError(f"{self.cluster.named} {why}; {self.cluster.token_place}") from None
         except BabeltuneError:
             raise
-        except (ConnectionError, requests.RequestException, aiohttp.ClientError) as error:
+        except OSError as error:
             raise AwayError(
                 f"{self.cluster.named} does not answer ({_shortly(error)}); start it, or check `address`"
             ) from None
@@ -349,13 +358,15 @@ class _TakenError(Exception):
 
 
 async def _next(pieces: Any) -> str | None:
-    """The next piece; None at the end. `AwayError` if none comes within `REQUEST_TIMEOUT_S`."""
+    """The next piece; None at the end. `AwayError` if none comes within `REQUEST_TIMEOUT_S`, or all breaks off."""
     try:
         return str(await asyncio.wait_for(anext(pieces), REQUEST_TIMEOUT_S))
     except StopAsyncIteration:
         return None
     except TimeoutError:
         raise AwayError(f"no news of the job's log for {REQUEST_TIMEOUT_S:g} s") from None
+    except Exception as error:  # a broken connection has many names, and what follows the log opens another one
+        raise AwayError(f"the job's log has ended early ({_shortly(error)})") from error
 
 
 def _job(details: Any) -> Job:

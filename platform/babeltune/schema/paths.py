@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
+from urllib.parse import quote, unquote
 
 import babeltune
 from babeltune.errors import SpecError, nearest_file
@@ -48,19 +49,15 @@ def sqlite_url(path: Path) -> str:
     """The database URL of a file, with what a URL takes for its own (`?`, `#`, `%`) quoted."""
     if PLAIN.fullmatch(str(path)):
         return f"sqlite:///{path}"
-    from sqlalchemy import URL  # a tenth of a second, for which no command should wait in vain
-
     # With the driver's name: of the others MLflow would make a folder of the quoted name, too.
-    return URL.create("sqlite+pysqlite", database=str(path)).render_as_string()
+    return f"sqlite+pysqlite:///{quote(str(path), safe=' +/')}"
 
 
 def sqlite_file(url: str) -> Path | None:
     """The file of an SQLite database URL; None for every other address."""
     if not url.startswith(("sqlite:", "sqlite+")):
         return None
-    from sqlalchemy import make_url
-
-    name = make_url(url).database
+    name = unquote(url.partition("://")[2].partition("?")[0].partition("/")[2])
     return Path(name) if name else None
 
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TypeVar
 
-from filelock import FileLock
-
-from babeltune.files import in_turn, write_whole
+from babeltune.files import file_lock, in_turn, write_whole
 from babeltune.schema.storage_location import StorageLocation
 from babeltune.storage.fence import Fence
 from babeltune.storage.object_store import ObjectStore, inside
@@ -37,9 +36,9 @@ class MirrorBase:
     def path(self, key: str) -> Path:
         return self.folder / inside(key)
 
-    def lock(self, key: str) -> FileLock:
-        """For what only one process of this node at a time may do."""
-        return FileLock(self._lock_of(key))
+    def lock(self, key: str, timeout_s: float = math.inf) -> AbstractContextManager[bool]:
+        """For what only one process of this node at a time may do: whether this one may, within `timeout_s`."""
+        return file_lock(self._lock_of(key), timeout_s)
 
     def in_turn(self, key: str) -> AbstractContextManager[None]:
         """For a package, which only one process of this node at a time sends, brings or removes."""

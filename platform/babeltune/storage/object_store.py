@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import logging
 import os
+import random
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -18,16 +20,14 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from tenacity import Retrying, retry_if_exception, stop_before_delay, wait_exponential_jitter
-
 from babeltune.errors import FULL, REFUSALS, ClusterError, ObjectStoreError
 from babeltune.files import locked, write_whole
 from babeltune.schema.storage_location import STORAGE_TIMEOUT_S
 
 Result = TypeVar("Result")
-WAIT_S = wait_exponential_jitter(multiplier=0.2, max=8.0, jitter=0.2)
-"""Seconds before a request is repeated: 0.2 at first, twice as many each time, at most 8. Up to 0.2 more are drawn at
-random, so that many workers do not ask at once."""
+WAIT_S, JITTER_S, MOST_WAIT_S = 0.2, 0.2, 8.0
+"""Seconds before a request is repeated: `WAIT_S` at first, twice as many each time, at most `MOST_WAIT_S`. Up to
+`JITTER_S` more are drawn at random, so that many workers do not ask at once."""
 EXTRAS = {"s3": "babeltune[s3]", "s3a": "babeltune[s3]", "gs": "babeltune[gs]", "gcs": "babeltune[gs]"}
 """What installs a protocol that does not come with fsspec."""
 ONE_TRY = {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 1}}
@@ -269,15 +269,24 @@ class ObjectStore:
 
     def _tried(self, what: str, request: Callable[[], Result]) -> Result:
         """The request's result. A failure that is no refusal is tried again until `timeout` ends."""
-        stop = stop_before_delay(self.timeout)
-        tries = Retrying(retry=retry_if_exception(_may_pass), wait=WAIT_S, stop=stop, reraise=True)
-        try:
-            return tries(request)
-        except FileNotFoundError:
-            raise
-        except Exception as error:  # each protocol's library has its own
-            why = f"the storage {self.uri} cannot be {what} ({_first_line(error)})"
-            raise ObjectStoreError(f"{why}; {_next_step(error)}") from error
+        deadline = time.monotonic() + self.timeout
+        for number in itertools.count():
+            try:
+                return request()
+            except FileNotFoundError:
+                raise
+            except Exception as error:  # each protocol's library has its own
+                wait = pause_s(number)
+                if not _may_pass(error) or time.monotonic() + wait >= deadline:
+                    why = f"the storage {self.uri} cannot be {what} ({_first_line(error)})"
+                    raise ObjectStoreError(f"{why}; {_next_step(error)}") from error
+            time.sleep(wait)
+        raise AssertionError  # the count has no end
+
+
+def pause_s(failures: int) -> float:
+    """Seconds before a request is repeated that has failed so many times before this one."""
+    return min(WAIT_S * 2.0 ** min(failures, 10) + random.uniform(0, JITTER_S), MOST_WAIT_S)
 
 
 @contextlib.contextmanager
@@ -306,10 +315,9 @@ def _next_step(error: Exception) -> str:
     return "start it, or check its address and the network"
 
 
-def _may_pass(error: BaseException) -> bool:
+def _may_pass(error: Exception) -> bool:
     """Whether the same request may succeed later."""
-    for_good = isinstance(error, FileNotFoundError | NotImplementedError)
-    return isinstance(error, Exception) and not (for_good or is_local(error) or _refused(error))
+    return not (isinstance(error, NotImplementedError) or is_local(error) or _refused(error))
 
 
 def inside(key: str) -> str:
@@ -332,18 +340,18 @@ def _counting(tell: Callable[[int], None]) -> Any:
 
 
 def _opened(uri: str) -> tuple[Any, str]:
-    import fsspec
-
     protocol = uri.partition("://")[0]
     options = OPTIONS.get(protocol, {})
-    if protocol in GCS:  # its client else waits for ever
-        import aiohttp  # which takes .2 s, and comes with gcsfs
-
-        options = {"requests_timeout": aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=60)}
     os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # gcsfs would ask what kind of bucket it is
     for chatter in ("s3fs", "gcsfs"):  # they warn of each try; we say what became of them
         logging.getLogger(chatter).setLevel(logging.CRITICAL)
     try:
+        import fsspec
+
+        if protocol in GCS:  # its client else waits for ever
+            import aiohttp  # which takes .2 s
+
+            options = {"requests_timeout": aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=60)}
         system, root = fsspec.core.url_to_fs(uri, use_listings_cache=False, skip_instance_cache=True, **options)
     except ImportError as error:
         package = EXTRAS.get(protocol)

@@ -10,12 +10,15 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
 
 from babeltune.errors import SpecError, SweepError
 from babeltune.files import draft_folder
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 """What Chromium and its like are called on a PATH."""
@@ -46,6 +49,8 @@ def picture(html: str, most: int) -> tuple[bytes, bool]:
     Raises `SpecError` without Chromium, `SweepError` where it fails.
     """
     with draft_folder("picture") as place:
+        from PIL import Image, UnidentifiedImageError
+
         page, shot = place / "report.html", place / "report.png"
         page.write_text(html, encoding="utf-8")
         _draw(browser(), page, shot)

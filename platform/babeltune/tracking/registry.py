@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from babeltune.errors import PromotionError, UnknownNameError, nearest
+from babeltune.errors import BabeltuneError, PromotionError, UnknownNameError, nearest
 from babeltune.files import draft_folder, sha256_of
 from babeltune.models.hub import dimension_of
 from babeltune.redaction import without_password
@@ -315,12 +315,11 @@ def _registered(found: ModelVersion) -> Registered:
 
 @contextlib.contextmanager
 def _promotion(uri: str, what: str) -> Iterator[None]:
-    from mlflow.exceptions import MlflowException
-    from sqlalchemy.exc import SQLAlchemyError  # of a database that MLflow cannot even open
-
     try:
         yield
-    except (MlflowException, SQLAlchemyError, OSError) as error:
+    except BabeltuneError:
+        raise
+    except Exception as error:  # a server may fail in any way, and so may a database that MLflow cannot even open
         raise PromotionError(
             f"cannot {what} in the MLflow store {without_password(uri)}: {why(error)}; "
             "check that it answers (`babeltune ui`), then promote again"

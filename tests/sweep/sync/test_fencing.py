@@ -9,13 +9,12 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import pytest
-from filelock import Timeout
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
@@ -180,17 +179,10 @@ class Connection:
 @contextmanager
 def in_turn(mirror: Mirror, process: Process, key: str) -> Iterator[None]:
     """`Mirror.in_turn` of a process that stands still while another one that stands still has the turn."""
-    lock = mirror.lock(key)
-    while True:
-        try:
-            lock.acquire(timeout=0)
-            break
-        except Timeout:
+    with ExitStack() as leaving:
+        while not leaving.enter_context(mirror.lock(key, 0.0)):
             process.point()
-    try:
         yield
-    finally:
-        lock.release()
 
 
 def a_report(index: int, by: str) -> Report:

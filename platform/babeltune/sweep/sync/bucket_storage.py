@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-
-from filelock import Timeout
 
 from babeltune.errors import ObjectStoreError
 from babeltune.storage.mirror import Mirror
@@ -16,21 +14,11 @@ from babeltune.storage.object_store import Entry
 from babeltune.sweep.state.stored import is_free
 
 
-@contextmanager
-def undriven(mirror: Mirror, sweep: str) -> Iterator[bool]:
+def undriven(mirror: Mirror, sweep: str) -> AbstractContextManager[bool]:
     """Whether no driver on this machine has the sweep. Within the block none begins.
 
     A driver's folder is what the bucket will be, so nobody else changes it."""
-    lock = mirror.lock(f"sweeps/{sweep}")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        yield False
-        return
-    try:
-        yield True
-    finally:
-        lock.release()
+    return mirror.lock(f"sweeps/{sweep}", 0.0)
 
 
 @dataclass(frozen=True)

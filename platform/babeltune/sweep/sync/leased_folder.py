@@ -12,8 +12,6 @@ import uuid
 from contextlib import ExitStack
 from pathlib import Path
 
-from filelock import Timeout
-
 from babeltune.files import make_folders, write_whole
 from babeltune.storage.mirror import Mirror
 from babeltune.storage.mirror_base import together
@@ -47,7 +45,6 @@ class LeasedFolder:
         self._view, self._mirror, self._folder, self._timeout = view, mirror, folder, timeout
         self._clock = clock
         self._prefix = f"sweeps/{folder.id}"
-        self._lock = mirror.lock(self._prefix)
         self._held: HeldLease | None = None
         self._leaving = ExitStack()
         """What ends when this driver leaves the folder: the renewals, then its turn on this machine."""
@@ -58,7 +55,6 @@ class LeasedFolder:
         `needs` names an earlier sweep that this one starts from."""
         with ExitStack() as failing:
             self._take_turn()
-            self._leaving.callback(self._lock.release)
             failing.callback(self.release)
             held = self._take_lease()
             failing.callback(held.end)
@@ -84,13 +80,9 @@ class LeasedFolder:
     def _take_turn(self) -> None:
         """The folder for this process alone, once its readers have brought what they read."""
         deadline = time.monotonic() + READER_TIMEOUT_S
-        while True:
-            try:
-                self._lock.acquire(timeout=LOCK_TIMEOUT_S)
-                return
-            except Timeout:
-                if is_driven(self._folder) or time.monotonic() > deadline:
-                    raise running_elsewhere(self._folder.id, recorded_driver(self._folder)) from None
+        while not self._leaving.enter_context(self._mirror.lock(self._prefix, LOCK_TIMEOUT_S)):
+            if is_driven(self._folder) or time.monotonic() > deadline:
+                raise running_elsewhere(self._folder.id, recorded_driver(self._folder))
 
     def _bring(self, held: HeldLease, needs: str | None) -> None:
         """Brings the folder as the latest driver left it, once nobody else may change its records."""
