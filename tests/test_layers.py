@@ -1,6 +1,9 @@
 """Parts of Ray have one door each. import-linter knows packages as a whole, so this looks for their parts."""
 
 import ast
+import importlib
+import inspect
+import pkgutil
 import re
 import tomllib
 from functools import cache
@@ -9,12 +12,35 @@ from pathlib import Path
 import pytest
 
 import babeltune
+from babeltune.sweep import ray_internals
 
 ROOT = Path(babeltune.__file__).parent
 REPOSITORY = Path(__file__).parents[1]
 ARCHITECTURE = (REPOSITORY / "docs/architecture.md").read_text(encoding="utf-8")
-PRIVATE = re.compile(r"\bray(\.\w+)*\._[a-z]\w*|\b_tune_controller\b")
+PRIVATE = re.compile(
+    r"\bray(\.\w+)*\._[a-z]|\bray\.(core\.generated|train\.v2)\b|\b_(tune_controller|actor_manager|actor_id)\b"
+)
 """A private part of Ray."""
+INTERNALS = ROOT / "sweep/ray_internals.py"
+CONTROLLER, TRAINER = "ray.tune.execution.tune_controller", "ray.train.v2.api.data_parallel_trainer"
+HOLDERS = {
+    **dict.fromkeys(("_tune_controller", "_actor_manager", "_live_actors_to_ray_actors_resources"), CONTROLLER),
+    **dict.fromkeys(("_on_start", "_on_stop"), "ray.air.execution._internal.tracked_actor"),
+    **dict.fromkeys(("_create_default_callbacks", "_initialize_and_run_controller"), TRAINER),
+    "_maybe_send_resource_request": "ray.train.v2._internal.execution.scaling_policy.scaling_policy",
+    "_shutdown_sync_actor": "ray.train.v2._internal.execution.worker_group.state",
+    **dict.fromkeys(
+        ("_do_request", "_server_ray_version", "_address", "_cookies", "_headers", "_verify"),
+        "ray.dashboard.modules.dashboard_sdk",
+    ),
+    **dict.fromkeys(("_node_ip_address", "_temp_dir", "_system_config", "_global_node"), "ray._private.worker"),
+    "_connect_and_get_accessor": "ray._private.state",
+    "_py_driver_sys_path": "ray.job_config",
+    "_actor_id": "ray.actor",
+    "dead_processes": "ray._private.node",
+    "_trial_info": "ray.tune.schedulers.async_hyperband",
+}
+"""The private attributes of Ray's objects that are read, given or overridden, and the module that has each."""
 
 
 @cache
@@ -34,7 +60,7 @@ def imported(file):
 def test_a_part_of_ray_is_imported_in_one_package(part, door):
     users = {
         file.parent.relative_to(ROOT).as_posix()
-        for file in ROOT.rglob("*.py")
+        for file in {*ROOT.rglob("*.py")} - {INTERNALS}
         if any(f"{name}.".startswith(f"{part}.") for name in imported(file))
     }
     assert users == {door}
@@ -51,11 +77,48 @@ def test_the_table_of_layers_is_what_import_linter_checks():
     assert re.findall(r"`(\w+)`", sweep) == parts["layers"][::-1]
 
 
-def test_each_use_of_a_private_part_of_ray_has_its_reason():
+def test_private_parts_of_ray_are_touched_in_one_file():
     users = {
-        file.relative_to(ROOT / "sweep").as_posix()
+        file.relative_to(ROOT).as_posix()
         for file in ROOT.rglob("*.py")
         if PRIVATE.search(re.sub(r'"ray\.\S*"', "", file.read_text(encoding="utf-8")))
     }
-    listed = ARCHITECTURE.partition("**Private parts of Ray**")[2].partition("**k-means**")[0]
-    assert set(re.findall(r"`(\w+/\w+\.py)`", listed)) == users
+    assert users == {INTERNALS.relative_to(ROOT).as_posix()}
+
+
+def looked_up():
+    """The dotted names of Ray that the file of private parts uses."""
+    trees = [ast.parse(text) for text in (INTERNALS.read_text(encoding="utf-8"), ray_internals.ASK)]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    names = {f"{module}.{name}" for name, module in ray_internals.CLASSES.items()}
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("ray."):
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Attribute) and ast.unparse(node).startswith("ray."):
+            names.add(ast.unparse(node))
+    return sorted(name for name in names if "._global_node." not in name)  # an object, while Ray runs
+
+
+def test_the_installed_ray_has_each_private_part():
+    lacking = []
+    assert len(looked_up()) > 25
+    for name in looked_up():
+        try:
+            pkgutil.resolve_name(name)
+        except (ImportError, AttributeError) as error:
+            lacking.append(f"{name}: {error}")
+    assert not lacking, "ray_internals.py says of each what to do"
+
+
+def test_the_objects_of_the_installed_ray_have_each_private_attribute():
+    tree = ast.parse(INTERNALS.read_text(encoding="utf-8"))
+    touched = {
+        node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and re.match("_[a-z]", node.attr)
+    }
+    assert touched - {"_private"} <= HOLDERS.keys(), "name the module of Ray that has it"
+    lacking = [
+        f"{module} has no {name}"
+        for name, module in HOLDERS.items()
+        if not re.search(rf"\b{name}\b", inspect.getsource(importlib.import_module(module)))
+    ]
+    assert not lacking, "ray_internals.py, or the class that overrides it, says what it is for"

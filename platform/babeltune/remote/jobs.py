@@ -21,17 +21,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType
 from typing import Any
 
 import ray
 from ray.exceptions import AuthenticationError
-from ray.job_submission import JobSubmissionClient
 
 from babeltune.errors import BabeltuneError, ClusterError, from_network
 from babeltune.files import draft_folder
 from babeltune.remote.wheel import build_plugins, build_wheel
 from babeltune.schema.cluster import Cluster
+from babeltune.sweep.ray_internals import job_client, status_for_strangers
 from babeltune.sweep.state.names import meant
 from babeltune.sweep.sync.audit import ACTOR, actor
 from babeltune.sweep.workers.access import close_token_file
@@ -52,8 +52,6 @@ POLL_INTERVAL_S = 0.5
 """Seconds between two looks at a job's state."""
 ADDRESSES = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")
 """Variables that Ray would believe more than the cluster file."""
-REFUSAL = HTTPStatus.UNAUTHORIZED
-"""How a dashboard answers who has no token."""
 TRIES = 5
 STARTING = "No available agent"
 """What a head says that has only just started."""
@@ -103,25 +101,6 @@ class Job:
         return int(self.id.rpartition("-")[2])
 
 
-class _Client(JobSubmissionClient):  # type: ignore[misc]
-    """Ray's client with a deadline for each request; Ray's own waits for ever."""
-
-    def _do_request(self, method: str, endpoint: str, **words: Any) -> Any:
-        return super()._do_request(method, endpoint, timeout=REQUEST_TIMEOUT_S, **words)
-
-
-def status_for_strangers(address: str) -> int:
-    """The HTTP status with which the dashboard answers a request for its jobs that has no token.
-
-    Raises `OSError` where nothing answers."""
-    stranger = SimpleNamespace(_address=address.rstrip("/"), _cookies=None, _headers={}, _verify=True)
-    try:
-        answer = JobSubmissionClient._do_request(stranger, "GET", "/api/jobs/", timeout=20, allow_redirects=False)
-    except AuthenticationError:
-        return REFUSAL
-    return int(answer.status_code)
-
-
 class Jobs:
     """The jobs of one cluster, seen through its dashboard."""
 
@@ -134,9 +113,7 @@ class Jobs:
             logging.getLogger(chatter).setLevel(logging.WARNING)
         self.open = self._open()
         with self._spoken(), without_variables(ADDRESSES):
-            headers = {"Authorization": f"Bearer {token}"} if token else {}
-            self._client = _Client(cluster.address, headers=headers)
-            self.version = str(self._client._server_ray_version)
+            self._client, self.version = job_client(cluster.address, token, REQUEST_TIMEOUT_S)
         if self.version.split(".")[:2] != ray.__version__.split(".")[:2]:
             raise ClusterError(
                 f"{self.cluster.named} runs Ray {self.version} and this machine {ray.__version__}; install "
@@ -153,7 +130,7 @@ class Jobs:
             ) from error
         if status == HTTPStatus.NOT_FOUND:
             raise ClusterError(f"{self.cluster.named} is no Ray dashboard: it has no /api/jobs; check `address`")
-        if status not in (HTTPStatus.OK, REFUSAL):
+        if status not in (HTTPStatus.OK, HTTPStatus.UNAUTHORIZED):
             raise ClusterError(
                 f"{self.cluster.named} answers with status {status}, which does not say whether it wants a "
                 "token; try again, or check `address`"

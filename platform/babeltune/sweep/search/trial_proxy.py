@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TypedDict
 
 from ray import tune
-from ray.air.execution._internal.tracked_actor import TrackedActor
 
 from babeltune.schema.records import Report
+from babeltune.sweep.ray_internals import TrackedActor
 from babeltune.sweep.state.messages import EndMessage, ReportMessage, TrialEnd
 from babeltune.sweep.workers.dispatcher_client import DispatcherClient
 

@@ -14,6 +14,7 @@ import shutil
 import uuid
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -27,6 +28,7 @@ from babeltune.memory import passed_over
 from babeltune.planning.space import largest
 from babeltune.schema.records import Goal, Report, Sweep
 from babeltune.signals import StopSignal
+from babeltune.sweep.ray_internals import follow_trials
 from babeltune.sweep.search.stopping import Stopping, rule_of
 from babeltune.sweep.search.study import Proposals
 from babeltune.sweep.search.trial_proxy import LocalActors, Result, TrialConfig, TrialProxy
@@ -100,18 +102,6 @@ class _TuneTrial(Protocol):
     last_result: Result
 
 
-class _TuneController(Protocol):
-    """What is used of the object that runs Tune's loop."""
-
-    _actor_manager: object
-
-
-class _Runner(Protocol):
-    """What schedulers are given to know the controller."""
-
-    _tune_controller: _TuneController
-
-
 def _numbered(trial: _TuneTrial | _Numbered) -> _Numbered:
     return trial if isinstance(trial, _Numbered) else _Numbered(str(trial.config["number"]))
 
@@ -165,12 +155,10 @@ class _FollowsLocally:
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_dispatcher": None}
 
-    def on_trial_add(self, controller: _Runner | None, trial: _TuneTrial) -> None:
+    def on_trial_add(self, controller: object, trial: _TuneTrial) -> None:
         """Called for every new trial."""
         if controller is not None and self._dispatcher is not None:
-            tune_controller = controller._tune_controller
-            if not isinstance(tune_controller._actor_manager, LocalActors):
-                tune_controller._actor_manager = LocalActors(self._dispatcher)
+            follow_trials(controller, LocalActors, partial(LocalActors, self._dispatcher))
         super().on_trial_add(controller, trial)  # type: ignore[misc]
 
 
@@ -181,17 +169,17 @@ class _Fifo(_FollowsLocally, FIFOScheduler):  # type: ignore[misc]
 class _Asha(_FollowsLocally, AsyncHyperBandScheduler):  # type: ignore[misc]
     """Stops, at its rungs, those that are not among the best. It knows each trial by its number."""
 
-    def on_trial_add(self, controller: _Runner | None, trial: _TuneTrial) -> None:
+    def on_trial_add(self, controller: object, trial: _TuneTrial) -> None:
         super().on_trial_add(controller, trial)
         self._trial_info[_numbered(trial).trial_id] = self._trial_info.pop(trial.trial_id)
 
-    def on_trial_result(self, controller: _Runner | None, trial: _TuneTrial, result: Result) -> str:
+    def on_trial_result(self, controller: object, trial: _TuneTrial, result: Result) -> str:
         return str(super().on_trial_result(controller, _numbered(trial), result))
 
-    def on_trial_complete(self, controller: _Runner | None, trial: _TuneTrial, result: Result) -> None:
+    def on_trial_complete(self, controller: object, trial: _TuneTrial, result: Result) -> None:
         super().on_trial_complete(controller, _numbered(trial), result)
 
-    def on_trial_remove(self, controller: _Runner | None, trial: _TuneTrial) -> None:
+    def on_trial_remove(self, controller: object, trial: _TuneTrial) -> None:
         super().on_trial_remove(controller, _numbered(trial))
 
 
@@ -202,12 +190,12 @@ class _ByRule(_FollowsLocally, FIFOScheduler):  # type: ignore[misc]
         super().__init__(dispatcher)
         self._rule, self._sign = rule, 1.0 if goal == "maximize" else -1.0
 
-    def on_trial_result(self, controller: _Runner | None, trial: _TuneTrial, result: Result) -> str:
+    def on_trial_result(self, controller: object, trial: _TuneTrial, result: Result) -> str:
         number, value = int(_numbered(trial).trial_id), self._sign * result["objective"]
         stops = self._rule.stops(number, result["reports"], value)
         return str(TrialScheduler.STOP if stops else TrialScheduler.CONTINUE)
 
-    def on_trial_complete(self, controller: _Runner | None, trial: _TuneTrial, result: Result) -> None:
+    def on_trial_complete(self, controller: object, trial: _TuneTrial, result: Result) -> None:
         """Tune brings a trial's last report here alone."""
         if "objective" in result:
             self.on_trial_result(controller, trial, result)

@@ -12,20 +12,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
-
 from babeltune.errors import ClusterError
+from babeltune.sweep.ray_internals import ASK, read_token_again
 
 log = logging.getLogger(__name__)
-ASK = """
-import sys
-from ray._raylet import GcsClient
-from ray.exceptions import AuthenticationError
-try:
-    GcsClient(address=sys.argv[1]).internal_kv_keys(b"", timeout=20)
-except AuthenticationError:
-    sys.exit(3)
-"""
 ANSWERS = {0: True, 3: False}
 ANSWER_TIMEOUT_S = 60.0
 """Seconds, with a Python that has to start."""
@@ -50,7 +40,7 @@ def authenticated(token: str) -> Iterator[None]:
     these processes."""
     before = {name: os.environ.get(name) for name in shown(token)}
     os.environ |= shown(token)
-    _read_again()
+    read_token_again()
     try:
         yield
     finally:
@@ -58,13 +48,7 @@ def authenticated(token: str) -> Iterator[None]:
             os.environ.pop(name)
             if value is not None:
                 os.environ[name] = value
-        _read_again()
-
-
-def _read_again() -> None:
-    """Ray reads its mode when it is imported, and its token when it first needs one."""
-    Config.initialize("")
-    AuthenticationTokenLoader.instance().reset_cache()
+        read_token_again()
 
 
 def close_token_file() -> None:

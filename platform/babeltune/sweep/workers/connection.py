@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import secrets
-import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,14 +15,11 @@ from tempfile import TemporaryDirectory
 import psutil
 import ray
 import torch
-from ray._common.utils import get_default_system_temp_dir
-from ray._private import ray_constants
-from ray._private.services import canonicalize_bootstrap_address
-from ray.job_config import JobConfig
 
 from babeltune.errors import ClusterError
 from babeltune.schema.cluster import Cluster
 from babeltune.signals import end_when_asked
+from babeltune.sweep import ray_internals
 from babeltune.sweep.workers.access import authenticated, close_token_file, listens, refuse_open, shown, takes
 
 log = logging.getLogger(__name__)
@@ -32,30 +27,6 @@ NEEDED = ("gcs_server", "raylet")
 """Ray's own processes, without which nothing goes on."""
 POLL_INTERVAL_S = 1.0
 """Seconds between two checks that they are alive."""
-
-
-class _NoFolders(list[str]):
-    """Folders of a job from which workers import before they look among the packages: none. Ray would add the folder
-    in which the user stands, where a `tokenizers.py` breaks every trial, and which others may be able to write."""
-
-    def extend(self, _: Iterable[str]) -> None:
-        """Nothing."""
-
-
-def _init(**options: object) -> None:
-    """`ray.init`, with its console output sent to the log, and without the user's folder in the workers' path.
-
-    Ray's handlers of SIGTERM stay out: while it starts, they would end the program without its last words. Its
-    processes get groups of their own: a terminal that is closed, or `timeout`, signals the driver's whole group, and
-    the search could not save its trials without them.
-    """
-    ray._private.worker.print_to_stdstream = _no_result
-    ray._private.utils.set_sigterm_handler = lambda _handler: None
-    if sys.platform == "linux":  # elsewhere Ray ends them by the driver's group once that has died
-        ray._private.services.ConsolePopen = functools.partial(subprocess.Popen, process_group=0)
-    job = JobConfig()
-    job._py_driver_sys_path = _NoFolders()
-    ray.init(log_to_driver=False, job_config=job, **options)
 
 
 def _no_result(data: Mapping[str, list[str]], *, ignore_prefix: bool) -> None:
@@ -102,7 +73,7 @@ def connected(cluster: Cluster, *, insecure: bool | None = None) -> Iterator[Non
             raise ClusterError(f"{named} {why}; {cluster.token_place}")
     with nullcontext() if token is None else authenticated(token):
         try:
-            _init(address=cluster.address)
+            ray_internals.start(_no_result, address=cluster.address)
         except (ConnectionError, OSError, RuntimeError, ray.exceptions.RayError) as error:
             raise ClusterError(f"{named} does not answer ({error}); start it, or use clusters/local.yaml") from error
         end_when_asked()
@@ -118,8 +89,8 @@ def _found(address: str) -> str:
     if address != "auto":
         return address
     with suppress(ConnectionError):
-        address = canonicalize_bootstrap_address(address) or address
-    return str(address)
+        return ray_internals.bootstrap_address(address) or address
+    return address
 
 
 @contextmanager
@@ -146,7 +117,7 @@ def local_ray(num_cpus: int | None = None, num_gpus: int = 0, env: dict[str, str
 @contextmanager
 def _own_folder() -> Iterator[Path]:
     """A folder for Ray's session below one that only this user enters, for Ray opens its own folders to all users."""
-    place = Path(get_default_system_temp_dir())
+    place = Path(ray_internals.temporary_folder())
     try:
         place.mkdir(parents=True, exist_ok=True)
         outer = TemporaryDirectory(prefix="ray", dir=place, ignore_cleanup_errors=True)
@@ -157,24 +128,13 @@ def _own_folder() -> Iterator[Path]:
 
 
 def _start(folder: Path, **options: object) -> None:
-    """Starts Ray. It resolves 127.0.0.1 to an address that other machines reach, unless it may have one node only."""
-    several_nodes, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
+    """Starts Ray with its files in the folder."""
+    options |= {"include_dashboard": False, "object_store_memory": 200 * 2**20, "logging_level": "ERROR"}
     try:
-        _init(
-            address="local",
-            include_dashboard=False,
-            _node_ip_address="127.0.0.1",
-            _temp_dir=str(folder),
-            _system_config={"enable_metrics_collection": False},  # their server wants no token
-            object_store_memory=200 * 2**20,
-            logging_level="ERROR",
-            **options,
-        )
+        ray_internals.start_here(_no_result, str(folder), **options)
     except Exception as error:  # whatever kept one of its processes from starting
         ray.shutdown()
         raise _not_started(error) from error
-    finally:
-        ray_constants.ENABLE_RAY_CLUSTER = several_nodes
 
 
 def _not_started(error: Exception) -> ClusterError:
@@ -186,9 +146,8 @@ def _not_started(error: Exception) -> ClusterError:
 
 def _end_without_ray(ending: threading.Event) -> None:
     """Ends this process where one of Ray's own has died. Ray's code would: a minute later, and without a next step."""
-    node = ray._private.worker._global_node
     while not ending.wait(POLL_INTERVAL_S):
-        dead = [name for name, _ in node.dead_processes() if name in NEEDED]
+        dead = [name for name in ray_internals.dead_processes() if name in NEEDED]
         if dead and not ending.is_set():
             sys.stderr.write(f"error: Ray has died on this machine ({dead[0]}); the same command again goes on\n")
             sys.stderr.flush()

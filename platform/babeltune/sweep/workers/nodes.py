@@ -12,13 +12,12 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import ray
-from ray._private.state import available_resources_per_node
-from ray._private.state import state as cluster_state
-from ray.core.generated.gcs_pb2 import PlacementGroupTableData
 from ray.util.placement_group import PlacementGroup, placement_group_table
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from babeltune.errors import ClusterError, counted
+from babeltune.sweep import ray_internals
+from babeltune.sweep.ray_internals import PlacementGroupTableData
 
 Answer = TypeVar("Answer")
 HEAD_TIMEOUT_S = 60.0
@@ -150,7 +149,7 @@ def cpus_there() -> int:
 
 def free_resources() -> dict[str, dict[str, float]]:
     """The resources that are free on each node, by their ids."""
-    return from_head(available_resources_per_node)
+    return from_head(ray_internals.free_resources)
 
 
 def is_placed(group: PlacementGroup) -> bool:
@@ -160,8 +159,7 @@ def is_placed(group: PlacementGroup) -> bool:
 
 def groups_of(creators: set[bytes]) -> list[PlacementGroupTableData]:
     """The placement groups that these actors created and that were not removed."""
-    rows = from_head(lambda: cluster_state._connect_and_get_accessor().get_placement_group_table())
-    groups = [PlacementGroupTableData.FromString(row) for row in rows]
+    groups = from_head(ray_internals.placement_groups)
     return [g for g in groups if g.creator_actor_id in creators and g.state != PlacementGroupTableData.REMOVED]
 
 

@@ -14,20 +14,26 @@ import socket
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import psutil
 import ray
 import ray.train
 from ray.train.backend import Backend, BackendConfig
-from ray.train.v2._internal.callbacks import DatasetsCallback, WorkingDirectorySetupCallback
-from ray.train.v2._internal.callbacks.metrics import ControllerMetricsCallback, WorkerMetricsCallback
-from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
-from ray.train.v2._internal.execution.controller import TrainController
-from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy, NoopDecision, ResizeDecision
-from ray.train.v2._internal.execution.worker_group import state, worker_group
-from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
+from babeltune.sweep.ray_internals import (
+    ControllerMetricsCallback,
+    DataParallelTrainer,
+    DatasetsCallback,
+    FixedScalingPolicy,
+    NoopDecision,
+    PlacementGroupCleanerCallback,
+    ResizeDecision,
+    TrainController,
+    WorkerMetricsCallback,
+    WorkingDirectorySetupCallback,
+    without_barrier,
+)
 from babeltune.sweep.workers.nodes import beside, is_dead, places_of, room_for
 from babeltune.sweep.workers.pool_settings import PoolSettings
 
@@ -136,8 +142,7 @@ class _Controller(TrainController):  # type: ignore[misc]
 
     def __init__(self, environment: dict[str, str], **parts: object) -> None:
         os.environ.update(environment)
-        worker_group.SynchronizationActor = _NoBarrier()
-        state._shutdown_sync_actor = lambda _: None
+        without_barrier(_NoBarrier())
         super().__init__(**parts)
 
     async def lives(self) -> bool:
@@ -146,8 +151,7 @@ class _Controller(TrainController):  # type: ignore[misc]
 
 
 class _NoBarrier:
-    """Replaces the actor at which Ray Train's ranks wait for one another when they report. It is one more process per
-    group, and our ranks report to the dispatcher."""
+    """What `without_barrier` puts in the place of an actor."""
 
     def options(self, **_: object) -> _NoBarrier:
         return self
@@ -212,7 +216,7 @@ class _ProcessGroup(Backend):  # type: ignore[misc]
     share_cuda_visible_devices = True
     """NCCL connects the GPUs of a node directly if every rank there sees all of them."""
 
-    def on_start(self, worker_group: worker_group.WorkerGroup, _: BackendConfig) -> None:
+    def on_start(self, worker_group: Any, _: BackendConfig) -> None:
         kind = "nccl" if all(worker_group.execute(_sees_gpu)) else "gloo"
         nodes = worker_group.execute(_node)
         host = LOOPBACK if len(set(nodes)) == 1 else nodes[0][1]

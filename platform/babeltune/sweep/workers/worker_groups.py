@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray._raylet import PlacementGroupID
-from ray.core.generated.gcs_pb2 import PlacementGroupTableData
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 
+from babeltune.sweep.ray_internals import PlacementGroupTableData, id_of, placement_group_id
 from babeltune.sweep.workers.nodes import groups_of, least_taken, places_of, room_for
 from babeltune.sweep.workers.pool_settings import PoolSettings
 from babeltune.sweep.workers.ray_train import WorkerGroupTrainer
@@ -52,7 +51,7 @@ class WorkerGroup:
     @property
     def creator(self) -> bytes:
         """The id of the actor that creates the placement groups of its ranks."""
-        return bytes(self.controller._actor_id.binary())
+        return id_of(self.controller)
 
 
 class WorkerGroups(Mapping[str, WorkerGroup]):
@@ -171,5 +170,5 @@ class WorkerGroups(Mapping[str, WorkerGroup]):
         its node may ask for room again."""
         held = groups_of(self._ended) if self._ended else []
         for placement in held:
-            remove_placement_group(PlacementGroup(PlacementGroupID(placement.placement_group_id)))
+            remove_placement_group(PlacementGroup(placement_group_id(placement.placement_group_id)))
         return bool(held)
