@@ -23,6 +23,8 @@ from babeltune.sweep.state.provenance import (
     Change,
     accepted_lines,
     check_unchanged,
+    code_digest,
+    code_of_sweeps,
     deciding_facts,
     differences,
     finish_accepting,
@@ -184,3 +186,36 @@ def test_a_range_may_change_and_a_resumed_trial_of_it_still_fits(copied, file):
     assert sweep_id(sweep) != folder.id
     check_unchanged(folder, deciding_facts(), accept=True, sweep=sweep)
     assert folder.read("facts.json")["spec"] == sweep_id(sweep)
+
+
+CODE = {
+    "babeltune/sweep/driver/run.py": "from babeltune.data import (\n    texts,\n)\n",
+    "babeltune/data/texts.py": "def read():\n    from babeltune.data.keys import key\n",
+    "babeltune/data/__init__.py": "",
+    "babeltune/data/keys.py": "",
+    "babeltune/data/sheet_process.py": "",
+    "babeltune/apps/mine.py": "from babeltune.data.texts import read\n",
+    "babeltune/cli/mine.py": "import babeltune.apps.mine\n",
+    "babeltune_methods/paper.py": "import babeltune.method.loss\n",
+    "babeltune/method/loss.py": "",
+}
+
+
+@pytest.mark.parametrize("file", CODE)
+def test_a_sweep_is_asked_about_code_that_it_imports_and_no_other(tmp_path, file):
+    for name, text in CODE.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    before = code_digest(tmp_path)
+    (tmp_path / file).write_text(CODE[file] + "x = 1\n")
+    assert (code_digest(tmp_path) == before) == (file in ("babeltune/apps/mine.py", "babeltune/cli/mine.py"))
+
+
+def test_all_that_trains_decides_results_and_what_shows_or_mines_does_not():
+    reached = code_of_sweeps()
+    packages = {".".join(name.split(".")[:2]) for name in reached}
+    assert not packages & {f"babeltune.{name}" for name in ("apps", "cli", "promotion", "remote", "sweep_report")}
+    folders = ("data", "evaluation", "method", "models", "training", "sweep/search", "sweep/workers")
+    files = {path for name in folders for path in (reached["babeltune"].parent / name).glob("*.py")}
+    alone = {"finetuning.py", "importance.py"}  # of a promoted model, and of a report
+    assert {path.name for path in files - set(reached.values())} == alone
