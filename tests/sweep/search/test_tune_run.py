@@ -10,6 +10,7 @@ import ray
 from optuna.trial import TrialState
 from ray import tune
 from ray._private.state import actors
+from ray.tune.registry import get_trainable_cls
 
 from babeltune.errors import ClusterError, MethodError, SpecError, SweepError
 from babeltune.schema.records import (
@@ -526,27 +527,42 @@ def test_a_ledger_line_cut_off_by_a_crash_is_ignored(tmp_path):
 
 
 def test_every_installed_method_is_registered_with_tune(ray_cluster):
-    from ray.tune.registry import get_trainable_cls
-
     assert "soft_contrastive" in register_methods()
     assert get_trainable_cls("soft_contrastive").method == "soft_contrastive"
 
 
-def test_a_method_is_a_trainable_of_plain_tune_by_its_name(ray_cluster, with_stores, tiny_file, tmp_path):
-    from ray import tune
-
-    from babeltune.sweep.search.tune_run import register_methods
-
+def test_a_method_by_its_name_in_plain_tune_trains_on_a_worker_group(ray_cluster, with_stores, tiny_file, tmp_path):
     assert "soft_contrastive" in register_methods()
-    space = {"sweep": str(tiny_file), "out": str(with_stores(tmp_path / "out")), "temperature": 0.05}
+    out = with_stores(tmp_path / "out")
     tuner = tune.Tuner(
         "soft_contrastive",
-        param_space=space,
+        param_space={"sweep": str(tiny_file), "out": str(out), "temperature": 0.05},
         run_config=tune.RunConfig(storage_path=str(tmp_path / "tune"), verbose=0),
     )
     results = tuner.fit()
     assert [result.metrics["reports"] for result in results] == [2]
     assert all(0 <= result.metrics["dev/everyday/accuracy"] <= 1 for result in results)
+    (folder,) = (out / "trials").iterdir()
+    assert list((folder / "train").iterdir()), "Ray Train's run of the group"
+
+
+def test_a_setting_that_a_method_refuses_fails_its_trial_in_plain_tune(ray_cluster, with_stores, tiny_file, tmp_path):
+    register_methods()
+    tuner = tune.Tuner(
+        "soft_contrastive",
+        param_space={"sweep": str(tiny_file), "out": str(with_stores(tmp_path / "out")), "temperature": -1.0},
+        run_config=tune.RunConfig(storage_path=str(tmp_path / "tune"), verbose=0),
+    )
+    (result,) = tuner.fit()
+    assert "temperature" in str(result.error)
+
+
+def test_a_sweep_runs_the_trainable_that_its_method_is_registered_as(one_group, tmp_path, monkeypatch):
+    names, run_by_tune = [], tune.run
+    monkeypatch.setattr(tune, "run", lambda name, **options: names.append(name) or run_by_tune(name, **options))
+    assert run(tmp_path, one_group, a_sweep(), 1)
+    assert names == ["toy"]
+    assert get_trainable_cls("toy").method == "toy"
 
 
 def test_a_trial_that_ends_without_its_last_report_is_not_called_finished(one_group, tmp_path):

@@ -35,11 +35,11 @@ from babeltune.sweep.sync import driver as driver_module
 from babeltune.sweep.sync import leased_folder
 from babeltune.sweep.sync.driver import DriverSync
 from babeltune.sweep.sync.view import StorageView
-from babeltune.sweep.workers.standalone import standalone
 from babeltune.sweep_report.write import write_report
 from babeltune.training.checkpoint import read_reports
 from bucket_servers import BUCKET
 from made_sweeps import states
+from trials_here import standalone
 from waiting import PATIENCE_S, wait_until, when
 
 PREFIX = "team"

@@ -18,7 +18,8 @@ import pytest
 import ray
 
 from babeltune.errors import ClusterError
-from babeltune.sweep.workers import access, connection
+from babeltune.sweep import ray_internals
+from babeltune.sweep.workers import access
 from babeltune.sweep.workers.access import (
     STRANGER,
     authenticated,
@@ -165,7 +166,7 @@ def test_a_token_is_shown_only_in_its_block(monkeypatch):
     assert os.environ["RAY_AUTH_TOKEN"] == "of-a-cluster"
     assert "RAY_AUTH_MODE" not in os.environ
     monkeypatch.undo()
-    access._read_again()  # the Ray of other tests in this process has a token
+    ray_internals.read_token_again()  # the Ray of other tests in this process has a token
 
 
 @pytest.mark.parametrize("linked", [False, True])
@@ -275,7 +276,7 @@ def test_a_cluster_that_wants_a_token_is_used(ray_cluster):
 def test_ray_does_not_take_the_signal_that_ends_a_command(monkeypatch):
     mine = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(ray, "init", lambda **_: ray._private.utils.set_sigterm_handler(lambda *_: sys.exit(15)))
-    connection._init()
+    ray_internals.start(lambda *_: None)
     assert signal.getsignal(signal.SIGTERM) is mine
 
 

@@ -27,14 +27,14 @@ OF_HEAD = (
 )
 """Questions to the head, for whose answers Ray waits without a deadline. `from_head` asks them."""
 WITHOUT = {
-    "standalone.py: thread.join": "a thread of this process, which is asked to end",
     "reproduce.py: process.join": "training on this machine, which takes as long as the trial did",
-    "files.py: held.acquire": "another process on this machine builds a store, which takes hours; a line says so",
     "tasks.py: work.result": "work that has ended",
     "lease.py: ray.get_actor": "at a driver's start, which waits for the head in any case",
     "lease.py: ray.nodes": "the same",
     "watched_process.py: process.wait": "a process of ours that has closed its standard error, so that it ends",
-    "nodes.py: cluster_state._connect_and_get_accessor().get_placement_group_table": "what `from_head` asks",
+    "ray_internals.py: state._connect_and_get_accessor().get_placement_group_table": "what `from_head` asks",
+    "ray_internals.py: available_resources_per_node": "the same",
+    "trial_proxy.py: self._follower.result": "no future: a follower's next result, if there is one",
     "trial_proxy.py: self._followers[tracked].result": "no future: a follower's next result, if there is one",
 }
 """Waits without a deadline, and why they may."""

@@ -11,10 +11,14 @@ import math
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
 from typing import TypedDict
 
+import ray
 from ray import tune
 
+from babeltune.errors import SweepError
 from babeltune.schema.records import Report
 from babeltune.sweep.ray_internals import TrackedActor
 from babeltune.sweep.state.messages import EndMessage, ReportMessage, TrialEnd
@@ -42,10 +46,6 @@ class TrialConfig(TypedDict):
     trial: str
     number: int
     objectives: list[str]
-
-
-class TrialProxy(tune.Trainable):  # type: ignore[misc]
-    """The name under which Tune knows the trials. `LocalActors` follows them; no object of this class is made."""
 
 
 class Follower:
@@ -87,6 +87,58 @@ class Follower:
 
     def _numbered(self, result: Result) -> Result:
         return {"done": False, "training_iteration": self._seen, **result}
+
+
+class MethodTrial(tune.Trainable):  # type: ignore[misc]
+    """A trial that a worker group trains, as Tune knows it by its method's name.
+
+    In a sweep `LocalActors` follows all trials, and no object of this class is made. Elsewhere, as for
+    `Tuner("<method>", param_space={"sweep": …})`, an object has a worker group of its own, and follows its one trial.
+    """
+
+    method = ""
+
+    @classmethod
+    def default_resource_request(cls, _: Mapping[str, object]) -> tune.PlacementGroupFactory:
+        """None: the worker group asks for those of its ranks."""
+        return tune.PlacementGroupFactory([{"CPU": 0}])
+
+    def setup(self, config: Mapping[str, object]) -> None:
+        """Prepares the data of `config["sweep"]`, and hands the trial to a new worker group."""
+        from babeltune.sweep.workers.nodes import from_head
+        from babeltune.sweep.workers.pool import WorkerPool
+        from babeltune.sweep.workers.pool_settings import PoolSettings
+        from babeltune.sweep.workers.standalone import standalone_assignment
+
+        assignment, sweep = standalone_assignment(self.method, config)
+        settings = PoolSettings(
+            count=1,
+            workers=sweep.budget.workers or 1,
+            cpus_per_worker=1,
+            gpus_per_worker=min(1, from_head(ray.cluster_resources).get("GPU", 0)),
+            run_trial="babeltune.sweep.workers.run_trial:run",
+            storage=Path(assignment.folder) / "train",
+        )
+        self._open = ExitStack()
+        self._pool = self._open.enter_context(WorkerPool(settings))
+        self._pool.dispatcher.offer(assignment.name, assignment)
+        objectives = [objective.metric for objective in sweep.objectives]
+        self._follower = Follower(self._pool.dispatcher, assignment.name, objectives)
+
+    def step(self) -> dict[str, object]:
+        """The trial's next report. Raises `SweepError` with the reason of a trial that failed."""
+        self._follower.go_on()
+        while (result := self._follower.result()) is None:
+            if not self._pool.dispatcher.receive(1.0):
+                self._pool.mend()
+        if (end := result.get("end")) is not None and end.failed:
+            raise SweepError(end.text)
+        report = result.get("report")
+        return {**(report.metrics if report else {}), "reports": result["training_iteration"], "done": result["done"]}
+
+    def cleanup(self) -> None:
+        """Ends the worker group."""
+        self._open.close()
 
 
 class LocalActors:

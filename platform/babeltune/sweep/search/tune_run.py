@@ -12,7 +12,7 @@ import math
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,12 +26,12 @@ from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, TrialSch
 from babeltune.errors import SweepError
 from babeltune.memory import passed_over
 from babeltune.planning.space import largest
-from babeltune.schema.records import Goal, Report, Sweep
+from babeltune.schema.records import Goal, Sweep
 from babeltune.signals import StopSignal
 from babeltune.sweep.ray_internals import follow_trials
 from babeltune.sweep.search.stopping import Stopping, rule_of
 from babeltune.sweep.search.study import Proposals
-from babeltune.sweep.search.trial_proxy import LocalActors, Result, TrialConfig, TrialProxy
+from babeltune.sweep.search.trial_proxy import LocalActors, MethodTrial, Result, TrialConfig
 from babeltune.sweep.search.tune_searcher import ENDED, Callbacks, OptunaSearcher, TrialRecords
 from babeltune.sweep.search.warm_start import Suggest, warm_trials
 from babeltune.sweep.state.ledger import Ledger
@@ -53,36 +53,18 @@ PASSED_OVER = 50
 """Ended trials after which what stays of them is passed over when garbage is collected."""
 
 
-class Standalone(tune.Trainable):  # type: ignore[misc]
-    """One trial of one method in Tune's own process, for `Tuner("<method>", param_space={"sweep": …})`."""
-
-    method = ""
-
-    def setup(self, config: Mapping[str, object]) -> None:
-        self._reports = _standalone(self.method, config)
-
-    def cleanup(self) -> None:
-        self._reports.close()
-
-    def step(self) -> dict[str, float]:
-        report = next(self._reports, None)
-        if report is None:
-            return {"done": True}
-        return {**report.metrics, "reports": report.index, "done": report.last}
-
-
-def _standalone(method: str, config: Mapping[str, object]) -> Generator[Report, None, None]:
-    from babeltune.sweep.workers.standalone import standalone, standalone_assignment
-
-    yield from standalone(standalone_assignment(method, config))
-
-
 def register_methods() -> list[str]:
     """Registers every installed method with Tune under its name, and returns the names."""
     names = sorted({entry.name for entry in importlib.metadata.entry_points(group="babeltune.methods")})
     for name in names:
-        tune.register_trainable(name, type(f"Standalone_{name}", (Standalone,), {"method": name}))
+        register(name)
     return names
+
+
+def register(method: str) -> str:
+    """Registers one method with Tune under its name, by which sweeps run their trials, and returns the name."""
+    tune.register_trainable(method, type(f"{MethodTrial.__name__}_{method}", (MethodTrial,), {"method": method}))
+    return method
 
 
 @dataclass(frozen=True)
@@ -289,7 +271,7 @@ def _run_tune(
     shutil.rmtree(folder, ignore_errors=True)
     try:
         tune.run(
-            TrialProxy,
+            register(sweep.method),
             name=f"run-{uuid.uuid4().hex[:8]}",
             config={
                 "objectives": [objective.metric for objective in sweep.objectives],
