@@ -122,3 +122,32 @@ def test_the_objects_of_the_installed_ray_have_each_private_attribute():
         if not re.search(rf"\b{name}\b", inspect.getsource(importlib.import_module(module)))
     ]
     assert not lacking, "ray_internals.py, or the class that overrides it, says what it is for"
+
+
+def needs_of(file, modules):
+    """The modules that a file imports to run, at its top and within functions."""
+    waiting = [ast.parse(file.read_text(encoding="utf-8"))]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            waiting += node.orelse
+            continue
+        waiting += ast.iter_child_nodes(node)
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            names = (f"{node.module}.{alias.name}" for alias in node.names)
+            yield from (name if name in modules else node.module for name in names)
+
+
+@pytest.mark.slow
+def test_no_files_import_each_other_in_a_circle():
+    files = {
+        ".".join(path.relative_to(top).with_suffix("").parts).removesuffix(".__init__"): path
+        for top in (ROOT.parent, REPOSITORY / "methods")
+        for path in top.rglob("*.py")
+    }
+    circles = {name: {*needs_of(path, files)} & files.keys() - {name} for name, path in files.items()}
+    while outer := {name for name, needs in circles.items() if not needs & circles.keys()}:
+        circles = {name: needs for name, needs in circles.items() if name not in outer}
+    assert not circles, "these files are in a circle, or need one that is"

@@ -91,7 +91,7 @@ def test_each_place_that_a_file_names_is_in_the_table():
 
 
 def test_methods_prints_the_corrected_places(capsys):
-    from babeltune.cli.common import app
+    from babeltune.cli.program import app
 
     for name in METHODS:
         app(["methods", name], standalone_mode=False)

@@ -15,7 +15,8 @@ from babeltune.cli.plan_page import details, summary
 from babeltune.errors import DataError, SpecError
 from babeltune.models.build import build_student
 from babeltune.models.vocabulary import Vocabulary
-from babeltune.planning.plan import Counted, describe, make_plan, student_parameters
+from babeltune.planning.availability import student_parameters
+from babeltune.planning.plan import Counted, describe, make_plan
 from babeltune.planning.preparation import read_corpus
 from babeltune.planning.recorded import sweep_id
 from babeltune.planning.sweep_file import read_sweep

@@ -15,7 +15,7 @@ from babeltune.method.distributed import ProcessGroup
 from babeltune.models.build import build_student
 from babeltune.models.encoder import encode_all
 from babeltune.models.vocabulary import Vocabulary
-from babeltune.planning.plan import student_parameters
+from babeltune.planning.availability import student_parameters
 from babeltune.planning.preparation import prepare
 from babeltune.planning.recorded import sweep_from, sweep_id
 from babeltune.planning.space import make_trial

@@ -25,8 +25,9 @@ from babeltune.cli import (
     transfer,
     watch,
 )
-from babeltune.cli.common import app, err
+from babeltune.cli.common import err
 from babeltune.cli.forward import answering
+from babeltune.cli.program import app
 from babeltune.errors import SpecError
 from babeltune.program import run_program
 from babeltune.signals import end_when_asked

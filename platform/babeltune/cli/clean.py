@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from babeltune.cli.common import ClusterFile, Json, Yes, agreed, app, cluster_of, out, say, steps_shown, warn
+from babeltune.cli.common import ClusterFile, Json, Yes, agreed, cluster_of, out, say, steps_shown, warn
+from babeltune.cli.program import app
 from babeltune.errors import counted
 
 if TYPE_CHECKING:

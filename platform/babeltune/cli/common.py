@@ -1,4 +1,4 @@
-"""What the commands share: the program, its options, its output, and where files and sweeps are found."""
+"""What the commands share: their options, their output, and where files and sweeps are found."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
 from rich.segment import Segment
 
-from babeltune.cli.forward import Command
 from babeltune.errors import bounded, printable
 from babeltune.files import json_text
 
@@ -27,39 +26,6 @@ if TYPE_CHECKING:
     from babeltune.schema.records import Sweep
     from babeltune.stages import Tell
     from babeltune.sweep.state.folder import SweepFolder
-
-
-class Program(typer.Typer):
-    """The program. Each of its commands runs on the head of a cluster that takes jobs, if `--cluster` names one."""
-
-    def command(self, *arguments: Any, **options: Any) -> Callable[[Any], Any]:
-        return super().command(*arguments, cls=Command, **options)
-
-
-app = Program(
-    help="Sweep the published ways to align a multilingual sentence encoder with a teacher, and promote the best.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
-)
-
-
-def show_version(asked: bool) -> None:
-    """Prints the version and ends."""
-    if asked:
-        from babeltune import __version__
-
-        sys.stdout.write(f"babeltune {__version__}\n")
-        raise typer.Exit
-
-
-@app.callback()
-def options(
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=show_version, is_eager=True)
-    ] = False,
-) -> None:
-    """Sweep the published ways to align a multilingual sentence encoder with a teacher, and promote the best."""
 
 
 METER_EVERY_S = 2.0

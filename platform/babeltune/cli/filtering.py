@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.table import Table
 
-from babeltune.cli.common import ClusterFile, Json, app, out, say, say_line, steps_shown, warn
+from babeltune.cli.common import ClusterFile, Json, out, say, say_line, steps_shown, warn
 from babeltune.cli.mining import (
     Codec,
     Columns,
@@ -23,6 +23,7 @@ from babeltune.cli.mining import (
     encoding_of,
     models_of,
 )
+from babeltune.cli.program import app
 from babeltune.errors import SpecError
 
 

@@ -224,8 +224,7 @@ def sweep_of(head: Head, command: str, options: Mapping[str, Any]) -> tuple[str,
     """The id of the sweep that the command runs, and the distributions of its methods. `SweepError` if it runs already
     and the command would change it."""
     from babeltune.cli.common import read, warn
-    from babeltune.cli.reproduce import QUICKSTART
-    from babeltune.cli.run_here import running_words
+    from babeltune.cli.run_here import QUICKSTART, running_words
     from babeltune.errors import SweepError
     from babeltune.method.plugins import plugins
     from babeltune.planning.recorded import sweep_id
@@ -274,7 +273,7 @@ def follow(head: Head, job: Job, stream: TextIO) -> int:
 def stop(head: Head, options: Mapping[str, Any]) -> int:
     """Stops a sweep. A job that waits, or whose driver does not answer in time, is ended."""
     from babeltune.cli.common import err
-    from babeltune.cli.sweeps import say_stopped
+    from babeltune.cli.run_here import say_stopped
     from babeltune.errors import ClusterError
 
     wait, as_json = int(options["wait"]), bool(options["as_json"])

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import typer
 from rich.markup import escape
 
-from babeltune.cli.common import ClusterFile, Json, any_cluster, app, out, say
+from babeltune.cli.common import ClusterFile, Json, any_cluster, out, say
+from babeltune.cli.program import app
 
 if TYPE_CHECKING:
     from babeltune.remote.doctor import Finding

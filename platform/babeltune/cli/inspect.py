@@ -9,19 +9,8 @@ from typing import TYPE_CHECKING, Annotated, TypeGuard
 
 import typer
 
-from babeltune.cli.common import (
-    ClusterFile,
-    Json,
-    SweepName,
-    app,
-    cluster_of,
-    err,
-    folder_of,
-    out,
-    say,
-    warn,
-    with_cluster,
-)
+from babeltune.cli.common import ClusterFile, Json, SweepName, cluster_of, err, folder_of, out, say, warn, with_cluster
+from babeltune.cli.program import app
 
 if TYPE_CHECKING:
     from babeltune.sweep.state.folder import SweepFolder

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from babeltune.cli.common import ClusterFile, Json, app, cluster_of, out, say, steps_shown, warn
+from babeltune.cli.common import ClusterFile, Json, cluster_of, out, say, steps_shown, warn
+from babeltune.cli.program import app
 from babeltune.errors import SpecError, counted
 from babeltune.stages import tell
 

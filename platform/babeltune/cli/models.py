@@ -15,7 +15,6 @@ from babeltune.cli.common import (
     ClusterFile,
     Json,
     SweepName,
-    app,
     cluster_of,
     err,
     folder_of,
@@ -25,6 +24,7 @@ from babeltune.cli.common import (
     steps_shown,
     warn,
 )
+from babeltune.cli.program import app
 
 if TYPE_CHECKING:
     from babeltune.schema.cluster import Cluster

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from babeltune.cli.common import Json, app, out, say, steps_shown, warn
+from babeltune.cli.common import Json, out, say, steps_shown, warn
+from babeltune.cli.program import app
 from babeltune.errors import SpecError, counted
 from babeltune.files import check_place, write_out
 

@@ -19,9 +19,9 @@ from babeltune.cli.words import ELLIPSIS, duration, weights
 from babeltune.data.language_id import labels_of
 from babeltune.errors import SpecError, counted
 from babeltune.planning.calibration import Machine
-from babeltune.planning.languages import taught_pairs
+from babeltune.planning.languages import strangers_in, taught_pairs
 from babeltune.planning.parameters import proposable_methods, words_for
-from babeltune.planning.plan import PlanReport, strangers_in
+from babeltune.planning.plan import PlanReport
 from babeltune.planning.rules import kind_of
 from babeltune.planning.space import default_params, make_trial
 from babeltune.promotion.statistics import standard_error

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from babeltune.cli.common import ClusterFile, Json, Set, SweepName, app, cluster_of, folder_of, out, read, steps_shown
+from babeltune.cli.common import ClusterFile, Json, Set, SweepName, cluster_of, folder_of, out, read, steps_shown
+from babeltune.cli.program import app
 from babeltune.cli.run_here import Submission, check_submission, run_sweep
 from babeltune.cli.sweeps import Accept, Detach, Insecure
 from babeltune.errors import SweepError

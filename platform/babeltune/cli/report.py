@@ -11,7 +11,6 @@ from babeltune.cli.common import (
     ClusterFile,
     Json,
     SweepName,
-    app,
     cluster_of,
     folder_of,
     out,
@@ -20,6 +19,7 @@ from babeltune.cli.common import (
     steps_shown,
     warn,
 )
+from babeltune.cli.program import app
 from babeltune.errors import counted
 from babeltune.schema.paths import sqlite_url
 

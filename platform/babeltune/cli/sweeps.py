@@ -16,7 +16,6 @@ from babeltune.cli.common import (
     With,
     Yes,
     any_cluster,
-    app,
     cluster_of,
     err,
     folder_of,
@@ -28,7 +27,16 @@ from babeltune.cli.common import (
     warn,
     with_cluster,
 )
-from babeltune.cli.run_here import Submission, check_submission, recorded, run_sweep, running_words, show_taken
+from babeltune.cli.program import app
+from babeltune.cli.run_here import (
+    Submission,
+    check_submission,
+    recorded,
+    run_sweep,
+    running_words,
+    say_stopped,
+    show_taken,
+)
 from babeltune.errors import SpecError, SweepError, counted
 
 if TYPE_CHECKING:
@@ -225,14 +233,3 @@ def wait_for_driver(folder: SweepFolder, storage: Storage, seconds: float) -> bo
             said = True
         time.sleep(0.3)
     return not driven
-
-
-def say_stopped(sweep: str, stopped: bool, where: str, *, as_json: bool) -> int:
-    """Says whether a sweep has stopped. The exit code."""
-    words = (
-        f"sweep {sweep} stopped; `babeltune resume {sweep}{where}` goes on"
-        if stopped
-        else f"sweep {sweep} was asked to stop and has not yet; `babeltune status {sweep}{where}` shows it"
-    )
-    say({"sweep": sweep, "stopped": stopped}, as_json, lambda: out.print(words, soft_wrap=True))
-    return int(not stopped)

@@ -10,7 +10,8 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from babeltune.cli.common import ClusterFile, Json, app, cluster_of, out, say, say_line, steps_shown
+from babeltune.cli.common import ClusterFile, Json, cluster_of, out, say, say_line, steps_shown
+from babeltune.cli.program import app
 from babeltune.errors import SpecError
 from babeltune.files import check_place, json_text, write_out
 

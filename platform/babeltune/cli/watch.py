@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from babeltune.cli.common import ClusterFile, Json, SweepName, app, folder_of, out, say
+from babeltune.cli.common import ClusterFile, Json, SweepName, folder_of, out, say
 from babeltune.cli.models import check_port, has_desktop, open_later
+from babeltune.cli.program import app
 
 if TYPE_CHECKING:
     from uvicorn import Server

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,7 +22,7 @@ from babeltune.errors import DataError, TeacherError
 from babeltune.models.hub import ModuleJson, model_folder, pooling_of, split_revision
 from babeltune.planning.parameters import values_of
 from babeltune.schema.bounds import Key, Problem
-from babeltune.schema.records import Source, Sweep, Task
+from babeltune.schema.records import Source, Student, Sweep, Task, Teacher
 
 if TYPE_CHECKING:
     from babeltune.files import JsonObject
@@ -306,3 +307,19 @@ def _saved(name: str, file: str, revision: str | None) -> Path | None:
             return None
         path = Path(found) if isinstance(found, str) else None
     return path if path is not None and path.is_file() else None
+
+
+def student_parameters(student: Student, teacher: Teacher) -> int | None:
+    """About how many weights a student from scratch has. None for a named model, a start, or a teacher's vocabulary
+    that is not known yet."""
+    taken = model_vocabulary(teacher.model, teacher.revision) if student.vocabulary == "teacher" else student.vocabulary
+    if student.model is not None or student.start or student.embeddings_from or taken is None:
+        return None
+    width, inner = student.width, student.feed_forward
+    if student.kind == "static":
+        return taken * width + (student.projection * (width + 1) if isinstance(student.projection, int) else 0)
+    layer = 4 * width * width + 2 * width * inner + 9 * width + inner
+    positions = math.ceil(student.max_tokens / 64) * 64
+    after = width if student.pooling == "pooler" else student.projection
+    projection = after * (width + 1) if isinstance(after, int) else 0
+    return (taken + positions + 4) * width + student.layers * layer + projection

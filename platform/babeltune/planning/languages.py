@@ -120,3 +120,9 @@ def taught_pairs(sweep: Sweep) -> tuple[tuple[str, str], ...]:
     by_name = {source.name: source for source in sweep.data.train}
     pairs = [source_pairs(s, by_name, sweep.data.anchor_priority) for s in sweep.data.train if s.train]
     return tuple(dict.fromkeys(pair for of_source in pairs for pair in of_source))
+
+
+def strangers_in(counts: Mapping[str, int]) -> dict[str, int]:
+    """The pairs of a source with a text in another language than its column says, by reason."""
+    reasons = {name.removeprefix("dropped: "): count for name, count in counts.items()}
+    return {name: count for name, count in reasons.items() if name == "swapped" or name.startswith("not in ")}

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -14,14 +13,14 @@ from typing import TYPE_CHECKING
 from babeltune.evaluation.distinct_rows import distinct_rows, tasks_behind
 from babeltune.files import draft_folder
 from babeltune.method import needs_of
-from babeltune.planning.availability import model_vocabulary
+from babeltune.planning.availability import student_parameters
 from babeltune.planning.goals import dev_metrics
 from babeltune.planning.recorded import sweep_id
-from babeltune.planning.space import default_params, make_trial, sample
+from babeltune.planning.space import default_params, make_trial, shown_trials
 from babeltune.planning.sweep_file import check_reachable, data_root
 from babeltune.planning.sweep_yaml import spec_yaml
 from babeltune.planning.warnings import about_labels, about_text
-from babeltune.schema.records import Scalar, Student, Sweep, Teacher, Trial
+from babeltune.schema.records import Scalar, Sweep, Teacher, Trial
 from babeltune.training.sampler import batch_counts, with_negatives
 
 if TYPE_CHECKING:
@@ -93,12 +92,6 @@ class PlanReport:
     @property
     def total_pairs(self) -> int:
         return sum(self.pairs.values())
-
-
-def strangers_in(counts: Mapping[str, int]) -> dict[str, int]:
-    """The pairs of a source with a text in another language than its column says, by reason."""
-    reasons = {name.removeprefix("dropped: "): count for name, count in counts.items()}
-    return {name: count for name, count in reasons.items() if name == "swapped" or name.startswith("not in ")}
 
 
 def make_plan(sweep: Sweep, *, samples: int = 3, machine: Machine | None = None) -> PlanReport:
@@ -197,14 +190,6 @@ def describe(sweep: Sweep, found: Counted, samples: int = 3) -> PlanReport:
     )
 
 
-def shown_trials(sweep: Sweep, samples: int) -> list[Trial]:
-    """The default configuration, and examples of what may be tried."""
-    return [
-        make_trial(sweep, 0, default_params(sweep)),
-        *(make_trial(sweep, number, sample(sweep, number)) for number in range(samples)),
-    ]
-
-
 def _sampled(trial: Trial, teacher: Teacher, pairs: Mapping[str, int]) -> Sampled:
     steps = None if trial.training.compute is not None else _steps_of(trial, pairs)
     size = None if needs_of(trial.method, trial.config).frozen else student_parameters(trial.student, teacher)
@@ -221,19 +206,3 @@ def _steps_of(trial: Trial, pairs: Mapping[str, int]) -> int:
         seed=trial.seed,
     )
     return len(counts)
-
-
-def student_parameters(student: Student, teacher: Teacher) -> int | None:
-    """About how many weights a student from scratch has. None for a named model, a start, or a teacher's vocabulary
-    that is not known yet."""
-    taken = model_vocabulary(teacher.model, teacher.revision) if student.vocabulary == "teacher" else student.vocabulary
-    if student.model is not None or student.start or student.embeddings_from or taken is None:
-        return None
-    width, inner = student.width, student.feed_forward
-    if student.kind == "static":
-        return taken * width + (student.projection * (width + 1) if isinstance(student.projection, int) else 0)
-    layer = 4 * width * width + 2 * width * inner + 9 * width + inner
-    positions = math.ceil(student.max_tokens / 64) * 64
-    after = width if student.pooling == "pooler" else student.projection
-    projection = after * (width + 1) if isinstance(after, int) else 0
-    return (taken + positions + 4) * width + student.layers * layer + projection

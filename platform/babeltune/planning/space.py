@@ -417,3 +417,11 @@ def _within(parameter: Parameter, value: Scalar) -> Scalar:
     low, high = (values_of(parameter, end)[0] for end in (0, 1))
     above = kind_of(parameter) in RANGES and cast(float, value) > cast(float, high)
     return high if above else low
+
+
+def shown_trials(sweep: Sweep, samples: int) -> list[Trial]:
+    """The default configuration, and examples of what may be tried."""
+    return [
+        make_trial(sweep, 0, default_params(sweep)),
+        *(make_trial(sweep, number, sample(sweep, number)) for number in range(samples)),
+    ]

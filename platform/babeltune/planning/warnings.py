@@ -169,7 +169,7 @@ def about_labels(sweep: Sweep, corpus: Corpus, samples: int) -> Iterator[str]:
     from babeltune.method import load_method, make_config
     from babeltune.planning.availability import is_at_hand
     from babeltune.planning.parameters import allows
-    from babeltune.planning.plan import shown_trials
+    from babeltune.planning.space import shown_trials
 
     if len(corpus.pairs) < 2 or not is_at_hand(sweep.teacher.model):
         return
@@ -250,7 +250,7 @@ def about_text(sweep: Sweep, corpus: Corpus) -> Iterator[str]:
 
 def about_strangers(sweep: Sweep, counts: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
     """Sources with many pairs that have a text in another language than its column says."""
-    from babeltune.planning.plan import strangers_in
+    from babeltune.planning.languages import strangers_in
 
     for name, steps in counts.items():
         judged = steps.get("no_near_overlap", steps.get("no_overlap", 0))  # the steps before
@@ -303,7 +303,7 @@ def about_memory(sweep: Sweep) -> Iterator[str]:
     """A student from scratch whose weights, gradients and Adam's two moments are more than this machine's memory."""
     import psutil
 
-    from babeltune.planning.plan import student_parameters
+    from babeltune.planning.availability import student_parameters
     from babeltune.planning.space import combinations
     from babeltune.planning.value_checks import student_with
 

@@ -559,7 +559,7 @@ def test_a_setting_that_a_method_refuses_fails_its_trial_in_plain_tune(ray_clust
 
 def test_a_sweep_runs_the_trainable_that_its_method_is_registered_as(one_group, tmp_path, monkeypatch):
     names, run_by_tune = [], tune.run
-    monkeypatch.setattr(tune, "run", lambda name, **options: names.append(name) or run_by_tune(name, **options))
+    monkeypatch.setattr(tune, "run", lambda kind, **words: names.append(kind) or run_by_tune(kind, **words))
     assert run(tmp_path, one_group, a_sweep(), 1)
     assert names == ["toy"]
     assert get_trainable_cls("toy").method == "toy"

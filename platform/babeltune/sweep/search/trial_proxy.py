@@ -100,8 +100,8 @@ class MethodTrial(tune.Trainable):  # type: ignore[misc]
 
     @classmethod
     def default_resource_request(cls, _: Mapping[str, object]) -> tune.PlacementGroupFactory:
-        """None: the worker group asks for those of its ranks."""
-        return tune.PlacementGroupFactory([{"CPU": 0}])
+        """A byte, as Tune wants something: the worker group asks for what its ranks need."""
+        return tune.PlacementGroupFactory([{"memory": 1}])
 
     def setup(self, config: Mapping[str, object]) -> None:
         """Prepares the data of `config["sweep"]`, and hands the trial to a new worker group."""
