@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
-from pydantic_core import to_json
 
 from babeltune.errors import SpecError
 from babeltune.files import plain
@@ -29,7 +28,7 @@ NOT_DECIDING = ("baselines", "budget", "description", "keep", "promotion", "refi
 def sweep_from(values: Mapping[str, object]) -> Sweep:
     """The `Sweep` that `plain` wrote. Raises `SpecError` when the values are not one."""
     try:
-        sweep: Sweep = adapter_of(Sweep).validate_json(to_json(values), strict=True)
+        sweep: Sweep = adapter_of(Sweep).validate_json(adapter_of(object).dump_json(values), strict=True)
         return sweep
     except ValidationError as error:
         raise SpecError(f"the recorded sweep cannot be read by this version of babeltune: {error}") from error
