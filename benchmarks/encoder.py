@@ -35,7 +35,7 @@ from babeltune.data.stored_arrays import open_matrix
 from babeltune.planning.preparation import prepare
 from babeltune.planning.space import make_trial
 from babeltune.promotion.export import export_trial
-from babeltune.schema.records import Student
+from babeltune.schema.records import Transformer
 from benchmarks.quality import SHOWN, TRIED, Contestant, Row, Work, add_options, read_work, run_rows, train_averaged
 from benchmarks.train import Clock
 from benchmarks.work import start
@@ -122,7 +122,7 @@ def static(work: Work, seconds: float, seed: int, folder: Path, *, rate: float) 
 def distilled(work: Work, seconds: float, seed: int, folder: Path) -> int:
     """sentence-transformers' multilingual distillation, from scratch."""
     vocabulary = work.trial(seed).student.vocabulary
-    student = Student(
+    student = Transformer(
         layers=1, width=256, heads=4, feed_forward=512, max_tokens=64, vocabulary=vocabulary, projection=384
     )
     sweep = replace(work.sweep, student=student, method="mse_distillation", config={}, parameters={})

@@ -33,7 +33,7 @@ from babeltune.models.build import build_student
 from babeltune.models.encoder import encode_all
 from babeltune.models.hub import BUNDLED, model_folder
 from babeltune.models.vocabulary import Vocabulary
-from babeltune.schema.records import Source, Student, Task
+from babeltune.schema.records import Source, Task, Transformer
 from benchmarks.mteb_tasks import as_mteb, run
 from benchmarks.race import options, race, verdict
 
@@ -85,7 +85,7 @@ class Ours:
 
     def __init__(self, folder: str) -> None:
         model = loaded(folder)
-        self.student, self.tokenizer = Student(model=folder, max_tokens=model.max_seq_length), model.tokenizer
+        self.student, self.tokenizer = Transformer(model=folder, max_tokens=model.max_seq_length), model.tokenizer
         self.encoder = build_student(
             self.student,
             Vocabulary(len(self.tokenizer), self.tokenizer.pad_token_id),

@@ -16,13 +16,14 @@ from babeltune.planning.space import suggest
 from babeltune.schema.records import (
     Budget,
     Data,
+    Halving,
     Objective,
     Parameter,
+    PlainSampler,
     Report,
-    Sampler,
     Scalar,
-    Scheduler,
     Sweep,
+    Tpe,
     Training,
 )
 from babeltune.signals import StopSignal
@@ -71,8 +72,8 @@ def sweep_of(trials: int, reports: int, sampler: Literal["random", "tpe"]) -> Sw
         data=Data(train=()),
         parameters={"x": Parameter(float=(0.0, 1.0)), "y": Parameter(log_float=(1e-4, 1.0))},
         training=Training(reports=reports),
-        scheduler=Scheduler(kind="none"),
-        sampler=Sampler(kind=sampler),
+        scheduler=Halving(kind="none"),
+        sampler=Tpe() if sampler == "tpe" else PlainSampler(),
         budget=Budget(trials=trials),
     )
 

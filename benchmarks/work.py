@@ -19,7 +19,7 @@ from babeltune.errors import SpecError
 from babeltune.method.distributed import ProcessGroup
 from babeltune.planning.preparation import prepare
 from babeltune.planning.sweep_file import data_root, read_sweep
-from babeltune.schema.records import Report, Student, Sweep, Trial
+from babeltune.schema.records import Report, Sweep, Transformer, Trial
 from babeltune.training.trainer import TrialTrainer
 
 SWEEP = "search_spaces/quickstart.yaml"
@@ -48,7 +48,7 @@ def benchmark_sweep(method: str, config: Mapping[str, Any], student: Mapping[str
         print(f"no real text, so short sentences and less to save: {error}", flush=True)
     else:
         sweep, text = real, f"{root.name}: news, chat and scripture"
-    changed = Student(**{**STUDENT, **student})
+    changed = Transformer().changed(**{**STUDENT, **student})
     return replace(sweep, method=method, config=dict(config), parameters={}, student=changed), text
 
 

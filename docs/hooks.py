@@ -25,6 +25,8 @@ from babeltune.cli.render import method_document
 from babeltune.evaluation import evaluate
 from babeltune.evaluation.metric_names import METRICS
 from babeltune.method import registry
+from babeltune.schema import records
+from babeltune.schema.base import records_in
 from babeltune.schema.cluster import Cluster
 from babeltune.schema.json_schema import field_notes, records_of
 from babeltune.schema.records import Sweep
@@ -64,9 +66,13 @@ def _type_words(node: ast.expr) -> str:
         return "" if node.value is None else f"`{node.value}`"
     if not isinstance(node, ast.Subscript):
         name = ast.unparse(node)
-        return PLAIN.get(name, f"`{name}`")
+        union = [record.__name__ for record in records_in(getattr(records, name, None))]
+        return PLAIN.get(name, " or ".join(f"`{each}`" for each in union or [name]))
     inner = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-    kind, words = ast.unparse(node.value), [_type_words(each) for each in inner]
+    kind = ast.unparse(node.value)
+    words = [_type_words(each) for each in (inner[:1] if kind == "Annotated" else inner)]
+    if kind == "Annotated":
+        return words[0]
     if kind == "Literal":
         return ", ".join(words)
     if kind == "dict":

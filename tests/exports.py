@@ -9,7 +9,7 @@ from babeltune.models.dense import check_modules
 from babeltune.models.hub import pooling_of
 from babeltune.models.static import is_static
 from babeltune.models.vocabulary import Vocabulary
-from babeltune.schema.records import Student
+from babeltune.schema.records import Student, Transformer
 
 
 def json_of(path):
@@ -34,7 +34,7 @@ def load_export(folder):
             "max_tokens": json_of(folder / "sentence_bert_config.json")["max_seq_length"],
             "pooling": pooling_of(json_of(folder / kinds["Pooling"] / "config.json")),
         }
-    student = Student(
+    student = Transformer(
         model=str(folder),
         **read,
         projection=json_of(folder / kinds["Dense"] / "config.json")["out_features"] if "Dense" in kinds else None,

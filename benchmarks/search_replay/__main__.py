@@ -17,7 +17,7 @@ import numpy as np
 import optuna
 
 from babeltune.files import plain, write_whole
-from babeltune.schema.records import Sampler, Scheduler
+from babeltune.schema.records import ExpectedRegret, Halving, PlainSampler, Tpe
 from benchmarks.search_replay.record import sweep_of
 from benchmarks.search_replay.replay import Contestant, Outcome, contest
 from benchmarks.search_replay.table import FIRST, TABLE, Corpus, Surrogate, portfolio, read_table
@@ -28,10 +28,10 @@ SLOW_SEEDS = 10
 GOALS = {"today": 3.0, "random": 10.0}
 """The winner is to spend at most this part of what these spend."""
 
-NONE, ASHA, PASHA = Scheduler(kind="none"), Scheduler(kind="asha"), Scheduler(kind="pasha")
-REGRET = Scheduler(kind="expected_regret")
-RANDOM, TPE, GP = Sampler(kind="random"), Sampler(kind="tpe"), Sampler(kind="gp")
-TOGETHER = Sampler(kind="tpe", multivariate=True, group=True)
+NONE, ASHA, PASHA = Halving(kind="none"), Halving(kind="asha"), Halving(kind="pasha")
+REGRET = ExpectedRegret()
+RANDOM, TPE, GP = PlainSampler(kind="random"), Tpe(), PlainSampler(kind="gp")
+TOGETHER = Tpe(multivariate=True, group=True)
 CONTESTANTS = (
     Contestant("random", RANDOM, NONE),
     Contestant("random + asha", RANDOM, ASHA),

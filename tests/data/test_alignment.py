@@ -16,7 +16,7 @@ from babeltune.data.texts import Texts
 from babeltune.data.tokens import load_tokenizer, train_tokenizer
 from babeltune.data.word_segmentation import find_words
 from babeltune.errors import DataError
-from babeltune.schema.records import Source, Student, Words
+from babeltune.schema.records import Source, Transformer, Words
 
 PAIRS = [
     ("The art of a party.", "L'art d'une fête"),
@@ -196,7 +196,7 @@ def test_samples_are_stored_once_with_their_counts_and_each_tokenizers_spans(tmp
     settings = lexicon_at(tmp_path / "l.tsv", ["fr\tparty\tfête"])
     words = build_words(corpus, settings, tmp_path, tmp_path, 0)
     assert facts_of(words) == {"samples": 3, "pairs": 3, "pairs without": 2}
-    tokenizer = load_tokenizer(Student(), train_tokenizer(corpus.texts, 90, folder=tmp_path / "tokenizer"))
+    tokenizer = load_tokenizer(Transformer(), train_tokenizer(corpus.texts, 90, folder=tmp_path / "tokenizer"))
     spans = build_spans(words, corpus, tokenizer, "", 64, tmp_path)
     assert facts_of(spans) == {"samples": 3, "cut off": 0}
     shorter = build_spans(words, corpus, tokenizer, "", 9, tmp_path)

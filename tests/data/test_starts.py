@@ -19,7 +19,7 @@ from babeltune.planning.preparation import prepare
 from babeltune.planning.space import make_trial
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.promotion.export import export_trial
-from babeltune.schema.records import Student
+from babeltune.schema.records import Transformer
 from babeltune.schema.storage_location import StorageLocation
 from babeltune.storage.mirror import Mirror
 from babeltune.sweep.sync.shards import BucketStores
@@ -167,7 +167,7 @@ def test_a_table_of_no_fitting_width_is_refused(exported):
     assert embeddings_problem(384, read_start(folder)) is None
     assert "width 48 is neither that nor of its dense layer, 384" in embeddings_problem(48, read_start(folder))
     fields = {"kind": "transformer", "layers": 1, "width": 48, "heads": 2}
-    narrow = build_student(Student(**fields), Vocabulary(500, 0), teacher_dim=None, seed=0)
+    narrow = build_student(Transformer(**fields), Vocabulary(500, 0), teacher_dim=None, seed=0)
     with pytest.raises(TeacherError, match=r"token vectors 32 wide, and the student is 48 wide; set student.width"):
         take_embeddings(narrow, folder)
     assert pinned("x", folder).startswith("x@sha256:")

@@ -18,7 +18,7 @@ from babeltune.data.teacher import build_teacher_store, encode_shard, load_teach
 from babeltune.data.tokens import load_tokenizer, train_tokenizer
 from babeltune.errors import StoreError, TeacherError
 from babeltune.models.hub import BUNDLED_SHA256, verify_weights
-from babeltune.schema.records import Student, Teacher
+from babeltune.schema.records import Teacher, Transformer
 
 TEXTS = [
     "A man is riding a horse on the beach.",
@@ -98,7 +98,7 @@ def test_the_models_own_default_prompt_does_nothing(tiny, tmp_path):
 @pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
 def test_pooling_is_as_the_record_says(tiny, pooling):
     teacher = tiny_teacher(tiny, pooling=pooling, normalize=False)
-    tokenizer = load_tokenizer(Student(model=str(tiny)), None)
+    tokenizer = load_tokenizer(Transformer(model=str(tiny)), None)
     bert = BertModel.from_pretrained(tiny).eval()
     for text, found in zip(TEXTS[:12], load_teacher(teacher).encode(TEXTS[:12]), strict=True):
         with torch.no_grad():
@@ -109,7 +109,7 @@ def test_pooling_is_as_the_record_says(tiny, pooling):
 
 def test_a_teacher_pools_by_its_own_pooler(tiny, tmp_path):
     teacher = tiny_teacher(tiny, pooling="pooler", normalize=False)
-    tokenizer = load_tokenizer(Student(model=str(tiny)), None)
+    tokenizer = load_tokenizer(Transformer(model=str(tiny)), None)
     bert = BertModel.from_pretrained(tiny).eval()
     loaded = load_teacher(teacher)
     vectors = loaded.encode(TEXTS[:6])

@@ -16,7 +16,7 @@ from babeltune.data.tokens import (
     train_tokenizer,
 )
 from babeltune.errors import DataError, TeacherError
-from babeltune.schema.records import Student
+from babeltune.schema.records import Transformer
 
 TEXTS = [
     "The train leaves at seven, so we should hurry.",
@@ -104,7 +104,7 @@ def test_a_tokenizer_that_cannot_be_trained_is_refused(tmp_path, texts, vocabula
 
 def test_a_tokenizer_store_is_trained_once(tmp_path, monkeypatch):
     folder = build_tokenizer(tmp_path, TEXTS, 200)
-    assert facts_of(folder) == {"vocabulary": len(load_tokenizer(Student(), folder))}
+    assert facts_of(folder) == {"vocabulary": len(load_tokenizer(Transformer(), folder))}
     monkeypatch.delattr(tokens, "train_tokenizer")
     assert build_tokenizer(tmp_path, TEXTS, 200) == folder
     assert folder.is_dir()
@@ -112,26 +112,26 @@ def test_a_tokenizer_store_is_trained_once(tmp_path, monkeypatch):
 
 @pytest.mark.trap(21)
 def test_tokenizer_keys_differ_where_tokens_would():
-    base = tokenizer_key(Student(), "corpus")
-    assert base == tokenizer_key(Student(layers=6, width=64), "corpus")
+    base = tokenizer_key(Transformer(), "corpus")
+    assert base == tokenizer_key(Transformer(layers=6, width=64), "corpus")
     others = {
-        tokenizer_key(Student(), "other corpus"),
-        tokenizer_key(Student(vocabulary=99), "corpus"),
-        tokenizer_key(Student(prompt="query: "), "corpus"),
-        tokenizer_key(Student(max_tokens=9), "corpus"),
-        tokenizer_key(Student(lowercase=True), "corpus"),
-        tokenizer_key(Student(model="a/b"), "corpus"),
-        tokenizer_key(Student(model="a/b", revision="1"), "corpus"),
+        tokenizer_key(Transformer(), "other corpus"),
+        tokenizer_key(Transformer(vocabulary=99), "corpus"),
+        tokenizer_key(Transformer(prompt="query: "), "corpus"),
+        tokenizer_key(Transformer(max_tokens=9), "corpus"),
+        tokenizer_key(Transformer(lowercase=True), "corpus"),
+        tokenizer_key(Transformer(model="a/b"), "corpus"),
+        tokenizer_key(Transformer(model="a/b", revision="1"), "corpus"),
     }
     assert len(others | {base}) == 8
-    assert tokenizer_key(Student(model="a/b"), "x") == tokenizer_key(Student(model="a/b"), "y")
+    assert tokenizer_key(Transformer(model="a/b"), "x") == tokenizer_key(Transformer(model="a/b"), "y")
 
 
 def test_a_tokenizer_that_cannot_be_found_is_a_clear_error(tmp_path):
     with pytest.raises(TeacherError, match=r"student\.model"):
-        load_tokenizer(Student(model=str(tmp_path / "nowhere")), None)
+        load_tokenizer(Transformer(model=str(tmp_path / "nowhere")), None)
     with pytest.raises(TeacherError, match="tokenizer trained on the corpus"):
-        load_tokenizer(Student(), None)
+        load_tokenizer(Transformer(), None)
 
 
 @pytest.mark.trap(22)
@@ -182,7 +182,7 @@ def test_building_tokens_leaves_the_tokenizer_as_it_was(tmp_path, tokenizer):
 
 
 def test_texts_prompt_length_and_tokenizer_decide_the_store(tmp_path, tokenizer):
-    other = load_tokenizer(Student(), train_tokenizer(TEXTS, 150, folder=tmp_path / "other"))
+    other = load_tokenizer(Transformer(), train_tokenizer(TEXTS, 150, folder=tmp_path / "other"))
     folders = {
         build_token_store(tmp_path, *arguments)
         for arguments in (

@@ -24,7 +24,7 @@ from babeltune.planning.space import make_trial
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.promotion.candidate import dev_texts
 from babeltune.promotion.export import export, export_trial
-from babeltune.schema.records import Student
+from babeltune.schema.records import Static, Transformer
 from babeltune.train import Printer
 from babeltune.training.build import make_method, make_student, token_set
 from babeltune.training.trainer import train
@@ -149,7 +149,7 @@ def pretrained(name, texts, folder, max_tokens=32):
     kind, shape = STUDENTS[name]
     tokenizer = whole(kind, texts)
     torch.manual_seed(0)
-    settings = Student(max_tokens=max_tokens, kind="static" if shape is None else "transformer", width=16)
+    settings = (Static if shape is None else Transformer)(max_tokens=max_tokens, width=16)
     rows = len(tokenizer) + 8
     made = StaticEncoder(torch.randn(rows, 16)) if shape is None else Encoder(shape(rows), pad_token_id=1)
     export(made, tokenizer, settings, folder)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from babeltune.data import word_segmentation
 from babeltune.data.tokens import bare_tokenizer, load_tokenizer, train_tokenizer
 from babeltune.data.word_segmentation import find_words, lower, pieces, token_spans, unspaced
-from babeltune.schema.records import Student
+from babeltune.schema.records import Transformer
 
 TEXTS = ["The art of a party.", "An artful party starts with art!", "Art, party; ARTISTS' art.", ""]
 
@@ -88,7 +88,7 @@ def test_without_blanks_words_are_pieces_of_a_tokenizer_of_that_text(tmp_path):
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
     folder = train_tokenizer([*TEXTS[:3], "東京大学へ行く"] * 3, 150, folder=tmp_path_factory.mktemp("tokenizer"))
-    return load_tokenizer(Student(), folder)
+    return load_tokenizer(Transformer(), folder)
 
 
 @pytest.mark.trap(41)

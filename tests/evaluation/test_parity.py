@@ -13,7 +13,7 @@ from babeltune.evaluation.evaluate import evaluate_texts
 from babeltune.models.build import build_student
 from babeltune.models.vocabulary import Vocabulary
 from babeltune.promotion.export import export
-from babeltune.schema.records import Student
+from babeltune.schema.records import Transformer
 
 pytestmark = pytest.mark.usefixtures("one_thread", "offline")
 
@@ -31,7 +31,7 @@ def model(rows, tmp_path_factory):
 
     place = tmp_path_factory.mktemp("model")
     tokenizer = train_tokenizer([row[code] for row in rows for code in ("eng", "fra")], 300, folder=place / "tokenizer")
-    student = Student(layers=1, width=32, heads=2, feed_forward=64, max_tokens=40)
+    student = Transformer(layers=1, width=32, heads=2, feed_forward=64, max_tokens=40)
     made = build_student(student, Vocabulary(300, 0), teacher_dim=None, seed=0)
     export(made, tokenizer, student, place / "student")
     return SentenceTransformer(str(place / "student"), device="cpu")

@@ -25,14 +25,14 @@ from babeltune.models.build import build_student
 from babeltune.models.encoder import Encoder, encode_all, pool, pool_by_segment
 from babeltune.models.packing import pack
 from babeltune.models.vocabulary import Vocabulary
-from babeltune.schema.records import Student
+from babeltune.schema.records import Transformer
 
 pytestmark = pytest.mark.usefixtures("one_thread", "offline")
-TINY = Student(layers=2, width=32, heads=4, feed_forward=64, max_tokens=40)
+TINY = Transformer(layers=2, width=32, heads=4, feed_forward=64, max_tokens=40)
 
 
 def scratch(seed=0, **changes):
-    student = Student(**{**TINY.__dict__, **changes})
+    student = TINY.changed(**changes)
     return build_student(student, Vocabulary(90, 0), teacher_dim=24, seed=seed)
 
 
@@ -217,7 +217,7 @@ def xlm_r(tmp_path):
 
 
 def from_folder(folder, **changes):
-    student = Student(**{"model": str(folder), "max_tokens": 40, **changes})
+    student = Transformer(model=str(folder), max_tokens=40).changed(**changes)
     return build_student(student, Vocabulary(90, 1), teacher_dim=None, seed=0)
 
 
@@ -324,7 +324,7 @@ def test_what_cannot_be_a_student_is_refused_in_words(tmp_path, xlm_r):
     with pytest.raises(TeacherError, match=r"exceeds the 40 positions"):
         from_folder(xlm_r, max_tokens=41)
     with pytest.raises(TeacherError, match="90 token embeddings, its tokenizer 91"):
-        build_student(Student(model=str(xlm_r), max_tokens=40), Vocabulary(91, 1), teacher_dim=None, seed=0)
+        build_student(Transformer(model=str(xlm_r), max_tokens=40), Vocabulary(91, 1), teacher_dim=None, seed=0)
     t5 = T5Config(d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2, vocab_size=90)
     T5Model(t5).save_pretrained(tmp_path / "t5")
     with pytest.raises(TeacherError, match="encoder-decoder"):
@@ -337,7 +337,7 @@ def test_what_cannot_be_a_student_is_refused_in_words(tmp_path, xlm_r):
     with pytest.raises(TeacherError, match=r"does not divide by student.heads 5"):
         scratch(heads=5)
     with pytest.raises(TeacherError, match="no teacher"):
-        build_student(Student(projection="teacher"), Vocabulary(90, 0), teacher_dim=None, seed=0)
+        build_student(Transformer(projection="teacher"), Vocabulary(90, 0), teacher_dim=None, seed=0)
 
 
 def test_a_checkpoint_that_lacks_layers_is_refused(xlm_r):

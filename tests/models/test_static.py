@@ -25,11 +25,11 @@ from babeltune.models.vocabulary import Vocabulary
 from babeltune.planning.availability import model_vocabulary, model_width
 from babeltune.planning.preparation import prepare
 from babeltune.planning.recorded import sweep_id
+from babeltune.planning.rules import student_problems
 from babeltune.planning.space import make_trial, preparations
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.promotion.export import export, export_trial
-from babeltune.schema.bounds import student_problems
-from babeltune.schema.records import Student, Training
+from babeltune.schema.records import Static, Training, Transformer
 from babeltune.training import row_adam
 from babeltune.training.build import make_reader, make_train_step
 from babeltune.training.dev_evaluation import dev_scores
@@ -55,7 +55,7 @@ LETTERS = "student={kind: static, width: 32, projection: teacher, vocabulary: 50
 
 
 def encoder(seed=0, **fields):
-    student = Student(kind="static", width=16, **fields)
+    student = Static(width=16, **fields)
     return build_student(student, Vocabulary(50, 0), teacher_dim=24, seed=seed)
 
 
@@ -75,7 +75,7 @@ def tokenizer_folder(tmp_path_factory):
     ids=["dense", "table alone", "prompt and cut", "n-grams"],
 )
 def test_the_export_is_stock_sentence_transformers_with_the_trained_vectors(tokenizer_folder, tmp_path, fields):
-    student = Student(kind="static", width=16, **fields)
+    student = Static(width=16, **fields)
     tokenizer = load_tokenizer(student, tokenizer_folder)
     made = build_student(
         student,
@@ -246,13 +246,13 @@ def test_a_step_changes_the_rows_of_its_batch_and_no_other(tiny_file, tiny_stora
 
 
 def test_special_tokens_are_not_read_and_kinds_do_not_share_tokens(tokenizer_folder, tmp_path):
-    student = Student(kind="static")
+    student = Static()
     tokenizer = load_tokenizer(student, tokenizer_folder)
     store = open_ragged(build_token_store(tmp_path, TEXTS, tokenizer, Cut("", 128, special=False)))
     ids, lengths = store.take(np.arange(len(TEXTS)))
     assert not set(ids.tolist()) & set(tokenizer.all_special_ids)
     assert lengths[TEXTS.index("")] == 0
-    assert tokenizer_key(student, "corpus") != tokenizer_key(Student(), "corpus")
+    assert tokenizer_key(student, "corpus") != tokenizer_key(Transformer(), "corpus")
 
 
 READS_STATES = ("ml_ctl",)
@@ -354,9 +354,12 @@ def test_the_kind_is_a_choice_and_each_kind_is_tokenized(tiny_file, tiny_storage
 
 
 REFUSED = {
-    "layers": ((STATIC, "student.layers=3"), r"student\.layers: 3: a static student has no attention"),
-    "preset": ((STATIC, "student.preset=lealla-small"), r"student\.preset: 'lealla-small': a static student has no"),
-    "pooling": ((STATIC, "student.pooling=cls"), r"student\.pooling: 'cls': a static student is the mean"),
+    "layers": (
+        (STATIC, "student.layers=3"),
+        r"student\.layers: 3 is for kind 'transformer', and this one is 'static'; remove it, or write kind: transformer",
+    ),
+    "preset": ((STATIC, "student.preset=lealla-small"), r"student\.preset: 'lealla-small' is for kind 'transformer'"),
+    "pooling": ((STATIC, "student.pooling=cls"), r"student\.pooling: 'cls' is for kind 'transformer'"),
     "kind": (("student.kind=statik",), r"student\.kind: 'statik'"),
     "searched with layers": (
         ("parameters={student.kind: {choice: [transformer, static]}, student.layers: {choice: [1, 3]}}",),
@@ -372,7 +375,7 @@ REFUSED = {
     ),
     "n-grams of a Transformer": (
         ("student.ngrams=500",),
-        r"student\.ngrams: 500: only a static student's token vectors",
+        r"student\.ngrams: 500 is for kind 'static', .* or write kind: static",
     ),
     "too few n-grams": ((STATIC, "student.ngrams=5"), r"student\.ngrams: 5 must be 0, or 100 to 10,000,000 rows"),
     "n-grams of a named model": (
@@ -381,7 +384,7 @@ REFUSED = {
     ),
     "searched with n-grams": (
         ("parameters={student.kind: {choice: [transformer, static]}, student.ngrams: {choice: [0, 500]}}",),
-        r"parameters\.student\.ngrams: 500: only a static student's .* add `when: \{student\.kind: static\}`",
+        r"parameters\.student\.ngrams: is for kind 'static', .* add `when: \{student\.kind: static\}`",
     ),
     "factor": (("training.embedding_learning_rate=0",), r"training\.embedding_learning_rate: 0\.0 must be from 0\.001"),
 }
@@ -396,12 +399,12 @@ def test_what_a_static_student_does_not_have_is_one_line_of_the_plan(tiny_file, 
 
 
 def test_a_start_brings_its_own_table():
-    student = Student(kind="static", start="somewhere/static", ngrams=500)
-    assert [key for key, problem in student_problems((), student) if "brings its own table" in problem] == [("ngrams",)]
+    student = Static(start="somewhere/static", ngrams=500)
+    assert [key for key, problem in student_problems(student) if "brings its own table" in problem] == [("ngrams",)]
 
 
 def saved(folder, tokenizer_folder):
-    student = Student(kind="static", width=16, projection=8)
+    student = Static(width=16, projection=8)
     tokenizer = load_tokenizer(student, tokenizer_folder)
     made = build_student(student, Vocabulary(len(tokenizer), 0), teacher_dim=None, seed=0)
     export(made, tokenizer, student, folder)
@@ -413,10 +416,10 @@ def test_a_static_folder_is_no_transformer_and_the_other_way_round(tiny_file, to
     with pytest.raises(SpecError, match=r"is a static model; set student\.kind to static"):
         read_sweep(tiny_file, assignments=[f"student={{model: {tmp_path / 'static'}}}"])
     with pytest.raises(TeacherError, match=r"set student\.kind to static"):
-        build_student(Student(model=str(tmp_path / "static")), Vocabulary(9, 0), teacher_dim=None, seed=0)
+        build_student(Transformer(model=str(tmp_path / "static")), Vocabulary(9, 0), teacher_dim=None, seed=0)
     teacher = tiny[0].teacher.model
     with pytest.raises(TeacherError, match="is no static model: its modules are Transformer"):
-        build_student(Student(kind="static", model=teacher), Vocabulary(9, 0), teacher_dim=None, seed=0)
+        build_student(Static(model=teacher), Vocabulary(9, 0), teacher_dim=None, seed=0)
 
 
 DAMAGES = {
@@ -443,7 +446,7 @@ def test_a_static_start_that_does_not_fit_is_refused_in_words(tokenizer_folder, 
     damage, words = DAMAGES[case]
     if damage:
         damage(tmp_path / "model")
-    student = Student(kind="static", model=str(tmp_path / "model"), projection=9 if case == "another width" else None)
+    student = Static(model=str(tmp_path / "model"), projection=9 if case == "another width" else None)
     more = 1 if case == "too few rows" else 0
     with pytest.raises(TeacherError, match=words):
         build_student(student, Vocabulary(rows + more, 0), teacher_dim=None, seed=0)

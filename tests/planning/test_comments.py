@@ -10,6 +10,7 @@ import pytest
 
 from babeltune.evaluation.metric_names import FACTS, METRICS, POOLED
 from babeltune.schema import records, search, text
+from babeltune.schema.base import fields_of
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "search_spaces").rglob("*.yaml"))
@@ -53,7 +54,7 @@ def wrong_names(path):
     for name, score in METRIC.findall(comments):
         yield from (each for each, known in ((name, sets), (score, SCORES)) if each not in known)
     for section, key in DOTTED.findall(comments):
-        if key != "yaml" and key not in {field.name for field in dataclasses.fields(SECTIONS[section])}:
+        if key != "yaml" and key not in fields_of(SECTIONS[section]):
             yield f"{section}.{key}"
     yield from (word for word in QUOTED.findall(comments) if word not in WORDS | sets)
     for named in NAMED.findall(comments):

@@ -24,7 +24,7 @@ from babeltune.planning.sweep_yaml import spec_yaml
 from babeltune.planning.warnings import about_corpus, about_headers, about_strangers
 from babeltune.schema.cluster import Cluster
 from babeltune.schema.document import read_document, validate
-from babeltune.schema.records import Parameter, Student, Sweep, Teacher
+from babeltune.schema.records import Parameter, Sweep, Teacher, Transformer
 from babeltune.signals import StopSignal
 from babeltune.sweep.driver.attempt import Attempt
 from babeltune.sweep.state.progress import SweepProgress
@@ -57,7 +57,7 @@ def test_values_that_yaml_could_mistake_survive_printing(tmp_path_factory, value
         first,
         parameters={"p": Parameter(const=value, when={"q": "12e4"}), "q": Parameter(choice=(value, "other"))},
         config={"a": value},
-        student=Student(revision="12e4", prompt="query: "),
+        student=Transformer(revision="12e4", prompt="query: "),
         training=replace(first.training, clip=None),
     )
     path.write_text(spec_yaml(given), encoding="utf-8")
@@ -132,11 +132,11 @@ def test_a_header_that_is_read_as_text_is_said(tiny_file, tmp_path, header):
 
 @pytest.mark.parametrize("pooling", ["mean", "pooler"])
 def test_a_student_from_scratch_has_about_the_weights_that_the_plan_says(pooling):
-    student = Student(layers=2, width=64, heads=4, feed_forward=128, vocabulary=500, max_tokens=64, pooling=pooling)
+    student = Transformer(layers=2, width=64, heads=4, feed_forward=128, vocabulary=500, max_tokens=64, pooling=pooling)
     built = build_student(student, Vocabulary(500, 0), teacher_dim=None, seed=0)
     real = sum(parameter.numel() for parameter in built.parameters())
     assert student_parameters(student, Teacher()) == pytest.approx(real, rel=0.005)
-    assert student_parameters(Student(model="some/model"), Teacher()) is None
+    assert student_parameters(Transformer(model="some/model"), Teacher()) is None
 
 
 def corpus_file(tmp_path, train, dev):

@@ -10,7 +10,7 @@ from babeltune.planning import portfolio
 from babeltune.planning.portfolio import portfolio_points, portfolios, within_space
 from babeltune.planning.space import suggest
 from babeltune.planning.sweep_file import read_sweep
-from babeltune.schema.records import Data, Objective, Parameter, Sampler, Scheduler, Source, Sweep
+from babeltune.schema.records import Data, Halving, Objective, Parameter, Source, Sweep, Tpe
 from babeltune.sweep.search.study import Proposals
 
 POINT = {"weight": 2.0, "student.width": 300, "training.learning_rate": 0.5, "labels": "soft", "tau": 0.1}
@@ -38,8 +38,8 @@ def a_sweep(parameters=PARAMETERS, **sampler):
         parameters=parameters,
         objectives=(Objective(metric="dev/score"),),
         data=Data(train=(Source(name="none"),)),
-        scheduler=Scheduler(grace=2),
-        sampler=Sampler(startup=3, **sampler),
+        scheduler=Halving(grace=2),
+        sampler=Tpe(startup=3, **sampler),
     )
 
 
@@ -93,10 +93,10 @@ def test_each_portfolio_fits_the_search_space_of_static_students(name):
             "sampler={first_points: statik}",
             "'statik' is not a portfolio; allowed: margin, static; did you mean 'static'?",
         ),
-        ("sampler={kind: random, multivariate: true}", "is an option of `kind: tpe`, and this sampler is random"),
-        ("sampler={kind: tpe, population: 20}", "sampler.population: is an option of `kind: nsga2`, and this sampler"),
-        ("scheduler={kind: asha, regret: 0.1}", "scheduler.regret: is an option of `kind: expected_regret`"),
-        ("scheduler={kind: none, finished: 9}", "finished: is an option of `kind: expected_regret`"),
+        ("sampler={kind: random, multivariate: true}", "true is for kind 'tpe', and this one is 'random'; remove it"),
+        ("sampler={kind: tpe, population: 20}", "sampler.population: 20 is for kind 'nsga2', and this one is 'tpe'"),
+        ("scheduler={kind: asha, regret: 0.1}", "scheduler.regret: 0.1 is for kind 'expected_regret'"),
+        ("scheduler={kind: none, finished: 9}", "finished: 9 is for kind 'expected_regret', and this one is 'none'"),
         ("sampler={group: true}", "groups settings that are modelled together; set multivariate to true"),
         ("scheduler={kind: pasha, grace: 99}", "99 must be at most training.reports"),
         ("scheduler={kind: expected_regret, regret: -1}", "regret: -1.0 must be at least 0"),

@@ -25,7 +25,7 @@ from babeltune.planning.space import (
     sample,
     suggest,
 )
-from babeltune.schema.records import Data, Objective, Parameter, Source, Student, Sweep, trial_from
+from babeltune.schema.records import Data, Objective, Parameter, Source, Sweep, Transformer, trial_from
 from toy_methods import Distance, Toy, install
 
 
@@ -207,7 +207,7 @@ def test_all_trials_share_the_seed_unless_it_is_searched():
 
 
 def test_the_default_parameters_say_what_an_empty_proposal_gives():
-    given = sweep(config={"temperature": 0.3}, student=Student(layers=6))
+    given = sweep(config={"temperature": 0.3}, student=Transformer(layers=6))
     params = default_params(given)
     assert params == {
         "method": "contrast",
@@ -235,7 +235,7 @@ def test_needs_of_all_configurations_are_found_once_each():
 def test_students_that_tokenize_differently_are_prepared_once_each():
     students = preparations(sweep())
     assert [student.vocabulary for student in students] == [16_000, 1000, 2000]
-    assert preparations(sweep({"student.layers": Parameter(int=(1, 4))})) == [Student()]
+    assert preparations(sweep({"student.layers": Parameter(int=(1, 4))})) == [Transformer()]
     fixed = preparations(sweep({"student.prompt": Parameter(const="query: ")}))
     assert [student.prompt for student in fixed] == ["query: "]
 

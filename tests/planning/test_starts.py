@@ -21,14 +21,14 @@ from babeltune.planning.space import make_trial, preparations, sample
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.planning.sweep_yaml import spec_yaml
 from babeltune.promotion.export import export
-from babeltune.schema.records import Student
+from babeltune.schema.records import Static, Transformer
 
 pytestmark = pytest.mark.usefixtures("one_thread", "offline")
 SHAPES = {
-    "transformer": Student(layers=1, width=32, heads=2, feed_forward=64, max_tokens=32, projection=384),
-    "narrow": Student(layers=1, width=16, heads=2, feed_forward=64, max_tokens=32, projection=384),
-    "static": Student(kind="static", width=32, max_tokens=32, projection=384),
-    "bare": Student(kind="static", width=24, max_tokens=32),
+    "transformer": Transformer(layers=1, width=32, heads=2, feed_forward=64, max_tokens=32, projection=384),
+    "narrow": Transformer(layers=1, width=16, heads=2, feed_forward=64, max_tokens=32, projection=384),
+    "static": Static(width=32, max_tokens=32, projection=384),
+    "bare": Static(width=24, max_tokens=32),
 }
 TEXTS = (Path(bundled).parent / "natural_train.tsv").read_text("utf-8").splitlines()[:300]
 
@@ -149,7 +149,10 @@ def fetch_none(name):
             "{start: MODELS/transformer, model: a/b}",
             r"student.start: .* and student.model do not go together; keep one",
         ),
-        ("{start: MODELS/transformer, trim: true}", r"student.start: .* and student.trim do not go together"),
+        (
+            "{start: MODELS/transformer, trim: true}",
+            r"student.trim: true needs student.model; .* a start keeps its own",
+        ),
         ("{start: MODELS/transformer@sha256:00}", r"has the digest \w{16}, and the file asks for 00"),
         (
             "{embeddings_from: MODELS/static, kind: static}",
@@ -165,7 +168,10 @@ def fetch_none(name):
             "{embeddings_from: MODELS/static, width: 32, heads: 2, vocabulary: 999}",
             r"vocabulary: 999: the start's token",
         ),
-        ("{embeddings_from: MODELS/static, start: MODELS/static}", r"student.embeddings_from do not go together"),
+        (
+            "{embeddings_from: MODELS/static, start: MODELS/static}",
+            r"student.embeddings_from: .* and student.start do not go together",
+        ),
     ],
 )
 def test_a_start_that_does_not_fit_is_one_line(tiny_file, models, settings, message):

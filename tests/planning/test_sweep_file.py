@@ -1271,16 +1271,23 @@ def test_every_method_has_a_sweep_offline_and_one_with_its_papers_settings(metho
             "objectives.0.goal: dev/everyday/xsim_error is better the",
         ),
         (["objectives=[{metric: dev/everyday/accuracy, goal: minimize}]"], "accuracy is better the higher it is"),
-        (["parameters={student.heads: {choice: [-1, 0, 4]}}"], "-1 must be from 1 to"),
+        (["student.kind=transformer", "parameters={student.heads: {choice: [-1, 0, 4]}}"], "-1 must be from 1 to"),
         (["data.anchor_priority=[xyz]"], "none of xyz is a language of data.train; allowed: eng, fra"),
         (["training.pairs=129", "training.reports=3"], "training.pairs 129 in batches of 64 are 2"),
         (
-            ["student.pooling=pooler", "student.projection=8"],
+            ["student.kind=transformer", "student.pooling=pooler", "student.projection=8"],
             "student.projection: 8: student.pooling pooler has a dense",
         ),
-        (["student.pooling=pooler"], "student.projection: 'teacher': student.pooling pooler has a dense layer"),
         (
-            ["student.projection=384", "parameters.student.pooling={choice: [cls, pooler]}"],
+            ["student.kind=transformer", "student.pooling=pooler"],
+            "student.projection: 'teacher': student.pooling pooler has a dense layer",
+        ),
+        (
+            [
+                "student.kind=transformer",
+                "student.projection=384",
+                "parameters.student.pooling={choice: [cls, pooler]}",
+            ],
             "parameters.student.pooling: 384 can be proposed with it: student.pooling pooler has a dense layer",
         ),
         (

@@ -21,7 +21,7 @@ from babeltune.models.build import build_student
 from babeltune.models.encoder import Encoder
 from babeltune.models.vocabulary import Vocabulary
 from babeltune.promotion.export import SAFE, export
-from babeltune.schema.records import Student
+from babeltune.schema.records import Transformer
 from exports import load_export
 from waiting import PATIENCE_S
 
@@ -55,7 +55,7 @@ def tokenizer():
 
 def student(**changes):
     small = {"layers": 2, "width": 32, "heads": 4, "feed_forward": 64, "max_tokens": MAX_TOKENS}
-    return Student(**{**small, **changes})
+    return Transformer(**small).changed(**changes)
 
 
 def ours(encoder, tokenizer, settings):

@@ -23,7 +23,7 @@ from babeltune.planning.sweep_file import read_sweep
 from babeltune.planning.sweep_yaml import spec_yaml
 from babeltune.promotion.export import export
 from babeltune.schema.presets import LAYERS, PRESETS, WIDTHS
-from babeltune.schema.records import Student, Teacher, trial_from
+from babeltune.schema.records import Teacher, Transformer, trial_from
 from babeltune.training.build import token_set
 from babeltune.training.checkpoint import read_reports
 from babeltune.training.trainer import TrialTrainer
@@ -94,7 +94,7 @@ def test_a_preset_may_be_overridden_field_by_field(tiny_file, tmp_path):
 
 
 def test_a_student_has_the_shape_of_its_preset_wherever_it_is_made():
-    student = Student(preset="thin-deep-3-64-1x", vocabulary=500, max_tokens=32)
+    student = Transformer(preset="thin-deep-3-64-1x", vocabulary=500, max_tokens=32)
     assert (student.layers, student.width, student.heads, student.feed_forward) == (3, 64, 4, 64)
     assert student.changed(preset="lealla-base").width == 192
     encoder = build_student(student, Vocabulary(500, 0), teacher_dim=None, seed=0)
@@ -108,7 +108,7 @@ def test_a_student_has_the_shape_of_its_preset_wherever_it_is_made():
 def test_the_papers_sizes_come_out():
     """Table 1: 69, 107 and 147 million weights; the encoder's are 5, 11 and 19."""
     for (name, (_, width, *_)), whole, encoder in zip(PRINTED.items(), (69, 107, 147), (5, 11, 19), strict=True):
-        student = Student(preset=f"lealla-{name}", vocabulary=501_153)
+        student = Transformer(preset=f"lealla-{name}", vocabulary=501_153)
         size = student_parameters(student, Teacher()) / 1e6
         assert size == pytest.approx(whole, abs=1.0)
         assert size - 501_153 * width / 1e6 == pytest.approx(encoder, abs=1.0)
@@ -152,7 +152,7 @@ def test_the_printed_spec_of_a_preset_reads_back_as_the_same_sweep(tiny_file, tm
         ),
         (["student={model: some/model, preset: lealla-small}"], "a named model (some/model) brings its own shape"),
         (["student.vocabulary=techer"], "student.vocabulary: 'techer'"),
-        (["student.vocabulary=200"], "200 must be 300 to 10,000,000, or `teacher`"),
+        (["student.vocabulary=200"], "200 must be from 300 to 10,000,000, or `teacher`"),
     ],
 )
 def test_what_contradicts_a_preset_is_refused_with_its_key(tiny_file, assignments, expected):

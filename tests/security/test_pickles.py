@@ -29,7 +29,7 @@ from babeltune.files import sha256_of
 from babeltune.models.build import build_student
 from babeltune.models.hub import open_model
 from babeltune.models.vocabulary import Vocabulary
-from babeltune.schema.records import Source, Student, Teacher
+from babeltune.schema.records import Source, Teacher, Transformer
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.leaderboard import leaderboard
 from babeltune.sweep.state.ledger import Ledger
@@ -143,7 +143,7 @@ def as_teacher(folder):
 
 
 def as_student(folder):
-    student = Student(model=str(folder), projection=None, max_tokens=16)
+    student = Transformer(model=str(folder), projection=None, max_tokens=16)
     return build_student(student, Vocabulary(8, 0), teacher_dim=4, seed=0)
 
 

@@ -27,7 +27,7 @@ from babeltune.promotion.export import export, export_trial
 from babeltune.promotion.fresh_scorer import score, score_items
 from babeltune.promotion.model_card import routes
 from babeltune.promotion.verdict import weigh
-from babeltune.schema.records import Parameter, Student, Teacher
+from babeltune.schema.records import Parameter, Teacher, Transformer
 from babeltune.sweep.driver.baselines import teacher_scores, untrained_scores
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.training.build import make_method, make_student
@@ -231,7 +231,7 @@ def test_a_sweep_over_frozen_and_trained_methods_prepares_for_both(frozen):
     methods = {"method": Parameter(choice=("dimension_reduction", "translation_ranking"))}
     wanted = wanted_of(replace(sweep, config={}, parameters=methods))
     assert (wanted.frozen, wanted.trained) == (True, True)
-    assert problems(replace(sweep, config={}, parameters=methods, student=Student(layers=1))) == []
+    assert problems(replace(sweep, config={}, parameters=methods, student=Transformer(layers=1))) == []
 
 
 def test_a_model_with_layers_for_each_language_is_neither(frozen, tmp_path):
@@ -276,7 +276,7 @@ def test_layers_that_no_module_can_hold_are_refused(frozen, tmp_path, monkeypatc
 def test_a_student_that_nothing_trains_is_refused_and_foreign_languages_are_said(frozen):
     sweep, _ = frozen
     for changed, problem in (
-        (replace(sweep, student=Student(layers=6)), "student.layers: 6: the encoder is the frozen teacher"),
+        (replace(sweep, student=Transformer(layers=6)), "student.layers: 6: the encoder is the frozen teacher"),
         (
             replace(sweep, evaluation=replace(sweep.evaluation, prompt="query: ")),
             "evaluation.prompt: 'query: ': the encoder is the frozen teacher",

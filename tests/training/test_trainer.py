@@ -27,7 +27,7 @@ from babeltune.method.distributed import ProcessGroup
 from babeltune.planning.preparation import prepare
 from babeltune.planning.space import make_trial
 from babeltune.planning.sweep_file import read_sweep
-from babeltune.schema.records import Average, Training
+from babeltune.schema.records import MovingAverage, Training
 from babeltune.training.averages import Averages
 from babeltune.training.build import make_reader, make_train_step
 from babeltune.training.checkpoint import (
@@ -429,7 +429,7 @@ EVERY_STEP = 1e-9
 """Minutes between two checkpoints that are over after any step."""
 
 
-@pytest.mark.parametrize("average", [None, Average(kind="ema", decay=0.9, every=3)])
+@pytest.mark.parametrize("average", [None, MovingAverage(decay=0.9, every=3)])
 def test_checkpoints_between_reports_change_nothing_that_is_trained(tiny, tmp_path, average):
     run(*tiny, tmp_path / "without", seen := Collect(), checkpoint_minutes=None, average=average)
     assert seen.checkpoints == 0

@@ -13,7 +13,7 @@ from babeltune.planning.preparation import prepare
 from babeltune.planning.recorded import sweep_id
 from babeltune.planning.space import default_params, make_trial, sample
 from babeltune.planning.sweep_file import read_sweep
-from babeltune.schema.records import Average, Training, trial_from
+from babeltune.schema.records import LastAverage, MovingAverage, Training, trial_from
 from babeltune.training.build import make_method, make_reader, make_schedule, make_student, make_train_step
 from babeltune.training.checkpoint import checkpoint_folder, load_checkpoint, read_reports, stopped_folder
 from babeltune.training.dev_evaluation import dev_scores
@@ -92,11 +92,11 @@ def test_the_average_is_its_definition_at_every_second_step(averaged, setting):
     assert not torch.equal(train_step.encoder.word_embeddings, expected[0].float()), "the weights themselves train on"
 
 
-@pytest.mark.parametrize("kind", ["last", "ema"])
-def test_the_last_step_is_read_whatever_the_number_of_steps(kind):
+@pytest.mark.parametrize("setting", [LastAverage(every=3, share=1.0), MovingAverage(every=3, decay=0.5)])
+def test_the_last_step_is_read_whatever_the_number_of_steps(setting):
     """Steps 3, 6, 9 and the 10th. The decay of `ema` is 1/2, and that of the last reading is of one step."""
     layer = torch.nn.Linear(1, 1, bias=False).double()
-    average = WeightAverage(Average(kind=kind, decay=0.5, every=3, share=1.0), {"weight": layer.weight}, total=100)
+    average = WeightAverage(setting, {"weight": layer.weight}, total=100)
     values = []
     for step in range(1, 11):
         layer.weight.data.fill_(step**2)
@@ -105,7 +105,9 @@ def test_the_last_step_is_read_whatever_the_number_of_steps(kind):
     expected = values[0]
     for number, (value, steps) in enumerate(zip(values[1:], (6, 9, 10), strict=True), 2):
         since = 1 if steps == 10 else 3
-        rate = (number - 1) / number if kind == "last" else min(0.5, (1 + steps) / (10 + steps)) ** since
+        rate = (
+            (number - 1) / number if isinstance(setting, LastAverage) else min(0.5, (1 + steps) / (10 + steps)) ** since
+        )
         expected = rate * expected + (1 - rate) * value
     assert average.values["weight"].item() == pytest.approx(expected)
 
@@ -163,7 +165,7 @@ def test_an_average_survives_json_and_its_decay_can_be_searched(tiny_file):
     assert trial_from(plain(trial)) == trial
     assert default_params(sweep)["training.average.decay"] == 0.999
     assert sweep_id(plain_sweep) != sweep_id(sweep)
-    assert Training(average=plain(Average(kind="last"))).average == Average(kind="last")
+    assert Training(average=plain(LastAverage())).average == LastAverage()
 
 
 @pytest.mark.parametrize(

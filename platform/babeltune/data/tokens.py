@@ -27,7 +27,7 @@ from babeltune.data.texts import Texts
 from babeltune.errors import DataError, TeacherError
 from babeltune.files import version
 from babeltune.models.hub import model_folder
-from babeltune.schema.records import Student
+from babeltune.schema.records import Student, Transformer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -138,7 +138,7 @@ def build_tokenizer(
 
 def take_tokenizer(root: Path, model: Path) -> Path:
     """The folder of a model's own tokenizer, copied into a store, where every worker and a later export find it."""
-    tokenizer = load_tokenizer(Student(), model)
+    tokenizer = load_tokenizer(Transformer(), model)
     described = {"json": tokenizer.backend_tokenizer.to_str(), "special": sorted(tokenizer.all_special_tokens)}
     description = {"model": key_of({**described, "pad": tokenizer.pad_token})}
 

@@ -20,7 +20,7 @@ from babeltune.models.dense import check_modules
 from babeltune.models.hub import check_files, listed_modules, pooling_of
 from babeltune.models.static import build_static, is_static
 from babeltune.models.vocabulary import Vocabulary
-from babeltune.schema.records import Student
+from babeltune.schema.records import Static
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -163,7 +163,7 @@ def take_embeddings(encoder: Encoder, folder: Path) -> None:
     Raises:
         TeacherError: neither the table nor the dense layer is as wide as the Transformer.
     """
-    static = build_static(Student(kind="static", model=str(folder)), Vocabulary(0, 0), projection=None)
+    static = build_static(Static(model=str(folder)), Vocabulary(0, 0), projection=None)
     table: Float[Tensor, "vocabulary width"] = static.word_embeddings.detach()
     own = encoder.word_embeddings
     if table.shape[1] != own.shape[1]:

@@ -101,7 +101,7 @@ def calibrate(sweep: Sweep, corpus: Corpus, machine: Machine) -> Measured:
     """
     trial = make_trial(sweep, 0, default_params(sweep))
     # where the token table begins takes no time, and a part of the corpus has not all of its tokens
-    trial = replace(trial, student=replace(trial.student, token_vectors="random"))
+    trial = replace(trial, student=trial.student.changed(token_vectors="random"))
     for model in (sweep.teacher.model, trial.student.model):
         if model is not None and not is_at_hand(model):
             raise NotMeasuredError(f"{model} is not on this machine yet")

@@ -12,20 +12,18 @@ from babeltune.errors import nearest
 from babeltune.planning.languages import languages
 from babeltune.planning.source_rules import source_problems
 from babeltune.planning.task_rules import repeated_tasks, task_problems
-from babeltune.schema.bounds import Key, Problem, record_problems, repeated
+from babeltune.schema.bounds import Key, Problem, repeated
 from babeltune.schema.languages import code_of, same_variety
 from babeltune.schema.records import Data, Task, Words
 
 
 def data_problems(data: Data) -> Iterator[Problem]:
     """Sources, tasks, and what they say of one another."""
-    yield from record_problems(("data",), data)
-    yield from record_problems(("data", "sampling"), data.sampling)
+    if not data.train:
+        yield ("data", "train"), "must not be empty"
     yield from words_problems(("data", "words"), data.words)
-    if data.split is not None:
-        yield from record_problems(("data", "split"), data.split)
-        if all(source.synthetic for source in data.train if source.train):
-            yield ("data", "split"), "needs a training source that is not synthetic"
+    if data.split is not None and all(source.synthetic for source in data.train if source.train):
+        yield ("data", "split"), "needs a training source that is not synthetic"
     names = [source.name for source in data.train]
     yield from repeated(names, lambda index: ("data", "train", index, "name"))
     if data.train and not any(source.train for source in data.train):
@@ -65,8 +63,7 @@ def _what_is_read(task: Task) -> str:
 
 
 def words_problems(key: Key, words: Words) -> Iterator[Problem]:
-    """How words are aligned: bounds, and lexicons where they are read."""
-    yield from record_problems(key, words)
+    """Lexicons, which are given where they are read."""
     if (words.align == "lexicon") != bool(words.lexicon):
         has = "lists none" if not words.lexicon else f"lists {len(words.lexicon)}, which {words.align!r} does not read"
         yield (*key, "lexicon"), f"{has}; give `align: lexicon` and the lexicons together, or neither"

@@ -5,7 +5,6 @@ Pure but for reading a model's configuration file: a sweep goes in, `(key, probl
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 
@@ -17,7 +16,7 @@ from babeltune.planning.value_checks import student_with
 from babeltune.schema.bounds import Key, Problem
 from babeltune.schema.document import describe
 from babeltune.schema.languages import known_by, script_of
-from babeltune.schema.records import Student, Sweep, Task, Teacher
+from babeltune.schema.records import Sweep, Task, Teacher, Transformer
 
 TRIMMED = ("student.trim", "student.model")
 """Parameters that decide whether a vocabulary is trimmed."""
@@ -55,10 +54,9 @@ def strange_right_side(key: Key, name: str, used: Sequence[str], teacher: Teache
 def unused_student(sweep: Sweep) -> Iterator[Problem]:
     """Settings of a student that nothing trains, and of vectors that the exported model would not give."""
     encoder = f"the encoder is the frozen teacher {sweep.teacher.model!r}, and no student is trained; remove it"
-    for field in dataclasses.fields(Student):
-        value = getattr(sweep.student, field.name)
-        if value != getattr(Student(), field.name):
-            yield ("student", field.name), f"{describe(value)}: {encoder}"
+    for name, value in vars(sweep.student).items():
+        if value != getattr(Transformer(), name, ...):
+            yield ("student", name), f"{describe(value)}: {encoder}"
     yield from ((("parameters", name), encoder) for name in sweep.parameters if name.startswith("student."))
     if sweep.evaluation.prompt is not None:
         yield ("evaluation", "prompt"), f"{describe(sweep.evaluation.prompt)}: {encoder}, or set teacher.prompt"
@@ -118,7 +116,10 @@ def _trimming(sweep: Sweep) -> Iterator[Problem]:
         return
     key: Key = ("parameters", "student.trim") if "student.trim" in sweep.parameters else ("student", "trim")
     if any(student.trim and student.model is None for student in students):
-        yield key, "true needs student.model; the tokenizer of a student from scratch has the corpus's tokens alone"
+        yield (
+            key,
+            "true needs student.model; a student from scratch has the corpus's tokens alone, and a start keeps its own",
+        )
     read = [
         *itertools.chain(*taught_languages(sweep)),
         *(one for task in sweep.data.dev for one in task_languages(task)),

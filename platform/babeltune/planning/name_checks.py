@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
@@ -33,6 +32,8 @@ from babeltune.planning.space import (
     has_setting,
     section_of,
 )
+from babeltune.schema.base import either, records_in
+from babeltune.schema.base import fields_of as record_fields
 from babeltune.schema.bounds import Key, Problem
 from babeltune.schema.document import describe
 from babeltune.schema.presets import FIELDS
@@ -137,7 +138,7 @@ def _parameter_name(sweep: Sweep, name: str, parameter: Parameter, methods: list
 
 def _no_setting(name: str, methods: list[type[Method]]) -> str:
     known = sorted(set().union(*(fields_of(method) for method in methods)) | {"method", "seed"})
-    dotted = [f"{prefix}.{f.name}" for prefix, record in SECTIONS.items() for f in dataclasses.fields(record)]
+    dotted = [f"{prefix}.{key}" for prefix, record in SECTIONS.items() for key in record_fields(record)]
     near = nearest(name, known) or nearest(name, dotted) or _same_ending(name, dotted)
     return (
         f"{name!r} is not a setting of method {listed(methods)}; allowed: {', '.join(known)}, or a key of "
@@ -201,12 +202,14 @@ def _section_name(sweep: Sweep, name: str, parameter: Parameter) -> Iterator[Pro
     """Whether a name with a dot is a key of a section that can be searched."""
     key: Key = ("parameters", name)
     prefix, last = split_name(name)
-    dotted = [f"{section}.{f.name}" for section, record in SECTIONS.items() for f in dataclasses.fields(record)]
+    dotted = [f"{section}.{key}" for section, record in SECTIONS.items() for key in record_fields(record)]
     if name not in dotted:
         inside = [field for field in dotted if field.startswith(f"{prefix}.")] or [f"{s}.*" for s in SECTIONS]
         yield key, f"{name!r} cannot be searched; allowed: {', '.join(inside)}{nearest(name, dotted)}"
     elif section_of(sweep, prefix) is None:
         yield key, f"needs {prefix}, which the file does not have; add {prefix}: {{kind: ema}}"
+    elif words := _of_other_kind(sweep, name):
+        yield key, words
     elif name in TOKENIZED and kind_of(parameter) in RANGES:
         yield key, "decides how text is tokenized, once before the first trial; give a choice or a const"
     elif name in COMPARED and sweep.scheduler.kind != "none" and kind_of(parameter) != "const":
@@ -218,6 +221,24 @@ def _section_name(sweep: Sweep, name: str, parameter: Parameter) -> Iterator[Pro
         yield key, f"the start ({sweep.student.start}) brings its own {last}; leave one of the two out"
     elif last == "patience" and kind_of(parameter) in ("float", "log_float"):
         yield key, "counts reports; give a choice of whole numbers"
+
+
+def _of_other_kind(sweep: Sweep, name: str) -> str:
+    """Why a searched field can be proposed with a kind of its section that does not have it."""
+    prefix, last = split_name(name)
+    section, kind = section_of(sweep, prefix), f"{prefix}.kind"
+    having = [word for each in records_in(SECTIONS[prefix]) if last in record_fields(each) for word in each.kinds()]
+    try:
+        proposed = [params for params in combinations(sweep.parameters, (name, kind)) if name in params]
+    except SpecError:
+        return ""  # a circle of conditions, which `_conditions` reports
+    for other in (params.get(kind, section.kind) for params in proposed if section.KIND):
+        if other not in having:
+            advice = f"`{kind}: {other}` can be proposed with it; add `when: {{{kind}: {having[0]}}}`"
+            return f"is for kind {either(having)}, and " + (
+                advice if kind in sweep.parameters else f"{kind} is {other!r}; remove it"
+            )
+    return ""
 
 
 def _conditions(sweep: Sweep) -> Iterator[Problem]:

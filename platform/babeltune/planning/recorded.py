@@ -5,20 +5,18 @@ It loads no method, so commands that only read a sweep start quickly.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import Any
 
 from pydantic import ValidationError
 
 from babeltune.errors import SpecError
-from babeltune.files import plain
+from babeltune.schema.base import default_of
 from babeltune.schema.mending import adapter_of
 from babeltune.schema.records import Sweep
-
-if TYPE_CHECKING:
-    from babeltune.files import JsonValue
 
 NEUTRAL = ("training.checkpoint_minutes",)
 """Keys below others that decide no result, so a resumed sweep may have other values."""
@@ -37,22 +35,32 @@ def sweep_from(values: Mapping[str, object]) -> Sweep:
 def sweep_id(sweep: Sweep) -> str:
     """The sweep's name and ten hexadecimal digits of SHA-256 over everything in it that decides results.
 
-    Budget, description and promotion are left out; `data.root` counts as it is written. The order of keys, and
-    whether a default was written out, do not count.
+    Budget, description and promotion are left out; `data.root` counts as it is written. What is as the default says
+    does not count, so a new key changes no id. Nor does the order of keys.
     """
-    deciding = {key: value for key, value in plain(sweep).items() if key not in NOT_DECIDING}
+    deciding = {key: value for key, value in _changed(sweep).items() if key not in NOT_DECIDING}
     for section, _, key in (name.partition(".") for name in NEUTRAL):
-        part = deciding[section]
-        assert isinstance(part, dict)
-        del part[key]
-    text = json.dumps(_canonical(deciding), sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+        deciding.get(section, {}).pop(key, None)
+    text = json.dumps(deciding, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
     return f"{sweep.name}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
 
 
-def _canonical(value: JsonValue) -> JsonValue:
+def _changed(record: Any) -> dict[str, Any]:
+    """The fields that are not as their default says, and the kind of a record, ready for JSON."""
+    fields = ((field, getattr(record, field.name)) for field in dataclasses.fields(record))
+    return {
+        field.name: _canonical(value)
+        for field, value in fields
+        if field.name == getattr(record, "KIND", "") or value != default_of(field)
+    }
+
+
+def _canonical(value: object) -> object:
     """The value with whole floats as integers: 1.0 and 1 are one setting."""
+    if dataclasses.is_dataclass(value):
+        return _changed(value)
     if isinstance(value, dict):
         return {key: _canonical(item) for key, item in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, tuple | list):
         return [_canonical(item) for item in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value

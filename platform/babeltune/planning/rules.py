@@ -13,40 +13,24 @@ from babeltune.errors import nearest
 from babeltune.models.hub import baseline_row
 from babeltune.planning.data_rules import data_problems
 from babeltune.schema.addresses import PLACE, is_place
-from babeltune.schema.bounds import NAME, OF_AVERAGE, Key, Problem, record_problems, repeated
-from babeltune.schema.records import Parameter, Scalar, Sweep
+from babeltune.schema.bounds import NAME, Key, Problem, repeated
+from babeltune.schema.records import LastAverage, Parameter, Scalar, Static, Student, Sweep, Transformer
+from babeltune.schema.search import Tpe
 
 TRIAL = re.compile(r"t\d+")
 """The name of a trial's row."""
 KINDS = ("float", "int", "log_float", "log_int", "choice", "const")
 RANGES = ("float", "int", "log_float", "log_int")
+POOLER_OR_PROJECTION = (
+    "student.pooling pooler has a dense layer of its own; leave the projection out, or set student.pooling to cls"
+)
 STEPS = ("training.pairs", "training.global_batch", "training.average.")
 """How the names of parameters begin that decide how often an average reads the weights."""
-
-OPTIONS = {
-    ("sampler", "multivariate"): "tpe",
-    ("sampler", "group"): "tpe",
-    ("sampler", "population"): "nsga2",
-    ("scheduler", "regret"): "expected_regret",
-    ("scheduler", "finished"): "expected_regret",
-}
-"""Options that one kind alone reads. What several read, such as `startup`, may stay where another kind is tried."""
 
 
 def problems(sweep: Sweep) -> Iterator[Problem]:
     """Everything about the sweep that its types could not say."""
-    if not NAME.fullmatch(sweep.name):
-        yield (
-            ("name",),
-            f"{sweep.name!r} must be letters, digits, `_`, `.` or `-`, at most 80, beginning with one of the first two",
-        )
-    if not 0 <= sweep.seed < 2**32:
-        yield ("seed",), f"{sweep.seed} must be at least 0 and below 2**32"
-    warm = sweep.sampler.warm_start
-    if warm is not None and not NAME.fullmatch(warm):
-        yield ("sampler", "warm_start"), f"{warm!r} must be a sweep's name or id: letters, digits, `_`, `.` or `-`"
-    for section in ("training", "student", "teacher", "scheduler", "sampler", "budget", "keep", "promotion"):
-        yield from record_problems((section,), getattr(sweep, section))
+    yield from ((("student", *key), problem) for key, problem in student_problems(sweep.student))
     yield from data_problems(sweep.data)
     for name, parameter in sweep.parameters.items():
         yield from parameter_problems(("parameters", name), parameter)
@@ -61,14 +45,41 @@ def problems(sweep: Sweep) -> Iterator[Problem]:
     yield from search_problems(sweep)
 
 
+def student_problems(student: Student) -> Iterator[Problem]:
+    """The fields of a student that do not go together, by name."""
+    named = student.model or student.start
+    if isinstance(student, Transformer) and named is None and student.width % student.heads:
+        yield ("heads",), f"{student.heads} must divide student.width, {student.width}"
+    if student.ngrams and named:
+        yield ("ngrams",), f"{student.ngrams}: a named model ({named}) brings its own table; remove it"
+    if student.token_vectors == "teacher" and named:
+        yield ("token_vectors",), f"'teacher': a named model ({named}) brings its own table; remove it"
+    elif student.token_vectors == "teacher" and student.projection != "teacher":
+        given = student.projection or "null"
+        words = f"they are as wide as the teacher's, and student.projection is {given}; set it to teacher"
+        yield ("token_vectors",), f"'teacher': {words}"
+    tokenizer = named or student.embeddings_from
+    tokenizer = tokenizer or ("student.vocabulary: teacher" if student.vocabulary == "teacher" else None)
+    if student.lowercase and tokenizer is not None:
+        yield ("lowercase",), f"true: the tokenizer is that of {tokenizer}, as it is; remove it"
+    if student.model is None and student.revision is not None:
+        yield ("revision",), f"{student.revision!r} needs student.model; a student from scratch has no revision"
+    if student.model is not None and student.preset is not None:
+        yield ("preset",), f"{student.preset!r}: a named model ({student.model}) brings its own shape; remove it"
+    origins = [name for name in ("model", "start", "embeddings_from") if getattr(student, name) is not None]
+    for name in origins[1:]:
+        yield (name,), f"{getattr(student, name)!r} and student.{origins[0]} do not go together; keep one"
+    if student.embeddings_from is not None and isinstance(student, Static):
+        words = "a static student begins from another one with student.start"
+        yield ("embeddings_from",), f"{student.embeddings_from!r}: {words}"
+    if student.pooling == "pooler" and student.projection is not None:
+        yield ("projection",), f"{student.projection!r}: {POOLER_OR_PROJECTION}"
+
+
 def search_problems(sweep: Sweep) -> Iterator[Problem]:
-    """Options of the sampler and the scheduler that their kinds do not have."""
+    """What a kind of sampler asks of its options and of the objectives."""
     sampler = sweep.sampler
-    for (section, name), kind in OPTIONS.items():
-        record = getattr(sweep, section)
-        if record.kind != kind and getattr(record, name) != getattr(type(record), name):
-            yield (section, name), f"is an option of `kind: {kind}`, and this {section} is {record.kind}; remove it"
-    if sampler.group and not sampler.multivariate and sampler.kind == "tpe":
+    if isinstance(sampler, Tpe) and sampler.group and not sampler.multivariate:
         yield ("sampler", "group"), "groups settings that are modelled together; set multivariate to true, or remove it"
     if sampler.kind == "gp" and len(sweep.objectives) > 1:
         yield ("sampler", "kind"), f"gp: is for one objective, and there are {len(sweep.objectives)}; take nsga2 or tpe"
@@ -90,22 +101,11 @@ def length_problems(sweep: Sweep) -> Iterator[Problem]:
 
 
 def average_problems(sweep: Sweep) -> Iterator[Problem]:
-    """A searched setting of an average that its kind does not read, and an average of one reading."""
+    """An average of one reading."""
     average, training = sweep.training.average, sweep.training
-    for name, kind in OF_AVERAGE.items():
-        searched = f"training.average.{name}"
-        free = "training.average.kind" in sweep.parameters
-        if average is not None and searched in sweep.parameters and average.kind != kind and not free:
-            yield ("parameters", searched), f"is for kind {kind!r}, and training.average.kind is {average.kind!r}"
     free = any(name.startswith(STEPS) for name in sweep.parameters)
-    if (
-        average is not None
-        and sweep.budget.unit == "pairs"
-        and not free
-        and average.every > 0
-        and 0 < average.share <= 1
-    ):
-        share = average.share if average.kind == "last" else 1.0
+    if average is not None and sweep.budget.unit == "pairs" and not free:
+        share = average.share if isinstance(average, LastAverage) else 1.0
         steps = math.ceil(share * training.pairs / max(training.global_batch, 1))
         if steps <= average.every:
             advice = f"lower it below {steps}" if steps > 1 else "give more pairs, or a larger share"
@@ -130,17 +130,12 @@ def baseline_problems(sweep: Sweep) -> Iterator[Problem]:
 
 
 def gate_problems(sweep: Sweep) -> Iterator[Problem]:
-    """Promotion's name, and its gates' tests and multiples."""
-    name = sweep.promotion.name
-    if name is not None and not NAME.fullmatch(name):
-        yield ("promotion", "name"), f"{name!r} must be letters, digits, `_`, `.` or `-`"
+    """Gates of tests that do not exist."""
     tests = [task.name for task in sweep.data.test if task.task == "bitext"]
     for index, gate in enumerate(sweep.promotion.gates):
-        key: Key = ("promotion", "gates", index)
-        yield from record_problems(key, gate)
         if gate.test not in tests:
             yield (
-                (*key, "test"),
+                ("promotion", "gates", index, "test"),
                 f"{gate.test!r} is not a bitext task of data.test; allowed: {', '.join(tests) or 'none'}"
                 f"{nearest(gate.test, tests)}; an overlay that replaces data.test replaces promotion.gates too",
             )

@@ -12,16 +12,13 @@ from pathlib import PurePath
 from babeltune.data.translation import translation_problems
 from babeltune.errors import nearest, shortened
 from babeltune.planning.languages import languages, split_pair
-from babeltune.schema.bounds import NAME, Key, Problem, record_problems
+from babeltune.schema.bounds import Key, Problem
 from babeltune.schema.languages import meaning
 from babeltune.schema.records import Source
 
 
 def source_problems(key: Key, source: Source, others: dict[str, Source], least: int = 2) -> Iterator[Problem]:
     """One source: the fields of its format, its languages (at `least` so many) and its pairs."""
-    if not NAME.fullmatch(source.name):
-        yield (*key, "name"), f"{source.name!r} must be letters, digits, `_`, `.` or `-`"
-    yield from record_problems(key, source)
     if source.format == "beir":
         yield (*key, "format"), "'beir' is for tasks of kind retrieval; name the columns or files of this text"
         return
@@ -128,7 +125,6 @@ def shape_problems(key: Key, source: Source, others: dict[str, Source]) -> Itera
     if source.translation is not None:
         read = {name: languages(o, others) for name, o in others.items() if o.format not in ("pivot", "translate")}
         yield from translation_problems((*key, "translation"), source.translation, read)
-        yield from record_problems((*key, "translation"), source.translation)
 
 
 def pivot_problems(key: Key, source: Source, others: dict[str, Source]) -> Iterator[Problem]:

@@ -13,7 +13,7 @@ import json
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from babeltune.errors import MethodError, SpecError
 from babeltune.files import plain
@@ -34,7 +34,7 @@ from babeltune.planning.parameters import (
 )
 from babeltune.planning.parameters import same as same
 from babeltune.planning.rules import RANGES, kind_of
-from babeltune.schema.base import record_from
+from babeltune.schema.base import changed
 from babeltune.schema.records import Average, Parameter, Sampling, Scalar, Student, Sweep, Training, Trial
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 Params = dict[str, Scalar]
-SECTIONS: dict[str, type] = {
+SECTIONS: dict[str, object] = {
     "training": Training,
     "training.average": Average,
     "student": Student,
@@ -343,7 +343,7 @@ def make_trial(sweep: Sweep, number: int, params: Mapping[str, Scalar]) -> Trial
         config={**plain(config_for(sweep, method, params))},
         student=sweep.student.changed(**_given("student", params)),
         training=_training(sweep.training, params),
-        sampling=_section(sweep.data.sampling, "data.sampling", params),
+        sampling=replace(sweep.data.sampling, **_given("data.sampling", params)),
         objectives=sweep.objectives,
         params=dict(params),
     )
@@ -351,13 +351,10 @@ def make_trial(sweep: Sweep, number: int, params: Mapping[str, Scalar]) -> Trial
 
 def _training(training: Training, params: Mapping[str, Scalar]) -> Training:
     """The section with the proposed values, those of its average too."""
-    found = _section(training, "training", params)
-    if found.average is None:
+    found, average = replace(training, **_given("training", params)), training.average
+    if average is None:
         return found
-    return replace(found, average=_section(found.average, "training.average", params))
-
-
-Section = TypeVar("Section", Training, Average, Sampling)
+    return replace(found, average=changed(Average, average, _given("training.average", params)))
 
 
 def section_of(sweep: Sweep, prefix: str) -> Any:
@@ -366,12 +363,7 @@ def section_of(sweep: Sweep, prefix: str) -> Any:
     return {**records, "data.sampling": sweep.data.sampling}[prefix]
 
 
-def _section(record: Section, prefix: str, params: Mapping[str, Scalar]) -> Section:
-    """The record with the values of `prefix.field` parameters."""
-    return record_from(type(record), {**vars(record), **_given(prefix, params)})
-
-
-def _given(prefix: str, params: Mapping[str, Scalar]) -> dict[str, Scalar]:
+def _given(prefix: str, params: Mapping[str, Scalar]) -> dict[str, Any]:
     """The values of `prefix.field` parameters, by field."""
     return {split_name(n)[1]: v for n, v in params.items() if split_name(n)[0] == prefix}
 

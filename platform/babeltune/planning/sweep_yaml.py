@@ -9,7 +9,7 @@ import yaml
 from babeltune.planning.rules import kind_of
 from babeltune.schema.document import reads_as_text
 from babeltune.schema.presets import PRESETS
-from babeltune.schema.records import Parameter, Student, Sweep
+from babeltune.schema.records import Parameter, Sweep, Transformer
 
 
 def spec_yaml(sweep: Sweep) -> str:
@@ -23,7 +23,7 @@ def _written(value: object) -> object:
     if isinstance(value, Parameter) and kind_of(value) == "const":
         return {"const": value.const, **({"when": _written(value.when)} if value.when else {})}
     if dataclasses.is_dataclass(value):
-        decided = _decided(value) if isinstance(value, Student) else ()
+        decided = _decided(value) if isinstance(value, Transformer) else ()
         fields = ((field, getattr(value, field.name)) for field in dataclasses.fields(value))
         return {
             f.name: _written(v)
@@ -35,7 +35,7 @@ def _written(value: object) -> object:
     return [_written(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _decided(student: Student) -> tuple[str, ...]:
+def _decided(student: Transformer) -> tuple[str, ...]:
     """The fields of a student that its preset decides."""
     shape = PRESETS.get(student.preset or "")
     return tuple(name for name, value in vars(shape).items() if getattr(student, name) == value) if shape else ()

@@ -14,7 +14,6 @@ from typing import Any
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from babeltune.errors import MethodError, counted
-from babeltune.files import plain
 from babeltune.method import Method, load_method
 from babeltune.planning.name_checks import methods_with
 from babeltune.planning.parameters import (
@@ -26,7 +25,7 @@ from babeltune.planning.parameters import (
     split_name,
     values_of,
 )
-from babeltune.planning.rules import kind_of
+from babeltune.planning.rules import POOLER_OR_PROJECTION, kind_of, student_problems
 from babeltune.planning.space import (
     SECTIONS,
     combinations,
@@ -34,13 +33,12 @@ from babeltune.planning.space import (
     fields_of,
     has_setting,
     largest,
-    section_of,
     smallest,
 )
-from babeltune.schema.bounds import ATTENTION, POOLER_OR_PROJECTION, Key, Problem, record_problems, static_problems
+from babeltune.schema.bounds import Key, Problem
 from babeltune.schema.document import describe, refusal
 from babeltune.schema.mending import adapter_of, hint_at
-from babeltune.schema.records import Parameter, Scalar, Student, Sweep
+from babeltune.schema.records import Parameter, Scalar, Student, Sweep, Transformer
 from babeltune.training.parts import FEWEST
 
 JUDGED_TOGETHER = ("pooling", "kind")
@@ -121,30 +119,23 @@ def _parts_without_negatives(sweep: Sweep) -> Iterator[Problem]:
         )
 
 
-def _both_ends(parameter: Parameter) -> list[object]:
-    return [*values_of(parameter, 0), *values_of(parameter, 1)]
-
-
 def _section_values(sweep: Sweep, name: str, parameter: Parameter) -> Iterator[Problem]:
     """Each value of a `training`, `student` or `data.sampling` parameter, as if the section had it, beside the values
     of the section that its `when` names."""
     prefix, last = split_name(name)
     conditions = ((*split_name(other), accepted_values(values)) for other, values in parameter.when.items())
-    section = plain(section_of(sweep, prefix)) | {
-        field: values[0] for part, field, values in conditions if part == prefix
-    }
-    adapter = adapter_of(SECTIONS[prefix])
+    beside = {f"{prefix}.{field}": values[0] for part, field, values in conditions if part == prefix}
     key: Key = ("parameters", name, kind_of(parameter))
-    for value in dict.fromkeys(_both_ends(parameter)):
+    for value in dict.fromkeys([*values_of(parameter, 0), *values_of(parameter, 1)]):
         try:
-            record = adapter.validate_json(json.dumps(section | {last: value}), strict=True)
+            adapter_of(hint_at(SECTIONS[prefix], (last,), bounds=True)).validate_json(json.dumps(value), strict=True)
         except ValidationError as error:
             hint = hint_at(SECTIONS[prefix], (last,))
             yield key, refusal(value, error.errors(include_url=False), hint)
             continue
-        if last in JUDGED_TOGETHER or (last == "heads" and record.heads >= 1):
-            continue
-        yield from ((key, problem) for where, problem in record_problems((), record) if where == (last,))
+        if prefix == "student" and last not in (*JUDGED_TOGETHER, "heads"):
+            student = student_with(sweep, beside | {name: value})
+            yield from ((key, problem) for where, problem in student_problems(student) if where == (last,))
 
 
 def _config_types(sweep: Sweep, method: type[Method]) -> Iterator[Problem]:
@@ -194,16 +185,10 @@ def _config_combinations(sweep: Sweep) -> Iterator[Problem]:
                 config_for(sweep, method, params)
             except MethodError as error:
                 yield blamed(params, "parameters", str(error)), str(error)
-    yield from _static_combinations(sweep)
     shape = ("student.kind", "student.preset", "student.width", "student.heads", "student.model")
     for params in combinations(sweep.parameters, shape):
         student = student_with(sweep, params)
-        if (
-            student.kind == "transformer"
-            and student.model is None
-            and student.heads >= 1
-            and student.width % student.heads
-        ):
+        if isinstance(student, Transformer) and student.model is None and student.width % student.heads:
             yield (
                 ("parameters", "student.heads" if "student.heads" in params else "student.width"),
                 f"student.heads {student.heads} does not divide student.width {student.width}, which can be proposed "
@@ -214,29 +199,6 @@ def _config_combinations(sweep: Sweep) -> Iterator[Problem]:
         if student.pooling == "pooler" and student.projection is not None:
             name = "student.projection" if "student.projection" in params else "student.pooling"
             yield ("parameters", name), f"{student.projection!r} can be proposed with it: {POOLER_OR_PROJECTION}"
-
-
-def _static_combinations(sweep: Sweep) -> Iterator[Problem]:
-    """Static students that are proposed with what only a Transformer has."""
-    for params in combinations(
-        sweep.parameters,
-        ("student.kind", "student.pooling", "student.ngrams", *(f"student.{name}" for name in ATTENTION)),
-    ):
-        student = student_with(sweep, params)
-        if student.ngrams and student.kind != "static":
-            searched = "student.ngrams" in params
-            yield (
-                ("parameters", "student.ngrams") if searched else ("student", "ngrams"),
-                f"{student.ngrams}: only a static student's token vectors are sums of n-grams; "
-                + ("add `when: {student.kind: static}`" if searched else "set student.kind to static, or remove it"),
-            )
-        for name, _ in static_problems(student) if student.kind == "static" else ():
-            if f"student.{name}" in params:
-                yield (
-                    ("parameters", f"student.{name}"),
-                    "a static student has none, and `student.kind: static` can be proposed with it; "
-                    "add `when: {student.kind: transformer}`",
-                )
 
 
 def blamed(values: Mapping[str, object], section: str, message: str) -> Key:

@@ -2,18 +2,101 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import ClassVar, TypeVar
+import dataclasses
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+    from pydantic_core import CoreSchema
 
 Made = TypeVar("Made")
 Number = int | float
 Scalar = bool | int | float | str | None
 
 
+NO_KIND = "no_kind"
+"""What pydantic calls a record whose kind does not exist."""
+
+
 class Strict:
     """A record that pydantic, where it is at the door, refuses unknown keys for."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+    KIND: ClassVar[str] = ""
+    """The key that tells a record from the others of its union."""
+
+    @classmethod
+    def kinds(cls) -> tuple[str, ...]:
+        """The words of `KIND` that mean this record."""
+        return typing.get_args(typing.get_type_hints(cls)[cls.KIND]) if cls.KIND else ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Tagged:
+    """Annotates a union of records that their `KIND` tells apart. Without that key it is the first record."""
+
+    def __get_pydantic_core_schema__(self, source: object, handler: Callable[[Any], CoreSchema]) -> CoreSchema:
+        from pydantic_core import core_schema  # processes that train read no files, and need no pydantic
+
+        records = records_in(source)
+        kind = records[0].KIND
+        names = {word: record.__name__ for record in records for word in record.kinds()}
+
+        def name_of(value: Any) -> str | None:
+            written = value.get(kind) if isinstance(value, dict) and kind in value else records[0].kinds()[0]
+            return names.get(written) if isinstance(written, str) else None
+
+        return core_schema.tagged_union_schema(
+            {record.__name__: handler(record) for record in records},
+            name_of,
+            custom_error_type=NO_KIND,
+            custom_error_message="{expected}",
+            custom_error_context={"key": kind, "expected": either(names)},
+        )
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: Callable[[CoreSchema], dict[str, Any]]
+    ) -> dict[str, Any]:
+        return {"anyOf": handler(schema)["oneOf"]}  # a record without its kind may be several
+
+
+def either(words: Iterable[str]) -> str:
+    """The words as a choice: `'a', 'b' or 'c'`."""
+    *others, last = map(repr, words)
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def records_in(hint: object) -> list[type[Strict]]:
+    """The record types inside a type such as `tuple[Source, ...] | None`."""
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return [typing.cast("type[Strict]", hint)]
+    return [record for argument in typing.get_args(hint) for record in records_in(argument)]
+
+
+def fields_of(hint: object) -> dict[str, dataclasses.Field[Any]]:
+    """The fields by name of a record, or of all records of a union."""
+    records = typing.cast("list[type[DataclassInstance]]", records_in(hint))
+    return {field.name: field for record in records for field in dataclasses.fields(record)}
+
+
+def default_of(field: dataclasses.Field[Any]) -> object:
+    """What a field is where nothing is written; `MISSING` if it must be."""
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def record_of(hint: object, values: Mapping[str, object]) -> type[Any]:
+    """The record of a union that the kind among these values names."""
+    return next(record for record in records_in(hint) if values[record.KIND] in record.kinds())
+
+
+def changed(hint: object, record: Made, values: Mapping[str, object]) -> Made:
+    """The record of a union with these values, as the one that the kind among them names. Fields that this one does
+    not have are left out."""
+    written = {**vars(record), **values}
+    make = record_of(hint, written)
+    return typing.cast(Made, make(**{name: value for name, value in written.items() if name in fields_of(make)}))
 
 
 def number(value: object) -> str:

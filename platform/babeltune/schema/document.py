@@ -7,12 +7,11 @@ mappings can come out of a file, so a hostile one cannot run code; anchors, tags
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import re
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,8 +20,12 @@ import yaml
 from pydantic import ValidationError
 
 from babeltune.errors import SpecError, nearest, to_utf8
+from babeltune.files import plain
+from babeltune.schema.base import NO_KIND, default_of, either, fields_of, records_in
+from babeltune.schema.bounds import OUT_OF_BOUNDS
 from babeltune.schema.foreign import foreign_words, program_words
 from babeltune.schema.mending import adapter_of, arms, hint_at, mend_words
+from babeltune.schema.presets import NO_PRESET
 from babeltune.schema.records import Parameter
 
 if TYPE_CHECKING:
@@ -271,7 +274,25 @@ def validate(document: Document, record: type[Record]) -> Record:
         found: Record = adapter_of(typing.cast("type", record)).validate_json(json.dumps(document.values), strict=True)
         return found
     except ValidationError as error:
+        if _without_defaults(document, record, error):
+            return validate(document, record)
         raise SpecError("\n".join(explain(document, record, error))) from error
+
+
+def _without_defaults(document: Document, record: type, error: ValidationError) -> bool:
+    """Removes what other kinds of a record would have by default, as files with all defaults have it; whether there
+    was any."""
+    keys = [written_key(document.values, problem) for problem in error.errors() if problem["type"] in UNKNOWN]
+    removed = False
+    for *outer, name in keys:
+        field, values = fields_of(hint_at(record, tuple(outer))).get(str(name)), document.get(tuple(outer))
+        if not isinstance(values, dict) or field is None:
+            continue
+        default = plain(default_of(field))
+        if values[str(name)] == (getattr(NO_PRESET, field.name, None) if default is None else default):
+            del values[str(name)]
+            removed = True
+    return removed
 
 
 def explain(document: Document, record: type, error: ValidationError) -> list[str]:
@@ -290,7 +311,7 @@ def problem_at(document: Document, record: type, key: Key, problems: list[ErrorD
     if any(problem["type"] in UNKNOWN for problem in problems) and hint_at(record, outer) is Parameter:
         value = document.get(outer)
         if words := mend_words(value, Parameter, str(outer[-1])):
-            return outer, f"{describe(value)} is not possible; allowed: one of {', '.join(_fields(Parameter))}{words}"
+            return outer, f"{describe(value)} is not possible; allowed: one of {', '.join(fields_of(Parameter))}{words}"
     return key, sentence(document, record, key, problems)
 
 
@@ -307,6 +328,8 @@ def written_key(values: JsonValue, problem: ErrorDetails) -> Key:
         else:
             continue
         key.append(part)
+    if problem["type"] == NO_KIND:
+        key.append(problem["ctx"]["key"])
     return tuple(key)
 
 
@@ -315,23 +338,33 @@ def sentence(document: Document, record: type, key: Key, problems: list[ErrorDet
     value = document.get(key)
     kinds = {problem["type"] for problem in problems}
     if kinds & UNKNOWN:
-        known = _fields(record_at(record, key[:-1]))
-        near = nearest(str(key[-1]), known) or _section_of(record, str(key[-1]))
-        return f"unknown key {key[-1]!r} with value {describe(value)}; allowed: {', '.join(known)}{near}"
+        return unknown_key(document, record, key, problems[0]["loc"][:-1])
     if "missing" in kinds and len(kinds) == 1:
         what = "a second value" if isinstance(key[-1], int) else "this key"
         return f"{what} is missing; add it"
     return refusal(value, problems, hint_at(record, key), str(key[-1]) if key and isinstance(key[-1], str) else "")
 
 
-def _fields(record: type) -> list[str]:
-    return [field.name for field in dataclasses.fields(record)]
+def unknown_key(document: Document, record: type, key: Key, place: tuple[int | str, ...]) -> str:
+    """The sentence about a key that a record does not have, or that another record of its union has. pydantic's place
+    of the record ends in the name of the one that was chosen."""
+    value = document.get(key)
+    records, name = records_in(hint_at(record, key[:-1])), str(key[-1])
+    chosen = next((each for each in records if each.__name__ in place[-1:]), records[0])
+    if having := [each for each in records if name in fields_of(each) and each is not chosen]:
+        kind, container = chosen.KIND, document.get(key[:-1])
+        others = [word for each in having for word in each.kinds()]
+        this = container.get(kind, chosen.kinds()[0]) if isinstance(container, dict) else ""
+        near = "" if others[1:] else f", or write {kind}: {others[0]}"
+        return f"{describe(value)} is for {kind} {either(others)}, and this one is {this!r}; remove it{near}"
+    known = fields_of(chosen)
+    near = nearest(name, known) or _section_of(record, name)
+    return f"unknown key {name!r} with value {describe(value)}; allowed: {', '.join(known)}{near}"
 
 
 def _section_of(record: type, name: str) -> str:
     """The words `; it is a key of training`, for a key that another section of the file has."""
-    sections = {key: list(inner_records(hint)) for key, hint in typing.get_type_hints(record).items()}
-    having = [key for key, inner in sections.items() if any(name in _fields(each) for each in inner)]
+    having = [key for key, hint in typing.get_type_hints(record).items() if name in fields_of(hint)]
     return f"; it is a key of {' and '.join(having)}" if having else ""
 
 
@@ -341,7 +374,9 @@ def refusal(value: Any, problems: list[ErrorDetails], hint: object = None, name:
     allowed: list[str] = []
     words: list[str] = []
     for problem in problems:
-        literal = problem.get("ctx", {}).get("expected", "") if problem["type"] == "literal_error" else ""
+        if problem["type"] == OUT_OF_BOUNDS:
+            return problem["msg"]
+        literal = problem.get("ctx", {}).get("expected", "") if problem["type"] in ("literal_error", NO_KIND) else ""
         words += re.findall(r"'([^']*)'", literal)
         expected = literal or EXPECTED.get(problem["type"], lower_first(problem["msg"]))
         if expected not in allowed:
@@ -355,20 +390,6 @@ def refusal(value: Any, problems: list[ErrorDetails], hint: object = None, name:
 
 def lower_first(text: str) -> str:
     return text[:1].lower() + text[1:]
-
-
-def record_at(record: type, key: Key) -> type:
-    """The record type that a mapping under this key becomes."""
-    return next(inner_records(hint_at(record, key)))
-
-
-def inner_records(hint: object) -> Iterator[type]:
-    """The record types inside a type such as `tuple[Source, ...] | None`."""
-    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        yield hint
-    elif typing.get_args(hint):
-        for argument in typing.get_args(hint):
-            yield from inner_records(argument)
 
 
 # --- `--set` -------------------------------------------------------------------------------------------------------
@@ -411,8 +432,7 @@ def part_length(container: JsonObject, parts: list[str], key: Key) -> int:
         if ".".join(parts[:used]) in container:
             return used
     if key == ("parameters",):
-        kinds = {f.name for f in dataclasses.fields(Parameter)}
-        return max(1, len(parts) - 1) if parts[-1] in kinds else len(parts)
+        return max(1, len(parts) - 1) if parts[-1] in fields_of(Parameter) else len(parts)
     return 1
 
 

@@ -10,12 +10,11 @@ import inspect
 import re
 import textwrap
 import typing
-from collections.abc import Iterator
 from typing import Literal, TypedDict, cast
 
 from pydantic import TypeAdapter
 
-from babeltune.schema.base import Strict
+from babeltune.schema.base import records_in
 from babeltune.schema.cluster import Cluster
 from babeltune.schema.records import Sweep
 
@@ -77,26 +76,17 @@ def records_of(record: type, found: dict[str, type] | None = None) -> dict[str, 
     """The record and those that its fields hold, by name, in reading order."""
     found = {} if found is None else found
     found[record.__name__] = record
-    for kind in typing.get_type_hints(record).values():
-        for part in _parts(kind):
-            if inspect.isclass(part) and _is_record(part) and part.__name__ not in found:
+    for hint in typing.get_type_hints(record).values():
+        for part in records_in(hint):
+            if part.__name__ not in found:
                 records_of(part, found)
     return found
 
 
-def _is_record(part: type) -> bool:
-    return issubclass(part, Strict) or hasattr(part, "__pydantic_config__")
-
-
-def _parts(kind: object) -> Iterator[object]:
-    yield kind
-    for argument in typing.get_args(kind):
-        yield from _parts(argument)
-
-
 def field_notes(record: type) -> dict[str, str]:
     """The docstrings that stand under a dataclass's fields."""
-    source = textwrap.dedent(inspect.getsource(record))
+    classes = [each for each in reversed(record.__mro__) if dataclasses.is_dataclass(each)]
+    source = "".join(textwrap.dedent(inspect.getsource(each)) for each in classes)
     found = re.findall(
         r'^    (\w+):[^\n]*\n(?:(?: {8}|    \])[^\n]*\n)*    """(.*?)"""', source, flags=re.MULTILINE | re.DOTALL
     )

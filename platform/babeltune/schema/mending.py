@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import operator
 import re
 import types
 import typing
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from babeltune.schema.bounds import record_problems
+from babeltune.schema.base import fields_of, records_in
 from babeltune.schema.search import Parameter
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ DISTRIBUTION = ("distribution", "type", "scale", "log")
 
 
 @functools.cache
-def adapter_of(record: type) -> TypeAdapter[Any]:
+def adapter_of(record: Any) -> TypeAdapter[Any]:
     """The checks of a type by pydantic. They are made once, because a sweep's take 20 ms to make."""
     return TypeAdapter(record)
 
@@ -81,25 +82,28 @@ def flow(value: JsonValue) -> str:
     return text.removesuffix("\n").removesuffix("\n...")
 
 
-def hint_at(record: type, key: tuple[str | int, ...]) -> object:
-    """The type of the value under this key of a record; None if the key leads nowhere."""
+def hint_at(record: object, key: tuple[str | int, ...], *, bounds: bool = False) -> object:
+    """The type of the value under this key of a record, with its bounds if asked for; None if the key leads nowhere."""
     hint: object = record
     for part in key:
-        hint = next((inner for arm in arms(hint) if (inner := _inside(arm, part)) is not None), None)
+        found = [inner for arm in arms(hint) if (inner := _inside(arm, part, bounds)) is not None]
+        hint = functools.reduce(operator.or_, found) if found else None
     return hint
 
 
 def arms(hint: object) -> tuple[object, ...]:
     """The types of a union; a type that is none stands alone."""
+    if typing.get_origin(hint) is typing.Annotated:
+        return arms(typing.get_args(hint)[0])
     union = isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
     return typing.get_args(hint) if union else (hint,)
 
 
-def _inside(hint: object, part: str | int) -> object:
+def _inside(hint: object, part: str | int, bounds: bool) -> object:
     """The type of what a record, mapping or list of this type holds there; None if it holds nothing there."""
     arguments = typing.get_args(hint)
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        return typing.get_type_hints(hint).get(str(part))
+        return typing.get_type_hints(hint, include_extras=bounds)[str(part)] if part in fields_of(hint) else None
     if typing.get_origin(hint) is dict and isinstance(part, str):
         return arguments[1]
     if typing.get_origin(hint) is tuple and isinstance(part, int):
@@ -113,13 +117,16 @@ def _is_parameter(hint: object) -> bool:
 
 def _fits(value: JsonValue, hint: object) -> bool:
     try:
-        record = adapter_of(typing.cast("type", hint)).validate_json(json.dumps(value), strict=True)
+        adapter_of(typing.cast("type", hint)).validate_json(json.dumps(value), strict=True)
     except ValidationError:
         return False
-    return not any(record_problems((), record))
+    return True
 
 
 def _candidates(value: JsonValue, hint: object) -> Iterator[JsonValue]:
+    if len(records := records_in(hint)) > 1 and not isinstance(value, list | dict):
+        kind = records[0].KIND
+        yield from ({kind: each} for each in _candidates(value, hint_at(hint, (kind,))))
     for arm in arms(hint):
         if arm is int or arm is float:
             yield from _numbers(value)

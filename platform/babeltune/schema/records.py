@@ -8,26 +8,49 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 from babeltune.schema.base import Number as Number
 from babeltune.schema.base import Scalar as Scalar
 from babeltune.schema.base import Strict as Strict
-from babeltune.schema.base import record_from
+from babeltune.schema.base import Tagged, changed, record_from, record_of
+from babeltune.schema.bounds import (
+    Bound,
+    at_least,
+    dimensions,
+    inside,
+    long_name,
+    not_empty,
+    or_teacher,
+    part,
+    place,
+    positive,
+    seeds,
+    shape_name,
+    share,
+    two_rates,
+    within,
+)
 from babeltune.schema.presets import FIELDS, NO_PRESET, PRESETS
 from babeltune.schema.search import Budget as Budget
+from babeltune.schema.search import ExpectedRegret as ExpectedRegret
 from babeltune.schema.search import Gate as Gate
 from babeltune.schema.search import Goal as Goal
+from babeltune.schema.search import Halving as Halving
 from babeltune.schema.search import Keep as Keep
+from babeltune.schema.search import Nsga2 as Nsga2
 from babeltune.schema.search import Objective as Objective
 from babeltune.schema.search import Parameter as Parameter
+from babeltune.schema.search import PlainSampler as PlainSampler
 from babeltune.schema.search import Promotion as Promotion
 from babeltune.schema.search import Sampler as Sampler
 from babeltune.schema.search import Scheduler as Scheduler
+from babeltune.schema.search import Tpe as Tpe
 from babeltune.schema.text import Mined as Mined
 from babeltune.schema.text import Source as Source
 from babeltune.schema.text import Task as Task
 
+ROWS = Bound("0, or 100 to 10,000,000 rows", lambda value: value == 0 or 100 <= value <= 1e7)
 FROM_PRESET = cast(int, None)
 """Stands for a number that the preset decides, until the student is made."""
 HELDOUT = "heldout"
@@ -40,7 +63,7 @@ class Sampling(Strict):
 
     batches: Literal["one_pair", "mixed"] = "one_pair"
     """One language pair per global batch, or all pairs mixed (LaBSE)."""
-    temperature: float = 1.0
+    temperature: Annotated[float, positive] = 1.0
     """A language pair of n rows is drawn with weight n ** (1 / temperature): 1 is proportional, large is uniform."""
 
 
@@ -48,7 +71,7 @@ class Sampling(Strict):
 class Split(Strict):
     """Holds out rows of the training text as a dev set named `heldout`, by connected component of shared sentences."""
 
-    pairs: int = 500
+    pairs: Annotated[int, at_least(1)] = 500
     """About this many pairs per language pair."""
     right_model: Literal["student", "teacher"] = "student"
     """What encodes the anchor's side, as in a task."""
@@ -61,9 +84,9 @@ class Words(Strict):
     align: Literal["mutual", "lexicon"] = "mutual"
     """How the translation of a word is found. `mutual`: two words that occur in the same pairs, each the nearest of the
     other. `lexicon`: the words that a lexicon lists. Both words must occur once in their sentence."""
-    least: float = 0.2
+    least: Annotated[float, share] = 0.2
     """The least cosine between the occurrences of the two words (`mutual`)."""
-    stop_words: int = 100
+    stop_words: Annotated[int, at_least(0)] = 100
     """This many of each language's most frequent words are left out."""
     lexicon: tuple[Source, ...] = ()
     """Files with a term and its translation in each row. A term may have several words."""
@@ -83,10 +106,10 @@ class Clean(Strict):
 class Data(Strict):
     """Everything that is read: training sources, dev tasks, and sealed test tasks."""
 
-    root: str = "."
+    root: Annotated[str, place] = "."
     """The folder that relative paths start from. A relative `root` starts from the repository. `${NAME:-default}` is
     replaced."""
-    anchor_priority: tuple[str, ...] = ("eng",)
+    anchor_priority: Annotated[tuple[str, ...], not_empty] = ("eng",)
     """The anchor of a pair is its language that comes first here."""
     train: tuple[Source, ...]
     """The training text."""
@@ -102,9 +125,9 @@ class Data(Strict):
     """How translations of single words are found. Only some methods need them."""
     clean: Clean = Clean()
     """What is done about pairs that are no translations."""
-    max_characters: int = 1200
+    max_characters: Annotated[int, at_least(1)] = 1200
     """Pairs with a longer text are left out of training."""
-    max_line_bytes: int = 1 << 20
+    max_line_bytes: Annotated[int, within(1, 2**30)] = 1 << 20
     """Bytes of a line, of a quoted row, or of a text in a Parquet file. A longer one is a broken row."""
     overlap: Literal["exact", "near"] = "exact"
     """Which training rows are removed because their text is in a dev or test set. `exact`: equal texts, without case,
@@ -119,91 +142,111 @@ class Data(Strict):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Student(Strict):
-    """The encoder that is trained: a Hugging Face model, a Transformer from scratch, or a static one."""
+class AnyStudent(Strict):
+    """The encoder that is trained."""
 
-    kind: Literal["transformer", "static"] = "transformer"
-    """`static`: the mean of a sentence's token vectors, from a table `width` wide; without layers, heads, positions and
-    special tokens. It trains and encodes at a fraction of a Transformer's cost."""
-    model: str | None = None
+    KIND = "kind"
+    kind: str
+    """`transformer`: a Hugging Face model, or a Transformer from scratch. `static`: the mean of a sentence's token
+    vectors, from a table `width` wide; without layers, heads, positions and special tokens. It trains and encodes at a
+    fraction of a Transformer's cost."""
+    model: Annotated[str | None, place] = None
     """A hub id, a folder, or `models:/NAME@ALIAS`; absent: from scratch, as the fields up to `vocabulary` say."""
-    revision: str | None = None
+    revision: Annotated[str | None, inside] = None
     """The commit, tag or branch of a hub model."""
-    start: str | None = None
+    start: Annotated[str | None, place] = None
     """The exported model whose weights and tokenizer the student begins with: a folder, `models:/NAME@ALIAS`, or a
     trial of the same storage, `SWEEP/t0003`. What this section says of the shape must be the model's, and what it
     leaves out is taken from it. Reading the file adds the content, `NAME@sha256:…`, which is part of a sweep's id."""
-    embeddings_from: str | None = None
+    embeddings_from: Annotated[str | None, place] = None
     """A static model whose tokenizer and token vectors a new Transformer begins with. It is named as in `start`.
     `width` is the width of its table or of its dense layer."""
     trim: bool = False
     """Cuts a named model's tokenizer and token vectors to the tokens of the training and dev text (`trimming.py`).
     Text whose tokens are kept has the same vectors."""
-    preset: str | None = None
+    width: Annotated[int, within(1, 1e5)] = FROM_PRESET
+    """Absent: the preset's, or 256. Of a static student: of its table."""
+    vocabulary: Annotated[int | Literal["teacher"], or_teacher(within(300, 1e7))] = 16_000
+    """Tokens of the tokenizer that is trained on the corpus; `teacher`: the teacher's own tokenizer instead."""
+    lowercase: bool = False
+    """The tokenizer that is trained on the corpus reads all text in lower case, in training and in the export."""
+    dropout: Annotated[float, share] = 0.0
+    """Dropout of hidden states and attention, whatever a named model's own configuration says; of a static student's
+    mean."""
+    max_tokens: Annotated[int, within(3, 1e6)] = 128
+    """Tokens of a sentence. Longer ones are cut."""
+    projection: Annotated[int | Literal["teacher"] | None, or_teacher(at_least(1))] = None
+    """Width of a linear layer after pooling; `teacher` means the teacher's width."""
+    normalize: bool = True
+    """Whether the vectors have length one."""
+    prompt: str = ""
+    """Put before every sentence, in training and in the exported model. A model's name never decides it."""
+    seed: Annotated[int | None, seeds] = None
+    """The seed of the first weights; absent: the trial's. Trials of several seeds that share it differ in the order of
+    the pairs alone, and `promote --soup` can average them."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(PRESETS.get(getattr(self, "preset", None) or "", NO_PRESET)).items():
+            if getattr(self, name) is FROM_PRESET:
+                object.__setattr__(self, name, value)
+
+    def changed(self, **fields: Scalar) -> Student:
+        """The student with these fields, less those that its kind does not have. A preset among them brings its
+        shape."""
+        shape: dict[str, object] = dict.fromkeys(FIELDS, FROM_PRESET) if fields.get("preset") is not None else {}
+        return cast("Student", changed(Student, self, shape | fields))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transformer(AnyStudent):
+    """A Transformer: a Hugging Face model, or one from scratch."""
+
+    kind: Literal["transformer"] = "transformer"
+    preset: Annotated[str | None, shape_name] = None
     """Decides layers, width, heads and feed_forward, less those that are given beside it, by a name of `presets.py`
     such as `lealla-small`."""
-    layers: int = FROM_PRESET
+    layers: Annotated[int, within(1, 1000)] = FROM_PRESET
     """Absent: the preset's, or 2. A record has the number, so a preset that changes does not change what began."""
-    width: int = FROM_PRESET
-    """Absent: the preset's, or 256. Of a static student: of its table."""
-    heads: int = FROM_PRESET
+    heads: Annotated[int, within(1, 1e5)] = FROM_PRESET
     """Absent: the preset's, or 4."""
-    feed_forward: int = FROM_PRESET
+    feed_forward: Annotated[int, within(1, 1e6)] = FROM_PRESET
     """Absent: the preset's, or 1024."""
-    vocabulary: int | Literal["teacher"] = 16_000
-    """Tokens of the tokenizer that is trained on the corpus; `teacher`: the teacher's own tokenizer instead."""
-    ngrams: int = 0
+    pooling: Literal["mean", "cls", "max", "pooler"] = "mean"
+    """How the vectors of tokens become that of the sentence. `pooler`: the state of the first token, a dense layer of
+    the same width and tanh, as in LaBSE. A named BERT has this layer already."""
+    ngrams: ClassVar[int] = 0
+    token_vectors: ClassVar[Literal["random", "teacher"]] = "random"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Static(AnyStudent):
+    """The mean of a sentence's token vectors."""
+
+    kind: Literal["static"] = "static"
+    ngrams: Annotated[int, ROWS] = 0
     """Rows of a static student's second table, of the character n-grams within its tokens. Tokens that share letters
     share these vectors, so that rare words and endings learn from common ones. A step costs more; the export has one
     table of the sums. 0: none."""
     token_vectors: Literal["random", "teacher"] = "random"
     """What a static student's table holds at the start. `teacher`: of each token the mean of the teacher's vectors of
     the training pairs in which it occurs, in whatever language (`token_vectors.py`)."""
-    lowercase: bool = False
-    """The tokenizer that is trained on the corpus reads all text in lower case, in training and in the export."""
-    dropout: float = 0.0
-    """Dropout of hidden states and attention, whatever a named model's own configuration says; of a static student's
-    mean."""
-    max_tokens: int = 128
-    """Tokens of a sentence. Longer ones are cut."""
-    pooling: Literal["mean", "cls", "max", "pooler"] = "mean"
-    """How the vectors of tokens become that of the sentence. `pooler`: the state of the first token, a dense layer of
-    the same width and tanh, as in LaBSE. A named BERT has this layer already."""
-    projection: int | Literal["teacher"] | None = None
-    """Width of a linear layer after pooling; `teacher` means the teacher's width."""
-    normalize: bool = True
-    """Whether the vectors have length one."""
-    prompt: str = ""
-    """Put before every sentence, in training and in the exported model. A model's name never decides it."""
-    seed: int | None = None
-    """The seed of the first weights; absent: the trial's. Trials of several seeds that share it differ in the order of
-    the pairs alone, and `promote --soup` can average them."""
+    preset: ClassVar[str | None] = None
+    layers, heads, feed_forward = NO_PRESET.layers, NO_PRESET.heads, NO_PRESET.feed_forward
+    pooling: ClassVar[Literal["mean"]] = "mean"
 
-    def __post_init__(self) -> None:
-        for name, value in vars(PRESETS.get(self.preset or "", NO_PRESET)).items():
-            if getattr(self, name) is FROM_PRESET:
-                object.__setattr__(self, name, value)
 
-    def changed(self, **fields: Scalar) -> Student:
-        """The student with these fields. A preset among them brings its shape; of a Transformer's fields a static one
-        keeps the width alone."""
-        shape: dict[str, object] = dict.fromkeys(FIELDS, FROM_PRESET) if fields.get("preset") is not None else {}
-        if fields.get("kind") == "static":
-            shape = {**vars(NO_PRESET), "preset": None, "pooling": "mean", "width": self.width, "embeddings_from": None}
-        elif fields.get("kind") == "transformer":
-            shape |= {"ngrams": 0, "token_vectors": "random"}
-        return record_from(Student, {**vars(self), **shape, **fields})
+Student = Annotated[Transformer | Static, Tagged()]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Teacher(Strict):
     """The frozen encoder that gives the targets."""
 
-    model: str = "bundled:all-MiniLM-L6-v2"
+    model: Annotated[str, place] = "bundled:all-MiniLM-L6-v2"
     """`bundled:all-MiniLM-L6-v2`, a hub id, or a folder: a Transformer or a static model."""
-    revision: str | None = None
+    revision: Annotated[str | None, inside] = None
     """The commit, tag or branch of a hub model."""
-    languages: tuple[str, ...] = ("eng",)
+    languages: Annotated[tuple[Annotated[str, not_empty], ...], not_empty] = ("eng",)
     """The languages that it knows. A sweep that needs others is refused."""
     pooling: Literal["model", "mean", "cls", "max", "pooler"] = "model"
     """How the vectors of tokens become that of the sentence. `model`: as its folder says. `pooler`: the dense layer and
@@ -212,7 +255,7 @@ class Teacher(Strict):
     """Whether its vectors have length one."""
     prompt: str = ""
     """Put before every sentence."""
-    max_tokens: int = 128
+    max_tokens: Annotated[int, within(3, 1e6)] = 128
     """Tokens of a sentence. Longer ones are cut."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """`bf16` halves the time of encoding where the processor has it; its vectors differ in the third digit."""
@@ -230,73 +273,91 @@ class Evaluation(Strict):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Average(Strict):
+class AnyAverage(Strict):
     """An average of the weights over a training's steps, which is evaluated and exported in their place."""
 
-    kind: Literal["ema", "last"] = "ema"
+    KIND = "kind"
+    kind: str
     """`ema`: exponential moving average (Polyak and Juditsky 1992); `last`: the plain mean over the last steps
     (Izmailov et al. 2018, "Averaging Weights Leads to Wider Optima and Better Generalization")."""
-    decay: float = 0.999
-    """Decay of `ema` at each step. It rises to this: at step t it is at most (1 + t) / (10 + t)."""
-    every: int = 10
+    every: Annotated[int, within(1, 1e6)] = 10
     """Steps from one reading of all weights to the next. More costs less: a table is long."""
-    share: float = 0.25
-    """The share of the training's pairs, at its end, over which `last` averages. Earlier reports are of the weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class MovingAverage(AnyAverage):
+    """An exponential moving average."""
+
+    kind: Literal["ema"] = "ema"
+    decay: Annotated[float, Bound("above 0 and below 1", lambda value: 0 < value < 1)] = 0.999
+    """Decay at each step. It rises to this: at step t it is at most (1 + t) / (10 + t)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LastAverage(AnyAverage):
+    """The plain mean over the last steps."""
+
+    kind: Literal["last"] = "last"
+    share: Annotated[float, part] = 0.25
+    """The share of the training's pairs, at its end, over which it averages. Earlier reports are of the weights
     themselves."""
+
+
+Average = Annotated[MovingAverage | LastAverage, Tagged()]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training(Strict):
     """One trial's optimisation. Lengths are in pairs seen, so that trials with other batch sizes compare."""
 
-    pairs: int = 200_000
+    pairs: Annotated[int, within(1, 1e12)] = 200_000
     """Pairs that a trial sees."""
-    compute: float | None = None
+    compute: Annotated[float | None, within(1e-3, 1e9)] = None
     """Seconds of one worker instead of `pairs`, with `budget.unit: compute`; they are counted and not timed
     (`compute.py`). A trial sees as many pairs as these pay for, so that a cheap student sees more than an expensive
     one."""
-    rates: tuple[float, float] | None = None
+    rates: Annotated[tuple[float, float] | None, two_rates] = None
     """What `compute` counts with: 10^9 operations, and 10^9 bytes moved, that a worker does in a second. Absent: the
     sweep measures them once and `status` shows them. Written out, a sweep repeats exactly."""
-    reports: int = 5
+    reports: Annotated[int, within(1, 1e6)] = 5
     """Evaluations and checkpoints at equal shares of `pairs`, which are equal shares of `compute`."""
-    global_batch: int = 64
+    global_batch: Annotated[int, within(2, 1e7)] = 64
     """Pairs per step over all workers."""
-    batch_parts: int = 1
+    batch_parts: Annotated[int, within(1, 1e6)] = 1
     """Parts of a global batch whose pairs are no negatives of each other, as on accelerators that do not share their
     vectors (Park et al. 2024, table 13). 1: all pairs of the batch are."""
-    chunk: int | None = None
+    chunk: Annotated[int | None, at_least(1)] = None
     """Sentences per forward pass and worker (gradient caching); absent: the whole batch at once."""
-    learning_rate: float = 5e-4
+    learning_rate: Annotated[float, positive] = 5e-4
     """The highest learning rate of AdamW."""
-    embedding_learning_rate: float = 1.0
+    embedding_learning_rate: Annotated[float, within(1e-3, 1e4)] = 1.0
     """The learning rate of the token embeddings, as a multiple of `learning_rate`."""
     schedule: Literal["linear", "cosine", "constant", "steps", "plateau"] = "linear"
     """What follows the warm-up. `linear` and `cosine`: a line or half a cosine down to zero. `constant`: no change.
     `steps`: a tenth of the rate from 2/6, from 4/6 and from 5/6 of the pairs on. `plateau`: half of it after each
     plateau, four reports without a better first objective."""
-    warmup: float = 0.05
+    warmup: Annotated[float, share] = 0.05
     """Share of the pairs over which the learning rate rises from zero."""
-    weight_decay: float = 0.01
+    weight_decay: Annotated[float, at_least(0)] = 0.01
     """Weight decay of matrices; embeddings, biases, norms and temperatures are not decayed."""
-    beta1: float = 0.9
+    beta1: Annotated[float, share] = 0.9
     """AdamW: the decay of the mean gradient."""
-    beta2: float = 0.999
+    beta2: Annotated[float, share] = 0.999
     """AdamW: the decay of the mean squared gradient."""
-    epsilon: float = 1e-8
+    epsilon: Annotated[float, positive] = 1e-8
     """AdamW: what is added to the root of the mean squared gradient."""
-    clip: float | None = 1.0
+    clip: Annotated[float | None, positive] = 1.0
     """Largest norm of the gradient; null clips nothing."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Precision of the student's forward and backward pass; losses and scores are fp32."""
-    patience: int | None = None
+    patience: Annotated[int | None, at_least(1)] = None
     """Stop after this many reports without a better first objective."""
-    matryoshka: tuple[int, ...] = ()
+    matryoshka: Annotated[tuple[int, ...], dimensions] = ()
     """Dimensions such as `[384, 256, 128, 64]`. The loss is added up over the first so many numbers of each vector,
     with equal weights. Each dev set is scored at each of them (Kusupati et al. 2022, section 3, "Matryoshka
     Representation Learning"; sentence-transformers' `MatryoshkaLoss`). The student's own width is always among them.
     What is cut is normalised again where the student normalises. Absent: whole vectors alone."""
-    checkpoint_minutes: float | None = 10.0
+    checkpoint_minutes: Annotated[float | None, positive] = 10.0
     """Minutes of training after which a trial writes a checkpoint between two reports. A killed trial goes on from it,
     bit for bit. The trained weights do not depend on it. null: only reports have checkpoints."""
     average: Average | None = None
@@ -305,7 +366,7 @@ class Training(Strict):
     def __post_init__(self) -> None:
         object.__setattr__(self, "matryoshka", tuple(self.matryoshka))
         if isinstance(self.average, dict):  # as `plain` wrote it
-            object.__setattr__(self, "average", Average(**self.average))
+            object.__setattr__(self, "average", record_from(record_of(Average, self.average), self.average))
         if self.rates is not None:
             object.__setattr__(self, "rates", tuple(self.rates))
 
@@ -316,7 +377,7 @@ class Sweep(Strict):
 
     version: Literal[1] = 1
     """The version of this format."""
-    name: str
+    name: Annotated[str, long_name]
     """What the sweep is called. Its id is the name and a digest of what decides results."""
     description: str = ""
     """What the sweep is for, in a sentence or two. Reports and MLflow show it."""
@@ -332,7 +393,7 @@ class Sweep(Strict):
     """What is sought. The first one ranks the trials."""
     data: Data
     """The texts: what is trained on, what scores trials, and what is sealed until promotion."""
-    student: Student = Student()
+    student: Student = Transformer()
     """The encoder that is trained."""
     teacher: Teacher = Teacher()
     """The encoder that gives the targets."""
@@ -340,9 +401,9 @@ class Sweep(Strict):
     """How the dev sets are encoded."""
     training: Training = Training()
     """How long and how each trial trains."""
-    scheduler: Scheduler = field(default_factory=Scheduler)
+    scheduler: Scheduler = field(default_factory=Halving)
     """Which trials stop early."""
-    sampler: Sampler = field(default_factory=Sampler)
+    sampler: Sampler = field(default_factory=Tpe)
     """How the next settings are chosen."""
     budget: Budget = field(default_factory=Budget)
     """How many trials there are, and what they may cost."""
@@ -356,7 +417,7 @@ class Sweep(Strict):
     change any result."""
     refit_of: tuple[str, ...] = ()
     """The trials whose settings this sweep trains longer, as `babeltune refit` writes them: `SWEEP/t0003`."""
-    seed: int = 0
+    seed: Annotated[int, seeds] = 0
     """The seed of all random numbers: the search, the order of pairs, and first weights."""
 
     @property
@@ -418,7 +479,7 @@ class Report:
 def trial_from(values: Mapping[str, Any]) -> Trial:
     """The `Trial` that `plain` wrote; the values were validated when the trial was proposed."""
     records = {
-        "student": Student(**values["student"]),
+        "student": record_from(record_of(Student, values["student"]), values["student"]),
         "training": Training(**values["training"]),
         "sampling": Sampling(**values["sampling"]),
         "objectives": tuple(Objective(**each) for each in values["objectives"]),

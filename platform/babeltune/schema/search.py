@@ -6,9 +6,10 @@ Field names are the keys of the sweep file, and their docstrings are its referen
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
-from babeltune.schema.base import Number, Scalar, Strict
+from babeltune.schema.base import Number, Scalar, Strict, Tagged
+from babeltune.schema.bounds import NAME_WORDS, Bound, a_name, at_least, is_name, part, positive, share, within
 
 Goal = Literal["maximize", "minimize"]
 
@@ -46,61 +47,104 @@ class Objective(Strict):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scheduler(Strict):
+class AnyScheduler(Strict):
     """Which trials are stopped early."""
 
-    kind: Literal["asha", "pasha", "expected_regret", "none"] = "asha"
+    KIND = "kind"
+    kind: str
     """`asha` stops, at its rungs, those whose first objective is not among the best. `pasha` is ASHA whose last rung
     moves up only while the rungs rank the trials differently. `expected_regret` stops a trial whose last report is
     expected to gain less than `regret`. `none` stops nothing."""
-    grace: int = 1
+    grace: Annotated[int, at_least(1)] = 1
     """Reports that every trial may make."""
-    reduction: int = 3
+    reduction: Annotated[int, at_least(2)] = 3
     """The share for `asha` and `pasha`: one trial in this many goes on at each rung."""
-    regret: float = 0.001
-    """The expected gain over the best trial that `expected_regret` gives up, in the first objective's unit."""
-    finished: int = 3
-    """Trials that make all their reports before `expected_regret` stops any."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sampler(Strict):
+class Halving(AnyScheduler):
+    """Stops at rungs the trials whose first objective is not among the best, or nothing."""
+
+    kind: Literal["asha", "pasha", "none"] = "asha"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpectedRegret(AnyScheduler):
+    """Stops a trial whose last report is expected to gain less than `regret`."""
+
+    kind: Literal["expected_regret"] = "expected_regret"
+    regret: Annotated[float, at_least(0)] = 0.001
+    """The expected gain over the best trial that is given up, in the first objective's unit."""
+    finished: Annotated[int, at_least(3)] = 3
+    """Trials that make all their reports before any is stopped."""
+
+
+Scheduler = Annotated[Halving | ExpectedRegret, Tagged()]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnySampler(Strict):
     """How settings are proposed."""
 
-    kind: Literal["tpe", "gp", "random", "grid", "nsga2"] = "tpe"
+    KIND = "kind"
+    kind: str
     """Optuna's tree-structured Parzen estimator; its Gaussian process, for one objective; draws at random; every
     combination of choices and whole numbers, in order; or NSGA-II (Deb et al. 2002), for several objectives."""
-    multivariate: bool = False
-    """Whether TPE models the settings together instead of one by one."""
-    group: bool = False
-    """Whether a `multivariate` TPE also models settings that exist under a condition, those that occur together in one
-    model. Otherwise it draws these one by one."""
-    population: int = 8
-    """NSGA-II's trials in one generation."""
-    startup: int = 8
+    startup: Annotated[int, at_least(0)] = 8
     """Random trials before TPE or the Gaussian process models the results."""
     first_points: str | None = None
     """A portfolio, such as `static`: settings that were good on other text, proposed after `points`."""
     points: tuple[dict[str, Scalar], ...] = ()
     """Proposed first, in order; what a point leaves out is drawn."""
-    warm_start: str | None = None
+    warm_start: Annotated[str | None, Bound(f"a sweep's name or id: {NAME_WORDS}", is_name)] = None
     """An earlier sweep whose finished trials inform the proposals."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tpe(AnySampler):
+    """Optuna's tree-structured Parzen estimator."""
+
+    kind: Literal["tpe"] = "tpe"
+    multivariate: bool = False
+    """Whether the settings are modelled together instead of one by one."""
+    group: bool = False
+    """Whether a `multivariate` TPE also models settings that exist under a condition, those that occur together in one
+    model. Otherwise it draws these one by one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlainSampler(AnySampler):
+    """A sampler without options of its own."""
+
+    kind: Literal["gp", "random", "grid"] = "random"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nsga2(AnySampler):
+    """NSGA-II (Deb et al. 2002), for several objectives."""
+
+    kind: Literal["nsga2"] = "nsga2"
+    population: Annotated[int, at_least(2)] = 8
+    """Trials in one generation."""
+
+
+Sampler = Annotated[Tpe | PlainSampler | Nsga2, Tagged()]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Budget(Strict):
     """How much is spent. Does not decide what a trial's result is, so it is not part of a sweep's id."""
 
-    trials: int = 8
+    trials: Annotated[int, within(1, 1e6)] = 8
     """Trials of the sweep, over all submissions."""
     unit: Literal["pairs", "compute"] = "pairs"
     """The unit in which trials are equally long: `training.pairs`, or `training.compute`, which is fair to students
     of unlike cost. Reports, and with them the scheduler's rungs, are equal shares of it."""
-    minutes: float | None = None
+    minutes: Annotated[float | None, positive] = None
     """No new trial starts after this much wall time of one submission; a resumed sweep has it anew."""
-    workers: int | None = None
+    workers: Annotated[int | None, within(1, 1e5)] = None
     """Workers per trial; absent: the cluster file's."""
-    failures: float = 1.0
+    failures: Annotated[float, part] = 1.0
     """The sweep gives up once this share of its trials has failed: of five or more that ended, or of all at its end.
     Earlier failures do not count again once it is resumed."""
 
@@ -111,9 +155,9 @@ class Gate(Strict):
 
     test: str
     """The name of a bitext task in `data.test`."""
-    times_chance: float = 0.0
+    times_chance: Annotated[float, at_least(0)] = 0.0
     """The least multiple of the accuracy of guessing, which is one over the candidates."""
-    times_untrained: float = 0.0
+    times_untrained: Annotated[float, at_least(0)] = 0.0
     """The least multiple of the untrained student's score."""
 
 
@@ -124,7 +168,7 @@ class Keep(Strict):
     A trial keeps the checkpoints of its best and of its last report. Scores, settings and reports of all trials stay.
     """
 
-    trials: int | None = None
+    trials: Annotated[int | None, within(1, 1e6)] = None
     """How many of the best trials keep their checkpoints, by the first objective and finished ones first. The others
     lose theirs when they end, and cannot be promoted any more. Absent: all trials keep them."""
     optimizer: bool = True
@@ -136,13 +180,13 @@ class Keep(Strict):
 class Promotion(Strict):
     """Promotion's rules. They judge results and do not decide them, so they are not part of a sweep's id."""
 
-    name: str | None = None
+    name: Annotated[str | None, a_name] = None
     """The registered model; the sweep's name when absent."""
     gates: tuple[Gate, ...] = ()
     """The sealed tests that a model must pass."""
-    margin: float = 0.02
+    margin: Annotated[float, share] = 0.02
     """What a challenger may lose against the champion in any one subset of the sealed tests: accuracy or Spearman."""
-    confidence: float = 0.95
+    confidence: Annotated[float, Bound("at least 0.5 and below 1", lambda value: 0.5 <= value < 1)] = 0.95
     """Confidence of the intervals and tests that compare the two."""
-    resamples: int = 10_000
+    resamples: Annotated[int, at_least(100)] = 10_000
     """The least number of bootstrap draws, by which graded pairs are compared."""

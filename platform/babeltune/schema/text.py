@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from babeltune.schema.base import Strict
+from babeltune.schema.bounds import Bound, a_name, at_least, delimiters, inside, not_empty, place, within
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,19 +24,19 @@ class Source(Strict):
     on equal text of a language, or on equal id. `translation` makes a `translate` of one language of another source.
     `beir` with `path`, a folder, or with `dataset` is for tasks of kind `retrieval`."""
 
-    name: str
+    name: Annotated[str, a_name]
     """What the source is called in messages, reports and other keys."""
     format: Literal[
         "tsv", "csv", "jsonl", "parquet", "moses", "hub", "pivot", "translate", "beir", "xlsx", "ods", "tmx", "xliff",
         "po",
     ] = "tsv"  # fmt: skip
     """The kind of file. `hub` is a data set of Hugging Face. `pivot` and `translate` make pairs from other sources."""
-    path: str | None = None
+    path: Annotated[str | None, place] = None
     """The file, or a folder of format `beir`."""
     columns: dict[str, str] | None = None
     """The column of each language: `{eng: english}`, or its number from 0 with `header: false`. ISO 639 codes of two or
     three letters are one language, with a script or without: `en`, `eng`, `eng_Latn`."""
-    paths: dict[str, str] | None = None
+    paths: dict[str, Annotated[str, place]] | None = None
     """The file of each language."""
     column: str = "text"
     """The column of the text in each file of `paths`."""
@@ -47,7 +48,7 @@ class Source(Strict):
     """TSV: fields in quotation marks are read as CSV's are, or with `false` the marks are text. Absent: the marks are
     text, and a file that a spreadsheet seems to have quoted is refused. A warning says if only texts that hold marks
     are quoted. CSV: with `false` the marks are text, and every line is a row."""
-    delimiter: str = ","
+    delimiter: Annotated[str, delimiters] = ","
     """CSV: what stands between the columns, such as `;`. A first line `sep=;`, as Excel writes it, goes before this."""
     encoding: str | dict[str, str] | None = None
     """The encoding of a text file, such as `cp1252`, or one for each language of `paths`. Absent: UTF-8, UTF-16 or
@@ -58,14 +59,14 @@ class Source(Strict):
     """The column that names a row, for `join: id`."""
     join: str = "id"
     """`id`, `line`, or (pivot) the language whose equal text joins two sources."""
-    dataset: str | None = None
+    dataset: Annotated[str | None, place] = None
     """The id of the data set on the hub."""
-    subset: str | None = None
+    subset: Annotated[str | None, inside] = None
     """A configuration of the data set, or, with a slash, a pattern of its files such as `*/en-ko/train.parquet`;
     no address, and nothing outside of the data set."""
-    split: str = "train"
+    split: Annotated[str, inside] = "train"
     """The split of the data set."""
-    revision: str | None = None
+    revision: Annotated[str | None, inside] = None
     """The data set's commit, tag or branch."""
     left: str | None = None
     """The name of the first source of a pivot."""
@@ -76,13 +77,13 @@ class Source(Strict):
     pairs: tuple[str, ...] | Literal["anchor", "all"] = "anchor"
     """Which languages of a row become pairs. `anchor`: each with the first of `anchor_priority`. `all`: every two. Or a
     list such as `[eng-fra]`."""
-    cap: int | None = None
+    cap: Annotated[int | None, at_least(1)] = None
     """At most this many pairs per language pair, drawn with the sweep's seed (of a `translate`: before translating)."""
-    weight: float = 1.0
+    weight: Annotated[float, within(0.001, 1000)] = 1.0
     """How often its pairs are drawn, relative to the other sources of the same language pair: from 0.001 to 1,000."""
     on_error: Literal["fail", "drop"] = "fail"
     """A broken row stops the run, or is dropped and counted."""
-    max_dropped: float = 0.05
+    max_dropped: Annotated[float, Bound("from 0 to 1", lambda value: 0 <= value <= 1)] = 0.05
     """The share of rows that may be dropped as broken, of each file if several are joined by id. Beyond it the file is
     probably read in a wrong way."""
     synthetic: bool = False
@@ -111,7 +112,7 @@ class Mined(Strict):
 
     source: Source
     """`paths` of two languages with `id`: the files are read apart, not joined."""
-    gold: str
+    gold: Annotated[str, place]
     """A file of two ids a line, a tab between, without a header, in the order of the source's languages."""
 
 
@@ -125,14 +126,14 @@ class Task(Strict):
     Contrastive accuracy on a fixed pool of candidates, as papers report it on a held-out batch, is a bitext's accuracy
     with `limit`."""
 
-    name: str
+    name: Annotated[str, a_name]
     """Tasks of one kind may share a name: they are one set in several files."""
     each: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Writes this set once for many. `{language: [fra, deu]}` makes two sets, with `fra` and `deu` for `{language}` in
     every key and text. Several lists go together, the first with the first."""
     task: Literal["bitext", "mining", "sts", "clustering", "transfer", "retrieval"] = "bitext"
     """What the set measures."""
-    group: str | None = None
+    group: Annotated[str | None, a_name] = None
     """Adds the mean `dev/<group>/<metric>` over the subsets of all tasks of this group, all with the same weight. With
     STS12 to STS16, STS-B and the English parts of STS17 and STS22 it is the English STS of MTEB."""
     source: Source | None = None
@@ -142,7 +143,7 @@ class Task(Strict):
     `Mined`. Retrieval: a folder of format `beir`, or a bitext. In a bitext `fra-eng`, each French sentence is a
     query, and its translation the relevant document. A text of several rows is one query or document, relevant for
     each of them."""
-    path: str | None = None
+    path: Annotated[str | None, place] = None
     """STS: a TSV, where there is no `source`."""
     language: str | None = None
     """STS: of both sentences, which are in the three columns below. Transfer: the one that is learnt from. Retrieval in
@@ -163,10 +164,10 @@ class Task(Strict):
     """Transfer: the value of `split` in training rows."""
     scored: str = "test"
     """Transfer: the value of `split` in scored rows."""
-    limit: int | None = None
+    limit: Annotated[int | None, at_least(2)] = None
     """Score only the first rows (bitext: a smaller pool of candidates; the metric's name does not change; retrieval in
     a folder: the first queries of each language, and all documents)."""
-    k: int = 4
+    k: Annotated[int, at_least(1)] = 4
     """Neighbours of the margin: xSIM's and mining's."""
     margin: Literal["ratio", "distance", "absolute"] = "ratio"
     """The margin of xSIM and mining."""
@@ -179,13 +180,13 @@ class Task(Strict):
     augmented: Source | None = None
     """Bitext: changed sentences that are no translation of any row, of one language, such as xSIM++'s. They join the
     candidates wherever that language is the pair's second, whatever the `limit`, and give `xsimpp_error`."""
-    gold: str | None = None
+    gold: Annotated[str | None, place] = None
     """Mining: as in `Mined`."""
     fit: Mined | None = None
     """Mining: the set that the threshold is fitted on. Without it there are only metrics named `_oracle`, whose
     threshold is fitted on what it is scored on."""
 
-    qrels: str = "test"
+    qrels: Annotated[str, inside] = "test"
     """Retrieval in a folder: which judgements are read, `qrels/test.tsv`. In a data set: the split of its
     judgements. Queries without a judgement are left out."""
     languages: tuple[str, ...] = ()
@@ -200,7 +201,7 @@ class Task(Strict):
     """Retrieval of a bitext: the documents are the translations in one language, or with `mixed` the texts of all
     languages together. Then each language is a subset, a query's translations into all others are relevant, and the
     query itself is never found."""
-    cutoff: int = 100
+    cutoff: Annotated[int, within(1, 10_000)] = 100
     """Retrieval: the number of documents in which recall looks, `recall_at_100`."""
 
     def graded(self) -> Source:
@@ -220,11 +221,11 @@ class Translation:
     """The source, by name, that holds the text; with `train: false` it may hold this one language alone."""
     original: str
     """The text's language, as that source calls it."""
-    into: str
+    into: Annotated[str, not_empty]
     """The language of the translations."""
-    model: str
+    model: Annotated[str, place]
     """A hub id or a folder; weights in safetensors, and no code is run."""
-    revision: str | None = None
+    revision: Annotated[str | None, inside] = None
     """The commit, tag or branch of a hub model."""
     source_code: str | None = None
     """The tokenizer's `src_lang`: `khm_Khmr` (NLLB), `km` (M2M-100)."""
@@ -232,7 +233,7 @@ class Translation:
     """The token that a translation begins with: `eng_Latn` (NLLB), `__en__` (M2M-100)."""
     prefix: str = ""
     """Put before every text: `translate English to German: ` (T5), `>>fra<< ` (Marian)."""
-    beams: int = 4
+    beams: Annotated[int, at_least(1)] = 4
     """Beams of the search. 1 is greedy."""
-    max_tokens: int = 128
+    max_tokens: Annotated[int, within(3, 1e6)] = 128
     """Longer originals, and translations that do not end within it, are dropped and counted."""

@@ -9,13 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from babeltune.schema.records import Average
+from babeltune.schema.records import Average, LastAverage
 
 
 class WeightAverage:
@@ -30,7 +28,7 @@ class WeightAverage:
         """`named` are the trained weights, and `total` the pairs of the whole training."""
         self.average, self.named = average, dict(named)
         self.total = total
-        self.begin = 0.0 if average.kind == "ema" else (1 - average.share) * total
+        self.begin = (1 - average.share) * total if isinstance(average, LastAverage) else 0.0
         self.steps = 0
         """Steps since the beginning."""
         self.values: dict[str, Tensor] = {}
@@ -52,7 +50,7 @@ class WeightAverage:
     def decay(self) -> float:
         """The share of the old average at this step."""
         times = math.ceil(self.steps / self.average.every)
-        if self.average.kind == "last":
+        if isinstance(self.average, LastAverage):
             return (times - 1) / times
         since = self.steps - (times - 1) * self.average.every
         return float(min(self.average.decay, (1 + self.steps) / (10 + self.steps)) ** since)

@@ -19,7 +19,7 @@ from babeltune.method.masked_lm import IGNORED
 from babeltune.models.build import build_student
 from babeltune.models.vocabulary import Vocabulary
 from babeltune.promotion.export import export
-from babeltune.schema.records import Student
+from babeltune.schema.records import Transformer
 
 pytestmark = pytest.mark.usefixtures("one_thread", "offline")
 TINY = Recipe(
@@ -39,7 +39,7 @@ def sentences():
 def encoder(tmp_path_factory, sentences):
     place = tmp_path_factory.mktemp("model")
     tokenizer = train_tokenizer([text for pair in sentences for text in pair], 200, folder=place / "tokenizer")
-    student = Student(layers=1, width=32, heads=2, feed_forward=64, max_tokens=40)
+    student = Transformer(layers=1, width=32, heads=2, feed_forward=64, max_tokens=40)
     made = build_student(student, Vocabulary(200, 0), teacher_dim=None, seed=0)
     export(made, tokenizer, student, place / "student")
     return place / "student"

@@ -34,7 +34,7 @@ from babeltune.models.build import build_student
 from babeltune.models.vocabulary import Vocabulary
 from babeltune.promotion.export import export
 from babeltune.schema.cluster import Cluster
-from babeltune.schema.records import Student
+from babeltune.schema.records import Transformer
 from searches import both_ways
 from waiting import PATIENCE_S, wait_until
 from workbooks import xlsx
@@ -578,7 +578,7 @@ def test_a_cluster_mines_the_file_that_one_process_mines(ray_cluster, tmp_path, 
     sides = [[row[code] for row in rows] for code in ("fra", "eng")]
     given = [write(tmp_path / f"{number}.txt", side) for number, side in enumerate(sides)]
     tokenizer = train_tokenizer([*sides[0], *sides[1]], 300, folder=tmp_path / "tokenizer")
-    student = Student(layers=1, width=32, heads=2, feed_forward=64, max_tokens=32)
+    student = Transformer(layers=1, width=32, heads=2, feed_forward=64, max_tokens=32)
     made = build_student(student, Vocabulary(300, 0), teacher_dim=None, seed=0)
     export(made, tokenizer, student, tmp_path / "model")
     model, settings = model_at(str(tmp_path / "model")), mine.Settings(margin="distance")

@@ -20,7 +20,7 @@ from babeltune.method.masked_lm import IGNORED
 from babeltune.models.build import build_student
 from babeltune.models.vocabulary import Vocabulary
 from babeltune.promotion.export import export
-from babeltune.schema.records import Student
+from babeltune.schema.records import Transformer
 
 pytestmark = pytest.mark.usefixtures("one_thread", "offline")
 WORDS = ["unbelievable", "cat", "sat", "on", "mat", "dog", "ran", "far", "extraordinary", "bird"]
@@ -31,7 +31,7 @@ def folder(tmp_path_factory):
     """A promoted student: a sentence-transformers folder around a tiny BERT."""
     place = tmp_path_factory.mktemp("model")
     tokenizer = train_tokenizer(["cat sat on mat", "dog ran far", "bird"] * 4, 60, folder=place / "tokenizer")
-    student = Student(layers=1, width=32, heads=2, feed_forward=64, max_tokens=40, projection=8)
+    student = Transformer(layers=1, width=32, heads=2, feed_forward=64, max_tokens=40, projection=8)
     encoder = build_student(student, Vocabulary(60, 0), teacher_dim=None, seed=0)
     export(encoder, tokenizer, student, place / "student")
     return place / "student"

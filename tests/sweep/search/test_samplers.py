@@ -12,7 +12,17 @@ from optuna.trial import TrialState
 from babeltune.errors import SpecError, SweepError
 from babeltune.planning import space
 from babeltune.planning.sweep_file import read_sweep
-from babeltune.schema.records import Budget, Data, Objective, Parameter, Sampler, Source, Sweep
+from babeltune.schema.records import (
+    Budget,
+    Data,
+    Nsga2,
+    Objective,
+    Parameter,
+    PlainSampler,
+    Source,
+    Sweep,
+    Tpe,
+)
 from babeltune.sweep.search import few_trials
 from babeltune.sweep.search.study import Proposals, sampler_for
 from babeltune.sweep.state.ledger import Ledger
@@ -35,7 +45,7 @@ def a_sweep(**changes):
         "parameters": PARAMETERS,
         "objectives": (Objective(metric="dev/score"),),
         "data": Data(train=(Source(name="none"),)),
-        "sampler": Sampler(kind="grid"),
+        "sampler": PlainSampler(kind="grid"),
     }
     return Sweep(**{**values, **changes})
 
@@ -79,7 +89,7 @@ def test_a_grid_is_proposed_in_order_once_and_goes_on_after_a_stop(tmp_path):
 @pytest.mark.parametrize(("budget", "trials"), [(4, 4), (6, 6), (100, 6)])
 def test_a_budget_takes_the_first_points_and_no_more_than_there_are(budget, trials):
     assert space.within_grid(a_sweep(budget=Budget(trials=budget))).budget.trials == trials
-    assert space.within_grid(a_sweep(budget=Budget(trials=budget), sampler=Sampler())).budget.trials == budget
+    assert space.within_grid(a_sweep(budget=Budget(trials=budget), sampler=Tpe())).budget.trials == budget
 
 
 @pytest.mark.parametrize(
@@ -107,7 +117,7 @@ def test_a_grid_without_points_is_refused(assignments, problem):
 def two_goals(**changes):
     objectives = (Objective(metric="dev/a"), Objective(metric="dev/b"))
     parameters = {"x": Parameter(float=(0, 2)), "log": Parameter(log_float=(1e-3, 1.0))}
-    return a_sweep(parameters=parameters, objectives=objectives, sampler=Sampler(kind="nsga2", population=5), **changes)
+    return a_sweep(parameters=parameters, objectives=objectives, sampler=Nsga2(population=5), **changes)
 
 
 def goals(params):
@@ -153,7 +163,7 @@ def test_nsga2_comes_nearer_to_the_front_than_chance():
         return sum(any(a >= x and b >= y for a, b in points) for x in steps for y in steps)
 
     sweep = two_goals()
-    random = a_sweep(parameters=sweep.parameters, objectives=sweep.objectives, sampler=Sampler(kind="random"))
+    random = a_sweep(parameters=sweep.parameters, objectives=sweep.objectives, sampler=PlainSampler(kind="random"))
     assert volume(sweep) > volume(random)
 
 
@@ -166,7 +176,7 @@ CONDITIONAL = {
 
 @pytest.mark.parametrize(
     "sampler",
-    [Sampler(kind="tpe", startup=3, multivariate=True, group=True), Sampler(kind="gp", startup=3)],
+    [Tpe(startup=3, multivariate=True, group=True), PlainSampler(kind="gp", startup=3)],
     ids=["multivariate", "gp"],
 )
 def test_a_joint_model_proposes_the_same_after_every_stop(tmp_path, sampler):
@@ -297,8 +307,8 @@ def test_a_study_of_fewer_trials_is_shown_whole_and_proposals_are_the_same(sampl
     assert proposed[0] == proposed[1]
 
 
-@pytest.mark.parametrize("kind", ["tpe", "gp"])
-def test_a_large_study_proposes_what_one_of_its_shown_trials_would(monkeypatch, kind):
+@pytest.mark.parametrize("sampler", [Tpe(startup=3), PlainSampler(kind="gp", startup=3)])
+def test_a_large_study_proposes_what_one_of_its_shown_trials_would(monkeypatch, sampler):
     monkeypatch.setattr(few_trials, "RECENT", 30)
     monkeypatch.setattr(few_trials, "BEST", 5)
     large = a_study([[-abs(number / 400 - 0.3)] for number in range(400)])
@@ -306,7 +316,7 @@ def test_a_large_study_proposes_what_one_of_its_shown_trials_would(monkeypatch, 
     small.add_trials(few_trials.FewTrials().of(large.get_trials(), large))
     proposed = []
     for study in (large, small):
-        study.sampler = sampler_for(a_sweep(sampler=Sampler(kind=kind, startup=3)), 400)
+        study.sampler = sampler_for(a_sweep(sampler=sampler), 400)
         proposed.append(study.ask().suggest_float("x", 0, 1))
     assert len(small.trials) < 40
     assert proposed[0] == proposed[1]

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from babeltune.schema.records import Data, Objective, Scheduler, Source, Sweep, Training
+from babeltune.schema import search
+from babeltune.schema.records import Data, Halving, Objective, Source, Sweep, Training
 from babeltune.sweep.search.stopping import ExpectedRegret, Pasha, expected_improvement, predicted
 from babeltune.sweep.search.tune_run import prime, scheduler_for
 
@@ -71,15 +72,15 @@ def test_where_a_report_leads_is_a_line_of_at_most_the_slope_of_one():
 
 
 @pytest.mark.parametrize("goal", ["maximize", "minimize"])
-@pytest.mark.parametrize("kind", ["pasha", "expected_regret"])
-def test_a_primed_scheduler_follows_the_rule_of_its_kind(kind, goal):
+@pytest.mark.parametrize("scheduler", [Halving(kind="pasha"), search.ExpectedRegret()])
+def test_a_primed_scheduler_follows_the_rule_of_its_kind(scheduler, goal):
     sweep = Sweep(
         name="toy",
         method="toy",
         objectives=(Objective(metric="dev/score", goal=goal),),
         data=Data(train=(Source(name="none"),)),
         training=Training(reports=5),
-        scheduler=Scheduler(kind=kind),
+        scheduler=scheduler,
     )
     sign = 1 if goal == "maximize" else -1
 

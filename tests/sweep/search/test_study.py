@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from optuna.trial import TrialState
 
 from babeltune.errors import SpecError, SweepError
-from babeltune.schema.records import Data, Objective, Parameter, Sampler, Source, Sweep
+from babeltune.schema.records import Data, Nsga2, Objective, Parameter, PlainSampler, Source, Sweep, Tpe
 from babeltune.sweep.search.study import Proposals, write_study
 from babeltune.sweep.search.tune_searcher import too_many_failed
 from babeltune.sweep.state.ledger import Ledger
@@ -23,7 +23,7 @@ SWEEP = Sweep(
     parameters={"x": Parameter(float=(0, 1))},
     objectives=(Objective(metric="dev/score"),),
     data=Data(train=(Source(name="none"),)),
-    sampler=Sampler(kind="tpe", startup=1),
+    sampler=Tpe(startup=1),
 )
 
 
@@ -64,13 +64,17 @@ def played(place, sweep, order, draw=suggest):
     return ledger, proposals
 
 
-@pytest.mark.parametrize("kind", ["tpe", "random", "nsga2", "gp"])
+@pytest.mark.parametrize(
+    "sampler",
+    [Tpe(startup=2), PlainSampler(kind="random"), Nsga2(population=2), PlainSampler(kind="gp", startup=2)],
+    ids=lambda each: each.kind,
+)
 @settings(max_examples=15)
 @given(order=st.lists(st.just("ask") | st.integers(0, 5), min_size=1, max_size=12))
-def test_a_study_made_from_the_ledger_is_the_one_of_the_search_and_proposes_the_same(tmp_path_factory, kind, order):
+def test_a_study_made_from_the_ledger_is_the_one_of_the_search_and_proposes_the_same(tmp_path_factory, sampler, order):
     place = tmp_path_factory.mktemp("sweep")
-    sweep = replace(SWEEP, sampler=Sampler(kind=kind, startup=2, population=2, points=({"x": 0.5},)))
-    if kind == "nsga2":
+    sweep = replace(SWEEP, sampler=replace(sampler, points=({"x": 0.5},)))
+    if isinstance(sampler, Nsga2):
         sweep = replace(sweep, objectives=(Objective(metric="dev/score"), Objective(metric="dev/other")))
     _, proposals = played(place, sweep, order)
     again = Proposals(sweep, suggest, lines=Ledger(place / LEDGER).lines)

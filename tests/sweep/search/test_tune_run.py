@@ -16,13 +16,15 @@ from babeltune.errors import ClusterError, MethodError, SpecError, SweepError
 from babeltune.schema.records import (
     Budget,
     Data,
+    ExpectedRegret,
+    Halving,
     Objective,
     Parameter,
+    PlainSampler,
     Report,
-    Sampler,
-    Scheduler,
     Source,
     Sweep,
+    Tpe,
     Training,
 )
 from babeltune.signals import StopSignal
@@ -82,8 +84,8 @@ def a_sweep(**changes):
         "objectives": (Objective(metric="dev/score"),),
         "data": Data(train=(Source(name="none"),)),
         "training": Training(reports=3),
-        "scheduler": Scheduler(kind="none"),
-        "sampler": Sampler(kind="random"),
+        "scheduler": Halving(kind="none"),
+        "sampler": PlainSampler(kind="random"),
     }
     return Sweep(**{**values, **changes})
 
@@ -151,7 +153,7 @@ def test_what_a_listener_returns_is_kept_with_the_trial(one_group, tmp_path):
 @pytest.mark.trap(38)
 def test_asha_stops_the_worse_trials_and_optuna_calls_them_pruned(one_group, tmp_path):
     points = tuple({"x": x, "kind": "a"} for x in (0.9, 0.8, 0.7, 0.1, 0.95, 0.05))
-    sweep = a_sweep(scheduler=Scheduler(grace=1, reduction=3), sampler=Sampler(kind="random", points=points))
+    sweep = a_sweep(scheduler=Halving(grace=1, reduction=3), sampler=PlainSampler(kind="random", points=points))
     events = Events()
     assert run(tmp_path, one_group, sweep, 6, events)
     trials = trials_in(tmp_path, sweep, suggest)
@@ -166,7 +168,7 @@ def test_asha_stops_the_worse_trials_and_optuna_calls_them_pruned(one_group, tmp
 
 def test_a_trial_that_is_expected_to_gain_nothing_is_stopped(one_group, tmp_path):
     points = tuple({"x": x, "kind": "a"} for x in (0.5, 0.6, 0.7, 0.1, 0.9))
-    sweep = a_sweep(sampler=Sampler(kind="random", points=points), scheduler=Scheduler(kind="expected_regret"))
+    sweep = a_sweep(sampler=PlainSampler(kind="random", points=points), scheduler=ExpectedRegret())
     assert run(tmp_path, one_group, sweep, 5)
     trials = trials_in(tmp_path, sweep, suggest)
     pruned = [trial.number for trial in trials if trial.state == TrialState.PRUNED]
@@ -177,7 +179,7 @@ def test_a_trial_that_is_expected_to_gain_nothing_is_stopped(one_group, tmp_path
 
 def test_a_verdict_on_the_report_of_a_stop_is_carried_out_on_resume(one_group, tmp_path):
     points = tuple({"x": x, "kind": "a"} for x in (0.9, 0.8, 0.7, 0.1, 0.95, 0.05))
-    sweep = a_sweep(scheduler=Scheduler(grace=1, reduction=3), sampler=Sampler(kind="random", points=points))
+    sweep = a_sweep(scheduler=Halving(grace=1, reduction=3), sampler=PlainSampler(kind="random", points=points))
     run(tmp_path / "whole", one_group, sweep, 6)
     asked, events = threading.Event(), Events()
 
@@ -404,9 +406,9 @@ def test_no_trial_starts_after_the_time_is_up_and_running_ones_finish(one_group,
     assert states(tmp_path, a_sweep()) == [TrialState.COMPLETE] * 2
 
 
-@pytest.mark.parametrize("kind", ["random", "tpe"])
-def test_replaying_the_recorded_order_gives_the_same_proposals(one_group, tmp_path, kind):
-    sweep = a_sweep(sampler=Sampler(kind=kind, startup=3), scheduler=Scheduler(grace=1, reduction=2), seed=5)
+@pytest.mark.parametrize("sampler", [PlainSampler(kind="random"), Tpe(startup=3)])
+def test_replaying_the_recorded_order_gives_the_same_proposals(one_group, tmp_path, sampler):
+    sweep = a_sweep(sampler=sampler, scheduler=Halving(grace=1, reduction=2), seed=5)
     run(tmp_path, one_group, sweep, 10)
     lines = Ledger(tmp_path / "results.jsonl").lines
     proposed = {line["number"]: line["params"] for line in lines if line["event"] == "propose"}
@@ -421,8 +423,8 @@ def test_objectives_are_recorded_at_the_end_and_a_pruned_trial_keeps_its_values(
     points = tuple({"x": x, "kind": "a"} for x in (0.9, 0.8, 0.1))
     sweep = a_sweep(
         objectives=objectives,
-        sampler=Sampler(kind="tpe", points=points),
-        scheduler=Scheduler(grace=1, reduction=2),
+        sampler=Tpe(points=points),
+        scheduler=Halving(grace=1, reduction=2),
     )
     run(tmp_path, one_group, sweep, 4)
     trials = trials_in(tmp_path, sweep, suggest)
@@ -438,7 +440,7 @@ def test_an_earlier_sweep_warms_the_proposals_and_does_not_count(one_group, tmp_
     for number, x in enumerate((0.2, 0.4, 1.7)):
         report = Report(index=1, step=1, pairs=1, seconds=1.0, metrics={"dev/score": x}, last=True)
         log_trial(early, number, {"x": x, "kind": "a"}, [report], "finished")
-    sweep = a_sweep(sampler=Sampler(kind="tpe", startup=1, warm_start="early"))
+    sweep = a_sweep(sampler=Tpe(startup=1, warm_start="early"))
     events = Events()
     assert run(tmp_path / "early-5678", one_group, sweep, 2, events), "a sweep of the same name, whose study is there"
     assert [number for number, _ in events.of("start")] == [0, 1]
@@ -446,7 +448,7 @@ def test_an_earlier_sweep_warms_the_proposals_and_does_not_count(one_group, tmp_
     assert [trial.params["x"] for trial in kept[:2]] == [0.2, 0.4]
     assert len(kept) == 4
     with pytest.raises(SpecError, match="names 0 sweeps"):
-        warm_trials(tmp_path / "early-5678", a_sweep(sampler=Sampler(warm_start="nothing")), suggest)
+        warm_trials(tmp_path / "early-5678", a_sweep(sampler=Tpe(warm_start="nothing")), suggest)
     other = a_sweep(sampler=sweep.sampler, objectives=(Objective(metric="dev/other"),))
     with pytest.raises(SpecError, match=r"early-1234 has other objectives"):
         warm_trials(tmp_path / "early-5678", other, suggest)
@@ -462,7 +464,7 @@ def test_an_earlier_sweep_warms_the_proposals_and_does_not_count(one_group, tmp_
 
 
 def test_a_point_outside_of_the_search_space_is_refused():
-    sweep = a_sweep(sampler=Sampler(points=({"x": 3.0},)))
+    sweep = a_sweep(sampler=Tpe(points=({"x": 3.0},)))
     with pytest.raises(SpecError, match=r"x = 3.0 is outside of its range"):
         Proposals(sweep, suggest)
 
@@ -483,7 +485,7 @@ def test_a_trials_seed_depends_on_the_sweep_and_its_number_only():
 
 
 def test_a_primed_scheduler_judges_as_if_it_had_seen_the_earlier_trials():
-    sweep = a_sweep(scheduler=Scheduler(grace=1, reduction=2))
+    sweep = a_sweep(scheduler=Halving(grace=1, reduction=2))
     scheduler = scheduler_for(sweep)
     lines = []
     for number, value in enumerate((0.9, 0.8, 0.7)):
@@ -502,7 +504,7 @@ def test_asha_stops_no_trial_before_its_end_for_having_the_default_reports():
     """A trial's reports may be a parameter; the section's own number, 5, is not its end then."""
     sweep = a_sweep(
         training=Training(), parameters={"x": Parameter(float=(0, 1)), "training.reports": Parameter(const=9)},
-        scheduler=Scheduler(grace=1, reduction=3),
+        scheduler=Halving(grace=1, reduction=3),
     )  # fmt: skip
     scheduler = scheduler_for(sweep)
     best = SimpleNamespace(trial_id="best", config={"number": 0})

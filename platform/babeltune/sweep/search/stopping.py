@@ -13,7 +13,8 @@ from typing import Protocol
 
 import numpy as np
 
-from babeltune.schema.records import Scheduler
+from babeltune.schema import search
+from babeltune.schema.search import Scheduler
 
 LEAST_FINISHED = 3
 """Trials through which a line and its spread can be fitted."""
@@ -117,6 +118,6 @@ def expected_improvement(mean: float, deviation: float, best: float) -> float:
 
 def rule_of(scheduler: Scheduler, reports: int) -> Stopping:
     """The rule that the section `scheduler` names, for trials of so many reports."""
-    if scheduler.kind == "pasha":
-        return Pasha(grace=scheduler.grace, reduction=scheduler.reduction, reports=reports)
-    return ExpectedRegret(reports, scheduler.grace, scheduler.regret, scheduler.finished)
+    if isinstance(scheduler, search.ExpectedRegret):
+        return ExpectedRegret(reports, scheduler.grace, scheduler.regret, scheduler.finished)
+    return Pasha(grace=scheduler.grace, reduction=scheduler.reduction, reports=reports)

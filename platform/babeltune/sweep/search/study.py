@@ -19,7 +19,7 @@ from babeltune.files import draft_folder, write_out
 from babeltune.planning.portfolio import portfolio_points
 from babeltune.planning.space import grid, suggest
 from babeltune.schema.paths import sqlite_url
-from babeltune.schema.records import Scalar, Sweep
+from babeltune.schema.records import Nsga2, PlainSampler, Scalar, Sweep, Tpe
 from babeltune.sweep.search.few_trials import FewTrials, FewTrialsSampler
 from babeltune.sweep.search.warm_start import WARM, Suggest, fitting, kept_trials, like
 from babeltune.sweep.state.ledger import Ledger, end_facts
@@ -35,19 +35,19 @@ REPORT = "report "
 def sampler_for(sweep: Sweep, number: int, trials: FewTrials | None = None) -> optuna.samplers.BaseSampler:
     """The sampler that proposes trial `number`, seeded by the sweep's seed and that number alone. It sees `trials`."""
     seed = int.from_bytes(hashlib.sha256(f"{sweep.seed}/{number}".encode()).digest()[:4], "big")
-    if sweep.sampler.kind in ("random", "grid"):  # a grid's points are given, so that nothing is left to draw
-        return optuna.samplers.RandomSampler(seed=seed)
-    if sweep.sampler.kind == "nsga2":
-        return optuna.samplers.NSGAIISampler(population_size=sweep.sampler.population, seed=seed)
-    startup = sweep.sampler.startup
-    if sweep.sampler.kind == "gp":
-        gp = optuna.samplers.GPSampler(seed=seed, n_startup_trials=startup, warn_independent_sampling=False)
-        return FewTrialsSampler(gp, trials)
-    joint = {"multivariate": sweep.sampler.multivariate, "group": sweep.sampler.group}
-    with warnings.catch_warnings():  # Optuna calls both experimental; the replay of the ledger would notice a change
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        tpe = optuna.samplers.TPESampler(seed=seed, n_startup_trials=startup, constant_liar=True, **joint)
-    return FewTrialsSampler(tpe, trials)
+    match sweep.sampler:
+        case Nsga2(population=population):
+            return optuna.samplers.NSGAIISampler(population_size=population, seed=seed)
+        case PlainSampler(kind="gp", startup=startup):
+            gp = optuna.samplers.GPSampler(seed=seed, n_startup_trials=startup, warn_independent_sampling=False)
+            return FewTrialsSampler(gp, trials)
+        case Tpe(startup=startup, multivariate=multivariate, group=group):
+            joint = {"multivariate": multivariate, "group": group}
+            with warnings.catch_warnings():  # Optuna calls both experimental; the ledger's replay would notice a change
+                warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+                tpe = optuna.samplers.TPESampler(seed=seed, n_startup_trials=startup, constant_liar=True, **joint)
+            return FewTrialsSampler(tpe, trials)
+    return optuna.samplers.RandomSampler(seed=seed)  # a grid's points are given, so that nothing is left to draw
 
 
 def given_points(sweep: Sweep) -> list[dict[str, Scalar]]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from babeltune.errors import SpecError, SweepError, counted
 from babeltune.planning.parameters import same
 from babeltune.planning.rules import TRIAL, kind_of
-from babeltune.schema.records import Parameter, Sampler, Scalar, Scheduler, Sweep, Training
+from babeltune.schema.records import Halving, Parameter, PlainSampler, Scalar, Sweep, Training
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.leaderboard import Row, leaderboard
 from babeltune.sweep.state.seed_summary import grouped
@@ -68,8 +68,8 @@ def refit_of(folder: SweepFolder, *, top: int, length: str, seeds: int, one_star
         parameters={**kept, "seed": Parameter(choice=numbers)},
         student=replace(sweep.student, seed=sweep.seed) if one_start else sweep.student,
         training=_longer(sweep, rows[0], length),
-        scheduler=Scheduler(kind="none"),
-        sampler=Sampler(kind="random", points=points),
+        scheduler=Halving(kind="none"),
+        sampler=PlainSampler(kind="random", points=points),
         budget=replace(sweep.budget, trials=len(points), minutes=None),
         promotion=replace(sweep.promotion, name=sweep.promotion.name or sweep.name),
     )
