@@ -32,7 +32,7 @@ from babeltune.data import arrays, texts
 from babeltune.data.contamination import find_near_anew
 from babeltune.data.corpus import build_corpus, check_corpus
 from babeltune.data.prepare import Wanted, asked_of_teacher, facts_of_corpus, write_arrays
-from babeltune.schema.records import Data, Source, Split, Task
+from babeltune.schema.records import Bitext, Data, Source, Split
 from benchmarks.__main__ import commit
 from benchmarks.race import Options, Row, in_own_process, options, verdict
 
@@ -123,7 +123,7 @@ def make_data(folder: Path, pairs: int) -> Data:
         rows = "".join(f"{a}\t{b}\n" for a, b in zip(*sides, strict=True))
         (folder / f"{name}.tsv").write_text(f"eng\tfra\n{rows}", encoding="utf-8")
         source = Source(name=name, path=f"{name}.tsv", columns={"eng": "eng", "fra": "fra"})
-        tasks.append(Task(name=name, source=source))
+        tasks.append(Bitext(name=name, source=source))
     shares = {"first": ("eng", "fra", 5), "second": ("eng", "deu", 3), "third": ("eng", "fra", 2)}
     train = []
     for seed, (name, (left, right, share)) in enumerate(shares.items()):

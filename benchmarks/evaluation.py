@@ -33,7 +33,7 @@ from babeltune.models.build import build_student
 from babeltune.models.encoder import encode_all
 from babeltune.models.hub import BUNDLED, model_folder
 from babeltune.models.vocabulary import Vocabulary
-from babeltune.schema.records import Source, Task, Transformer
+from babeltune.schema.records import Bitext, Clustering, Source, Sts, Transfer, Transformer
 from benchmarks.mteb_tasks import as_mteb, run
 from benchmarks.race import options, race, verdict
 
@@ -61,14 +61,19 @@ def tasks_of(languages: int, rows: int) -> list[TextTask]:
     ntrex = Source(name="ntrex", id="id", paths=files("ntrex", ".tsv.gz", "eng"), pairs="all")
     sib = Source(name="sib", id="id", paths=files("sib200", ".tsv.gz", "eng_Latn"))
     tatoeba = [
-        Task(name="tatoeba", source=Source(name=code, path=path, columns={code: code, "eng": "eng"}))
+        Bitext(name="tatoeba", source=Source(name=code, path=path, columns={code: code, "eng": "eng"}))
         for code, path in files("tatoeba", "-eng.tsv", "fra").items()
     ]
-    topics = Task(name="sib", task="clustering", source=sib, label="category")
-    transfer = Task(name="sib_head", task="transfer", source=sib, label="category", split="sib_split")
-    transfer = replace(transfer, language="eng_Latn")
-    sts = Task(name="stsb", task="sts", path="stsb/eng.test.tsv", language="eng")
-    tasks = (Task(name="ntrex", source=ntrex), *tatoeba, sts, topics, transfer)
+    topics = Clustering(name="sib", source=sib, label="category")
+    transfer = Transfer(name="sib_head", source=sib, label="category", split="sib_split", language="eng_Latn")
+    sts = Sts(name="stsb", path="stsb/eng.test.tsv", language="eng")
+    tasks: tuple[Bitext | Sts | Clustering | Transfer, ...] = (
+        Bitext(name="ntrex", source=ntrex),
+        *tatoeba,
+        sts,
+        topics,
+        transfer,
+    )
     limited = [replace(task, limit=rows) for task in tasks]
     return subsets(read_eval(limited, ROOT), ("eng",))
 

@@ -31,7 +31,7 @@ from babeltune.data.prepared import TextTask
 from babeltune.evaluation.clustering import SEEDS, STARTS
 from babeltune.evaluation.evaluate import evaluate_texts
 from babeltune.models.hub import BUNDLED, model_folder
-from babeltune.schema.records import Source, Task
+from babeltune.schema.records import Bitext, Clustering, Source, Sts, Transfer
 from benchmarks.evaluation import ROOT, Ours, loaded
 from benchmarks.mteb_tasks import mteb_scores
 from benchmarks.race import one_thread
@@ -65,15 +65,17 @@ def tasks(rows: int | None = None) -> list[TextTask]:
     """NTREX and Tatoeba, mining sets of NTREX, STS-B and KorSTS, SIB-200 in English, each whole or of so many rows."""
     files = {code: f"ntrex/{code}.tsv.gz" for code in LANGUAGES}
     sib = Source(name="sib", id="id", paths={code: f"sib200/{code}.tsv.gz" for code in ("eng_Latn", "fra_Latn")})
-    found = [Task(name="ntrex", source=Source(name="ntrex", id="id", paths=files, pairs="all"))]
+    found: list[Bitext | Sts | Clustering | Transfer] = [
+        Bitext(name="ntrex", source=Source(name="ntrex", id="id", paths=files, pairs="all"))
+    ]
     for code in LANGUAGES[1:]:
         pair = Source(name=code, path=f"tatoeba/{code}-eng.tsv", columns={code: code, "eng": "eng"})
-        found.append(Task(name="tatoeba", source=pair))
+        found.append(Bitext(name="tatoeba", source=pair))
     found += [
-        Task(name="stsb", task="sts", path="stsb/eng.test.tsv", language="eng"),
-        Task(name="korsts", task="sts", path="korsts/kor.test.tsv", language="kor"),
-        Task(name="sib", task="clustering", source=sib, label="category"),
-        Task(name="sib_head", task="transfer", source=sib, label="category", split="sib_split", language="eng_Latn"),
+        Sts(name="stsb", path="stsb/eng.test.tsv", language="eng"),
+        Sts(name="korsts", path="korsts/kor.test.tsv", language="kor"),
+        Clustering(name="sib", source=sib, label="category"),
+        Transfer(name="sib_head", source=sib, label="category", split="sib_split", language="eng_Latn"),
     ]
     read = subsets(read_eval([replace(task, limit=rows) for task in found], ROOT), ("eng",))
     return [*read, *(mining_set(task) for task in read if task.name == "ntrex")]

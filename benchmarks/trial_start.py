@@ -30,6 +30,7 @@ from babeltune.planning.preparation import prepare
 from babeltune.planning.space import suggest
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.schema.records import Report, Scalar, Sweep
+from babeltune.schema.text import LimitedTask
 from babeltune.signals import StopSignal
 from babeltune.sweep.driver.assignment import assignment
 from babeltune.sweep.search.tune_run import search
@@ -172,7 +173,7 @@ def one_step_sweep(file: str | Path) -> Sweep:
     sweep = read_sweep(file)
     training = replace(sweep.training, pairs=32, global_batch=32, reports=1)
     parameters = {name: p for name, p in sweep.parameters.items() if name != "training.global_batch"}
-    dev = tuple(replace(task, limit=10) for task in sweep.data.dev)
+    dev = tuple(replace(task, limit=10) if isinstance(task, LimitedTask) else task for task in sweep.data.dev)
     return replace(sweep, training=training, parameters=parameters, data=replace(sweep.data, dev=dev))
 
 

@@ -12,7 +12,7 @@ from babeltune.data.contamination import find_near_anew
 from babeltune.data.corpus import Corpus, build_corpus
 from babeltune.data.store import digest_of_texts
 from babeltune.data.text_shards import TextShards
-from babeltune.schema.records import Clean, Data, Source, Split, Task
+from babeltune.schema.records import Bitext, Clean, Data, Source, Split
 from babeltune.sweep.sync.shards import Carrier, on_a_node
 
 NEAR = "a sentence of the test that is rather long and has many words"
@@ -35,8 +35,8 @@ def data_in(folder: Path) -> Data:
         Source(name="joined", format="pivot", left="first", right="made", join="eng", pairs=("fra-kor",)),
         table(folder, "copies", "eng", "fra", copies),
     )
-    dev = Task(name="d", source=table(folder, "d", "fra", "eng", [("français 3", "Other"), ("x", "English 7")]))
-    test = Task(name="t", source=table(folder, "t", "fra", "eng", [("y", NEAR)]))
+    dev = Bitext(name="d", source=table(folder, "d", "fra", "eng", [("français 3", "Other"), ("x", "English 7")]))
+    test = Bitext(name="t", source=table(folder, "t", "fra", "eng", [("y", NEAR)]))
     return Data(
         train=train, dev=(dev,), test=(test,), overlap="near", split=Split(pairs=3), clean=Clean(language="drop")
     )

@@ -25,7 +25,7 @@ from babeltune.data.text_keys import sentence_keys, text_key
 from babeltune.data.translation import StandIn
 from babeltune.errors import DataError
 from babeltune.planning.sweep_file import data_root, read_data, read_sweep
-from babeltune.schema.records import Clean, Data, Source, Split, Task
+from babeltune.schema.records import Bitext, Clean, Clustering, Data, Source, Split, Sts
 from babeltune.schema.text import Translation
 from corpora import DATA, needs_data, read_tasks
 from small_parts import tiny_parts
@@ -69,7 +69,7 @@ def test_reading_counts_the_bytes_of_the_files_and_cleaning_the_pairs(tmp_path, 
     rows = [dict(zip(("id", "fra", "eng"), row, strict=True)) for row in zip("12", "ab", "cd", strict=True)]
     parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "c.parquet")
     table = replace(table, format="parquet", path="c.parquet")
-    dev = Task(name="d", source=source(tmp_path, "d", "fra eng", [("Merci.", "Thanks.")]))
+    dev = Bitext(name="d", source=source(tmp_path, "d", "fra eng", [("Merci.", "Thanks.")]))
     noticed: dict[str, list[tuple[int, int]]] = {}
     data = Data(train=(plain_text, packed, table), dev=(dev,))
     build_corpus(data, tmp_path, 0, progress=lambda what, *far: noticed.setdefault(what, []).append(far))
@@ -89,7 +89,7 @@ def test_reading_counts_the_bytes_of_the_files_and_cleaning_the_pairs(tmp_path, 
 def test_pairs_are_numbered_by_first_appearance_with_the_anchor_first(tmp_path):
     first = source(tmp_path, "first", "fra eng", [("Oui.", "Yes."), ("Non.", "No.")], weight=2)
     second = source(tmp_path, "second", "kor eng", [("네.", "Yes.")])
-    dev = Task(name="d", source=source(tmp_path, "d", "fra eng", [("Merci.", "Thanks.")]))
+    dev = Bitext(name="d", source=source(tmp_path, "d", "fra eng", [("Merci.", "Thanks.")]))
     corpus = build(tmp_path, first, second, dev=(dev,))
     assert corpus.texts == ["Yes.", "No.", "Oui.", "Non.", "네.", "Merci.", "Thanks."]
     assert corpus.languages == ["eng", "eng", "fra", "fra", "kor", "fra", "eng"]
@@ -155,7 +155,7 @@ def test_every_step_is_counted(tmp_path):
     train = replace(train, on_error="drop", max_dropped=0.1)
     with (tmp_path / "s.tsv").open("a") as file:
         file.write("broken\n")
-    dev = Task(name="d", source=source(tmp_path, "d", "eng fra", [("in the DEV set", "Autre.")]))
+    dev = Bitext(name="d", source=source(tmp_path, "d", "eng fra", [("in the DEV set", "Autre.")]))
     corpus = build(tmp_path, train, dev=(dev,), max_characters=40)
     assert corpus.counts == {
         "s": {
@@ -199,7 +199,7 @@ def test_a_cap_holds_per_language_pair_and_its_draw_ignores_other_sources(tmp_pa
 
 def test_an_empty_corpus_is_an_error_that_says_which_step_removed_what(tmp_path):
     train = source(tmp_path, "s", "eng fra", [("Yes", "Oui"), ("Tom", "Tom")])
-    dev = Task(name="d", source=source(tmp_path, "d", "eng fra", [("Yes", "Si")]))
+    dev = Bitext(name="d", source=source(tmp_path, "d", "eng fra", [("Yes", "Si")]))
     for split in (None, Split(pairs=5)):
         with pytest.raises(DataError, match=r"no pairs are left to train on; s: .*sides_differ 1.*no_overlap 0"):
             build(tmp_path, train, dev=(dev,), split=split)
@@ -238,7 +238,7 @@ def test_repeating_rows_and_sources_adds_nothing(rows, times):
 def test_a_training_pair_goes_when_either_side_is_in_a_dev_or_test_set(tmp_path, kind, place):
     row = {"eng": ("IS it  sealed", "Autre chose."), "fra": ("Something else.", "est-ce scellé")}[place]
     train = source(tmp_path, "s", "eng fra", [row, ("Kept.", "Gardé.")])
-    task = Task(name="t", source=source(tmp_path, "t", "fra eng", [("Est-ce scellé ?", "Is it sealed?")]))
+    task = Bitext(name="t", source=source(tmp_path, "t", "fra eng", [("Est-ce scellé ?", "Is it sealed?")]))
     corpus = build(tmp_path, train, **{kind: (task,)})
     assert pairs(corpus) == [("Kept.", "Gardé.")]
     assert corpus.overlap == {"s": {f"{kind}/t": 1}}
@@ -248,7 +248,7 @@ def test_a_training_pair_goes_when_either_side_is_in_a_dev_or_test_set(tmp_path,
 def test_english_as_the_second_language_is_filtered_too(tmp_path):
     """METHODS D35: neither the order of columns nor the anchor priority decides which side is compared."""
     train = source(tmp_path, "s", "fra eng", [("Autre.", "is it sealed"), ("Gardé.", "Kept.")])
-    test = Task(name="t", source=source(tmp_path, "t", "kor eng", [("봉인되었나요?", "Is it sealed?")]))
+    test = Bitext(name="t", source=source(tmp_path, "t", "kor eng", [("봉인되었나요?", "Is it sealed?")]))
     corpus = build(tmp_path, train, test=(test,), anchor_priority=("fra", "eng"))
     assert corpus.groups == ("fra-eng",)
     assert pairs(corpus) == [("Gardé.", "Kept.")]
@@ -259,7 +259,7 @@ def test_the_english_through_which_a_pivot_joined_is_filtered_in_its_own_pairs(t
     a = source(tmp_path, "a", "fra eng", [("Oui", "Yes"), ("Non", "No")], train=False)
     b = source(tmp_path, "b", "kor eng", [("네", "Yes"), ("아니", "No")], train=False)
     pivot = Source(name="p", format="pivot", left="a", right="b", join="eng", pairs="all")
-    test = Task(name="t", source=source(tmp_path, "t", "spa eng", [("Sí", "Yes")]))
+    test = Bitext(name="t", source=source(tmp_path, "t", "spa eng", [("Sí", "Yes")]))
     corpus = build(tmp_path, a, b, pivot, test=(test,))
     assert pairs(corpus, "eng-fra") == [("No", "Non")]
     assert pairs(corpus, "eng-kor") == [("No", "아니")]
@@ -269,8 +269,8 @@ def test_the_english_through_which_a_pivot_joined_is_filtered_in_its_own_pairs(t
 @pytest.mark.trap(35)
 def test_sentences_of_graded_pairs_and_of_rows_beyond_a_limit_are_sealed_too(tmp_path):
     (tmp_path / "sts.tsv").write_text("sentence1\tsentence2\tscore\nFirst one.\tSecond one.\t3\n")
-    sts = Task(name="sts", task="sts", path="sts.tsv", language="eng")
-    long = Task(name="long", source=source(tmp_path, "l", "eng fra", numbered("eval", 9)), limit=2)
+    sts = Sts(name="sts", path="sts.tsv", language="eng")
+    long = Bitext(name="long", source=source(tmp_path, "l", "eng fra", numbered("eval", 9)), limit=2)
     rows = [("second ONE", "Le second."), ("eval English 8", "Le huitième."), ("Kept.", "Gardé.")]
     corpus = build(tmp_path, source(tmp_path, "s", "eng fra", rows), dev=(sts,), test=(long,))
     assert pairs(corpus) == [("Kept.", "Gardé.")]
@@ -278,7 +278,7 @@ def test_sentences_of_graded_pairs_and_of_rows_beyond_a_limit_are_sealed_too(tmp
 
 
 def test_sealed_test_texts_are_not_in_the_corpus(tmp_path):
-    test = Task(name="t", source=source(tmp_path, "t", "eng fra", [("Sealed.", "Scellé.")]))
+    test = Bitext(name="t", source=source(tmp_path, "t", "eng fra", [("Sealed.", "Scellé.")]))
     corpus = build(tmp_path, source(tmp_path, "s", "eng fra", [("Kept.", "Gardé.")]), test=(test,))
     assert corpus.texts == ["Kept.", "Gardé."]
     assert corpus.tasks == ()
@@ -445,9 +445,9 @@ def test_a_split_never_shares_a_sentence_with_training(rows, seed):
 
 def test_tasks_are_read_as_texts_with_the_anchor_on_the_right(tmp_path):
     rows = [("Yes", "Oui", "네"), ("No", "Non", "아니"), ("Thanks", "Merci", "고마워")]
-    bitext = Task(name="b", source=source(tmp_path, "b", "eng fra kor", rows), limit=2, k=3)
+    bitext = Bitext(name="b", source=source(tmp_path, "b", "eng fra kor", rows), limit=2, k=3)
     (tmp_path / "sts.tsv").write_text("id\tsentence1\tsentence2\tscore\n1\tA\tB\t3.5\n2\tC\tD\t0\n")
-    sts = Task(name="g", task="sts", path="sts.tsv", language="eng", limit=1)
+    sts = Sts(name="g", path="sts.tsv", language="eng", limit=1)
     fra, kor, graded = read_tasks([bitext, sts], tmp_path, Data(train=()))
     assert (fra.name, fra.kind, fra.subset, fra.k) == ("b", "bitext", "fra-eng", 3)
     assert (fra.left, fra.right) == (("Oui", "Non"), ("Yes", "No"))
@@ -473,7 +473,7 @@ def test_topics_are_read_in_each_language_and_mixed(tmp_path):
         "eng": topics(tmp_path, "eng", rows),
         "zho": topics(tmp_path, "zho", [(i, c, f"中文 {i}") for i, c, _ in reversed(rows)]),
     }
-    task = Task(name="sib", task="clustering", source=Source(name="sib", id="id", paths=paths), label="category")
+    task = Clustering(name="sib", source=Source(name="sib", id="id", paths=paths), label="category")
     eng, zho, mixed = read_tasks([task], tmp_path, Data(train=()))
     assert [t.subset for t in (eng, zho, mixed)] == ["eng", "zho", "mixed"]
     assert (eng.kind, eng.left[1], zho.left[1], zho.left_languages) == ("clustering", "English 1", "中文 1", ("zho",))
@@ -490,16 +490,14 @@ def test_topics_are_read_in_each_language_and_mixed(tmp_path):
 
 def test_topics_of_one_table_and_one_language_have_no_mixture(tmp_path):
     path = topics(tmp_path, "one", [("1", "a", "First."), ("2", "b", "Second.")])
-    task = Task(
-        name="t", task="clustering", source=Source(name="t", path=path, columns={"eng": "text"}), label="category"
-    )
+    task = Clustering(name="t", source=Source(name="t", path=path, columns={"eng": "text"}), label="category")
     (eng,) = read_tasks([task], tmp_path, Data(train=()))
     assert (eng.left, eng.labels, eng.right) == (("First.", "Second."), ("a", "b"), ())
 
 
 def test_topic_texts_are_kept_out_of_training_in_every_language(tmp_path):
     paths = {code: topics(tmp_path, code, [("1", "a", f"{code} one"), ("2", "b", "two")]) for code in ("eng", "fra")}
-    task = Task(name="t", task="clustering", source=Source(name="t", id="id", paths=paths), label="category")
+    task = Clustering(name="t", source=Source(name="t", id="id", paths=paths), label="category")
     rows = [("ENG one!", "Autre."), ("Other.", "fra one"), ("Kept.", "Gardé.")]
     corpus = build(tmp_path, source(tmp_path, "s", "eng fra", rows), dev=(task,))
     assert pairs(corpus) == [("Kept.", "Gardé.")]
@@ -512,13 +510,13 @@ def test_topics_that_differ_between_languages_are_refused(tmp_path):
         "eng": topics(tmp_path, "eng", [("1", "a", "One")]),
         "fra": topics(tmp_path, "fra", [("1", "b", "Un")]),
     }
-    task = Task(name="t", task="clustering", source=Source(name="t", id="id", paths=paths), label="category")
+    task = Clustering(name="t", source=Source(name="t", id="id", paths=paths), label="category")
     with pytest.raises(DataError, match=r"row '1' needs one label in column 'category', .* it has a, b"):
         read_tasks([task], tmp_path, Data(train=()))
 
 
 def test_repeated_sentences_of_a_task_stay(tmp_path):
-    dev = Task(name="d", source=source(tmp_path, "d", "eng fra", [("Hi", "Salut"), ("Hi", "Coucou")]))
+    dev = Bitext(name="d", source=source(tmp_path, "d", "eng fra", [("Hi", "Salut"), ("Hi", "Coucou")]))
     corpus = build(tmp_path, source(tmp_path, "s", "eng fra", [("Yes", "Oui")]), dev=(dev,))
     (task,) = corpus.tasks
     assert task.right[0] == task.right[1]
@@ -549,11 +547,11 @@ def test_a_corpus_in_tiny_parts_is_the_one_that_is_cleaned_at_once(tmp_path):
     first = source(tmp_path, "first", "eng fra", [(f"English {i % 60}", f"français {i % 45}") for i in range(90)])
     made = replace(source(tmp_path, "made", "kor eng", [(f"한국어 {i}", f"english {i}!") for i in range(70)]), cap=40)
     joined = Source(name="joined", format="pivot", left="first", right="made", join="eng", pairs=("fra-kor",))
-    dev = Task(
+    dev = Bitext(
         name="d", source=source(tmp_path, "d", "fra eng", [("français 3", "Something else"), ("x", "English 7")])
     )
     near = "a sentence of the test that is rather long and has many words"
-    test = Task(name="t", source=source(tmp_path, "t", "fra eng", [("y", near)]))
+    test = Bitext(name="t", source=source(tmp_path, "t", "fra eng", [("y", near)]))
     copies = source(tmp_path, "copies", "eng fra", [(f"{near}s", "z"), ("same", "Same"), ("English 1", "français 1")])
     settings = {"dev": (dev,), "test": (test,), "overlap": "near", "split": Split(pairs=3)}
     whole = build(tmp_path, first, made, joined, copies, **settings)
@@ -629,10 +627,10 @@ def test_a_real_corpus_is_cleaned_and_overlaps_with_no_real_eval_set():
     data = Data(
         train=(pair("tatoeba_challenge", "kor"), replace(pair("sts_parallel", "kor"), cap=2000)),
         dev=(
-            Task(name="ntrex", source=multiway, limit=1000),
-            Task(name="stsb", task="sts", path="stsb/eng.dev.tsv", language="eng"),
+            Bitext(name="ntrex", source=multiway, limit=1000),
+            Sts(name="stsb", path="stsb/eng.dev.tsv", language="eng"),
         ),
-        test=(Task(name="tatoeba_kor", source=pair("tatoeba", "kor", ".tsv")),),
+        test=(Bitext(name="tatoeba_kor", source=pair("tatoeba", "kor", ".tsv")),),
         split=Split(pairs=100),
     )
     corpus = build_corpus(data, DATA, 0)
@@ -655,9 +653,7 @@ def test_a_real_corpus_is_cleaned_and_overlaps_with_no_real_eval_set():
 def test_real_topics_are_in_two_languages_and_mixed():
     paths = {"eng": "sib200/eng_Latn.tsv.gz", "zho": "sib200/zho_Hans.tsv.gz"}
     source = Source(name="sib200", id="id", paths=paths)
-    eng, zho, mixed = read_tasks(
-        [Task(name="sib200", task="clustering", source=source, label="category")], DATA, Data(train=())
-    )
+    eng, zho, mixed = read_tasks([Clustering(name="sib200", source=source, label="category")], DATA, Data(train=()))
     assert [len(task.left) for task in (eng, zho, mixed)] == [510, 510, 510]
     assert len(set(mixed.labels)) == 7
     assert 200 < mixed.left_languages.count("zho") < 310

@@ -15,8 +15,9 @@ from babeltune.files import plain
 from babeltune.planning.data_rules import data_problems
 from babeltune.planning.goals import dev_metrics
 from babeltune.planning.sweep_file import read_data
-from babeltune.schema.records import Data, Mined, Source, Sweep, Task
+from babeltune.schema.records import Bitext, Clustering, Data, Mined, Mining, Source, Sts, Sweep, Transfer
 from corpora import read_tasks
+from refusals import refusals
 
 ENG = Data(train=(), anchor_priority=("eng",))
 
@@ -55,7 +56,7 @@ def bucc(tmp_path):
         source=sides(tmp_path, "fit", {"fra": range(20, 24), "eng": range(22, 30)}),
         gold=write(tmp_path, "fit.gold", ("fra-22", "eng-22")),
     )
-    return Task(name="bucc", task="mining", source=source, gold=gold, fit=fit)
+    return Mining(name="bucc", source=source, gold=gold, fit=fit)
 
 
 @pytest.mark.trap(29)
@@ -91,7 +92,7 @@ def topics(folder):
         for language in ("eng", "zho")
     }
     source = Source(name="sib", id="id", paths=paths)
-    return Task(name="sib", task="transfer", source=source, label="category", split="sib_split", language="eng")
+    return Transfer(name="sib", source=source, label="category", split="sib_split", language="eng")
 
 
 def test_a_head_learns_one_split_of_one_language_and_is_scored_on_all_others(tmp_path):
@@ -112,7 +113,7 @@ def test_changed_sentences_join_the_candidates_of_their_language(tmp_path):
     write(tmp_path, "plus.tsv", ("id", "eng"), (0, "not 1"), (0, "eng 7"), (1, "eng 8"))
     plus = Source(name="plus", path="plus.tsv", columns={"eng": "eng"}, id="id")
     source = Source(name="t", path="t.tsv", columns={"fra": "fra", "eng": "eng"})
-    task = Task(name="t", source=source, augmented=plus)
+    task = Bitext(name="t", source=source, augmented=plus)
     (subset,) = read(task, tmp_path)
     assert subset.right == ("eng 1", "eng 2", "not 1", "eng 7", "eng 8")
     scores = evaluate_texts([subset], encode)
@@ -132,11 +133,10 @@ def test_hub_names_of_mteb_are_read_from_saved_copies(tmp_path):
     hub = {"format": "hub", "split": "test"}
     columns = {"sqi": "sentence1", "eng": "sentence2"}
     tasks = [
-        Task(name="tatoeba", source=Source(name="tatoeba", dataset="tatoeba", columns=columns, **hub)),
-        Task(name="bucc", source=Source(name="bucc", dataset="bucc", columns=columns, **hub)),
-        Task(
+        Bitext(name="tatoeba", source=Source(name="tatoeba", dataset="tatoeba", columns=columns, **hub)),
+        Bitext(name="bucc", source=Source(name="bucc", dataset="bucc", columns=columns, **hub)),
+        Sts(
             name="sts17",
-            task="sts",
             language="fra",
             language2="eng",
             group="sts_fr",
@@ -196,13 +196,13 @@ def test_the_metrics_that_a_sweep_may_seek_are_those_that_evaluation_gives(bucc,
     source = Source(name="t", path="t.tsv", columns={"fra": "fra", "eng": "eng"})
     plus = Source(name="plus", path="t.tsv", columns={"eng": "eng"})
     dev = (
-        Task(name="plain", source=source),
-        Task(name="plus", source=source, augmented=plus),
-        Task(name="graded", task="sts", path="g.tsv", language="eng", group="all_sts"),
+        Bitext(name="plain", source=source),
+        Bitext(name="plus", source=source, augmented=plus),
+        Sts(name="graded", path="g.tsv", language="eng", group="all_sts"),
         bucc,
         replace(bucc, name="oracle", fit=None),
         topics(tmp_path),
-        replace(topics(tmp_path), name="found", task="clustering", split="split", language=None),
+        Clustering(name="found", source=topics(tmp_path).source, label="category"),
     )
     found = evaluate_texts([subset for task in dev for subset in read(task, tmp_path)], encode, "dev")
     extra = {name for name in found if name.endswith(("_sd", "xsim_flipped", "mean_cosine"))}
@@ -213,21 +213,25 @@ def test_the_metrics_that_a_sweep_may_seek_are_those_that_evaluation_gives(bucc,
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"gold": None}, "needs a source, of its two sides, and gold"),
-        ({"limit": 5}, "gold speaks of all rows"),
-        ({"language2": "eng"}, "is for tasks of kind sts, and this one is mining"),
-        ({"compare": "index"}, "is for tasks of kind bitext"),
+        ({"gold": None}, "dev.0.gold: this key is missing"),
+        ({"limit": 5}, "5 is for task 'bitext'"),
+        ({"language2": "eng"}, "is for task 'sts', and this one is 'mining'"),
+        ({"compare": "index"}, "is for task 'bitext'"),
         ({"group": "bucc"}, "'bucc' is the name of a task"),
         (
-            {"source": Source(name="s", path="p", columns={"fra": "a", "eng": "b"})},
+            {"source": {"name": "s", "path": "p", "columns": {"fra": "a", "eng": "b"}}},
             "must have `paths` of two languages",
         ),
-        ({"task": "transfer", "gold": None, "fit": None}, "None is not a language of 'test', to learn from"),
+        (
+            {"task": "transfer", "gold": None, "fit": None, "language": "deu"},
+            "'deu' is not a language of 'test', to learn from",
+        ),
     ],
 )
 def test_what_a_task_cannot_have_is_refused(bucc, changes, words):
-    problems = list(data_problems(sweep_of(replace(bucc, **changes)).data))
-    assert any(words in problem for _, problem in problems), problems
+    task = {name: value for name, value in {**plain(bucc), **changes}.items() if value is not None}
+    problems = refusals(dev=[task])
+    assert any(words in problem for problem in problems), problems
 
 
 def test_the_fit_holds_the_same_two_languages(bucc):

@@ -32,7 +32,7 @@ from babeltune.data.sources import Rows, language_pairs, read_graded, read_sourc
 from babeltune.data.text_keys import text_key
 from babeltune.data.texts import Texts
 from babeltune.errors import DataError
-from babeltune.schema.records import Data, Source, Task
+from babeltune.schema.records import Bitext, Data, Source, Sts
 from waiting import PATIENCE_S
 
 TABLE = "id\teng\tfra\na\tGood morning.\tBonjour.\nb\tThank you.\tMerci.\n"
@@ -492,7 +492,7 @@ def test_a_pivot_without_its_sources_or_its_language_is_an_error(tmp_path):
 
 def test_graded_pairs_are_read_by_column_name(tmp_path):
     put(tmp_path, "sts.tsv", "grade\tb\ta\n4.5\tB\tA\n-1e0\tD\tC\n")
-    task = Task(name="sts", task="sts", path="sts.tsv", language="eng", sentence1="a", sentence2="b", score="grade")
+    task = Sts(name="sts", path="sts.tsv", language="eng", sentence1="a", sentence2="b", score="grade")
     assert read_graded(task, tmp_path)[:3] == (["A", "C"], ["B", "D"], [4.5, -1.0])
 
 
@@ -511,7 +511,7 @@ def test_graded_pairs_may_be_in_any_one_file_or_data_set(tmp_path, format):
     else:
         datasets.Dataset.from_dict(rows).save_to_disk(str(tmp_path / "graded"))
         source = Source(name="graded", format="hub", dataset="graded")
-    task = Task(name="sts", task="sts", source=source, language="eng", sentence1="a", sentence2="b", score="grade")
+    task = Sts(name="sts", source=source, language="eng", sentence1="a", sentence2="b", score="grade")
     assert read_graded(task, tmp_path)[:3] == (["A", "C"], ["B", "D"], [4.5, -1.0])
 
 
@@ -519,11 +519,11 @@ def test_graded_pairs_may_be_in_any_one_file_or_data_set(tmp_path, format):
 def test_a_grade_that_is_no_finite_number_is_an_error_with_file_and_line(tmp_path, grade):
     put(tmp_path, "sts.tsv", f"sentence1\tsentence2\tscore\nA\tB\t1\nA\tB\t{grade}\n")
     with pytest.raises(DataError, match=rf"sts\.tsv:3: 'score' is '{grade}'; a grade is a finite number"):
-        read_graded(Task(name="sts", task="sts", path="sts.tsv", language="eng"), tmp_path)
+        read_graded(Sts(name="sts", path="sts.tsv", language="eng"), tmp_path)
 
 
 def test_broken_and_empty_files_of_graded_pairs_are_errors(tmp_path):
-    task = Task(name="sts", task="sts", path="sts.tsv", language="eng")
+    task = Sts(name="sts", path="sts.tsv", language="eng")
     put(tmp_path, "sts.tsv", "sentence1\tsentence2\tscore\nA\t\t1\n")
     with pytest.raises(DataError, match=r"sts\.tsv:2: empty side"):
         read_graded(task, tmp_path)
@@ -649,8 +649,8 @@ def test_the_sweep_files_limit_reaches_train_dev_and_test(tmp_path):
         sources = {key: dataclasses.replace(table(name), name=key) for key, name in names.items()}
         data = Data(
             train=(sources["train"],),
-            dev=(Task(name="d", source=sources["dev"]),),
-            test=(Task(name="t", source=sources["test"]),),
+            dev=(Bitext(name="d", source=sources["dev"]),),
+            test=(Bitext(name="t", source=sources["test"]),),
             max_line_bytes=50,
         )
         with pytest.raises(DataError, match=r"long.tsv:3: too long: .* at most 50"):

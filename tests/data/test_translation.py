@@ -28,7 +28,7 @@ from babeltune.errors import DataError, SpecError, TeacherError
 from babeltune.planning.plan import make_plan
 from babeltune.planning.preparation import read_corpus
 from babeltune.planning.sweep_file import read_sweep
-from babeltune.schema.records import Data, Source, Split, Task
+from babeltune.schema.records import Bitext, Data, Source, Split
 from babeltune.schema.text import Translation
 
 WORDS = ["hello", "world", "good", "morning", "thank", "you", "friend", "night", "day", "water", "__two__"]
@@ -230,7 +230,7 @@ def test_a_pair_with_a_side_in_a_dev_set_is_removed(how, root):
     made = translator(root / "stores")(source(how), TEXTS)
     rows = [(made.originals[0], "unseen"), ("nowhere", made.translations[1])]
     (root / "dev.tsv").write_text("xxx\teng\n" + "".join(f"{a}\t{b}\n" for a, b in rows), "utf-8")
-    dev = (Task(name="news", source=Source(name="rows", path="dev.tsv", columns={"xxx": "xxx", "eng": "eng"})),)
+    dev = (Bitext(name="news", source=Source(name="rows", path="dev.tsv", columns={"xxx": "xxx", "eng": "eng"})),)
     corpus = build_corpus(Data(**data_of(how, dev=dev)), root, 0, translator(root / "stores"))
     pairs = {tuple(corpus.texts[i] for i in pair) for pair in corpus.pairs}
     assert corpus.overlap["back"]["dev/news"] >= 2

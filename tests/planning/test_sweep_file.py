@@ -206,12 +206,15 @@ def test_a_file_becomes_a_typed_sweep(tmp_path):
         (
             "name: graded, task: sts, path: sts.tsv",
             "name: graded, task: sts",
-            ["small.yaml:22", "needs a language, and either a path or a source"],
+            ["small.yaml:22", "needs either a path or a source"],
         ),
         (
             "name: graded, task: sts, path: sts.tsv",
             "name: graded, task: clustering, path: sts.tsv",
-            ["clustering task 'graded' needs a source", "takes its rows from `source`"],
+            [
+                "dev.1.source: this key is missing",
+                "path: 'sts.tsv' is for task 'sts', and this one is 'clustering'; remove it",
+            ],
         ),
         (
             "name: graded, task: sts, path: sts.tsv, language: eng",
@@ -541,7 +544,7 @@ def test_an_overlay_changes_a_part_of_a_section_or_adds_to_a_list(tmp_path):
     ("overlay", "words"),
     [
         ("training.pears: 7", "more.yaml:1: training.pears: unknown key"),
-        ("data.test+: [{name: late}]", "more.yaml:1: data.test.{}: bitext task 'late' needs a source"),
+        ("data.test+: [{name: late}]", "more.yaml:1: data.test.{}.source: this key is missing"),
         ("data.test+: late", "more.yaml:1: data.test+: 'late' is not possible; a key that ends in + adds a list"),
         ("training.pairs+: [1]", "more.yaml:1: training.pairs+: 1000 is not possible; a key that ends in +"),
         ("data.tset+: [1]", "more.yaml:1: data.tset: unknown key 'tset'"),
@@ -756,7 +759,10 @@ def test_the_teacher_encodes_right_sides_that_it_knows_and_that_compare(tmp_path
             ["data.dev.0.right_model=unknown"],
             "data.dev.0.right_model: 'unknown' is not possible; allowed: 'student' or '",
         ),
-        (["data.dev.1.right_model=teacher"], "data.dev.1.right_model: is for tasks of kind bitext or mining, and this"),
+        (
+            ["data.dev.1.right_model=teacher"],
+            "data.dev.1.right_model: 'teacher' is for task 'bitext' or 'mining', and this",
+        ),
         (
             [ask, "data.dev.0.source.pairs=all"],
             "the right side of task 'news' is in fra, and the teacher 'bundled:all-M",

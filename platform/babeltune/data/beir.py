@@ -35,7 +35,7 @@ from babeltune.data.sources import Refusals, named
 from babeltune.data.text_streams import unpacked_name
 from babeltune.errors import DataError, nearest, shortened
 from babeltune.schema.languages import meaning
-from babeltune.schema.records import Source, Task
+from babeltune.schema.records import Retrieval, Source
 
 QRELS = ("query-id", "corpus-id", "score")
 """Columns of a file of judgements: the id of a query, of a document, and the grade, above 0 if it is relevant."""
@@ -97,13 +97,12 @@ class Tables:
     """The values of `QRELS`."""
 
 
-def tables_of(task: Task, root: Path) -> Tables:
+def tables_of(task: Retrieval, root: Path) -> Tables:
     """The task's tables. Raises `DataError` for one that is not there."""
-    assert task.source is not None
     return _in_data_set(task, root) if task.source.dataset is not None else _in_files(task, root)
 
 
-def _in_files(task: Task, root: Path) -> Tables:
+def _in_files(task: Retrieval, root: Path) -> Tables:
     files = find_files(task, root)
 
     def texts(table: str, content: Digest, longest: int) -> Iterator[Record]:
@@ -118,8 +117,7 @@ def _in_files(task: Task, root: Path) -> Tables:
     )
 
 
-def _in_data_set(task: Task, root: Path) -> Tables:
-    assert task.source is not None
+def _in_data_set(task: Retrieval, root: Path) -> Tables:
     source, named_id = task.source, ("_id", "id")
     configurations = {name: replace(source, subset=name, split=name) for name in ("corpus", "queries")}
     configurations["qrels"] = replace(source, split=task.qrels)
@@ -154,10 +152,9 @@ OPTIONAL = ("_id", "id", "title")
 """Columns of a data set's texts that need not be there: an id has one of two names."""
 
 
-def find_files(task: Task, root: Path) -> Files:
+def find_files(task: Retrieval, root: Path) -> Files:
     """The task's three files, packed or not. Raises `DataError` for one that is not there; for judgements it names the
     splits that are."""
-    assert task.source is not None
     path = task.source.path or ""
     folder = below(path, root)
     if not folder.is_dir():
@@ -180,14 +177,13 @@ def _packed(folder: Path, name: str) -> str:
     return name if place.exists() or not files else files[0].relative_to(folder).as_posix()
 
 
-def read_beir(task: Task, root: Path, longest: int = MAX_LINE_BYTES) -> Judged:
+def read_beir(task: Retrieval, root: Path, longest: int = MAX_LINE_BYTES) -> Judged:
     """All that the task's folder or data set holds.
 
     Raises `DataError` for a file that is missing or empty, and for a set without a relevant document. Unless the
     source drops broken lines, it also raises `DataError` for the first line that is broken, repeats an id, or judges
     an unknown id.
     """
-    assert task.source is not None
     tables, dropped = tables_of(task, root), Counter[str]()
     contents = {name: hashlib.sha256() for name in ("corpus", "queries", "qrels")}
     documents = _texts(task, tables, "corpus", contents["corpus"], dropped, longest)
@@ -218,9 +214,8 @@ def _chosen(texts: Texts, rows: list[int]) -> Texts:
     return Texts(**dict(zip(("ids", "texts", "languages"), lists, strict=True)))
 
 
-def _texts(task: Task, tables: Tables, table: str, content: Digest, dropped: Counter[str], longest: int) -> Texts:
+def _texts(task: Retrieval, tables: Tables, table: str, content: Digest, dropped: Counter[str], longest: int) -> Texts:
     """The texts of `corpus`, where a document's title comes before its text, or of `queries`."""
-    assert task.source is not None
     refusals, found = _refusals(task.source), Texts(ids=[], texts=[], languages=[])
     seen = set[str]()
     rows = _rows(task, tables.texts(table, content, longest), title=table == "corpus")
@@ -240,7 +235,7 @@ def _texts(task: Task, tables: Tables, table: str, content: Digest, dropped: Cou
     return found
 
 
-def _rows(task: Task, records: Iterable[Record], *, title: bool) -> Iterator[Row]:
+def _rows(task: Retrieval, records: Iterable[Record], *, title: bool) -> Iterator[Row]:
     """Id, text and language of every line; `title` says that they are documents."""
     varieties = {meaning(language).variety: language for language in task.languages}
     for line, record, escaped in records:

@@ -18,7 +18,7 @@ from babeltune.data.prepared import TextTask
 from babeltune.data.sources import language_pairs, read_graded, read_labelled, read_source
 from babeltune.data.texts import Texts
 from babeltune.errors import DataError, nearest
-from babeltune.schema.records import Mined, Source, Task
+from babeltune.schema.records import Bitext, Clustering, Mined, Mining, Retrieval, Sts, Task, Transfer
 
 MIXED_SEED = 42
 """Seed of a clustering set's `mixed` subset, which is the same in every sweep."""
@@ -72,7 +72,7 @@ def read_eval(tasks: Sequence[Task], root: Path, longest: int = MAX_LINE_BYTES) 
 
     Raises `DataError` for text that cannot be read.
     """
-    return [_READERS[task.task](task, root, longest) for task in tasks]
+    return [_read(task, root, longest) for task in tasks]
 
 
 def labelled(kind: str, found: Sequence[EvalRows]) -> Iterator[tuple[str, EvalRows]]:
@@ -81,20 +81,13 @@ def labelled(kind: str, found: Sequence[EvalRows]) -> Iterator[tuple[str, EvalRo
     for rows in found:
         name = f"{kind}/{rows.task.name}"
         several = names.count(rows.task.name) > 1
-        yield (f"{name}/{rows.task.source.name if rows.task.source else rows.task.language}" if several else name), rows
+        yield (f"{name}/{rows.task.part}" if several else name), rows
 
 
-def source_of(task: Task) -> Source:
-    """The task's source; `DataError` where it has none."""
-    if task.source is None:
-        raise DataError(f"{task.task} task {task.name!r} has no source; name the files that hold its text")
-    return task.source
-
-
-def read_bitext(task: Task, root: Path, longest: int) -> EvalRows:
+def read_bitext(task: Bitext | Retrieval, root: Path, longest: int) -> EvalRows:
     """The rows, and the changed sentences where there are some."""
-    rows = read_source(source_of(task), root, others={}, longest=longest)
-    if task.augmented is None:
+    rows = read_source(task.source, root, others={}, longest=longest)
+    if isinstance(task, Retrieval) or task.augmented is None:
         return EvalRows(task=task, columns=rows.columns, digest=rows.digest, dropped=rows.dropped)
     changed = read_source(task.augmented, root, others={}, longest=longest)
     return EvalRows(
@@ -106,17 +99,17 @@ def read_bitext(task: Task, root: Path, longest: int) -> EvalRows:
     )
 
 
-def read_sts(task: Task, root: Path, longest: int) -> EvalRows:
+def read_sts(task: Sts, root: Path, longest: int) -> EvalRows:
     """The graded pairs."""
     left, right, grades, digest = read_graded(task, root, longest)
     return EvalRows(task=task, columns={"left": left, "right": right}, grades=grades, digest=digest)
 
 
-def read_topics(task: Task, root: Path, longest: int) -> EvalRows:
+def read_topics(task: Clustering | Transfer, root: Path, longest: int) -> EvalRows:
     """Texts with their topics and, for transfer, their splits."""
     rows, labels = read_labelled(task, root, longest)
     digest, splits = rows.digest, Texts.of([])
-    if task.task == "transfer":
+    if isinstance(task, Transfer):
         again, splits = read_labelled(replace(task, label=task.split), root, longest)
         digest = digest_of(digest, again.digest)
         for name in (task.learnt, task.scored):
@@ -129,16 +122,16 @@ def read_topics(task: Task, root: Path, longest: int) -> EvalRows:
     return EvalRows(task=task, columns=rows.columns, labels=labels, splits=splits, digest=digest, dropped=rows.dropped)
 
 
-def read_mining(task: Task, root: Path, longest: int) -> EvalRows:
+def read_mining(task: Mining, root: Path, longest: int) -> EvalRows:
     """The two sides and gold, and those of the set that the threshold is fitted on."""
-    rows = read_mined(task, Mined(source=source_of(task), gold=task.gold or ""), root, longest)
+    rows = read_mined(task, Mined(source=task.source, gold=task.gold), root, longest)
     if task.fit is None:
         return rows
     fit = read_mined(task, task.fit, root, longest)
     return replace(rows, fit=fit, digest=digest_of(rows.digest, fit.digest))
 
 
-def read_mined(task: Task, mined: Mined, root: Path, longest: int) -> EvalRows:
+def read_mined(task: Mining, mined: Mined, root: Path, longest: int) -> EvalRows:
     """One set for mining. Raises `DataError` for a gold pair that is broken or of unknown ids."""
     source = mined.source
     columns, digests, dropped, places = dict[str, Texts](), [], dict[str, int](), []
@@ -160,10 +153,10 @@ def read_mined(task: Task, mined: Mined, root: Path, longest: int) -> EvalRows:
     return EvalRows(task=task, columns=columns, gold=gold, digest=digest, dropped=dropped)
 
 
-def read_retrieval(task: Task, root: Path, longest: int) -> EvalRows:
+def read_retrieval(task: Retrieval, root: Path, longest: int) -> EvalRows:
     """Queries and documents with their judgements, or the rows of a bitext. Raises `DataError` for a language that no
     judged query has, or none with a relevant document."""
-    if source_of(task).format != "beir":
+    if task.source.format != "beir":
         return read_bitext(task, root, longest)
     found = read_beir(task, root, longest)
     if missing := [language for language in task.languages if language not in found.queries.languages]:
@@ -196,14 +189,18 @@ def digest_of(*parts: str) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-_READERS = {
-    "bitext": read_bitext,
-    "mining": read_mining,
-    "sts": read_sts,
-    "clustering": read_topics,
-    "transfer": read_topics,
-    "retrieval": read_retrieval,
-}
+def _read(task: Task, root: Path, longest: int) -> EvalRows:
+    match task:
+        case Bitext():
+            return read_bitext(task, root, longest)
+        case Mining():
+            return read_mining(task, root, longest)
+        case Sts():
+            return read_sts(task, root, longest)
+        case Retrieval():
+            return read_retrieval(task, root, longest)
+        case _:
+            return read_topics(task, root, longest)
 
 
 # --- Subsets -------------------------------------------------------------------------------------------------------
@@ -216,23 +213,23 @@ def subsets(sets: Iterable[EvalRows], anchor_priority: Sequence[str]) -> list[Te
 
 
 def _subsets(rows: EvalRows, anchor_priority: Sequence[str]) -> list[TextTask]:
-    kind = rows.task.task
-    if kind == "bitext":
-        return bitext_subsets(rows, anchor_priority)
-    if kind == "mining":
-        return [mining_subset(rows)]
-    if kind == "clustering":
-        return clustering_subsets(rows)
-    if kind == "transfer":
-        return transfer_subsets(rows)
-    if kind == "retrieval":
-        return retrieval_subsets(rows, anchor_priority)
-    return [sts_subset(rows)]
+    match rows.task:
+        case Bitext() as task:
+            return bitext_subsets(task, rows, anchor_priority)
+        case Mining() as task:
+            return [mining_subset(task, rows)]
+        case Clustering() as task:
+            return clustering_subsets(task, rows)
+        case Transfer() as task:
+            return transfer_subsets(task, rows)
+        case Retrieval() as task:
+            return retrieval_subsets(task, rows, anchor_priority)
+        case Sts() as task:
+            return [sts_subset(task, rows)]
 
 
-def bitext_subsets(rows: EvalRows, anchor_priority: Sequence[str]) -> list[TextTask]:
+def bitext_subsets(task: Bitext, rows: EvalRows, anchor_priority: Sequence[str]) -> list[TextTask]:
     """A subset for each language pair, the anchor second, followed by the changed sentences of its language."""
-    task = rows.task
     sides = {language: tuple(texts[: task.limit]) for language, texts in rows.columns.items()}
     candidates = {language: (*side, *rows.augmented.get(language, ())) for language, side in sides.items()}
     return [
@@ -246,30 +243,29 @@ def bitext_subsets(rows: EvalRows, anchor_priority: Sequence[str]) -> list[TextT
             margin=task.margin,
             compare=task.compare,
         )
-        for anchor, other in language_pairs(source_of(task), list(rows.columns), anchor_priority)
+        for anchor, other in language_pairs(task.source, list(rows.columns), anchor_priority)
     ]
 
 
-def mining_subset(rows: EvalRows) -> TextTask:
+def mining_subset(task: Mining, rows: EvalRows) -> TextTask:
     """The two sides, in the order of the source's languages."""
     (first, left), (second, right) = rows.columns.items()
     return TextTask(
-        **common(rows.task),
+        **common(task),
         subset=f"{first}-{second}",
         left=tuple(left),
         right=tuple(right),
         gold=tuple(rows.gold),
         left_languages=(first,),
         right_languages=(second,),
-        margin=rows.task.margin,
-        fit=mining_subset(rows.fit) if rows.fit is not None else None,
+        margin=task.margin,
+        fit=mining_subset(task, rows.fit) if rows.fit is not None else None,
     )
 
 
-def sts_subset(rows: EvalRows) -> TextTask:
+def sts_subset(task: Sts, rows: EvalRows) -> TextTask:
     """The graded pairs."""
-    task = rows.task
-    first = task.language or ""
+    first = task.language
     second = task.language2 or first
     return TextTask(
         **common(task),
@@ -282,9 +278,9 @@ def sts_subset(rows: EvalRows) -> TextTask:
     )
 
 
-def clustering_subsets(rows: EvalRows) -> list[TextTask]:
+def clustering_subsets(task: Clustering, rows: EvalRows) -> list[TextTask]:
     """The texts of each language and, where there are several, `mixed`: each row in one of them, drawn at random."""
-    task, languages = rows.task, list(rows.columns)
+    languages = list(rows.columns)
     chosen = {language: [language] * len(rows.labels) for language in languages}
     if len(languages) > 1:
         draws = np.random.default_rng(MIXED_SEED).integers(len(languages), size=len(rows.labels))
@@ -301,9 +297,8 @@ def clustering_subsets(rows: EvalRows) -> list[TextTask]:
     ]
 
 
-def transfer_subsets(rows: EvalRows) -> list[TextTask]:
+def transfer_subsets(task: Transfer, rows: EvalRows) -> list[TextTask]:
     """The scored rows of each language, and with each the rows of one language that are learnt from."""
-    task = rows.task
 
     def texts(language: str, split: str, limit: int | None) -> TextTask:
         chosen = [row for row, name in enumerate(rows.splits) if name == split][:limit]
@@ -315,27 +310,25 @@ def transfer_subsets(rows: EvalRows) -> list[TextTask]:
             left_languages=(language,),
         )
 
-    learnt = texts(task.language or "", task.learnt, None)
+    learnt = texts(task.language, task.learnt, None)
     return [replace(texts(language, task.scored, task.limit), fit=learnt) for language in rows.columns]
 
 
-def retrieval_subsets(rows: EvalRows, anchor_priority: Sequence[str]) -> list[TextTask]:
+def retrieval_subsets(task: Retrieval, rows: EvalRows, anchor_priority: Sequence[str]) -> list[TextTask]:
     """The queries of each language and all documents of a folder; or a bitext's pairs or languages as `corpus` says."""
-    task = rows.task
-    if source_of(task).format == "beir":
-        return [judged_subset(rows, language) for language in task.languages or (task.language or "",)]
+    if task.source.format == "beir":
+        return [judged_subset(task, rows, language) for language in task.languages or (task.language or "",)]
     texts = {language: column[: task.limit] for language, column in rows.columns.items()}
     if task.corpus == "mixed":
         return [translations_subset(task, texts, language, list(texts), language) for language in texts]
     return [
         translations_subset(task, texts, other, [anchor], f"{other}-{anchor}")
-        for anchor, other in language_pairs(source_of(task), list(rows.columns), anchor_priority)
+        for anchor, other in language_pairs(task.source, list(rows.columns), anchor_priority)
     ]
 
 
-def judged_subset(rows: EvalRows, language: str) -> TextTask:
+def judged_subset(task: Retrieval, rows: EvalRows, language: str) -> TextTask:
     """The queries of one language, `limit` applied, and all documents, with the judgements of these queries."""
-    task = rows.task
     chosen = [row for row, name in enumerate(rows.languages["queries"]) if name == language][: task.limit]
     places = {row: place for place, row in enumerate(chosen)}
     judged = [(pair, grade) for pair, grade in zip(rows.gold, rows.grades, strict=True) if pair[0] in places]
@@ -354,7 +347,7 @@ def judged_subset(rows: EvalRows, language: str) -> TextTask:
 
 
 def translations_subset(
-    task: Task, texts: Mapping[str, Sequence[str]], language: str, among: list[str], subset: str
+    task: Retrieval, texts: Mapping[str, Sequence[str]], language: str, among: list[str], subset: str
 ) -> TextTask:
     """The distinct texts of a language as queries, and as documents those of the languages `among`, each once.
 

@@ -74,10 +74,9 @@ def files_of(data: Data, root: Path) -> Iterator[Path]:
 
 
 def _of_task(task: Task, root: Path) -> Iterator[Path]:
-    named = (task.path, task.gold, task.fit and task.fit.gold)
-    yield from (root / path for path in named if path)
-    for source in (task.source, task.augmented, task.fit and task.fit.source):
-        yield from _of_source(source, root) if source else ()
+    yield from (root / path for _, path in task.files())
+    for _, source in task.sources():
+        yield from _of_source(source, root)
 
 
 def _of_source(source: Source, root: Path) -> Iterable[Path]:

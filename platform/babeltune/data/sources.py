@@ -44,7 +44,7 @@ from babeltune.data.texts import TableWriter, Texts, TextWriter, text_hashes
 from babeltune.data.translation import Translate
 from babeltune.errors import DataError, nearest, shortened
 from babeltune.schema.languages import by_priority
-from babeltune.schema.records import Source, Task
+from babeltune.schema.records import Clustering, Source, Sts, Transfer
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -395,7 +395,7 @@ def translated(source: Source, others: Mapping[str, Rows], translate: Translate 
 # --- Graded pairs --------------------------------------------------------------------------------------------------
 
 
-def read_graded(task: Task, root: Path, longest: int = MAX_LINE_BYTES) -> tuple[Texts, Texts, list[float], str]:
+def read_graded(task: Sts, root: Path, longest: int = MAX_LINE_BYTES) -> tuple[Texts, Texts, list[float], str]:
     """The two sentences and the grade of every row of an STS task's file or data set, and the digest of its content.
 
     Raises `DataError` for the first broken row, which includes a grade that is no finite number.
@@ -423,14 +423,12 @@ def read_graded(task: Task, root: Path, longest: int = MAX_LINE_BYTES) -> tuple[
 # --- Texts with topics -------------------------------------------------------------------------------------------
 
 
-def read_labelled(task: Task, root: Path, longest: int = MAX_LINE_BYTES) -> tuple[Rows, Texts]:
+def read_labelled(task: Clustering | Transfer, root: Path, longest: int = MAX_LINE_BYTES) -> tuple[Rows, Texts]:
     """The rows of a clustering task's source, and the label of each.
 
     Raises `DataError` as `read_source` does, for a row without a label, and where two languages' files disagree.
     """
     source = task.source
-    if source is None:
-        raise DataError(f"clustering task {task.name!r} has no source; name the files that hold its texts")
     if source.paths is None:
         with_label = replace(source, columns={**(source.columns or {}), LABEL: task.label})
         whole = read_source(with_label, root, others={}, longest=longest)

@@ -22,7 +22,7 @@ from babeltune.errors import DataError, TeacherError
 from babeltune.models.hub import ModuleJson, model_folder, pooling_of, split_revision
 from babeltune.planning.parameters import values_of
 from babeltune.schema.bounds import Key, Problem
-from babeltune.schema.records import Source, Student, Sweep, Task, Teacher
+from babeltune.schema.records import Retrieval, Source, Student, Sweep, Task, Teacher
 
 if TYPE_CHECKING:
     from babeltune.files import JsonObject
@@ -67,7 +67,7 @@ def data_problems(sweep: Sweep, root: Path, hub: Hub) -> Iterator[Problem]:
         except DataError as error:
             yield key, str(error)
     for key, task in tasks(sweep):
-        if task.source is not None and task.source.format == "beir" and task.source.dataset is None:
+        if isinstance(task, Retrieval) and task.source.format == "beir" and task.source.dataset is None:
             try:
                 find_files(task, root)
             except DataError as error:
@@ -108,12 +108,7 @@ def data_files(sweep: Sweep) -> Iterator[tuple[Key, str]]:
         for language, path in (source.paths or {}).items():
             yield (*key, "paths", language), path
     for key, task in tasks(sweep):
-        if task.path is not None:
-            yield (*key, "path"), task.path
-        if task.gold is not None:
-            yield (*key, "gold"), task.gold
-        if task.fit is not None:
-            yield (*key, "fit", "gold"), task.fit.gold
+        yield from (((*key, *place), path) for place, path in task.files())
 
 
 def tasks(sweep: Sweep) -> Iterator[tuple[Key, Task]]:
@@ -135,12 +130,7 @@ def sources(sweep: Sweep) -> Iterator[tuple[Key, Source]]:
     for index, source in enumerate(sweep.data.words.lexicon):
         yield ("data", "words", "lexicon", index), source
     for key, task in tasks(sweep):
-        if task.source is not None:
-            yield (*key, "source"), task.source
-        if task.augmented is not None:
-            yield (*key, "augmented"), task.augmented
-        if task.fit is not None:
-            yield (*key, "fit", "source"), task.fit.source
+        yield from (((*key, *place), source) for place, source in task.sources())
 
 
 class Hub:

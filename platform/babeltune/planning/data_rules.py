@@ -59,7 +59,7 @@ def data_problems(data: Data) -> Iterator[Problem]:
 def _what_is_read(task: Task) -> str:
     """The text of a task, whatever it is called and however it is scored."""
     source = replace(task.source, name="") if task.source is not None else None
-    return repr((task.path, source, task.gold, task.qrels))
+    return repr([source, *(getattr(task, name, None) for name in ("path", "gold", "qrels"))])
 
 
 def words_problems(key: Key, words: Words) -> Iterator[Problem]:

@@ -11,7 +11,23 @@ from babeltune.planning.languages import languages, source_pairs, task_languages
 from babeltune.planning.parameters import check_point, same
 from babeltune.planning.portfolio import portfolio_points, portfolios
 from babeltune.schema.bounds import Problem
+<<<<<<< HEAD
 from babeltune.schema.records import HELDOUT, Data, Objective, Sweep, Task
+=======
+from babeltune.schema.records import (
+    Bitext,
+    Clustering,
+    Data,
+    Mining,
+    Objective,
+    Retrieval,
+    Source,
+    Sts,
+    Sweep,
+    Task,
+    Transfer,
+)
+>>>>>>> 60eaa3ba (Tasks are a tagged union of frozen records)
 
 
 def whole_name(data: Data, metric: str) -> str:
@@ -128,10 +144,10 @@ def dev_metrics(sweep: Sweep) -> tuple[str, ...]:
 def task_metrics(task: Task, subset: str) -> list[str]:
     """The metrics of one of a task's subsets."""
     metrics = list(metrics_of(task.task, task.cutoff))
-    if task.task == "mining" and task.fit is None:
+    if isinstance(task, Mining) and task.fit is None:
         return [metric for metric in metrics if metric.endswith("_oracle")]
-    changed = languages(task.augmented, {}) if task.augmented is not None else ()
-    if task.task == "bitext" and not any(subset.endswith(f"-{language}") for language in changed):
+    changed = languages(task.augmented, {}) if isinstance(task, Bitext) and task.augmented is not None else ()
+    if isinstance(task, Bitext) and not any(subset.endswith(f"-{language}") for language in changed):
         metrics.remove("xsimpp_error")
     return metrics
 
@@ -147,12 +163,13 @@ def _averaged(metrics: Iterable[Iterable[str]]) -> Iterator[str]:
 def task_subsets(task: Task, priority: tuple[str, ...]) -> tuple[str, ...]:
     """A task's subsets: `fra-eng`, the anchor second; or its one language; or its languages (and `mixed`)."""
     known = task_languages(task)
-    if task.task in ("sts", "mining") or task.source is None:
-        return ("-".join(known),) if known else ()
-    if task.task == "transfer" or task.source.format == "beir" or task.corpus == "mixed":
-        return known
-    if task.task == "clustering":
-        return (*known, "mixed") if len(known) > 1 else known
+    match task:
+        case Sts() | Mining():
+            return ("-".join(known),) if known else ()
+        case Transfer() | Retrieval(source=Source(format="beir")) | Retrieval(corpus="mixed"):
+            return known
+        case Clustering():
+            return (*known, "mixed") if len(known) > 1 else known
     return tuple(f"{other}-{anchor}" for anchor, other in source_pairs(task.source, {}, priority))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from babeltune.schema.languages import by_priority, meaning
-from babeltune.schema.records import Data, Source, Sweep, Task
+from babeltune.schema.records import Data, Mining, Retrieval, Source, Sts, Sweep, Task
 
 
 def languages(source: Source, others: dict[str, Source]) -> tuple[str, ...]:
@@ -93,20 +93,19 @@ def _respelled(source: Source, names: Mapping[str, str]) -> Source:
 
 def task_languages(task: Task) -> tuple[str, ...]:
     """The languages of a task's texts."""
-    if task.task == "sts" or task.source is None:
-        return tuple(dict.fromkeys(language for language in (task.language, task.language2) if language is not None))
-    if task.source.format == "beir":
-        return task.languages or ((task.language,) if task.language is not None else ())
+    match task:
+        case Sts():
+            return tuple(dict.fromkeys((task.language, task.language2 or task.language)))
+        case Retrieval(source=Source(format="beir")):
+            return task.languages or ((task.language,) if task.language is not None else ())
     return languages(task.source, {})
 
 
 def right_languages(task: Task, priority: tuple[str, ...]) -> tuple[str, ...]:
     """The languages of a task's right sides: the anchors of a bitext's pairs, the second language of mining."""
-    if task.source is None:
-        return ()
-    if task.task == "mining":
+    if isinstance(task, Mining):
         return languages(task.source, {})[1:]
-    return tuple(dict.fromkeys(anchor for anchor, _ in source_pairs(task.source, {}, priority)))
+    return tuple(dict.fromkeys(anchor for anchor, _ in source_pairs(task.source, {}, priority))) if task.source else ()
 
 
 def taught_languages(sweep: Sweep) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -5,7 +5,6 @@ Pure: records go in, `(key, problem)` pairs come out.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 
 from babeltune.errors import nearest
@@ -13,24 +12,19 @@ from babeltune.planning.languages import languages
 from babeltune.planning.source_rules import climbing, shape_problems, source_problems
 from babeltune.schema.bounds import Key, Problem
 from babeltune.schema.languages import meaning
-from babeltune.schema.records import Data, Source, Task
+from babeltune.schema.records import Bitext, Clustering, Data, Mining, Retrieval, Source, Sts, Task, Transfer
 
 
 def repeated_tasks(kind: str, tasks: Sequence[Task]) -> Iterator[Problem]:
     """Tasks of one name are one set in several files: their kind agrees, and their sources have names of their own."""
     for index, task in enumerate(tasks):
         for earlier in tasks[:index]:
-            if earlier.name == task.name and (earlier.task != task.task or parts_of(earlier) == parts_of(task)):
+            if earlier.name == task.name and (earlier.task != task.task or earlier.part == task.part):
                 problem = (
                     f"{task.name!r} is used twice; give each its own name, or name their sources apart if it is one set"
                 )
                 yield ("data", kind, index, "name"), problem
                 break
-
-
-def parts_of(task: Task) -> str | None:
-    """What tells tasks of one name apart."""
-    return task.language if task.source is None else task.source.name
 
 
 def task_problems(key: Key, task: Task, data: Data) -> Iterator[Problem]:
@@ -40,93 +34,60 @@ def task_problems(key: Key, task: Task, data: Data) -> Iterator[Problem]:
         yield (*key, "name"), "'heldout' is kept for `data.split`"
     if task.group in names:
         yield (*key, "group"), f"{task.group!r} is the name of a task; give the group a name of its own"
-    yield from climbing(key, {"path": task.path, "gold": task.gold})
-    if task.fit is not None:
-        yield from climbing((*key, "fit"), {"gold": task.fit.gold})
-    yield from stray_problems(key, task)
-    if task.task == "mining":
-        yield from mining_problems(key, task)
-    elif task.task == "retrieval":
-        yield from retrieval_problems(key, task)
-    elif task.task == "sts":
-        yield from sts_problems(key, task)
-    else:
-        yield from labelled_problems(key, task)
+    for place, path in task.files():
+        yield from climbing((*key, *place[:-1]), {place[-1]: path})
+    match task:
+        case Mining():
+            yield from mining_problems(key, task)
+        case Retrieval():
+            yield from retrieval_problems(key, task)
+        case Sts():
+            yield from sts_problems(key, task)
+        case _:
+            yield from labelled_problems(key, task)
 
 
-def labelled_problems(key: Key, task: Task) -> Iterator[Problem]:
+def labelled_problems(key: Key, task: Bitext | Clustering | Transfer) -> Iterator[Problem]:
     """A bitext, or texts with labels to cluster or to learn."""
-    if task.source is None:
-        yield key, f"{task.task} task {task.name!r} needs a source"
-    elif task.source.format in ("pivot", "translate"):
-        words = f"{task.source.format!r} is for training; give the task files that hold the languages"
-        yield (*key, "source", "format"), words
+    if task.source.format in ("pivot", "translate"):
+        yield from for_training((*key, "source"), task.source)
     else:
-        yield from source_problems((*key, "source"), task.source, {}, least=2 if task.task == "bitext" else 1)
-        if task.task != "bitext":
+        yield from source_problems((*key, "source"), task.source, {}, least=2 if isinstance(task, Bitext) else 1)
+        if not isinstance(task, Bitext):
             yield from clustering_problems((*key, "source"), task.source)
-        if task.task == "transfer" and task.language not in languages(task.source, {}):
-            known = languages(task.source, {})
+        if isinstance(task, Transfer) and task.language not in (known := languages(task.source, {})):
             yield (
                 (*key, "language"),
                 f"{task.language!r} is not a language of {task.source.name!r}, to learn from; "
-                f"allowed: {', '.join(known)}{nearest(task.language or '', known)}",
+                f"allowed: {', '.join(known)}{nearest(task.language, known)}",
             )
-    if task.path is not None or (task.language is not None and task.task != "transfer"):
-        yield key, f"{task.task} task {task.name!r} takes its rows from `source`; remove `path` and `language`"
-    if task.augmented is not None:
+    if isinstance(task, Bitext) and task.augmented is not None:
         yield from source_problems((*key, "augmented"), task.augmented, {}, least=1)
 
 
-def sts_problems(key: Key, task: Task) -> Iterator[Problem]:
+def for_training(key: Key, source: Source) -> Iterator[Problem]:
+    """A source that is made of others, which a task cannot have."""
+    yield (*key, "format"), f"{source.format!r} is for training; give the task files that hold the languages"
+
+
+def sts_problems(key: Key, task: Sts) -> Iterator[Problem]:
     """Graded pairs of sentences, from a file in SemEval's layout or from a source."""
-    if (task.path is None) == (task.source is None) or task.language is None:
-        both = "; it has both" if task.path is not None and task.source is not None else ""
-        yield key, f"STS task {task.name!r} needs a language, and either a path or a source{both}"
+    if (task.path is None) == (task.source is None):
+        both = "; it has both" if task.path is not None else ""
+        yield key, f"STS task {task.name!r} needs either a path or a source{both}"
     elif task.source is not None:
         yield from graded_problems((*key, "source"), task, task.source)
 
 
-ONLY = {
-    **dict.fromkeys(("language2", "sentence1", "sentence2", "score"), ("sts",)),
-    "label": ("clustering", "transfer"),
-    "augmented": ("bitext",),
-    "compare": ("bitext",),
-    "margin": ("bitext", "mining"),
-    "right_model": ("bitext", "mining"),
-    "gold": ("mining",),
-    "fit": ("mining",),
-    "split": ("transfer",),
-    "learnt": ("transfer",),
-    "scored": ("transfer",),
-    **dict.fromkeys(("qrels", "languages", "language_field", "same_id", "corpus", "cutoff"), ("retrieval",)),
-}
-"""Fields of a task that only these kinds read."""
-
-
-def stray_problems(key: Key, task: Task) -> Iterator[Problem]:
-    """Fields that a task of another kind would read."""
-    for field in dataclasses.fields(task):
-        kinds = ONLY.get(field.name, ())
-        if kinds and task.task not in kinds and getattr(task, field.name) != field.default:
-            yield (
-                (*key, field.name),
-                f"is for tasks of kind {' or '.join(kinds)}, and this one is {task.task}; remove it",
-            )
-
-
-def mining_problems(key: Key, task: Task) -> Iterator[Problem]:
-    """Two sides read apart, gold, and the same two languages in what the threshold is fitted on."""
-    if task.source is None or task.gold is None:
-        yield key, f"mining task {task.name!r} needs a source, of its two sides, and gold"
-        return
-    if task.limit is not None:
-        yield (*key, "limit"), "is not for mining, whose gold speaks of all rows; remove it"
-    fits = [] if task.fit is None else [((*key, "fit", "source"), task.fit.source)]
-    for place, source in (((*key, "source"), task.source), *fits):
-        yield from source_problems(place, source, {})
+def mining_problems(key: Key, task: Mining) -> Iterator[Problem]:
+    """Two sides read apart, and the same two languages in what the threshold is fitted on."""
+    for place, source in task.sources():
+        yield from source_problems((*key, *place), source, {})
         if source.paths is None or len(source.paths) != 2 or source.id is None or source.format == "moses":
-            yield place, "must have `paths` of two languages, and `id`, the column that gold's ids are from"
+            yield (
+                (*key, *place),
+                "must have `paths` of two languages, and `id`, the column that gold's ids are from",
+            )
     if task.fit is not None and languages(task.fit.source, {}) != languages(task.source, {}):
         yield (
             (*key, "fit", "source"),
@@ -134,32 +95,25 @@ def mining_problems(key: Key, task: Task) -> Iterator[Problem]:
         )
 
 
-def retrieval_problems(key: Key, task: Task) -> Iterator[Problem]:
+def retrieval_problems(key: Key, task: Retrieval) -> Iterator[Problem]:
     """A folder of queries, documents and judgements with the languages of its queries, or a bitext."""
-    if task.path is not None:
-        yield (*key, "path"), "is not for retrieval, which reads `source`; remove it"
-    if task.k != Task.k:
-        yield (*key, "k"), "is for margins; the number of documents in which recall looks is `cutoff`"
     source = task.source
-    if source is None:
-        yield key, f"retrieval task {task.name!r} needs a source: a folder of `format: beir`, or a bitext"
-    elif source.format == "beir":
+    if source.format == "beir":
         yield from shape_problems((*key, "source"), source, {})
         yield from folder_problems(key, task)
     elif source.format in ("pivot", "translate"):
-        words = f"{source.format!r} is for training; give the task files that hold the languages"
-        yield (*key, "source", "format"), words
+        yield from for_training((*key, "source"), source)
     else:
         yield from source_problems((*key, "source"), source, {})
         for name in ("language", "languages", "qrels", "language_field", "same_id"):
-            if getattr(task, name) != getattr(Task, name):
+            if getattr(task, name) != getattr(Retrieval, name):
                 yield (
                     (*key, name),
                     "is for a folder of `format: beir`; a bitext's source names its languages; remove it",
                 )
 
 
-def folder_problems(key: Key, task: Task) -> Iterator[Problem]:
+def folder_problems(key: Key, task: Retrieval) -> Iterator[Problem]:
     """The languages of a folder, and fields that are a bitext's."""
     if (task.language is None) == (not task.languages):
         has = "neither" if task.language is None else "both"
@@ -173,11 +127,11 @@ def folder_problems(key: Key, task: Task) -> Iterator[Problem]:
         if variety in varieties[:index]:
             first = task.languages[varieties.index(variety)]
             yield (*key, "languages", index), f"{task.languages[index]} and {first} are one language; keep one of them"
-    if task.corpus != Task.corpus:
+    if task.corpus != Retrieval.corpus:
         yield (*key, "corpus"), "is for a bitext; the documents of a folder are all in its corpus.jsonl; remove it"
 
 
-def graded_problems(key: Key, task: Task, source: Source) -> Iterator[Problem]:
+def graded_problems(key: Key, task: Sts, source: Source) -> Iterator[Problem]:
     """Whether a source can hold an STS task's graded pairs, whose columns the task names."""
     if source.format in ("pivot", "translate", "moses") or source.paths is not None:
         yield (*key, "format"), "graded pairs are one file or data set: tsv, csv, jsonl, parquet or hub"

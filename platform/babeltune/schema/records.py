@@ -46,9 +46,15 @@ from babeltune.schema.search import Promotion as Promotion
 from babeltune.schema.search import Sampler as Sampler
 from babeltune.schema.search import Scheduler as Scheduler
 from babeltune.schema.search import Tpe as Tpe
+from babeltune.schema.text import Bitext as Bitext
+from babeltune.schema.text import Clustering as Clustering
 from babeltune.schema.text import Mined as Mined
+from babeltune.schema.text import Mining as Mining
+from babeltune.schema.text import Retrieval as Retrieval
 from babeltune.schema.text import Source as Source
+from babeltune.schema.text import Sts as Sts
 from babeltune.schema.text import Task as Task
+from babeltune.schema.text import Transfer as Transfer
 
 ROWS = Bound("0, or 100 to 10,000,000 rows", lambda value: value == 0 or 100 <= value <= 1e7)
 FROM_PRESET = cast(int, None)

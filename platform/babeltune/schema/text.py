@@ -6,10 +6,11 @@ Nothing here reads a file. Field names are the keys of the sweep file, and their
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
-from babeltune.schema.base import Strict
+from babeltune.schema.base import Strict, Tagged
 from babeltune.schema.bounds import Bound, a_name, at_least, delimiters, inside, not_empty, place, within
 
 
@@ -117,7 +118,7 @@ class Mined(Strict):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task(Strict):
+class AnyTask(Strict):
     """A named dev or test set. `bitext`: retrieval over a `source`'s pairs. `mining`: finding the translations in two
     monolingual sides. `sts`: graded sentence pairs. `clustering`: texts with topics, to be found again by k-means.
     `transfer`: the same, learnt by a linear head from one language and predicted for the others. `retrieval`: search,
@@ -126,96 +127,192 @@ class Task(Strict):
     Contrastive accuracy on a fixed pool of candidates, as papers report it on a held-out batch, is a bitext's accuracy
     with `limit`."""
 
+    KIND = "task"
     name: Annotated[str, a_name]
     """Tasks of one kind may share a name: they are one set in several files."""
     each: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Writes this set once for many. `{language: [fra, deu]}` makes two sets, with `fra` and `deu` for `{language}` in
     every key and text. Several lists go together, the first with the first."""
-    task: Literal["bitext", "mining", "sts", "clustering", "transfer", "retrieval"] = "bitext"
+    task: str
     """What the set measures."""
     group: Annotated[str | None, a_name] = None
     """Adds the mean `dev/<group>/<metric>` over the subsets of all tasks of this group, all with the same weight. With
     STS12 to STS16, STS-B and the English parts of STS17 and STS22 it is the English STS of MTEB."""
-    source: Source | None = None
-    """Bitext: the rows; its `pairs` are the subsets `a-b` that are scored (`all`: every two of a multi-way set, each
-    language encoded once). Clustering, transfer: the rows; the subsets are the languages. Clustering of several
-    languages has `mixed` too, each row in one of them. STS: a file or data set without `columns`. Mining: see
-    `Mined`. Retrieval: a folder of format `beir`, or a bitext. In a bitext `fra-eng`, each French sentence is a
-    query, and its translation the relevant document. A text of several rows is one query or document, relevant for
-    each of them."""
-    path: Annotated[str | None, place] = None
-    """STS: a TSV, where there is no `source`."""
-    language: str | None = None
-    """STS: of both sentences, which are in the three columns below. Transfer: the one that is learnt from. Retrieval in
-    a folder: of all texts, where there is one."""
-    language2: str | None = None
-    """STS: of the second sentence, where it is another one; the subset is then `fra-eng`."""
-    sentence1: str = "sentence1"
-    """STS: the column of the first sentence."""
-    sentence2: str = "sentence2"
-    """STS: the column of the second sentence."""
-    score: str = "score"
-    """STS: the column of the grade."""
-    label: str = "label"
-    """Clustering, transfer: the column of the topic, in each file."""
-    split: str = "split"
-    """Transfer: the column that tells training rows from scored rows, in each file."""
-    learnt: str = "train"
-    """Transfer: the value of `split` in training rows."""
-    scored: str = "test"
-    """Transfer: the value of `split` in scored rows."""
+
+    # what the subsets of tasks without these keys say
+    k = 4
+    cutoff = 100
+    right_model = "student"
+
+    def sources(self) -> Iterator[tuple[tuple[str, ...], Source]]:
+        """The sources that the task names, with their keys."""
+        for name, value in vars(self).items():
+            if isinstance(value, Source):
+                yield (name,), value
+            elif isinstance(value, Mined):
+                yield (name, "source"), value.source
+
+    @property
+    def part(self) -> str:
+        """What tells tasks of one name apart."""
+        return next((source.name for _, source in self.sources()), getattr(self, "language", ""))
+
+    def files(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        """The files that the task itself names, with their keys."""
+        for name, value in vars(self).items():
+            if name in ("path", "gold") and value is not None:
+                yield (name,), value
+            elif isinstance(value, Mined):
+                yield (name, "gold"), value.gold
+
+
+@dataclass(frozen=True, kw_only=True)
+class LimitedTask(AnyTask):
+    """A task that may score its first rows alone."""
+
     limit: Annotated[int | None, at_least(2)] = None
     """Score only the first rows (bitext: a smaller pool of candidates; the metric's name does not change; retrieval in
     a folder: the first queries of each language, and all documents)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatchedTask(AnyTask):
+    """A task that matches two sides by a margin."""
+
     k: Annotated[int, at_least(1)] = 4
-    """Neighbours of the margin: xSIM's and mining's."""
+    """Neighbours of the margin."""
     margin: Literal["ratio", "distance", "absolute"] = "ratio"
     """The margin of xSIM and mining."""
-    compare: Literal["text", "index"] = "text"
-    """Bitext: whether for xSIM an equal sentence of another row is right too, or the row alone."""
     right_model: Literal["student", "teacher"] = "student"
-    """Bitext, mining: what encodes the right side, the second language of the subset's name such as `eng` of `fra-eng`
+    """What encodes the right side, the second language of the subset's name such as `eng` of `fra-eng`
     (bitext: the anchor; mining: the source's second language). `teacher`: the sweep's teacher, which must know that
     language. It is LASER3's protocol: the student's x against the teacher's y. Metric names stay the same."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bitext(MatchedTask, LimitedTask):
+    """Retrieval over a source's pairs."""
+
+    task: Literal["bitext"] = "bitext"
+    source: Source
+    """The rows; its `pairs` are the subsets `a-b` that are scored (`all`: every two of a multi-way set, each language
+    encoded once)."""
+    compare: Literal["text", "index"] = "text"
+    """Whether for xSIM an equal sentence of another row is right too, or the row alone."""
     augmented: Source | None = None
-    """Bitext: changed sentences that are no translation of any row, of one language, such as xSIM++'s. They join the
+    """Changed sentences that are no translation of any row, of one language, such as xSIM++'s. They join the
     candidates wherever that language is the pair's second, whatever the `limit`, and give `xsimpp_error`."""
-    gold: Annotated[str | None, place] = None
-    """Mining: as in `Mined`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mining(MatchedTask):
+    """Finding the translations in two monolingual sides."""
+
+    task: Literal["mining"] = "mining"
+    source: Source
+    """The two sides, as in `Mined`."""
+    gold: Annotated[str, place]
+    """The file of the true pairs, as in `Mined`."""
     fit: Mined | None = None
-    """Mining: the set that the threshold is fitted on. Without it there are only metrics named `_oracle`, whose
+    """The set that the threshold is fitted on. Without it there are only metrics named `_oracle`, whose
     threshold is fitted on what it is scored on."""
 
-    qrels: Annotated[str, inside] = "test"
-    """Retrieval in a folder: which judgements are read, `qrels/test.tsv`. In a data set: the split of its
-    judgements. Queries without a judgement are left out."""
-    languages: tuple[str, ...] = ()
-    """Retrieval in a folder: the languages of the queries, where there are several. Each is a subset, searched for in
-    all documents. Queries and documents name their own in `language_field`; a document may be in any language."""
-    language_field: str = "language"
-    """Retrieval in a folder: the key of the language in each line of the corpus and the queries."""
-    same_id: Literal["keep", "drop"] = "keep"
-    """Retrieval in a folder: `drop` never finds a document for the query of its own id, which is the query itself in
-    ArguAna and Quora. BEIR's own evaluation does so for all sets."""
-    corpus: Literal["target", "mixed"] = "target"
-    """Retrieval of a bitext: the documents are the translations in one language, or with `mixed` the texts of all
-    languages together. Then each language is a subset, a query's translations into all others are relevant, and the
-    query itself is never found."""
-    cutoff: Annotated[int, within(1, 10_000)] = 100
-    """Retrieval: the number of documents in which recall looks, `recall_at_100`."""
+
+@dataclass(frozen=True, kw_only=True)
+class Sts(LimitedTask):
+    """Graded pairs of sentences."""
+
+    task: Literal["sts"] = "sts"
+    source: Source | None = None
+    """A file or data set without `columns`."""
+    path: Annotated[str | None, place] = None
+    """A TSV, where there is no `source`."""
+    language: str
+    """The language of both sentences, which are in the three columns below."""
+    language2: str | None = None
+    """The language of the second sentence, if it is another one; the subset is then `fra-eng`."""
+    sentence1: str = "sentence1"
+    """The column of the first sentence."""
+    sentence2: str = "sentence2"
+    """The column of the second sentence."""
+    score: str = "score"
+    """The column of the grade."""
 
     def graded(self) -> Source:
-        """STS: where both sentences are, with the grades as the rows' ids."""
+        """Where both sentences are, with the grades as the rows' ids."""
         source = self.source or Source(name=self.name, path=self.path)
         columns = {"sentence1": self.sentence1, "sentence2": self.sentence2}
         return dataclasses.replace(source, columns=columns, id=self.score)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Translation:
-    """The key `translation` of a source of format `translate`."""
+class LabelledTask(LimitedTask):
+    """Texts with a topic each."""
 
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+    source: Source
+    """The rows; the subsets are the languages. Clustering of several languages has `mixed` too, each row in one of
+    them."""
+    label: str = "label"
+    """The column of the topic, in each file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clustering(LabelledTask):
+    """Texts with topics, to be found again by k-means."""
+
+    task: Literal["clustering"] = "clustering"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transfer(LabelledTask):
+    """Texts with topics, learnt by a linear head from one language and predicted for the others."""
+
+    task: Literal["transfer"] = "transfer"
+    language: str
+    """The language that is learnt from."""
+    split: str = "split"
+    """The column that tells training rows from scored rows, in each file."""
+    learnt: str = "train"
+    """The value of `split` in training rows."""
+    scored: str = "test"
+    """The value of `split` in scored rows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retrieval(LimitedTask):
+    """Search: queries among documents with judgements of relevance."""
+
+    task: Literal["retrieval"] = "retrieval"
+    source: Source
+    """A folder of format `beir`, or a bitext. In a bitext `fra-eng`, each French sentence is a query, and its
+    translation the relevant document. A text of several rows is one query or document, relevant for each of them."""
+    language: str | None = None
+    """In a folder: the language of all texts, where there is one."""
+    qrels: Annotated[str, inside] = "test"
+    """In a folder: which judgements are read, `qrels/test.tsv`. In a data set: the split of its
+    judgements. Queries without a judgement are left out."""
+    languages: tuple[str, ...] = ()
+    """In a folder: the languages of the queries, where there are several. Each is a subset, searched for in
+    all documents. Queries and documents name their own in `language_field`; a document may be in any language."""
+    language_field: str = "language"
+    """In a folder: the key of the language in each line of the corpus and the queries."""
+    same_id: Literal["keep", "drop"] = "keep"
+    """In a folder: `drop` never finds a document for the query of its own id, which is the query itself in
+    ArguAna and Quora. BEIR's own evaluation does so for all sets."""
+    corpus: Literal["target", "mixed"] = "target"
+    """In a bitext, the documents are the translations in one language, or with `mixed` the texts of all
+    languages together. Then each language is a subset, a query's translations into all others are relevant, and the
+    query itself is never found."""
+    cutoff: Annotated[int, within(1, 10_000)] = 100
+    """The number of documents in which recall looks, `recall_at_100`."""
+
+
+Task = Annotated[Bitext | Mining | Sts | Clustering | Transfer | Retrieval, Tagged()]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Translation(Strict):
+    """The key `translation` of a source of format `translate`."""
 
     text: str
     """The source, by name, that holds the text; with `train: false` it may hold this one language alone."""
