@@ -1,20 +1,32 @@
-"""What the data section must satisfy as a whole: sources that agree, tasks that are not used twice.
+"""What the data section must satisfy: sources and their pairs, tasks, and what they say of one another.
 
-Pure: records go in, `(key, problem)` pairs come out. `source_rules.py` and `task_rules.py` judge the single ones.
+Pure: records go in, `(key, problem)` pairs come out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import codecs
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import PurePath
 
-from babeltune.errors import nearest
-from babeltune.planning.languages import languages
-from babeltune.planning.source_rules import source_problems
-from babeltune.planning.task_rules import repeated_tasks, task_problems
+from babeltune.data.translation import translation_problems
+from babeltune.errors import nearest, shortened
+from babeltune.planning.languages import languages, split_pair
 from babeltune.schema.bounds import Key, Problem, repeated
-from babeltune.schema.languages import code_of, same_variety
-from babeltune.schema.records import Data, Task, Words
+from babeltune.schema.languages import code_of, meaning, same_variety
+from babeltune.schema.records import (
+    Bitext,
+    Clustering,
+    Data,
+    Mining,
+    Retrieval,
+    Source,
+    Sts,
+    Task,
+    Transfer,
+    Words,
+)
 
 
 def data_problems(data: Data) -> Iterator[Problem]:
@@ -69,3 +81,276 @@ def words_problems(key: Key, words: Words) -> Iterator[Problem]:
         yield (*key, "lexicon"), f"{has}; give `align: lexicon` and the lexicons together, or neither"
     for index, lexicon in enumerate(words.lexicon):
         yield from source_problems((*key, "lexicon", index), lexicon, {})
+
+
+# --- Tasks ------------------------------------------------------------------------------------------------------------
+
+
+def repeated_tasks(kind: str, tasks: Sequence[Task]) -> Iterator[Problem]:
+    """Tasks of one name are one set in several files: their kind agrees, and their sources have names of their own."""
+    for index, task in enumerate(tasks):
+        for earlier in tasks[:index]:
+            if earlier.name == task.name and (earlier.task != task.task or earlier.part == task.part):
+                problem = (
+                    f"{task.name!r} is used twice; give each its own name, or name their sources apart if it is one set"
+                )
+                yield ("data", kind, index, "name"), problem
+                break
+
+
+def task_problems(key: Key, task: Task, data: Data) -> Iterator[Problem]:
+    """One dev or test task: its names, and the fields of its kind."""
+    names = {other.name for other in (*data.dev, *data.test)} | {"heldout"}
+    if task.name == "heldout":
+        yield (*key, "name"), "'heldout' is kept for `data.split`"
+    if task.group in names:
+        yield (*key, "group"), f"{task.group!r} is the name of a task; give the group a name of its own"
+    for place, path in task.files():
+        yield from climbing((*key, *place[:-1]), {place[-1]: path})
+    match task:
+        case Mining():
+            yield from mining_problems(key, task)
+        case Sts():
+            yield from sts_problems(key, task)
+        case _ if task.source.format in ("pivot", "translate"):
+            words = f"{task.source.format!r} is for training; give the task files that hold the languages"
+            yield (*key, "source", "format"), words
+        case Retrieval():
+            yield from retrieval_problems(key, task)
+        case _:
+            yield from labelled_problems(key, task)
+
+
+def labelled_problems(key: Key, task: Bitext | Clustering | Transfer) -> Iterator[Problem]:
+    """A bitext, or texts with labels to cluster or to learn."""
+    yield from source_problems((*key, "source"), task.source, {}, least=2 if isinstance(task, Bitext) else 1)
+    if not isinstance(task, Bitext):
+        yield from clustering_problems((*key, "source"), task.source)
+    elif task.augmented is not None:
+        yield from source_problems((*key, "augmented"), task.augmented, {}, least=1)
+    if isinstance(task, Transfer) and task.language not in (known := languages(task.source, {})):
+        yield (
+            (*key, "language"),
+            f"{task.language!r} is not a language of {task.source.name!r}, to learn from; "
+            f"allowed: {', '.join(known)}{nearest(task.language, known)}",
+        )
+
+
+def sts_problems(key: Key, task: Sts) -> Iterator[Problem]:
+    """Graded pairs of sentences, from a file in SemEval's layout or from a source."""
+    if (task.path is None) == (task.source is None):
+        both = "; it has both" if task.path is not None else ""
+        yield key, f"STS task {task.name!r} needs either a path or a source{both}"
+    elif task.source is not None:
+        yield from graded_problems((*key, "source"), task, task.source)
+
+
+def mining_problems(key: Key, task: Mining) -> Iterator[Problem]:
+    """Two sides read apart, and the same two languages in what the threshold is fitted on."""
+    for place, source in task.sources():
+        yield from source_problems((*key, *place), source, {})
+        if source.paths is None or len(source.paths) != 2 or source.id is None or source.format == "moses":
+            yield (
+                (*key, *place),
+                "must have `paths` of two languages, and `id`, the column that gold's ids are from",
+            )
+    if task.fit is not None and languages(task.fit.source, {}) != languages(task.source, {}):
+        yield (
+            (*key, "fit", "source"),
+            f"must hold {' and '.join(languages(task.source, {}))} in this order, as `source`",
+        )
+
+
+def retrieval_problems(key: Key, task: Retrieval) -> Iterator[Problem]:
+    """A folder of queries, documents and judgements with the languages of its queries, or a bitext."""
+    source = task.source
+    if source.format == "beir":
+        yield from shape_problems((*key, "source"), source, {})
+        yield from folder_problems(key, task)
+    else:
+        yield from source_problems((*key, "source"), source, {})
+        for name in ("language", "languages", "qrels", "language_field", "same_id"):
+            if getattr(task, name) != getattr(Retrieval, name):
+                yield (
+                    (*key, name),
+                    "is for a folder of `format: beir`; a bitext's source names its languages; remove it",
+                )
+
+
+def folder_problems(key: Key, task: Retrieval) -> Iterator[Problem]:
+    """The languages of a folder, and fields that are a bitext's."""
+    if (task.language is None) == (not task.languages):
+        has = "neither" if task.language is None else "both"
+        yield (
+            key,
+            f"retrieval task {task.name!r} needs `language`, if all texts are in one, or `languages`, those of the "
+            f"queries, which each line names in its {task.language_field!r} (`language_field`); it has {has}",
+        )
+    varieties = [meaning(language).variety for language in task.languages]
+    for index, variety in enumerate(varieties):
+        if variety in varieties[:index]:
+            first = task.languages[varieties.index(variety)]
+            yield (*key, "languages", index), f"{task.languages[index]} and {first} are one language; keep one of them"
+    if task.corpus != Retrieval.corpus:
+        yield (*key, "corpus"), "is for a bitext; the documents of a folder are all in its corpus.jsonl; remove it"
+
+
+def graded_problems(key: Key, task: Sts, source: Source) -> Iterator[Problem]:
+    """Whether a source can hold an STS task's graded pairs, whose columns the task names."""
+    if source.format in ("pivot", "translate", "moses") or source.paths is not None:
+        yield (*key, "format"), "graded pairs are one file or data set: tsv, csv, jsonl, parquet or hub"
+    elif source.columns is not None or source.id is not None:
+        named = "columns" if source.columns is not None else "id"
+        yield (*key, named), "an STS task names its columns itself: sentence1, sentence2 and score; remove it"
+    else:
+        yield from source_problems(key, task.graded(), {})
+
+
+def clustering_problems(key: Key, source: Source) -> Iterator[Problem]:
+    """Whether a source's rows can have a label each."""
+    if source.format == "moses":
+        yield (*key, "format"), "'moses' has one column; give the task files with a column of labels too"
+    elif source.paths is not None and source.id is None:
+        yield (*key, "id"), "must name the column that tells rows apart, so that each text finds its label"
+
+
+# --- Sources ----------------------------------------------------------------------------------------------------------
+
+
+def source_problems(key: Key, source: Source, others: dict[str, Source], least: int = 2) -> Iterator[Problem]:
+    """One source: the fields of its format, its languages (at `least` so many) and its pairs."""
+    if source.format == "beir":
+        yield (*key, "format"), "'beir' is for tasks of kind retrieval; name the columns or files of this text"
+        return
+    shape = list(shape_problems(key, source, others))
+    yield from shape
+    if shape:
+        return
+    known = languages(source, others)
+    spelled: dict[str, str] = {}
+    for language in known:
+        if (first := spelled.setdefault(meaning(language).variety, language)) != language:
+            yield key, f"source {source.name!r} holds {first} and {language}, which are one language; keep one of them"
+    if len(known) < least and source.train:
+        found = f"only {', '.join(known)}" if known else "no language"
+        yield key, f"source {source.name!r} holds {found}; a source needs two languages"
+    if isinstance(source.pairs, tuple):
+        if not source.pairs:
+            yield (*key, "pairs"), "must list a pair, or be `anchor` or `all`"
+        for index, pair in enumerate(source.pairs):
+            if split_pair(pair, known) is None:
+                offered = [f"{a}-{b}" for a in known for b in known if a != b]
+                yield (
+                    (*key, "pairs", index),
+                    f"{pair!r} is not two languages of {source.name!r} joined by `-`; "
+                    f"languages: {', '.join(known)}{nearest(pair, offered)}",
+                )
+
+
+def climbing(key: Key, paths: Mapping[str, str | None]) -> Iterator[Problem]:
+    """Relative paths that leave the folder where they start."""
+    for name, path in paths.items():
+        if path and ".." in PurePath(path).parts and not PurePath(path).is_absolute():
+            yield (*key, name), f"{path!r} leaves data.root; change data.root, or give a whole path"
+
+
+FIELDS_OF = {
+    "path": ("path", "columns"),
+    "folder": ("path",),
+    "paths": ("paths",),
+    "dataset": ("dataset", "columns"),
+    "data set": ("dataset",),
+    "pivot": ("left", "right"),
+    "translate": ("translation",),
+}
+OPTIONS = {
+    "quoted": ("tsv", "csv"),
+    "delimiter": ("csv",),
+    "encoding": ("tsv", "csv", "jsonl", "moses", "po", "tmx", "xliff"),
+    "sheet": ("xlsx", "ods"),
+}
+"""Keys that are for some formats only."""
+LOCATIONS = ("path", "columns", "paths", "dataset", "left", "right", "translation")
+
+
+def is_encoding(name: str) -> bool:
+    """Whether Python decodes text of this encoding."""
+    try:
+        return codecs.lookup(name)._is_text_encoding
+    except (LookupError, ValueError):
+        return False
+
+
+def shape_problems(key: Key, source: Source, others: dict[str, Source]) -> Iterator[Problem]:
+    """Whether the fields that say where text lies go together, and with the format."""
+    given = {name for name in LOCATIONS if getattr(source, name) is not None}
+    alone = {"moses": ("paths",), "hub": ("dataset",), "beir": ("folder", "data set")}
+    alone |= {"pivot": ("pivot",), "translate": ("translate",)}
+    alone |= dict.fromkeys(("tmx", "xliff", "po"), ("path",))
+    shapes = alone.get(source.format, ("path", "paths"))
+    wanted = [set(FIELDS_OF[shape]) for shape in shapes]
+    if given not in wanted:
+        rule = " or ".join(" + ".join(FIELDS_OF[shape]) for shape in shapes)
+        has = ", ".join(sorted(given)) or "none of them"
+        yield key, f"a source of format {source.format!r} needs {rule}, and no other of these; it has {has}"
+        return
+    yield from climbing(key, {"path": source.path, "dataset": source.dataset})
+    yield from climbing((*key, "paths"), source.paths or {})
+    for name, formats in OPTIONS.items():
+        if getattr(source, name) != getattr(Source(name=""), name) and source.format not in formats:
+            words = " or ".join(map(repr, formats))
+            yield (*key, name), f"is for a source of format {words}, and this one is {source.format!r}"
+    if source.format == "csv" and source.quoted is True:
+        yield (*key, "quoted"), "true is what CSV means; leave it out, or say `false` if the marks are text"
+    encodings = source.encoding if isinstance(source.encoding, dict) else {"": source.codec or "utf-8"}
+    for language, codec in encodings.items():
+        if not is_encoding(codec):
+            yield (*key, "encoding"), f"{shortened(codec)} is unknown to Python; say for example cp1252"
+        elif language and language not in (source.paths or {}):
+            yield (*key, "encoding"), f"{language!r} is no language of `paths`"
+    if source.where and source.columns is None:
+        yield (*key, "where"), "chooses among the rows of one table; it goes with `columns`"
+    if source.paths is not None:
+        if source.format == "moses" and source.join not in ("id", "line"):
+            yield (*key, "join"), f"{source.join!r} is not possible; Moses files are joined by line"
+        elif source.format != "moses" and source.join not in ("id", "line"):
+            yield (
+                (*key, "join"),
+                f"{source.join!r} is not possible; allowed: id, line{nearest(source.join, ['id', 'line'])}",
+            )
+        elif source.format != "moses" and source.join == "id" and source.id is None:
+            yield (*key, "id"), "must name the column that joins the files, or say `join: line`"
+    if source.format == "pivot":
+        yield from pivot_problems(key, source, others)
+    if source.translation is not None:
+        read = {name: languages(o, others) for name, o in others.items() if o.format not in ("pivot", "translate")}
+        yield from translation_problems((*key, "translation"), source.translation, read)
+
+
+def pivot_problems(key: Key, source: Source, others: dict[str, Source]) -> Iterator[Problem]:
+    """Whether a pivot's two sources exist and share what joins them."""
+    names = [name for name, other in others.items() if other.format != "pivot"]
+    for side in ("left", "right"):
+        name = getattr(source, side)
+        if name not in names:
+            why = "is a pivot itself" if name in others else "is not a training source"
+            yield (*key, side), f"{name!r} {why}; allowed: {', '.join(names) or 'none'}{nearest(name, names)}"
+            return
+    if source.left == source.right:
+        yield (*key, "right"), f"{source.right!r} is also the left source; name another"
+        return
+    left, right = (languages(others[name], others) for name in (source.left or "", source.right or ""))
+    if source.join == "id":
+        for side in ("left", "right"):
+            if others[getattr(source, side)].id is None:
+                yield (
+                    (*key, side),
+                    f"source {getattr(source, side)!r} has no `id` column; name it there, or join on a language",
+                )
+    elif source.join not in set(left) & set(right):
+        shared = [language for language in left if language in right]
+        yield (
+            (*key, "join"),
+            f"{source.join!r} is not in both; allowed: id{''.join(f', {s}' for s in shared)}"
+            f"{nearest(source.join, ['id', *shared])}",
+        )
