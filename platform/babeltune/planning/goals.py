@@ -11,10 +11,8 @@ from babeltune.planning.languages import languages, source_pairs, task_languages
 from babeltune.planning.parameters import check_point, same
 from babeltune.planning.portfolio import portfolio_points, portfolios
 from babeltune.schema.bounds import Problem
-<<<<<<< HEAD
-from babeltune.schema.records import HELDOUT, Data, Objective, Sweep, Task
-=======
 from babeltune.schema.records import (
+    HELDOUT,
     Bitext,
     Clustering,
     Data,
@@ -27,7 +25,6 @@ from babeltune.schema.records import (
     Task,
     Transfer,
 )
->>>>>>> 60eaa3ba (Tasks are a tagged union of frozen records)
 
 
 def whole_name(data: Data, metric: str) -> str:
