@@ -63,3 +63,17 @@ def test_the_command_writes_the_schema_into_a_file(tmp_path):
     done = CliRunner().invoke(app, ["schema", "sweep", "--out", str(tmp_path / "s.json")])
     assert done.exit_code == 0
     assert json.loads((tmp_path / "s.json").read_text(encoding="utf-8")) == json_schema("sweep")
+
+
+@pytest.mark.parametrize(
+    ("section", "value", "fits"),
+    [
+        ("sampler", {"kind": "nsga2", "population": 4}, True),
+        ("sampler", {"kind": "tpe", "population": 4}, False),
+        ("student", {"kind": "static", "ngrams": 500}, True),
+        ("student", {"kind": "static", "layers": 3}, False),
+    ],
+)
+def test_the_schema_knows_which_keys_a_kind_has(section, value, fits):
+    values = read_document(ROOT / "search_spaces/static.yaml").values
+    assert (faults(values | {section: value}, "sweep") == []) is fits
