@@ -12,7 +12,6 @@ from torch.nn.functional import normalize
 from babeltune import testing
 from babeltune.method import available, load_method, make_config
 from babeltune.method.distributed import ProcessGroup
-from babeltune.schema.records import Transformer
 from babeltune.testing import DIM, VOCABULARY, WIDTH, Case, Rounded, Student, example_batch
 from toy_methods import TwoViews, combined_beside
 
@@ -289,7 +288,7 @@ def test_every_contrastive_method_reports_repeats_negatives_and_the_mean_cosine(
     if needs.hard_negatives:  # row 0 found none: most candidates are its repeats
         batch = dataclasses.replace(batch, negatives_mask=torch.tensor([[0, 0], [1, 0], *[[1, 1]] * 5]).bool())
     kept = kept_negatives(name, method.config, batch, copy.deepcopy(getattr(method, "queue", None)))
-    student = Transformer()
+    student = Student()
     found = method.loss(student, batch, ProcessGroup()).diagnostics
     assert found["duplicates"].item() == pytest.approx(duplicates)
     assert found["negatives_least"].item() == min(map(sum, kept))

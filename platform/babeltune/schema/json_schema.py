@@ -14,7 +14,7 @@ from typing import Literal, TypedDict, cast
 
 from pydantic import TypeAdapter
 
-from babeltune.schema.base import records_in
+from babeltune.schema.base import Strict, records_in
 from babeltune.schema.cluster import Cluster
 from babeltune.schema.records import Sweep
 
@@ -85,8 +85,10 @@ def records_of(record: type, found: dict[str, type] | None = None) -> dict[str, 
 
 def field_notes(record: type) -> dict[str, str]:
     """The docstrings that stand under a dataclass's fields."""
-    classes = [each for each in reversed(record.__mro__) if dataclasses.is_dataclass(each)]
-    source = "".join(textwrap.dedent(inspect.getsource(each)) for each in classes)
+    shared = [
+        each for each in reversed(record.__mro__[1:]) if issubclass(each, Strict) and dataclasses.is_dataclass(each)
+    ]
+    source = "".join(textwrap.dedent(inspect.getsource(each)) for each in [*shared, record])
     found = re.findall(
         r'^    (\w+):[^\n]*\n(?:(?: {8}|    \])[^\n]*\n)*    """(.*?)"""', source, flags=re.MULTILINE | re.DOTALL
     )
