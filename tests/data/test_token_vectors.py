@@ -104,7 +104,10 @@ def test_the_file_is_made_once_and_is_among_the_stores_that_trials_need(begun):
 @pytest.mark.parametrize(
     ("student", "words"),
     [
-        ("{token_vectors: teacher, width: 32, heads: 2}", "'teacher' is for kind 'static', and this one is 'transformer'"),
+        (
+            "{token_vectors: teacher, width: 32, heads: 2}",
+            "'teacher' is for kind 'static', and this one is 'transformer'",
+        ),
         ("{kind: static, width: 32, token_vectors: teacher}", "student.projection is null; set it to teacher"),
         ("{kind: static, token_vectors: teachers}", "token_vectors"),
     ],
