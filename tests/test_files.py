@@ -14,6 +14,7 @@ from babeltune.errors import StorageError
 from babeltune.files import (
     append_line,
     draft_of,
+    file_lock,
     in_turn,
     locked,
     make_folders,
@@ -38,6 +39,25 @@ def test_a_file_that_another_process_never_gives_back_is_an_error(tmp_path, monk
     with locked(path):
         append_line(path, b"{}")
     assert path.read_bytes() == b"{}\n"
+
+
+@pytest.mark.parametrize("code", files.LOCKLESS)
+def test_a_file_system_without_locks_refuses_no_command(tmp_path, monkeypatch, code):
+    monkeypatch.setattr("fcntl.flock", lambda *_: (_ for _ in ()).throw(OSError(code, os.strerror(code))))
+    with locked(tmp_path / "audit.jsonl"), in_turn(tmp_path / "lock", "waits"):
+        append_line(tmp_path / "audit.jsonl", b"{}")
+    assert (tmp_path / "audit.jsonl").read_bytes() == b"{}\n"
+
+
+def test_a_lock_file_that_is_removed_keeps_the_next_process_out(tmp_path):
+    path = tmp_path / "lock"
+    with file_lock(path) as first, file_lock(path, 0.0) as second:
+        assert (first, second) == (True, False)
+        path.unlink()
+        with file_lock(path, 0.0) as another, file_lock(path, 0.0) as later:
+            assert (another, later) == (True, False)
+    with file_lock(path, 0.0) as alone:
+        assert alone
 
 
 def test_who_waits_for_a_turn_says_for_whom(tmp_path, caplog):

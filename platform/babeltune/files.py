@@ -37,6 +37,8 @@ LOCK_TIMEOUT_S = 60.0
 """Seconds within which another process must have changed a file that it has locked. It takes milliseconds."""
 DRAFT = re.compile(r"\..+\.([0-9a-f]{12}-[0-9]+-[0-9]+)-[0-9a-f]{8}", re.DOTALL)
 """The name of a draft (`draft_of`), with the process that writes it."""
+LOCKLESS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
+"""What a file system answers that has no locks, such as a Lustre that is mounted without them."""
 AT_CURRENT_FOLDER, EXCHANGE = -100, 2
 """Constants of `renameat2` in Linux."""
 
@@ -191,7 +193,8 @@ def file_lock(path: Path, timeout_s: float = math.inf) -> Iterator[bool]:
         yield handle is not None
     finally:
         if handle is not None:
-            fcntl.flock(handle, fcntl.LOCK_UN)  # a child that was forked meanwhile has the handle, too
+            with suppress(OSError):
+                fcntl.flock(handle, fcntl.LOCK_UN)  # a child that was forked meanwhile has the handle, too
             os.close(handle)
 
 
@@ -203,6 +206,10 @@ def _flocked(path: Path) -> int | None:
         alone = os.fstat(handle).st_nlink > 0  # a file that was removed meanwhile keeps nobody out
     except BlockingIOError:
         pass
+    except OSError as error:
+        alone = error.errno in LOCKLESS  # a sweep's lease keeps other drivers out there, too
+        if not alone:
+            raise
     finally:
         if not alone:
             os.close(handle)

@@ -8,7 +8,6 @@ token. The holder gives up earlier than that. Each write compares the token, so 
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Protocol
 
 from babeltune.errors import FULL, FencedError, ObjectStoreError, SweepError
-from babeltune.files import plain, write_whole
+from babeltune.files import LOCKLESS, plain, write_whole
 from babeltune.machine import this_machine
 
 OWNER = "owner.json"
@@ -39,8 +38,6 @@ RENEWAL_INTERVAL_S = 5.0
 """Seconds between two renewals of a lease."""
 LOCK_TIMEOUT_S = 30.0
 """Seconds to wait for the lease's lock, which others hold while they write."""
-LOCKLESS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
-"""What a system says of a file system without locks."""
 
 
 class DrivenError(SweepError):
