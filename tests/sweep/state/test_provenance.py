@@ -217,5 +217,5 @@ def test_all_that_trains_decides_results_and_what_shows_or_mines_does_not():
     assert not packages & {f"babeltune.{name}" for name in ("apps", "cli", "promotion", "remote", "sweep_report")}
     folders = ("data", "evaluation", "method", "models", "training", "sweep/search", "sweep/workers")
     files = {path for name in folders for path in (reached["babeltune"].parent / name).glob("*.py")}
-    alone = {"finetuning.py", "importance.py"}  # of a promoted model, and of a report
+    alone = {"finetuning.py", "importance.py", "distinct_rows.py"}  # of a promoted model, of a report, and of `plan`
     assert {path.name for path in files - set(reached.values())} == alone

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, cast
 
 from babeltune.errors import BabeltuneError, SweepError
 from babeltune.files import aside, plain, write_json
-from babeltune.schema.mending import adapter_of
 from babeltune.sweep.state.log import log_of
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ NEEDED_KEYS = {"rates.json": "rates", "trial.json": "params", "state.json": "sta
 def read_json(path: Path) -> JsonObject:
     """The JSON object in the file. Raises `SweepError` that names a file that was altered or cut off."""
     try:
-        values = adapter_of(object).validate_json(path.read_bytes())
+        values = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(values, dict):
             raise ValueError("it holds no JSON object")
         if (key := NEEDED_KEYS.get(path.name)) is not None and key not in values:
