@@ -26,7 +26,7 @@ from babeltune.schema.records import Report, Sweep
 from babeltune.sweep.state.examples import EXAMPLES, Examples, ExampleSentence, LanguageAlignment, Similarities
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.ledger import Ledger
-from babeltune.sweep.state.log import LEDGER, reported
+from babeltune.sweep.state.log import LEDGER
 from babeltune.sweep.state.messages import TrialEnd
 from babeltune.sweep_report.live import POLL_INTERVAL_S, LivePage
 from benchmarks.__main__ import commit
@@ -90,7 +90,7 @@ def write_sweep(storage: Path, sweep: Sweep, trials: int) -> SweepFolder:
         ledger.add("start", number)
         for index in range(1, REPORTS + 1):
             report = report_of(number, index)
-            ledger.add("report", number, index=index, values=[report.metrics[AIM]], **reported(report))
+            ledger.add_report(number, report, [report.metrics[AIM]])
         ledger.add_end(number, "COMPLETE", [1.0], TrialEnd("finished"), step=10 * REPORTS, steps=10 * REPORTS)
     folder.set_state("finished")
     return folder
@@ -118,7 +118,7 @@ def share_of_a_viewer(folder: SweepFolder) -> float:
     ledger.add("propose", TRIALS, params={"temperature": 0.1})
     spent = 0.0
     for index in range(1, LOOKS + 1):
-        ledger.add("report", TRIALS, index=index, values=[0.5], **reported(report_of(TRIALS, index)))
+        ledger.add_report(TRIALS, report_of(TRIALS, index), [0.5])
         time.sleep(POLL_INTERVAL_S)
         begun = time.process_time()
         page.snapshot()

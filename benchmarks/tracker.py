@@ -2,7 +2,7 @@
 
 Each process has a tracker of its own, as eight drivers have, and writes what a training step does, ten values at a
 time. The clock runs from the first value until the store has acknowledged the last. Once the store is a real MLflow
-server with one worker, once the sqlite database itself. Then a step's waits in `Tracker.metrics` are timed while the
+server with one worker, once the sqlite database itself. Then a step's waits for a line in the log are timed while the
 server that takes them is stopped in mid-request (it answers nobody) and while it is killed. Goals: 2,000 metrics a
 second, and no wait of more than 50 ms. `ratio` is the rate of the slower store by those 2,000."""
 
@@ -24,7 +24,7 @@ from tempfile import TemporaryDirectory
 
 from babeltune.schema.records import Point
 from babeltune.tracking.mlflow_client import open_client, serve_command
-from babeltune.tracking.tracker import Tracker
+from benchmarks.event_log import EventLog
 from benchmarks.race import Row, options, verdict
 
 PROCESSES, STEPS, VALUES = 8, 250, 10
@@ -43,9 +43,10 @@ def point(step: int) -> Point:
     return Point(step=step, time_ms=1_700_000_000_000 + step, values=values)
 
 
-def opened(uri: str, spool: Path, name: str) -> Tracker:
+def opened(uri: str, log: Path, name: str) -> EventLog:
     """A tracker whose runs are there."""
-    tracker = Tracker(uri, spool, "benchmark")
+    log.parent.mkdir()
+    tracker = EventLog(uri, log, "benchmark")
     tracker.start_sweep(name, {}, {})
     tracker.start_trial(0, {}, {})
     if not tracker.flush(START_TIMEOUT_S):
@@ -53,9 +54,9 @@ def opened(uri: str, spool: Path, name: str) -> Tracker:
     return tracker
 
 
-def write(uri: str, spool: Path, round_: int, begin: Barrier, end: Barrier) -> None:
+def write(uri: str, log: Path, round_: int, begin: Barrier, end: Barrier) -> None:
     """One of the processes."""
-    tracker = opened(uri, spool, f"{spool.stem}-{round_}")
+    tracker = opened(uri, log, f"{log.parent.name}-{round_}")
     begin.wait()
     for step in range(1, STEPS + 1):
         tracker.metrics(0, [point(step)])
@@ -72,8 +73,8 @@ def throughput(uri: str, place: Path, round_: int) -> float:
         ["babeltune.tracking.tracker", "mlflow.entities", "mlflow.store.tracking.sqlalchemy_store"]
     )
     begin, end = context.Barrier(PROCESSES + 1), context.Barrier(PROCESSES + 1)
-    spools = [place / f"spool-{round_}-{number}.jsonl" for number in range(PROCESSES)]
-    processes = [context.Process(target=write, args=(uri, spool, round_, begin, end)) for spool in spools]
+    logs = [place / f"log-{round_}-{number}" / "events.jsonl" for number in range(PROCESSES)]
+    processes = [context.Process(target=write, args=(uri, log, round_, begin, end)) for log in logs]
     for process in processes:
         process.start()
     begin.wait(START_TIMEOUT_S)
@@ -115,7 +116,7 @@ def server(place: Path) -> Iterator[tuple[str, int]]:
             process.wait()
 
 
-def waits(tracker: Tracker, seconds: float, first: int) -> list[float]:
+def waits(tracker: EventLog, seconds: float, first: int) -> list[float]:
     """Seconds that each step waited in `metrics`, for so long."""
     found: list[float] = []
     deadline = time.monotonic() + seconds
@@ -130,7 +131,7 @@ def waits(tracker: Tracker, seconds: float, first: int) -> list[float]:
 def dead_server(place: Path) -> list[float]:
     """The waits of the steps while a server is stopped in mid-request, and then dead."""
     with server(place) as (uri, group):
-        tracker = opened(uri, place / "spool.jsonl", "dead")
+        tracker = opened(uri, place / "dead" / "events.jsonl", "dead")
         tracker.metrics(0, [point(step) for step in range(1, 2000)])
         os.killpg(group, signal.SIGSTOP)
         stopped = waits(tracker, DEAD, 2000)

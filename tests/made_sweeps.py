@@ -17,7 +17,7 @@ from babeltune.schema.records import Report
 from babeltune.sweep.state.folder import SweepFolder, read_of_trial
 from babeltune.sweep.state.leaderboard import steps_in
 from babeltune.sweep.state.ledger import Ledger
-from babeltune.sweep.state.log import LEDGER, log_of, reported
+from babeltune.sweep.state.log import LEDGER, log_of
 from babeltune.sweep.state.messages import ENDED, ENDS, TrialEnd
 from babeltune.training.checkpoint import PROGRESS, checkpoint_folder, save_checkpoint, write_reports
 
@@ -69,7 +69,7 @@ def log_trial(folder, number, params, reports, state=None, reason=""):
     ledger.add("start", number)
     write_reports(place, reports)
     for report in reports:
-        ledger.add("report", number, index=report.index, values=[], checkpoint=report.checkpoint, **reported(report))
+        ledger.add_report(number, report, [])
     if state is None:
         return
     kinds = {"failed": "refused", "pruned": "pruned", "stopped": "stopped"}

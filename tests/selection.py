@@ -19,8 +19,8 @@ FAST = "fast"
 STARTERS = frozenset(
     {
         *("subprocess", "Popen", "multiprocessing", "check_ranks", "bucket_servers", "several_nodes", "leftovers"),
-        *("ray", "local_ray", "WorkerPool", "connected", "submit", "main", "mlflow", "Tracker", "FreshScorer"),
-        "open_client",
+        *("ray", "local_ray", "WorkerPool", "connected", "submit", "main", "mlflow", "EventLog", "FreshScorer"),
+        *("open_client", "track"),
         *("sentence_transformers", "datasets", "mteb"),
     }
 )

@@ -451,15 +451,15 @@ def test_the_stock_trial_makes_the_same_step(tiny, tmp_path):
 
 
 def test_a_steps_waits_are_timed_and_what_it_wrote_stays_while_nothing_answers(tmp_path):
-    from babeltune.tracking.tracker import Tracker
     from benchmarks import tracker
+    from benchmarks.event_log import EventLog
 
-    writing = Tracker("http://127.0.0.1:9", tmp_path / "spool.jsonl", "benchmark")
+    writing = EventLog("http://127.0.0.1:9", tmp_path / "events.jsonl", "benchmark")
     waits = tracker.waits(writing, 0.1, 1)
     assert waits
     assert min(waits) > 0
     writing.close(0)
-    assert len((tmp_path / "spool.jsonl").read_text().splitlines()) == len(waits)
+    assert len((tmp_path / "events.jsonl").read_text().splitlines()) == len(waits)
     assert len(tracker.point(3).values) == tracker.VALUES
 
 

@@ -8,6 +8,7 @@ import errno
 import fcntl
 import glob
 import hashlib
+import itertools
 import json
 import logging
 import math
@@ -39,6 +40,8 @@ DRAFT = re.compile(r"\..+\.([0-9a-f]{12}-[0-9]+-[0-9]+)-[0-9a-f]{8}", re.DOTALL)
 """The name of a draft (`draft_of`), with the process that writes it."""
 LOCKLESS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 """What a file system answers that has no locks, such as a Lustre that is mounted without them."""
+SEAM = 256
+"""Bytes before a reader's offset that are compared before it reads what follows."""
 AT_CURRENT_FOLDER, EXCHANGE = -100, 2
 """Constants of `renameat2` in Linux."""
 
@@ -259,6 +262,31 @@ def append_line(path: Path, line: bytes) -> None:
         except OSError:
             os.truncate(path, size)
             raise
+
+
+@dataclasses.dataclass(frozen=True)
+class LineCursor:
+    """How far a reader is in a file of lines that others append to."""
+
+    offset: int = 0
+    seam: bytes = b""
+    """The last bytes before the offset."""
+
+    def fits(self, path: Path) -> bool:
+        """Whether the file still has what was read of it. It was made anew or cut off if it has not."""
+        with path.open("rb") as file:
+            file.seek(self.offset - len(self.seam))
+            return file.read(len(self.seam)) == self.seam
+
+    def lines(self, path: Path) -> Iterator[bytes]:
+        """The whole lines from here on. One that is still being written, or was cut off, is none."""
+        with path.open("rb") as file:
+            file.seek(self.offset)
+            yield from itertools.takewhile(lambda line: line.endswith(b"\n"), file)
+
+    def after(self, line: bytes) -> LineCursor:
+        """The place behind this line, which is the next one."""
+        return LineCursor(self.offset + len(line), line[-SEAM:])
 
 
 def as_new_files(folder: Path) -> None:

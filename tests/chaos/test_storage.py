@@ -106,10 +106,10 @@ def test_a_store_that_is_cut_off_while_trials_read_it_stops_the_sweep_and_fails_
     note(arena, "teacher store truncated in mid-run, then resume", seconds=arena.recovered(began), most=20)
 
 
-def test_a_spool_that_was_cut_off_is_sent_again(interrupted, note):
+def test_mlflow_gets_each_number_once_if_nobody_knows_any_more_what_it_has(interrupted, note):
     arena = interrupted
-    truncate(arena.folder.path / "spool.jsonl")
+    truncate(arena.folder.path / "mlflow.json")
     arena.submit()
     arena.check()
     assert arena.repeated() == 0
-    note(arena, "spool truncated, then resume")
+    note(arena, "mlflow.json truncated, then resume")

@@ -7,9 +7,9 @@ import pytest
 from babeltune.cli.words import settings_words, sparkline
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.sweep.state.trial_page import trial_page
-from babeltune.tracking.spool import sent_run
-from babeltune.tracking.tracker import Tracker
+from babeltune.tracking.sent_runs import sent_runs
 from babeltune.training.checkpoint import checkpoint_folder
+from benchmarks.event_log import EventLog
 from made_sweeps import add_trial, make_sweep, whole_sweep
 from waiting import PATIENCE_S
 
@@ -102,12 +102,11 @@ def test_a_saved_trial_has_its_checkpoint_and_its_run_once_mlflow_took_it(
     assert code == 0
     assert str(checkpoint_folder(saved.trial(1), 1)) in out.replace("\n", "")
     assert "MLflow" not in out
-    tracker = Tracker(f"sqlite:///{storage}/mlflow.db", saved.path / "spool.jsonl", "saved")
+    tracker = EventLog(f"sqlite:///{storage}/mlflow.db", saved.path / "events.jsonl", "saved")
     tracker.start_sweep(saved.id, {}, {})
     tracker.start_trial(1, {}, {})
     assert tracker.close(PATIENCE_S)
-    run = sent_run(saved.path / "spool.jsonl", "1")
-    assert run is not None
+    run = sent_runs(saved.path)["1"]
     assert run.experiment
     assert f"run {run.id}; `babeltune ui {saved.id}` serves it" in command("status", "saved/t0001")[1]
 

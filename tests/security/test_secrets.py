@@ -25,6 +25,7 @@ from babeltune.schema.records import Point
 from babeltune.sweep.state.leaderboard import leaderboard
 from babeltune.tracking import tracker as track
 from babeltune.tracking.mlflow_client import open_client, serve_command
+from benchmarks.event_log import EventLog
 from ports import free_port
 from waiting import PATIENCE_S, wait_for_server, wait_until
 
@@ -132,7 +133,7 @@ def test_the_tracker_writes_through_the_auth_app(server, tmp_path, monkeypatch):
     for name, value in USER.items():
         monkeypatch.setenv(name, value)
     with arguments_watched() as seen:
-        tracker = track.Tracker(uri, tmp_path / "spool.jsonl", "babeltune")
+        tracker = EventLog(uri, tmp_path / "events.jsonl", "babeltune")
         numbers(tracker)
         assert tracker.close(120), tracker.trouble
     assert tracker.refused == 0
@@ -157,7 +158,7 @@ def test_a_wrong_password_and_none_are_one_clear_line_and_lose_nothing(server, t
         monkeypatch.delenv(name, raising=False)
         if wrong:
             monkeypatch.setenv(name, "admin" if value == "admin" else wrong)
-    tracker = track.Tracker(uri, tmp_path / "spool.jsonl", "babeltune")
+    tracker = EventLog(uri, tmp_path / "events.jsonl", "babeltune")
     numbers(tracker)
     wait_until(lambda: tracker.trouble)
     assert not tracker.flush(0)
@@ -171,7 +172,7 @@ def test_a_wrong_password_and_none_are_one_clear_line_and_lose_nothing(server, t
     assert tracker.waiting() > 0
     for name, value in USER.items():
         monkeypatch.setenv(name, value)
-    again = track.Tracker(uri, tmp_path / "spool.jsonl", "babeltune")
+    again = EventLog(uri, tmp_path / "events.jsonl", "babeltune")
     assert again.close(120), again.trouble
 
 

@@ -14,8 +14,8 @@ from babeltune.sweep.state.leaderboard import winner
 from babeltune.tracking import registry
 from babeltune.tracking.checkpoint_models import CheckpointModel
 from babeltune.tracking.mlflow_client import open_client, serve_command
-from babeltune.tracking.tracker import Tracker
 from babeltune.tracking.view import trials_page
+from benchmarks.event_log import EventLog
 from ports import free_port
 from registering import register
 from screens import kept, page_of
@@ -52,7 +52,7 @@ def logged(tmp_path_factory):
     """The store, its folder and the experiment's sweep: four trials, the best is `t0001`, and its model."""
     folder = tmp_path_factory.mktemp("pages")
     store = f"sqlite:///{folder}/mlflow.db"
-    tracker = Tracker(store, folder / "spool.jsonl", "quick")
+    tracker = EventLog(store, folder / "events.jsonl", "quick")
     tracker.start_sweep(
         "quick-1a2b", {"method": "soft_contrastive"}, {"state": "finished", "mlflow.note.content": "Four."}
     )

@@ -8,7 +8,7 @@ from mlflow.models import Model
 from babeltune.schema.records import Point
 from babeltune.tracking.checkpoint_models import CheckpointModel
 from babeltune.tracking.mlflow_client import open_client
-from babeltune.tracking.tracker import Tracker
+from benchmarks.event_log import EventLog
 from waiting import PATIENCE_S
 
 MODEL = CheckpointModel(
@@ -41,7 +41,7 @@ def store(empty, tmp_path):
 
 def sent(store, path, *models):
     """Sends a trial's metrics and its model; returns the tracker."""
-    tracker = Tracker(store, path, "quick")
+    tracker = EventLog(store, path, "quick")
     tracker.start_sweep("quick-1a2b", {}, {})
     tracker.start_trial(0, {}, {}, step_unit="pairs")
     tracker.metrics(0, [Point(step=8, time_ms=1008, values=MODEL.scores)], per_step=64)
@@ -58,7 +58,7 @@ def models_of(store, run):
 
 
 def test_a_checkpoint_is_a_model_with_a_signature_and_the_place_of_its_weights(store, tmp_path):
-    run = sent(store, tmp_path / "spool.jsonl", MODEL).run_id(0)
+    run = sent(store, tmp_path / "events.jsonl", MODEL).run_id(0)
     (found,) = models_of(store, run)
     assert (found.name, found.source_run_id, found.status.name) == (MODEL.name, run, "READY")
     assert found.params == {"method": "soft_contrastive", "training.learning_rate": "0.002"}
@@ -80,10 +80,10 @@ def test_a_checkpoint_is_a_model_with_a_signature_and_the_place_of_its_weights(s
 
 
 def test_a_model_that_is_sent_again_is_there_once_and_the_run_has_each_score_once(store, tmp_path):
-    path = tmp_path / "spool.jsonl"
+    path = tmp_path / "events.jsonl"
     first = sent(store, path, MODEL).run_id(0)
-    path.with_name("spool.jsonl.sent").unlink()
-    tracker = Tracker(store, path, "quick")
+    path.with_name("mlflow.json").unlink()
+    tracker = EventLog(store, path, "quick")
     assert tracker.close(PATIENCE_S)
     assert tracker.run_id(0) == first
     assert len(models_of(store, first)) == 1
@@ -95,10 +95,10 @@ def test_a_model_that_is_sent_again_is_there_once_and_the_run_has_each_score_onc
 
 
 def test_a_model_whose_upload_was_cut_off_is_finished_by_the_next_try(store, tmp_path):
-    run = sent(store, tmp_path / "first.jsonl").run_id(0)
+    run = sent(store, tmp_path / "events.jsonl").run_id(0)
     client = open_client(store)
     begun = client.create_logged_model(client.get_run(run).info.experiment_id, name=MODEL.name, source_run_id=run)
-    tracker = Tracker(store, tmp_path / "first.jsonl", "quick")
+    tracker = EventLog(store, tmp_path / "events.jsonl", "quick")
     tracker.model(0, MODEL, per_step=64)
     assert tracker.close(PATIENCE_S)
     (found,) = models_of(store, run)
@@ -107,7 +107,7 @@ def test_a_model_whose_upload_was_cut_off_is_finished_by_the_next_try(store, tmp
 
 
 def test_a_store_that_takes_no_models_loses_nothing_else(store, tmp_path, caplog):
-    tracker = sent(store, tmp_path / "spool.jsonl", replace(MODEL, scores={"dev/everyday/accuracy": "none"}))
+    tracker = sent(store, tmp_path / "events.jsonl", replace(MODEL, scores={"dev/everyday/accuracy": "none"}))
     assert tracker.refused == 1
     assert "the checkpoint of run '0'" in caplog.text
     run = open_client(store).get_run(tracker.run_id(0))

@@ -1,3 +1,4 @@
+import hashlib
 import json
 import os
 import signal
@@ -12,8 +13,10 @@ from babeltune.errors import PromotionError
 from babeltune.schema.records import Point
 from babeltune.stages import listening
 from babeltune.sweep.state import provenance
-from babeltune.tracking import mlflow_client, registry, spool
+from babeltune.tracking import mlflow_client, registry
 from babeltune.tracking import tracker as track
+from benchmarks import event_log
+from benchmarks.event_log import EventLog
 from ports import free_port
 from registering import register
 from waiting import PATIENCE_S, wait_for_server, wait_until
@@ -46,7 +49,7 @@ def store(fresh_store, tmp_path):
 @pytest.fixture
 def impatient(monkeypatch):
     monkeypatch.setattr(track, "RETRY_S", (0.05, 0.2))
-    monkeypatch.setattr(track, "LINGER_S", 0.02)
+    monkeypatch.setattr(track, "POLL_S", 0.02)
 
 
 def points(first, last, value=0.5):
@@ -63,7 +66,7 @@ def a_sweep(tracker):
 
 
 def test_a_sweep_and_its_trials_become_a_parent_run_and_child_runs(store, tmp_path, clients):
-    tracker = track.Tracker(store, tmp_path / "spool.jsonl", "babeltune")
+    tracker = EventLog(store, tmp_path / "events.jsonl", "babeltune")
     a_sweep(tracker)
     tracker.start_trial("untrained", {}, {})
     tracker.metrics(0, points(1, 6))
@@ -87,17 +90,17 @@ def test_a_sweep_and_its_trials_become_a_parent_run_and_child_runs(store, tmp_pa
     assert not (tmp_path / "mlruns").exists()
 
 
-def test_replaying_the_whole_spool_adds_no_run_and_no_number(store, tmp_path, clients):
-    path = tmp_path / "spool.jsonl"
+def test_replaying_the_whole_log_adds_no_run_and_no_number(store, tmp_path, clients):
+    path = tmp_path / "events.jsonl"
     for acknowledged in (None, b"{}", b"\xff"):
-        tracker = track.Tracker(store, path, "babeltune")
-        if not path.stat().st_size:
+        tracker = EventLog(store, path, "babeltune")
+        if not path.exists():
             a_sweep(tracker)
             tracker.metrics(0, points(1, 1500))
             tracker.end_trial(0, "FINISHED", {})
         assert tracker.flush(PATIENCE_S)
         tracker.close()
-        sent = path.with_name("spool.jsonl.sent")  # every acknowledgement is lost
+        sent = path.with_name("mlflow.json")  # every acknowledgement is lost
         sent.unlink() if acknowledged is None else sent.write_bytes(acknowledged)
     client = clients(store)
     experiment = client.get_experiment_by_name("babeltune").experiment_id
@@ -107,8 +110,8 @@ def test_replaying_the_whole_spool_adds_no_run_and_no_number(store, tmp_path, cl
 
 
 def test_a_dead_server_never_delays_the_caller_and_loses_nothing(store, tmp_path, clients, impatient):
-    path = tmp_path / "spool.jsonl"
-    tracker = track.Tracker(DEAD, path, "babeltune")
+    path = tmp_path / "events.jsonl"
+    tracker = EventLog(DEAD, path, "babeltune")
     a_sweep(tracker)
     for point in points(1, 301):
         tracker.metrics(0, [point])
@@ -117,7 +120,7 @@ def test_a_dead_server_never_delays_the_caller_and_loses_nothing(store, tmp_path
     assert "does not take events" in tracker.trouble
     assert tracker.run_id(0) is None
     tracker.close(0.1)
-    again = track.Tracker(store, path, "babeltune")  # the server is back, somewhere else
+    again = EventLog(store, path, "babeltune")  # the server is back, somewhere else
     again.metrics(0, points(301, 311))
     assert again.close(PATIENCE_S)
     assert steps(clients(store), again.run_id(0)) == list(range(1, 311))
@@ -132,19 +135,19 @@ def test_the_caller_makes_no_request_itself(tmp_path, monkeypatch):
         raise ConnectionError("the server hung")
 
     monkeypatch.setattr(track, "open_client", stuck)
-    tracker = track.Tracker(DEAD, tmp_path / "spool.jsonl", "babeltune")
+    tracker = EventLog(DEAD, tmp_path / "events.jsonl", "babeltune")
     a_sweep(tracker)
     wait_until(lambda: callers)
     for point in points(1, 2001):  # all while the sender hangs
         tracker.metrics(0, [point])
     assert callers == {"babeltune-track"}
-    assert len((tmp_path / "spool.jsonl").read_text().splitlines()) == 2002
+    assert len((tmp_path / "events.jsonl").read_text().splitlines()) == 2002
     opened.set()
     tracker.close(0)
 
 
 def test_what_the_store_refuses_does_not_hold_up_the_rest(store, tmp_path, clients, caplog):
-    tracker = track.Tracker(store, tmp_path / "spool.jsonl", "babeltune")
+    tracker = EventLog(store, tmp_path / "events.jsonl", "babeltune")
     a_sweep(tracker)
     tracker.metrics(7, points(1, 3))
     tracker.metrics(0, [Point(step=1, time_ms=1, values={"dev/a+b(c)/accuracy": 0.5, "none": None})])
@@ -157,7 +160,7 @@ def test_what_the_store_refuses_does_not_hold_up_the_rest(store, tmp_path, clien
     assert "'7' was never started" in caplog.text
     data = clients(store).get_run(tracker.run_id(0)).data
     assert data.metrics == {"dev/a_b_c_/accuracy": 0.75}
-    assert data.tags["reason"].endswith("(cut; 9000 characters, the spool has all)")
+    assert data.tags["reason"].endswith("(cut; 9000 characters, the log has all)")
     params = clients(store).get_run(tracker.run_id(1)).data.params
     assert len(params) == 251
     assert len(params["long"]) == 6000
@@ -178,7 +181,7 @@ def test_a_request_in_whose_midst_the_database_went_is_made_again(store, tmp_pat
         return log_batch(client, run, metrics, *others)
 
     monkeypatch.setattr(MlflowClient, "log_batch", break_once)
-    tracker = track.Tracker(store, tmp_path / "spool.jsonl", "babeltune")
+    tracker = EventLog(store, tmp_path / "events.jsonl", "babeltune")
     a_sweep(tracker)
     tracker.metrics(0, points(1, 4))
     assert tracker.close(PATIENCE_S)
@@ -187,14 +190,14 @@ def test_a_request_in_whose_midst_the_database_went_is_made_again(store, tmp_pat
 
 
 def test_a_resumed_trial_goes_on_in_its_run_and_says_what_changed(store, tmp_path, clients):
-    path = tmp_path / "spool.jsonl"
-    tracker = track.Tracker(store, path, "babeltune")
+    path = tmp_path / "events.jsonl"
+    tracker = EventLog(store, path, "babeltune")
     a_sweep(tracker)
     tracker.metrics(0, points(1, 4))
     tracker.end_trial(0, "KILLED", {})
     assert tracker.close(PATIENCE_S)
     first = tracker.run_id(0)
-    tracker = track.Tracker(store, path, "babeltune")
+    tracker = EventLog(store, path, "babeltune")
     assert tracker.run_id(0) == first
     tracker.start_sweep("quick-1a2b", {"seed": 1}, {})
     tracker.start_trial(0, {"temperature": 0.05}, {})
@@ -208,19 +211,19 @@ def test_a_resumed_trial_goes_on_in_its_run_and_says_what_changed(store, tmp_pat
 
 
 def test_a_store_that_lost_everything_gets_everything_again(fresh_store, tmp_path, clients, impatient):
-    path, uris = tmp_path / "spool.jsonl", []
+    path, uris = tmp_path / "events.jsonl", []
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "mlflow.db").write_bytes(fresh_store.read_bytes())
         uris.append(f"sqlite:///{tmp_path}/{name}/mlflow.db")
-    tracker = track.Tracker(uris[0], path, "babeltune")
+    tracker = EventLog(uris[0], path, "babeltune")
     a_sweep(tracker)
     tracker.metrics(0, points(1, 4))
     assert tracker.close(PATIENCE_S)
-    state = json.loads(path.with_name("spool.jsonl.sent").read_text())
-    state["store"] = spool.Spool(tmp_path / "other", f"{uris[1]}\nbabeltune")._store  # as if b were a, emptied
-    path.with_name("spool.jsonl.sent").write_text(json.dumps(state))
-    tracker = track.Tracker(uris[1], path, "babeltune")
+    state = json.loads(path.with_name("mlflow.json").read_text())
+    state["store"] = hashlib.sha256(f"{uris[1]}\nbabeltune".encode()).hexdigest()  # as if b were a, emptied
+    path.with_name("mlflow.json").write_text(json.dumps(state))
+    tracker = EventLog(uris[1], path, "babeltune")
     tracker.metrics(0, points(4, 6))
     assert tracker.flush(PATIENCE_S)
     assert tracker.flush(PATIENCE_S)
@@ -233,11 +236,11 @@ def test_a_store_that_lost_everything_gets_everything_again(fresh_store, tmp_pat
 def test_a_damaged_database_is_named_with_what_to_do_and_a_new_one_gets_everything(
     fresh_store, tmp_path, clients, impatient, damage
 ):
-    path, file = tmp_path / "spool.jsonl", tmp_path / "mlflow.db"
+    path, file = tmp_path / "events.jsonl", tmp_path / "mlflow.db"
     whole = fresh_store.read_bytes()
     file.write_bytes(b"nonsense" * 512 if damage == "all of it" else whole[:100] + b"\xff" * (len(whole) - 100))
     store = f"sqlite:///{file}"
-    tracker = track.Tracker(store, path, "babeltune")
+    tracker = EventLog(store, path, "babeltune")
     a_sweep(tracker)
     tracker.metrics(0, points(1, 4))
     wait_until(lambda: tracker.trouble)
@@ -248,8 +251,8 @@ def test_a_damaged_database_is_named_with_what_to_do_and_a_new_one_gets_everythi
         registry.champion_of(store, "quick", "champion")
     file.rename(tmp_path / "away.db")
     send = (
-        "import pathlib, sys; from babeltune.tracking.tracker import Tracker\n"
-        "tracker = Tracker(sys.argv[1], pathlib.Path(sys.argv[2]), 'babeltune')\n"
+        "import pathlib, sys; from benchmarks.event_log import EventLog\n"
+        "tracker = EventLog(sys.argv[1], pathlib.Path(sys.argv[2]), 'babeltune')\n"
         "assert tracker.close(600)\n"
         "print(tracker.run_id(0))"
     )  # by another process, as `resume` is one: this one has the damaged file open
@@ -258,35 +261,80 @@ def test_a_damaged_database_is_named_with_what_to_do_and_a_new_one_gets_everythi
 
 
 def test_a_half_written_line_is_cut_off_and_a_broken_one_skipped(store, tmp_path, clients):
-    path = tmp_path / "spool.jsonl"
-    tracker = track.Tracker(DEAD, path, "babeltune")
+    path = tmp_path / "events.jsonl"
+    tracker = EventLog(DEAD, path, "babeltune")
     a_sweep(tracker)
     tracker.close(0)
     with path.open("ab") as file:
         file.write(b'{"do": "metr\xff\n{"do": "metrics", "key": "0", "poi')
-    tracker = track.Tracker(store, path, "babeltune")
+    tracker = EventLog(store, path, "babeltune")
     tracker.metrics(0, points(1, 3))
     assert tracker.close(PATIENCE_S)
     assert tracker.refused == 1
     assert steps(clients(store), tracker.run_id(0)) == [1, 2]
 
 
-def test_disk_trouble_is_logged_and_not_raised(tmp_path, caplog):
-    tracker = track.Tracker(DEAD, tmp_path / "spool.jsonl", "babeltune")
-    tracker._spool.close()
-    tracker.metrics(0, points(1, 2))
-    assert "cannot be written" in caplog.text
-    tracker.close(0)
+def test_a_disk_that_takes_no_acknowledgement_loses_and_doubles_nothing(store, tmp_path, clients, impatient):
+    cursor = tmp_path / "mlflow.json"
+    cursor.mkdir()
+    tracker = EventLog(store, tmp_path / "events.jsonl", "babeltune")
+    a_sweep(tracker)
+    tracker.metrics(0, points(1, 4))
+    wait_until(lambda: tracker.trouble)
+    assert not tracker.flush(0)
+    cursor.rmdir()
+    assert tracker.close(PATIENCE_S)
+    assert steps(clients(store), tracker.run_id(0)) == [1, 2, 3]
+    assert json.loads(cursor.read_text())["offset"] == (tmp_path / "events.jsonl").stat().st_size
 
 
-def test_a_password_in_the_uri_is_neither_logged_nor_spooled(tmp_path, caplog, impatient):
+def test_a_log_that_was_cut_off_and_grew_again_is_sent_from_its_beginning(store, tmp_path, clients):
+    path = tmp_path / "events.jsonl"
+    tracker = EventLog(store, path, "babeltune")
+    a_sweep(tracker)
+    start = path.read_bytes()
+    tracker.metrics(0, points(1, 4))
+    assert tracker.flush(PATIENCE_S)
+    path.write_bytes(start)
+    tracker.metrics(0, points(1, 3))
+    tracker.metrics(0, points(3, 9))
+    assert tracker.close(PATIENCE_S)
+    assert steps(clients(store), tracker.run_id(0)) == list(range(1, 9))
+    path.write_bytes(start + start)
+    tracker = EventLog(store, path, "babeltune")
+    tracker.metrics(0, points(9, 10))
+    assert tracker.close(PATIENCE_S)
+    assert steps(clients(store), tracker.run_id(0)) == list(range(1, 10))
+
+
+def test_a_line_whose_files_are_on_their_way_is_sent_once_they_are_here(store, tmp_path, clients, monkeypatch):
+    here, asked = threading.Event(), threading.Event()
+
+    def events(self, line):
+        if line["do"] != "metrics" or here.is_set():
+            return [line]
+        asked.set()
+        return None
+
+    monkeypatch.setattr(event_log.Verbatim, "events", events)
+    tracker = EventLog(store, tmp_path / "events.jsonl", "babeltune")
+    a_sweep(tracker)
+    tracker.metrics(0, points(1, 4))
+    assert asked.wait(PATIENCE_S)
+    assert not tracker.flush(0)
+    here.set()
+    assert tracker.close(PATIENCE_S)
+    assert (steps(clients(store), tracker.run_id(0)), tracker.refused) == ([1, 2, 3], 0)
+
+
+def test_a_password_in_the_uri_is_neither_logged_nor_kept(tmp_path, caplog, impatient):
     uri = "http://anna:secret@127.0.0.1:9"
-    tracker = track.Tracker(uri, tmp_path / "spool.jsonl", "babeltune")
+    tracker = EventLog(uri, tmp_path / "events.jsonl", "babeltune")
     a_sweep(tracker)
     wait_until(lambda: tracker.trouble)
     tracker.close(0)
     assert "127.0.0.1:9 does not take events" in tracker.trouble
-    assert "secret" not in tracker.trouble + caplog.text + "".join(p.read_text() for p in tmp_path.glob("spool*"))
+    assert "secret" not in tracker.trouble + caplog.text + "".join(p.read_text() for p in tmp_path.glob("*.json*"))
 
 
 # A real server, killed in the middle.
@@ -326,7 +374,7 @@ def server(fresh_store, tmp_path):
 
 
 def test_killing_the_server_loses_nothing_and_doubles_nothing(server, tmp_path, clients, impatient):
-    tracker = track.Tracker(server.uri, tmp_path / "spool.jsonl", "babeltune")
+    tracker = EventLog(server.uri, tmp_path / "events.jsonl", "babeltune")
     a_sweep(tracker)  # before the server is up
     server.wait()
     assert tracker.flush(PATIENCE_S)
@@ -342,8 +390,8 @@ def test_killing_the_server_loses_nothing_and_doubles_nothing(server, tmp_path, 
 
     training = threading.Thread(target=train)
     training.start()
-    offset = tracker._spool.offset
-    wait_until(lambda: tracker._spool.offset > offset)  # numbers have begun to arrive
+    offset = tracker._cursor.offset
+    wait_until(lambda: tracker._cursor.offset > offset)  # numbers have begun to arrive
     server.kill()
     written = len(sent)
     wait_until(lambda: tracker.trouble and len(sent) >= written + 50)  # training goes on without a server
@@ -372,7 +420,7 @@ def test_killing_the_server_loses_nothing_and_doubles_nothing(server, tmp_path, 
 
 
 def test_the_registry_moves_an_alias_and_knows_the_same_files_again(store, tmp_path):
-    tracker = track.Tracker(store, tmp_path / "spool.jsonl", "babeltune")
+    tracker = EventLog(store, tmp_path / "events.jsonl", "babeltune")
     a_sweep(tracker)
     assert tracker.close(PATIENCE_S)
     run = tracker.run_id(0)
@@ -416,9 +464,9 @@ def test_importing_the_tracker_does_not_import_mlflow():
 
 
 def test_a_run_counts_steps_in_its_unit_and_is_gone_on_with(store, tmp_path, clients):
-    path = tmp_path / "spool.jsonl"
+    path = tmp_path / "events.jsonl"
     for first in (1, 3):
-        tracker = track.Tracker(store, path, "babeltune")
+        tracker = EventLog(store, path, "babeltune")
         tracker.start_sweep("quick-1a2b", {"seed": 0}, {})
         tracker.start_trial(0, {"temperature": 0.05}, {}, step_unit="pairs")
         tracker.metrics(0, points(first, first + 2), per_step=64)
@@ -432,15 +480,15 @@ def test_a_run_counts_steps_in_its_unit_and_is_gone_on_with(store, tmp_path, cli
 
 def test_a_description_leads_to_the_runs_that_it_names(store, tmp_path, clients, impatient):
     """Its words were written while MLflow was away, and nobody knew the ids of the runs."""
-    path, link = tmp_path / "spool.jsonl", mlflow_client.link_to_run
-    tracker = track.Tracker(DEAD, path, "babeltune")
+    path, link = tmp_path / "events.jsonl", mlflow_client.link_to_run
+    tracker = EventLog(DEAD, path, "babeltune")
     a_sweep(tracker)
     tracker.start_trial("a (model)", {}, {})
     names = ("t0000", "a (model)", "t0009")
     note = " ".join([*(link(name, name) for name in names), link("report", artifact="report.html")])
     tracker.tags(None, {"mlflow.note.content": note})
     tracker.close(0)
-    tracker = track.Tracker(store, path, "babeltune")
+    tracker = EventLog(store, path, "babeltune")
     assert tracker.close(PATIENCE_S)
     client = clients(store)
     parent, trial, model = (client.get_run(tracker.run_id(key)).info for key in (None, 0, "a (model)"))
@@ -451,12 +499,21 @@ def test_a_description_leads_to_the_runs_that_it_names(store, tmp_path, clients,
     )
 
 
-def test_a_file_that_the_store_refuses_holds_up_no_number(store, tmp_path, clients):
-    tracker = track.Tracker(store, tmp_path / "spool.jsonl", "babeltune")
+def test_a_file_that_the_store_refuses_holds_up_no_number(store, tmp_path, clients, monkeypatch):
+    from mlflow import MlflowClient
+
+    log_artifact = MlflowClient.log_artifact
+
+    def refuse_one(client, run, path):
+        if path.endswith("refused.txt"):
+            raise PermissionError(path)
+        log_artifact(client, run, path)
+
+    monkeypatch.setattr(MlflowClient, "log_artifact", refuse_one)
+    tracker = EventLog(store, tmp_path / "events.jsonl", "babeltune")
     a_sweep(tracker)
-    (tmp_path / "there.txt").write_text("x")
-    tracker.artifact(0, tmp_path / "gone.txt")
-    tracker.artifact(0, tmp_path / "there.txt")
+    tracker.artifact(0, "refused.txt", b"x")
+    tracker.artifact(0, "there.txt", b"x")
     tracker.metrics(0, points(1, 3))
     assert tracker.close(PATIENCE_S)
     assert tracker.refused == 1
@@ -478,7 +535,7 @@ def test_the_end_of_a_sweep_says_how_much_mlflow_still_has_to_take(store, tmp_pa
             some_taken.set()
 
     monkeypatch.setattr(track._Sender, "_end", held)
-    tracker = track.Tracker(store, tmp_path / "spool.jsonl", "quick")
+    tracker = EventLog(store, tmp_path / "events.jsonl", "quick")
     a_sweep(tracker)
     tracker.end_trial(0, "FINISHED", {})
     with listening(see):

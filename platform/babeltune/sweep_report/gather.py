@@ -30,7 +30,7 @@ from babeltune.sweep.state.leaderboard import Row, front, goal_of, leading, winn
 from babeltune.sweep.state.log import LoggedTrial, log_of
 from babeltune.sweep.state.progress import standing, state_of
 from babeltune.sweep.state.provenance import accepted_lines
-from babeltune.sweep.state.rebuild import digests_in, spooled_tags
+from babeltune.sweep.state.rebuild import sealed_digests, submitted
 from babeltune.sweep_report.ranges import values_at_ends
 from babeltune.sweep_report.record import (
     MOST_ROWS,
@@ -247,7 +247,8 @@ def _wall_seconds(log: str) -> float | None:
 
 
 def _provenance(sweep: Sweep, folder: SweepFolder, best: Row) -> Provenance:
-    facts, tags = folder.read("facts.json") or {}, spooled_tags(folder)
+    facts, submission = folder.read("facts.json") or {}, submitted(folder)
+    tags: Mapping[str, str] = {} if submission is None else submission["environment"]
     code = facts.get("code", {})
     facts_shown = {"commit": tags.get("git.commit"), "data": facts.get("data")}
     facts_shown |= (
@@ -255,7 +256,7 @@ def _provenance(sweep: Sweep, folder: SweepFolder, best: Row) -> Provenance:
     )
     versions = {key.removeprefix("version."): tags[key] for key in sorted(tags) if key.startswith("version.")}
     machine = {key: tags[key] for key in ("python", "platform", "cpus") if key in tags}
-    digests = dict(sorted(digests_in(tags).items()))
+    digests = dict(sorted(sealed_digests(folder).items()))
     return Provenance(
         spec=spec_yaml(sweep),
         file=f"{sweep.name}.yaml",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,10 +59,6 @@ class CheckpointModel:
     scores: Mapping[str, float] = field(default_factory=dict)
     digests: Mapping[str, str] = field(default_factory=dict)
     """The digest of each data set, such as `dev/everyday`, that a score's name begins with."""
-
-    def as_json(self) -> dict[str, Any]:
-        """The record as a line of the spool has it."""
-        return asdict(self)
 
 
 def log_checkpoint(client: MlflowClient, experiment: str, run: str, model: CheckpointModel) -> None:

@@ -191,7 +191,7 @@ def inputs_of(inputs: Sequence[Mapping[str, str]]) -> list[Any]:
 
 
 def metrics_of(points: Sequence[Any], per_step: float = 1.0) -> list[Any]:
-    """The entities of MLflow for a spool's points; a step counts for `per_step` in the run's unit."""
+    """The entities of MLflow for an event's points; a step counts for `per_step` in the run's unit."""
     from mlflow.entities import Metric
 
     return [
@@ -213,14 +213,14 @@ def flattened(params: Mapping[str, object], prefix: str = "") -> dict[str, str]:
 
 
 def text_of(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, default=str)
+    return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
 
 
 def cut(text: str, limit: int) -> str:
     """The text within the limit, saying what was cut."""
     if len(text) <= limit:
         return text
-    note = f" … (cut; {len(text)} characters, the spool has all)"
+    note = f" … (cut; {len(text)} characters, the log has all)"
     return text[: limit - len(note)] + note
 
 

@@ -1,30 +1,33 @@
 """The tracker: a sweep becomes a parent run of MLflow, its trials child runs.
 
-The training side must neither wait for a server nor lose a number to it. So every event first becomes a line of a local
-file, the *spool*. A background thread reads on from the last acknowledged line and sends what it finds, in batches. A
-dead server means that the spool grows and the thread tries again; opening a spool again replays what was not
-acknowledged. Memory stays bounded because the file is the queue.
+The training side must neither wait for a server nor lose a number to it. So nothing is written for MLflow: the tracker
+reads the sweep's log, from the last line that the store has acknowledged. Its thread sends what a `LogReader` makes of
+the lines, in batches. With a dead server it tries again, and what the server lacks is still in the log. Memory stays
+bounded because the log is the queue.
 
-Nothing arrives twice, although an acknowledgement can get lost: steps and timestamps are the caller's, and MLflow's SQL
-stores key a metric by (run, name, time, step, value). So a batch that is sent again adds nothing. Runs are looked up by
-their tags before they are made. (MLflow's retired file store has no such key; MLflow 3 refuses it by default.)"""
+Nothing arrives twice, although an acknowledgement can get lost: a reader makes the same of the same lines, and MLflow's
+SQL stores key a metric by (run, name, time, step, value). So a batch that is sent again adds nothing. Runs are looked
+up by their tags before they are made. (MLflow's retired file store has no such key; MLflow 3 refuses it by default.)"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import random
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Protocol
 
+from babeltune.files import LineCursor, draft_folder, write_whole
 from babeltune.redaction import without_password
-from babeltune.schema.records import Point
 from babeltune.stages import WRITING, tell
 from babeltune.tracking.checkpoint_models import CheckpointModel, log_checkpoint
+from babeltune.tracking.events import PARENT, STATUSES, Event, Key, key_of
 from babeltune.tracking.mlflow_client import (
     ENTRIES_PER_BATCH,
     METRICS_PER_BATCH,
@@ -34,7 +37,6 @@ from babeltune.tracking.mlflow_client import (
     SWEEP,
     TAG_CHARACTERS,
     TRIAL,
-    DataInput,
     cut,
     experiment_id,
     first_line,
@@ -44,29 +46,22 @@ from babeltune.tracking.mlflow_client import (
     metrics_of,
     name_of,
     open_client,
-    quotable,
     run_of_trial,
     slices,
     text_of,
     trial_name,
     why,
 )
-from babeltune.tracking.spool import Spool
+from babeltune.tracking.sent_runs import CURSOR
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
-Key = int | str
-"""A trial's number, or the name of a run that is not a trial: `untrained`, `teacher`, `promotion`."""
-Status = Literal["FINISHED", "FAILED", "KILLED"]
-STATUSES: tuple[Status, ...] = get_args(Status)
+    from babeltune.files import JsonObject
 
-PARENT = ""
-"""The key of the sweep's own run."""
-
-LINGER_S = 0.2
-"""Seconds that the sender lets events gather before it sends them."""
+POLL_S = 0.2
+"""Seconds between two looks for new lines of the log."""
 RETRY_S = (0.5, 30.0)
 """Seconds of the first and the longest wait after a failure. The wait doubles in between, and each is drawn from its
 upper half (`jittered`)."""
@@ -74,8 +69,8 @@ _chance = random.Random()
 """Apart from Python's own, on which nothing else may depend."""
 TELL_EVERY_S = 1.0
 """Seconds between two words about how much MLflow has taken, while somebody waits for it."""
-READ_BYTES = 1 << 20
-"""Bytes of the spool that are sent in one piece before they are acknowledged."""
+BATCH_BYTES, BATCH_VALUES = 1 << 20, 20_000
+"""Bytes of lines, and values of metrics, after which a batch takes no more lines before it is acknowledged."""
 _UNCLEAR = "BAD_REQUEST"
 """MLflow's error code for a bad request, also if its database went away during the request."""
 _AGAIN_S = (0.5, 1.0, 2.0)
@@ -84,146 +79,117 @@ _REFUSALS = frozenset({"INVALID_PARAMETER_VALUE", _UNCLEAR, "MALFORMED_REQUEST",
 _log = logging.getLogger(__name__)
 
 
-@dataclass
-class SpooledRun:
-    """The events of one run in a spool."""
+class LogReader(Protocol):
+    """What makes events of the lines of one log. It sees all of them in order."""
 
-    steps: set[int] = field(default_factory=set)
-    """Steps that have points."""
-    ended: bool = False
+    def follow(self, line: JsonObject) -> None:
+        """Takes the next line into account, also one that the store has already."""
+
+    def events(self, line: JsonObject) -> Sequence[Event] | None:
+        """What the store gets for the line that was followed last. None if a file that it needs is still on its way:
+        the line is tried again later.
+
+        Raises `OSError` for what is worth another try. Any other exception refuses the line.
+        """
+
+
+@dataclass
+class _Batch:
+    """Events of some lines, which are sent and acknowledged together."""
+
+    end: LineCursor
+    events: list[tuple[int, Event]] = field(default_factory=list)
+    """Each with the offset at which its line ends."""
+    refused: int = 0
 
 
 class Tracker:
-    """Writes one sweep to MLflow without ever waiting for it. One process at a time writes a spool.
+    """Writes one sweep to MLflow without ever being waited for. One process at a time follows a log.
 
-    `uri` is MLflow's tracking URI, `spool` the file to append to (its folder is made), `experiment` the experiment's
-    name. Only `flush` and `close` wait for the store, and nothing raises because of it: what is wrong now is
-    in `trouble`; what the store refused for good is counted in `refused`, logged, and still in the spool.
+    `uri` is MLflow's tracking URI, `log` the file of lines (it may not be there yet), `experiment` the experiment's
+    name; `reader` makes what reads the log from its beginning. Only `flush` and `close` wait for the store, and nothing
+    raises because of it: what is wrong now is in `trouble`; what was refused for good is counted in `refused` and
+    logged.
     """
 
-    def __init__(self, uri: str, spool: Path, experiment: str) -> None:
+    def __init__(self, uri: str, log: Path, experiment: str, reader: Callable[[], LogReader]) -> None:
         self.uri, self.experiment = uri, experiment
         self.trouble: str | None = None
         self.refused = 0
-        self._spool = Spool(spool, f"{uri}\n{experiment}")
+        self._file, self._log, self._new_reader = log.with_name(CURSOR), log, reader
+        self._store = hashlib.sha256(f"{uri}\n{experiment}".encode()).hexdigest()  # an address may hold a password
+        self._memo: dict[str, Any] = {}
+        self._cursor = self._read_cursor()
+        self._reader: LogReader | None = None
+        self._batch: _Batch | None = None
+        self._seen = self._requested = self._cursor.offset
+        """Bytes of the log that lack nothing in the store, and those whose requests were made."""
         self._changed = threading.Condition()
         self._flush_to = self._flushes = 0
         self._closing = False
         self._thread = threading.Thread(target=self._send_forever, name="babeltune-track", daemon=True)
         self._thread.start()
 
-    def start_sweep(self, name: str, params: Mapping[str, object], tags: Mapping[str, object]) -> None:
-        """Opens the parent run, or goes on with the one of this name. Before any other event of a spool."""
-        self._put({"do": "start", "sweep": quotable(name), "key": PARENT, "params": params, "tags": tags})
-
-    def start_trial(
-        self, number: Key, params: Mapping[str, object], tags: Mapping[str, object], *, step_unit: str | None = None
-    ) -> None:
-        """Opens a child run, or goes on with it; nested `params` become dotted names.
-
-        A tag of a new run says in which unit it counts steps, if that is not optimizer steps.
-        """
-        unit = {} if step_unit is None else {"step_unit": step_unit}
-        self._put({"do": "start", "key": _key(number), "params": params, "tags": tags, **unit})
-
-    def metrics(self, number: Key | None, points: Sequence[Point], *, per_step: float = 1.0) -> None:
-        """Adds points to a child run, or with None to the sweep's own run. `per_step` is what one optimizer step counts
-        for in the run's unit of steps."""
-        found = [[p.step, p.time_ms, p.values] for p in points]
-        self._put({"do": "metrics", "key": _key(number), "points": found, "per_step": per_step})
-
-    def tags(self, number: Key | None, tags: Mapping[str, object]) -> None:
-        """Sets tags of a child run, or with None of the sweep's own run."""
-        self._put({"do": "tags", "key": _key(number), "tags": tags})
-
-    def inputs(self, number: Key | None, inputs: Sequence[DataInput]) -> None:
-        """Names the data sets that a run used."""
-        self._put({"do": "inputs", "key": _key(number), "inputs": [asdict(each) for each in inputs]})
-
-    def artifact(self, number: Key | None, path: Path) -> None:
-        """Makes the file an artifact of a run, once the store answers. It must stay until then."""
-        self._put({"do": "artifact", "key": _key(number), "path": str(path)})
-
-    def model(self, number: Key, model: CheckpointModel, *, per_step: float = 1.0) -> None:
-        """Makes the trial's best checkpoint a model of MLflow. `per_step` is as in `metrics`."""
-        self._put({"do": "model", "key": _key(number), "model": model.as_json(), "per_step": per_step})
-
-    def experiment_note(self, text: str) -> None:
-        """The description of the experiment, in Markdown."""
-        self._put({"do": "note", "key": PARENT, "text": text})
-
-    def end_trial(self, number: Key, status: Status, tags: Mapping[str, object]) -> None:
-        """Ends a child run. The tag `state` tells a pruned trial from a finished one; both are FINISHED."""
-        self._put({"do": "end", "key": _key(number), "status": status, "tags": tags})
-
-    def end_sweep(self, status: Status, tags: Mapping[str, object] | None = None) -> None:
-        """Ends the parent run."""
-        self._put({"do": "end", "key": PARENT, "status": status, "tags": tags or {}})
-
     def run_id(self, number: Key | None) -> str | None:
         """MLflow's id of a child run (None: of the parent), once the store has made it."""
-        found: str | None = self._spool.memo.get("runs", {}).get(_key(number))
-        return found
-
-    def spooled(self) -> dict[str, SpooledRun]:
-        """What was put of each run, by earlier trackers on this spool too."""
-        found: dict[str, SpooledRun] = {}
-        for event in self._spool.events():
-            known = found.setdefault(event["key"], SpooledRun())
-            known.ended = event["do"] == "end" or (known.ended and event["do"] != "start")
-            known.steps.update(point[0] for point in event.get("points", ()))
-        return found
+        run: str | None = self._memo.get("runs", {}).get(key_of(number))
+        return run
 
     def waiting(self) -> int:
-        """Spool bytes that the store has not acknowledged."""
-        return self._spool.waiting()
+        """Bytes of the log that the store has not acknowledged."""
+        return max(0, self._size() - self._seen)
 
     def flush(self, timeout: float) -> bool:
-        """Waits up to `timeout` seconds until all that was put so far is acknowledged, and tells how far it is; says
+        """Waits up to `timeout` seconds until all that the log has now is acknowledged, and tells how far it is; says
         whether it was."""
         end = time.monotonic() + timeout
         with self._changed:
-            goal = self._flush_to = self._spool.size
+            goal = self._flush_to = self._size()
             self._flushes += 1
             self._changed.notify_all()
-            begun = self._spool.left()
-            while (left := end - time.monotonic()) > 0 and self._spool.offset < goal:
-                self._changed.wait_for(lambda: self._spool.offset >= goal, min(left, TELL_EVERY_S))
-                tell(WRITING, begun - self._spool.left(), begun)
-            return self._spool.offset >= goal
+            begun = goal - self._requested
+            while (left := end - time.monotonic()) > 0 and self._seen < goal:
+                self._changed.wait_for(lambda: self._seen >= goal, min(left, TELL_EVERY_S))
+                tell(WRITING, begun - max(0, goal - self._requested), begun)
+            return self._seen >= goal
 
     def close(self, timeout: float = 10.0) -> bool:
-        """Flushes, then stops sending. What is left stays in the spool for the next `Tracker` on it."""
+        """Flushes, then stops sending. What is left is for the next `Tracker` of the log."""
         done = self.flush(timeout)
         with self._changed:
             self._closing = True
             self._changed.notify_all()
         self._thread.join(1.0)
-        with self._changed:
-            self._spool.close()
         return done
 
-    def _put(self, event: dict[str, Any]) -> None:
-        """Spools one event. Disk trouble is logged: it must not stop a training step."""
-        with self._changed:
-            try:
-                self._spool.append({**event, "time_ms": time.time_ns() // 1_000_000})
-            except (OSError, TypeError, ValueError) as error:
-                self.trouble = f"the spool {self._spool.path} cannot be written: {error}"
-                _log.error("%s; an event is lost", self.trouble)
-            self._changed.notify_all()
+    def _size(self) -> int:
+        with suppress(OSError):
+            return self._log.stat().st_size
+        return 0
+
+    def _read_cursor(self) -> LineCursor:
+        """How much of the log this store has. All is sent to another store, or if the log is another one."""
+        with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
+            values = json.loads(self._file.read_text(encoding="utf-8"))
+            cursor = LineCursor(int(values["offset"]), values["seam"].encode("latin-1"))
+            if values["store"] == self._store and cursor.fits(self._log):
+                self._memo = dict(values["memo"])
+                return cursor
+        return LineCursor()
 
     def _send_forever(self) -> None:
         sender: _Sender | None = None
         wait, longest = RETRY_S
-        while self._await_events():
+        while self._await_lines():
             try:
-                sender = sender or _Sender(open_client(self.uri), self._spool.memo, self.experiment)
-                lines = self._spool.unsent(READ_BYTES)
-                refused = sender.send(lines, self._spool.count)
+                if (batch := self._next()) is None:
+                    self._pause(POLL_S)
+                    continue
+                sender = sender or _Sender(open_client(self.uri), self._memo, self.experiment)
+                refused = sender.send(batch.events, self._count)
                 with self._changed:
-                    self._spool.acknowledge(lines)
-                    self.refused, self.trouble = self.refused + refused, None
+                    self._acknowledge(batch)
+                    self.refused, self.trouble = self.refused + refused + batch.refused, None
                     self._changed.notify_all()
                 wait = RETRY_S[0]
             except Exception as error:  # a server may fail in any way, and the trials go on
@@ -231,19 +197,88 @@ class Tracker:
                 first = logging.WARNING if wait == RETRY_S[0] else logging.DEBUG
                 _log.log(first, "%s; %d bytes wait, next try in %.1f s", self.trouble, self.waiting(), wait)
                 if getattr(error, "error_code", None) == "RESOURCE_DOES_NOT_EXIST":
-                    self._spool.forget()  # the store lost our runs: send everything again
-                sender, self._spool.requested = None, 0
+                    self._memo = {}  # the store lost our runs
+                    self._begin_again()
+                sender, self._requested = None, self._seen
                 self._pause(jittered(wait))
                 wait = min(wait * 2, longest)
 
-    def _await_events(self) -> bool:
-        """Waits for unsent events and lets them gather; False once the tracker closes."""
+    def _await_lines(self) -> bool:
+        """Waits until the log has changed, and lets lines gather; False once the tracker closes."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closing or self.waiting() > 0)
-            self._changed.wait_for(
-                lambda: self._closing or self._flush_to > self._spool.offset or self.waiting() >= READ_BYTES, LINGER_S
-            )
+            while not self._closing and self._size() == self._seen:
+                self._changed.wait(POLL_S)
+            self._changed.wait_for(lambda: self._closing or self._flush_to > self._seen, POLL_S)
             return not self._closing
+
+    def _next(self) -> _Batch | None:
+        """The batch that was not acknowledged, or the next one. None if no line is whole, or if a file that the next
+        one needs is still on its way."""
+        if self._batch is not None:
+            return self._batch
+        if not self._cursor.fits(self._log):
+            self._begin_again()
+        reader = self._reader or self._reader_so_far()
+        size, batch, values = self._size(), _Batch(self._cursor), 0
+        for line in self._cursor.lines(self._log):
+            made = self._made(reader, line, batch)
+            if made is None:
+                break
+            batch.end = batch.end.after(line)
+            batch.events += [(batch.end.offset, event) for event in made]
+            values += sum(len(point[2]) for event in made for point in event.get("points", ()))
+            if values >= BATCH_VALUES or batch.end.offset - self._cursor.offset >= BATCH_BYTES:
+                break
+        else:
+            if batch.end.offset == self._cursor.offset:  # what the log has beyond it is no line
+                with self._changed:
+                    self._seen = size
+                    self._changed.notify_all()
+                return None
+        self._batch = batch if batch.end.offset > self._cursor.offset else None
+        return self._batch
+
+    def _reader_so_far(self) -> LogReader:
+        """A reader that has followed what the store has."""
+        reader, end = self._new_reader(), LineCursor()
+        for line in end.lines(self._log):
+            if end.offset == self._cursor.offset:
+                break
+            end = end.after(line)
+            with suppress(Exception):  # what is no line was refused
+                reader.follow(json.loads(line))
+        self._reader = reader
+        return reader
+
+    def _made(self, reader: LogReader, line: bytes, batch: _Batch) -> Sequence[Event] | None:
+        """What the store gets for the line; nothing for one that is refused."""
+        try:
+            values = json.loads(line)
+            reader.follow(values)
+            return reader.events(values)
+        except OSError:
+            self._reader = None  # it has followed lines that are read again
+            raise
+        except Exception as error:  # a line may hold anything
+            batch.refused += 1
+            _log.error("no event for MLflow (%s): %r", first_line(error), line[:80])
+            return ()
+
+    def _count(self, offset: int) -> None:
+        self._requested = offset
+
+    def _acknowledge(self, batch: _Batch) -> None:
+        """Records that the store has the batch."""
+        end = batch.end
+        values = {"store": self._store, "offset": end.offset, "seam": end.seam.decode("latin-1"), "memo": self._memo}
+        write_whole(self._file, json.dumps(values).encode())
+        self._cursor, self._batch = end, None
+        self._seen = self._requested = end.offset
+
+    def _begin_again(self) -> None:
+        """All of the log is sent once more, because the store has lost its data or the log is another one."""
+        self._cursor, self._reader, self._batch = LineCursor(), None, None
+        self._seen = self._requested = 0
 
     def _pause(self, seconds: float) -> None:
         """Waits; a new flush or closing ends it."""
@@ -259,8 +294,8 @@ def jittered(seconds: float) -> float:
 
 
 class _Sender:
-    """Turns spooled lines into requests. `memo` is what the spool remembers: the sweep's name, its experiment's id, its
-    runs' ids and their units of steps."""
+    """Turns events into requests. `memo` is what the cursor's file remembers: the sweep's name, its experiment's id and
+    its runs' ids."""
 
     def __init__(self, client: MlflowClient, memo: dict[str, Any], experiment: str) -> None:
         self.client, self.memo = client, memo
@@ -271,46 +306,48 @@ class _Sender:
         if PARENT in self.runs:
             client.get_run(self.runs[PARENT])  # raises when the store has lost it
 
-    def send(self, lines: Sequence[bytes], sent: Callable[[int], None] = lambda _: None) -> int:
-        """Sends all, a run's metrics together; returns how many requests were refused for good. `sent` hears of the
-        bytes of each line whose request was made.
+    def send(self, events: Sequence[tuple[int, Event]], sent: Callable[[int], None]) -> int:
+        """Sends all, a run's metrics together; returns how many requests were refused for good. `sent` hears of each
+        event's offset once its request was made.
 
-        Raises whatever is worth another try, of all the lines.
+        Raises whatever is worth another try, of all the events.
         """
         self.pending, self.refused = {}, 0
-        for line in lines:
+        for offset, event in events:
             try:
-                event = json.loads(line)
-                key = event["key"]
                 metrics = metrics_of(event.get("points", ()), event.get("per_step", 1.0))
                 STATUSES.index(event.get("status", "FINISHED"))
             except (ValueError, TypeError, KeyError) as error:
-                self._refuse(f"not an event ({error}): {line[:80]!r}")
+                self._refuse(f"not an event ({error}): {str(event)[:80]}")
                 continue
-            if event["do"] == "start":
-                self._start(key, event)
-            elif key not in self.runs:
-                self._refuse(f"run {key!r} was never started")
-            elif event["do"] == "metrics":
-                self.pending.setdefault(key, []).extend(metrics)
-            elif event["do"] == "tags":
-                self._send_tags(key, event["tags"])
-            elif event["do"] == "inputs":
-                self._try(self.client.log_inputs, self.runs[key], inputs_of(event["inputs"]))
-            elif event["do"] == "artifact":
-                self._send_artifact(key, Path(event["path"]))
-            elif event["do"] == "model":
-                self._send_model(key, event)
-            elif event["do"] == "note":
-                self._try(self.client.set_experiment_tag, self.experiment_id, NOTE, event["text"])
-            else:
-                self._end(key, event)
-            sent(len(line))
+            self._send_event(event["key"], event, metrics)
+            sent(offset)
         for key in list(self.pending):
             self._send_metrics(key)
         return self.refused
 
-    def _start(self, key: str, event: dict[str, Any]) -> None:
+    def _send_event(self, key: str, event: Event, metrics: list[Any]) -> None:
+        do = event["do"]
+        if do == "start":
+            self._start(key, event)
+        elif key not in self.runs:
+            self._refuse(f"run {key!r} was never started")
+        elif do == "metrics":
+            self.pending.setdefault(key, []).extend(metrics)
+        elif do == "tags":
+            self._send_tags(key, event["tags"])
+        elif do == "inputs":
+            self._try(self.client.log_inputs, self.runs[key], inputs_of(event["inputs"]))
+        elif do == "artifact":
+            self._send_artifact(key, event["name"], event["data"])
+        elif do == "model":
+            self._send_model(key, event)
+        elif do == "note":
+            self._try(self.client.set_experiment_tag, self.experiment_id, NOTE, event["text"])
+        else:
+            self._end(key, event)
+
+    def _start(self, key: str, event: Event) -> None:
         sweep = self.memo["sweep"] = event.get("sweep", self.memo.get("sweep", ""))
         tags = {**event["tags"], SWEEP: sweep, ROLE: "trial" if key else "sweep"}
         name = trial_name(key) if key else sweep
@@ -337,7 +374,7 @@ class _Sender:
         found = self.client.search_runs([self.experiment_id], which, max_results=1)
         return found[0] if found else None
 
-    def _end(self, key: str, event: dict[str, Any]) -> None:
+    def _end(self, key: str, event: Event) -> None:
         self._send_metrics(key)
         self._send_tags(key, event["tags"])
         self._try(self.client.set_terminated, self.runs[key], event["status"], event["time_ms"])
@@ -368,15 +405,17 @@ class _Sender:
         for part in slices(entries, ENTRIES_PER_BATCH):
             self._try(self.client.log_batch, self.runs[key], (), (), part)
 
-    def _send_artifact(self, key: str, path: Path) -> None:
-        """Uploads the file. A refusal is counted if the server answers, so that it holds up no number."""
-        try:
-            self.client.log_artifact(self.runs[key], str(path))
-        except Exception as error:  # a store of artifacts may fail in any way
-            self.client.get_run(self.runs[key])  # raises when the server is away: all is tried again
-            self._refuse(f"{path}: {first_line(error)}")
+    def _send_artifact(self, key: str, name: str, data: bytes) -> None:
+        """Uploads a file. A refusal is counted if the server answers, so that it holds up no number."""
+        with draft_folder("artifact") as place:
+            (place / name).write_bytes(data)
+            try:
+                self.client.log_artifact(self.runs[key], str(place / name))
+            except Exception as error:  # a store of artifacts may fail in any way
+                self.client.get_run(self.runs[key])  # raises when the server is away: all is tried again
+                self._refuse(f"{name}: {first_line(error)}")
 
-    def _send_model(self, key: str, event: dict[str, Any]) -> None:
+    def _send_model(self, key: str, event: Event) -> None:
         """Adds a checkpoint to the run. Servers before MLflow 3 have no such models: then it is refused and counted."""
         self._send_metrics(key)
         try:
@@ -405,8 +444,4 @@ class _Sender:
 
     def _refuse(self, reason: str) -> None:
         self.refused += 1
-        _log.error("MLflow refused a request, which stays in the spool only: %s", reason)
-
-
-def _key(number: Key | None) -> str:
-    return PARENT if number is None else quotable(str(number))
+        _log.error("MLflow refused a request, which stays in the log only: %s", reason)

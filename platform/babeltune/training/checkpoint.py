@@ -180,6 +180,14 @@ def read_reports(trial_folder: Path) -> list[Report]:
     return reports
 
 
+def read_report(trial_folder: Path, index: int) -> Report | None:
+    """One of the trial's reports; None if the folder does not have it."""
+    with suppress(OSError, ValueError, TypeError, KeyError, IndexError):
+        report = report_from(json.loads((trial_folder / REPORTS).read_bytes().splitlines()[index - 1]))
+        return report if report.index == index else None
+    return None
+
+
 def write_reports(trial_folder: Path, reports: list[Report]) -> None:
     """Rewrites the trial's reports, all or nothing."""
     make_folders(trial_folder)

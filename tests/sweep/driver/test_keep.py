@@ -16,12 +16,12 @@ from babeltune.promotion.promote import promote
 from babeltune.promotion.starts import fetched
 from babeltune.schema.records import Keep
 from babeltune.sweep.driver.keep import CheckpointPolicy
+from babeltune.sweep.driver.mlflow_reader import track
 from babeltune.sweep.driver.recorder import Recorder
 from babeltune.sweep.driver.run import submit
 from babeltune.sweep.state.housekeeping import OPTIMIZER, REMOVED
 from babeltune.sweep.state.leaderboard import leaderboard, trial_row, winner
 from babeltune.sweep.sync.driver import DriverSync
-from babeltune.tracking.tracker import Tracker
 from babeltune.training.checkpoint import is_good
 from made_sweeps import rewrite_ledger
 
@@ -89,13 +89,12 @@ def test_a_trial_that_ends_loses_its_checkpoint_or_takes_anothers_place(copied):
     assert (folder.trial(int(second[1:])) / REMOVED).exists()
 
 
-def test_the_best_trials_keep_their_checkpoints_if_the_spool_lost_their_ends(copied, tmp_path):
-    """The recorder then ends them a second time."""
+def test_the_best_trials_keep_their_checkpoints_when_a_driver_begins_and_leaves(copied, tmp_path):
     sweep, folder, _ = copied
     names = trained(folder)
     assert len(names) > 2
-    tracker = Tracker(f"sqlite:///{tmp_path}/other.db", tmp_path / "spool.jsonl", sweep.name)
     policy = policy_of(copied, trials=2)
+    tracker = track(f"sqlite:///{tmp_path}/other.db", folder, sweep.name, policy.key_of)
     with Recorder(sweep, folder, read_prepared(folder.prepared), tracker, {}, policy=policy) as recorder:
         recorder.complete = True
     assert with_checkpoints(folder) == set(names[:2])

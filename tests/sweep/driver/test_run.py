@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import mlflow
+import optuna
 import psutil
 import pyarrow.parquet as pq
 import pytest
@@ -28,8 +29,10 @@ from babeltune.schema.records import Report
 from babeltune.signals import StopSignal, end_when_asked, interrupts
 from babeltune.sweep.driver import attempt as driver
 from babeltune.sweep.driver.assignment import assignment
+from babeltune.sweep.driver.mlflow_reader import track
 from babeltune.sweep.driver.recorder import Recorder, _beginning
 from babeltune.sweep.driver.run import folder_in, submit
+from babeltune.sweep.search.study import write_study
 from babeltune.sweep.state.folder import SweepFolder, read_log
 from babeltune.sweep.state.leaderboard import leaderboard, trial_row, winner
 from babeltune.sweep.state.lease import only_driver, this_driver
@@ -38,7 +41,6 @@ from babeltune.sweep.state.messages import ReportMessage, TrialEnd
 from babeltune.sweep.state.progress import is_driven
 from babeltune.sweep.state.provenance import check_unchanged, deciding_facts
 from babeltune.sweep.state.rebuild import MADE_AGAIN
-from babeltune.tracking.tracker import Tracker
 from babeltune.training.checkpoint import (
     best_report,
     checkpoint_folder,
@@ -231,10 +233,12 @@ def test_dev_metrics_stand_at_the_pairs_of_their_reports(searched):
     assert all(100 < m.value < 100_000 for m in memory)
 
 
-def test_the_optuna_trial_names_its_run_and_checkpoint(searched):
-    _, folder = searched
+def test_the_optuna_trial_names_its_run_and_checkpoint(searched, tmp_path):
+    sweep, folder = searched
     _, _, children = runs_of(folder)
-    attributes = study_trials(folder)[3].user_attrs
+    write_study(sweep, folder.path, tmp_path / "study.db")
+    study = optuna.load_study(study_name="sweep", storage=f"sqlite:///{tmp_path}/study.db")
+    attributes = study.get_trials()[3].user_attrs
     assert attributes["checkpoint"].endswith("t0003/checkpoints/000002")
     assert attributes["mlflow_run"] == children["t0003"].info.run_id
 
@@ -264,29 +268,82 @@ def test_resume_makes_again_what_is_said_to_be_made_again(copied):
     assert rows() == before
 
 
-def test_what_a_driver_recorded_and_did_not_send_is_sent_by_the_next_one(copied, tmp_path):
-    """It died between the ledger and the spool; the report and the end of a trial are in MLflow all the same."""
-    sweep, folder, _ = copied
-    spool, store = folder.path / "spool.jsonl", f"sqlite:///{tmp_path}/other.db"
-    noted = [json.loads(line) for line in spool.read_text(encoding="utf-8").splitlines()]
-    last = max(number for number, event in enumerate(noted) if event["key"] == "3" and event["do"] == "metrics")
-    kept = [event for number, event in enumerate(noted) if event["key"] != "3" or number < last]
-    spool.write_text("".join(json.dumps(event) + "\n" for event in kept), encoding="utf-8")
-    prepared = read_prepared(folder.prepared)
-    with Recorder(sweep, folder, prepared, Tracker(store, spool, sweep.name), {}) as tracking:
-        tracking.complete = True
-    assert trial_row(folder.trial(3), sweep.objectives[0]).state == "finished"
+def key_of(place, report):
+    """The name of a checkpoint in a storage that is a folder."""
+    return f"sweeps/{place.parents[1].name}/trials/{place.name}/checkpoints/{report:06d}"
+
+
+def run_in(store, trial):
+    """The client of a store, and the run of a trial in it."""
     client = mlflow.MlflowClient(store)
     runs = client.search_runs([e.experiment_id for e in client.search_experiments()])
-    (run,) = [run for run in runs if run.data.tags.get("babeltune.trial") == "t0003"]
-    assert (run.info.status, run.data.tags["state"]) == ("FINISHED", "finished")
+    (run,) = [run for run in runs if run.data.tags.get("babeltune.trial") == trial]
+    return client, run
+
+
+def test_what_a_driver_recorded_and_did_not_send_is_sent_by_the_next_one(copied, tmp_path):
+    """It died between its log and MLflow; the last report and the end of a trial are in MLflow all the same, once."""
+    sweep, folder, _ = copied
+    ledger, store = folder.path / "results.jsonl", f"sqlite:///{tmp_path}/other.db"
+    lines = ledger.read_bytes().splitlines(keepends=True)
+    events = [json.loads(line) for line in lines]
+    last = max(at for at, event in enumerate(events) if (event["event"], event.get("number")) == ("report", 3))
+    ledger.write_bytes(b"".join(lines[:last]))
+    assert track(store, folder, sweep.name, key_of).close(PATIENCE_S)
+    client, run = run_in(store, "t0003")
     pairs = [r.pairs for r in read_reports(folder.trial(3))]
-    assert sorted(m.step for m in client.get_metric_history(run.info.run_id, "dev/everyday/accuracy")) == pairs
-    size = spool.stat().st_size
-    with Recorder(sweep, folder, prepared, Tracker(store, spool, sweep.name), {}) as again:
-        again.complete = True
-    more = [json.loads(line) for line in spool.read_bytes()[size:].splitlines()]
-    assert "3" not in {event["key"] for event in more}, "it is sent once"
+    assert [m.step for m in client.get_metric_history(run.info.run_id, "dev/everyday/accuracy")] == pairs[:-1]
+    ledger.write_bytes(b"".join(lines))
+    for _ in range(2):
+        tracker = track(store, folder, sweep.name, key_of)
+        with Recorder(sweep, folder, read_prepared(folder.prepared), tracker, {}) as recorder:
+            recorder.complete = True
+        assert (tracker.waiting(), tracker.refused) == (0, 0)
+    client, run = run_in(store, "t0003")
+    assert (run.info.status, run.data.tags["state"]) == ("FINISHED", "finished")
+    for name in ("dev/everyday/accuracy", "best/dev/everyday/accuracy"):
+        assert sorted(m.step for m in client.get_metric_history(run.info.run_id, name)) == pairs
+    losses = [point.step for r in read_reports(folder.trial(3)) for point in r.points if "train/loss" in point.values]
+    assert len(client.get_metric_history(run.info.run_id, "train/loss")) == len(losses)
+
+
+def test_another_store_gets_what_the_first_one_has(copied, tmp_path):
+    sweep, folder, _ = copied
+    store = f"sqlite:///{tmp_path}/other.db"
+    tracker = track(store, folder, sweep.name, key_of)
+    assert tracker.close(PATIENCE_S)
+    assert tracker.refused == 0
+
+    def contents(uri):
+        client = mlflow.MlflowClient(uri)
+        runs = client.search_runs([e.experiment_id for e in client.search_experiments()])
+        return {run.info.run_name: contents_of(client, run) for run in runs}
+
+    def contents_of(client, run):
+        id_, of_store = run.info.run_id, ("mlflow.note.content", "mlflow.parentRunId")
+        tags = {key: value for key, value in run.data.tags.items() if key not in of_store}
+        histories = {name: client.get_metric_history(id_, name) for name in run.data.metrics}
+        values = {name: sorted((m.step, m.timestamp, m.value) for m in those) for name, those in histories.items()}
+        files = {each.path for each in client.list_artifacts(id_)} & {"corpus.json", "metrics.parquet"}
+        return run.info.status, run.data.params, tags, values, files
+
+    first, second = contents(f"sqlite:///{folder.path.parents[1]}/mlflow.db"), contents(store)
+    assert second == first
+    assert {"t0000", "t0001", "untrained", folder.id} <= set(second)
+
+
+def test_scores_of_a_report_whose_points_are_lost_are_sent_from_the_log(copied, tmp_path):
+    sweep, folder, _ = copied
+    reports = read_reports(folder.trial(3))
+    (folder.trial(3) / "reports.jsonl").unlink()
+    store = f"sqlite:///{tmp_path}/other.db"
+    tracker = track(store, folder, sweep.name, key_of)
+    assert tracker.close(PATIENCE_S)
+    assert tracker.refused == 0
+    client, run = run_in(store, "t0003")
+    scores = client.get_metric_history(run.info.run_id, "dev/everyday/accuracy")
+    assert sorted((m.step, m.value) for m in scores) == [(r.pairs, r.metrics["dev/everyday/accuracy"]) for r in reports]
+    assert (run.info.status, "train/loss" in run.data.metrics) == ("FINISHED", False)
 
 
 def test_mlflow_has_no_score_of_a_report_that_the_search_did_not_take(copied, tmp_path):
@@ -296,21 +353,17 @@ def test_mlflow_has_no_score_of_a_report_that_the_search_did_not_take(copied, tm
     assert best_report(reports, *sweep.objectives).index > 1
 
     def until_it_failed(line):
-        mine = line.get("number") == 3 and line["event"] not in ("note", "end") and line.get("index", 1) == 1
-        return line if mine else None
+        of_others = line.get("number") != 3
+        return line if of_others or (line["event"] != "end" and line.get("index", 1) == 1) else None
 
     rewrite_ledger(folder, until_it_failed)
-    Ledger(folder.path / "results.jsonl").add_end(3, "FAIL", None, TrialEnd("objective"))
+    end = TrialEnd("objective", text="objective is None at report 2")
+    Ledger(folder.path / "results.jsonl").add_end(3, "FAIL", None, end)
     store = f"sqlite:///{tmp_path}/other.db"
-    tracker = Tracker(store, tmp_path / "spool.jsonl", sweep.name)
-    with Recorder(sweep, folder, read_prepared(folder.prepared), tracker, {}) as tracking:
-        tracking.start(3)
-        tracking.report(3, reports[0])
-        tracking.end(3, "failed", TrialEnd("objective", text="objective is None at report 2"))
-    client = mlflow.MlflowClient(store)
-    runs = client.search_runs([e.experiment_id for e in client.search_experiments()])
-    (run,) = [run for run in runs if run.data.tags.get("babeltune.trial") == "t0003"]
+    assert track(store, folder, sweep.name, key_of).close(PATIENCE_S)
+    client, run = run_in(store, "t0003")
     assert [m.step for m in client.get_metric_history(run.info.run_id, "dev/everyday/accuracy")] == [reports[0].pairs]
+    assert (run.info.status, run.data.tags["reason"]) == ("FAILED", end.text)
 
 
 @pytest.mark.long

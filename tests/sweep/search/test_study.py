@@ -53,8 +53,6 @@ def played(place, sweep, order, draw=suggest):
         proposals.report(number, 1, values)
         proposals.note(number, {"checkpoint": "000001"})
         ledger.add("report", number, index=1, values=values, checkpoint="000001")
-        proposals.note(number, {"mlflow_run": f"run {number}"})
-        ledger.add("note", number, attributes={"mlflow_run": f"run {number}"})
         state = (TrialState.COMPLETE, TrialState.FAIL, TrialState.PRUNED)[event % 3]
         end = TrialEnd("refused", text="the loss is nan") if state == TrialState.FAIL else TrialEnd("finished")
         final = values if state == TrialState.COMPLETE else None
@@ -119,13 +117,13 @@ def test_an_altered_ledger_makes_no_study(recorded):
     with pytest.raises(SweepError, match=r"results.jsonl proposes trial 7 where trial 0 is next"):
         Proposals(SWEEP, suggest, lines=ledger.lines)
     ledger.lines[0]["number"] = 0
-    for event in ("report", "note", "end"):
-        stray = {"event": event, "number": 9, "index": 1, "values": [0.1], "attributes": {}, "state": "FAIL"}
+    for event in ("report", "end"):
+        stray = {"event": event, "number": 9, "index": 1, "values": [0.1], "state": "FAIL"}
         with pytest.raises(SweepError, match=f"a {event} of trial 9, which does not run"):
             Proposals(SWEEP, suggest, lines=[*ledger.lines, stray])
 
 
-@pytest.mark.parametrize("event", ["propose", "report", "note", "end", "give_up"])
+@pytest.mark.parametrize("event", ["propose", "report", "end", "give_up", "submit", "leave"])
 def test_a_line_without_what_its_event_needs_is_put_aside(tmp_path, event):
     Ledger(tmp_path / LEDGER).add("propose", 0, params={"x": 0.5})
     with (tmp_path / LEDGER).open("a") as file:

@@ -145,11 +145,6 @@ def test_a_sweep_runs_its_trials_and_keeps_the_value_at_the_largest_budget(pool,
     assert replay(lines, a_sweep(), suggest) == {n["number"]: n["params"] for n in lines if n["event"] == "propose"}
 
 
-def test_what_a_listener_returns_is_kept_with_the_trial(one_group, tmp_path):
-    run(tmp_path, one_group, a_sweep(), 1, lambda event, number, info: {"mlflow": f"run-{number}"})
-    assert trials_in(tmp_path, a_sweep(), suggest)[0].user_attrs["mlflow"] == "run-0"
-
-
 @pytest.mark.trap(38)
 def test_asha_stops_the_worse_trials_and_optuna_calls_them_pruned(one_group, tmp_path):
     points = tuple({"x": x, "kind": "a"} for x in (0.9, 0.8, 0.7, 0.1, 0.95, 0.05))

@@ -121,8 +121,8 @@ def test_the_ledger_is_read_once_and_no_file_of_an_ended_trial(tmp_path, sweep, 
         add(folder, sweep, number, [0.1, 0.3], "finished")
     add(folder, sweep, 30, [0.2])
     lines = (folder.path / "results.jsonl").read_bytes().count(b"\n")
-    take, plainly = SweepLog._take, Path.open
-    monkeypatch.setattr(SweepLog, "_take", lambda log, line: read.append(line) or take(log, line))
+    take, plainly = SweepLog.take, Path.open
+    monkeypatch.setattr(SweepLog, "take", lambda log, line: read.append(line) or take(log, line))
     monkeypatch.setattr(Path, "open", lambda path, *mode, **more: opened.append(path) or plainly(path, *mode, **more))
     first = [sweep_document(folder)["leaderboard"] for _ in range(3)]
     assert first[0] == first[1] == first[2]

@@ -1,13 +1,11 @@
 """What a storage can do without."""
 
-import itertools
 import json
 import os
 import shutil
 import signal
 import tempfile
 import time
-from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -16,27 +14,19 @@ from babeltune.files import draft_folder, draft_of
 from babeltune.machine import this_machine
 from babeltune.promotion.promote import promote
 from babeltune.schema.cluster import Cluster
-from babeltune.schema.records import Point
 from babeltune.sweep.driver.run import _clean, only_driver, submit
 from babeltune.sweep.state.fencing import OWNER, Lease
 from babeltune.sweep.state.housekeeping import (
     OPTIMIZER,
-    SPOOL,
-    Removal,
     left_drafts,
     removals,
-    shorten_spool,
-    spool_savings,
 )
 from babeltune.sweep.state.leaderboard import leaderboard
 from babeltune.sweep.sync import housekeeping
 from babeltune.sweep.sync.housekeeping import everything
 from babeltune.sweep.sync.view import StorageView
-from babeltune.tracking.spool import Spool
-from babeltune.tracking.tracker import Tracker
 from babeltune.training.checkpoint import is_good
 from kills import killed_at
-from waiting import PATIENCE_S
 
 NOW = -60.0
 """An age that everything has."""
@@ -230,46 +220,6 @@ def test_the_command_goes_on_past_what_has_vanished(copied, command, monkeypatch
     code, _, err = command("clean", "--older", 0, "--yes")
     assert (code, "1 not removed: gone meanwhile" in err) == (0, True), err
     assert not list(storage.rglob(OPTIMIZER))
-
-
-def test_a_spool_keeps_the_steps_of_what_mlflow_has_and_sends_nothing_twice(tmp_path):
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
-    points = [Point(step=step, time_ms=step, values={f"train/{name}": 0.5 for name in range(50)}) for step in (1, 2)]
-    with closing(Tracker(uri, tmp_path / SPOOL, "spooled")) as tracker:
-        tracker.start_sweep("spooled-0", {}, {"babeltune.spec": "{}"})
-        tracker.start_trial(0, {}, {})
-        tracker.metrics(0, points)
-        assert spool_savings(tmp_path / SPOOL) == 0, "MLflow does not have it yet"
-        assert tracker.flush(PATIENCE_S)
-        before = tracker.spooled()
-    saved, size = spool_savings(tmp_path / SPOOL), (tmp_path / SPOOL).stat().st_size
-    Removal(tmp_path / SPOOL, "", saved).carry_out()
-    assert size - (tmp_path / SPOOL).stat().st_size == saved > 1000
-    with closing(Tracker(uri, tmp_path / SPOOL, "spooled")) as tracker:
-        assert tracker.waiting() == 0
-        assert tracker.spooled() == before
-        assert tracker.run_id(0)
-    assert spool_savings(tmp_path / SPOOL) == 0
-    assert b"babeltune.spec" in (tmp_path / SPOOL).read_bytes(), "damaged files are rebuilt from it"
-
-
-def test_a_spool_that_is_cut_off_while_it_is_shortened_is_sent_once_and_whole(tmp_path):
-    path, events = tmp_path / SPOOL, [{"do": "metrics", "points": [[step, 0, {"a": 1.0}]]} for step in range(3)]
-    for number in itertools.count(1):
-        path.unlink(missing_ok=True)
-        with closing(Spool(path, "store")) as spool:
-            for event in events:
-                spool.append(event)
-            spool.acknowledge(path.read_bytes().splitlines(keepends=True))
-        killed = killed_at(number, lambda: shorten_spool(path))
-        with closing(Spool(path, "store")) as spool:
-            assert spool.waiting() == 0
-            spool.append({"do": "new"})
-            assert [json.loads(line) for line in spool.unsent(1000)] == [{"do": "new"}]
-            assert len(list(spool.events())) == 4
-        if not killed:
-            break
-    assert number > 1
 
 
 def test_a_cluster_file_can_ask_for_the_same_after_each_sweep(copied):

@@ -24,7 +24,7 @@ from babeltune.sweep.driver.keep import CheckpointPolicy
 from babeltune.sweep.driver.run import only_driver
 from babeltune.sweep.state.fencing import OWNER, Lease
 from babeltune.sweep.state.folder import SweepFolder
-from babeltune.sweep.state.housekeeping import OPTIMIZER, SENT, SPOOL, spool_savings, why_removed
+from babeltune.sweep.state.housekeeping import OPTIMIZER, why_removed
 from babeltune.sweep.state.leaderboard import leaderboard, winner
 from babeltune.sweep.state.log import log_of
 from babeltune.sweep.state.messages import TrialAssignment
@@ -106,7 +106,7 @@ def test_a_cleaned_bucket_has_whole_checkpoints_without_optimizers(stored, machi
     before = [(row.name, row.metrics) for row in leaderboard(folder)]
     found = removed(view)
     assert found
-    assert {removal.reason for removal in found} == {"the optimizer of a trial that has ended", SENT}
+    assert {removal.reason for removal in found} == {"the optimizer of a trial that has ended"}
     assert not [key for key in view.mirror.store.entries() if key.endswith(OPTIMIZER)]
     assert not removed(view), "nothing is left to remove"
     other = StorageView(machines("other"))
@@ -203,19 +203,6 @@ def test_a_mirror_gives_up_what_it_has_not_used_and_the_bucket_has(stored):
     candidate = find_candidate(folder.id, view.folder)
     view.bring(folder, candidate.trial.number, candidate.report.index, candidate.prepared)
     assert is_good(folder.trial(candidate.trial.number) / "checkpoints" / f"{candidate.report.index:06d}")
-
-
-def test_metrics_that_mlflow_has_go_from_the_bucket_and_are_not_sent_again(stored, machines):
-    view, folder = stored
-    saved = spool_savings(folder.path / SPOOL)
-    key = f"sweeps/{folder.id}/{SPOOL}"
-    before = view.mirror.store.entries()[key].size
-    (removal,) = [each for each in bucket_removals(view, older_s=NOW) if each.reason == SENT]
-    removal.carry_out()
-    assert saved == removal.size == before - view.mirror.store.entries()[key].size > 0
-    there = StorageView(machines("other")).sweep(folder.id).path / SPOOL
-    sent = json.loads(there.with_name(f"{SPOOL}.sent").read_text(encoding="utf-8"))["lines"]
-    assert sent == there.read_bytes().count(b"\n"), "MLflow lacks nothing"
 
 
 def test_what_a_driver_left_in_a_mirror_goes_once_its_sweep_does_not_run(stored):
@@ -369,10 +356,10 @@ def test_who_follows_a_busy_sweep_gets_what_is_new_and_lists_nothing(stored, mac
         for number in range(10, 40):
             train(number)
         (folder.path / "results.jsonl").write_bytes(
-            old + b'{"event": "note", "number": 0, "attributes": {}}\n' * 10_000
+            old + b'{"event": "stop", "number": 0, "time_ms": 1234567890123}\n' * 10_000
         )
         size = (folder.path / "results.jsonl").stat().st_size
-        tell("note", 39)
+        tell("stop", 39)
         wait_until(lambda: sync.mirror.store.entry(f"sweeps/{folder.id}/results.jsonl").size > size)
         wait_until(lambda: sync.mirror.store.entry(f"sweeps/{folder.id}/trials/t0039/trial.json"))
         with following(machines, folder, s3, monkeypatch) as (there, door):
@@ -496,25 +483,6 @@ def test_what_has_vanished_since_it_was_listed_is_counted(stored):
     assert why.pop(folder.path / "train") == "gone meanwhile"
     assert set(why.values()) == {""}
     assert not (folder.path / "tune").exists()
-
-
-def test_a_spool_that_a_driver_writes_meanwhile_is_not_replaced(stored, monkeypatch):
-    view, folder = stored
-    key, store = f"sweeps/{folder.id}/{SPOOL}", view.mirror.store
-    (removal,) = [each for each in bucket_removals(view, older_s=NOW) if each.reason == SENT]
-    read = store.read
-
-    def then_changed(at, *arguments):
-        data = read(at, *arguments)
-        if at == key:
-            store.write(key, data + b'{"do": "tags"}\n')
-        return data
-
-    with monkeypatch.context() as patch:
-        patch.setattr(store, "read", then_changed)
-        removal.carry_out()
-    assert store.read(key).endswith(b'{"do": "tags"}\n')
-    assert len(store.read(key)) > (folder.path / SPOOL).stat().st_size
 
 
 def test_a_node_gives_up_nothing_of_a_sweep_that_runs(stored, machines):

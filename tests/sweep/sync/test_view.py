@@ -109,7 +109,7 @@ def test_another_machine_sees_the_sweep_although_the_server_was_away(far, s3, ma
 def test_the_bucket_holds_what_lasts_and_no_scratch(far, s3):
     _, folder = far
     keys = {key.removeprefix(f"{PREFIX}/sweeps/{folder.id}/") for key in s3.keys(f"{PREFIX}/sweeps/{folder.id}/")}
-    assert {"sweep.json", "results.jsonl", "prepared.json", "spool.jsonl", "state.json", OWNER} <= keys
+    assert {"sweep.json", "results.jsonl", "prepared.json", "mlflow.json", "state.json", OWNER} <= keys
     assert {"trials/t0000/trial.json", "trials/t0001/reports.jsonl"} <= keys
     assert f"trials/t0001/checkpoints/000002-1/{PACKAGE_MANIFEST}" in keys, "sent under the first fencing token"
     assert not [key for key in keys if key.startswith(("train/", "tune/")) or key.endswith(".lock")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,6 +24,7 @@ from babeltune.sweep.driver.assignment import assignment
 from babeltune.sweep.driver.baselines import score_baselines
 from babeltune.sweep.driver.examples import examples_at_the_end
 from babeltune.sweep.driver.keep import CheckpointPolicy
+from babeltune.sweep.driver.mlflow_reader import track
 from babeltune.sweep.driver.rates import measure_rates
 from babeltune.sweep.driver.recorder import Recorder
 from babeltune.sweep.search.tune_run import search
@@ -42,7 +43,6 @@ from babeltune.sweep.workers.nodes import are_several, worker_groups_that_fit
 from babeltune.sweep.workers.pool import WorkerPool
 from babeltune.sweep.workers.pool_settings import PoolSettings
 from babeltune.sweep.workers.tasks import followed, ray_refusals, ray_shards
-from babeltune.tracking.tracker import Tracker
 
 DISPATCHERS = 4
 """Dispatchers of one driver, each in place of one that died, before the sweep ends."""
@@ -194,9 +194,9 @@ class Attempt:
             # until a trial's first report says which it was
             "fact.backend": "nccl" if cluster.gpus_per_worker else "gloo",
         }
-        tracker = Tracker(cluster.mlflow, folder.path / "spool.jsonl", sweep.name)
         limit = None if cluster.mlflow_metrics == "all" else cluster.mlflow_metrics
         policy = CheckpointPolicy(sweep, folder, self.driver_sync)
+        tracker = track(cluster.mlflow, folder, sweep.name, self.driver_sync.key_of)
         return Recorder(sweep, folder, prepared, tracker, world, limit, policy)
 
     def _begin(self) -> None:
@@ -212,16 +212,15 @@ class Attempt:
         return self.driver_sync.sent(assignment(self.sweep, self.folder, number, params))
 
     def _listener(self, recorder: Recorder) -> OnEvent:
-        """Passes every event of a trial on to the storage, to MLflow and to the sweep's progress."""
+        """Passes every event of a trial on to the storage, to the driver's log and to the sweep's progress."""
         progress = self.progress
 
-        def on_event(kind: Literal["start", "report", "end"], number: int, event: Event) -> Mapping[str, Scalar] | None:
+        def on_event(kind: Literal["start", "report", "end"], number: int, event: Event) -> None:
             self.driver_sync.see(kind, number, event)
-            attributes = recorder.on_event(kind, number, event)
+            recorder.on_event(kind, number, event)
             self.driver_sync.wake()
             if isinstance(event, TrialOutcome) and event.state in ENDED:
                 progress.ended = log_of(self.folder.path).ended
                 progress.progress(progress.stage, progress.ended, self.sweep.budget.trials)
-            return attributes
 
         return on_event

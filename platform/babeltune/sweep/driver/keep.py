@@ -58,8 +58,7 @@ class CheckpointPolicy:
         return row.state != "finished", self._order(row.metrics), row.name
 
     def ended(self, row: Row) -> None:
-        """Called for each trial that ends, after its outcome and its model in MLflow were recorded; a second time if
-        MLflow lacked the end."""
+        """Called for each trial that ends, after its outcome was recorded."""
         if not self.active:
             return
         most = self._sweep.keep.trials

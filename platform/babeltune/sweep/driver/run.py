@@ -23,6 +23,7 @@ from babeltune.schema.records import Sweep
 from babeltune.schema.storage_location import DAY_S
 from babeltune.signals import StopSignal
 from babeltune.sweep.driver.attempt import Attempt
+from babeltune.sweep.driver.mlflow_reader import track
 from babeltune.sweep.driver.recorder import close_tracker
 from babeltune.sweep.state.fencing import OvertakenError
 from babeltune.sweep.state.folder import SweepFolder, refuse_a_file
@@ -37,7 +38,6 @@ from babeltune.sweep.sync.housekeeping import clean
 from babeltune.sweep.sync.view import StorageView
 from babeltune.sweep.workers.access import open_to_all
 from babeltune.sweep.workers.connection import connected
-from babeltune.tracking.tracker import Tracker
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +127,7 @@ def _submit(
         folder.write("sweep.json", sweep)
     ended = log_of(folder.path).ended
     if finished and ended >= sweep.budget.trials and folder.is_whole():
-        send_rest(sweep, cluster, folder)
+        close_tracker(track(cluster.mlflow, folder, sweep.name, driver_sync.key_of), folder)  # what is not sent yet
         return folder
     progress = SweepProgress(sweep, folder, ended=ended, before=ended)
     if watch:
@@ -166,9 +166,3 @@ def _kept_in_state(folder: SweepFolder, view: StorageView) -> Iterator[None]:
         with contextlib.suppress(OSError, SweepError):
             folder.set_state("failed", reason=f"{type(error).__name__}: {error}"[:2000])
         raise
-
-
-def send_rest(sweep: Sweep, cluster: Cluster, folder: SweepFolder) -> None:
-    """Sends MLflow what an earlier submission could not; `tracking.json` says how much is still unsent, and why."""
-    tracker = Tracker(cluster.mlflow, folder.path / "spool.jsonl", sweep.name)
-    close_tracker(tracker, folder)

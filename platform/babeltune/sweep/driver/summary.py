@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import cast, get_args
 
+from babeltune.data.prepared import Prepared
 from babeltune.evaluation.metric_names import COMPUTE
-from babeltune.files import write_whole
 from babeltune.schema.records import Report, Scalar, Sweep
-from babeltune.sweep.state.folder import SweepFolder
-from babeltune.sweep.state.leaderboard import Row, leaderboard, leading
+from babeltune.sweep.state.leaderboard import Row, leading
 from babeltune.sweep.state.messages import State
 from babeltune.tracking.metric_choice import best_name
 from babeltune.tracking.mlflow_client import DataInput, link_to_run
@@ -31,10 +30,9 @@ class Summary:
     note: str
 
 
-def summary_of(sweep: Sweep, folder: SweepFolder) -> Summary:
-    """The best values, counts by state and cost of the sweep as its folder is now."""
-    rows, baselines = leaderboard(folder), folder.baselines()
-    trials = [row for row in rows if row.name not in baselines and row.state != "damaged"]
+def summary_of(sweep: Sweep, id_: str, rows: Sequence[Row], baselines: Collection[str]) -> Summary:
+    """The best values, counts by state and cost of the sweep with this id, whose leaderboard has these rows."""
+    trials = [row for row in rows if row.name not in baselines]
     scored = [row for row in trials if sweep.objectives[0].metric in row.metrics]
     totals: dict[str, float] = {}
     if lead := leading(scored):
@@ -46,11 +44,11 @@ def summary_of(sweep: Sweep, folder: SweepFolder) -> Summary:
     totals["cost/pairs"] = float(sum(row.pairs for row in trials))
     if any(COMPUTE in row.metrics for row in trials):
         totals["cost/compute_seconds"] = sum(row.metrics.get(COMPUTE, 0.0) for row in trials)
-    return Summary(metrics=totals, note=_note(sweep, folder, rows, scored))
+    return Summary(metrics=totals, note=_note(sweep, id_, rows, scored, baselines))
 
 
-def _note(sweep: Sweep, folder: SweepFolder, rows: Sequence[Row], scored: Sequence[Row]) -> str:
-    aims, baselines = [o.metric for o in sweep.objectives], folder.baselines()
+def _note(sweep: Sweep, id_: str, rows: Sequence[Row], scored: Sequence[Row], baselines: Collection[str]) -> str:
+    aims = [o.metric for o in sweep.objectives]
     lead = leading(scored)
     best = (
         f"**{link_to_run(lead.name, lead.name)}** is the best trial: {aims[0]} {lead.metrics[aims[0]]:.4f}."
@@ -74,11 +72,11 @@ def _note(sweep: Sweep, folder: SweepFolder, rows: Sequence[Row], scored: Sequen
         lines.append(
             _line(link_to_run(row.name, row.name), state, *scores, *(_value(row.params.get(name)) for name in varied))
         )
-    more = f"{len(rows) - SHOWN} more rows: `babeltune runs {folder.id}`" if len(rows) > SHOWN else ""
+    more = f"{len(rows) - SHOWN} more rows: `babeltune runs {id_}`" if len(rows) > SHOWN else ""
     links = [
-        f"* All trials, the winner first: `babeltune ui {folder.id}`",
+        f"* All trials, the winner first: `babeltune ui {id_}`",
         f"* The {link_to_run('report', artifact='report.html')}, once the sweep has finished",
-        f"* Take the winner: `babeltune promote {folder.id}`",
+        f"* Take the winner: `babeltune promote {id_}`",
     ]
     return "\n".join([*lines, "", *([more, ""] if more else []), *links]).strip()
 
@@ -120,7 +118,7 @@ def data_inputs(digests: Mapping[str, str]) -> list[DataInput]:
     return [DataInput(name=name, digest=digest, context=kinds[name]) for name, digest in digests.items()]
 
 
-def write_metrics(path: Path, reports: Sequence[Report]) -> None:
+def table_of_metrics(reports: Sequence[Report]) -> bytes:
     """Every metric of the reports as rows of a Parquet file: step, pairs, time, name and value."""
     import io
 
@@ -134,10 +132,21 @@ def write_metrics(path: Path, reports: Sequence[Report]) -> None:
         for step, time_ms, values in [*((p.step, p.time_ms, p.values) for p in r.points), (r.step, None, r.metrics)]
         for name, value in values.items()
     ]
-    path.parent.mkdir(parents=True, exist_ok=True)
     buffer = io.BytesIO()
     pq.write_table(pa.Table.from_pylist(rows), buffer)
-    write_whole(path, buffer.getvalue())
+    return buffer.getvalue()
+
+
+def corpus_facts(prepared: Prepared, teacher: Mapping[str, Scalar]) -> bytes:
+    """What is known of the sweep's text, as JSON: pairs by source and step, overlap and contamination, cut and aligned
+    texts, and what the `teacher` encoded. It is one file, for a sweep of many sets has hundreds of counts."""
+    facts = {
+        **prepared.counts,
+        "truncated": {key: tokens.truncated for key, tokens in prepared.tokens.items()},
+        "teacher": dict(teacher),
+        "digests": prepared.digests,
+    }
+    return json.dumps(facts, ensure_ascii=False, indent=1).encode()
 
 
 def _line(*cells: str) -> str:

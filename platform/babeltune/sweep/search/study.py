@@ -25,6 +25,7 @@ from babeltune.sweep.search.warm_start import WARM, Suggest, fitting, kept_trial
 from babeltune.sweep.state.ledger import Ledger, end_facts
 from babeltune.sweep.state.log import LEDGER
 from babeltune.sweep.state.messages import LedgerLine, TrialEnd, end_of
+from babeltune.tracking.sent_runs import sent_runs
 
 STUDY = "sweep"
 """The name of every sweep's study."""
@@ -195,15 +196,13 @@ def follow(lines: Iterable[LedgerLine], proposals: Proposals, propose: Callable[
                 continue
             if (began := propose(params[number])) != number:
                 raise SweepError(f"results.jsonl proposes trial {number} where trial {began} is next; it was altered")
-        elif line["event"] in ("report", "note", "end") and not proposals.runs(number):
+        elif line["event"] in ("report", "end") and not proposals.runs(number):
             raise SweepError(
                 f"results.jsonl has a {line['event']} of trial {number}, which does not run; it was altered"
             )
         elif line["event"] == "report":
             proposals.report(number, line["index"], line["values"] or [])
             proposals.note(number, {"checkpoint": line.get("checkpoint", "")})
-        elif line["event"] == "note":
-            proposals.note(number, line["attributes"])
         elif line["event"] == "end":
             proposals.note_end(number, end_of(line))
             proposals.tell(number, TrialState[line["state"]], line["values"])
@@ -219,7 +218,10 @@ def write_study(sweep: Sweep, folder: Path, file: Path) -> int:
     draw = partial(suggest, sweep.parameters)
     warm = kept_trials(folder, sweep, draw) or []
     study = Proposals(sweep, draw, warm, Ledger(folder / LEDGER, mend=False).lines).study
-    trials = study.get_trials(deepcopy=False)
+    trials, runs = study.get_trials(deepcopy=False), sent_runs(folder)
+    for trial in trials:
+        if (run := runs.get(str(trial.number - len(warm)))) is not None:
+            trial.set_user_attr("mlflow_run", run.id)
     with draft_folder("study") as place:
         draft = place / "study.db"
         optuna.create_study(study_name=STUDY, directions=study.directions, storage=sqlite_url(draft)).add_trials(trials)

@@ -22,7 +22,6 @@ from babeltune.sweep.search.trial_proxy import Result
 from babeltune.sweep.state.folder import SweepFolder, read_of_trial
 from babeltune.sweep.state.leaderboard import steps_in
 from babeltune.sweep.state.ledger import Ledger
-from babeltune.sweep.state.log import reported
 from babeltune.sweep.state.messages import ENDS, TrialAssignment, TrialEnd, TrialOutcome
 from babeltune.sweep.workers.pool import WorkerPool
 from babeltune.training.checkpoint import PROGRESS
@@ -30,8 +29,8 @@ from babeltune.training.checkpoint import PROGRESS
 log = logging.getLogger(__name__)
 Event = TrialAssignment | Report | TrialOutcome | None
 """An event of a trial: its assignment at its start (None if it ends at once), a report, or how it ended."""
-OnEvent = Callable[[Literal["start", "report", "end"], int, Event], Mapping[str, Scalar] | None]
-"""Called for each event of a trial, with its number. What it returns becomes the Optuna trial's user attributes."""
+OnEvent = Callable[[Literal["start", "report", "end"], int, Event], object]
+"""Called for each event of a trial, with its number, once the ledger has it."""
 Proposal = dict[str, str | int]
 """A trial's configuration for Tune, which adds the objectives (`trial_proxy.TrialConfig`)."""
 ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
@@ -66,13 +65,10 @@ class TrialRecords:
     """The sweep's."""
 
     def tell(self, kind: Literal["start", "report", "end"], number: int, event: Event) -> None:
-        """Tells the listener, and notes what it answers. The ledger also gets that a trial starts, or is stopped."""
+        """Tells the listener. The ledger also gets that a trial starts, or is stopped."""
         if kind == "start" or (isinstance(event, TrialOutcome) and event.state == "stopped"):
             self.ledger.add("start" if kind == "start" else "stop", number)
-        attributes = self.callbacks.on_event(kind, number, event)
-        if attributes and kind != "end" and attributes != self.ledger.noted(number):
-            self.proposals.note(number, attributes)
-            self.ledger.add("note", number, attributes=attributes)
+        self.callbacks.on_event(kind, number, event)
 
     def record(self, number: int, result: Result) -> None:
         """Records a report, once."""
@@ -85,8 +81,7 @@ class TrialRecords:
         values = [report.metrics[objective.metric] for objective in self.sweep.objectives]
         self.proposals.report(number, report.index, values)
         self.proposals.note(number, {"checkpoint": report.checkpoint})
-        facts = reported(report)
-        self.ledger.add("report", number, index=report.index, values=values, checkpoint=report.checkpoint, **facts)
+        self.ledger.add_report(number, report, values)
         self.tell("report", number, report)
 
     def end(self, number: int, result: Result) -> None:

@@ -4,7 +4,7 @@
         sweep.json  prepared.json  facts.json  baselines.json  rates.json  state.json  driver.log
         examples.json                                     what the best trial made of a few translations
         conditions/1/                                     sweep.json and prepared.json before an accepted change
-        results.jsonl  spool.jsonl                        what happened to trials, in order; what MLflow is sent
+        results.jsonl  mlflow.json                        what happened, in order; how much of it MLflow has
         trials/t0007/trial.json  reports.jsonl  progress.json  checkpoints/000003/
 
 Any process that sees the storage can read it while the sweep runs.

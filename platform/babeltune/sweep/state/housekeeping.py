@@ -23,7 +23,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from babeltune.errors import SweepError
-from babeltune.files import write_json, write_whole, writer_of
+from babeltune.files import write_json, writer_of
 from babeltune.machine import lives
 from babeltune.planning.rules import TRIAL
 from babeltune.schema.storage_location import DAY_S
@@ -40,9 +40,6 @@ SCRATCH = ("train", "tune")
 """Folders in which Ray keeps its own state of a sweep. A resumed sweep never reads them."""
 REMOVED = "removed.json"
 """In a trial's folder: why its checkpoints were removed."""
-SPOOL = "spool.jsonl"
-SENT = "metrics that MLflow has taken"
-"""Why a spool can become shorter."""
 STORE_NAME = re.compile(r"[a-z_]+-[0-9a-f]{16}")
 """The name of a store: what it is, and the digest of what it was made from."""
 
@@ -79,9 +76,6 @@ class Removal:
         """The manifest of a checkpoint first forgets a file that is removed, so that it stays whole."""
         if self.rule:
             note_removed(self.path.parents[1], self.rule)
-        if self.path.name == SPOOL:
-            shorten_spool(self.path)
-            return
         manifest = self.path.parent / MANIFEST
         if self.path.name == OPTIMIZER and manifest.exists():
             recorded = json.loads(manifest.read_text(encoding="utf-8"))
@@ -205,9 +199,6 @@ def _of_sweep(
     storage: Storage, sweep: str, before: float, top: int | None, replaced: Callable[[Package], set[str]]
 ) -> Iterator[Removal]:
     folder, may_go = SweepFolder(storage.folder / "sweeps" / sweep), partial(storage.at_rest, sweep)
-    spool = folder.path / SPOOL
-    if (freed := spool_savings(spool)) and spool.stat().st_mtime < before:
-        yield Removal(spool, SENT, freed, may_go=may_go)
     try:
         rows = {row.name: row for row in leaderboard(folder)}
     except SweepError:  # a damaged sweep keeps what it has
@@ -289,43 +280,6 @@ def _scratch_of(folder: SweepFolder, before: float) -> Iterator[tuple[Path, str]
     for draft in sorted(folder.path.glob("trials/*/checkpoints/.*")):
         if writer_of(draft) is None and _last_change(draft) < before:
             yield draft, "the draft of a checkpoint"
-
-
-def spool_savings(path: Path) -> int:
-    """Bytes that `shorten_spool` would free; 0 while MLflow lacks anything."""
-    try:
-        whole = path.read_bytes()
-        shorter = shortened_spool(whole, path.with_name(f"{path.name}.sent").read_bytes())
-    except OSError:
-        return 0
-    return 0 if shorter is None else len(whole) - len(shorter)
-
-
-def shorten_spool(path: Path) -> None:
-    """Drops the values of metrics that MLflow has taken. Their steps stay, so that nothing is sent a second time."""
-    shorter = shortened_spool(path.read_bytes(), path.with_name(f"{path.name}.sent").read_bytes())
-    if shorter is not None:
-        write_whole(path, shorter, durable=True)
-
-
-def shortened_spool(spool: bytes, sent: bytes) -> bytes | None:
-    """The spool without values of metrics that MLflow has. None while MLflow lacks anything."""
-    with suppress(ValueError, KeyError, TypeError):
-        if json.loads(sent)["lines"] == len(spool.splitlines()) == spool.count(b"\n"):
-            return _shortened(spool)
-    return None
-
-
-def _shortened(spool: bytes) -> bytes:
-    lines = []
-    for line in spool.splitlines(keepends=True):
-        with suppress(ValueError, KeyError, TypeError):
-            event = json.loads(line)
-            if event["do"] == "metrics":
-                event["points"] = [[step, time_ms, {}] for step, time_ms, _ in event["points"]]
-                line = json.dumps(event).encode() + b"\n"
-        lines.append(line)
-    return b"".join(lines)
 
 
 def text(storage: Storage, key: str) -> str:

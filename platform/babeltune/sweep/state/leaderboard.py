@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -14,7 +14,7 @@ from babeltune.evaluation.metric_names import PARAMETERS, SPEED, SPREAD
 from babeltune.schema.records import Goal, Objective, Scalar, Sweep
 from babeltune.stages import Stage
 from babeltune.sweep.state.folder import SweepFolder, condition_of, read_of_trial
-from babeltune.sweep.state.log import LEDGER, LoggedTrial, log_of
+from babeltune.sweep.state.log import LEDGER, LoggedTrial, SweepLog, log_of
 from babeltune.sweep.state.messages import State, TrialEnd
 from babeltune.sweep.state.rebuild import damage, rebuilt
 from babeltune.training.checkpoint import PROGRESS, best_report, stage_of
@@ -83,10 +83,7 @@ def _lost(folder: Path, name: str) -> str:
 def _row(folder: Path, trial: LoggedTrial, objectives: tuple[Objective, ...], condition: int = 1) -> Row:
     """The row of a trial whose settings the ledger has. It is made once for each state of the ledger; that of a trial
     that has not ended also says what its `progress.json` does at this moment."""
-    key = objectives, condition
-    row: Row | None = trial.derived.get(key)
-    if row is None:
-        row = trial.derived[key] = _logged_row(trial, objectives, condition)
+    row = logged_row(trial, objectives, condition)
     if trial.end is not None:
         return row
     place, running = folder / "trials" / trial.name, trial.state == "running"
@@ -105,6 +102,15 @@ def _row(folder: Path, trial: LoggedTrial, objectives: tuple[Objective, ...], co
 def steps_in(progress: Mapping[str, object]) -> dict[str, int]:
     """How far a trial is, `step` of `steps`, as far as its `progress.json` says so."""
     return {name: int(value) for name in ("step", "steps") if (value := number_in(progress, name)) is not None}
+
+
+def logged_row(trial: LoggedTrial, objectives: tuple[Objective, ...], condition: int = 1) -> Row:
+    """The row of a trial as the log alone has it."""
+    key = objectives, condition
+    row: Row | None = trial.derived.get(key)
+    if row is None:
+        row = trial.derived[key] = _logged_row(trial, objectives, condition)
+    return row
 
 
 def _logged_row(trial: LoggedTrial, objectives: tuple[Objective, ...], condition: int) -> Row:
@@ -212,12 +218,27 @@ def leaderboard(folder: SweepFolder, metric: str | None = None) -> list[Row]:
     if len(sweep.objectives) > 1:
         unbeaten = pareto_front(rows, sweep.objectives)
         rows = [replace(row, front=row.name in unbeaten) for row in rows]
-    rows += [Row(name=name, state="finished", metrics=scores) for name, scores in folder.baselines().items()]
-    rows += damaged
+    rows += [*baseline_rows(folder.baselines()), *damaged]
     if metric is not None:
         check_known(folder, rows, metric)
-    order, then = best_first(sweep, metric or objective.metric), best_first(sweep, objective.metric)
+    return _sorted(rows, sweep, metric or objective.metric)
+
+
+def _sorted(rows: Iterable[Row], sweep: Sweep, metric: str) -> list[Row]:
+    order, then = best_first(sweep, metric), best_first(sweep, sweep.objectives[0].metric)
     return sorted(rows, key=lambda row: (order(row.metrics), then(row.metrics), row.name))
+
+
+def logged_rows(log: SweepLog, sweep: Sweep, baselines: Mapping[str, dict[str, float]]) -> list[Row]:
+    """Trials and baselines, best first, as this log alone has them."""
+    trials = [trial for trial in log.trials.values() if trial.params is not None]
+    rows = [logged_row(trial, sweep.objectives) for trial in trials]
+    return _sorted([*rows, *baseline_rows(baselines)], sweep, sweep.objectives[0].metric)
+
+
+def baseline_rows(baselines: Mapping[str, dict[str, float]]) -> list[Row]:
+    """The rows of the untrained student and the teacher."""
+    return [Row(name=name, state="finished", metrics=scores) for name, scores in baselines.items()]
 
 
 def trial_rows(folder: SweepFolder, sweep: Sweep, *states: State) -> list[Row]:

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import cast
 
 from babeltune.files import append_line, aside, end_on_a_line, write_whole
-from babeltune.schema.records import Scalar
-from babeltune.sweep.state.messages import LedgerLine, TrialEnd
+from babeltune.schema.records import Report, Scalar
+from babeltune.sweep.state.messages import LedgerLine, Submission, TrialEnd, scores_of
 
 NEEDED = {
     "propose": ("params",),
     "report": ("index", "values"),
-    "note": ("attributes",),
     "end": ("state", "values"),
     "give_up": ("trials",),
+    "submit": tuple(Submission.__required_keys__),
+    "leave": ("state",),
 }
 """Keys without which a line is none."""
-FOR_READERS = ("metrics", "facts")
+OF_SWEEP = ("submit", "leave")
+"""Events of the sweep, which the search does not ask for."""
+FOR_READERS = ("metrics", "facts", "time_ms")
 """What a line of the ledger has for `log.py`, which the search does not ask for."""
 
 
@@ -27,6 +31,21 @@ def end_facts(end: TrialEnd) -> dict[str, str]:
     """The facts of an end in the ledger and the study. `end_of` reads them again."""
     facts = {"kind": end.kind, "error_type": end.error_type, "reason": end.text}
     return {name: value for name, value in facts.items() if value}
+
+
+def _time_of(report: Report) -> dict[str, int]:
+    """When the report was made, the same whenever it is recorded; nothing if its points do not say it."""
+    trained = [point.time_ms for point in report.points if "train/loss" in point.values]
+    return {"time_ms": trained[-1]} if trained else {}
+
+
+def append_event(path: Path, event: str, **facts: object) -> LedgerLine:
+    """Appends one line to the ledger, on disk before it returns."""
+    time_ms = facts.pop("time_ms", time.time_ns() // 1_000_000)
+    # The time ends the line: by its last bytes a reader sees whether the file is still the one that it has read.
+    line = cast("LedgerLine", {"event": event, **facts, "time_ms": time_ms})
+    append_line(path, json.dumps(line).encode())
+    return line
 
 
 class Ledger:
@@ -38,7 +57,6 @@ class Ledger:
         self._path = path
         self.lines: list[LedgerLine] = []
         self._reports: dict[int, list[LedgerLine]] = {}
-        self._notes: dict[int, dict[str, Scalar]] = {}
         self._params: dict[int, dict[str, Scalar]] = {}
         self.given_up: set[int] = set()
         """Trials that ended before the sweep ended for its failures."""
@@ -59,10 +77,14 @@ class Ledger:
             sound += len(line)
 
     def add(self, event: str, number: int, **facts: object) -> None:
-        """Appends one line, on disk before it returns."""
-        line = cast("LedgerLine", {"event": event, "number": number, **facts})
-        self._remember(line)
-        append_line(self._path, json.dumps(line).encode())
+        """Appends one line about a trial, on disk before it returns."""
+        self._remember(append_event(self._path, event, number=number, **facts))
+
+    def add_report(self, number: int, report: Report, values: list[float]) -> None:
+        """Appends a trial's report, with its objectives. Its points stay in the trial's folder."""
+        names = ("index", "checkpoint", "step", "pairs", "seconds", "last", "steps", "facts")
+        facts = {name: getattr(report, name) for name in names} | {"metrics": scores_of(report)}
+        self.add("report", number, values=values, **facts, **_time_of(report))
 
     def add_end(self, number: int, state: str, values: list[float] | None, end: TrialEnd, **progress: int) -> None:
         """Appends a trial's end in this state of Optuna's, and how far its training was."""
@@ -76,20 +98,16 @@ class Ledger:
         """The trial's reports: `index`, `values` by objective, `checkpoint`."""
         return list(self._reports.get(number, ()))
 
-    def noted(self, number: int) -> dict[str, Scalar]:
-        """The trial's attributes that listeners gave it last."""
-        return self._notes.get(number, {})
-
     def _remember(self, line: LedgerLine) -> None:
-        number = line["number"]
         if missing := [name for name in NEEDED.get(line["event"], ()) if name not in line]:
             raise KeyError(missing[0])
+        if line["event"] in OF_SWEEP:
+            return
+        number = line["number"]
         if line["event"] == "propose":
             self._params[number] = line["params"]
         elif line["event"] == "report":
             self._reports.setdefault(number, []).append(line)
-        elif line["event"] == "note":
-            self._notes[number] = line["attributes"]
         elif line["event"] == "end" and line.get("state") == "FAIL":
             self.failed.add(number)
         elif line["event"] == "give_up":

@@ -10,20 +10,19 @@ import threading
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pydantic import TypeAdapter
 
+from babeltune.files import LineCursor
 from babeltune.schema.records import Report, Scalar
-from babeltune.sweep.state.messages import ENDED, ENDS, LedgerLine, State, TrialEnd, end_of, scores_of
+from babeltune.sweep.state.messages import ENDED, ENDS, LedgerLine, State, Submission, TrialEnd, end_of
 
 LEDGER = "results.jsonl"
 EVENT = TypeAdapter(Any)
 """Reads a line three times as fast as `json`."""
 MOST_LOGS = 8
 """Logs that a process remembers: a list of all sweeps reads hundreds, each once."""
-SEAM = 64
-"""Bytes before the offset that are compared before what follows is read. They differ if the file was made anew."""
 
 
 @dataclass(slots=True)
@@ -63,8 +62,10 @@ class SweepLog:
 
     def _forget(self) -> None:
         self.trials: dict[int, LoggedTrial] = {}
+        self.submissions: list[Submission] = []
+        """What the sweep was at each submission, the first first."""
         self._version: tuple[int, int, int] | None = None
-        self._offset, self._seam = 0, b""
+        self._cursor = LineCursor()
         self._facts: dict[str, dict[str, Scalar]] = {}
 
     @property
@@ -82,25 +83,22 @@ class SweepLog:
                 return self
             version = stat.st_ino, stat.st_mtime_ns, stat.st_size
             if version != self._version:
-                self._read(stat.st_size)
+                self._read()
                 self._version = version
         return self
 
-    def _read(self, size: int) -> None:
-        with self._path.open("rb") as file:
-            file.seek(self._offset - len(self._seam))
-            if size < self._offset or file.read(len(self._seam)) != self._seam:
-                self._forget()
-                file.seek(0)
-            for line in file:
-                if not line.endswith(b"\n"):  # it is being written, or was cut off
-                    break
-                self._offset += len(line)
-                self._seam = line[-SEAM:]
-                with suppress(ValueError, TypeError, KeyError):  # what is no event is passed over
-                    self._take(EVENT.validate_json(line))
+    def _read(self) -> None:
+        if not self._cursor.fits(self._path):
+            self._forget()
+        for line in self._cursor.lines(self._path):
+            self._cursor = self._cursor.after(line)
+            with suppress(ValueError, TypeError, KeyError):  # what is no event is passed over
+                self.take(EVENT.validate_json(line))
 
-    def _take(self, line: LedgerLine) -> None:
+    def take(self, line: LedgerLine) -> None:
+        """Folds the next line in."""
+        if line["event"] == "submit" and Submission.__required_keys__ <= line.keys():
+            self.submissions.append(cast("Submission", line))
         if line["event"] not in ("propose", "start", "stop", "report", "end"):
             return
         trial = self.trials.get(line["number"])
@@ -130,12 +128,6 @@ class SweepLog:
             steps=line.get("steps", 0),
             facts=self._facts.setdefault(str(facts), facts),  # most trials share them
         )
-
-
-def reported(report: Report) -> dict[str, Any]:
-    """What a line of the ledger says of a report besides its number and objectives."""
-    names = ("step", "pairs", "seconds", "last", "steps", "facts")
-    return {name: getattr(report, name) for name in names} | {"metrics": scores_of(report)}
 
 
 @functools.lru_cache(maxsize=MOST_LOGS)

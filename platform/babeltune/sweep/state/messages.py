@@ -9,11 +9,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Required, Self, TypedDict, cast, get_args
+from typing import TYPE_CHECKING, Literal, Required, Self, TypedDict, cast, get_args
 
 from babeltune.files import plain
 from babeltune.schema.records import Report, Scalar, Strict
 from babeltune.schema.storage_location import StorageLocation
+
+if TYPE_CHECKING:
+    from babeltune.files import JsonObject
 
 EndKind = Literal[
     "finished", "stopped", "pruned", "collapsed", "objective", "refused", "raised", "peer", "restarts", "storage"
@@ -131,10 +134,14 @@ class TrialOutcome:
 class LedgerLine(TypedDict, total=False):
     """A line of the ledger, `results.jsonl`. Each kind of event has some of the keys."""
 
-    event: Required[Literal["propose", "start", "report", "note", "stop", "end", "give_up"]]
-    """`start`: a worker group has the trial, at first or again. `stop`: it was stopped, to be resumed. `note`: a
-    listener gave it attributes. `give_up`: the sweep ended for the failures of some `trials`."""
-    number: Required[int]
+    event: Required[Literal["submit", "propose", "start", "report", "stop", "end", "give_up", "leave"]]
+    """`submit`: a driver begins (`Submission`). `start`: a worker group has the trial, at first or again. `stop`: it
+    was stopped, to be resumed. `give_up`: the sweep ended for the failures of some `trials`. `leave`: the driver ends.
+    """
+    number: int
+    """The trial's. `submit` and `leave` have none."""
+    time_ms: int
+    """When it happened, as milliseconds since 1970."""
     params: dict[str, Scalar]
     index: int
     values: list[float] | None
@@ -149,13 +156,34 @@ class LedgerLine(TypedDict, total=False):
     seconds: float
     last: bool
     facts: dict[str, Scalar]
-    attributes: dict[str, Scalar]
     state: str
-    """How a trial ended, in Optuna's word: COMPLETE, PRUNED or FAIL. `end_of` reads the next three."""
+    """How a trial ended, in Optuna's word: COMPLETE, PRUNED or FAIL. `end_of` reads the next three. Of `leave` how the
+    sweep is left: `finished`, `stopped` or `failed`."""
     kind: str
     error_type: str
     reason: str
     trials: list[int]
+
+
+class Submission(TypedDict):
+    """The line of the ledger with which a driver begins: what the sweep is from then on."""
+
+    spec: JsonObject
+    facts: JsonObject
+    """`facts.json` without the accepted changes."""
+    accepted: list[JsonObject]
+    digests: dict[str, str]
+    """Of the texts, by name."""
+    environment: dict[str, str]
+    """Commit, versions and machine, and the digest of all data."""
+    contaminated: dict[str, str]
+    """What is contaminated, in words, by set: `dev.everyday`."""
+    teacher: dict[str, Scalar]
+    """How many texts the teacher encoded, and how many of them it cut."""
+    world: dict[str, Scalar]
+    """How every trial runs: its world size and backend."""
+    mlflow_metrics: int | None
+    """How many of a trial's metrics MLflow gets; None: all."""
 
 
 def end_of(record: Mapping[str, object]) -> TrialEnd:
@@ -180,4 +208,4 @@ def scores_of(report: Report) -> dict[str, float]:
             found.setdefault(name, []).append(value)
     means = {name: min(those) if name.endswith("_least") else sum(those) / len(those) for name, those in found.items()}
     latest = {name: those[-1] for name, those in found.items() if name.endswith("learning_rate")}
-    return {**means, **latest, **report.metrics}
+    return {**report.metrics, **means, **latest, **report.metrics}  # the report's own first, in their order

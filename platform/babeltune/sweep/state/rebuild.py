@@ -1,30 +1,27 @@
 """Makes a small file of a sweep's folder again where it is damaged, such as by a power loss that left it empty.
 
-What it held also stands elsewhere: the ledger (`results.jsonl`) has every trial's parameters and end, and the spool
-(`spool.jsonl`) has the spec, the facts and the accepted changes of every submission. `SweepFolder.read` calls
-`rebuilt`, which writes nothing; the driver alone calls `mend`.
+What it held also stands in the ledger (`results.jsonl`): every trial's parameters and end, and the spec, the facts and
+the accepted changes of every submission. `SweepFolder.read` calls `rebuilt`, which writes nothing; the driver alone
+calls `mend`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from babeltune.errors import BabeltuneError, SweepError
 from babeltune.files import aside, plain, write_json
-from babeltune.sweep.state.log import log_of
+from babeltune.sweep.state.ledger import Ledger
+from babeltune.sweep.state.log import LEDGER, log_of
 
 if TYPE_CHECKING:
     from babeltune.files import JsonObject
     from babeltune.sweep.state.folder import SweepFolder
+    from babeltune.sweep.state.messages import Submission
 
-SPEC, FACTS, ACCEPTED = "babeltune.spec", "babeltune.facts", "babeltune.accepted_changes"
-"""Tags of the sweep's own run in MLflow: JSON of the spec, of `facts.json`, and of the accepted changes in it."""
-DIGESTS = "babeltune.digests"
-"""The tag of that run with the digests of its texts."""
 MADE_AGAIN = (
     *("prepared.json", "baselines.json", "state.json", "owner.json", "driver.json", "tracking.json"),
     "accepting.json",
@@ -70,24 +67,18 @@ def rebuilt(folder: SweepFolder, name: str) -> JsonObject | None:
     if file == "rates.json":
         return _rates(folder)
     if file == "sweep.json":
-        tags = spooled_tags(folder, before=int(number) if place else None)
-        spec: JsonObject | None = json.loads(tags.get(SPEC, "null"))
-        return spec
-    if file == "facts.json" and FACTS in (tags := spooled_tags(folder)):
-        facts: JsonObject = json.loads(tags[FACTS])
-        return facts | ({"accepted": json.loads(tags[ACCEPTED])} if ACCEPTED in tags else {})
+        submission = submitted(folder, before=int(number) if place else None)
+        return None if submission is None else submission["spec"]
+    if file == "facts.json" and (submission := submitted(folder)) is not None:
+        accepted: JsonObject = {"accepted": [*submission["accepted"]]} if submission["accepted"] else {}
+        return submission["facts"] | accepted
     return None
 
 
-def spooled_tags(folder: SweepFolder, *, before: int | None = None) -> Mapping[str, str]:
-    """The tags of the sweep's run that were sent to MLflow last, or last before this accepted change, counted from
-    1."""
-    found: Mapping[str, str] = {}
-    for event in _lines(folder.path / "spool.jsonl"):
-        tags = cast("dict[str, str]", event.get("tags", {}))
-        if SPEC in tags and (before is None or len(json.loads(tags.get(ACCEPTED, "[]"))) < before):
-            found = tags
-    return found
+def submitted(folder: SweepFolder, *, before: int | None = None) -> Submission | None:
+    """What the sweep was when it was submitted last, or last before this accepted change, counted from 1."""
+    known = log_of(folder.path).submissions
+    return next((each for each in reversed(known) if before is None or len(each["accepted"]) < before), None)
 
 
 def sealed_digests(folder: SweepFolder) -> dict[str, str]:
@@ -95,16 +86,14 @@ def sealed_digests(folder: SweepFolder) -> dict[str, str]:
     prepared = folder.read("prepared.json")
     if prepared is not None:
         return dict(prepared.get("digests", {}))
-    return digests_in(spooled_tags(folder))
-
-
-def digests_in(tags: Mapping[str, str]) -> dict[str, str]:
-    """The digests of a sweep's texts by name, from the tags of its run."""
-    return dict(json.loads(tags.get(DIGESTS, "{}")))
+    submission = submitted(folder)
+    return submission["digests"] if submission is not None else {}
 
 
 def mend(folder: SweepFolder) -> None:
-    """Puts every damaged file aside, and writes what it held as far as other records have it. The log says so."""
+    """Puts every damaged file aside, and writes what it held as far as other records have it. The log says so. Of the
+    ledger, what follows a damaged line is put aside first: MLflow is not to see it."""
+    Ledger(folder.path / LEDGER)
     places = [*folder.path.glob("conditions/*"), *folder.trials()]
     names = ["facts.json", "sweep.json", *(n for n in MADE_AGAIN if n != "state.json"), "state.json"]
     paths = [
@@ -153,11 +142,3 @@ def _is_complete(folder: SweepFolder) -> bool:
     with suppress(SweepError):
         return folder.is_whole() and log_of(folder.path).ended >= folder.sweep().budget.trials
     return False
-
-
-def _lines(path: Path) -> Iterator[JsonObject]:
-    """The JSON objects of a file of lines; what is none is passed over."""
-    for line in path.read_bytes().splitlines() if path.exists() else ():
-        with suppress(ValueError):
-            if isinstance(values := json.loads(line), dict):
-                yield values

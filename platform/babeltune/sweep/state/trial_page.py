@@ -17,7 +17,7 @@ from babeltune.sweep.state.folder import SweepFolder, read_of_trial
 from babeltune.sweep.state.leaderboard import Row
 from babeltune.sweep.state.log import log_of
 from babeltune.sweep.state.progress import standing
-from babeltune.tracking.spool import SentRun, sent_run
+from babeltune.tracking.sent_runs import SentRun, sent_runs
 from babeltune.training.checkpoint import MANIFEST, checkpoint_folder
 
 HIDDEN = ("_forward", "_backward", "_sd", "_least")
@@ -108,7 +108,7 @@ def trial_page(folder: SweepFolder, number: int) -> TrialPage:
         scores=scores_by_set(row.metrics),
         cost=_cost(reports),
         checkpoint=kept if kept is not None and (kept / MANIFEST).is_file() else None,
-        run=sent_run(folder.path / "spool.jsonl", str(number)),
+        run=sent_runs(folder.path).get(str(number)),
     )
 
 

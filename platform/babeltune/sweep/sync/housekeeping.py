@@ -16,11 +16,10 @@ from pathlib import Path
 
 from babeltune.errors import ObjectStoreError
 from babeltune.storage.mirror import Mirror
-from babeltune.storage.object_store import Entry, ObjectStore
+from babeltune.storage.object_store import Entry
 from babeltune.storage.packages import MANIFESTS, PULLING
 from babeltune.sweep.state.housekeeping import (
     OPTIMIZER,
-    SPOOL,
     MayGo,
     Removal,
     always,
@@ -30,7 +29,6 @@ from babeltune.sweep.state.housekeeping import (
     packages,
     removals,
     scratch,
-    shortened_spool,
     size_of,
     unneeded,
 )
@@ -46,7 +44,7 @@ SUPERSEDED = "superseded"
 
 @dataclass(frozen=True, kw_only=True)
 class BucketRemoval(Removal):
-    """A package in a bucket that can go, the optimizer in one, or what MLflow has taken of a spool."""
+    """A package in a bucket that can go, or the optimizer in one."""
 
     mirror: Mirror
 
@@ -64,18 +62,8 @@ class BucketRemoval(Removal):
         package, _, name = self.key.rpartition("/")
         if name == OPTIMIZER:
             strip_optimizer(self.mirror, package)
-        elif name == SPOOL:
-            shorten_spool_there(self.mirror.store, self.key)
         else:
             self.mirror.drop_packages([self.key], self.mirror.store.entries(self.key))
-
-
-def shorten_spool_there(store: ObjectStore, key: str) -> None:
-    """`shorten_spool` in a bucket. It replaces nothing that a driver has written since it was read."""
-    before = store.entry(key)
-    shorter = shortened_spool(*(store.read(name) or b"" for name in (key, f"{key}.sent")))
-    if before is not None and shorter is not None:
-        store.write_if(key, shorter, before.version)
 
 
 def drop_checkpoints(mirror: Mirror, trial: str) -> None:

@@ -27,13 +27,14 @@ from babeltune.sweep.state.stored import FolderStorage, Storage
 from babeltune.sweep.sync.bucket_storage import BucketStorage, undriven
 from babeltune.sweep.sync.checkpoint_names import bring_checkpoint
 from babeltune.sweep.sync.follow import Follower
+from babeltune.tracking.sent_runs import CURSOR
 from babeltune.training.checkpoint import PROGRESS, REPORTS, checkpoint_folder
 
 if TYPE_CHECKING:
     from babeltune.data.prepared import Prepared
 
-OF_DRIVERS = ("spool.jsonl", "spool.jsonl.sent")
-"""Large records that change with each event. Who follows a sweep has them as they were at the beginning."""
+OF_DRIVERS = (CURSOR,)
+"""Records that change with each event. Who follows a sweep has them as they were at the beginning."""
 OPENINGS = "openings"
 """In the bucket, the folder of the openings of sealed tests: an object each."""
 OPENED = "openings.jsonl"
