@@ -125,10 +125,11 @@ class MlflowReader:
     def events(self, line: JsonObject) -> list[Event] | None:
         """What MLflow gets for the line; None if the points of a report are not here yet."""
         event = cast("LedgerLine", line)
-        made = self._made(event) if self._log.submissions else []
-        if made is None:
+        if not self._log.submissions:
+            return []
+        if (made := self._made(event)) is None:
             return None
-        if self._summary_due and self._log.submissions:
+        if self._summary_due:
             made += self._summary(event)
         if event["event"] == "leave":
             made.append(events.end_sweep(WAYS_TO_LEAVE[event["state"]]))
@@ -171,10 +172,11 @@ class MlflowReader:
         tags |= {ACCEPTED: new["accepted"]} if new["accepted"] else {}
         found = [
             events.start_sweep(self._folder.id, params, tags),
-            events.artifact(None, "corpus.json", corpus_facts(self._prepared(), new["teacher"])),
             events.experiment_note(experiment_note(sweep)),
             events.inputs(None, data_inputs(new["digests"])),
         ]
+        with suppress(StoreError):  # a later submission makes the record of the data again
+            found.append(events.artifact(None, "corpus.json", corpus_facts(self._prepared(), new["teacher"])))
         for name, scores in self._folder.baselines().items():
             found += self._baseline(name, scores)
         return found
