@@ -9,12 +9,14 @@ from hypothesis import strategies as st
 from optuna.trial import TrialState
 
 from babeltune.errors import SpecError, SweepError
-from babeltune.schema.records import Data, Nsga2, Objective, Parameter, PlainSampler, Source, Sweep, Tpe
+from babeltune.schema.records import Data, Nsga2, Objective, Parameter, PlainSampler, Report, Source, Sweep, Tpe
+from babeltune.signals import StopSignal
 from babeltune.sweep.search.study import Proposals, write_study
-from babeltune.sweep.search.tune_searcher import too_many_failed
+from babeltune.sweep.search.tune_searcher import Callbacks, TrialRecords, too_many_failed
 from babeltune.sweep.state.ledger import Ledger
 from babeltune.sweep.state.log import LEDGER
 from babeltune.sweep.state.messages import TrialEnd
+from babeltune.training.checkpoint import write_reports
 from replays import trials_in
 
 SWEEP = Sweep(
@@ -166,6 +168,24 @@ def test_a_study_is_written_once_and_changes_nothing_of_the_sweep(recorded, tmp_
     with pytest.raises(SweepError, match="empty has no trial yet"):
         write_study(SWEEP, tmp_path / "empty", tmp_path / "other.db")
     assert (tmp_path / LEDGER).read_bytes() == before
+
+
+def test_reports_that_the_ledger_lost_are_recorded_from_the_trials_folder(tmp_path):
+    ledger, proposals, told = Ledger(tmp_path / LEDGER), Proposals(SWEEP, suggest), []
+    callbacks = Callbacks(None, lambda kind, number, event: told.append((kind, number, event.index)))
+    records = TrialRecords(SWEEP, proposals, ledger, None, callbacks, StopSignal(), tmp_path)
+    number, params = proposals.ask()
+    ledger.add("propose", number, params=params)
+    reports = [Report(index=i, step=i, pairs=i, seconds=i, metrics={"dev/score": i / 4}) for i in (1, 2, 3)]
+    write_reports(tmp_path / "trials" / "t0000", reports)
+    for report in (reports[2], reports[1], reports[2]):
+        records.record(number, {"report": report})
+    assert [(line["index"], line["values"]) for line in ledger.reports(number)] == [
+        (1, [0.25]),
+        (2, [0.5]),
+        (3, [0.75]),
+    ]
+    assert told == [("report", 0, 1), ("report", 0, 2), ("report", 0, 3)]
 
 
 def a_trial(failed, reason=""):

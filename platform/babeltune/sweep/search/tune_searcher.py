@@ -24,7 +24,7 @@ from babeltune.sweep.state.leaderboard import steps_in
 from babeltune.sweep.state.ledger import Ledger
 from babeltune.sweep.state.messages import ENDS, TrialAssignment, TrialEnd, TrialOutcome
 from babeltune.sweep.workers.pool import WorkerPool
-from babeltune.training.checkpoint import PROGRESS
+from babeltune.training.checkpoint import PROGRESS, read_reports
 
 log = logging.getLogger(__name__)
 Event = TrialAssignment | Report | TrialOutcome | None
@@ -71,13 +71,20 @@ class TrialRecords:
         self.callbacks.on_event(kind, number, event)
 
     def record(self, number: int, result: Result) -> None:
-        """Records a report, once."""
-        report = result.get("report")
+        """Records a report, once, and before it those that only the trial's folder has: a ledger may have lost its
+        end."""
+        report, known = result.get("report"), self.ledger.reports(number)
         if report is None:
             return
-        known = self.ledger.reports(number)
-        if known and report.index <= known[-1]["index"]:
-            return
+        last = known[-1]["index"] if known else 0
+        if report.index > last + 1:
+            reports = read_reports(SweepFolder(self.folder).trial(number))
+            for lost in reports[last : report.index - 1]:
+                self._record(number, lost)
+        if report.index > last:
+            self._record(number, report)
+
+    def _record(self, number: int, report: Report) -> None:
         values = [report.metrics[objective.metric] for objective in self.sweep.objectives]
         self.proposals.report(number, report.index, values)
         self.proposals.note(number, {"checkpoint": report.checkpoint})
