@@ -171,8 +171,8 @@ def test_a_study_is_written_once_and_changes_nothing_of_the_sweep(recorded, tmp_
 
 
 def test_reports_that_the_ledger_lost_are_recorded_from_the_trials_folder(tmp_path):
-    ledger, proposals, told = Ledger(tmp_path / LEDGER), Proposals(SWEEP, suggest), []
-    callbacks = Callbacks(None, lambda kind, number, event: told.append((kind, number, event.index)))
+    ledger, proposals, sent = Ledger(tmp_path / LEDGER), Proposals(SWEEP, suggest), []
+    callbacks = Callbacks(None, lambda kind, number, event: sent.append((kind, number, event.index)))
     records = TrialRecords(SWEEP, proposals, ledger, None, callbacks, StopSignal(), tmp_path)
     number, params = proposals.ask()
     ledger.add("propose", number, params=params)
@@ -185,7 +185,7 @@ def test_reports_that_the_ledger_lost_are_recorded_from_the_trials_folder(tmp_pa
         (2, [0.5]),
         (3, [0.75]),
     ]
-    assert told == [("report", 0, 1), ("report", 0, 2), ("report", 0, 3)]
+    assert sent == [("report", 0, 1), ("report", 0, 2), ("report", 0, 3)]
 
 
 def a_trial(failed, reason=""):

@@ -72,7 +72,7 @@ class _OpenTrial:
     choice: MetricChoice
     """Which of its metrics MLflow gets."""
     reports: dict[int, LedgerLine] = field(default_factory=dict)
-    """Its reports by number."""
+    """The reports by number."""
 
 
 class MlflowReader:

@@ -173,7 +173,7 @@ class Submission(TypedDict):
     """`facts.json` without the accepted changes."""
     accepted: list[JsonObject]
     digests: dict[str, str]
-    """Of the texts, by name."""
+    """The digests of the texts by name."""
     environment: dict[str, str]
     """Commit, versions and machine, and the digest of all data."""
     contaminated: dict[str, str]
