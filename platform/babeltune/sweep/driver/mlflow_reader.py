@@ -57,7 +57,7 @@ POINTS_TIMEOUT_S = 30.0
 """Seconds that a report's points may take to come from another machine, before its scores are sent without them."""
 WAYS_TO_LEAVE: dict[str, Status] = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 KeyOf = Callable[[Path, int], str]
-"""Where the storage has the checkpoint of a trial's report, by the trial's folder and the report's number."""
+"""Gives the place of a checkpoint in the storage, by the trial's folder and the report's number."""
 
 
 def track(uri: str, folder: SweepFolder, experiment: str, key_of: KeyOf) -> Tracker:

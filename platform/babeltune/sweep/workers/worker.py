@@ -83,7 +83,7 @@ class Reporter:
 
     def __init__(self, dispatcher: ray.actor.ActorHandle, trial: str, place: Place) -> None:
         self._dispatcher, self._trial, self._place = dispatcher, trial, place
-        self._system = SystemMetrics()
+        self._system, self._began_ms = SystemMetrics(), time.time_ns() // 1_000_000
         self._reply, self._asked = StopReply(stopped=False, ask_again_s=0.0), -math.inf
         self.unanswered: SilentDispatcherError | None = None
         """Why this rank has stopped the trial without having been asked to."""
@@ -92,12 +92,14 @@ class Reporter:
         """Hands rank 0's report over and returns the verdict on all ranks: True means go on.
 
         What the machine was doing is added to its points. A resumed trial may repeat its last report, which is
-        recognised by its index.
+        recognised by its index. It has been measured before, and MLflow has one value for each step.
         """
 
         def ask() -> str:
             now = Point(step=report.step, time_ms=time.time_ns() // 1_000_000, values=self._system.read())
-            encoded = ReportMessage(self._trial, replace(report, points=(*report.points, now))).encode()
+            repeated = bool(report.points) and report.points[-1].time_ms < self._began_ms
+            points = report.points if repeated else (*report.points, now)
+            encoded = ReportMessage(self._trial, replace(report, points=points)).encode()
             group = self._place.group
             go_on = settled(self._dispatcher.report, self._trial, report.index, report.last, encoded, group)
             return GO_ON if go_on else ""
