@@ -7,6 +7,7 @@ calls `mend`.
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
