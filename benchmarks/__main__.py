@@ -1,7 +1,6 @@
 """Runs all benchmarks one after the other, or those that are named, and ends with one table.
 
-Neither a missed goal nor a crash stops it; the exit code is 1 in the end if there was one.
-"""
+Neither a missed goal nor a crash stops it; the exit code is 1 in the end if there was one."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 Each line is a training step: its counted seconds by the rates that this machine was measured to have, its measured CPU
 seconds, and the ratio. What compares trials is whether the ratios are alike: the goal is that the largest is at most
-`WITHIN` times the smallest.
-"""
+`WITHIN` times the smallest."""
 
 from __future__ import annotations
 
@@ -39,11 +38,7 @@ STUDENTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "static 512, batch 256": ("encoder", {**STATIC, "width": 512}, {"global_batch": 256}),
     "static 512, batch 2,048": ("encoder", {**STATIC, "width": 512}, {"global_batch": 2048}),
     "static 1,024, batch 1,024": ("encoder", {**STATIC, "width": 1024}, {"global_batch": 1024}),
-    "static 512, matryoshka": (
-        "encoder",
-        {**STATIC, "width": 512},
-        {"global_batch": 1024, "matryoshka": (128, 64)},
-    ),
+    "static 512, matryoshka": ("encoder", {**STATIC, "width": 512}, {"global_batch": 1024, "matryoshka": (128, 64)}),
     "1 × 128, batch 128": (
         "soft_contrastive",
         {**SMALL, "layers": 1, "width": 128, "feed_forward": 256},

@@ -10,8 +10,7 @@ Each size runs in a process of its own. `memory` is its peak of anonymous memory
 not count, as the kernel takes their pages back. The ratio is the CPU time of a pair at the smallest size by that at the
 largest. By default the sizes and the bounds on memory are a 64th of the real ones. `--pairs` runs other sizes once,
 with the real bounds. `python -m benchmarks.corpus --pairs 1000000 5000000 --json docs/measured/corpus.json` writes the
-table of the site.
-"""
+table of the site."""
 
 from __future__ import annotations
 

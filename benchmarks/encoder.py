@@ -9,8 +9,7 @@ exported folders. Each first measures its speed on a few batches, so that its sc
 * `mse`: a Transformer of one layer that learns the teacher's vectors (MSELoss), as its multilingual example does.
 
 The teacher's vectors are made once for all and are not in the seconds; their cost is printed, as `static` has none.
-In pieces: `--rows FOLDER --only mse --seeds 0`, as often as it takes, and `--rows FOLDER --table` in the end.
-"""
+In pieces: `--rows FOLDER --only mse --seeds 0`, as often as it takes, and `--rows FOLDER --table` in the end."""
 
 from __future__ import annotations
 

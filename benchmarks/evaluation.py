@@ -6,8 +6,7 @@ mteb's own tasks with their defaults, on our text: both directions of each pair,
 SIB-200's training part. Loading of data is not timed. Scores that both define alike are compared.
 
     python -m benchmarks.evaluation                                 a few languages and rows, the bundled teacher
-    python -m benchmarks.evaluation --model MODEL --languages 99 --rows 9999     everything; an hour
-"""
+    python -m benchmarks.evaluation --model MODEL --languages 99 --rows 9999     everything; an hour"""
 
 from __future__ import annotations
 
@@ -92,10 +91,7 @@ class Ours:
         model = loaded(folder)
         self.student, self.tokenizer = Transformer(model=folder, max_tokens=model.max_seq_length), model.tokenizer
         self.encoder = build_student(
-            self.student,
-            Vocabulary(len(self.tokenizer), self.tokenizer.pad_token_id),
-            teacher_dim=None,
-            seed=0,
+            self.student, Vocabulary(len(self.tokenizer), self.tokenizer.pad_token_id), teacher_dim=None, seed=0
         )
         self.encoding = 0.0
         self.scores: dict[str, float] = {}

@@ -1,8 +1,7 @@
 """Quality of vectors that are cut: a static student with `training.matryoshka`, and one without.
 
 Both train for the same CPU seconds with the settings and the text of `benchmarks.encoder`.
-Their vectors are cut as sentence-transformers' `truncate_dim` does, and scored on the same sets.
-"""
+Their vectors are cut as sentence-transformers' `truncate_dim` does, and scored on the same sets."""
 
 from __future__ import annotations
 

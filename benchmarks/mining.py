@@ -173,8 +173,7 @@ def anonymous() -> int:
 def search_memory(root: Path, sides: Sequence[Sequence[Path]], count: int) -> None:
     """Searches `count` vectors a side on disk, and writes to `peak` the most memory above that after the imports.
 
-    What every search must hold for its result is left out: candidates while it runs, cosines and indices at its end.
-    """
+    What every search must hold for its result is left out: candidates while it runs, cosines and indices at its end."""
     before = anonymous()
     most, ended = [before], threading.Event()
 

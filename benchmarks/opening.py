@@ -6,8 +6,7 @@ dispatcher for a trial on behalf of each group. Printed are CPU seconds and wall
 group waits for a trial, five surveys of all groups included, and how much its memory grew. It fails if 800 groups take
 three minutes of the driver's CPU time, if a group costs it 1 MB, or if the cost of a group grows faster than their
 number. The ratio is the CPU time of a group at the smallest number by that at the largest, measured once.
-`python -m benchmarks.opening --json docs/measured/opening.json` writes the table of the site.
-"""
+`python -m benchmarks.opening --json docs/measured/opening.json` writes the table of the site."""
 
 from __future__ import annotations
 

@@ -8,8 +8,7 @@ others either side has one language alone.
 
     python -m benchmarks.parity                     all-MiniLM-L6-v2
     python -m benchmarks.parity MODEL [MODEL ...]   folders of sentence-transformers models
-    python -m benchmarks.parity --rows 100          so many rows of each set: to see that it runs
-"""
+    python -m benchmarks.parity --rows 100          so many rows of each set: to see that it runs"""
 
 from __future__ import annotations
 
@@ -167,8 +166,7 @@ def _mining(task: TextTask, unit: Callable[[Sequence[str]], Vectors]) -> Found:
 def mined_by_loop(x: Vectors, y: Vectors, k: int = 4) -> dict[str, dict[tuple[int, int], float]]:
     """LASER's source/mine_bitexts.py: pairs (left, right) and their ratio margins, by its ways of retrieval.
 
-    sentence-transformers' bucc2018.py is `max`.
-    """
+    sentence-transformers' bucc2018.py is `max`."""
     cosines = x @ y.T
     means = [-np.sort(-side, axis=1)[:, :k].mean(axis=1) for side in (cosines, cosines.T)]
     scores = cosines / ((means[0][:, None] + means[1]) / 2)
@@ -188,8 +186,7 @@ def mined_by_loop(x: Vectors, y: Vectors, k: int = 4) -> dict[str, dict[tuple[in
 def swept(pairs: dict[tuple[int, int], float], gold: Sequence[tuple[int, int]]) -> tuple[float, float]:
     """bucc2018.py's `bucc_optimize`: the threshold, halfway below the last pair that is kept, and its F1.
 
-    There the last pair of all has a next one, beyond the list; here it is its own.
-    """
+    There the last pair of all has a next one, beyond the list; here it is its own."""
     right, ordered = set(gold), sorted(pairs.items(), key=lambda item: -item[1])
     threshold, best, correct = np.inf, 0.0, 0
     for number, (pair, score) in enumerate(ordered, start=1):

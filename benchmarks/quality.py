@@ -1,8 +1,7 @@
 """What benchmarks of quality share: text, scores, training for so many CPU seconds, and rows on disk.
 
 `benchmarks.encoder` and `benchmarks.quality_curve` use it. Each training is one row in a file of its own, so that a
-benchmark can be interrupted, run as several jobs, and printed once all rows are there.
-"""
+benchmark can be interrupted, run as several jobs, and printed once all rows are there."""
 
 from __future__ import annotations
 

@@ -6,8 +6,7 @@
 * `transformer from static`: the same, whose token table is that of a static student. A fifth of the seconds train that.
 
 Every point is a training of its own, whose schedule ends when its seconds do, on one thread. In pieces:
-`--rows FOLDER --only static --seconds 300`, as often as it takes, and `--rows FOLDER --table` in the end.
-"""
+`--rows FOLDER --only static --seconds 300`, as often as it takes, and `--rows FOLDER --table` in the end."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 The last line is `NAME ratio <median> min <min> max <max> goal <goal> floor <floor>`. The exit code is 1 when the median
 is below the goal, the worst round is below the floor, or a promise of the benchmark is broken. `--json FILE` keeps the
-rows.
-"""
+rows."""
 
 from __future__ import annotations
 
@@ -81,8 +80,7 @@ class Row:
 def race(ours: Callable[[], float], peer: Callable[[], float], rounds: int) -> list[Row]:
     """The seconds that either returns in each round, after one round that does not count.
 
-    Who goes first alternates, so that a drifting machine favours neither.
-    """
+    Who goes first alternates, so that a drifting machine favours neither."""
     ours()
     peer()
     rows = []
@@ -154,8 +152,7 @@ def verdict(
 ) -> NoReturn:
     """Prints what is `broken` and the last line, keeps the rows, and ends the process: with 0 if nothing is amiss.
 
-    The floor of the worst round is `slack` of the goal.
-    """
+    The floor of the worst round is `slack` of the goal."""
     ratios = [row.ratio for row in rows]
     middle, least, most, floor = statistics.median(ratios), min(ratios), max(ratios), slack * goal
     if given.json:

@@ -3,8 +3,7 @@
 `TRIALS` and `SWEEPS` in the environment give other numbers. The sweeps are written by the functions that a driver and
 its workers write with; nothing is trained. Each command is a process of its own, and its CPU seconds and its peak of
 memory are those of the whole command. The page's share is the CPU time of the look that a viewer asks for each second,
-while one of the trials reports. Each figure has a goal; the ratio is the goal of `status` by its seconds.
-"""
+while one of the trials reports. Each figure has a goal; the ratio is the goal of `status` by its seconds."""
 
 from __future__ import annotations
 

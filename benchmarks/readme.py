@@ -1,7 +1,6 @@
 """The figures of README, from what was measured: `python -m benchmarks.readme` writes them.
 
-`make bench` and `make chaos` call it when they have written their records in docs/measured.
-"""
+`make bench` and `make chaos` call it when they have written their records in docs/measured."""
 
 from __future__ import annotations
 

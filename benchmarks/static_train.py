@@ -1,8 +1,7 @@
 """Pairs per CPU-second of a static student's training step against sentence-transformers' trainer.
 
 As `benchmarks.train`, with a table of token vectors in place of a Transformer and batches of 1,024 pairs. Both have the
-same gradient. Ours is sparse, and RowAdam changes the rows of a batch alone; the trainer's AdamW changes all rows.
-"""
+same gradient. Ours is sparse, and RowAdam changes the rows of a batch alone; the trainer's AdamW changes all rows."""
 
 from __future__ import annotations
 

@@ -55,8 +55,7 @@ def benchmark_sweep(method: str, config: Mapping[str, Any], student: Mapping[str
 def prepare_text(sweep: Sweep, storage: Path) -> Prepared:
     """Corpus and tokens of the sweep, without the teacher's vectors of its training text.
 
-    The tokenizer learns from all of the text, so that sentences have the lengths that they have in a sweep.
-    """
+    The tokenizer learns from all of the text, so that sentences have the lengths that they have in a sweep."""
     without_teacher = replace(sweep, method="translation_ranking", config={"hard_negatives": 0})
     return prepare(without_teacher, storage)
 

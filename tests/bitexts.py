@@ -7,8 +7,7 @@ def bitext_accuracy(left, right):
     """Share of sentences whose nearest neighbour by cosine is the one of the same row: left to right, right to left.
 
     The first number is the `accuracy` of mteb's bitext mining. Rows are compared, not texts, so a repeated sentence
-    counts as right only in its first row.
-    """
+    counts as right only in its first row."""
     matches = bitext.match(left, right, k=1)
     return bitext.accuracy(matches.forward), bitext.accuracy(matches.backward)
 

@@ -42,8 +42,7 @@ def enter_loopback_only() -> bool:
     """Moves this thread, and so every process that it starts, to a network namespace that holds only `lo`.
 
     Ray listens on every interface; here there is none but this machine's own. False where that is not permitted:
-    then Ray's token authentication alone keeps strangers out.
-    """
+    then Ray's token authentication alone keeps strangers out."""
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "unshare") or libc.unshare(NEW_NETWORK):
         return False
@@ -392,8 +391,7 @@ def searched(request, tiny_file, tiny_stores, common_folder):
     """A finished sweep of four trials (t0001 cannot train) on a worker group of two gloo workers: (sweep,
     folder).
 
-    It runs once, however many processes run the tests. Its storage is for reading; `copy_of` copies it.
-    """
+    It runs once, however many processes run the tests. Its storage is for reading; `copy_of` copies it."""
     from filelock import FileLock
 
     from babeltune.planning.sweep_file import read_sweep

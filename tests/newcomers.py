@@ -1,8 +1,7 @@
 """The mistakes that a newcomer is most likely to make, each with the message that it gets.
 
 `tests/cli/test_newcomers.py` makes each of them, and checks that the table of `docs/how-to/troubleshoot.md` says the
-same. `python tests/newcomers.py` writes that table.
-"""
+same. `python tests/newcomers.py` writes that table."""
 
 from __future__ import annotations
 
@@ -190,11 +189,7 @@ MISTAKES = (
         code=1,
     ),
     Mistake(
-        "`promote` of an unknown sweep",
-        ("promote", "savd"),
-        "no sweep 'savd'",
-        "sweeps: ",
-        "did you mean 'saved'?",
+        "`promote` of an unknown sweep", ("promote", "savd"), "no sweep 'savd'", "sweeps: ", "did you mean 'saved'?"
     ),
     Mistake(
         "a trial that is not there",

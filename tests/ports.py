@@ -9,8 +9,7 @@ import socket
 def free_port() -> int:
     """One that nobody has and that the system gives to nobody by itself, so that it is free until its server listens.
 
-    It is below those that a connection gets (from 32768 on, or 49152) and above those that Ray's workers take.
-    """
+    It is below those that a connection gets (from 32768 on, or 49152) and above those that Ray's workers take."""
     while True:
         port = random.SystemRandom().randrange(20_000, 32_000)
         with socket.socket() as one:

@@ -3,8 +3,7 @@
 It looks at docstrings, comments and texts of Python files, at Markdown, and at the comments of YAML files. It refuses
 words of the project's old private vocabulary, sentences above 30 words, docstrings of constants that start in
 mid-sentence, functions above 60 lines, functions with more than seven parameters, and classes with more than 20
-methods of their own. Commands of typer are exempt: they have one parameter per option.
-"""
+methods of their own. Commands of typer are exempt: they have one parameter per option."""
 
 from __future__ import annotations
 
@@ -56,11 +55,7 @@ BANNED = {
 """Words of the old vocabulary, as patterns, and what to write instead."""
 ALLOWED = re.compile(r"lanes?'? (?:of|in) (?:AVX|SIMD)|\blane\b(?=')")
 """Uses of banned words that are fine: vector units have lanes."""
-EXEMPT = {
-    "CHANGELOG.md",
-    "tests/prose.py",
-    "tests/test_prose.py",
-}
+EXEMPT = {"CHANGELOG.md", "tests/prose.py", "tests/test_prose.py"}
 """Files that name the old words on purpose."""
 CONTINUES = (
     "Of|Or|And|But|That|Whose|Who|Than|Else|Also|Those|Them|It|Its|They|Their|Such|So|Besides|Told|Where|As|By|"
@@ -132,8 +127,7 @@ def is_command(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 def shape(path: str, tree: ast.AST) -> Iterator[Fault]:
     """Faults of functions that are too long or have too many parameters, and of classes with too many methods.
 
-    Commands of typer are exempt. Inherited methods do not count: the class that has them is checked itself.
-    """
+    Commands of typer are exempt. Inherited methods do not count: the class that has them is checked itself."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef):
             methods = sum(isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) for each in node.body)

@@ -2,8 +2,7 @@
 
 The marker `fast` is set for every test whose code says so: the code of the test, of its fixtures, and of the functions
 and classes of the test folders that they use. So no file lists its tests, and a new test is sorted by itself. A test
-that starts nothing and still takes seconds, of a core or of waiting, has the marker `slow`.
-"""
+that starts nothing and still takes seconds, of a core or of waiting, has the marker `slow`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """What tests play on a cluster of several nodes, in a process of its own: `python several_nodes.py SCENE FOLDER`.
 
-The nodes are Ray's own, all on this machine, with tokens on. Each scene prints what it saw as JSON.
-"""
+The nodes are Ray's own, all on this machine, with tokens on. Each scene prints what it saw as JSON."""
 
 from __future__ import annotations
 

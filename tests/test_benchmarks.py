@@ -359,8 +359,7 @@ PAIRS, ENTRIES, DIM = 64, 8192, 16
 
 
 @pytest.mark.parametrize(
-    ("config", "most"),
-    [({}, ENTRIES * DIM), ({"variant": "co"}, ENTRIES * DIM), ({"equal_m": True}, PAIRS * ENTRIES)],
+    ("config", "most"), [({}, ENTRIES * DIM), ({"variant": "co"}, ENTRIES * DIM), ({"equal_m": True}, PAIRS * ENTRIES)]
 )
 def test_no_tensor_of_a_step_has_a_row_of_the_queue_for_each_pair(config, most):
     """Without equal M, which draws from all negatives at once, none is even as large as batch x queue."""

@@ -55,10 +55,7 @@ SMALL = Table(
     budget="nothing.",
     ours="A tiny student.",
     sweep="",
-    rows=(
-        Row(name="hard", settings={"labels": "hard"}),
-        Row(name="soft", settings={"labels": "priority"}),
-    ),
+    rows=(Row(name="hard", settings={"labels": "hard"}), Row(name="soft", settings={"labels": "priority"})),
     columns=(Column(metric=METRIC, title="everyday"),),
     claims=(Claim(better="soft", worse="hard", metrics=(METRIC,), paper="table 1: 2 against 1"),),
     logged={

@@ -1,7 +1,6 @@
 """The 43 correctness traps of METHODS, part 2: each has tests that fail if it is fallen into, or a reason for none.
 
-A test names its traps by the marker `trap`: `pytest -m trap` runs them all, and `TRAPS` says what each is about.
-"""
+A test names its traps by the marker `trap`: `pytest -m trap` runs them all, and `TRAPS` says what each is about."""
 
 import ast
 import re

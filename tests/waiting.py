@@ -12,8 +12,7 @@ PATIENCE_S = 600
 def wait_until(condition, shown=str, *, meanwhile=lambda: None, every=0.02):
     """Waits until the condition holds, and returns its value.
 
-    `meanwhile` is called between two looks. If the condition never holds, the error has what `shown` returns.
-    """
+    `meanwhile` is called between two looks. If the condition never holds, the error has what `shown` returns."""
     deadline = time.monotonic() + PATIENCE_S
     while not (held := condition()):
         assert time.monotonic() < deadline, f"it did not happen within {PATIENCE_S} s {shown()}"
@@ -36,8 +35,7 @@ def wait_for_server(process, uri, log):
 def when(condition, action):
     """Does the action in another thread once the condition holds.
 
-    If it never holds, the action ends the wait all the same, and the test fails with the thread's error.
-    """
+    If it never holds, the action ends the wait all the same, and the test fails with the thread's error."""
 
     def work():
         try:

@@ -1,8 +1,7 @@
 """What a GPU does: training against sentence-transformers, the soft loss of 65,536 pairs, mining, and two ranks on it.
 
 Wall seconds are measured; each part's module says how. `python -m benchmarks.gpu --json docs/measured/gpu.json` writes
-the figures after each part, `--only PART` measures some of them.
-"""
+the figures after each part, `--only PART` measures some of them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Replays samplers and schedulers over the recorded table; prints what each spends to find a setting good enough.
 
 Good enough is a last report within one standard error of the corpus's best. `today` is what sweeps without the new
-options do: TPE and ASHA. Portfolios hold settings that were good on the other corpora, never on the one searched.
-"""
+options do: TPE and ASHA. Portfolios hold settings that were good on the other corpora, never on the one searched."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 Each corpus is searched twice, as `today` and after the portfolio `margin`, which was not learnt from it. It prints the
 counted seconds of the trials, in their order, until one is within one standard error of the best of both sweeps. A
-finished sweep is not run again.
-"""
+finished sweep is not run again."""
 
 from __future__ import annotations
 

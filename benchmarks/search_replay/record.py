@@ -3,8 +3,7 @@
 Each corpus is short sentences of one language with English; the same random settings of `space.yaml` are trained on
 each. A setting is one small file in the storage, so a run goes on where an earlier one ended; `--part 0/2` lets two
 processes share a corpus. `--write` gathers all files into `table.json.gz`. `--portfolio NAME` writes the settings that
-are good on all corpora as a portfolio for `sampler.first_points`.
-"""
+are good on all corpora as a portfolio for `sampler.first_points`."""
 
 from __future__ import annotations
 

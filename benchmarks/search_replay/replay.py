@@ -48,8 +48,7 @@ class Outcome:
 def contest(surrogate: Surrogate, contestant: Contestant, points: list[dict[str, Scalar]], seed: int) -> Outcome:
     """Searches until the incumbent's last report would be within a standard error of the best.
 
-    The incumbent is the trial with the best report so far. What remains of its training is paid for, too.
-    """
+    The incumbent is the trial with the best report so far. What remains of its training is paid for, too."""
     sampler = replace(contestant.sampler, points=tuple(points))
     sweep = replace(surrogate.sweep, sampler=sampler, scheduler=contestant.scheduler, seed=seed)
     proposals = Proposals(sweep, functools.partial(suggest, sweep.parameters))

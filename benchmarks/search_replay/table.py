@@ -1,8 +1,7 @@
 """The recorded table, and a surrogate that gives the reports of settings between the recorded ones.
 
 A sampler proposes points that nobody trained. A Gaussian process, fitted to a corpus's settings, says what their
-reports would be. `rank_correlation` is how far it can be trusted, by cross-validation.
-"""
+reports would be. `rank_correlation` is how far it can be trusted, by cross-validation."""
 
 from __future__ import annotations
 
@@ -191,8 +190,7 @@ def portfolio(surrogates: Sequence[Surrogate], count: int) -> list[dict[str, Sca
     """Recorded settings that are good on these corpora together, the most useful first.
 
     Each is the one that brings the best of the chosen nearest to each corpus's best, on average over the corpora, in
-    standard errors.
-    """
+    standard errors."""
     recorded = {one.number: one.params for surrogate in surrogates for one in surrogate.corpus.settings}
     candidates = list(recorded.values())
     regrets = [(one.best - one.curves(candidates)[:, -1]) / one.corpus.standard_error(one.best) for one in surrogates]

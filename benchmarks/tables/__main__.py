@@ -4,8 +4,7 @@ What is finished already is not run again, so new orders of trained rows are jud
 prints what there would be to run.
 `--check` compares with the kept record and writes nothing. `--words` runs nothing and takes the definition's words
 into the kept record. If the cluster file's storage is empty, the table is
-trained from scratch.
-"""
+trained from scratch."""
 
 from __future__ import annotations
 

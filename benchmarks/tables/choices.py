@@ -81,8 +81,7 @@ def speeds_of(record: Record) -> list[str]:
 
     Rows with equally many parameters are one architecture. The largest ratio of their speeds, over all seeds, is
     noise. A row joins the group of the next slower one if the ratio of their speeds is no larger. A layer on a frozen
-    encoder is left out, as its speed is not the model's.
-    """
+    encoder is left out, as its speed is not the model's."""
     rows = [row for row in record["rows"] if {SPEED, PARAMETERS} <= row["logged"].keys() and not _is_layer(row)]
     if not rows:
         return []

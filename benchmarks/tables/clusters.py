@@ -42,8 +42,7 @@ def cluster_outcomes(folder: str, tasks: Sequence[TextTask]) -> Outcomes:
 def ari_of(labels: Sequence[str], clusters: Mapping[str, Sequence[float]]) -> Statistic:
     """The mean adjusted Rand index of the clusterings in each draw of sentences; the clusters are not made anew.
 
-    Two copies of a drawn sentence are no pair, as they share their cluster in any case.
-    """
+    Two copies of a drawn sentence are no pair, as they share their cluster in any case."""
     truth = _places(labels)
     statistics = [_index(truth, _places(some)) for some in clusters.values()]
     return lambda counts: np.mean([statistic(counts) for statistic in statistics], axis=0)

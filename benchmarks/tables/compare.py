@@ -19,8 +19,7 @@ def _texts(record: Record) -> dict[str, str]:
 def disagreements(anew: Record, kept: Record) -> list[str]:
     """What differs by more than the kept record's seeds do; empty if the table was reproduced.
 
-    A row's new mean must lie in Student's 95 % interval of the kept seeds. The text must be the same.
-    """
+    A row's new mean must lie in Student's 95 % interval of the kept seeds. The text must be the same."""
     found = []
     if _texts(anew) != _texts(kept):
         found.append("the text is not the same: the digests of the data differ")

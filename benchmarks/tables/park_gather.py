@@ -46,10 +46,7 @@ PARK_GATHER = Table(
     sweep="search_spaces/reproduce/park_gather.yaml",
     before=("search_spaces/reproduce/park_start.yaml",),
     rows=tuple(
-        Row(
-            name=seen(parts),
-            settings={"labels": "average", "temperature": MATCHED, "training.batch_parts": parts},
-        )
+        Row(name=seen(parts), settings={"labels": "average", "temperature": MATCHED, "training.batch_parts": parts})
         for parts in PARTS
     ),
     columns=COLUMNS,

@@ -130,9 +130,7 @@ PARK_LABELS = Table(
             ),
         ),
         *orders(
-            "average + TCM",
-            AVERAGE,
-            dict.fromkeys((BITEXT, FLORES, ENGLISH, OTHER), f"{EXTENDED} to average labels"),
+            "average + TCM", AVERAGE, dict.fromkeys((BITEXT, FLORES, ENGLISH, OTHER), f"{EXTENDED} to average labels")
         ),
         *orders(
             BEST,

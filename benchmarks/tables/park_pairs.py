@@ -111,16 +111,10 @@ PARK_PAIRS = Table(
             )
         ),
         Claim(
-            better=WITH_FRENCH,
-            worse=WITH_RUSSIAN,
-            metrics=(ENGLISH,),
-            kind="level",
-            paper="table 6: 0.757 and 0.757",
+            better=WITH_FRENCH, worse=WITH_RUSSIAN, metrics=(ENGLISH,), kind="level", paper="table 6: 0.757 and 0.757"
         ),
         *orders(
-            ALL,
-            WITH_ENGLISH,
-            {BITEXT: "table 5: 0.952 against 0.942", FLORES: "table 5: xSIM error 0.04 against 0.05"},
+            ALL, WITH_ENGLISH, {BITEXT: "table 5: 0.952 against 0.942", FLORES: "table 5: xSIM error 0.04 against 0.05"}
         ),
         *orders(named(ALL, "average"), named(WITH_ENGLISH, "average"), {BITEXT: "table 5: 0.950 against 0.948"}),
         *orders(

@@ -138,10 +138,7 @@ PARK_TEACHERS = Table(
         *orders(
             UNTRAINED,
             grid(ALIGNED, OWN, "average"),
-            {
-                ENGLISH: "table 12, en-ko: 0.802 against 0.771",
-                OTHER: "table 12, Korean: 0.777 against 0.757",
-            },
+            {ENGLISH: "table 12, en-ko: 0.802 against 0.771", OTHER: "table 12, Korean: 0.777 against 0.757"},
         ),
     ),
     rates=(1e-4, 3e-4, 1e-3),

@@ -40,12 +40,7 @@ REASONS = (
         suspected="The teacher's vectors are bad at ranking many candidates, and FD copies them.",
         experiment="mao_teacher",
     ),
-    Reason(
-        table="park_labels",
-        rows=("MSE",),
-        suspected=AT_MSES_RATE,
-        experiment="park_mse",
-    ),
+    Reason(table="park_labels", rows=("MSE",), suspected=AT_MSES_RATE, experiment="park_mse"),
     Reason(
         table="park_labels",
         rows=("priority + TCM", "average + TCM", "priority + TCM, 0.1"),
@@ -79,18 +74,8 @@ REASONS = (
         experiment="park_labels_longer",
         metrics=("test/sts_eng/spearman",),
     ),
-    Reason(
-        table="park_one_pair",
-        rows=("en-fr, MSE", "en-ru, MSE"),
-        suspected=AT_MSES_RATE,
-        experiment="park_mse",
-    ),
-    Reason(
-        table="park_pairs",
-        rows=("en-xx, priority + TCM",),
-        suspected=LAMBDA,
-        experiment="park_tcm",
-    ),
+    Reason(table="park_one_pair", rows=("en-fr, MSE", "en-ru, MSE"), suspected=AT_MSES_RATE, experiment="park_mse"),
+    Reason(table="park_pairs", rows=("en-xx, priority + TCM",), suspected=LAMBDA, experiment="park_tcm"),
     Reason(
         table="park_pairs",
         rows=("all pairs", "all pairs, average"),

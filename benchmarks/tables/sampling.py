@@ -1,7 +1,6 @@
 """How far the difference of two rows may lie from its true value because the test sentences are a sample.
 
-Both rows are scored on the same sentences, so errors are those of paired differences, with the seeds averaged.
-"""
+Both rows are scored on the same sentences, so errors are those of paired differences, with the seeds averaged."""
 
 from __future__ import annotations
 
@@ -47,8 +46,7 @@ def sampling_error(
 ) -> float | None:
     """The standard error of `better` minus `times` the `worse` row; each holds its seeds' scores.
 
-    None if the outcomes of single sentences are not known.
-    """
+    None if the outcomes of single sentences are not known."""
     own, kind = subsets_of(metric, tasks), metric.rpartition("/")[2]
     way = next((way for way in WAYS if kind.endswith(f"_{way}")), None)
     of = kind.removesuffix(f"_{way}") if way else kind

@@ -1,7 +1,6 @@
 """Scores a table's trials on the sealed sets, item by item, in one fresh process. Each opening is recorded.
 
-The scores of a trial are kept in the storage, so a table that goes on opens no set for it again.
-"""
+The scores of a trial are kept in the storage, so a table that goes on opens no set for it again."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """A table's sweeps: one for the learning rates of each group of rows, and one for the rows' seeds.
 
-A finished sweep is not run again, so a table that was cut off goes on where it ended.
-"""
+A finished sweep is not run again, so a table that was cut off goes on where it ended."""
 
 from __future__ import annotations
 
@@ -102,8 +101,7 @@ def search_points(rows: Sequence[Row], rates: Mapping[str, Sequence[float]]) -> 
 def next_rate(searched: Mapping[float, float | None], sign: int) -> list[float]:
     """The rate beyond the best one, by the same factor, if the best is the least or the largest; else none.
 
-    `sign` is 1 if a larger score is better, and -1 otherwise.
-    """
+    `sign` is 1 if a larger score is better, and -1 otherwise."""
     tried = sorted(searched)
     best = best_rate(searched, sign)
     if len(tried) < 2 or tried[0] < best < tried[-1]:
@@ -201,8 +199,7 @@ def _search(
 ) -> tuple[dict[str, dict[float, float | None]], list[str]]:
     """Row -> learning rate -> the objective, and the ids of the sweeps that found it.
 
-    A row whose best rate is at an edge is searched beyond it, `FURTHER` times at most.
-    """
+    A row whose best rate is at an edge is searched beyond it, `FURTHER` times at most."""
     found: dict[str, dict[float, float | None]] = {row.name: {} for row in rows}
     left: dict[str, Sequence[float]] = {row.name: table.rates for row in rows}
     searches: list[str] = []

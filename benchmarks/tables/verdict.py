@@ -59,8 +59,7 @@ def over_seeds(differences: Sequence[float]) -> tuple[float, float, float]:
 def judge(found: Judged) -> Verdict:
     """An order holds, or fails, if the intervals over seeds and over test sentences both lie on one side of zero.
 
-    Where both rows are no better than the untrained student, nothing was learnt that could be ordered.
-    """
+    Where both rows are no better than the untrained student, nothing was learnt that could be ordered."""
     verdict = _judge(found)
     if found.unchecked and verdict.said != "undecided":
         return replace(verdict, why=f"{verdict.why}; {UNCHECKED}")

@@ -79,11 +79,7 @@ WHICH_METHOD = Table(
         Row(name=RANKED, settings=RANKING, changes=COMBINED),
         *STATIC,
         *LAYERS,
-        Row(
-            name=f"{OURS}, Transformer",
-            settings=MARGIN,
-            changes=(*COMBINED, TRANSFORMER % "teacher", *FEW),
-        ),
+        Row(name=f"{OURS}, Transformer", settings=MARGIN, changes=(*COMBINED, TRANSFORMER % "teacher", *FEW)),
         Row(name="ML-CTL, Transformer", changes=("method=ml_ctl", TRANSFORMER % "null", *FEW)),
     ),
     columns=(

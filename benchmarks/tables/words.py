@@ -1,7 +1,6 @@
 """Takes the words of a definition into the record that is kept. Pure: a record and its table in, a record out.
 
-Only the words may differ, such as titles and citations. Whatever a figure depends on must be the same.
-"""
+Only the words may differ, such as titles and citations. Whatever a figure depends on must be the same."""
 
 from __future__ import annotations
 
@@ -16,8 +15,7 @@ ORDER = ("better", "worse", "metric", "times", "kind", "margin")
 def with_words(record: Record, table: Table) -> dict[str, Any]:
     """The record with the table's words, and without orders that the table no longer has.
 
-    Raises `ValueError` if the table measures anything else, or has an order that the record does not judge.
-    """
+    Raises `ValueError` if the table measures anything else, or has an order that the record does not judge."""
     judged = {tuple(claim[key] for key in ORDER): claim for claim in record["claims"]}
     claims = {
         (claim.better, claim.worse, metric, claim.times, claim.kind, claim.margin): claim.paper

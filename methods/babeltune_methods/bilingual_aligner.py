@@ -8,8 +8,7 @@ language has a small network on top of it, and the two are trained to put transl
     e, z        [n, D_i]       the frozen encoder's vectors of source and target sentences
     A_l         D_i -> D_o     the aligner of language l, with N_l inner layers of width D_h
     x, y        [n | N, D_o]   unit vectors of A(e) and A(z)
-    tau         temperature    S_ij = x_i . y_j / tau
-"""
+    tau         temperature    S_ij = x_i . y_j / tau"""
 
 from __future__ import annotations
 

@@ -6,8 +6,7 @@ with other dropout, as it would alone. A term that reads token states has a pass
 
     L           sum_m w_m L_m
     w_m         weight of method m; 0 leaves it out
-    L_m         its loss with its own `Config`, given in `settings`
-"""
+    L_m         its loss with its own `Config`, given in `settings`"""
 
 from __future__ import annotations
 

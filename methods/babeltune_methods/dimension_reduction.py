@@ -10,8 +10,7 @@ LEALLA's synchronized variant.
     W           a linear layer width -> dim
     x, y        [n | N, dim] unit vectors of W e_x and W e_y
     phi(a, b)   cos(a, b)
-    m, s        margin and scale
-"""
+    m, s        margin and scale"""
 
 from __future__ import annotations
 

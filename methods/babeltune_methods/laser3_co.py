@@ -13,8 +13,7 @@ The paper translates x into y, and its teacher knows y: here y is the source, th
     k           [n, dim]       unit vectors of the teacher, k+ = teacher(y_i)
     queue       [N_q, dim]     the teacher's unit vectors of earlier y
     S_i         the queue's entries that are negatives of row i: cos(k_i, entry) < sigma
-    t           temperature
-"""
+    t           temperature"""
 
 from __future__ import annotations
 
@@ -90,8 +89,7 @@ def distil(q: Float[Tensor, "local dim"], k: Float[Tensor, "local dim"]) -> Floa
 
     fairseq adds up sums: this one, and that of `mask` over its chosen tokens. Here each is a mean:
     this one over the pairs of the global batch, `mask` over its tokens. So `mask` weighs less beside it. fairseq's 0.09
-    is a `mask_weight` of 0.09 times the tokens that are chosen per pair.
-    """
+    is a `mask_weight` of 0.09 times the tokens that are chosen per pair."""
     return (1 - (q * k).sum(1)).sum()
 
 

@@ -17,8 +17,7 @@ them down to those of AMS and LD. In `synchronized` the teacher's vectors have t
     F             a linear layer dim -> teacher
     D             a linear layer teacher -> embedding, of the distillation-first variant
     m, s          margin and scale of AMS
-    T             temperature of LD
-"""
+    T             temperature of LD"""
 
 from __future__ import annotations
 

@@ -11,8 +11,7 @@ where a small batch is easy. Masked language modelling goes on beside it.
     x, y        [n | N, width | 2 width] unit c of the sources and of the targets
     s(a, b)     cos(a, b) / t
     s+, s-      of an anchor: s with its positive; with its 2N - 2 negatives, {x_j, y_j : j != i}
-    p           share of the tokens that are chosen for masked language modelling
-"""
+    p           share of the tokens that are chosen for masked language modelling"""
 
 from __future__ import annotations
 
@@ -159,8 +158,7 @@ def anchor_losses(
 
     With the positive below, in the denominator, InfoNCE: -log e^{s+} / (e^{s+} + sum e^{s-}). Without it CZ-NCE:
     -log e^{s+} / sum e^{s-} = log phi, phi = sum e^{s- - s+}. Its gradient is that of phi / sg(phi), as the code has
-    it, and its value can be watched.
-    """
+    it, and its value can be watched."""
     some = left_out.negatives() > 0
     a, b, left_out = a[some], b[some], replace(left_out, own=left_out.own[some])
     positive = (a * b).sum(1) / temperature

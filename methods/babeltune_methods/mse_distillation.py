@@ -6,8 +6,7 @@ sentences of a pair, so the student learns the teacher's space and puts translat
 
     N           pairs in the global batch; n of them on this rank
     f_s, f_t    [n, dim]   the student's vectors of source (anchor) and target sentences
-    g_s         [n, dim]   the frozen teacher's vectors of the source sentences
-"""
+    g_s         [n, dim]   the frozen teacher's vectors of the source sentences"""
 
 from __future__ import annotations
 

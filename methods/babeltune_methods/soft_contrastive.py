@@ -10,8 +10,7 @@ asked of the similarities within each language (TCM).
     g           [n, teacher]   frozen teacher's vectors
     tau         temperature    sim_f(a, b) = cos(f(a), f(b)) / tau, sim_g alike
     w           [n, N]         labels w(i, j); rows sum to one; never written out
-    H(w, p)     -sum_j w_j log p_j
-"""
+    H(w, p)     -sum_j w_j log p_j"""
 
 from __future__ import annotations
 
@@ -112,8 +111,7 @@ def smoothing(tau: float, total: int) -> float:
 def rows(a: Side, b: Side, w: Weights) -> tuple[Tensor, Tensor]:
     """sum_i H(w(i, .), softmax_j sim_f(a_i, b_j)) over own i. Also sum_ij w(i, j) sim_g(i, j).
 
-    With the sides exchanged it is the proper column term: w symmetric before its softmax gives w(j, i).
-    """
+    With the sides exchanged it is the proper column term: w symmetric before its softmax gives w(j, i)."""
     value, label_similarity = tiled_cross_entropy(
         a.own, b.everyone, temperature=w.tau, labels=w.soft, label_rows=1.0, repeats=b.repeats
     )

@@ -7,8 +7,7 @@ hard negatives. These are sentences that a teacher finds close to the translatio
     N           pairs in the global batch; n of them on this rank
     s, t        [n | N, dim]   unit vectors of source and target sentences
     h           [n, k, dim]    hard negatives of each target; `below` in the miner keeps out near-copies
-    phi(a, b)   cos(a, b) / temperature
-"""
+    phi(a, b)   cos(a, b) / temperature"""
 
 from __future__ import annotations
 

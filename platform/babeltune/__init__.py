@@ -1,8 +1,7 @@
 """babeltune: sweep the published ways to align a multilingual sentence encoder with a teacher.
 
 `import babeltune as bt` gives notebooks `bt.submit`, `bt.runs`, `bt.trial`, `bt.load` and `bt.report` (see `api.py`).
-They are imported at their first use: `import babeltune` itself loads nothing.
-"""
+They are imported at their first use: `import babeltune` itself loads nothing."""
 
 from __future__ import annotations
 

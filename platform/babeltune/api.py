@@ -10,8 +10,7 @@ bt.load(f"{done.id}/t0003").encode(["Good morning.", "Bonjour."])
 ```
 
 `babeltune` imports this module at the first use of a name, so that `import babeltune` stays quick. Errors are
-`babeltune.errors.BabeltuneError`, with the words that the command line prints.
-"""
+`babeltune.errors.BabeltuneError`, with the words that the command line prints."""
 
 from __future__ import annotations
 
@@ -82,8 +81,7 @@ def submit(
     `spec` is a sweep file or a `Sweep`. `overlays` are the files of `--with`, `assignments` the words of `--set`, such
     as `["budget.trials=4"]`. `cluster` is a cluster file; this machine if it is left out. Raises `SpecError` for a file
     that cannot be run, and for a cluster that takes jobs only: those are the command line's. Registered models and
-    trials that the file names come from that cluster.
-    """
+    trials that the file names come from that cluster."""
     from babeltune.planning.sweep_file import read_sweep
     from babeltune.promotion.starts import fetched
     from babeltune.sweep.driver.run import submit as run
@@ -113,8 +111,7 @@ def runs(sweep: str | None = None, *, cluster: str | Path | None = None) -> pd.D
 
     A trial's row has its `state`, `reports`, `pairs`, `seconds` and `reason`, a column for each metric of its best
     report, and one for each searched setting, such as `setting.temperature`. The baselines have rows too. `sweep` is an
-    id or a name.
-    """
+    id or a name."""
     import pandas as pd
 
     from babeltune.sweep.state.folder import sweep_folders
@@ -185,8 +182,7 @@ def trial(name: str, *, cluster: str | Path | None = None) -> TrialView:
 def load(model: str, *, cluster: str | Path | None = None) -> SentenceTransformer:
     """A model that encodes sentences: `models:/NAME@champion`, `SWEEP/t0003`, a folder, or a hub id.
 
-    `load(...).encode(["Good morning."])` gives the vectors. No code of the model's folder is run.
-    """
+    `load(...).encode(["Good morning."])` gives the vectors. No code of the model's folder is run."""
     from babeltune.models.hub import open_model
     from babeltune.promotion.candidate import exported
     from babeltune.promotion.model_names import model_folder, trial_of
@@ -212,8 +208,7 @@ def report(
 ) -> Path:
     """Writes a sweep's report, and returns its file: `out`, or `report.html` in the sweep's folder.
 
-    `sweep` is an id or a name; the latest sweep if it is left out.
-    """
+    `sweep` is an id or a name; the latest sweep if it is left out."""
     from babeltune.sweep.sync.view import StorageView
     from babeltune.sweep_report.write import complete_examples, write_report
 

@@ -1,7 +1,6 @@
 """The errors that a user can meet: each names the value, what was allowed, and the next step.
 
-The command line prints the message without a traceback and exits with the error's `exit_code`.
-"""
+The command line prints the message without a traceback and exits with the error's `exit_code`."""
 
 from __future__ import annotations
 

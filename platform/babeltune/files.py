@@ -91,8 +91,7 @@ def draft_folder(name: str, parent: Path | None = None) -> Iterator[Path]:
 def replace_folder(draft: Path, folder: Path) -> None:
     """Moves a whole folder to its place in one step, and removes the one that was there.
 
-    On a file system that cannot exchange two folders (NFS), nothing is there for a moment.
-    """
+    On a file system that cannot exchange two folders (NFS), nothing is there for a moment."""
     try:
         draft.rename(folder)
     except OSError as error:
@@ -292,8 +291,7 @@ class LineCursor:
 def as_new_files(folder: Path) -> None:
     """Gives the files in the folder the permissions of any new file there, as the umask says.
 
-    safetensors, and what saves with it, leaves files that only their owner may read.
-    """
+    safetensors, and what saves with it, leaves files that only their owner may read."""
     new = folder / f".new.{uuid.uuid4().hex[:8]}"
     new.touch()
     try:

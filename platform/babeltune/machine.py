@@ -1,8 +1,7 @@
 """Which machine this is, and which of its processes live. Leases, drafts and promotions under way ask it.
 
 Containers may share a hostname or a kernel, and images a machine id, so none of these suffices. What the system does
-not say counts as of another machine.
-"""
+not say counts as of another machine."""
 
 from __future__ import annotations
 

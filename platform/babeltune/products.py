@@ -1,8 +1,7 @@
 """fp32 matrix products on the CPU through oneDNN: those of students, of the teacher, of the losses and of mining.
 
 torch gives them to MKL, which keeps to AVX2 on AMD's processors. oneDNN, which torch brings too, uses the AVX-512 of
-any processor: 230 in place of 100 GFLOP/s a core on a Zen 5. What is no fp32 on a CPU, or small, goes to torch.
-"""
+any processor: 230 in place of 100 GFLOP/s a core on a Zen 5. What is no fp32 on a CPU, or small, goes to torch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Runs a command as a program: usable standard streams, UTF-8, and any error as one line with its exit code.
 
-The entry points call `run_program`. Nothing else may end the process or print a traceback.
-"""
+The entry points call `run_program`. Nothing else may end the process or print a traceback."""
 
 from __future__ import annotations
 
@@ -34,8 +33,7 @@ def run_program(command: Callable[[], object], show: Callable[[str], None] | Non
     """Runs the command and ends the process.
 
     `show` prints the message of an error; plain text on stderr if it is left out. Exit codes: 0 done, 1 failed, 2 for
-    a wrong file or name, 130 after Ctrl-C, or what the command itself exits with.
-    """
+    a wrong file or name, 130 after Ctrl-C, or what the command itself exits with."""
     # A process that this one starts imports nothing from where the user stands. An empty part of the path means that.
     os.environ["PYTHONSAFEPATH"] = "1"
     if "PYTHONPATH" in os.environ:
@@ -115,8 +113,7 @@ def send_again(unraisable: sys.UnraisableHookArgs) -> None:
 def use_utf8() -> None:
     """Starts Python again in UTF-8 mode if the locale says otherwise, such as `LC_ALL=C`.
 
-    File names, files and output are UTF-8 everywhere else, and in every worker that this process starts.
-    """
+    File names, files and output are UTF-8 everywhere else, and in every worker that this process starts."""
     if sys.getfilesystemencoding() != "utf-8" and os.environ.get("PYTHONUTF8") != "1":
         os.environ["PYTHONUTF8"] = "1"
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
@@ -125,8 +122,7 @@ def use_utf8() -> None:
 def open_closed_streams() -> None:
     """Gives a closed stdin, stdout or stderr (`>&-`) the null device, and lets no character end the program.
 
-    Otherwise the next file that is opened would become stdout.
-    """
+    Otherwise the next file that is opened would become stdout."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(number)
@@ -180,8 +176,7 @@ class DeletedFolderError(BabeltuneError):
 def unexpected(error: BaseException) -> str:
     """One line about an error that nobody foresaw.
 
-    Its traceback goes to a file that this user alone can read, or with BABELTUNE_DEBUG=1 to stderr.
-    """
+    Its traceback goes to a file that this user alone can read, or with BABELTUNE_DEBUG=1 to stderr."""
     trace = without_password("".join(traceback.format_exception(error)))
     words = without_password(" ".join(f"{type(error).__name__}: {error}".split()))[:500]
     command = without_password(shlex.join(sys.argv))

@@ -101,8 +101,7 @@ class _Acknowledgement:
     def watch(self) -> None:
         """From the first Ctrl-C on: ends the program also if its main thread cannot take the second one.
 
-        A thread that waits for a disk that hangs takes no signal but SIGKILL, so the second one stays pending.
-        """
+        A thread that waits for a disk that hangs takes no signal but SIGKILL, so the second one stays pending."""
         threading.Thread(target=self._end_if_pending, daemon=True).start()
 
     def _end_if_pending(self) -> None:

@@ -1,7 +1,6 @@
 """How far a long step is, how fast it goes and how long it still takes; in words, the same wherever they are shown.
 
-A step that is deep below a command says so with `tell`, and the command that waits for it listens.
-"""
+A step that is deep below a command says so with `tell`, and the command that waits for it listens."""
 
 from __future__ import annotations
 

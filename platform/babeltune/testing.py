@@ -11,8 +11,7 @@ processes that share one batch. A test file is then a few lines:
     def test_any_number_of_ranks_gives_the_same_gradient(tmp_path):
         testing.check_ranks([testing.Case("my_method")], tmp_path)
 
-Nothing here replaces the test that recomputes the loss from the printed equation.
-"""
+Nothing here replaces the test that recomputes the loss from the printed equation."""
 
 from __future__ import annotations
 
@@ -353,8 +352,7 @@ def check_ranks(cases: Sequence[Case], folder: Path, worlds: Sequence[int] = WOR
     """Several ranks give the loss, the terms and the gradient of one rank, also with unequal parts of a batch.
 
     It starts as many processes with gloo as the largest of `worlds`. They find each case's class by its module, and
-    write into `folder`.
-    """
+    write into `folder`."""
     asked = {"settings": [dict(case.settings) for case in cases], "worlds": list(worlds)}
     (folder / "ranks.json").write_text(json.dumps(asked), encoding="utf-8")
     methods = [_reference(case) for case in cases]

@@ -229,8 +229,7 @@ def build(place: Path, tiny_file: Path, like: Arena | None, **changes: Any) -> A
     """An arena in `place`, where everything is prepared already if it is `like` another one.
 
     `changes` are keys of the sweep file, such as `training.pairs`, with `__` for the dot; `pause` is the method's, and
-    `cluster` holds keys of the cluster file.
-    """
+    `cluster` holds keys of the cluster file."""
     (place / "orders").mkdir(parents=True)
     document = {"name": "chaos", "storage": str(place / "storage"), "worker_groups": 1, **changes.pop("cluster", {})}
     (place / CLUSTER).write_text(yaml.safe_dump(document), encoding="utf-8")

@@ -1,8 +1,7 @@
 """A method that trains as `soft_contrastive`, notes every step, and follows orders to fail where they say.
 
 An order is a file that a test puts into `config.folder`; the worker that meets it does to itself what it says: the
-fault is its process's own, at exactly that step. What a process did is in `steps.jsonl`, a line for each step.
-"""
+fault is its process's own, at exactly that step. What a process did is in `steps.jsonl`, a line for each step."""
 
 from __future__ import annotations
 
@@ -91,8 +90,7 @@ class Faulty(soft_contrastive.SoftContrastive):
     def ordered(self, kind: str) -> dict[str, Any]:
         """The order of this kind for this rank, this step and this trial, which is used up by that; empty without one.
 
-        An order belongs to the trial that meets it first, unless it is for `any`, and counts `times`.
-        """
+        An order belongs to the trial that meets it first, unless it is for `any`, and counts `times`."""
         for path in Path(self.config.folder).glob(f"{kind}-*.order"):
             order = json.loads(path.read_text(encoding="utf-8"))
             if (order["at"], order["rank"]) != (int(self.step), getattr(self, "rank", ProcessGroup().rank)):

@@ -48,8 +48,7 @@ def check(
     """Everything that a sweep of `asked` trials must be after a fault that failed `failed` of them.
 
     `like` is the folder of the same sweep undisturbed: proposals and scores must equal it. `marked` names the
-    environment variable's value by which the processes of a driver of its own are known.
-    """
+    environment variable's value by which the processes of a driver of its own are known."""
     sweep = folder.sweep()
     assert folder.state() == state
     trials = own_trials(folder)

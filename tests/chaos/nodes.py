@@ -15,8 +15,7 @@ that it then reads is a command, answered by one line of JSON:
     join         and everything does again
     gcs down     the head's `gcs_server` is killed
     gcs up       and started again
-    left         what there is of actors, placement groups and their processes
-"""
+    left         what there is of actors, placement groups and their processes"""
 
 from __future__ import annotations
 

@@ -9,10 +9,7 @@ import pytest
 from chaos.nodes import TOKEN, environment, nodes
 from chaos.servers import redis
 
-pytestmark = [
-    pytest.mark.usefixtures("loopback_only"),
-    pytest.mark.chaos,
-]
+pytestmark = [pytest.mark.usefixtures("loopback_only"), pytest.mark.chaos]
 
 
 @pytest.fixture(scope="module")

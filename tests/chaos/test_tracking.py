@@ -9,10 +9,7 @@ from chaos.faults import sqlite_locked
 from chaos.servers import Mlflow, Postgres, Proxy
 from ports import free_port
 
-pytestmark = [
-    pytest.mark.usefixtures("ray_cluster"),
-    pytest.mark.chaos,
-]
+pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.chaos]
 DEAD = 10.0
 """Seconds that a server is away."""
 

@@ -597,11 +597,7 @@ def test_logs_tell_what_the_driver_did(babeltune, home):
     assert out.splitlines()[-1].endswith(" finished")
     code, followed, err = babeltune("logs", "searched", "--follow")
     assert (code, followed, err) == (0, out, f"sweep {home.id}: finished\n")
-    assert json.loads(babeltune("logs", "searched", "--json")[1]) == {
-        "sweep": home.id,
-        "state": "finished",
-        "log": out,
-    }
+    assert json.loads(babeltune("logs", "searched", "--json")[1]) == {"sweep": home.id, "state": "finished", "log": out}
 
 
 @pytest.mark.parametrize("content", [b"{", b"{}", b"[]"])

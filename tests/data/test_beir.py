@@ -309,10 +309,7 @@ def search(**changes):
         (search(languages=["eng"]), "it has both"),
         (search(language=None, languages=["eng", "en"]), "en and eng are one language"),
         (search(k=10), "dev.0.k: 10 is for task 'bitext' or 'mining'"),
-        (
-            search(same_id="drop", source={"format": "tsv", "path": "a", "columns": TWO}),
-            "same_id: is f",
-        ),
+        (search(same_id="drop", source={"format": "tsv", "path": "a", "columns": TWO}), "same_id: is f"),
         (search(corpus="mixed"), "dev.0.corpus: is for a bitext"),
         (search(cutoff=0), "dev.0.cutoff: 0 must be from 1 to 10,000"),
         (search(qrels="../test"), "dev.0.qrels"),

@@ -506,10 +506,7 @@ def test_topic_texts_are_kept_out_of_training_in_every_language(tmp_path):
 
 
 def test_topics_that_differ_between_languages_are_refused(tmp_path):
-    paths = {
-        "eng": topics(tmp_path, "eng", [("1", "a", "One")]),
-        "fra": topics(tmp_path, "fra", [("1", "b", "Un")]),
-    }
+    paths = {"eng": topics(tmp_path, "eng", [("1", "a", "One")]), "fra": topics(tmp_path, "fra", [("1", "b", "Un")])}
     task = Clustering(name="t", source=Source(name="t", id="id", paths=paths), label="category")
     with pytest.raises(DataError, match=r"row '1' needs one label in column 'category', .* it has a, b"):
         read_tasks([task], tmp_path, Data(train=()))

@@ -40,8 +40,7 @@ def assert_agree(ours, theirs, scale=1.0):
 
 @pytest.mark.parametrize("temperature", [0.05, 1.0])
 @pytest.mark.parametrize(
-    ("direction", "loss"),
-    [("forward", MultipleNegativesRankingLoss), ("both", MultipleNegativesSymmetricRankingLoss)],
+    ("direction", "loss"), [("forward", MultipleNegativesRankingLoss), ("both", MultipleNegativesSymmetricRankingLoss)]
 )
 def test_translation_ranking_is_sentence_transformers_ranking_loss(direction, loss, temperature):
     vectors = gaussian(2 * N, DIM, 0)

@@ -78,10 +78,7 @@ def test_the_export_is_stock_sentence_transformers_with_the_trained_vectors(toke
     student = Static(width=16, **fields)
     tokenizer = load_tokenizer(student, tokenizer_folder)
     made = build_student(
-        student,
-        Vocabulary(len(tokenizer), 0, tokenizer=tokenizer.backend_tokenizer),
-        teacher_dim=None,
-        seed=0,
+        student, Vocabulary(len(tokenizer), 0, tokenizer=tokenizer.backend_tokenizer), teacher_dim=None, seed=0
     )
     store = build_token_store(tmp_path, TEXTS, tokenizer, Cut(student.prompt, student.max_tokens, special=False))
     ours = encode_all(made, open_ragged(store).take, np.arange(len(TEXTS)), device="cpu")
@@ -175,8 +172,7 @@ def test_tokens_that_share_letters_learn_from_one_another():
 
 
 @pytest.mark.parametrize(
-    ("token", "found"),
-    [("가요", ["가", "요"]), ("▁東京", ["東", "東京", "京>"]), ("ÉTÉ", ["été", "té>"]), ("▁", [])],
+    ("token", "found"), [("가요", ["가", "요"]), ("▁東京", ["東", "東京", "京>"]), ("ÉTÉ", ["été", "té>"]), ("▁", [])]
 )
 def test_ngrams_follow_the_script(token, found):
     grams = ngrams(token)

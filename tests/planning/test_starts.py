@@ -137,10 +137,7 @@ def fetch_none(name):
         ("{start: MODELS/transformer, projection: 16}", r"student.projection: 16: the start .* has 384"),
         ("{start: MODELS/transformer, normalize: false}", r"student.normalize: false: the start .* has true"),
         ("{start: MODELS/transformer, max_tokens: 500}", r"student.max_tokens: 500: the start .* has 64 positions"),
-        (
-            "{start: MODELS/transformer, vocabulary: 500}",
-            r"student.vocabulary: 500: the start's tokenizer has 700 tok",
-        ),
+        ("{start: MODELS/transformer, vocabulary: 500}", r"student.vocabulary: 500: the start's tokenizer has 700 tok"),
         (
             "{start: MODELS/transformer, vocabulary: teacher}",
             r"student.vocabulary: 'teacher': the start's tokenizer has",

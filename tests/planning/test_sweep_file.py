@@ -188,11 +188,7 @@ def test_a_file_becomes_a_typed_sweep(tmp_path):
         ),
         ("heads: 4", "heads: 5", ["small.yaml:23: student.heads: 5 must divide student.width, 64"]),
         ("heads: 4", "pooling: men", ["small.yaml:23", "'men' is not possible", "did you mean 'mean'?"]),
-        (
-            "pairs: 1000",
-            "learning_rate: 0",
-            ["small.yaml:24: training.learning_rate: 0.0 must be greater than 0"],
-        ),
+        ("pairs: 1000", "learning_rate: 0", ["small.yaml:24: training.learning_rate: 0.0 must be greater than 0"]),
         (
             "pairs: 1000",
             "pairs: 99999999999999999999",
@@ -1140,10 +1136,7 @@ def test_config_paper_gives_each_method_its_printed_settings_less_those_searched
     ("assignments", "expected"),
     [
         (["config=papr"], "config: 'papr' is not possible; allowed: a mapping or 'paper'; did you mean 'paper'?"),
-        (
-            ["config=paper", "method=combined"],
-            "methods that have one: bilingual_aligner, dimension_reduction",
-        ),
+        (["config=paper", "method=combined"], "methods that have one: bilingual_aligner, dimension_reduction"),
         (["config=paper", "parameters.labels={choice: [soft, hard]}"], "parameters.labels"),
     ],
 )

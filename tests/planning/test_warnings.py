@@ -13,10 +13,7 @@ from babeltune.schema.cluster import read_cluster
 
 @pytest.mark.parametrize(
     ("given", "said"),
-    [
-        (["budget.unit=compute", "training.compute=5", "training.pairs=700"], True),
-        (["training.pairs=700"], False),
-    ],
+    [(["budget.unit=compute", "training.compute=5", "training.pairs=700"], True), (["training.pairs=700"], False)],
 )
 def test_pairs_beside_compute_are_said_to_have_no_effect(tiny_file, given, said):
     found = list(about_length(read_sweep(tiny_file, assignments=given)))

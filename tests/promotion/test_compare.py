@@ -219,12 +219,7 @@ def test_the_words_the_interval_and_p_of_a_mean_agree(kinds):
 def test_what_is_said_of_a_difference_names_chance_and_equality():
     coin = [0, 1] * 30
     old = {"t/fra-eng/accuracy": found(coin)}
-    cases = {
-        "better": [1] * 60,
-        "worse": [0] * 60,
-        "may be chance": [1, 1, *coin[2:]],
-        "no item differs": coin,
-    }
+    cases = {"better": [1] * 60, "worse": [0] * 60, "may be chance": [1, 1, *coin[2:]], "no item differs": coin}
     for words, right in cases.items():
         mean = judged(old, {"t/fra-eng/accuracy": found(right)}, [bitext("fra-eng", 60)]).overall[0]
         assert conclusion_in_words(mean).endswith(f", 60 items: {words}")

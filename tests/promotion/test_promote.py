@@ -40,9 +40,7 @@ from babeltune.train import Printer
 from babeltune.training.checkpoint import checkpoint_folder, read_reports
 from babeltune.training.trainer import TrialTrainer
 
-pytestmark = [
-    pytest.mark.usefixtures("one_scoring_process"),
-]
+pytestmark = [pytest.mark.usefixtures("one_scoring_process")]
 GATE = Gate(test="t", times_chance=5, times_untrained=2)
 LOGGED = {"dev/d/accuracy": 0.5}
 

@@ -95,12 +95,7 @@ def test_compared_models_are_shown_with_intervals(copied, exported, capsys):
     mean = replace(found.overall[0], difference=0.05, differing=7)
     for low, high, said, words in (
         (0.01, 0.09, "better", "B is better, by +0.0500 [+0.0100, +0.0900], p 1"),
-        (
-            -0.01,
-            0.11,
-            "undecided",
-            "A and B do not differ beyond chance: +0.0500 [-0.0100, +0.1100], p 1",
-        ),
+        (-0.01, 0.11, "undecided", "A and B do not differ beyond chance: +0.0500 [-0.0100, +0.1100], p 1"),
     ):
         case = replace(mean, low=low, high=high)
         assert conclusion_of(case) == said

@@ -72,14 +72,7 @@ def server(loopback_only, tmp_path_factory):
     environment |= {"MLFLOW_SERVER_ALLOWED_HOSTS": allowed_hosts()}
     uri = f"http://127.0.0.1:{port}"
     with (folder / "server.log").open("ab") as log:
-        process = subprocess.Popen(
-            command,
-            env=environment,
-            cwd=folder,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
+        process = subprocess.Popen(command, env=environment, cwd=folder, stdout=log, stderr=log, start_new_session=True)
     try:
         wait_for_server(process, uri, folder / "server.log")
         yield uri, folder

@@ -113,8 +113,7 @@ def wide(tmp_path_factory):
     parameters = {name: Parameter(choice=(value,)) for name, value in values.items()}
     others = [Objective(metric=f"dev/everyday/{pair}/accuracy") for pair in ("fra-eng", "kor-eng")]
     folder = make_sweep(
-        tmp_path_factory.mktemp("wide"),
-        replace(sweep, parameters=parameters, objectives=(*sweep.objectives, *others)),
+        tmp_path_factory.mktemp("wide"), replace(sweep, parameters=parameters, objectives=(*sweep.objectives, *others))
     )
     folder.write("baselines.json", {"scores": {"paraphrase-multilingual-MiniLM-L12-v2": {METRIC: 0.7}}})
     for number in range(3):

@@ -252,11 +252,7 @@ def test_the_view_has_one_sweep_by_its_objective_with_state_and_settings(logged,
     place = f"/#/experiments/{experiment.experiment_id}/runs"
     assert page == f"{place}?workflowType=machine_learning&viewStateShareKey=quick-1a2b"
     state = json.loads(experiment.tags["mlflow.sharedViewState.quick-1a2b"])
-    columns = [
-        "tags.`state`",
-        f"metrics.`best/{AIM.metric}`",
-        *(f"params.`{name}`" for name in varied),
-    ]
+    columns = ["tags.`state`", f"metrics.`best/{AIM.metric}`", *(f"params.`{name}`" for name in varied)]
     assert state["selectedColumns"] == state["columnOrder"] == columns
     order = f"{state['orderByKey']} {'ASC' if state['orderByAsc'] else 'DESC'}"
     runs = client.search_runs([experiment.experiment_id], state["searchFilter"], order_by=[order])

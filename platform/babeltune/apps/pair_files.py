@@ -32,8 +32,7 @@ def pair_rows(
 
     A first row that is surely a header is none of the pairs. One that may be is a pair, and a warning names it.
 
-    Raises `DataError` for a file that cannot be read, and for columns that it does not have.
-    """
+    Raises `DataError` for a file that cannot be read, and for columns that it does not have."""
     book, _ = named_sheet(name, Path(name))
     path = located(str(book))
     header = columns is not None and not all(map(str.isdigit, columns))
@@ -67,8 +66,7 @@ def check_pairs(name: str, columns: Columns | None, codec: str | None) -> None:
 def only_column(name: str, codec: str | None) -> str | None:
     """The column of a workbook, Parquet or translation file; None for text, whose lines are all read.
 
-    Raises `DataError` if there are several.
-    """
+    Raises `DataError` if there are several."""
     path = located(str(named_sheet(name, Path(name))[0]))
     if not path.is_file() or not (is_parquet(path) or workbook_format(path) or format_in(path, codec)):
         return None

@@ -2,8 +2,7 @@
 
 ``python -m babeltune.bundled.templates`` fills the checked templates of templates.yaml and
 rewrites the file next to it. The choice of fillers depends only on that file, so the result is
-the same, byte for byte, on every machine. Its rows are training data only.
-"""
+the same, byte for byte, on every machine. Its rows are training data only."""
 
 from __future__ import annotations
 

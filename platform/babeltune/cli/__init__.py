@@ -80,8 +80,7 @@ grouped()
 def main() -> None:
     """Runs a command. An error is one message without a traceback, and its exit code.
 
-    SIGTERM and SIGHUP end it as Ctrl-C does, so that it leaves no draft and no process.
-    """
+    SIGTERM and SIGHUP end it as Ctrl-C does, so that it leaves no draft and no process."""
     end_when_asked()
     with answering():
         run_program(_command, lambda message: err.print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True))
@@ -90,8 +89,7 @@ def main() -> None:
 def _command() -> None:
     """Runs what the arguments name.
 
-    Raises `SpecError` in one line for arguments that no command takes.
-    """
+    Raises `SpecError` in one line for arguments that no command takes."""
     try:
         code = app(prog_name="babeltune", standalone_mode=False)
     except TyperException as error:

@@ -36,8 +36,7 @@ def clean(
 
     Results, models and everything of a running sweep stay. With `--top 3`, checkpoints of other ended trials go, too:
     these trials keep their scores and cannot be promoted any more. Of a storage behind a URI, the bucket is cleaned,
-    and this machine's mirror of it.
-    """
+    and this machine's mirror of it."""
     from babeltune.schema.storage_location import DAY_S
     from babeltune.sweep.sync.housekeeping import everything, why_kept
     from babeltune.sweep.sync.view import StorageView

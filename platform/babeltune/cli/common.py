@@ -178,11 +178,7 @@ def _changing_line() -> Iterator[Tell]:
 
 
 def read(
-    file: str,
-    overlays: list[str] | None,
-    assignments: list[str] | None,
-    cluster: str | None,
-    trials: int | None = None,
+    file: str, overlays: list[str] | None, assignments: list[str] | None, cluster: str | None, trials: int | None = None
 ) -> Sweep:
     """The sweep of these files. Where it goes to a cluster as a job, that cluster looks whether its data are there."""
     from babeltune.planning.sweep_file import read_sweep

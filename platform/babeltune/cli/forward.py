@@ -1,8 +1,7 @@
 """Runs a command on the head of a cluster that takes jobs. Nothing else in the command line knows of a remote head.
 
 The arguments go there as they are, with the files and variables that they name, and the same command runs. Its output,
-its exit code and the files that it writes come back. A sweep runs as a job of its own, which Ctrl-C leaves running.
-"""
+its exit code and the files that it writes come back. A sweep runs as a job of its own, which Ctrl-C leaves running."""
 
 from __future__ import annotations
 
@@ -113,8 +112,7 @@ class Head:
     def run(self, call: Call, out: TextIO, err: TextIO, *, returned: Sequence[str] = ()) -> int:
         """Runs the command as a job that is forgotten afterwards; what it writes is passed on as it comes.
 
-        `returned`: names below which files may be written here. Ctrl-C ends the job. The command's exit code.
-        """
+        `returned`: names below which files may be written here. Ctrl-C ends the job. The command's exit code."""
         from babeltune.remote.jobs import exit_code
 
         job = self.jobs.submit_question(call.arguments, call.files, {**call.variables, FORWARDED: "1"})

@@ -37,10 +37,7 @@ class Tables:
 
 @app.command()
 def status(
-    name: TrialOrSweep = None,
-    cluster: ClusterFile = None,
-    follow: Follow = False,
-    as_json: Json = False,
+    name: TrialOrSweep = None, cluster: ClusterFile = None, follow: Follow = False, as_json: Json = False
 ) -> None:
     """Show a sweep: its state, its trials, and how far each one is. Or show one trial, `SWEEP/t0003`, on a page."""
     from babeltune.cli.render import show_status
@@ -79,12 +76,7 @@ def is_trial(name: str | None) -> TypeGuard[str]:
 
 
 @app.command()
-def logs(
-    name: SweepName = None,
-    cluster: ClusterFile = None,
-    follow: Follow = False,
-    as_json: Json = False,
-) -> None:
+def logs(name: SweepName = None, cluster: ClusterFile = None, follow: Follow = False, as_json: Json = False) -> None:
     """Show the log of a sweep."""
     from babeltune.sweep.state.folder import read_log
     from babeltune.sweep.state.progress import sweep_facts

@@ -29,8 +29,7 @@ MarginName = Annotated[
     typer.Option("--margin", help="A pair's cosine over, or less, the mean cosine around it; or the cosine itself."),
 ]
 Half = Annotated[
-    Literal["fp32", "bf16"],
-    typer.Option("--precision", help="Of the search; what bf16 finds is scored again in fp32."),
+    Literal["fp32", "bf16"], typer.Option("--precision", help="Of the search; what bf16 finds is scored again in fp32.")
 ]
 IndexName = Annotated[
     Literal["exact", "ivf", "pq", "hnsw"],
@@ -227,8 +226,7 @@ def models_of(
 ) -> tuple[Model, Model]:
     """The model of the sources and that of the targets: one, its layers for either language, or two models.
 
-    Raises `SpecError` for two models whose vectors do not compare.
-    """
+    Raises `SpecError` for two models whose vectors do not compare."""
     from babeltune.apps.mining.vectors import model_at
     from babeltune.promotion.model_names import model_folder
 

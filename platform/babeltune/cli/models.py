@@ -53,8 +53,7 @@ def promote(
     """Export the best checkpoint, score the exported folder afresh, and register it if its numbers hold.
 
     Where the alias has a model already, it must be better than that one. A tie moves nothing and ends with 0, a
-    refusal with 3.
-    """
+    refusal with 3."""
     from babeltune.cli.render import show_decision
     from babeltune.files import plain
     from babeltune.promotion.promote import promote as decide
@@ -171,8 +170,7 @@ def ui(
 ) -> None:
     """Serve the MLflow pages of the cluster's store on this machine only, and link to a sweep's trials, the best first.
 
-    Without a name it is the latest sweep.
-    """
+    Without a name it is the latest sweep."""
     from babeltune.redaction import without_password
     from babeltune.tracking.mlflow_client import artifact_folder, serve_command
 
@@ -186,11 +184,7 @@ def ui(
     place = "the tracking server is at" if served else f"MLflow of {shown} at"
     end = "" if served else " (Ctrl-C ends it)"
     words = f"{place} {url}{end}"
-    say(
-        {"url": url, "store": shown},
-        as_json,
-        lambda: out.print(words, markup=False, highlight=False, soft_wrap=True),
-    )
+    say({"url": url, "store": shown}, as_json, lambda: out.print(words, markup=False, highlight=False, soft_wrap=True))
     sys.stdout.flush()
     if open_ or (open_ is None and not as_json and has_desktop()):
         open_later(url)

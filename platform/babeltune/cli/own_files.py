@@ -48,8 +48,7 @@ def init(
 ) -> None:
     """Make a sweep file from your own files, with train, dev and sealed test rows that share no text.
 
-    Without parallel text, writes the commands that mine pairs.
-    """
+    Without parallel text, writes the commands that mine pairs."""
     from babeltune.apps.own_files.init import Wanted
     from babeltune.apps.own_files.init import init as make
     from babeltune.files import plain

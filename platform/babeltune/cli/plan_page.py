@@ -45,8 +45,7 @@ def machine_of(cluster: Cluster, sweep: Sweep) -> Machine | None:
     """What the sweep has on this machine; None for a cluster that takes jobs, which is elsewhere.
 
     A cluster of several machines counts as one worker group, unless its file says how many there are. `SpecError` if
-    the workers of one trial do not fit on this machine, where the sweep would run.
-    """
+    the workers of one trial do not fit on this machine, where the sweep would run."""
     if cluster.by_jobs:
         return None
     import torch
@@ -76,8 +75,7 @@ def machine_of(cluster: Cluster, sweep: Sweep) -> Machine | None:
 def detectable(report: PlanReport, sweep: Sweep) -> float | None:
     """The difference of two trials that chance explains in one of twenty cases, at a score of `TYPICAL`.
 
-    None for a metric whose standard error is not known.
-    """
+    None for a metric whose standard error is not known."""
     error = standard_error(sweep.objectives[0].metric, TYPICAL, report.objective_rows)
     return None if error is None else Z95 * math.hypot(error, error)
 

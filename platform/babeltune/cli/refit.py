@@ -43,8 +43,7 @@ def refit(
     """Train the best settings of a sweep longer, with several seeds, as a sweep of its own.
 
     It is named `NAME-refit` and promotes under the same name, against the champion. Teacher vectors and tokens that are
-    there are used again.
-    """
+    there are used again."""
     from babeltune.planning.sweep_yaml import spec_yaml
     from babeltune.sweep.state.progress import is_driven
     from babeltune.sweep.state.refit import refit_of

@@ -36,8 +36,7 @@ def report(
 ) -> None:
     """Write a sweep's report: which trial to take and why, in one file that needs no network.
 
-    Every sweep that finishes has one in its folder.
-    """
+    Every sweep that finishes has one in its folder."""
     from babeltune.files import plain
     from babeltune.sweep.sync.view import StorageView
     from babeltune.sweep_report.write import check_report_place, complete_examples, write_report

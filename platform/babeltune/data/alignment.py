@@ -1,8 +1,7 @@
 """Word-positioned samples: a word of a sentence and its translation in the other sentence, by place.
 
 Chen et al. 2023 (ML-CTL) train on (sentence, word span) pairs. A word's translation is the one that occurs where it
-does (`mutual`), or the one that a lexicon names. Each student's tokenizer then says which tokens they are.
-"""
+does (`mutual`), or the one that a lexicon names. Each student's tokenizer then says which tokens they are."""
 
 from __future__ import annotations
 
@@ -96,8 +95,7 @@ def mutual(
 
     Near is a high cosine of the words' occurrences over the pairs: those with both, over the root of those with the one
     times those with the other. Ties are left out, and so are words that their sentence has twice, though these keep
-    others from taking their place. `texts` [pairs, 2] are rows of `a` and `b`; `content` says which words take part.
-    """
+    others from taking their place. `texts` [pairs, 2] are rows of `a` and `b`; `content` says which words take part."""
     step = max(1, -(-len(texts) // COUNTED))
     x, y = (Side.of(found, texts[:, n]).only(content[n]) for n, found in enumerate((a, b)))
     in_x, in_y = (np.bincount(s.every(step).words, minlength=len(c)) for s, c in zip((x, y), content, strict=True))
@@ -190,8 +188,7 @@ def word_samples(
     """[samples, 5] pair, first character and end of a word, the same of its translation; ordered by pair.
 
     Lexicons lie under `root`, and a line of theirs has at most `longest` bytes. Tokenizers for languages without blanks
-    are trained into `stores`.
-    """
+    are trained into `stores`."""
     lexicons = [read_source(source, root, others={}, longest=longest) for source in settings.lexicon]
     languages = np.array(corpus.languages)[corpus.pairs]
     by_name = {
@@ -279,8 +276,7 @@ def build_spans(
 ) -> Path:
     """The folder of `spans.npy` [samples, 5]: pair, first token and end of a word, the same of its translation.
 
-    Samples with a word that is cut off at `max_tokens` are left out; the fact `cut off` counts them.
-    """
+    Samples with a word that is cut off at `max_tokens` are left out; the fact `cut off` counts them."""
     backend = bare_tokenizer(tokenizer)
     description = {
         "words": words.name,

@@ -2,8 +2,7 @@
 
 A large array lies in a file that has no name and is mapped into memory. The kernel writes its pages out when memory is
 short, and frees the file when its process ends, however that ends. So nothing is left to clean up. Small arrays stay in
-memory. Every function here works on `PART` values at a time.
-"""
+memory. Every function here works on `PART` values at a time."""
 
 from __future__ import annotations
 

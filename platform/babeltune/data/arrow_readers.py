@@ -14,15 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from babeltune.data import read_progress
-from babeltune.data.file_readers import (
-    MAX_LINE_BYTES,
-    Digest,
-    Fault,
-    Row,
-    below,
-    cells,
-    too_long,
-)
+from babeltune.data.file_readers import MAX_LINE_BYTES, Digest, Fault, Row, below, cells, too_long
 from babeltune.data.watched_process import ended, watched
 from babeltune.errors import DataError, counted, listed, nearest, shortened
 from babeltune.schema.addresses import INSIDE, PLACE, is_inside, is_place
@@ -111,8 +103,7 @@ def most_text(path: Path) -> int:
 def parquet_batches(path: Path, names: Sequence[str], content: Digest) -> Iterator[pa.RecordBatch]:
     """The outermost columns of a Parquet file that hold the named ones, some rows at a time.
 
-    Raises `DataError` for a name that the file lacks, and for a file that `parquet_process` refuses.
-    """
+    Raises `DataError` for a name that the file lacks, and for a file that `parquet_process` refuses."""
     import pyarrow as pa
 
     with parquet_process(path) as process:
@@ -162,8 +153,7 @@ def _counted(batches: Iterable[Batch], size: int, rows: int) -> Iterator[Batch]:
 def load_dataset(source: Source, root: Path) -> datasets.Dataset:
     """The split that the source names, from a folder that `save_to_disk` wrote or as `datasets.load_dataset` finds it.
 
-    Raises `DataError` when it cannot be found, reached or loaded.
-    """
+    Raises `DataError` when it cannot be found, reached or loaded."""
     name = source.dataset or ""
     folder = below(name, root)
     check_inside(source, folder, root)

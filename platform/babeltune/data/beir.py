@@ -3,8 +3,7 @@
 Thakur et al. 2021, "BEIR", section 3, and the files of their released data sets. Each file may be packed,
 such as `corpus.jsonl.gz`. A data set of the hub has the same three tables: configurations `corpus` and `queries`, and
 the judgements in its default one, as mteb keeps them. A broken line stops the run, or is dropped and counted, as
-`on_error` of the source says.
-"""
+`on_error` of the source says."""
 
 from __future__ import annotations
 
@@ -182,8 +181,7 @@ def read_beir(task: Retrieval, root: Path, longest: int = MAX_LINE_BYTES) -> Jud
 
     Raises `DataError` for a file that is missing or empty, and for a set without a relevant document. Unless the
     source drops broken lines, it also raises `DataError` for the first line that is broken, repeats an id, or judges
-    an unknown id.
-    """
+    an unknown id."""
     tables, dropped = tables_of(task, root), Counter[str]()
     contents = {name: hashlib.sha256() for name in ("corpus", "queries", "qrels")}
     documents = _texts(task, tables, "corpus", contents["corpus"], dropped, longest)

@@ -104,8 +104,7 @@ def build_corpus(
     that are read, and then the pairs that are cleaned. `shards`: where the work on many texts is done.
 
     The result depends on the data, the records and the seed only. Raises `DataError` for text that cannot be read as
-    its source says, and, when no pair is left, with the step that removed what.
-    """
+    its source says, and, when no pair is left, with the step that removed what."""
     if translate is not None and data.clean.language == "drop":
         translate = OwnLanguage(translate)
     with read_progress.counted(data, root, functools.partial(progress, READING)):

@@ -70,8 +70,7 @@ class EvalRows:
 def read_eval(tasks: Sequence[Task], root: Path, longest: int = MAX_LINE_BYTES) -> list[EvalRows]:
     """Everything that the tasks' files hold; a line of more than `longest` bytes is broken.
 
-    Raises `DataError` for text that cannot be read.
-    """
+    Raises `DataError` for text that cannot be read."""
     return [_read(task, root, longest) for task in tasks]
 
 

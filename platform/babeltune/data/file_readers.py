@@ -1,8 +1,7 @@
 """Reads the named columns of one file or data set, row by row: what `sources.py` joins and checks.
 
 Each reader yields a line number from 1 and the row's texts, or what is wrong with the row. What makes a whole file
-unreadable raises `DataError`.
-"""
+unreadable raises `DataError`."""
 
 from __future__ import annotations
 
@@ -133,8 +132,7 @@ def lines_in(
     """The lines of a stream with their numbers, which begin at `first`. The stream is `path` from that line on.
 
     A line of more than `longest` bytes is a fault, and is never in memory as a whole. One that does not end within
-    `NO_TEXT_BYTES` raises `DataError`.
-    """
+    `NO_TEXT_BYTES` raises `DataError`."""
     for number, line, skipped in bounded_lines(stream, path, content, longest, first):
         yield number, too_long(len(line) + skipped, longest) if skipped is not None else line.rstrip(b"\r\n")
 
@@ -211,8 +209,7 @@ def csv_rows(source: Source, path: Path, names: Sequence[str], lines: Lines, lon
 
     A field in quotation marks may hold the delimiter, line breaks and doubled quotation marks. A row of more than
     `longest` bytes, such as one whose last quotation mark is missing, is a fault. The lines after its first one are
-    then read as rows of their own, so that a broken row never hides others.
-    """
+    then read as rows of their own, so that a broken row never hides others."""
     csv.field_size_limit(max(csv.field_size_limit(), longest))
     named, lines = named_delimiter(lines)
     delimiter = named or (source.delimiter if source.format == "csv" else TAB)
@@ -285,12 +282,7 @@ class _RowTooLongError(Exception):
 
 
 def table_rows(
-    path: Path,
-    names: Sequence[str],
-    rows: Iterable[Fields],
-    *,
-    header: bool,
-    strip: bool = False,
+    path: Path, names: Sequence[str], rows: Iterable[Fields], *, header: bool, strip: bool = False
 ) -> Iterator[Row]:
     """The named columns of rows of fields; the first row names the columns or, without a header, counts them. A header
     may stand below a title, and stand again further down. `strip`: names count without blanks around them."""
@@ -503,8 +495,7 @@ def refuse_broken(
 ) -> None:
     """Raises `DataError` if more than the share `most` of the rows are broken: the file is then misread.
 
-    `numbers`: the broken ones, all, and the word for them.
-    """
+    `numbers`: the broken ones, all, and the word for them."""
     broken, rows, word = numbers
     if broken > most * rows:
         words = ", ".join(f"{count:,} {reason}" for reason, count in Counter(reasons).most_common() if count)

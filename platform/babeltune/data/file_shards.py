@@ -3,8 +3,7 @@
 The driver cuts the file at the ends of its lines and digests it. A task makes columns of a part. It calls the functions
 that the driver's process calls for a small file, so rows, faults and their places do not depend on who reads. A node
 need not see the file: the part lies in the storage, or travels with the task. The driver unpacks compressed files, and
-cuts Parquet between rows. Tables with quoted fields and data sets of the hub are read by the driver alone.
-"""
+cuts Parquet between rows. Tables with quoted fields and data sets of the hub are read by the driver alone."""
 
 from __future__ import annotations
 
@@ -177,8 +176,7 @@ def cut_rows(form: Form, content: Digest, work: Path) -> Iterator[tuple[Path, in
 def read_part(path: str, form: Form, first: int, head: bytes | Fault) -> int:
     """Writes the columns, the faults and the counts of quotation marks of a part that begins at this line; gives 1.
 
-    `head`: the first line of the file.
-    """
+    `head`: the first line of the file."""
     drop, count, begin, faults = form.source.on_error == "drop", 0, first, []
     table, quotes = TableWriter(len(form.names)), QuotedColumns(form.names)
     rows = rows_in(Path(path), form, first, head)

@@ -26,8 +26,7 @@ def paired_in_turn(left: NDArray[np.uint64], right: NDArray[np.uint64]) -> tuple
     """[rows, 2] the places on the left and on the right that are joined, and how many combinations there are.
 
     A key that occurs m times on the left and n times on the right gives max(m, n) rows. The i-th is joined with the
-    i-th, and the shorter side starts over. Keys come by their first place on the left.
-    """
+    i-th, and the shorter side starts over. Keys come by their first place on the left."""
     keys = joined([left, right])
     first = first_places(keys)
     number = numbers(first, is_first(first))

@@ -1,8 +1,7 @@
 """Which language a text is in, by the model of py3langid. `init`, `filter` and the cleaning of a corpus ask here.
 
 py3langid walks the bytes of one text at a time in Python. NumPy walks the texts of a batch side by side here, which
-takes a tenth of the time. Sums have a fixed order, so a text has one language on every machine.
-"""
+takes a tenth of the time. Sums have a fixed order, so a text has one language on every machine."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 A small file may hold huge pages, whatever its metadata say. So `arrow_readers` watches the memory of the process.
 The first stream is the file's schema. A line of JSON on standard input then names the columns and bounds, and the
-second stream is their batches. It imports nothing of babeltune.
-"""
+second stream is their batches. It imports nothing of babeltune."""
 
 import json
 import os

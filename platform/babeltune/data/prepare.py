@@ -1,7 +1,6 @@
 """Prepares a sweep once: corpus, tokens, teacher vectors and mined negatives, as stores that all trials share.
 
-Everything is content-addressed, so a second sweep over the same text and teacher finds its stores ready.
-"""
+Everything is content-addressed, so a second sweep over the same text and teacher finds its stores ready."""
 
 from __future__ import annotations
 
@@ -28,9 +27,7 @@ from babeltune.data.teacher import build_teacher_store
 from babeltune.data.text_shards import TextShards
 from babeltune.data.texts import Texts, text_hashes
 from babeltune.data.token_vectors import build_token_vectors
-from babeltune.data.tokens import (
-    tokenizer_key,
-)
+from babeltune.data.tokens import tokenizer_key
 from babeltune.data.translation import Translator
 from babeltune.files import plain
 from babeltune.schema.records import Student, Sweep
@@ -75,8 +72,7 @@ def read_corpus(
     """The sweep's clean corpus; `DataError` for text that is broken or missing.
 
     `run_shards` shares the work on many texts; without it, all is done in this process. What a model has to translate
-    is translated here, once for all sweeps of this storage.
-    """
+    is translated here, once for all sweeps of this storage."""
     sweep = inputs.sweep
     translate = Translator(storage / "stores", sweep.seed, progress)
     near = functools.partial(find_near_once, storage / "stores")
@@ -98,8 +94,7 @@ def prepare(
     """Builds or finds everything that the sweep's trials read; `corpus` is what `read_corpus` gave, if it was read.
 
     Raises `DataError` for broken text, `TeacherError` for a teacher that cannot be loaded, `StoreError` when the
-    storage fails.
-    """
+    storage fails."""
     sweep, wanted = inputs.sweep, inputs.wanted
     stores = storage / "stores"
     stores.mkdir(parents=True, exist_ok=True)
@@ -191,11 +186,7 @@ class CorpusFacts(TypedDict):
 
 
 def with_vectors(
-    tokens: TokenSet,
-    pairs: NDArray[np.integer],
-    teacher: Path,
-    teacher_rows: NDArray[np.integer],
-    progress: Progress,
+    tokens: TokenSet, pairs: NDArray[np.integer], teacher: Path, teacher_rows: NDArray[np.integer], progress: Progress
 ) -> TokenSet:
     """The token set with the teacher's mean vector of each token."""
     progress("averaging the teacher's vectors by token", 0, 1)
@@ -256,8 +247,7 @@ def asked_of_teacher(corpus: Corpus, wanted: Wanted, *, copy_anchor: bool) -> tu
 
     Asked are the sides that the methods read (of a frozen encoder, both) and all dev texts. These give the raw
     teacher's row of the leaderboard, and the right sides of tasks with `right_model: teacher`. Equal sentences of two
-    languages are asked once.
-    """
+    languages are asked once."""
     evals = np.array([i for task in corpus.tasks for i in task.texts()], np.int64)
     some: list[NDArray[np.integer]] = [evals]
     if wanted.frozen or "source" in wanted.sides or (copy_anchor and "target" in wanted.sides):

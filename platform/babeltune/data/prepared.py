@@ -2,8 +2,7 @@
 
 A sweep's folder holds the record, `prepared.json`; the arrays are in content-addressed stores. Every distinct
 (language, text) of the training and dev data has one text id, a row number; pairs, tasks, token stores and teacher
-stores all speak in text ids. Sealed test sets are not in here.
-"""
+stores all speak in text ids. Sealed test sets are not in here."""
 
 from __future__ import annotations
 

@@ -72,8 +72,7 @@ class QuotedColumns:
         """Raises `DataError` if a spreadsheet has put quotation marks around the fields.
 
         If only texts with quotation marks are quoted, and all of these, a warning says so: published corpora have such
-        remains too.
-        """
+        remains too."""
         for name, column in zip(self.names, self.columns, strict=True):
             many = column.wrapped >= QUOTED_LEAST
             if many and (not column.bare or column.wrapped > QUOTED_SHARE * column.total):

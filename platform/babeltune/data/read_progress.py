@@ -1,7 +1,6 @@
 """Counts the bytes of a corpus's files while they are read, so that a long reading has a rate and a time left.
 
-The readers open files by `opened` and count by `count`. Outside of `counted`, nothing is called.
-"""
+The readers open files by `opened` and count by `count`. Outside of `counted`, nothing is called."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Writes the rows of a sheet to standard output, a JSON list a line. `spreadsheets` runs it as a process of its own.
 
 The whole sheet is in memory here, and a small file may hold a huge one. So `spreadsheets` watches the process.
-It imports nothing of babeltune.
-"""
+It imports nothing of babeltune."""
 
 import datetime
 import json

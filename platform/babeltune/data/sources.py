@@ -2,8 +2,7 @@
 
 Files are read as streams and strictly. A broken row stops the run with its file and line, or is left out and counted
 by reason, as the source's `on_error` says. What cannot be read at all (no such file, column or data set) is always an
-error.
-"""
+error."""
 
 from __future__ import annotations
 
@@ -136,8 +135,7 @@ def read_source(
     `shards`: the tasks that read large files.
 
     Raises `DataError` for a file, column or data set that is not there, and for the first broken row unless the source
-    drops these. A line of more than `longest` bytes is broken.
-    """
+    drops these. A line of more than `longest` bytes is broken."""
     refusals = Refusals(f"`on_error: drop` in source {source.name!r}", source.on_error == "drop")
     if source.format == "pivot":
         rows = join_pivot(source, others)
@@ -290,8 +288,7 @@ def join_ids(
 ) -> tuple[dict[str, Texts], Texts]:
     """The rows whose id is in every file, in the first file's order; others are left out and counted.
 
-    Each file may drop its share of broken rows, so that one misread file is noticed among many.
-    """
+    Each file may drop its share of broken rows, so that one misread file is noticed among many."""
     read = {}
     for language, table in tables.items():
         here = Refusals(refusals.switch, refusals.drop)
@@ -336,8 +333,7 @@ def join_pivot(source: Source, others: Mapping[str, Rows]) -> Rows:
 
     A key that occurs m times on the left and n times on the right gives max(m, n) rows. The i-th is joined with the
     i-th, and the shorter side starts over. So every row is used, and common sentences do not explode; the other
-    combinations are counted as left out. If both sources hold a language, its text is the left one's.
-    """
+    combinations are counted as left out. If both sources hold a language, its text is the left one's."""
     for name in (source.left or "", source.right or ""):
         if name not in others:
             known = ", ".join(others) or "none"
@@ -398,8 +394,7 @@ def translated(source: Source, others: Mapping[str, Rows], translate: Translate 
 def read_graded(task: Sts, root: Path, longest: int = MAX_LINE_BYTES) -> tuple[Texts, Texts, list[float], str]:
     """The two sentences and the grade of every row of an STS task's file or data set, and the digest of its content.
 
-    Raises `DataError` for the first broken row, which includes a grade that is no finite number.
-    """
+    Raises `DataError` for the first broken row, which includes a grade that is no finite number."""
     source = task.graded()
     rows = read_source(source, root, others={}, longest=longest)
     lefts, rights = rows.columns.values()
@@ -426,8 +421,7 @@ def read_graded(task: Sts, root: Path, longest: int = MAX_LINE_BYTES) -> tuple[T
 def read_labelled(task: Clustering | Transfer, root: Path, longest: int = MAX_LINE_BYTES) -> tuple[Rows, Texts]:
     """The rows of a clustering task's source, and the label of each.
 
-    Raises `DataError` as `read_source` does, for a row without a label, and where two languages' files disagree.
-    """
+    Raises `DataError` as `read_source` does, for a row without a label, and where two languages' files disagree."""
     source = task.source
     if source.paths is None:
         with_label = replace(source, columns={**(source.columns or {}), LABEL: task.label})
@@ -458,8 +452,7 @@ def language_pairs(
 
     The anchor is the language that comes first in `anchor_priority`. Languages that are not in it come last, in
     alphabetical order, so that a pair has the same anchor in every source. Raises `DataError` for a listed pair that
-    is not two of the source's languages.
-    """
+    is not two of the source's languages."""
     ordered = by_priority(languages, anchor_priority)
     combinations = list(itertools.combinations(ordered, 2))
     if source.pairs == "all":

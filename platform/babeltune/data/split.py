@@ -88,8 +88,7 @@ def hold_out(
     Components are tried in a seeded order, and one is taken when no language pair then has more than `split.pairs`
     held out, or more than `share` of its pairs. That share is at least `least` pairs, if they are at most a third. A
     component with a synthetic pair is never taken. Raises
-    `DataError` when nothing can be held out.
-    """
+    `DataError` when nothing can be held out."""
     keys = joined([np.empty((0, 2), np.uint64), *[block.keys for block in blocks]])
     groups = {group: index for index, group in enumerate(dict.fromkeys(block.group for block in blocks))}
     sizes = [len(block.rows) for block in blocks]
@@ -164,8 +163,7 @@ def _by_rank(
 def components(keys: NDArray[np.uint64]) -> NDArray[np.int64]:
     """[pairs] the first pair of the component that each pair belongs to; pairs that share a sentence key are in one.
 
-    Every sentence points at another of its component with a smaller number, and in the end at the smallest.
-    """
+    Every sentence points at another of its component with a smaller number, and in the end at the smallest."""
     first = first_places(keys.reshape(-1))
     nodes = numbers(first, is_first(first)).reshape(keys.shape)
     count = max((int(nodes[part].max()) + 1 for part in parts(len(nodes))), default=0)

@@ -34,8 +34,7 @@ def sheet_rows(path: Path, sheet: str | None, content: Digest, longest: int) -> 
     """The rows of a sheet with their numbers from 1, less empty ones. `sheet`: its name; None: the only one with cells.
 
     Raises `DataError` for what is no workbook, for a sheet that is not there, and for one that takes more than
-    `MEMORY`.
-    """
+    `MEMORY`."""
     with read_progress.opened(path) as raw:
         while block := raw.read(1 << 20):
             content.update(block)

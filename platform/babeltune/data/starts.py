@@ -2,8 +2,7 @@
 
 A sweep file names a folder, a registered model or a trial (`student.start`). Reading the file pins the name to the
 content, `NAME@sha256:0123456789abcdef`, as a revision does. Preparation copies the folder once, and workers get the
-copy as they get stores.
-"""
+copy as they get stores."""
 
 from __future__ import annotations
 
@@ -56,8 +55,7 @@ def keep_start(storage: Path, start: str) -> Path:
     """The folder of a pinned start in the storage, copied there from its name's folder if it is not there yet.
 
     Raises:
-        TeacherError: the start is not pinned, or its files are gone or have changed.
-    """
+        TeacherError: the start is not pinned, or its files are gone or have changed."""
     name, digest = split_pin(start)
     if digest is None:
         raise TeacherError(f"student.start {name!r} has no digest; read the sweep file again, which adds it")

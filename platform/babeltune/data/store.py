@@ -4,8 +4,7 @@ A store is a folder `<root>/<kind>-<key[:16]>/`. Its key hashes a description of
 so equal inputs find the same folder. `store.json` lists every file with its size and SHA-256, and how the files make
 up named flat arrays, which readers map into memory. A store appears under its name by one rename when it is complete:
 a folder with that name is whole, or was damaged later, which `build` notices and repairs. `stored_arrays.py` reads the
-arrays.
-"""
+arrays."""
 
 from __future__ import annotations
 
@@ -209,8 +208,7 @@ def build(
     `resumable`, what `write` has left remains, and the next `write` finds it in its folder. Such a store may be in the
     bucket alone: nothing brings it here before it is read.
 
-    Raises `StoreError` where the disk is too small (`bytes_needed`) or refuses, or what was written does not fit.
-    """
+    Raises `StoreError` where the disk is too small (`bytes_needed`) or refuses, or what was written does not fit."""
     folder, bucket = folder_of(root, kind, description), _bucket.get()
     if resumable and bucket is not None and not folder.exists() and bucket.has(folder):
         return folder

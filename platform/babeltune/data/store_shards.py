@@ -2,8 +2,7 @@
 
 Where a task writes makes no difference to it. It is the store's draft, if all processes see it. With a bucket it is a
 folder of the task's node, which sends the files (`sweep/sync/shards.py`). A file's name ends in the digest of its
-content, so two writers never change each other's file. The record comes last: a shard without one is made again.
-"""
+content, so two writers never change each other's file. The record comes last: a shard without one is made again."""
 
 from __future__ import annotations
 
@@ -117,8 +116,7 @@ def make_shards(draft: Path, texts: Texts, cut: Iterable[NDArray[np.integer]], w
     """The records of the shards of a store, in order. `cut` has the rows of `texts` for each.
 
     Shards that an earlier process has made are kept. The others are made in a drawn order, so that the count of texts
-    moves evenly and gives a rate. Their records stay until the store is in place. `StoreError` if a shard is lost.
-    """
+    moves evenly and gives a rate. Their records stay until the store is in place. `StoreError` if a shard is lost."""
     there, records, missing = shards_there(draft), dict[Path, ShardRecord](), dict[Path, tuple[object, ...]]()
     done, kept, outs = 0, set[str](), list[Path]()
     for number, rows in enumerate(list(cut) or [np.empty(0, np.int64)]):

@@ -99,8 +99,7 @@ def _taken(values: NDArray[Value], offsets: Ids, rows: Ids) -> tuple[NDArray[Val
 def open_matrix(folder: Path, *, verify: bool = False) -> Matrix:
     """The array `rows` of a store (and `order`, the place of each row, where the shards hold them in another order).
 
-    Costs no copy; pages are read when rows are. Raises `StoreError` for a store that is missing or altered.
-    """
+    Costs no copy; pages are read when rows are. Raises `StoreError` for a store that is missing or altered."""
     arrays = read_store(folder, verify=verify).arrays
     order = _ids(folder, arrays["order"]) if "order" in arrays else None
     return Matrix(_parts(folder, arrays["rows"]), order)

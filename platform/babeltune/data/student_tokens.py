@@ -40,8 +40,7 @@ if TYPE_CHECKING:
 class StudentTokens:
     """Makes a tokenizer and its token stores for every student that the sweep can propose.
 
-    A tokenizer from scratch is trained on the training text only, so that dev words do not shape it.
-    """
+    A tokenizer from scratch is trained on the training text only, so that dev words do not shape it."""
 
     sweep: Sweep
     students: tuple[Student, ...]

@@ -1,8 +1,7 @@
 """The frozen teacher, and its store: every unique sentence is forwarded once per sweep, whatever trials read it.
 
 sentence-transformers loads the model; the forward pass is ours. So a prompt is put before a sentence only if the
-sweep file says so, and sentences of equal token length run together without padding.
-"""
+sweep file says so, and sentences of equal token length run together without padding."""
 
 from __future__ import annotations
 
@@ -54,8 +53,7 @@ class TeacherModel:
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """[len(texts), dim] in the order of the texts; L2-normalised where the teacher's record says so.
 
-        Batches hold sentences of one token length, up to `BATCH_TOKENS` tokens, so nothing is padded.
-        """
+        Batches hold sentences of one token length, up to `BATCH_TOKENS` tokens, so nothing is padded."""
         vectors = np.empty((len(texts), self.dim), np.float32)
         for rows in self._batches(texts):
             features = self._model.preprocess([texts[row] for row in rows], prompt=self._teacher.prompt or None)
@@ -117,8 +115,7 @@ class TeacherModel:
 def load_teacher(teacher: Teacher, device: str = "cpu") -> TeacherModel:
     """The teacher, read from safetensors only and running no code of its repository.
 
-    Raises `TeacherError` for a model that is missing, altered, out of reach, or has no pooling where none is given.
-    """
+    Raises `TeacherError` for a model that is missing, altered, out of reach, or has no pooling where none is given."""
     folder = teacher_folder(teacher)
     try:
         with quiet():
@@ -224,8 +221,7 @@ def build_teacher_store(
     The texts are unique. Shards hold sentences of similar length and cost about the same each. The fact `forwarded`
     counts the sentences that went through the teacher, `truncated` those that were cut at its `max_tokens`.
 
-    Raises `TeacherError` for a teacher that cannot be loaded, `StoreError` for one that cannot be written.
-    """
+    Raises `TeacherError` for a teacher that cannot be loaded, `StoreError` for one that cannot be written."""
     texts = Texts.of(texts)
     different = int(np.count_nonzero(is_first(first_places(text_hashes(texts)))))
     if different != len(texts):
@@ -250,12 +246,7 @@ def build_teacher_store(
 
 
 def _write(
-    folder: Path,
-    texts: Texts,
-    teacher: Teacher,
-    dtype: str,
-    run_shards: RunShards,
-    progress: Count,
+    folder: Path, texts: Texts, teacher: Teacher, dtype: str, run_shards: RunShards, progress: Count
 ) -> Contents:
     lengths = texts.lengths()
     sequence = np.argsort(-lengths, kind="stable")
@@ -275,11 +266,7 @@ def _write(
     rows = array_of(records, "rows", dtype)
     return Contents(
         arrays={"rows": rows, "order": Array("<i8", 0, ((order_file, len(texts)),))},
-        facts={
-            "forwarded": len(texts),
-            "truncated": sum(record.truncated for record in records),
-            "dim": rows.width,
-        },
+        facts={"forwarded": len(texts), "truncated": sum(record.truncated for record in records), "dim": rows.width},
         files=files_of(records),
         shard_records=record_names(records),
     )
@@ -302,8 +289,7 @@ def encode_shard(
 ) -> int:
     """Writes the shard `out`: the vectors of the texts in a JSON file, as `dtype`; returns how many were forwarded.
 
-    Runs in any process that sees the file. `threads` and `device` absent: as torch has them, CUDA where it is.
-    """
+    Runs in any process that sees the file. `threads` and `device` absent: as torch has them, CUDA where it is."""
     texts = read_texts(texts_file)
     before = torch.get_num_threads()
     if threads:

@@ -31,8 +31,7 @@ KEPT = Kept()
 def text_key(text: str) -> str:
     """A key that is equal for texts that differ only in case, punctuation, symbols, blanks or Unicode form (NFKC).
 
-    A text of nothing but punctuation and symbols keeps these.
-    """
+    A text of nothing but punctuation and symbols keeps these."""
     if text.isascii():
         folded = text.lower()
         return folded.translate(KEPT) or "".join(folded.split())

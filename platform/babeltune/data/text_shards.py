@@ -1,8 +1,7 @@
 """Keys, digests and near-duplicates of many texts, as tasks of a cluster that has several nodes.
 
 A task reads a shard of the texts from a file and writes an array beside it. It calls the same functions as the driver's
-process does for a small corpus, so that the bytes do not depend on who calls them.
-"""
+process does for a small corpus, so that the bytes do not depend on who calls them."""
 
 from __future__ import annotations
 
@@ -49,8 +48,7 @@ class TextShards:
     ) -> Iterator[tuple[slice, NDArray[Any]]]:
         """What `function(shard, *more)` gives for each shard, in order.
 
-        An argument that is a key of `files` becomes the path of these texts.
-        """
+        An argument that is a key of `files` becomes the path of these texts."""
         with self.work() as work:
             for file, content in (files or {}).items():
                 content.save(work / file)

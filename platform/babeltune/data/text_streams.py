@@ -1,7 +1,6 @@
 """Opens a path as a stream of UTF-8, whatever packs it and however its text is encoded. All readers open text here.
 
-The first bytes of a file say what it is, and never its name. A file that holds no text is refused by what it is.
-"""
+The first bytes of a file say what it is, and never its name. A file that holds no text is refused by what it is."""
 
 from __future__ import annotations
 
@@ -89,8 +88,7 @@ def text_stream(raw: IO[bytes], name: object, encoding: str | None = None) -> io
     if bare carriage returns end its lines.
 
     UTF-8, UTF-16 and UTF-32 are recognised, with or without a byte order mark. Another encoding must be named.
-    Raises `DataError` for what is no text. The stream raises it for bytes that are not of the encoding.
-    """
+    Raises `DataError` for what is no text. The stream raises it for bytes that are not of the encoding."""
     stream, begin = sampled(raw)
     unpack = next((unpack for mark, unpack in UNPACKERS.items() if begin.startswith(mark)), None)
     if unpack is not None:

@@ -1,8 +1,7 @@
 """Many texts as one sequence of strings: an Arrow array, in memory or in a mapped file, that decodes what is read.
 
 A text costs its UTF-8 bytes and 8 more, instead of a Python string. Slices decode many texts at once, so loops go over
-slices (`batches`) and not over single places.
-"""
+slices (`batches`) and not over single places."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 The teacher knows the anchors' language only. The two sides of a pair mean the same, so the tokens of both are given the
 vector of its anchor. Khodak et al. 2018, section 3, make a rare word's vector so from its contexts. Their linear map on
-top is left to training.
-"""
+top is left to training."""
 
 from __future__ import annotations
 
@@ -40,8 +39,7 @@ def build_token_vectors(
     """The file of the tokens' mean vectors, fp32 [size, teacher_dim], in a store that is built unless it is there.
 
     `tokens` and `teacher` are the folders of stores. `pairs` [pairs, 2] are text ids, the anchor's first.
-    `teacher_rows` [texts] has each text's row of the teacher's store. Raises `StoreError` where the disk refuses.
-    """
+    `teacher_rows` [texts] has each text's row of the teacher's store. Raises `StoreError` where the disk refuses."""
     digests = {"pairs": digest_of_array(pairs), "teacher_rows": digest_of_array(teacher_rows)}
     description = {"tokens": tokens.name, "teacher": teacher.name, "size": size, "prior": PRIOR, **digests}
 
@@ -55,17 +53,11 @@ def build_token_vectors(
 
 
 def mean_vectors(
-    tokens: Ragged[np.integer],
-    teacher: Matrix,
-    pairs: NDArray[np.integer],
-    rows: NDArray[np.integer],
-    *,
-    size: int,
+    tokens: Ragged[np.integer], teacher: Matrix, pairs: NDArray[np.integer], rows: NDArray[np.integer], *, size: int
 ) -> NDArray[np.float32]:
     """[size, teacher_dim] of each token the mean of the vectors of its pairs, less the mean of all pairs' vectors.
 
-    `rows` [pairs] are the rows of the pairs' vectors in `teacher`. A token that occurs nowhere has zeros.
-    """
+    `rows` [pairs] are the rows of the pairs' vectors in `teacher`. A token that occurs nowhere has zeros."""
     sums, counts = np.zeros((size, teacher.width), np.float32), np.zeros(size, np.int64)
     total = np.zeros(teacher.width, np.float64)
     for first in range(0, len(pairs), PAIRS):

@@ -64,8 +64,7 @@ def train_tokenizer(
     unigram model, trained 8 times faster, and, unlike it, to the same bytes every time. Above `TRAINING_TEXTS` texts a
     seeded sample is read. A small corpus may give fewer tokens than asked for: `len(tokenizer)` is the number.
 
-    Raises `DataError` when there is no text, or the vocabulary cannot hold the special tokens.
-    """
+    Raises `DataError` when there is no text, or the vocabulary cannot hold the special tokens."""
     if vocabulary <= len(SPECIAL):
         raise DataError(f"student.vocabulary is {vocabulary}; it needs more than {len(SPECIAL)}, say 16000")
     if not any(texts):
@@ -152,8 +151,7 @@ def take_tokenizer(root: Path, model: Path) -> Path:
 def tokenizer_key(student: Student, corpus_digest: str) -> str:
     """Equal for students that read the same tokens: same tokenizer, prompt and length. 16 hexadecimal digits.
 
-    All students of a sweep have the same teacher, so `teacher` names one vocabulary among the keys of a `Prepared`.
-    """
+    All students of a sweep have the same teacher, so `teacher` names one vocabulary among the keys of a `Prepared`."""
     if (start := start_name(student)) is not None:
         tokenizer: dict[str, object] = {"start": split_pin(start)[1] or start}
     elif student.model is None:
@@ -174,8 +172,7 @@ def has_special_tokens(student: Student) -> bool:
 def load_tokenizer(student: Student, folder: Path | None) -> PreTrainedTokenizerFast:
     """The student's own tokenizer, or the one in the folder for a student from scratch or a trimmed one.
 
-    Raises `TeacherError` for a model that cannot be found or has no fast tokenizer.
-    """
+    Raises `TeacherError` for a model that cannot be found or has no fast tokenizer."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     if student.model is not None and not student.trim:
@@ -232,8 +229,7 @@ def build_token_store(
     """The folder of the texts' token ids: row i is `prompt + texts[i]`; open it with `stored_arrays.open_ragged`.
 
     Ids are uint16 where the vocabulary allows, else int32. The fact `truncated` counts the texts that
-    were cut.
-    """
+    were cut."""
     backend = bare_tokenizer(tokenizer)
     values_type = "<u2" if len(tokenizer) <= 1 << 16 else "<i4"
     full = {
@@ -255,13 +251,7 @@ def build_token_store(
 
 
 def _write_tokens(
-    folder: Path,
-    texts: Texts,
-    backend: Tokenizer,
-    cut: Cut,
-    dtype: str,
-    run_shards: RunShards,
-    progress: Count,
+    folder: Path, texts: Texts, backend: Tokenizer, cut: Cut, dtype: str, run_shards: RunShards, progress: Count
 ) -> Contents:
     tokenizer = folder / "tokenizer.json"
     backend.save(str(tokenizer))

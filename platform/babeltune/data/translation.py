@@ -2,8 +2,7 @@
 
 Tan et al. 2023, section 3.1, make bitext of monolingual text so. Texts are translated in shards, each a
 content-addressed store keyed by its texts, the model and the settings. A sweep that was cut short goes on where it was.
-A larger `cap` adds shards, and a second sweep translates nothing. Decoding is greedy or by beams, never sampled.
-"""
+A larger `cap` adds shards, and a second sweep translates nothing. Decoding is greedy or by beams, never sampled."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Reads what translators exchange: memories (TMX), catalogues of gettext (PO) and XLIFF. Used by `sources` and `init`.
 
 A file is a stream of units: texts by language, as the file writes its code. Inline codes go, and the text that they
-enclose stays. Units without a text in each language that is asked for are left out and counted.
-"""
+enclose stays. Units without a text in each language that is asked for are left out and counted."""
 
 from __future__ import annotations
 
@@ -73,8 +72,7 @@ def units(path: Path, format_: str, content: Digest, longest: int, encoding: str
 def unit_rows(path: Path, names: Sequence[str], units: Iterable[Unit]) -> Iterator[Row]:
     """The texts of some languages, a row for each unit, or several for one with several texts of a language.
 
-    A name is a language's code as the file has it, or without its region: `fr` for `fr-FR`.
-    """
+    A name is a language's code as the file has it, or without its region: `fr` for `fr-FR`."""
     languages: dict[str, None] = {}
     seen = dict.fromkeys(names, False)
     for line, unit in units:

@@ -72,8 +72,7 @@ def build_trimmed(root: Path, tokenizer: PreTrainedTokenizerFast, stores: Iterab
     cut once.
 
     Raises:
-        TeacherError: the tokenizer is of a kind that cannot be cut.
-    """
+        TeacherError: the tokenizer is of a kind that cannot be cut."""
     ids = [np.unique(values) for store in stores for values, _ in blocks(store)]
     used = np.unique(np.concatenate(ids)).astype(np.int64)
     description = {
@@ -120,8 +119,7 @@ def trimmed(
     """The tokenizer with these token ids and those that it needs besides; and [kept] the old ids, by new id.
 
     Raises:
-        TeacherError: the tokenizer is of a kind that cannot be cut.
-    """
+        TeacherError: the tokenizer is of a kind that cannot be cut."""
     from transformers import PreTrainedTokenizerFast
 
     described = json.loads(bare_tokenizer(tokenizer).to_str())

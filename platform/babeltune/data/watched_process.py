@@ -1,7 +1,6 @@
 """Runs a reader of untrusted files as a process whose memory is watched. Called by `spreadsheets` and `arrow_readers`.
 
-A small file may need more memory than a machine has, and the libraries that read it have no limit.
-"""
+A small file may need more memory than a machine has, and the libraries that read it have no limit."""
 
 from __future__ import annotations
 

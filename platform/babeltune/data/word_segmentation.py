@@ -1,8 +1,7 @@
 """Words by place: where they are in a text, and which tokens of a student they are.
 
 Words are found by character offsets, so that a word inside another one never matches. Where a script is written without
-blanks, a word is a piece of a tokenizer trained on that language's text, cut where the script changes.
-"""
+blanks, a word is a piece of a tokenizer trained on that language's text, cut where the script changes."""
 
 from __future__ import annotations
 
@@ -68,8 +67,7 @@ class Found:
 def kinds() -> NDArray[np.uint8]:
     """[code points] what each character is to a word; 0 for what separates words.
 
-    Letters, their marks and digits make words, so that neither `H` is a word in `H1N1` nor a vowel sign an end.
-    """
+    Letters, their marks and digits make words, so that neither `H` is a word in `H1N1` nor a vowel sign an end."""
     table = np.zeros(0x110000, np.uint8)
     table[: 1 << 18] = [unicodedata.category(chr(point))[0] in "LMN" for point in range(1 << 18)]
     for number, ranges in enumerate(UNSPACED):
@@ -141,8 +139,7 @@ def token_spans(
 ) -> NDArray[np.int64]:
     """[spans, 2] the first token and the end of characters of the texts `ids` [spans]; -1 where they are cut off.
 
-    A token that reaches into a word belongs to it. Tokens are counted with the prompt's and the special ones.
-    """
+    A token that reaches into a word belongs to it. Tokens are counted with the prompt's and the special ones."""
     result = np.full((len(ids), 2), -1)
     order = np.argsort(ids, kind="stable")
     wanted, first = np.unique(ids[order], return_index=True)

@@ -3,8 +3,7 @@
 A sentence with a zero vector finds nothing and is not found: it counts as an error. A margin that is not a finite
 number is `UNDEFINED`, and its pair is no candidate.
 
-Pure functions of arrays. Inputs are never changed.
-"""
+Pure functions of arrays. Inputs are never changed."""
 
 from __future__ import annotations
 
@@ -42,8 +41,7 @@ def accuracy(found: Neighbours) -> float:
 def weighted_f1(found: Neighbours) -> float:
     """mteb's weighted F1 of one direction, queries to candidates.
 
-    Every row is a class with one true member, so a class found right and predicted c times scores 2 / (1 + c).
-    """
+    Every row is a class with one true member, so a class found right and predicted c times scores 2 / (1 + c)."""
     best = found.index[:, 0]
     right = best == torch.arange(len(best), device=best.device)
     predicted = torch.bincount(best[best >= 0], minlength=len(best)).double()
@@ -58,8 +56,7 @@ def xsim(matches: Matches, texts: Sequence[int] | None = None, margin: Margin = 
     With the right side's text ids in `texts`, an equal text at another row counts as right (LASER's default);
     without, only the row itself does (`--index-comparison`). The right side may have more
     sentences after the translations. They are candidates only. With altered translations as candidates this is
-    xSIM++ (Chen et al. 2023, section 3).
-    """
+    xSIM++ (Chen et al. 2023, section 3)."""
     return _or_nan(matches.forward, xsim_errors(matches, texts, margin).double().mean())
 
 

@@ -1,8 +1,7 @@
 """Whether clusters of sentence vectors are the topics that people gave them: k-means, adjusted Rand index, V-measure.
 
 k-means and the two scores are scikit-learn's. Pure functions of arrays, in float64 on the CPU and with seeds, so that
-the same vectors score the same everywhere.
-"""
+the same vectors score the same everywhere."""
 
 from __future__ import annotations
 
@@ -50,8 +49,7 @@ def kmeans(rows: Float[NDArray[np.float64], "n d"], k: int, *, seed: int) -> Int
     """The cluster of each row: scikit-learn's `KMeans`, with k-means++ and the best of `STARTS` runs.
 
     One thread sums in one order, so that the same rows fall into the same clusters on every machine. Of rows that are
-    all alike there are fewer clusters than `k`; scikit-learn warns of it, and the scores say it.
-    """
+    all alike there are fewer clusters than `k`; scikit-learn warns of it, and the scores say it."""
     from sklearn.cluster import KMeans
     from sklearn.exceptions import ConvergenceWarning
     from threadpoolctl import threadpool_limits

@@ -8,8 +8,7 @@ over a task's subsets is `<prefix>/<task>/<metric>`, and over the subsets of a g
 
 `<prefix>/mean_cosine` is that of different texts, of all tasks, in the student's vectors. `<prefix>/zero_vectors`
 appears only if texts of the tasks have a zero vector, and is their number. Such a text finds nothing, is never found,
-and counts as an error. Its graded pairs are left out of correlations.
-"""
+and counts as an error. Its graded pairs are left out of correlations."""
 
 from __future__ import annotations
 
@@ -53,8 +52,7 @@ def evaluate(
     `teacher` does the same for the right sides of tasks with `right_model: teacher`. `poll` is called before each
     subset is scored; what it raises ends the evaluation. For each of `cuts` there are the metrics of the cut vectors
     too, under names that begin with the dimension: `dim128/dev/…`. Raises `TrainingError` with the metric's name when
-    one is NaN, and `DataError` when two tasks share a name.
-    """
+    one is NaN, and `DataError` when two tasks share a name."""
     if not tasks:
         return {}
     lookup = embedded(tasks, embed, teacher)

@@ -4,8 +4,7 @@ Pure functions of arrays. Cosines are fp32 with autocast and TF32 off, computed 
 number of rows and not with its square. Both directions of a pair of sets come from one product. Ties
 are decided by the lowest index; bit-equal vectors always tie, wherever they stand. Inputs are never changed.
 
-A zero vector has no direction, so it has no neighbours and is nobody's. All its cosines are `UNDEFINED`.
-"""
+A zero vector has no direction, so it has no neighbours and is nobody's. All its cosines are `UNDEFINED`."""
 
 from __future__ import annotations
 
@@ -73,8 +72,7 @@ class Side:
     """Sentence vectors as they are compared: at length 1 in fp32, each distinct one once.
 
     A matrix product may give equal rows results that differ in the last bit by position; multiplying each row once
-    keeps their ties exact.
-    """
+    keeps their ties exact."""
 
     distinct: Float[Tensor, "distinct dim"]
     """In order of appearance."""
@@ -178,8 +176,7 @@ def nearest(
 
     Document j is `table[rows[j]]`, so that many sets share one table. Of a tile only k and a few candidates of each
     query are kept; their cosines are then summed again in fp64, so that equal vectors tie. The whole matrix of queries
-    and documents is never made, and the documents are never copied as a whole.
-    """
+    and documents is never made, and the documents are never copied as a whole."""
     x, k = unit(queries).cpu(), min(k, len(rows))
     kept = min(k + SLACK, len(rows))
     parts = []
@@ -279,8 +276,7 @@ def first_largest(values: Float[Tensor, "rows columns"], k: int) -> Neighbours:
     """The k largest of each row, largest first, the lowest index first among equals. A transposed view is as good.
 
     Columns at a fixed distance form a class. The k largest values lie in the k classes with the largest maxima. So only
-    these classes are sorted.
-    """
+    these classes are sorted."""
     rows, columns = values.shape
     classes = columns // STRIDE
     if classes <= 4 * k:

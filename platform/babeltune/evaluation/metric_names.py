@@ -20,8 +20,7 @@ Those who show or check scores read it. It imports neither torch nor numpy.
 * retrieval: `ndcg_at_10`, `mrr_at_10` and `recall_at_100` (or the task's `cutoff`), as trec_eval has them; and where
   documents are in several languages `same_language_bias` (see `retrieval.py`), which is best at 0 and no objective.
 
-Vectors that are cut to their first numbers have the same metrics, `dim128/<prefix>/<task>/<metric>`.
-"""
+Vectors that are cut to their first numbers have the same metrics, `dim128/<prefix>/<task>/<metric>`."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 Pure functions. Candidates and scores are those of Artetxe & Schwenk (2019), section 3, as LASER, sentence-transformers
 and XTREME have them; search is exact. A threshold is fitted on one set and applied to another: fitted on the set that
-it is scored on, it is an oracle, and named one.
-"""
+it is scored on, it is an oracle, and named one."""
 
 from __future__ import annotations
 
@@ -30,8 +29,7 @@ def candidates(left: Vectors | Side, right: Vectors | Side, k: int = 4, margin: 
     `forward` holds each left sentence with the best-scored of its k nearest, `backward` each right one with its
     best. `intersection` has the pairs that are in both, and `union` those in either. `max` takes the pairs of the
     union from the best downwards, and leaves out those with a sentence that was taken (LASER's mine_bitexts.py). A
-    sentence without a defined margin is in no pair. All are empty if a side is empty.
-    """
+    sentence without a defined margin is in no pair. All are empty if a side is empty."""
     if not len(left) or not len(right):
         return {how: {} for how in RETRIEVALS}
     matches = knn.match(left, right, k)
@@ -41,13 +39,7 @@ def candidates(left: Vectors | Side, right: Vectors | Side, k: int = 4, margin: 
     backward = {(i, j): score for j, (i, score) in enumerate(zip(lefts, backward_scores, strict=True)) if i >= 0}
     both = {pair: score for pair, score in forward.items() if pair in backward}
     either = backward | forward
-    return {
-        "forward": forward,
-        "backward": backward,
-        "intersection": both,
-        "union": either,
-        "max": one_to_one(either),
-    }
+    return {"forward": forward, "backward": backward, "intersection": both, "union": either, "max": one_to_one(either)}
 
 
 def one_to_one(pairs: Scored) -> Scored:
@@ -73,8 +65,7 @@ def fitted_threshold(pairs: Scored, gold: Sequence[Pair]) -> float:
     """The threshold of the highest F1: halfway between the last score that is kept and the next lower one.
 
     The lowest score itself where all are kept; infinite, so that nothing is, where no pair is right. Equal scores stay
-    together, and of equal F1 the higher threshold counts.
-    """
+    together, and of equal F1 the higher threshold counts."""
     right = set(gold)
     ordered = sorted(((score, pair in right) for pair, score in pairs.items()), reverse=True)
     best, threshold, correct = 0.0, math.inf, 0

@@ -1,8 +1,7 @@
 """Zero-shot transfer: a linear head learns topics from one language's vectors and is scored on those of others.
 
 The head is scikit-learn's logistic regression. Pure functions of arrays, in float64 on the CPU from a start at zero, so
-that the same vectors score the same everywhere.
-"""
+that the same vectors score the same everywhere."""
 
 from __future__ import annotations
 
@@ -48,8 +47,7 @@ class Head:
 def fit_head(vectors: Vectors, labels: Sequence[str]) -> Head | None:
     """The logistic regression on the unit vectors of [n, d], as scikit-learn defines it; the bias is not penalised.
 
-    None if a vector is not finite: no head can be fitted to it. A single label needs no regression.
-    """
+    None if a vector is not finite: no head can be fitted to it. A single label needs no regression."""
     from sklearn.dummy import DummyClassifier
     from sklearn.linear_model import LogisticRegression
 

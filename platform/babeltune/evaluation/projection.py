@@ -29,8 +29,7 @@ def cosines(left: Rows, right: Rows) -> Rows:
 def in_plane(vectors: Rows, *, seed: int = 0) -> Rows:
     """[vectors, 2] positions by t-SNE (van der Maaten and Hinton 2008): near where cosines are high.
 
-    Raises `DataError` for too few vectors and for vectors that are all alike.
-    """
+    Raises `DataError` for too few vectors and for vectors that are all alike."""
     if len(vectors) < FEWEST:
         raise DataError(f"{len(vectors)} sentences are too few to be projected; {FEWEST} are needed")
     unit = _unit(vectors)

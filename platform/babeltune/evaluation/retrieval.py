@@ -1,8 +1,7 @@
 """Scores of ranked documents against graded judgements: nDCG, recall and reciprocal rank, as trec_eval defines them.
 
 Pure functions of arrays. A ranking is [queries, depth], the best document first; -1 is no document. A document is
-relevant if its grade is above 0. A query without a relevant document scores 0, as trec_eval has it.
-"""
+relevant if its grade is above 0. A query without a relevant document scores 0, as trec_eval has it."""
 
 from __future__ import annotations
 
@@ -27,28 +26,29 @@ TOP = 10
 
 def judgements(queries: int, pairs: Sequence[tuple[int, int]], grades: Sequence[float]) -> Judgements:
     """The relevant documents of each query, from judged pairs (query, document); without `grades`, all are 1."""
-    found: list[dict[int, float]] = [{} for _ in range(queries)]
+    grade_of: list[dict[int, float]] = [{} for _ in range(queries)]
     for (query, document), grade in zip(pairs, grades or [1.0] * len(pairs), strict=True):
         if grade > 0:
-            found[query][document] = grade
-    return found
+            grade_of[query][document] = grade
+    return grade_of
 
 
 def gains(ranking: Int[ndarray, "queries depth"], judged: Judgements) -> Gains:
     """The grade of every ranked document."""
-    rows = [[known.get(document, 0.0) for document in row] for row, known in zip(ranking.tolist(), judged, strict=True)]
+    rows = [
+        [grades.get(document, 0.0) for document in row] for row, grades in zip(ranking.tolist(), judged, strict=True)
+    ]
     return np.array(rows, np.float64).reshape(len(judged), -1)
 
 
 def ndcg(gained: Gains, judged: Judgements, k: int = TOP) -> Scores:
     """Of each query, the discounted gain of its k first documents, over that of the best possible ranking.
 
-    Järvelin and Kekäläinen 2002, with the grade as gain and the discount log2(rank + 1): `ndcg_cut` of trec_eval.
-    """
+    Järvelin and Kekäläinen 2002, with the grade as gain and the discount log2(rank + 1): `ndcg_cut` of trec_eval."""
     discount = 1 / np.log2(np.arange(2, k + 2))
     ideal = np.zeros((len(judged), k))
-    for row, known in zip(ideal, judged, strict=True):
-        best = sorted(known.values(), reverse=True)[:k]
+    for row, grades in zip(ideal, judged, strict=True):
+        best = sorted(grades.values(), reverse=True)[:k]
         row[: len(best)] = best
     top = gained[:, :k]
     return _share(top @ discount[: top.shape[1]], ideal @ discount)
@@ -56,8 +56,8 @@ def ndcg(gained: Gains, judged: Judgements, k: int = TOP) -> Scores:
 
 def recall(gained: Gains, judged: Judgements, k: int) -> Scores:
     """Of each query, the share of its relevant documents that are among the k first: `recall` of trec_eval."""
-    found = (gained[:, :k] > 0).sum(axis=1)
-    return _share(found.astype(np.float64), np.array([len(known) for known in judged], np.float64))
+    hits = (gained[:, :k] > 0).sum(axis=1)
+    return _share(hits.astype(np.float64), np.array([len(grades) for grades in judged], np.float64))
 
 
 def reciprocal_rank(gained: Gains, k: int = TOP) -> Scores:
@@ -74,13 +74,12 @@ def same_language_bias(
     For each query it is the share of its k first documents that are in its own language, minus that share of its
     relevant documents. The result is the mean over queries with a relevant document. `own` marks the documents in
     the language of the queries, which is one. 0: the language plays no part. Above 0: documents are found for their
-    language. A ranking is shorter where it has -1.
-    """
+    language. A ranking is shorter where it has -1."""
     first = [own[row[row >= 0]] for row in ranking[:, :k]]
     excess = [
-        languages.mean() - own[list(known)].mean()
-        for languages, known in zip(first, judged, strict=True)
-        if known and len(languages)
+        languages.mean() - own[list(grades)].mean()
+        for languages, grades in zip(first, judged, strict=True)
+        if grades and len(languages)
     ]  # a query without relevant documents has no share to compare with
     return float(np.mean(excess)) if excess else 0.0
 

@@ -29,8 +29,7 @@ def paired_cosine(left: Vectors, right: Vectors) -> NDArray[np.float64]:
 def spearman(x: ArrayLike, y: ArrayLike) -> float:
     """Spearman's rank correlation: `scipy.stats.spearmanr`, which lets ties share their mean rank.
 
-    NaN where it is undefined: fewer than two values, a constant input, or a NaN among them.
-    """
+    NaN where it is undefined: fewer than two values, a constant input, or a NaN among them."""
     from scipy.stats import spearmanr
 
     return _correlation(spearmanr, x, y)

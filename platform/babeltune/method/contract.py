@@ -3,8 +3,7 @@
 A method is a module (its heads, queues and temperatures are parameters and buffers, saved and resumed with the
 checkpoint). It receives an encoder, this rank's part of a global batch, and a `gather`; it returns this rank's
 share of the global loss. The platform sums loss shares and gradients over the ranks, so the result does not depend
-on their number: a method divides by `batch.total`, never by its own row count.
-"""
+on their number: a method divides by `batch.total`, never by its own row count."""
 
 from __future__ import annotations
 
@@ -60,8 +59,7 @@ class Encode(Protocol):
 
     Each call draws its own dropout. Two calls with the same tokens give two views, as SimCSE needs them, and so does
     one call of `encode_together` that names a side twice. This also holds within `combined` and with `training.chunk`.
-    To read one view twice, keep the vectors.
-    """
+    To read one view twice, keep the vectors."""
 
     def __call__(self, tokens: Tokens) -> Float[Tensor, "sentences dim"]: ...
 
@@ -240,21 +238,18 @@ class Method(nn.Module, ABC):
     def loss(self, encode: Encode, batch: Batch, gather: Gather) -> Loss:
         """This rank's share of the loss of one global batch.
 
-        With `training.matryoshka` it is called once a dimension (`batch.cut`), on the same encoded sentences.
-        """
+        With `training.matryoshka` it is called once a dimension (`batch.cut`), on the same encoded sentences."""
 
     def warm_up(self, vectors: Float[Tensor, "rows teacher_dim"], ids: Int[Tensor, "rows"]) -> None:
         """Takes the teacher's vectors of `needs.warm_up` anchors (fewer if there are fewer texts), and their text ids.
 
-        Called once, on every rank alike, before the first step of a trial that does not resume.
-        """
+        Called once, on every rank alike, before the first step of a trial that does not resume."""
 
     def layers(self) -> Mapping[str, nn.Sequential]:
         """The layers after the encoder that the exported model keeps, by the language of the texts that they take.
 
         `EVERY` takes all languages; otherwise a text of another language takes the first entry. A sequence holds linear
-        layers, with or without ReLU, and dropout.
-        """
+        layers, with or without ReLU, and dropout."""
         return {}
 
     @torch.no_grad()
@@ -266,8 +261,8 @@ class Method(nn.Module, ABC):
         layers = self.layers()
         if not layers:
             return vectors
-        first, known = next(iter(layers)), list(layers)
-        route_of = {language: match(language, known) or first for language in dict.fromkeys(languages)}
+        first, languages_there = next(iter(layers)), list(layers)
+        route_of = {language: match(language, languages_there) or first for language in dict.fromkeys(languages)}
         routes = [route_of[language] for language in languages]
         order: list[int] = []
         finished: list[Tensor] = []
@@ -294,8 +289,7 @@ class Method(nn.Module, ABC):
     def label_warning(cls, config: Any, vectors: TeacherVectors) -> str:
         """What is amiss with the labels that this configuration makes of the teacher's vectors; empty when nothing is.
 
-        The plan asks this before anything is trained. A method that makes none does not call `vectors`.
-        """
+        The plan asks this before anything is trained. A method that makes none does not call `vectors`."""
         return ""
 
 
@@ -307,8 +301,7 @@ def joined(*sides: Tokens) -> Tokens:
 def encode_together(encode: Encode, *sides: Tokens) -> list[Float[Tensor, "sentences dim"]]:
     """The vectors of several sides from one packed forward pass, which groups equal lengths best.
 
-    An encoder that knows better, since several terms share it, has a `together` of its own.
-    """
+    An encoder that knows better, since several terms share it, has a `together` of its own."""
     if (together := getattr(encode, "together", None)) is not None:
         shared: list[Tensor] = together(*sides)
         return shared

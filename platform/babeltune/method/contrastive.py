@@ -5,8 +5,7 @@ With unit rows x_i and y_j, S_ij = x_i·y_j / tau, and soft labels w_ij (`soft_l
     sum_i alpha_i lse_j S_ij + sum_j beta_j lse_i S_ij - sum_ij (r w_ij + c w_ji) S_ij.
 
 `tiled_contrastive.py` finds its exact value and gradient in the memory of a few tiles. A repeated text is no negative:
-`Duplicates` leaves it out of a row's log-sum-exp.
-"""
+`Duplicates` leaves it out of a row's log-sum-exp."""
 
 from __future__ import annotations
 
@@ -94,8 +93,8 @@ def of_both_sides(first: Duplicates, second: Duplicates, masked: bool) -> Duplic
     """The candidates that a row leaves out if both sides are candidates, the first side's before the second's. These
     are its own pair and, if `masked`, the repeats of its two texts."""
     sides = [side.others(masked) for side in (first, second)]
-    own = torch.stack([side.own for side in sides], dim=1)
-    return Duplicates(own, torch.cat([side.everyone for side in sides]), first.offset, positives=True)
+    keys = torch.stack([side.own for side in sides], dim=1)
+    return Duplicates(keys, torch.cat([side.everyone for side in sides]), first.offset, positives=True)
 
 
 def negative_shares(
@@ -112,8 +111,7 @@ def negative_shares(
 
     `duplicates` is the part of the global batch's `positives` that are `repeated`: another candidate has their text.
     `negatives_least` is the least that any row keeps. `filtered` is the part of all available candidates that their
-    rows leave out, for whatever reason: repeats of the pair's texts, the pre-filter, or the draw of equal M.
-    """
+    rows leave out, for whatever reason: repeats of the pair's texts, the pre-filter, or the draw of equal M."""
     offered = [torch.zeros_like(rows) + count for rows, count in zip(kept, available, strict=True)]
     counts = gather(torch.stack([*kept, *offered], dim=1)).reshape(-1, 2, len(kept))
     remaining, whole = counts.sum((0, 2))

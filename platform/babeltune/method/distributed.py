@@ -2,8 +2,7 @@
 
 A method computes its share of the global loss from its own rows and everybody's. The gradient of a gathered row is
 the sum of what every rank's share says about it, so nothing is multiplied by the number of ranks. Where there is no
-process group, or one rank, everything here is the identity.
-"""
+process group, or one rank, everything here is the identity."""
 
 from __future__ import annotations
 
@@ -26,8 +25,8 @@ BUCKET = 1 << 22
 
 def _collective(name: str, before: str) -> Callable[[Tensor, Tensor], object]:
     """An operation of all ranks by its name since torch 2.13, which warns of the one from before."""
-    found: Callable[[Tensor, Tensor], object] = getattr(dist, name, None) or getattr(dist, before)
-    return found
+    operation: Callable[[Tensor, Tensor], object] = getattr(dist, name, None) or getattr(dist, before)
+    return operation
 
 
 def _pad(rows: Tensor, count: int) -> Tensor:
@@ -64,9 +63,9 @@ class _Gathered(torch.autograd.Function):
     def backward(ctx: _Context, *gradients: Tensor) -> tuple[Tensor, None, None]:
         most = max(ctx.sizes)
         blocks = torch.cat([_pad(block, most) for block in torch.split(gradients[0], ctx.sizes)])
-        own = blocks.new_empty(most, *blocks.shape[1:])
-        _collective("reduce_scatter_single", "reduce_scatter_tensor")(own, blocks)
-        return own[: ctx.sizes[ctx.rank]], None, None
+        part = blocks.new_empty(most, *blocks.shape[1:])
+        _collective("reduce_scatter_single", "reduce_scatter_tensor")(part, blocks)
+        return part[: ctx.sizes[ctx.rank]], None, None
 
 
 class ProcessGroup:
@@ -83,9 +82,9 @@ class ProcessGroup:
     @classmethod
     def alone(cls) -> ProcessGroup:
         """This process without the others, whatever group it is in."""
-        found = cls()
-        found.rank, found.world, found.backend = 0, 1, "none"
-        return found
+        group = cls()
+        group.rank, group.world, group.backend = 0, 1, "none"
+        return group
 
     def set_sizes(self, sizes: Sequence[int]) -> None:
         """Says how many rows each rank will hand to the following gathers; without it every gather asks first."""
@@ -95,8 +94,8 @@ class ProcessGroup:
 
     def _sizes(self, rows: Tensor) -> list[int]:
         if self.sizes is None:
-            own = torch.tensor([len(rows)], device=rows.device)
-            return [int(size) for size in _all_rows(own, [1] * self.world).tolist()]
+            size_here = torch.tensor([len(rows)], device=rows.device)
+            return [int(size) for size in _all_rows(size_here, [1] * self.world).tolist()]
         if self.sizes[self.rank] != len(rows):
             raise TrainingError(
                 f"rank {self.rank} gathers {len(rows)} rows where {self.sizes[self.rank]} were announced; "
@@ -151,16 +150,16 @@ class ProcessGroup:
 
     def _sum_rows(self, parameter: nn.Parameter) -> Tensor:
         """The sum over the ranks of a sparse gradient."""
-        own = parameter.grad
-        if own is None:
+        gradient = parameter.grad
+        if gradient is None:
             nothing = torch.empty(1, 0, dtype=torch.long, device=parameter.device)
-            own = _sparse(nothing, parameter.new_empty(0, *parameter.shape[1:]), parameter)
-        own = _each_once(own)
+            gradient = _sparse(nothing, parameter.new_empty(0, *parameter.shape[1:]), parameter)
+        gradient = _each_once(gradient)
         if self.world == 1:
-            return own
-        count = torch.tensor([own.indices().shape[1]], device=parameter.device)
+            return gradient
+        count = torch.tensor([gradient.indices().shape[1]], device=parameter.device)
         sizes = [int(size) for size in _all_rows(count, [1] * self.world).tolist()]
-        rows, values = _all_rows(own.indices()[0], sizes), _all_rows(own.values(), sizes)
+        rows, values = _all_rows(gradient.indices()[0], sizes), _all_rows(gradient.values(), sizes)
         return _sparse(rows[None], values, parameter).coalesce()
 
     def sum_scalars(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:

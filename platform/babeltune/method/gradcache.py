@@ -36,8 +36,7 @@ Run = Callable[[Tokens], Tensor]
 class CachedEncode:
     """An `Encode` for one step: call it in the loss, call `loss.backward()`, then call `backward()`.
 
-    `encode` is run twice on `chunk` sentences at a time. Autocast belongs inside it, so that both runs use the same.
-    """
+    `encode` is run twice on `chunk` sentences at a time. Autocast belongs inside it, so that both runs use the same."""
 
     def __init__(self, encode: Encode, chunk: int) -> None:
         self.encode = encode

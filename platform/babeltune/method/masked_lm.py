@@ -2,8 +2,7 @@
 
 Devlin et al. 2019, "BERT", section 3.1: of the tokens a share p is chosen; 80 % of these become the mask token, 10 % a
 random one, 10 % stay. The head is BERT's; its decoder is the student's own word embeddings. It serves training only:
-an export holds the encoder.
-"""
+an export holds the encoder."""
 
 from __future__ import annotations
 
@@ -45,8 +44,7 @@ class Masking:
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """A masked copy of the token ids, and the labels; `lots` [tokens] are drawn from [0, 1).
 
-        One lot decides about a token: below p it is chosen, and lot / p, uniform again, says what becomes of it.
-        """
+        One lot decides about a token: below p it is chosen, and lot / p, uniform again, says what becomes of it."""
         place = np.searchsorted(self.ordinary, ids).clip(max=len(self.ordinary) - 1)
         chosen = (lots < self.share) & (self.ordinary[place] == ids)
         within = lots / self.share
@@ -81,8 +79,7 @@ class MaskedLanguageHead(nn.Module):
     ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
         """This rank's share of two means over the chosen tokens of all ranks: the cross-entropy and the accuracy.
 
-        `states` belong to `masked.tokens`; the last layer's stand last. Both are 0 if no token was chosen.
-        """
+        `states` belong to `masked.tokens`; the last layer's stand last. Both are 0 if no token was chosen."""
         chosen = masked.labels != IGNORED
         logits = self(states[chosen, -self.dense.in_features :], encode.word_embeddings)
         labels = masked.labels[chosen]

@@ -7,8 +7,7 @@ here they are all 1, as in the paper's experiments.
 
     L           sum_{m in M} c_m L_m,   c_m = 1
     M           the dimensions, the student's own width among them
-    L_m         the method's loss on the first m numbers of each vector, of length 1 where the student normalises
-"""
+    L_m         the method's loss on the first m numbers of each vector, of length 1 where the student normalises"""
 
 from __future__ import annotations
 
@@ -31,8 +30,7 @@ def cuts_below(dims: Sequence[int], width: int, unit: bool) -> tuple[Cut, ...]:
     """The cuts to those dimensions that are below the student's width, the smallest first.
 
     Raises:
-        TrainingError: a dimension is above the width.
-    """
+        TrainingError: a dimension is above the width."""
     if above := [dim for dim in dims if dim > width]:
         raise TrainingError(
             f"training.matryoshka names {max(above)}, and the student's vectors are {width} wide; name no dimension "
@@ -56,8 +54,7 @@ class CutViews(Shared):
 def matryoshka_loss(method: Method, cuts: Sequence[Cut], encode: Encode, batch: Batch, gather: Gather) -> Loss:
     """sum_{m in M} L_m over the cuts and then the whole vectors, from one forward pass of each view.
 
-    Terms and diagnostics are those of the whole vectors. The loss of each dimension is the term `dim128/loss`.
-    """
+    Terms and diagnostics are those of the whole vectors. The loss of each dimension is the term `dim128/loss`."""
     views = Views(encode)
     total: list[Tensor] = []
     dims: dict[str, Tensor] = {}

@@ -2,8 +2,7 @@
 
 The queue holds what the teacher made of earlier batches (Tan et al. 2023, Algorithm 1), so no gradient reaches it and
 nothing in it grows old. The loss visits it a tile at a time. Similarities, filter, sums and the gradient of a tile come
-from one product with its vectors. Nothing of batch x queue is kept.
-"""
+from one product with its vectors. Nothing of batch x queue is kept."""
 
 from __future__ import annotations
 
@@ -81,10 +80,10 @@ class Filter:
         """Which candidates of the tile `at` are negatives of each row (S_i). `below` needs `similarities`."""
         if self.chosen is not None:
             return self.chosen[:, at]
-        kept = self.ids.where(self.ids >= 0, NOWHERE).unsqueeze(1) != ids
+        mask = self.ids.where(self.ids >= 0, NOWHERE).unsqueeze(1) != ids
         if similarities is not None and self.below is not None:
-            kept &= similarities < min(self.below, 1 - EQUAL)
-        return kept
+            mask &= similarities < min(self.below, 1 - EQUAL)
+        return mask
 
 
 @torch.no_grad()
@@ -98,16 +97,15 @@ def equal_m(
     """The filter that leaves every row of the global batch M = min_i |S_i| negatives, drawn at random from its own.
 
     Tan et al. 2023, appendix A. The draw is a hash of the row's text (`texts`), the candidate's and its position. So
-    it is the same at any number of ranks and after a resume, and differs between rows and candidates.
-    """
-    kept = whole.keep(whole.positives @ candidates.T, ids, slice(None))
-    least = int(gather(kept.sum(1, keepdim=True)).min())
+    it is the same at any number of ranks and after a resume, and differs between rows and candidates."""
+    mask = whole.keep(whole.positives @ candidates.T, ids, slice(None))
+    least = int(gather(mask.sum(1, keepdim=True)).min())
     places = torch.arange(len(ids), device=ids.device)
     lot = (texts.unsqueeze(1) * 0x9E3779B1 + ids * 0x27D4EB2F + places * 0x85EBCA77) & 0x7FFFFFFF
     lot = ((lot ^ (lot >> 15)) * 0x2C1B3C6D) & 0x7FFFFFFF
-    lot = (lot ^ (lot >> 12)).masked_fill(~kept, 1 << 31)
-    drawn = torch.zeros_like(kept).scatter_(1, lot.argsort(dim=1, stable=True)[:, :least], True)
-    return replace(whole, chosen=kept & drawn)
+    lot = (lot ^ (lot >> 12)).masked_fill(~mask, 1 << 31)
+    drawn = torch.zeros_like(mask).scatter_(1, lot.argsort(dim=1, stable=True)[:, :least], True)
+    return replace(whole, chosen=mask & drawn)
 
 
 class _Context(Protocol):
@@ -123,13 +121,7 @@ class _Context(Protocol):
 class _LogSums(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: _Context,
-        q: Tensor,
-        candidates: Tensor,
-        ids: Tensor,
-        negatives: Filter,
-        temperature: float,
-        tile: int,
+        ctx: _Context, q: Tensor, candidates: Tensor, ids: Tensor, negatives: Filter, temperature: float, tile: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         rows, plain, wanted = len(q), 1 / temperature <= PLAIN, ctx.needs_input_grad[0]
         filtered = negatives.below is not None and negatives.chosen is None
@@ -142,9 +134,9 @@ class _LogSums(torch.autograd.Function):
             for start in range(0, len(candidates), tile):
                 at = slice(start, start + tile)
                 products = product(left, candidates[at].T)
-                kept = negatives.keep(products[rows:] if filtered else None, ids[at], at)
-                values = products[:rows].div_(temperature).masked_fill_(~kept, -torch.inf)
-                counts += kept.sum(1)
+                mask = negatives.keep(products[rows:] if filtered else None, ids[at], at)
+                values = products[:rows].div_(temperature).masked_fill_(~mask, -torch.inf)
+                counts += mask.sum(1)
                 if filtered:
                     similarity += products[rows:].sum()
                 if not plain:
@@ -184,10 +176,9 @@ def log_sums(
     """log sum_{c in S_i} e^(q_i . c / temperature) of unit vectors, |S_i|, and sum_i mean_c k_i . c.
 
     The first is -inf if S_i is empty, and differentiable once in `q` alone. The last is the similarity of all
-    candidates to the positives, before the filter. Needs memory for one tile of rows x `tile`.
-    """
+    candidates to the positives, before the filter. Needs memory for one tile of rows x `tile`."""
     rows = q.float() if torch.is_grad_enabled() else q.detach().float()
-    found: tuple[Tensor, Tensor, Tensor] = _LogSums.apply(  # type: ignore[no-untyped-call]
+    sums: tuple[Tensor, Tensor, Tensor] = _LogSums.apply(  # type: ignore[no-untyped-call]
         rows, candidates, ids, negatives, temperature, tile or TILE[q.device.type]
     )
-    return found
+    return sums

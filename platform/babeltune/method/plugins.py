@@ -34,16 +34,16 @@ LEFT_OUT = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.jso
 
 def plugins(methods: Iterable[str]) -> dict[str, Distribution]:
     """The distributions of these methods by name, babeltune left out."""
-    found = [dist for name in methods if (dist := entry_of(name).dist) is not None]
-    return {name: dist for dist in found if (name := canonicalize_name(dist.name)) != OWN}
+    dists = [dist for name in methods if (dist := entry_of(name).dist) is not None]
+    return {name: dist for dist in dists if (name := canonicalize_name(dist.name)) != OWN}
 
 
 def needs_beside(plugin: Distribution) -> list[str]:
     """What the plugin depends on and babeltune does not, as its metadata says it: `einops>=0.7`.
 
     A job ships no dependencies, so its cluster has only babeltune's."""
-    own = _closure(OWN)
-    return sorted({str(need) for need in _needs(plugin) if canonicalize_name(need.name) not in own})
+    packages = _closure(OWN)
+    return sorted({str(need) for need in _needs(plugin) if canonicalize_name(need.name) not in packages})
 
 
 def _needs(plugin: Distribution) -> list[Requirement]:
@@ -55,13 +55,13 @@ def _needs(plugin: Distribution) -> list[Requirement]:
 @lru_cache(maxsize=1)
 def _closure(name: str) -> frozenset[str]:
     """The distribution, what it depends on, what that depends on, and so on, as far as it is installed."""
-    waiting, found = [name], set()
+    waiting, packages = [name], set()
     while waiting:
-        if (one := canonicalize_name(waiting.pop())) not in found:
-            found.add(one)
+        if (one := canonicalize_name(waiting.pop())) not in packages:
+            packages.add(one)
             with suppress(PackageNotFoundError):
                 waiting += [need.name for need in _needs(distribution(one))]
-    return frozenset(found)
+    return frozenset(packages)
 
 
 def digest_of(plugin: Distribution) -> str:
@@ -81,12 +81,12 @@ def code_of(plugin: Distribution) -> dict[str, Path]:
     They are those that its `RECORD` names and what else its packages hold. If Python imports another copy, they are
     that copy's."""
     recorded = {name: path for name, path in recorded_files(plugin).items() if not _is_metadata(PurePosixPath(name))}
-    located = located_files(plugin)
-    shadowed = any(name in located and located[name].resolve() != path.resolve() for name, path in recorded.items())
+    files = located_files(plugin)
+    shadowed = any(name in files and files[name].resolve() != path.resolve() for name, path in recorded.items())
     if shadowed or not has_modules(plugin, recorded):
-        return located
+        return files
     packages = {name.removesuffix("/__init__.py") for name in recorded if name.endswith("/__init__.py")}
-    return {name: path for name, path in located.items() if name.partition("/")[0] in packages} | recorded
+    return {name: path for name, path in files.items() if name.partition("/")[0] in packages} | recorded
 
 
 def recorded_files(plugin: Distribution) -> dict[str, Path]:
@@ -106,31 +106,31 @@ def located_files(plugin: Distribution) -> dict[str, Path]:
     """The files of the plugin's modules, and of what they import from beside them, as the import system finds them."""
     waiting = {*(plugin.read_text("top_level.txt") or "").split()}
     waiting |= {entry.module.partition(".")[0] for entry in plugin.entry_points}
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     tops: set[str] = set()
     while waiting:
         top = waiting.pop()
         tops.add(top)
-        own = _files_of(top)
-        for file in own.values():
-            waiting |= {name for name in _imports(file) - tops if _is_beside(name, own, plugin)}
-        found |= own
-    return dict(sorted(found.items()))
+        of_top = _files_of(top)
+        for file in of_top.values():
+            waiting |= {name for name in _imports(file) - tops if _is_beside(name, of_top, plugin)}
+        files |= of_top
+    return dict(sorted(files.items()))
 
 
 def _files_of(top: str) -> dict[str, Path]:
     """The files of a package, or the one of a module, by their names in a wheel."""
     spec = find_spec(top)
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     if spec is not None and spec.submodule_search_locations is not None:
         for place in map(Path, spec.submodule_search_locations):
             for path in sorted(place.rglob("*")):
                 name = PurePosixPath(top, path.relative_to(place).as_posix())
                 if path.is_file() and not _is_aside(name):
-                    found.setdefault(str(name), path)
+                    files.setdefault(str(name), path)
     elif spec is not None and spec.has_location and spec.origin:
-        found[Path(spec.origin).name] = Path(spec.origin)
-    return found
+        files[Path(spec.origin).name] = Path(spec.origin)
+    return files
 
 
 def _imports(file: Path) -> set[str]:
@@ -140,9 +140,9 @@ def _imports(file: Path) -> set[str]:
     except (SyntaxError, ValueError):
         return set()
     nodes = list(ast.walk(tree))
-    named = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-    named += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level]
-    return {name.partition(".")[0] for name in named}
+    modules = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    modules += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level]
+    return {name.partition(".")[0] for name in modules}
 
 
 def _is_beside(name: str, files: Mapping[str, Path], plugin: Distribution) -> bool:

@@ -63,12 +63,12 @@ def trial_context(method: str, values: Mapping[str, object]) -> TrialContext:
 
 def make_config(method: type[Method], values: Mapping[str, object]) -> DataclassInstance:
     """The method's `Config` with these fields; unknown fields and wrong values raise `MethodError`."""
-    known = {f.name for f in dataclasses.fields(method.Config)}
+    fields = {f.name for f in dataclasses.fields(method.Config)}
     for key in values:
-        if key not in known:
+        if key not in fields:
             raise MethodError(
                 f"method {method.name!r} has no setting {key!r}; "
-                f"available: {', '.join(sorted(known))}{nearest(key, known)}"
+                f"available: {', '.join(sorted(fields))}{nearest(key, fields)}"
             )
     try:
         config: DataclassInstance = method.Config(**values)

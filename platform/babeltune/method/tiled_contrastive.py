@@ -10,8 +10,7 @@ One pass over tiles of S finds the log-sum-exps. A second adds up the value and,
     dS_ij = alpha_i softmax_j(S)_ij + beta_j softmax_i(S)_ij - r w_ij - c w_ji
 
 is multiplied with the vectors at once and forgotten. Since a_i·a_j is symmetric, w_ji needs no other normaliser than
-w_ij, and one tile of labels serves two tiles of S.
-"""
+w_ij, and one tile of labels serves two tiles of S."""
 
 from __future__ import annotations
 
@@ -48,8 +47,7 @@ def _spans(count: int, tile: int) -> list[slice]:
 class _LogSums:
     """log sum_k exp(v_k) of each of `count` lists whose values arrive in tiles, |v| <= bound.
 
-    Up to `PLAIN` the exponentials are summed as they are; above, they are taken less the maximum so far.
-    """
+    Up to `PLAIN` the exponentials are summed as they are; above, they are taken less the maximum so far."""
 
     def __init__(self, count: int, like: Tensor, bound: float) -> None:
         self.plain = bound <= PLAIN
@@ -121,17 +119,17 @@ def soft_labels(
     """The labels of these unit vectors, which gradients do not reach."""
     tile = tile or TILE[anchors.device.type]
     with torch.autocast(anchors.device.type, enabled=False):
-        own = anchors.float()
-        everyone = gather(own)
-        alone = len(own) == len(everyone)
-        sums = _LogSums(len(own), own, 1 / temperature)
-        for i in _spans(len(own), tile):
+        rows = anchors.float()
+        everyone = gather(rows)
+        alone = len(rows) == len(everyone)
+        sums = _LogSums(len(rows), rows, 1 / temperature)
+        for i in _spans(len(rows), tile):
             for j in _spans(len(everyone), tile):
                 if not alone or i.start <= j.start:
-                    similarities = product(own[i], everyone[j].T).div_(temperature)
+                    similarities = product(rows[i], everyone[j].T).div_(temperature)
                     _add(similarities, sums, i, sums if alone and i.start < j.start else None, j)
     log_z = sums.log()
-    return Labels(own, everyone, log_z, gather(log_z.unsqueeze(1)).squeeze(1), temperature, tile)
+    return Labels(rows, everyone, log_z, gather(log_z.unsqueeze(1)).squeeze(1), temperature, tile)
 
 
 class Repeats(Protocol):
@@ -172,8 +170,8 @@ class Formula:
 
     def similarities(self, left: Side, right: Side, i: slice, j: slice) -> Tensor:
         """A tile of S (of S transposed when `left` is the columns)."""
-        if (found := self.kept.get((i.start, j.start) if left is self.rows else (j.start, i.start))) is not None:
-            return found if left is self.rows else found.T
+        if (products := self.kept.get((i.start, j.start) if left is self.rows else (j.start, i.start))) is not None:
+            return products if left is self.rows else products.T
         tile = product(left.vectors[i], right.vectors[j].T).div_(self.temperature)
         if self.repeats is not None:
             self.repeats.drop(tile, i, j)

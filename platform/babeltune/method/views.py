@@ -1,8 +1,7 @@
 """One encoding of a batch for several losses.
 
 Losses that encode the same tokens share views, so all add to the gradient of one forward pass for each view. The terms
-of `combined` share them, and so do the dimensions of `training.matryoshka`.
-"""
+of `combined` share them, and so do the dimensions of `training.matryoshka`."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ if TYPE_CHECKING:
 class Views:
     """The vectors that the student has given in one step: of each `Tokens` object its first view, its second, and on.
 
-    Methods that encode the same tokens share views, so all add to the gradient of one forward pass for each view.
-    """
+    Methods that encode the same tokens share views, so all add to the gradient of one forward pass for each view."""
 
     def __init__(self, encode: Encode) -> None:
         self.encode = encode

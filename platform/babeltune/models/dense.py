@@ -1,8 +1,7 @@
 """The dense layer that a saved model brings for its sentence vectors, on the pooled state.
 
 It is a sentence-transformers module, or the pooler of a BERT: tanh(W h + b), where h is the first token's state. The
-embeddings of LaBSE and LEALLA are the pooler's.
-"""
+embeddings of LaBSE and LEALLA are the pooler's."""
 
 from __future__ import annotations
 
@@ -29,8 +28,7 @@ def saved_dense(student: Student, config: PretrainedConfig) -> tuple[nn.Linear, 
     """The layer of `student.model` and whether tanh follows; None where there is none, or its pooler is not wanted.
 
     Raises:
-        TeacherError: the model pools otherwise than `student.pooling`, or has no such layer.
-    """
+        TeacherError: the model pools otherwise than `student.pooling`, or has no such layer."""
     modules = _saved_json(student, "modules.json") or []
     check_modules(modules, student.model or "")
     for module in modules:
@@ -44,8 +42,8 @@ def saved_dense(student: Student, config: PretrainedConfig) -> tuple[nn.Linear, 
                     "(a dense layer after it, with tanh or not, comes with the model)"
                 )
         if kind == "Dense":
-            found = _saved_json(student, f"{path}/config.json")
-            settings: DenseJson = {} if found is None else found
+            written = _saved_json(student, f"{path}/config.json")
+            settings: DenseJson = {} if written is None else written
             return read_dense(_folder(student) / path, settings, config.hidden_size, str(student.model))
     if student.pooling == "pooler":
         return trained_pooler(_folder(student), config, f"student.model {student.model!r}"), True
@@ -85,8 +83,7 @@ def trained_pooler(folder: Path, config: PretrainedConfig, name: str) -> nn.Line
     """The dense layer of the pooler in a model's folder; tanh follows it. `name` is the model's in the errors.
 
     Raises:
-        TeacherError: the architecture has no pooler, or the checkpoint no weights of it.
-    """
+        TeacherError: the architecture has no pooler, or the checkpoint no weights of it."""
     otherwise = "set pooling to mean, cls or max"
     if not has_pooler(config):
         raise TeacherError(f"{name} is a {config.model_type} encoder, which has no pooler; {otherwise}")
@@ -94,8 +91,8 @@ def trained_pooler(folder: Path, config: PretrainedConfig, name: str) -> nn.Line
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, "pt") as file:
             for key in file.keys():  # noqa: SIM118 (a file is no mapping)
-                if found := re.fullmatch(r"(?:\w+\.)?pooler\.dense\.(weight|bias)", key):
-                    weights[found[1]] = file.get_tensor(key).float()
+                if match := re.fullmatch(r"(?:\w+\.)?pooler\.dense\.(weight|bias)", key):
+                    weights[match[1]] = file.get_tensor(key).float()
     if weights.keys() != {"weight", "bias"}:
         raise TeacherError(f"{name} has no weights of a pooler's dense layer (pooler.dense); {otherwise}")
     linear = nn.Linear(config.hidden_size, config.hidden_size)
@@ -117,8 +114,7 @@ def read_dense(folder: Path, settings: DenseJson, width: int, name: str) -> tupl
     """The layer of a `Dense` module's folder on vectors of this width, and whether tanh follows.
 
     Raises:
-        TeacherError: it is no such layer, or its weights are missing. `name` is the model's in the error.
-    """
+        TeacherError: it is no such layer, or its weights are missing. `name` is the model's in the error."""
     activation = settings.get("activation_function", "torch.nn.modules.activation.Tanh").rsplit(".", 1)[-1]
     if activation not in ("Identity", "Tanh") or settings.get("use_residual") or settings["in_features"] != width:
         raise TeacherError(

@@ -1,7 +1,6 @@
 """The Transformer student: an encoder, pooling, an optional projection, an optional L2 norm. `build.py` builds it.
 
-It reads packed sentences (`method.Tokens`) and gives one vector each, the same that the exported model gives.
-"""
+It reads packed sentences (`method.Tokens`) and gives one vector each, the same that the exported model gives."""
 
 from __future__ import annotations
 
@@ -29,8 +28,7 @@ if TYPE_CHECKING:
 class Encoder(nn.Module):
     """A backbone and what turns its token states into sentence vectors.
 
-    Runs packed where the backbone allows it (`packs`), else on padded batches; the vectors are the same.
-    """
+    Runs packed where the backbone allows it (`packs`), else on padded batches; the vectors are the same."""
 
     def __init__(
         self,
@@ -140,8 +138,8 @@ class FrozenEncoder(nn.Module):
         return self.vectors.width
 
     def forward(self, tokens: Tokens) -> Float[Tensor, "sentences dim"]:
-        found = self.vectors.rows(self.rows[tokens.ids.cpu().numpy()])
-        return torch.from_numpy(found.astype(np.float32)).to(tokens.ids.device)
+        rows = self.vectors.rows(self.rows[tokens.ids.cpu().numpy()])
+        return torch.from_numpy(rows.astype(np.float32)).to(tokens.ids.device)
 
 
 StudentEncoder = Encoder | StaticEncoder | FrozenEncoder
@@ -179,11 +177,11 @@ def pool_by_segment(
     """The same in one kernel, not several for each length: small kernels keep a GPU waiting for its CPU."""
     lengths, states = packing.lengths, states.float()
     if how == "cls":
-        found = states.index_select(0, packing.starts[:-1].clamp(max=len(states) - 1))
+        pooled = states.index_select(0, packing.starts[:-1].clamp(max=len(states) - 1))
     else:
         initial = 0.0 if how == "mean" else -torch.inf
-        found = torch.segment_reduce(states, how, lengths=lengths, unsafe=True, initial=initial)
-    return found.masked_fill((lengths == 0).unsqueeze(1), 0.0)
+        pooled = torch.segment_reduce(states, how, lengths=lengths, unsafe=True, initial=initial)
+    return pooled.masked_fill((lengths == 0).unsqueeze(1), 0.0)
 
 
 def encode_all(
@@ -199,8 +197,7 @@ def encode_all(
     Left out, it is 4,096 on a CPU, where a small student is 10-25 % faster than at 16,384, which other devices get.
 
     `ragged_take` gives the token ids of texts end to end, and their lengths. The encoder, which is on `device`, keeps
-    its training flag.
-    """
+    its training flag."""
     batch_tokens = batch_tokens or (4_096 if torch.device(device).type == "cpu" else 16_384)
     values, lengths = ragged_take(np.asarray(ids))
     whole = pack(Tokens(torch.from_numpy(values.astype(np.int64)), torch.from_numpy(lengths.astype(np.int64))))
@@ -209,13 +206,13 @@ def encode_all(
     encoder.eval()
     try:
         with torch.no_grad(), torch.autocast(torch.device(device).type, enabled=False):
-            at = taken = 0
+            at = texts = 0
             for count in _batches(whole.lengths, batch_tokens):
                 part = whole.lengths[at : at + count]
-                end = taken + int(part.sum())
-                batch = Tokens(whole.ids[taken:end].to(device), part.to(device))
+                end = texts + int(part.sum())
+                batch = Tokens(whole.ids[texts:end].to(device), part.to(device))
                 vectors[at : at + count] = encoder(batch).cpu()
-                at, taken = at + count, end
+                at, texts = at + count, end
     finally:
         encoder.train(training)
     ordered: NDArray[np.float32] = vectors[whole.rank].numpy()

@@ -48,8 +48,7 @@ def model_folder(name: str, revision: str | None, *, setting: str) -> Path:
     """The folder of a model with safetensors weights: the bundled one, a local one, or a snapshot from the hub, which
     is downloaded once.
 
-    Asks the hub without repeating, so a name out of reach is known at once. Raises `TeacherError`, naming `setting`.
-    """
+    Asks the hub without repeating, so a name out of reach is known at once. Raises `TeacherError`, naming `setting`."""
     if name.startswith("bundled:"):
         return _bundled(name, setting)
     folder = Path(name).expanduser()
@@ -95,10 +94,10 @@ def _bundled(name: str, setting: str) -> Path:
 
 def verify_weights(path: Path, sha256: str) -> None:
     """Raises `TeacherError` unless the file is there and has this SHA-256."""
-    found = file_digest(path, path.stat().st_mtime_ns) if path.is_file() else "no file"
-    if found != sha256:
+    digest = file_digest(path, path.stat().st_mtime_ns) if path.is_file() else "no file"
+    if digest != sha256:
         raise TeacherError(
-            f"{path} is not the published model: SHA-256 {found}, expected {sha256}; reinstall its package"
+            f"{path} is not the published model: SHA-256 {digest}, expected {sha256}; reinstall its package"
         )
 
 
@@ -167,7 +166,7 @@ def routes_of(folder: Path) -> tuple[str, ...]:
 
 def dimension_of(folder: Path) -> int | None:
     """The dimension of a sentence-transformers model's vectors; None where no file says it."""
-    found: int | None = None
+    dimension: int | None = None
     keys = ("out_features", "word_embedding_dimension", "embedding_dimension", "hidden_size")
     for module in listed_modules(folder):
         place = folder / str(module.get("path", ""))
@@ -176,10 +175,10 @@ def dimension_of(folder: Path) -> int | None:
             place = place.joinpath(*next(iter(structure.values()), [])[-1:])
         if (config := place / "config.json").is_file():
             values = json.loads(config.read_text(encoding="utf-8"))
-            found = next((int(values[key]) for key in keys if key in values), found)
+            dimension = next((int(values[key]) for key in keys if key in values), dimension)
         elif (table := place / "model.safetensors").is_file():
-            found = _table_width(table) or found
-    return found
+            dimension = _table_width(table) or dimension
+    return dimension
 
 
 def _table_width(table: Path) -> int | None:
@@ -237,8 +236,8 @@ def pooling_of(settings: Mapping[str, object]) -> Pooling:
         modes = [
             key.removeprefix("pooling_mode_") for key, on in settings.items() if key.startswith("pooling_mode_") and on
         ]
-    known: dict[str, Pooling] = {"cls": "cls", "cls_token": "cls", "mean": "mean", "mean_tokens": "mean"}
-    known |= {"max": "max", "max_tokens": "max"}
-    if len(modes) != 1 or modes[0] not in known:
+    poolings: dict[str, Pooling] = {"cls": "cls", "cls_token": "cls", "mean": "mean", "mean_tokens": "mean"}
+    poolings |= {"max": "max", "max_tokens": "max"}
+    if len(modes) != 1 or modes[0] not in poolings:
         raise TeacherError(f"a model that pools by {' and '.join(modes) or 'nothing'}; allowed are mean, cls and max")
-    return known[modes[0]]
+    return poolings[modes[0]]

@@ -2,8 +2,7 @@
 
 A token's vector is its own row plus the mean of its n-grams' rows, which lie in a second table under a hash. This is
 fastText's idea (Bojanowski et al. 2017), within a token: the vectors do not depend on the sentence, so that an export
-adds them up and stays one plain table.
-"""
+adds them up and stays one plain table."""
 
 from __future__ import annotations
 

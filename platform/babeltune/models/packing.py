@@ -76,9 +76,9 @@ def pack(tokens: Tokens) -> Packing:
     first = (lengths.cumsum(0) - lengths)[order]
     positions = torch.arange(len(tokens.ids), device=order.device)
     positions = positions - torch.repeat_interleave(ordered.cumsum(0) - ordered, ordered, output_size=len(tokens.ids))
-    taken = torch.repeat_interleave(first, ordered, output_size=len(tokens.ids)) + positions
+    places = torch.repeat_interleave(first, ordered, output_size=len(tokens.ids)) + positions
     groups = tuple((len(list(same)), length) for length, same in groupby(ordered.tolist()))
-    return Packing(tokens.ids[taken], positions, taken, rank, ordered, groups)
+    return Packing(tokens.ids[places], positions, places, rank, ordered, groups)
 
 
 class Options(TypedDict, total=False):
@@ -103,15 +103,14 @@ def packed_attention(
     """Attention within each sentence, in the shape that transformers asks of a registered function. Other options than
     those named are passed over.
 
-    On CPU the work is done in fp32 under autocast too: half-precision kernels for short sentences are slower there.
-    """
+    On CPU the work is done in fp32 under autocast too: half-precision kernels for short sentences are slower there."""
     dtype = query.dtype
     if flash_suits(query, key, packing, options):
         q, k, v = (states.squeeze(0).transpose(0, 1) for states in (query, key, value))
         starts, longest = packing.starts, packing.longest
-        found = varlen_attn(q, k, v, starts, starts, longest, longest)
-        assert isinstance(found, Tensor)  # and nothing beside it, which was not asked for
-        return found.unsqueeze(0), None
+        attended = varlen_attn(q, k, v, starts, starts, longest, longest)
+        assert isinstance(attended, Tensor)  # and nothing beside it, which was not asked for
+        return attended.unsqueeze(0), None
     if query.device.type == "cpu" and dtype != torch.float32:
         with torch.autocast("cpu", enabled=False):
             parts = _by_length(query.float(), key.float(), value.float(), packing, options)
@@ -166,8 +165,7 @@ def run_packed(
     """Hidden states of a model whose attention is `packed_attention`, in the packing's order.
 
     `offset` is added to the position of each token: `pad_token_id + 1` for XLM-R and its kin, else 0. The states of
-    several `layers` stand side by side; 1 is the first layer and -1 the last.
-    """
+    several `layers` stand side by side; 1 is the first layer and -1 the last."""
     out = model(
         input_ids=packing.ids.unsqueeze(0),
         position_ids=(packing.positions + offset).unsqueeze(0),
@@ -210,12 +208,11 @@ def enable_packing(model: PreTrainedModel, pad_token_id: int) -> int | None:
     """Switches a model to packed attention, if its packed and padded outputs agree; else leaves it as it was.
 
     Returns the position offset for `run_packed`, or None where the model must run padded. Sentences of mixed lengths,
-    longer than a local attention window where the model has one, are compared once, in evaluation mode, to 1e-4.
-    """
+    longer than a local attention window where the model has one, are compared once, in evaluation mode, to 1e-4."""
     training = model.training
     if model.config._attn_implementation == NAME:
         model.set_attn_implementation("sdpa")
-    own = model.config._attn_implementation
+    attention = model.config._attn_implementation
     probe = _probe(model, pad_token_id)
     model.eval()
     try:
@@ -225,7 +222,7 @@ def enable_packing(model: PreTrainedModel, pad_token_id: int) -> int | None:
             for offset in (0, pad_token_id + 1):
                 if _agrees(model, probe, offset, expected):
                     return offset
-        model.set_attn_implementation(own)
+        model.set_attn_implementation(attention)
         return None
     finally:
         model.train(training)
@@ -238,8 +235,8 @@ def _probe(model: PreTrainedModel, pad_token_id: int) -> Packing:
     if window:
         longest = window + 24
     limit = getattr(config, "max_position_embeddings", None) or longest
-    kept = pad_token_id + 1 if pad_token_id + 1 < limit else 0  # XLM-R numbers its positions after the padding's
-    longest = max(2, min(longest, limit - kept))
+    token = pad_token_id + 1 if pad_token_id + 1 < limit else 0  # XLM-R numbers its positions after the padding's
+    longest = max(2, min(longest, limit - token))
     lengths = torch.tensor([longest, 2, min(9, longest), 2, min(5, longest)])
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, config.vocab_size - 1, (int(lengths.sum()),), generator=generator)

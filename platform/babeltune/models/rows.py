@@ -1,8 +1,7 @@
 """Means of some rows of a table, whose gradient is a sum for each row and names it once.
 
 Neither pass copies the rows. With the ids in order, a row's gradient is a sum over neighbours: nothing is written
-twice, and the order of the sum is the batch's.
-"""
+twice, and the order of the sum is the batch's."""
 
 from __future__ import annotations
 
@@ -23,10 +22,9 @@ def mean_of_rows(
     """Means of rows of the table: of the first `counts[0]` of `ids`, then of the next `counts[1]`, and so on.
 
     A mean of no rows is zero. With `sparse` the table's gradient is sparse. Otherwise it is dense, and every row must
-    be among the `ids`.
-    """
-    found: Tensor = _MeanOfRows.apply(table, ids, counts, sparse)  # type: ignore[no-untyped-call]
-    return found
+    be among the `ids`."""
+    means: Tensor = _MeanOfRows.apply(table, ids, counts, sparse)  # type: ignore[no-untyped-call]
+    return means
 
 
 class _Context(Protocol):

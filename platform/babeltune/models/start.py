@@ -1,8 +1,7 @@
 """What a student can begin from: the shape of an exported sentence-transformers folder, and its token table.
 
 A plan compares the shape with what the sweep file says. A Transformer from scratch takes its token table from a static
-model's.
-"""
+model's."""
 
 from __future__ import annotations
 
@@ -60,16 +59,15 @@ class StartShape:
 
     def fields(self) -> dict[str, bool | int | str]:
         """The values by the names of a student's fields, without what is unknown, tokens and positions."""
-        named = {"kind", "width", "layers", "heads", "feed_forward", "pooling", "projection", "normalize", "prompt"}
-        return {name: value for name, value in vars(self).items() if name in named and value is not None}
+        names = {"kind", "width", "layers", "heads", "feed_forward", "pooling", "projection", "normalize", "prompt"}
+        return {name: value for name, value in vars(self).items() if name in names and value is not None}
 
 
 def read_start(folder: Path) -> StartShape:
     """The shape of a model's folder.
 
     Raises:
-        TeacherError: it is no sentence-transformers model that a student can begin from.
-    """
+        TeacherError: it is no sentence-transformers model that a student can begin from."""
     name = repr(str(folder))
     if not listed_modules(folder):
         raise TeacherError(f"{name} is no sentence-transformers model: it has no modules.json; name an exported folder")
@@ -161,16 +159,15 @@ def take_embeddings(encoder: Encoder, folder: Path) -> None:
     with it: `build.WORD_STD`.
 
     Raises:
-        TeacherError: neither the table nor the dense layer is as wide as the Transformer.
-    """
+        TeacherError: neither the table nor the dense layer is as wide as the Transformer."""
     static = build_static(Static(model=str(folder)), Vocabulary(0, 0), projection=None)
     table: Float[Tensor, "vocabulary width"] = static.word_embeddings.detach()
-    own = encoder.word_embeddings
-    if table.shape[1] != own.shape[1]:
-        if static.projection is None or static.projection.out_features != own.shape[1]:
+    table_here = encoder.word_embeddings
+    if table.shape[1] != table_here.shape[1]:
+        if static.projection is None or static.projection.out_features != table_here.shape[1]:
             raise TeacherError(
-                f"student.embeddings_from has token vectors {table.shape[1]} wide, and the student is {own.shape[1]} "
-                "wide; set student.width to that"
+                f"student.embeddings_from has token vectors {table.shape[1]} wide, and the student is "
+                f"{table_here.shape[1]} wide; set student.width to that"
             )
         table = static.projection(table)
-    own.copy_(table[: len(own)] * (own.std() / table.std()))
+    table_here.copy_(table[: len(table_here)] * (table_here.std() / table.std()))

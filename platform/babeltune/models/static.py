@@ -2,8 +2,7 @@
 
 It has no attention, no positions and no special tokens, so a step costs what its batch touches. The table's gradient is
 sparse and holds the rows of the batch's tokens alone. It is sentence-transformers' `StaticEmbedding`, `Dense` and
-`Normalize`, and exported as these.
-"""
+`Normalize`, and exported as these."""
 
 from __future__ import annotations
 
@@ -43,8 +42,7 @@ USUAL = ("StaticEmbedding", "Dense", "Normalize")
 class StaticEncoder(nn.Module):
     """A table of token vectors and what turns their mean into a sentence vector.
 
-    A sentence without a token has the vector that the linear layer gives for zeros.
-    """
+    A sentence without a token has the vector that the linear layer gives for zeros."""
 
     packs, tanh = True, False
 
@@ -83,27 +81,26 @@ class StaticEncoder(nn.Module):
             return self
         every = torch.arange(len(self.word_embeddings), device=self.word_embeddings.device)
         parts = [self._vectors(rows) for rows in torch.split(every, FOLDED_ROWS)]
-        made = StaticEncoder(
+        folded = StaticEncoder(
             torch.cat(parts), projection=self.projection, dropout=self.dropout.p, normalize=self.normalize
         )
-        return made.train(self.training)
+        return folded.train(self.training)
 
     @torch.no_grad()
     def begin_with(self, vectors: Float[Tensor, "vocabulary teacher"]) -> None:
         """Sets the table and the linear layer such that a sentence begins at the mean of its tokens' vectors.
 
         Their directions of most variance go into the table's first columns, and the linear layer leads back. What the
-        two held becomes small noise. The table keeps its standard deviation, and the learning rate its meaning.
-        """
-        taken = min(self.table.embedding_dim, vectors.shape[1])
+        two held becomes small noise. The table keeps its standard deviation, and the learning rate its meaning."""
+        width = min(self.table.embedding_dim, vectors.shape[1])
         scale = STD / vectors.square().mean().sqrt().clamp(min=1e-12)
-        directions = torch.linalg.eigh(vectors.T @ vectors)[1].flip(1)[:, :taken]
+        directions = torch.linalg.eigh(vectors.T @ vectors)[1].flip(1)[:, :width]
         for weight in (self.table.weight, *(self.ngrams.parameters() if self.ngrams else ())):
             weight *= NOISE
-        self.table.weight[:, :taken] += scale * (vectors @ directions)
+        self.table.weight[:, :width] += scale * (vectors @ directions)
         if self.projection is not None:
             self.projection.weight *= NOISE
-            self.projection.weight[:, :taken] += directions
+            self.projection.weight[:, :width] += directions
 
     def keep(self, kept: Int[Tensor, "kept"]) -> None:
         """Cuts the table to these rows, in this order."""
@@ -128,8 +125,8 @@ class StaticEncoder(nn.Module):
 
     def _vectors(self, rows: Int[Tensor, "rows"]) -> Float[Tensor, "rows width"]:
         """The vectors of these tokens."""
-        own = self.word_embeddings[rows]
-        return own if self.ngrams is None else own + self.ngrams(rows)
+        vectors = self.word_embeddings[rows]
+        return vectors if self.ngrams is None else vectors + self.ngrams(rows)
 
 
 def _bag(table: Float[Tensor, "vocabulary width"]) -> nn.EmbeddingBag:
@@ -143,20 +140,19 @@ def build_static(student: Student, vocabulary: Vocabulary, *, projection: int | 
     `projection` is the width of its linear layer, or None for none; a named model brings its own.
 
     Raises:
-        TeacherError: the named model is no static one, lacks weights, or contradicts `student`.
-    """
+        TeacherError: the named model is no static one, lacks weights, or contradicts `student`."""
     if student.model is not None:
-        made = _from_folder(student, vocabulary.size, projection)
+        encoder = _from_folder(student, vocabulary.size, projection)
     else:
         table = torch.empty(vocabulary.size, student.width).normal_(std=STD)
         linear = None if projection is None else _linear(student.width, projection)
         ngrams = None if student.ngrams == 0 else _ngrams(student, vocabulary)
-        made = StaticEncoder(
+        encoder = StaticEncoder(
             table, ngrams=ngrams, projection=linear, dropout=student.dropout, normalize=student.normalize
         )
     if vocabulary.kept is not None:
-        made.keep(torch.from_numpy(vocabulary.kept))
-    return made
+        encoder.keep(torch.from_numpy(vocabulary.kept))
+    return encoder
 
 
 def _ngrams(student: Student, vocabulary: Vocabulary) -> TokenNgrams:

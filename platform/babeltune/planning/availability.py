@@ -1,8 +1,7 @@
 """Finds out, before a sweep starts, whether the files, models and data sets that it names can be had.
 
 The name of a model or data set is a folder, an entry of the local Hugging Face cache, or something that the hub
-confirms within seconds.
-"""
+confirms within seconds."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """A short measurement of this machine for `babeltune plan`: some steps of the default trial, some sentences.
 
 The trial trains on a part of the corpus, by the code that trains it in a sweep. The teacher's vectors are random there:
-they decide no cost, and so only `TEACHER_SENTENCES` sentences go through it. Nothing that is measured is kept.
-"""
+they decide no cost, and so only `TEACHER_SENTENCES` sentences go through it. Nothing that is measured is kept."""
 
 from __future__ import annotations
 
@@ -97,8 +96,7 @@ class NotMeasuredError(BabeltuneError):
 def calibrate(sweep: Sweep, corpus: Corpus, machine: Machine) -> Measured:
     """Times the default trial of the sweep on a part of its corpus.
 
-    Raises `NotMeasuredError` if a model is not on this machine, or the trial does not train here.
-    """
+    Raises `NotMeasuredError` if a model is not on this machine, or the trial does not train here."""
     trial = make_trial(sweep, 0, default_params(sweep))
     # where the token table begins takes no time, and a part of the corpus has not all of its tokens
     trial = replace(trial, student=trial.student.changed(token_vectors="random"))
@@ -154,8 +152,7 @@ def link_start(start: str | None, kept: Path | None, storage: Path) -> None:
 def part_of(corpus: Corpus, trial: Trial, seed: int) -> Corpus:
     """Enough pairs for `BATCHES` global batches, without dev sets.
 
-    Where a batch has one language pair, all are of the largest one, so that batches are as large as in the sweep.
-    """
+    Where a batch has one language pair, all are of the largest one, so that batches are as large as in the sweep."""
     rows = np.arange(len(corpus.pairs))
     if trial.sampling.batches == "one_pair":
         rows = np.flatnonzero(corpus.pair_groups == np.bincount(corpus.pair_groups).argmax())

@@ -1,8 +1,7 @@
 """Checks a sweep against the methods that it can propose, and those methods' needs against the teacher and the data.
 
 `method_problems` runs all stages: names, values, models, needs, goals. The stage of needs is here. Pure but for reading
-a model's configuration file: a sweep goes in, `(key, problem)` pairs come out.
-"""
+a model's configuration file: a sweep goes in, `(key, problem)` pairs come out."""
 
 from __future__ import annotations
 
@@ -32,8 +31,7 @@ from babeltune.schema.records import Scalar, Student, Sweep
 def method_problems(sweep: Sweep) -> Iterator[Problem]:
     """Everything that the proposable methods, the teacher and the dev tasks have against the sweep.
 
-    Later checks build on earlier ones, so the first stage that finds something is the last.
-    """
+    Later checks build on earlier ones, so the first stage that finds something is the last."""
     for stage in (name_problems, value_problems, _agreements, right_models, _needs, goal_problems):
         found = list(stage(sweep))
         yield from found

@@ -1,7 +1,6 @@
 """What the data section must satisfy: sources and their pairs, tasks, and what they say of one another.
 
-Pure: records go in, `(key, problem)` pairs come out.
-"""
+Pure: records go in, `(key, problem)` pairs come out."""
 
 from __future__ import annotations
 
@@ -15,18 +14,7 @@ from babeltune.errors import nearest, shortened
 from babeltune.planning.languages import languages, split_pair
 from babeltune.schema.bounds import Key, Problem, repeated
 from babeltune.schema.languages import code_of, meaning, same_variety
-from babeltune.schema.records import (
-    Bitext,
-    Clustering,
-    Data,
-    Mining,
-    Retrieval,
-    Source,
-    Sts,
-    Task,
-    Transfer,
-    Words,
-)
+from babeltune.schema.records import Bitext, Clustering, Data, Mining, Retrieval, Source, Sts, Task, Transfer, Words
 
 
 def data_problems(data: Data) -> Iterator[Problem]:
@@ -150,10 +138,7 @@ def mining_problems(key: Key, task: Mining) -> Iterator[Problem]:
     for place, source in task.sources():
         yield from source_problems((*key, *place), source, {})
         if source.paths is None or len(source.paths) != 2 or source.id is None or source.format == "moses":
-            yield (
-                (*key, *place),
-                "must have `paths` of two languages, and `id`, the column that gold's ids are from",
-            )
+            yield ((*key, *place), "must have `paths` of two languages, and `id`, the column that gold's ids are from")
     if task.fit is not None and languages(task.fit.source, {}) != languages(task.source, {}):
         yield (
             (*key, "fit", "source"),

@@ -1,7 +1,6 @@
 """Which languages sources, tasks and a whole sweep hold, in which pairs, and one name for each language.
 
-Pure: records go in, names and records come out.
-"""
+Pure: records go in, names and records come out."""
 
 from __future__ import annotations
 
@@ -36,8 +35,7 @@ def split_pair(pair: str, known: Iterable[str]) -> tuple[str, str] | None:
 def source_pairs(source: Source, others: dict[str, Source], priority: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     """The (anchor, other) language pairs that a source yields, each once.
 
-    The anchor comes first in `priority`; languages that are not in it come last, alphabetically.
-    """
+    The anchor comes first in `priority`; languages that are not in it come last, alphabetically."""
     known = languages(source, others)
     ordered = by_priority(known, priority)
     if source.pairs == "anchor":
@@ -52,8 +50,7 @@ def source_pairs(source: Source, others: dict[str, Source], priority: tuple[str,
 def respelled(data: Data) -> Data:
     """The data with one name for each language of the training text: its first, `anchor_priority` coming before all.
 
-    Tasks keep the names that they give, which are those of their metrics.
-    """
+    Tasks keep the names that they give, which are those of their metrics."""
     read = (*data.train, *data.words.lexicon)
     codes = dict.fromkeys([*data.anchor_priority, *(code for source in read for code in languages(source, {}))])
     first: dict[str, str] = {}

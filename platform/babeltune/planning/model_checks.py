@@ -1,7 +1,6 @@
 """Checks a sweep against the models that it names: their files, and the languages that the teacher knows.
 
-Pure but for reading a model's configuration file: a sweep goes in, `(key, problem)` pairs come out.
-"""
+Pure but for reading a model's configuration file: a sweep goes in, `(key, problem)` pairs come out."""
 
 from __future__ import annotations
 

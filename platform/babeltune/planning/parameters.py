@@ -1,7 +1,6 @@
 """One searched setting: the values that it takes, when it exists, and how it is written.
 
-`space.py` combines settings and makes proposals of them. `rules.py` knows their kinds.
-"""
+`space.py` combines settings and makes proposals of them. `rules.py` knows their kinds."""
 
 from __future__ import annotations
 
@@ -23,8 +22,7 @@ INNER = f"{SETTINGS}."
 def ordered(parameters: Mapping[str, Parameter]) -> tuple[str, ...]:
     """Names such that each comes after those in its `when`, otherwise alphabetically.
 
-    Raises `SpecError` when conditions form a circle. Names that a `when` gives but nobody defines are passed over.
-    """
+    Raises `SpecError` when conditions form a circle. Names that a `when` gives but nobody defines are passed over."""
     waiting, order = sorted(parameters), list[str]()
     while waiting:
         for name in waiting:

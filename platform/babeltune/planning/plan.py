@@ -1,7 +1,6 @@
 """Says what a sweep would do before it does it: its spec, its id, sampled trials, the pairs left, the work.
 
-`make_plan` reads and cleans the corpus; `describe` is pure, from the sweep and what the corpus counted.
-"""
+`make_plan` reads and cleans the corpus; `describe` is pure, from the sweep and what the corpus counted."""
 
 from __future__ import annotations
 
@@ -97,8 +96,7 @@ class PlanReport:
 def make_plan(sweep: Sweep, *, samples: int = 3, machine: Machine | None = None) -> PlanReport:
     """The plan of a sweep whose corpus and models are at hand. With a machine, some training steps are timed on it.
 
-    Raises `SpecError` for what cannot be reached, `DataError` for text that cannot be read.
-    """
+    Raises `SpecError` for what cannot be reached, `DataError` for text that cannot be read."""
     from babeltune.data.corpus import build_corpus, check_corpus
     from babeltune.data.translation import StandIn
 

@@ -1,8 +1,7 @@
 """Portfolios: settings that were good on other text, which a sweep may try first (`sampler.first_points`).
 
 A portfolio is a file in `portfolios/`. A sweep keeps its name alone, so a file is never changed: other points get
-another name. `python -m benchmarks.search_replay.record --portfolio NAME` writes one.
-"""
+another name. `python -m benchmarks.search_replay.record --portfolio NAME` writes one."""
 
 from __future__ import annotations
 
@@ -32,8 +31,7 @@ def portfolio_points(sweep: Sweep) -> list[Params]:
     """The points of the portfolio that the sweep names, within its search space and without repeats.
 
     A value outside of a range becomes its nearest end, a number that is no choice the nearest one. What the portfolio
-    lacks is left to be drawn. Empty when the sweep names no portfolio, or searches nothing that it knows.
-    """
+    lacks is left to be drawn. Empty when the sweep names no portfolio, or searches nothing that it knows."""
     if sweep.sampler.first_points is None:
         return []
     if sweep.sampler.first_points not in (known := portfolios()):

@@ -1,7 +1,6 @@
 """Finds what a sweep's preparation needs from its methods and its file, and prepares the sweep.
 
-The stores themselves are built by `data.prepare`, which knows nothing of methods.
-"""
+The stores themselves are built by `data.prepare`, which knows nothing of methods."""
 
 from __future__ import annotations
 

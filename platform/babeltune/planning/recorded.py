@@ -1,7 +1,6 @@
 """A sweep as its folder records it: reading it back, and the id that everything in it that decides results gives it.
 
-It loads no method, so commands that only read a sweep start quickly.
-"""
+It loads no method, so commands that only read a sweep start quickly."""
 
 from __future__ import annotations
 
@@ -36,8 +35,7 @@ def sweep_id(sweep: Sweep) -> str:
     """The sweep's name and ten hexadecimal digits of SHA-256 over everything in it that decides results.
 
     Budget, description and promotion are left out; `data.root` counts as it is written. What is as the default says
-    does not count, so a new key changes no id. Nor does the order of keys.
-    """
+    does not count, so a new key changes no id. Nor does the order of keys."""
     deciding = {key: value for key, value in _changed(sweep).items() if key not in NOT_DECIDING}
     for section, _, key in (name.partition(".") for name in NEUTRAL):
         deciding.get(section, {}).pop(key, None)

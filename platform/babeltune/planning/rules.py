@@ -1,7 +1,6 @@
 """What a well-typed sweep must also satisfy: ranges of numbers, names that exist, fields that go together.
 
-Pure: a record goes in, `(key, problem)` pairs come out; `sweep_file.py` adds file and line.
-"""
+Pure: a record goes in, `(key, problem)` pairs come out; `sweep_file.py` adds file and line."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The search space: how settings are proposed, which combinations exist, and how one proposal becomes a `Trial`.
 
 `sweep.search` passes Optuna trials to `suggest`. `parameters.py` holds what is true of one setting alone. Settings
-are drawn in an order that depends on their names only, so a sweep file's key order changes nothing.
-"""
+are drawn in an order that depends on their names only, so a sweep file's key order changes nothing."""
 
 from __future__ import annotations
 
@@ -138,8 +137,7 @@ def combinations(
 ) -> Iterator[Params]:
     """Every reachable combination of choices of these parameters (all, when None) and of those they depend on.
 
-    A range stands at its low end (`end` 0) or its high end (1), or at what `values` gives. At most `MANY` are given.
-    """
+    A range stands at its low end (`end` 0) or its high end (1), or at what `values` gives. At most `MANY` are given."""
     wanted = _with_conditions(parameters, parameters if names is None else names)
     order = [name for name in ordered(parameters) if name in wanted]
 
@@ -179,8 +177,7 @@ def grid(parameters: Mapping[str, Parameter]) -> list[Params]:
     """Every combination of choices, constants and whole numbers, those that exist only under a condition where it
     holds: what `sampler: {kind: grid}` proposes, in order, the last name varying fastest. At most `MANY`.
 
-    Raises `SpecError` for a parameter with values in between.
-    """
+    Raises `SpecError` for a parameter with values in between."""
     for name, parameter in parameters.items():
         if kind_of(parameter) not in GRIDDED:
             raise SpecError(
@@ -240,8 +237,7 @@ def config_for(sweep: Sweep, method: type[Method], params: Mapping[str, Scalar])
     """The method's `Config`: its defaults, the sweep's fixed fields or the paper's, the proposal; fields of other
     methods left out.
 
-    Raises `MethodError` for a value that the method refuses.
-    """
+    Raises `MethodError` for a value that the method refuses."""
     known = fields_of(method)
     fixed = as_printed(method) if sweep.config == "paper" and has_paper(method) else sweep.fixed
     values: dict[str, Any] = {**fixed, **{name: value for name, value in params.items() if is_bare(name)}}
@@ -264,8 +260,7 @@ def _with_inner(
 def configurations(sweep: Sweep, extra: Iterable[str] = ()) -> Iterator[tuple[Params, type[Method], object]]:
     """Parameters, method and `Config` of every combination of choices, ranges at either end.
 
-    `extra` names parameters with a dot that vary too. Raises `MethodError` as `config_for` does.
-    """
+    `extra` names parameters with a dot that vary too. Raises `MethodError` as `config_for` does."""
     names = [name for name in sweep.parameters if of_method(name) or name == "method"] + list(extra)
     for end in (0, 1):
         for params in combinations(sweep.parameters, names, end=end):
@@ -333,8 +328,7 @@ def make_trial(sweep: Sweep, number: int, params: Mapping[str, Scalar]) -> Trial
     """The trial of these parameters; what they leave out stays as the sweep file has it.
 
     All trials share the sweep's seed, unless `seed` is searched. They start from the same weights and meet the pairs in
-    the same order. So two trials differ by their settings alone.
-    """
+    the same order. So two trials differ by their settings alone."""
     method = load_method(str(params.get("method", sweep.method)))
     return Trial(
         number=number,
@@ -402,8 +396,7 @@ def _inner_default(config: Mapping[str, Any], name: str) -> Scalar:
 def _within(parameter: Parameter, value: Scalar) -> Scalar:
     """The value; where the parameter cannot take it, the nearest end of its range or its first choice.
 
-    None, which stands for a rule rather than a value, stays.
-    """
+    None, which stands for a rule rather than a value, stays."""
     if value is None or allows(parameter, value):
         return value
     low, high = (values_of(parameter, end)[0] for end in (0, 1))

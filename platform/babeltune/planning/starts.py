@@ -1,7 +1,6 @@
 """`student.start` and `student.embeddings_from`: what they name, pinned to its content, against what the file says.
 
-What the file does not write of the student's shape is the start's; what it writes must be the start's.
-"""
+What the file does not write of the student's shape is the start's; what it writes must be the start's."""
 
 from __future__ import annotations
 
@@ -55,8 +54,7 @@ def pin_starts(
 ) -> Starts:
     """Pins every start that the document names to its content, and fills in what it does not say of the student.
 
-    `fetch` gives the folder of a registered model or a trial. Raises `SpecError` for a start that is not there.
-    """
+    `fetch` gives the folder of a registered model or a trial. Raises `SpecError` for a start that is not there."""
     student = document.values.get("student")
     written = student if isinstance(student, dict) else {}
     shapes: dict[str, StartShape] = {}

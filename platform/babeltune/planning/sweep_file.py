@@ -1,8 +1,7 @@
 """Reads a sweep file into a `Sweep`: typed, checked against the methods and the teacher, and named by its content.
 
 The file comes first, then whole sections or parts from `--with` files, then single keys from `--set`. Everything
-that is wrong is reported at once, each line with file, line, key, value, what is allowed and the nearest valid name.
-"""
+that is wrong is reported at once, each line with file, line, key, value, what is allowed and the nearest valid name."""
 
 from __future__ import annotations
 
@@ -166,8 +165,7 @@ def data_root(sweep: Sweep, environ: Mapping[str, str] | None = None) -> Path:
 def check_reachable(sweep: Sweep, environ: Mapping[str, str] | None = None) -> None:
     """Checks that models and data sets are folders, in the local cache, or on a hub that answers within seconds.
 
-    Raises `SpecError` naming each one that is not, and what to do.
-    """
+    Raises `SpecError` naming each one that is not, and what to do."""
     _refuse(_reach(sweep, environ), Document(plain(sweep)).error)
 
 

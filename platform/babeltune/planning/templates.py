@@ -1,8 +1,7 @@
 """Writes out the dev and test sets that a sweep file gives once for many values, by the key `each`.
 
 It works on the document, before records are made of it. So a sweep has the same id as one whose sets are written out,
-and an error names the line of the set in the file.
-"""
+and an error names the line of the set in the file."""
 
 from __future__ import annotations
 
@@ -25,8 +24,7 @@ IN_BRACES = re.compile(rf"(?<!\$)\{{({NAME.pattern})\}}")
 def write_out_sets(document: Document) -> None:
     """Replaces every dev or test set that has `each` by one set for each of its values. An empty `each` is the default.
 
-    Raises `SpecError` with the place of an `each` that is no such table, or whose names are not used in the set.
-    """
+    Raises `SpecError` with the place of an `each` that is no such table, or whose names are not used in the set."""
     for key in (("data", "dev"), ("data", "test")):
         given = document.get(key)
         if not isinstance(given, list) or not any(map(_each, given)):

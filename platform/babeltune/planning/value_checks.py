@@ -1,7 +1,6 @@
 """Checks the values that a sweep can propose, alone and together, against sections and methods' settings.
 
-Pure: a sweep goes in, `(key, problem)` pairs come out.
-"""
+Pure: a sweep goes in, `(key, problem)` pairs come out."""
 
 from __future__ import annotations
 
@@ -26,15 +25,7 @@ from babeltune.planning.parameters import (
     values_of,
 )
 from babeltune.planning.rules import POOLER_OR_PROJECTION, kind_of, student_problems
-from babeltune.planning.space import (
-    SECTIONS,
-    combinations,
-    config_for,
-    fields_of,
-    has_setting,
-    largest,
-    smallest,
-)
+from babeltune.planning.space import SECTIONS, combinations, config_for, fields_of, has_setting, largest, smallest
 from babeltune.schema.bounds import Key, Problem
 from babeltune.schema.document import describe, refusal
 from babeltune.schema.mending import adapter_of, hint_at
@@ -141,8 +132,7 @@ def _section_values(sweep: Sweep, name: str, parameter: Parameter) -> Iterator[P
 def _config_types(sweep: Sweep, method: type[Method]) -> Iterator[Problem]:
     """Fixed settings and each parameter's values against the types of the method's `Config`, one at a time.
 
-    Two methods may have a setting of one name and different values; a parameter is judged by those that can get it.
-    """
+    Two methods may have a setting of one name and different values; a parameter is judged by those that can get it."""
     known = fields_of(method)
     fixed = [(("config", name), name, value) for name, value in sweep.fixed.items()]
     searched = [

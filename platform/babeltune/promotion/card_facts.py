@@ -81,8 +81,7 @@ def facts_of(candidate: Candidate, model: Path, scorer: FreshScorer) -> CardFact
 def questions(tasks: Sequence[TextTask]) -> list[Question]:
     """A question for each of `SHOWN` places that are spread evenly over the dev sets' bitexts, whatever their scores.
 
-    Sealed tests are none of these: a card must not show their text.
-    """
+    Sealed tests are none of these: a card must not show their text."""
     fit = [task for task in tasks if task.kind == "bitext" and task.right_model == "student" and task.left]
     chosen = [fit[place * len(fit) // SHOWN] for place in range(SHOWN)] if fit else []
     return [_question(task, (place + 1) / (SHOWN + 1)) for place, task in enumerate(chosen)]

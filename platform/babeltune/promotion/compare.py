@@ -139,8 +139,7 @@ def compare(
     """Compares the outcomes of champion and challenger on these tasks and decides; `contaminated` tests are not among
     them.
 
-    On dev sets, by which the challenger was chosen `among` so many trials, the confidence is Bonferroni's for them.
-    """
+    On dev sets, by which the challenger was chosen `among` so many trials, the confidence is Bonferroni's for them."""
     alpha = (1 - rules.confidence) / (among if on == "dev" else 1)
     cells: list[Cell] = []
     overall: list[Cell] = []
@@ -176,8 +175,7 @@ def verdict_of(
     mean is worse and none better. `tie`: anything else.
 
     All subsets have to pass, so each is judged at the full level (an intersection-union test: Berger 1982). To call any
-    one of them worse, their p-values are corrected for their number.
-    """
+    one of them worse, their p-values are corrected for their number."""
     harmed = [cell for cell in cells if cell.high < -margin and (cell.corrected or 0.0) <= alpha]
     better = [mean for mean in overall if conclusion_of(mean) == "better"]
     worse = [mean for mean in overall if conclusion_of(mean) == "worse"]

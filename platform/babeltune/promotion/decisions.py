@@ -112,8 +112,7 @@ def settle(view: StorageView, *, promoting: str | None = None) -> None:
     """Finishes the decisions that killed processes left, and drops those whose alias had not moved.
 
     The caller has the lock of the model that it is `promoting`. Decisions of processes that may live stay. Raises
-    `PromotionError` if there are any and MLflow does not answer.
-    """
+    `PromotionError` if there are any and MLflow does not answer."""
     for key in view.deciding():
         if (intent := _intent(view, key)) is None:
             continue

@@ -1,7 +1,6 @@
 """Scores a model on the dev or sealed test sets of a file: `evaluate MODEL --with FILE`.
 
-A fresh process scores, as in promotion. Opening sealed tests is recorded.
-"""
+A fresh process scores, as in promotion. Opening sealed tests is recorded."""
 
 from __future__ import annotations
 
@@ -55,13 +54,7 @@ class Scoring:
 
 
 def evaluate_model(
-    model: str,
-    with_: str,
-    cluster: Cluster,
-    *,
-    test: bool,
-    prompt: str | None = None,
-    target_model: str | None = None,
+    model: str, with_: str, cluster: Cluster, *, test: bool, prompt: str | None = None, target_model: str | None = None
 ) -> Evaluated:
     """Scores a model on the dev or sealed test sets of a file's data section. Opening the tests is recorded, and so is
     scoring dev sets that hold the text of tests which a sweep of this storage has sealed.
@@ -69,8 +62,7 @@ def evaluate_model(
     `prompt` is put before every sentence that the model encodes, in place of its own one. `target_model` encodes the
     right side of every bitext and mining set. Without it, a set with `right_model: teacher` takes the teacher of the
     file, or else of the trial's sweep. Raises `SpecError` when the section has no such sets, `TeacherError` when the
-    vectors of both models have different dimensions.
-    """
+    vectors of both models have different dimensions."""
     data, root = read_data(with_)
     wanted = data.test if test else data.dev
     if not wanted:

@@ -76,8 +76,7 @@ def export(
     `tokenizer` is loaded, or a folder; `card` is its README.
 
     Raises:
-        CheckpointError: the folder exists, or something but text and safetensors would be written.
-    """
+        CheckpointError: the folder exists, or something but text and safetensors would be written."""
 
     def write(draft: Path) -> None:
         _write(encoder, tokenizer, student, draft)

@@ -1,8 +1,7 @@
 """Scores model folders with plain sentence-transformers, in a process of its own.
 
 Promotion trusts no number that this process does not reproduce: it shares no state with training, and knows a model
-only by its exported folder.
-"""
+only by its exported folder."""
 
 from __future__ import annotations
 
@@ -101,8 +100,7 @@ class FreshScorer:
         """The metrics of each model (name -> folder or hub id) on the tasks, and what every item came out as.
 
         `prompt` is put before every sentence; without it, the model's own one is. `target` encodes the right sides of
-        tasks with `right_model: teacher`. Raises `PromotionError` with the process's last words when it fails.
-        """
+        tasks with `right_model: teacher`. Raises `PromotionError` with the process's last words when it fails."""
         asked = {"models": models, "prefix": prefix, "prompt": prompt, "target": plain(target)}
         answer = self._answer({**asked, **_numbered(tasks)})
         return {name: (scores, items) for name, (scores, items) in answer.items()}
@@ -130,8 +128,7 @@ class FreshScorer:
     def nearest(self, model: str, questions: Sequence[Question]) -> list[tuple[int, float]]:
         """For each question, the place of the candidate that the model finds nearest to its sentence, and its cosine.
 
-        Raises `PromotionError` as `scored` does.
-        """
+        Raises `PromotionError` as `scored` does."""
         neighbours = self._answer({"model": model, "questions": plain(list(questions)), "target": None})["nearest"]
         return [(int(place), float(cosine)) for place, cosine in neighbours]
 
@@ -188,8 +185,7 @@ def score_items(
 def target_encoder(target: Target) -> EncodeTexts:
     """What encodes right sides: a sweep's teacher as its record says, or a model folder by its own settings.
 
-    Models that are scored on the same text get the same vectors, encoded once.
-    """
+    Models that are scored on the same text get the same vectors, encoded once."""
     if isinstance(target, str):
         encode = encoder_of(target, stage="encoding the right sides")
     else:

@@ -70,8 +70,7 @@ def judge(
 ) -> tuple[Literal["promote", "refuse"], tuple[str, ...]]:
     """The verdict and its reasons: every logged dev metric comes out again, and every gate holds. Decides only.
 
-    A test that is `contaminated` (name -> why) cannot gate, so its gate does not hold.
-    """
+    A test that is `contaminated` (name -> why) cannot gate, so its gate does not hold."""
     test, untrained, chance = test or {}, untrained or {}, chance or {}
     broken = [
         f"{name} was logged as {value:.4f} and the exported model gives "
@@ -117,8 +116,7 @@ def _farthest(logged: Mapping[str, float], reproduced: Mapping[str, float]) -> s
 def tolerance_of(name: str, logged: Mapping[str, float]) -> float:
     """How far from its logged value a metric may come out: `TOLERANCE`, and what it varies by between seeds.
 
-    k-means may take another way where two vectors differ in their last digit.
-    """
+    k-means may take another way where two vectors differ in their last digit."""
     return TOLERANCE + logged.get(f"{name}_sd", 0.0)
 
 

@@ -231,8 +231,7 @@ def model_card(
 ) -> str:
     """The README of the exported folder: what it is, what it scored beside others, and how it was trained.
 
-    What matters most stands first: MLflow's description of the version is cut at the end.
-    """
+    What matters most stands first: MLflow's description of the version is cut at the end."""
     languages = sorted({language for group in prepared.groups for language in group.split("-")})
     rows = "\n".join(f"| {name} | {number(value)} |" for name, value in settings_of(sweep, trial, report).items())
     groups = "\n".join(

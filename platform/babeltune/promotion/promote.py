@@ -53,8 +53,7 @@ def promote(
 
     It is the best one, that of a named trial, that of the trial that the rule `prefer` chooses, or the average of
     the best `soup` trials'. Raises `SpecError` for an alias that cannot be one, `SweepError` without a finished
-    trial and `CheckpointError` for an altered checkpoint; a refusal is a `Decision`.
-    """
+    trial and `CheckpointError` for an altered checkpoint; a refusal is a `Decision`."""
     if not ALIAS.fullmatch(alias):
         raise SpecError(
             f"--alias {alias!r}: an alias is letters, digits, `_` and `-`, at most 255 of them, and neither `latest` "
@@ -90,8 +89,7 @@ def chosen(
 ) -> tuple[Candidate, tuple[str, ...]]:
     """What is promoted, with its checkpoints brought here, and why where that was a choice.
 
-    Raises `SpecError` for rules that do not go together, or that name one trial.
-    """
+    Raises `SpecError` for rules that do not go together, or that name one trial."""
     storage, aim = view.folder, None
     if prefer is not None and soup is not None:
         raise SpecError("--prefer and --soup each choose what is promoted; give one of them")
@@ -205,8 +203,7 @@ def register_model(
 ) -> Decision:
     """Makes the folder a new version in the MLflow registry, with its lineage, under the alias, and records that.
 
-    What will be recorded is written before the alias moves, so that the next command can do it where this one ends.
-    """
+    What will be recorded is written before the alias moves, so that the next command can do it where this one ends."""
     from babeltune.tracking.registry import MODEL, checkpoint_model, log_scores, move_alias, register
 
     name, digests = registered_name(candidate), candidate.prepared.digests

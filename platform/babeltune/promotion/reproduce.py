@@ -1,8 +1,7 @@
 """Trains a trial again from its record, and says how its scores and weights differ: `babeltune reproduce SWEEP/t0003`.
 
 The ranks are processes of this machine, as many and with as many threads as the trial had. On the same machine with the
-same versions the result is equal to the last bit. Nothing is kept.
-"""
+same versions the result is equal to the last bit. Nothing is kept."""
 
 from __future__ import annotations
 

@@ -36,8 +36,7 @@ def read_rule(text: str, metrics: Iterable[str]) -> Rule:
     """The rule that the text spells, in the full names of these metrics.
 
     Raises `SpecError` for other words and `UnknownNameError`, with the nearest name, for a metric that is not there or
-    could be several.
-    """
+    could be several."""
     names, bounds, aims = sorted(set(metrics)), [], []
     for part in (part.strip() for part in text.split(",")):
         if bound := BOUND.fullmatch(part):
@@ -93,8 +92,7 @@ def preferred(rows: Sequence[Row], text: str) -> tuple[Row, Objective]:
     Only trials that finished count, each by its best report. Of those that do not differ from the best (`noise_share`)
     it is the first.
 
-    Raises as `read_rule` does, and `PromotionError` that says how far the nearest was when none keeps the bounds.
-    """
+    Raises as `read_rule` does, and `PromotionError` that says how far the nearest was when none keeps the bounds."""
     finished = [row for row in rows if row.state == "finished" and row.best is not None]
     if not finished:
         raise PromotionError("no trial has finished, so there is none to prefer")

@@ -20,8 +20,7 @@ def fetched(name: str, cluster: Cluster) -> str:
     """The folder of a model's name, or of a start's: a folder, `models:/NAME@ALIAS` or `SWEEP/t0003`. That of a start
     that is pinned is the one of this content, whatever the name means by now.
 
-    Raises `SpecError` for another name, and what the registry or the sweep has against it.
-    """
+    Raises `SpecError` for another name, and what the registry or the sweep has against it."""
     start, digest = split_pin(name)
     if digest is not None:
         copy = place_of(cluster.folder, digest)

@@ -1,7 +1,6 @@
 """Whether two models that scored the same items differ by more than chance. Pure numpy: arrays in, numbers out.
 
-Everything is paired: item i is the same sentence for both models, so what makes it hard cancels.
-"""
+Everything is paired: item i is the same sentence for both models, so what makes it hard cancels."""
 
 from __future__ import annotations
 
@@ -42,8 +41,7 @@ def mean_limits(rows: Sequence[Rows], subsets: int, z: float) -> tuple[float, fl
     """Where the mean over so many `subsets` may lie: the adjusted Wald interval of Bonett and Price (2012).
 
     Two items are added to each group, one that each model wins by a step. So few items, and models without any
-    difference, have an interval of a width that fits. Each group's mean has the variance of its own rows.
-    """
+    difference, have an interval of a width that fits. Each group's mean has the variance of its own rows."""
     middle = variance = 0.0
     for each in rows:
         items = len(each.sums) + 2
@@ -81,8 +79,7 @@ def draws(items: int, resamples: int, seed: int) -> Iterator[NDArray[np.float64]
     all.
 
     The counts depend on the number of items and the seed alone, so that subsets of one length are drawn jointly. Rows
-    that translate one another stay together. For unrelated rows it makes no difference.
-    """
+    that translate one another stay together. For unrelated rows it makes no difference."""
     generator = np.random.default_rng([seed, items])
     step = max(1, CELLS // max(1, items))
     for start in range(0, resamples, step):
@@ -94,8 +91,7 @@ def draws(items: int, resamples: int, seed: int) -> Iterator[NDArray[np.float64]
 def spearman_of(x: ArrayLike, y: ArrayLike) -> Statistic:
     """Spearman's rank correlation of [items] x and y in each draw, ties sharing their mean rank; NaN for a constant.
 
-    A draw needs no sorting: the rank of a value is how many drawn items lie below it and half of those that tie.
-    """
+    A draw needs no sorting: the rank of a value is how many drawn items lie below it and half of those that tie."""
     orders = [_order(x), _order(y)]
 
     def statistic(counts: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -179,8 +175,7 @@ def _difference(value: float, drawn: NDArray[np.float64], confidence: float) -> 
 def enough_draws(alpha: float, items: int, least: int) -> int:
     """The number of bootstrap draws for an interval of level `alpha` over `items`: at least `least`.
 
-    40 / alpha draws leave 20 beyond each limit of the interval. There are no more than can be drawn in a minute.
-    """
+    40 / alpha draws leave 20 beyond each limit of the interval. There are no more than can be drawn in a minute."""
     return max(least, min(math.ceil(40 / alpha), DRAWN // items))
 
 
@@ -191,8 +186,7 @@ def score_limits(differences: ArrayLike, steps: Sequence[float], z: float) -> tu
     bootstrap of the items finds no width at all. The mean is the sum of the shares of items with each difference,
     times the difference. A share's limits are Wilson's (1927), and their distances from the share add up in squares
     (Newcombe 1998, method 10; Zou and Donner 2008). The shares' covariance is left out. It counts where many items
-    differ, and there `mean_limits` are wider.
-    """
+    differ, and there `mean_limits` are wider."""
     values = np.asarray(differences, dtype=np.float64)
     below, above = 0.0, 0.0
     for step in steps:
@@ -269,8 +263,7 @@ def selection(
 
     It was chosen `among` as many trials or, with those that did not finish, more. The shrunken value of k trials is
     Efron and Morris's (1975), mean + (1 - (k - 3) / (k - 1) · error² / variance) · (value - mean), the factor at
-    least 0. Fewer than four trials do not show their spread, and the inflation is taken back.
-    """
+    least 0. Fewer than four trials do not show their spread, and the inflation is taken back."""
     among = among or len(values)
     inflation = expected_maximum(among) * error if among > 1 else 0.0
     shrunken = value - inflation if goal == "maximize" else value + inflation

@@ -23,20 +23,13 @@ from babeltune.sweep.sync.view import StorageView
 
 
 def evaluate_in_sweep(
-    name: str,
-    model: str,
-    cluster: Cluster,
-    *,
-    test: bool,
-    prompt: str | None = None,
-    target_model: str | None = None,
+    name: str, model: str, cluster: Cluster, *, test: bool, prompt: str | None = None, target_model: str | None = None
 ) -> Evaluated:
     """Scores the model on the dev sets of the sweep, or on its sealed tests, whose opening is recorded.
 
     The dev sets are those that the sweep's trials were scored on, with the rows that `data.split` held out. `prompt`
     and `target_model` are as in `evaluate_model`. Raises `SpecError` for a trial in place of a sweep, and for a sweep
-    without such sets.
-    """
+    without such sets."""
     view = StorageView(cluster)
     view.update(every=True)
     settle_quietly(view)
@@ -93,8 +86,7 @@ def compare_models(first: str, second: str, cluster: Cluster, *, sweep: str | No
     the confidence of the sweep's `promotion`.
 
     Raises `UnknownNameError` for a trial without its sweep. Raises `SpecError` where no sweep is named, for a trial in
-    its place, and for a sweep without a dev set whose sentences can be compared one by one.
-    """
+    its place, and for a sweep without a dev set whose sentences can be compared one by one."""
     view = StorageView(cluster)
     view.update(every=True)
     for name in (first, second):

@@ -22,8 +22,7 @@ def trained_on(
     """A warning for each set where more than `CONTAMINATED` of the texts are training text of the model.
 
     That text is known of a trial, and of a registered model whose sweep is in this storage. Texts that differ in case,
-    punctuation and blanks only are equal.
-    """
+    punctuation and blanks only are equal."""
     prepared = trial.prepared if trial is not None else _of_registered(view, Path(folder))
     if prepared is None:
         return

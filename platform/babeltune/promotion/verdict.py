@@ -1,7 +1,6 @@
 """The verdict on an exported candidate: its dev scores come out again, its gates hold, the champion is beaten.
 
-`promote` calls `weigh`. Sealed tests are opened here, and only if the dev scores hold.
-"""
+`promote` calls `weigh`. Sealed tests are opened here, and only if the dev scores hold."""
 
 from __future__ import annotations
 
@@ -60,8 +59,7 @@ def weigh(
     An opening is recorded within `openings()`, and so in a bucket, before a sealed test is scored.
 
     Where there is a champion, it is scored on the same sealed tests (without any, on the dev sets), and the challenger
-    has to be better.
-    """
+    has to be better."""
     data, dev_tasks = candidate.sweep.data, dev_texts(candidate.prepared)
     before = _folder_of(champion)
     shared = target_of(candidate, "test" if data.test else "dev")

@@ -66,13 +66,13 @@ def python() -> Finding:
 def installed() -> dict[str, str]:
     """The versions of the packages that babeltune needs, as far as they are there."""
     names = {*LOOKED_AT, *(need.name for need in needed())}
-    found = {}
+    versions = {}
     for name in sorted(names):
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def needed() -> list[Requirement]:
@@ -149,7 +149,7 @@ def tracking(cluster: Cluster) -> Iterator[Finding]:
             else Finding("tracking", False, f"{shown} cannot be made in {place}; change `mlflow`")
         )
         return
-    kept = os.environ.get("MLFLOW_HTTP_REQUEST_TIMEOUT")
+    timeout = os.environ.get("MLFLOW_HTTP_REQUEST_TIMEOUT")
     os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = ANSWER_TIMEOUT_S
     try:
         open_client(uri).search_experiments(max_results=1)
@@ -158,8 +158,8 @@ def tracking(cluster: Cluster) -> Iterator[Finding]:
         yield Finding("tracking", False, f"{shown} does not answer: {why(error)}; start it, or change `mlflow`")
     finally:
         os.environ.pop("MLFLOW_HTTP_REQUEST_TIMEOUT")
-        if kept is not None:
-            os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = kept
+        if timeout is not None:
+            os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = timeout
 
 
 def ray_cluster(cluster: Cluster) -> Iterator[Finding]:

@@ -5,8 +5,7 @@ beside it. A sweep's job also gets a wheel of each plugin that its methods are f
 Ray puts it on the head. A sweep's job is `<sweep id>-<attempt>`: Ray refuses an id that it has ever seen, so each
 attempt has the next number. That it is one, its metadata say: jobs of others on the same cluster may have such ids.
 
-The token is sent as a header of each request and stands in no job.
-"""
+The token is sent as a header of each request and stands in no job."""
 
 from __future__ import annotations
 
@@ -157,8 +156,8 @@ class Jobs:
     def all(self) -> list[Job]:
         """The jobs that were submitted, the oldest first."""
         with self._spoken():
-            found = [details for details in self._client.list_jobs() if details.submission_id]
-        return [_job(details) for details in sorted(found, key=lambda details: details.start_time or 0)]
+            jobs = [details for details in self._client.list_jobs() if details.submission_id]
+        return [_job(details) for details in sorted(jobs, key=lambda details: details.start_time or 0)]
 
     def get(self, job: str) -> Job:
         with self._spoken():
@@ -366,11 +365,11 @@ def exit_code(job: Job) -> int:
 @contextmanager
 def without_variables(names: Sequence[str]) -> Iterator[None]:
     """The environment without these variables while the body runs."""
-    kept = {name: os.environ.pop(name) for name in names if name in os.environ}
+    removed = {name: os.environ.pop(name) for name in names if name in os.environ}
     try:
         yield
     finally:
-        os.environ.update(kept)
+        os.environ.update(removed)
 
 
 def _shortly(error: BaseException) -> str:

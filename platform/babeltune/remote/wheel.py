@@ -3,8 +3,7 @@ from. A plugin is another distribution that offers methods.
 
 Ray unpacks `py_modules` by name and keeps what it has unpacked, so two wheels of one name would be one. Each wheel is
 therefore named by its content. Ray would install their dependencies, too. The cluster has these, and `babeltune doctor`
-compares the versions of babeltune's, so a wheel names none.
-"""
+compares the versions of babeltune's, so a wheel names none."""
 
 from __future__ import annotations
 
@@ -57,18 +56,17 @@ def build_wheel(folder: Path) -> Path:
 def build_plugins(folder: Path, names: Iterable[str]) -> list[Path]:
     """Wheels of the installed distributions with these names, in the folder.
 
-    Raises `MethodError` for one that is not installed or cannot be shipped.
-    """
-    found = []
+    Raises `MethodError` for one that is not installed or cannot be shipped."""
+    wheels = []
     for name in names:
         try:
-            found.append(build_plugin(folder, distribution(name)))
+            wheels.append(build_plugin(folder, distribution(name)))
         except PackageNotFoundError:
             raise MethodError(
                 f"the sweep uses methods of the distribution {name}, which is not installed here; install it, and the "
                 "job ships it"
             ) from None
-    return found
+    return wheels
 
 
 def build_plugin(folder: Path, plugin: Distribution) -> Path:

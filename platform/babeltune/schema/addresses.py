@@ -1,8 +1,7 @@
 """What may stand where a file, folder, model, data set or a part of one is named, and no address is.
 
 Libraries that read such names would take `http://…`, `zip://…::http://…` or `file:///…` for an address, and go there.
-Pure, and imported by whatever reads.
-"""
+Pure, and imported by whatever reads."""
 
 from __future__ import annotations
 

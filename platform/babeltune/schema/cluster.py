@@ -2,8 +2,7 @@
 
 `clusters/local.yaml`, the default, needs nothing running. Secrets are never in the file: it names the environment
 variable or the file that holds the token. With a dashboard's address, storage and MLflow are the cluster's own: their
-variables are left for its head to replace.
-"""
+variables are left for its head to replace."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 The syntax is YAML 1.2's core schema: `5e-4` is a number, `no` and `on` are words. Nothing but text, numbers, lists and
 mappings can come out of a file, so a hostile one cannot run code; anchors, tags and repeated keys are refused.
-`sweep_file.py` and `cluster.py` turn a `Document` into records.
-"""
+`sweep_file.py` and `cluster.py` turn a `Document` into records."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """JSON Schemas of sweep and cluster files, for editors' completion. They are generated from the records.
 
-An editor's check is coarser than `babeltune plan`, which knows bounds, methods and data.
-"""
+An editor's check is coarser than `babeltune plan`, which knows bounds, methods and data."""
 
 from __future__ import annotations
 

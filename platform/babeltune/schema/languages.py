@@ -3,8 +3,7 @@
 By the tables of ISO 639 and CLDR that `langcodes` brings: codes of two and of three letters, withdrawn ones, and the
 individual language that CLDR takes for a macrolanguage (`swh` for `swa`, `npi` for `nep`). A script or region that is
 the language's likely one adds nothing; another makes a variety of the same language (`zho_Hant`, `fra-CA`), which keeps
-its own name and rows. A code that nobody knows stands for itself.
-"""
+its own name and rows. A code that nobody knows stands for itself."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The value that was probably meant, for the message about one that a key refuses: `{trials: 12}` for `budget: 12`.
 
-Pure. A mend is offered only if it passes the type and the bounds of its key, or of its section.
-"""
+Pure. A mend is offered only if it passes the type and the bounds of its key, or of its section."""
 
 from __future__ import annotations
 

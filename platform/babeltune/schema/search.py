@@ -1,7 +1,6 @@
 """The records of the search and of promotion: what is searched, how, by what it is judged, and what it may cost.
 
-Field names are the keys of the sweep file, and their docstrings are its reference.
-"""
+Field names are the keys of the sweep file, and their docstrings are its reference."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The frozen records of the text that a sweep file names: sources, and the dev and test sets made of them.
 
-Nothing here reads a file. Field names are the keys of the sweep file, and their docstrings are its reference.
-"""
+Nothing here reads a file. Field names are the keys of the sweep file, and their docstrings are its reference."""
 
 from __future__ import annotations
 

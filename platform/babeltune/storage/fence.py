@@ -2,8 +2,7 @@
 
 A bucket has no locks. It can only refuse a write to an object that has changed. So a new holder of the lease first
 writes its token into the records that decide results. A late write of an earlier holder expects the record as it was
-before, and the bucket refuses it.
-"""
+before, and the bucket refuses it."""
 
 from __future__ import annotations
 
@@ -51,7 +50,7 @@ STAMPED = re.compile(rb'\n\{"lease": ([0-9]+), "since": ([0-9]+)\}\n\Z')
 
 def unstamped(data: bytes) -> tuple[bytes, Stamp | None]:
     """A record's content and its stamp."""
-    found = STAMPED.search(data)
-    if found is None:
+    stamp = STAMPED.search(data)
+    if stamp is None:
         return data, None
-    return data[: found.start()], Stamp(int(found[1]), int(found[2]))
+    return data[: stamp.start()], Stamp(int(stamp[1]), int(stamp[2]))

@@ -8,8 +8,7 @@ pull never replaces a record with changes that wait to be pushed.
     <folder>/.seals/<key>.json     size and SHA-256 of a package's files, and the versions of these files
     <folder>/.synced/<key>.json    which version of a record it has
 
-A mirror with a `fence` changes a record only if it is as this process knows it, or if it still holds the lease.
-"""
+A mirror with a `fence` changes a record only if it is as this process knows it, or if it still holds the lease."""
 
 from __future__ import annotations
 
@@ -40,15 +39,15 @@ class Mirror(Packages):
 
     def waits(self, path: Path) -> bool:
         """Whether the file has changes that the bucket does not have."""
-        known = self._known(self.key(path))
-        return known is None or known["file"] != version(path)
+        record = self._known(self.key(path))
+        return record is None or record["file"] != version(path)
 
     def push(self, path: Path) -> bool:
         """Uploads the file if it has changed since the bucket had it."""
         try:
             key, now = self.key(path), version(path)
-            known = self._known(key)
-            if known is not None and known["file"] == now:
+            record = self._known(key)
+            if record is not None and record["file"] == now:
                 return False
             data = path.read_bytes()
         except FileNotFoundError:
@@ -57,7 +56,7 @@ class Mirror(Packages):
             self.store.write(key, data)
             entry = self.store.entry(key)
         else:
-            entry = self._write_fenced(key, data, (known or {}).get("version"), self.fence)
+            entry = self._write_fenced(key, data, (record or {}).get("version"), self.fence)
         self._know(key, entry, now)
         return True
 
@@ -67,15 +66,15 @@ class Mirror(Packages):
         fence.before_write()
         stamp = fence.stamp(key)
         content = data + (stamp.line() if stamp else b"")
-        made = self.store.write_if(key, content, known) if known else None
-        while made is None:
-            found = self.store.entry(key)  # before the lease is read: who takes it then changes the record
-            if found is None and stamp is not None:  # who takes the lease after the check then sees the record
+        entry = self.store.write_if(key, content, known) if known else None
+        while entry is None:
+            there_now = self.store.entry(key)  # before the lease is read: who takes it then changes the record
+            if there_now is None and stamp is not None:  # who takes the lease after the check then sees the record
                 self.store.write_if(key, stamp.line(), None)
                 continue
             fence.check()
-            made = self.store.write_if(key, content, found.version if found else None)
-        return made
+            entry = self.store.write_if(key, content, there_now.version if there_now else None)
+        return entry
 
     def fetch(self, key: str) -> str:
         """Downloads one record where the bucket has a newer version. The tag of that version, or nothing."""
@@ -112,16 +111,16 @@ class Mirror(Packages):
         together(lambda key: self._pull(key, there[key]), [key for key in there if self._stale(key, there[key].tag)])
 
     def _stale(self, key: str, tag: str) -> bool:
-        path, known = self.path(key), self._known(key)
+        path, record = self.path(key), self._known(key)
         if not path.exists():
             return True
-        return known is not None and known["tag"] != tag and known["file"] == version(path)
+        return record is not None and record["tag"] != tag and record["file"] == version(path)
 
     def _pull(self, key: str, entry: Entry) -> None:
-        found = self.store.read(key)
-        if found is None:
+        content = self.store.read(key)
+        if content is None:
             return
-        path, data = self.path(key), unstamped(found)[0]
+        path, data = self.path(key), unstamped(content)[0]
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = draft_of(path)
         draft.write_bytes(data)
@@ -156,6 +155,6 @@ class Mirror(Packages):
         return self._versions[key]
 
     def _know(self, key: str, entry: Entry | None, file: list[int]) -> None:
-        tag, known = (entry.tag, entry.version) if entry else ("", "")
-        self._versions[key] = {"tag": tag, "version": known, "file": file}
+        tag, version_there = (entry.tag, entry.version) if entry else ("", "")
+        self._versions[key] = {"tag": tag, "version": version_there, "file": file}
         write_below(self.folder / ".synced" / f"{key}.json", document(self._versions[key]))

@@ -52,11 +52,11 @@ class MirrorBase:
 
 def together(work: Callable[[str], Result], names: Iterable[str]) -> list[Result]:
     """The results of several requests at once; the first error is raised when all have ended."""
-    found = list(names)
-    if len(found) < 2:
-        return [work(name) for name in found]
+    each_name = list(names)
+    if len(each_name) < 2:
+        return [work(name) for name in each_name]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        return list(pool.map(work, found))
+        return list(pool.map(work, each_name))
 
 
 def document(value: object) -> bytes:

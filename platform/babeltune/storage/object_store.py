@@ -1,8 +1,7 @@
 """The objects below one URI, such as `s3://bucket/prefix`; the only door to fsspec.
 
 An object appears whole, under its name, when its upload is complete. Credentials come from the environment alone
-(`AWS_…`, `AWS_ENDPOINT_URL`, `GOOGLE_APPLICATION_CREDENTIALS`), as each protocol's own library reads them.
-"""
+(`AWS_…`, `AWS_ENDPOINT_URL`, `GOOGLE_APPLICATION_CREDENTIALS`), as each protocol's own library reads them."""
 
 from __future__ import annotations
 
@@ -78,21 +77,21 @@ class ObjectStore:
         """The objects below a key; `ObjectStoreError` for one whose name would leave its folder."""
         place = self._place(prefix) if prefix else self._root
         try:
-            found = self._tried("listed", lambda: self._fs.find(place, detail=True))
+            listing = self._tried("listed", lambda: self._fs.find(place, detail=True))
         except FileNotFoundError:
             return {}
-        names = {name[len(self._root) + 1 :]: info for name, info in found.items() if not name.endswith("/")}
+        names = {name[len(self._root) + 1 :]: info for name, info in listing.items() if not name.endswith("/")}
         return {inside(name): _entry(info) for name, info in names.items()}
 
     def folders(self, prefix: str) -> list[str]:
         """The names of the folders right below a key."""
         place = self._place(prefix)
         try:
-            found = self._tried("listed", lambda: self._fs.ls(place, detail=True))
+            listing = self._tried("listed", lambda: self._fs.ls(place, detail=True))
         except FileNotFoundError:
             return []
         return sorted(
-            inside(each["name"].rstrip("/")[len(place) + 1 :]) for each in found if each["type"] == "directory"
+            inside(each["name"].rstrip("/")[len(place) + 1 :]) for each in listing if each["type"] == "directory"
         )
 
     def entry(self, key: str) -> Entry | None:
@@ -108,10 +107,10 @@ class ObjectStore:
         key = f".now-{uuid.uuid4().hex[:8]}"
         self.write(key, b"now\n")
         try:
-            made = self.entry(key)
+            entry = self.entry(key)
         finally:
             self.remove(key)
-        return made.modified if made else None
+        return entry.modified if entry else None
 
     def read(self, key: str, start: int | None = None) -> bytes | None:
         """The object, from this byte on; None where there is none."""
@@ -149,8 +148,7 @@ class ObjectStore:
         """Writes the object if it still has the expected version; None expects that there is no such object.
 
         Returns what was written, or None if the object is another one by now. Storages that compare do it in one step.
-        Any other storage is asked first, and a write in between is not seen.
-        """
+        Any other storage is asked first, and a write in between is not seen."""
         place = self._place(key)
         with _a_bucket(self.uri):
             return self._tried(f"written at {key}", lambda: self._swapped(place, data, expected))
@@ -169,7 +167,7 @@ class ObjectStore:
     def _swapped_on_s3(self, place: str, data: bytes, expected: str | None) -> Entry | None:
         condition = {"IfNoneMatch": "*"} if expected is None else {"IfMatch": expected}
         try:
-            made = self._fs.pipe_file(place, data, chunksize=WHOLE, **condition)
+            answer = self._fs.pipe_file(place, data, chunksize=WHOLE, **condition)
         except FileNotFoundError:
             if expected is None:  # then it is the bucket that is not there
                 raise
@@ -178,13 +176,13 @@ class ObjectStore:
             if _is_changed(error):
                 return None
             raise
-        return _entry({"ETag": made["ETag"], "size": len(data), "mtime": time.time()})
+        return _entry({"ETag": answer["ETag"], "size": len(data), "mtime": time.time()})
 
     def _swapped_on_gcs(self, place: str, data: bytes, expected: str | None) -> Entry | None:
         bucket, name, _ = self._fs.split_path(place)
         server = self._fs.base.partition("/storage/v1")[0]
         try:
-            made = self._fs.call(
+            answer = self._fs.call(
                 "POST",
                 f"{server}/upload/storage/v1/b/{quote(bucket)}/o",
                 uploadType="media",
@@ -196,14 +194,14 @@ class ObjectStore:
             )
         except FileExistsError:  # gcsfs's name for an object of another generation
             return None
-        return _entry({**made, "mtime": time.time()})
+        return _entry({**answer, "mtime": time.time()})
 
     def _compared_and_written(self, place: str, data: bytes, expected: str | None) -> Entry | None:
         try:
-            found = _entry(self._fs.info(place)).version
+            present = _entry(self._fs.info(place)).version
         except FileNotFoundError:
-            found = None
-        if found != expected:
+            present = None
+        if present != expected:
             return None
         if self.uri.startswith("file:"):
             write_whole(Path(place), data)
@@ -389,12 +387,12 @@ def _entry(info: dict[str, Any]) -> Entry:
     modified = when if isinstance(when, int | float) else when.timestamp() if hasattr(when, "timestamp") else 0.0
     tag = f"{tag}:{info.get('size')}"
     if "generation" in info:
-        known = str(info["generation"])
+        state = str(info["generation"])
     elif "ino" in info:  # a file: two writes within one tick of the clock make two files
-        known = f"{tag}:{info['ino']}"
+        state = f"{tag}:{info['ino']}"
     else:
-        known = str(info.get("ETag") or tag)
-    return Entry(size=int(info.get("size") or 0), tag=tag, modified=float(modified), version=known)
+        state = str(info.get("ETag") or tag)
+    return Entry(size=int(info.get("size") or 0), tag=tag, modified=float(modified), version=state)
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,8 +1,7 @@
 """Packages of a mirror: folders that never change once they are there, each with a manifest that is written last.
 
 The manifest has the size and SHA-256 of each file. It may also have the texts of small files whose name does
-not say their content: so they change with it, in one request. A copy lies beside it for who reads such a file alone.
-"""
+not say their content: so they change with it, in one request. A copy lies beside it for who reads such a file alone."""
 
 from __future__ import annotations
 
@@ -53,8 +52,8 @@ class Packages(MirrorBase):
         """Uploads the folder, to its own key or to another one, unless the bucket has it as it is. The manifest comes
         last. `tell` hears of the bytes that are sent. Returns whether anything was."""
         key = key or self.key(folder)
-        there = self.store.entries(key)
-        if self.has_package(folder, key, there):
+        entries = self.store.entries(key)
+        if self.has_package(folder, key, entries):
             return False
         files = self.files_of(folder)
         of, sent = sum(facts["bytes"] for facts in files.values()), list[int]()
@@ -68,7 +67,7 @@ class Packages(MirrorBase):
         names = {name: f"{key}/{name}" for name in files}
         self.store.remove(manifest_key(key))
         together(lambda name: self.store.upload(folder / name, names[name], count), files)
-        together(self.store.remove, there.keys() - set(names.values()) - {manifest_key(key)})
+        together(self.store.remove, entries.keys() - set(names.values()) - {manifest_key(key)})
         self.store.write(manifest_key(key), manifest)
         return True
 
@@ -76,13 +75,12 @@ class Packages(MirrorBase):
         """Makes a package of objects that others have written below its key, and of the draft's files, which are sent.
 
         `files` has the size and SHA-256 of each. A name ends in the beginning of its file's SHA-256, or the file is a
-        small text. If another process has made the package since, that one stays. `StoreError` if an object is gone.
-        """
-        manifest_at, there = manifest_key(key), self.store.entries(key)
-        if manifest_at in there:
+        small text. If another process has made the package since, that one stays. `StoreError` if an object is gone."""
+        manifest_at, entries = manifest_key(key), self.store.entries(key)
+        if manifest_at in entries:
             return
         here = [name for name in files if (draft / name).exists()]
-        sizes = {name: there[at].size if (at := f"{key}/{name}") in there else None for name in files.keys() - here}
+        sizes = {name: entries[at].size if (at := f"{key}/{name}") in entries else None for name in files.keys() - here}
         if gone := sorted(name for name, size in sizes.items() if size != files[name]["bytes"]):
             raise StoreError(
                 f"the storage {self.store.uri} has lost {counted(len(gone), 'file')} of {key}, such as {gone[0]}; "
@@ -93,7 +91,7 @@ class Packages(MirrorBase):
         manifest = document({"files": files, "texts": texts})
         if self.store.write_if(manifest_at, manifest, None) or self.store.read(manifest_at) == manifest:
             together(lambda name: self.store.write(f"{key}/{name}", texts[name].encode()), texts)
-            together(self.store.remove, there.keys() - {f"{key}/{name}" for name in files})
+            together(self.store.remove, entries.keys() - {f"{key}/{name}" for name in files})
 
     def has_package(self, folder: Path, key: str, there: Mapping[str, Entry]) -> bool:
         """Whether the bucket has the folder as it is at this key, below which it lists the objects `there`."""
@@ -107,9 +105,9 @@ class Packages(MirrorBase):
         paths = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
         versions = {name: version(path) for name, path in paths.items()}
         with contextlib.suppress(OSError, ValueError, KeyError):
-            known = json.loads(self._manifest_of(folder).read_bytes())
-            if known["versions"] == versions:
-                return dict(known["files"])
+            manifest = json.loads(self._manifest_of(folder).read_bytes())
+            if manifest["versions"] == versions:
+                return dict(manifest["files"])
         files = {name: {"bytes": path.stat().st_size, "sha256": sha256_of(path)} for name, path in paths.items()}
         self._keep_manifest(folder, files, versions)
         return files
@@ -118,8 +116,7 @@ class Packages(MirrorBase):
         """Whether the package is in the folder, or in its own, where it is downloaded to if need be.
 
         One that differs from its manifest is refused, and the manifest removed, so that the next push renews it.
-        `ObjectStoreError` if it does not differ, but this disk changes what it is given.
-        """
+        `ObjectStoreError` if it does not differ, but this disk changes what it is given."""
         folder = folder or self.path(key)
         if folder.exists() and not self._altered(folder):
             with contextlib.suppress(FileNotFoundError):  # it never got a manifest
@@ -146,8 +143,8 @@ class Packages(MirrorBase):
     def _remove_manifest(self, key: str, manifest: bytes, name: str, folder: Path) -> None:
         """Removes this manifest if the object of that name differs from it. One that has changed since stays."""
         manifest_at = manifest_key(key)
-        found = self.store.entry(manifest_at)
-        if found is None or self.store.read(manifest_at) != manifest:
+        entry = self.store.entry(manifest_at)
+        if entry is None or self.store.read(manifest_at) != manifest:
             return
         if name != PACKAGE_MANIFEST and self.store.sha256(f"{key}/{name}") == _files_in(manifest)[name]["sha256"]:
             why = OSError(errno.EIO, "this disk gives back other bytes than were written", str(folder / name))
@@ -155,15 +152,15 @@ class Packages(MirrorBase):
                 f"{self.store.uri}/{key} is sound, but {folder.parent} changes {name}; check that disk, or name "
                 "another `cache`"
             ) from why
-        self.store.remove_if(manifest_at, found.version)
+        self.store.remove_if(manifest_at, entry.version)
 
     def _altered(self, folder: Path) -> bool:
         """Whether a file is no more what it was when the folder got its manifest here.
 
         Where none has changed since, none is read."""
         try:
-            known = json.loads(self._manifest_of(folder).read_bytes())
-            files, versions = known["files"], known["versions"]
+            manifest = json.loads(self._manifest_of(folder).read_bytes())
+            files, versions = manifest["files"], manifest["versions"]
         except (OSError, ValueError, KeyError):
             return False  # it never got a manifest
         try:
@@ -213,8 +210,8 @@ class Packages(MirrorBase):
                 return faults[0]
             folder.parent.mkdir(parents=True, exist_ok=True)
             replace_folder(draft, folder)
-            found = {name: {"bytes": size, "sha256": sha256} for name, (size, sha256) in files.items()}
-            self._keep_manifest(folder, found, {name: version(folder / name) for name in files})
+            records = {name: {"bytes": size, "sha256": sha256} for name, (size, sha256) in files.items()}
+            self._keep_manifest(folder, records, {name: version(folder / name) for name in files})
         finally:
             shutil.rmtree(draft, ignore_errors=True)
         return None
@@ -236,18 +233,18 @@ class Packages(MirrorBase):
         """Removes a file from a package in the bucket, and writes small ones anew. A reader finds the package as it was
         or as it is now: one request changes its manifest. Repeated, it mends what was cut off."""
         manifest_at = manifest_key(key)
-        made = None
-        while made is None:
-            found = self.store.entry(manifest_at)
+        written = None
+        while written is None:
+            entry = self.store.entry(manifest_at)
             data = self.store.read(manifest_at)
-            if found is None or data is None:
+            if entry is None or data is None:
                 return
             values = json.loads(data)
             files, texts = values["files"], values.get("texts", {})
             files.pop(name, None)
             files |= {each: {"bytes": len(text), "sha256": digest(text)} for each, text in changed.items()}
             texts |= {each: text.decode() for each, text in changed.items()}
-            made = self.store.write_if(manifest_at, document({"files": files, "texts": texts}), found.version)
+            written = self.store.write_if(manifest_at, document({"files": files, "texts": texts}), entry.version)
         for each, text in changed.items():
             self.store.write(f"{key}/{each}", text)
         self.store.remove(f"{key}/{name}")

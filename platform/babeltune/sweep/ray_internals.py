@@ -1,8 +1,7 @@
 """Each private part of Ray that is used, with its reason and what to do when it moves. No other file touches one.
 
 They have no public counterpart, so `pyproject.toml` binds Ray to 2.60. A test looks each of them up, and names those
-that a newer Ray lacks. Classes are imported when they are asked for: Ray Train's take a second.
-"""
+that a newer Ray lacks. Classes are imported when they are asked for: Ray Train's take a second."""
 
 from __future__ import annotations
 

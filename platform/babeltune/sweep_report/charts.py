@@ -1,8 +1,7 @@
 """What charts of a report share: their sizes, their captions, and lines that keep a trial's colour.
 
 Each chart stands beside its section in `sections/`. It takes records and returns an `<svg>` element. What it shows
-also stands in a table.
-"""
+also stands in a table."""
 
 from __future__ import annotations
 

@@ -66,8 +66,7 @@ WATCHED = 5
 def gather(folder: SweepFolder, *, unfinished: bool = False) -> SweepReport:
     """The sweep's results as its folder has them now.
 
-    Raises `SweepError` when no trial has finished; with `unfinished`, when none has a report.
-    """
+    Raises `SweepError` when no trial has finished; with `unfinished`, when none has a report."""
     sweep, rows, baselines = folder.sweep(), standing(folder), folder.baselines()
     best = (leading(rows) if unfinished else None) or winner(folder)
     prepared, notes = _prepared(folder)

@@ -1,7 +1,6 @@
 """A report as one PNG picture, for slides and chats: Chromium draws the page, and what is blank below it is cut off.
 
-Chromium gets one local file. The page forbids scripts and the network (its Content-Security-Policy).
-"""
+Chromium gets one local file. The page forbids scripts and the network (its Content-Security-Policy)."""
 
 from __future__ import annotations
 
@@ -46,8 +45,7 @@ def browser() -> str:
 def picture(html: str, most: int) -> tuple[bytes, bool]:
     """The page as a PNG of at most `most` bytes if fewer colours can do that, and whether all of the page is on it.
 
-    Raises `SpecError` without Chromium, `SweepError` where it fails.
-    """
+    Raises `SpecError` without Chromium, `SweepError` where it fails."""
     with draft_folder("picture") as place:
         from PIL import Image, UnidentifiedImageError
 

@@ -19,8 +19,7 @@ Say = Callable[[str], object]
 def report_at_the_end(folder: SweepFolder, cluster: Cluster, say: Say) -> Path | None:
     """The report of a sweep that finished, in its folder and in MLflow. What goes wrong is one line and fails nothing.
 
-    One that is newer than the sweep's end is not made again. MLflow gets it later if it was away at the end.
-    """
+    One that is newer than the sweep's end is not made again. MLflow gets it later if it was away at the end."""
     path, ended, is_newer = folder.path / "report.html", folder.path / "state.json", False
     with suppress(OSError):
         is_newer = path.is_file() and path.stat().st_mtime >= ended.stat().st_mtime

@@ -1,8 +1,7 @@
 """A matplotlib figure as inline SVG: small, named for screen readers, and coloured by the page's style sheet.
 
 matplotlib comes with MLflow, so charts add no package. Colours are written as placeholders here and become CSS
-variables, so that one drawing serves light, dark and print.
-"""
+variables, so that one drawing serves light, dark and print."""
 
 from __future__ import annotations
 

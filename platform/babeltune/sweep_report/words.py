@@ -64,8 +64,7 @@ def duration(seconds: float | None) -> str:
 def verdict(report: SweepReport) -> tuple[str, str]:
     """Which trial is the best and how far it is ahead, and what to do with that: a sentence each.
 
-    Until one has finished, the first sentence says so.
-    """
+    Until one has finished, the first sentence says so."""
     if report.winner.row.state != "finished":
         return "No trial has finished yet.", _best(report)
     return _best(report), _next(report)

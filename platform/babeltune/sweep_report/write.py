@@ -67,8 +67,7 @@ def write_report(
     """Writes the sweep's report to `out`, or into the sweep's folder and the storage that it mirrors.
 
     Raises `SweepError` for a sweep without a finished trial and for a place that refuses. Raises `SpecError` for an
-    `out` that is a folder or lies in none, and for a picture without Chromium.
-    """
+    `out` that is a folder or lies in none, and for a picture without Chromium."""
     if out is not None:
         check_report_place(out, format_)
     if format_ == "png":

@@ -12,8 +12,7 @@ from babeltune.tracking.mlflow_client import ROLE, SWEEP, experiment_id, open_cl
 def log_report(uri: str, experiment: str, sweep: str, path: Path, *, again: bool = True) -> None:
     """Uploads the file as an artifact of the sweep's run. With `again=False` only if the run has none of this size.
 
-    Raises `SweepError` if MLflow does not take it.
-    """
+    Raises `SweepError` if MLflow does not take it."""
     try:
         client = open_client(uri)
         which = f"tags.`{SWEEP}` = '{quotable(sweep)}' and tags.`{ROLE}` = 'sweep'"

@@ -1,7 +1,6 @@
 """A trial's best checkpoint as a model of MLflow: signature, example, scores by data set, and where the weights are.
 
-The weights are not copied: a checkpoint holds the state of training, and `babeltune promote` makes a model of it.
-"""
+The weights are not copied: a checkpoint holds the state of training, and `babeltune promote` makes a model of it."""
 
 from __future__ import annotations
 

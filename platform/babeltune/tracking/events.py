@@ -29,8 +29,7 @@ def start_trial(
 ) -> Event:
     """Opens a child run, or goes on with it; nested `params` become dotted names.
 
-    A tag of a new run says in which unit it counts steps, if that is not optimizer steps.
-    """
+    A tag of a new run says in which unit it counts steps, if that is not optimizer steps."""
     unit = {} if step_unit is None else {"step_unit": step_unit}
     return {"do": "start", "key": key_of(number), "params": params, "tags": tags, **unit}
 

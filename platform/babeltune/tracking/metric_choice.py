@@ -16,8 +16,7 @@ def best_name(metric: str) -> str:
 class MetricChoice:
     """Chooses which metrics of a trial MLflow gets: the `limit` most important ones, or all if it is None.
 
-    Objectives are always among them. A metric that was chosen stays chosen. `_rank` has the order.
-    """
+    Objectives are always among them. A metric that was chosen stays chosen. `_rank` has the order."""
 
     def __init__(self, objectives: Iterable[str], limit: int | None) -> None:
         names = tuple(objectives)

@@ -131,8 +131,7 @@ def run_of_trial(client: MlflowClient, experiment: str, sweep: str, key: str) ->
 def link_to_run(text: str, name: str = "", artifact: str = "") -> str:
     """A link in a description to the run of a trial or a baseline; without a name to the sweep's.
 
-    The tracker knows the run's id when it sends the description: `linked` puts in the address.
-    """
+    The tracker knows the run's id when it sends the description: `linked` puts in the address."""
     return f"[{text}](run:{quote(name, safe='')}/{artifact})"
 
 
@@ -160,8 +159,7 @@ EXPERIMENTS = "/#/experiments?workflowType=machine_learning"
 def serve_command(uri: str, artifacts: Path, port: int, page: str = EXPERIMENTS) -> tuple[list[str], dict[str, str]]:
     """The command and environment of an MLflow server on this machine only. Its first page leads to `page`.
 
-    The address of the store, which may hold a password, stands in the environment: everybody may read arguments.
-    """
+    The address of the store, which may hold a password, stands in the environment: everybody may read arguments."""
     command = [sys.executable, "-W", "ignore", "-m", "babeltune.tracking.server", artifacts.absolute().as_uri()]
     # Python imports first from the folder in which the user stands, unless this variable is set.
     options = {"PYTHONSAFEPATH": "1", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_BACKEND_STORE_URI": uri}

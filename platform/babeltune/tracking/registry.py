@@ -72,8 +72,7 @@ def register(uri: str, name: str, folder: Path, run_id: str, tags: Mapping[str, 
     `MODEL` links it with the model of its checkpoint, in both directions.
 
     The files become artifacts of the run (a server accepts no other source). Their folder is named by their content,
-    so that registering the same files again gives the same version. `PromotionError` says what the store refused.
-    """
+    so that registering the same files again gives the same version. `PromotionError` says what the store refused."""
     path = registered_folder(folder)
     source = f"runs:/{run_id}/{path}"
     with _promotion(uri, f"register {name!r}"):
@@ -85,15 +84,15 @@ def register(uri: str, name: str, folder: Path, run_id: str, tags: Mapping[str, 
             client.update_registered_model(name, ABOUT)
         model = client.get_logged_model(str(tags[MODEL])) if MODEL in tags else None
         origin = "" if model is None else f"Its checkpoint: [{model.name}]({page_of_model(model)})."
-        known = [v for v in client.search_model_versions(f"name = '{quotable(name)}'") if v.source == source]
-        if not known:
+        versions = [v for v in client.search_model_versions(f"name = '{quotable(name)}'") if v.source == source]
+        if not versions:
             client.log_artifacts(run_id, str(folder), path)
             if (folder / "modules.json").is_file():
                 log_signature(client, run_id, path, folder)
             words = {name_of(key): text_of(value) for key, value in tags.items()}
             card = card_of(folder, origin)
-            known = [client.create_model_version(name, source, run_id=run_id, tags=words, description=card)]
-        version = str(known[0].version)
+            versions = [client.create_model_version(name, source, run_id=run_id, tags=words, description=card)]
+        version = str(versions[0].version)
         if model is not None:
             add_version(client, model, name, version)
         return version
@@ -103,8 +102,7 @@ def move_alias(uri: str, name: str, alias: str, version: str, *, replaces: str |
     """Moves the alias from the version `replaces` (None: there was none) to another one, and from no other.
 
     MLflow has no compare-and-set, so the alias is read under a claim (`_claimed`) and once more after.
-    `PromotionError` names who came in between, or what the store refused.
-    """
+    `PromotionError` names who came in between, or what the store refused."""
     with _promotion(uri, f"register {name!r}"):
         client = open_client(uri)
         with _claimed(client, name, alias, version):
@@ -124,8 +122,8 @@ def checkpoint_model(uri: str, run_id: str) -> str | None:
 
     with _promotion(uri, f"look up the run {run_id}"), contextlib.suppress(MlflowException):
         client = open_client(uri)
-        found = model_of_run(client, client.get_run(run_id).info.experiment_id, run_id)
-        return None if found is None else str(found.model_id)
+        logged = model_of_run(client, client.get_run(run_id).info.experiment_id, run_id)
+        return None if logged is None else str(logged.model_id)
     return None
 
 
@@ -133,8 +131,7 @@ def card_of(folder: Path, origin: str = "") -> str | None:
     """The folder's model card without its header of YAML; None where there is none.
 
     The `origin` stands before its first section. A card that is longer than MLflow takes loses whole sections, and
-    names them.
-    """
+    names them."""
     card = folder / "README.md"
     if not card.is_file():
         return None
@@ -153,15 +150,15 @@ def whole_sections(card: str, limit: int) -> str:
     beginning, *sections = re.split(r"\n(?=## )", card)
     names = [section.partition("\n")[0].removeprefix("## ") for section in sections]
     room = limit - len(beginning) - len(_left_out(names, limit)) - 2
-    kept: list[str] = []
+    whole: list[str] = []
     left: list[str] = []
     for name, section in zip(names, sections, strict=True):
         if len(section) + 1 <= room:
-            kept.append(section)
+            whole.append(section)
             room -= len(section) + 1
         else:
             left.append(name)
-    return cut("\n".join([beginning, *kept, "", _left_out(left, limit)]), limit)
+    return cut("\n".join([beginning, *whole, "", _left_out(left, limit)]), limit)
 
 
 def _left_out(names: Sequence[str], limit: int) -> str:
@@ -172,8 +169,7 @@ def log_signature(client: MlflowClient, run_id: str, path: str, folder: Path) ->
     """Adds what MLflow reads of a model to the artifacts: flavor, signature and an input example.
 
     MLflow then loads the sentence-transformers folder as it is. `mlflow.sentence_transformers.log_model` would load the
-    model first and write it anew, in another layout than the files that were scored.
-    """
+    model first and write it anew, in another layout than the files that were scored."""
     import sentence_transformers
 
     model = with_signature(dimension_of(folder) or -1, run_id=run_id, artifact_path=path)
@@ -191,8 +187,7 @@ def _claimed(client: MlflowClient, name: str, alias: str, version: str) -> Itera
     Each promotion writes its claim, a tag of its version, and then reads the claims of others. Of two that overlap, the
     one that reads last sees the other's claim, or finds that the alias has moved. So both may be refused, but never
     both succeed. The claim of a dead process does not count after `CLAIM_S`. A process that pauses for longer between
-    two requests is not guarded against.
-    """
+    two requests is not guarded against."""
     tag = name_of(f"babeltune.claim.{alias}")
     now = time.time()
     client.set_model_version_tag(name, version, tag, str(now))
@@ -213,13 +208,13 @@ def _claimed(client: MlflowClient, name: str, alias: str, version: str) -> Itera
 
 def _expect(uri: str, name: str, alias: str, expected: str | None, version: str) -> None:
     """`PromotionError` unless the alias points to the version that is expected."""
-    found = champion_of(uri, name, alias)
-    there = None if found is None else found.version
-    if there != expected:
+    champion = champion_of(uri, name, alias)
+    present = None if champion is None else champion.version
+    if present != expected:
         raise PromotionError(
             f"{name}@{alias} was {'not there' if expected is None else f'version {expected}'} and is now "
-            f"{'gone' if there is None else f'version {there}'}: another promotion came in between; version {version} "
-            "is registered without the alias; promote again to compare it with the new champion"
+            f"{'gone' if present is None else f'version {present}'}: another promotion came in between; "
+            f"version {version} is registered without the alias; promote again to compare it with the new champion"
         )
 
 
@@ -230,20 +225,20 @@ def champion_of(uri: str, name: str, alias: str) -> Registered | None:
         models = client.search_registered_models(f"name = '{quotable(name)}'")
         if not models or alias not in models[0].aliases:
             return None
-        found = client.get_model_version_by_alias(name, alias)
-        return _registered(found)
+        registered = client.get_model_version_by_alias(name, alias)
+        return _registered(registered)
 
 
 def find_run(uri: str, experiment: str, sweep: str, number: int) -> str:
     """MLflow's id of a trial's run; `PromotionError` when the store does not have it."""
     with _promotion(uri, f"look up the run of {sweep}/{number}"):
         client = open_client(uri)
-        found = run_of_trial(client, experiment_id(client, experiment), sweep, str(number))
-    if found is None:
+        run = run_of_trial(client, experiment_id(client, experiment), sweep, str(number))
+    if run is None:
         raise PromotionError(
             f"{without_password(uri)} has no run of {sweep}/{number}; `babeltune resume {sweep}` sends what is missing"
         )
-    return str(found.info.run_id)
+    return str(run.info.run_id)
 
 
 def trial_of_run(uri: str, run_id: str) -> str:
@@ -275,9 +270,9 @@ def fetch(uri: str, model: str, folder: Path) -> Path:
     version = champion_of(uri, name, alias)
     if version is None:
         with _promotion(uri, "list the models"):
-            there = [f"models:/{m.name}@{a}" for m in open_client(uri).search_registered_models() for a in m.aliases]
+            aliases = [f"models:/{m.name}@{a}" for m in open_client(uri).search_registered_models() for a in m.aliases]
         raise UnknownNameError(
-            f"{without_password(uri)} has no {model}; there: {', '.join(there) or 'none'}{nearest(model, there)}; "
+            f"{without_password(uri)} has no {model}; there: {', '.join(aliases) or 'none'}{nearest(model, aliases)}; "
             "`babeltune promote` registers one"
         )
     return fetch_version(uri, version, folder)
@@ -303,9 +298,9 @@ def registered_folder(folder: Path) -> str:
 def version_in(uri: str, folder: Path) -> Registered | None:
     """The version whose files a fetched folder holds; None where the folder is no version's."""
     with _promotion(uri, f"look up {folder.name!r}"):
-        for found in open_client(uri).search_model_versions():
-            if (found.source or "").rpartition("/")[2] == folder.name:
-                return _registered(found)
+        for registered in open_client(uri).search_model_versions():
+            if (registered.source or "").rpartition("/")[2] == folder.name:
+                return _registered(registered)
     return None
 
 

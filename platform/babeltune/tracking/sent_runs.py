@@ -23,8 +23,7 @@ class SentRun:
 def sent_runs(folder: Path) -> dict[str, SentRun]:
     """The runs by their keys, as the tracker of the log in this folder has noted them; empty if nobody knows.
 
-    MLflow itself is not asked, so a server that is away costs nothing.
-    """
+    MLflow itself is not asked, so a server that is away costs nothing."""
     with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
         memo = json.loads((folder / CURSOR).read_text(encoding="utf-8"))["memo"]
         return {key: SentRun(id=str(id_), experiment=str(memo["experiment"])) for key, id_ in memo["runs"].items()}

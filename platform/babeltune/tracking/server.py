@@ -1,8 +1,7 @@
 """The server of `babeltune ui`: MLflow's own without its log, whose first page leads to a sweep's runs.
 
 `serve_command` has the command that runs this module. It must be a process of its own, since MLflow's server reads its
-store from the environment when it is imported.
-"""
+store from the environment when it is imported."""
 
 from __future__ import annotations
 

@@ -89,8 +89,7 @@ class LogReader(Protocol):
         """What the store gets for the line that was followed last. None if a file that it needs is still on its way:
         the line is tried again later.
 
-        Raises `OSError` for what is worth another try. Any other exception refuses the line.
-        """
+        Raises `OSError` for what is worth another try. Any other exception refuses the line."""
 
 
 @dataclass
@@ -109,8 +108,7 @@ class Tracker:
     `uri` is MLflow's tracking URI, `log` the file of lines (it may not be there yet), `experiment` the experiment's
     name; `reader` makes what reads the log from its beginning. Only `flush` and `close` wait for the store, and nothing
     raises because of it: what is wrong now is in `trouble`; what was refused for good is counted in `refused` and
-    logged.
-    """
+    logged."""
 
     def __init__(self, uri: str, log: Path, experiment: str, reader: Callable[[], LogReader]) -> None:
         self.uri, self.experiment = uri, experiment
@@ -310,8 +308,7 @@ class _Sender:
         """Sends all, a run's metrics together; returns how many requests were refused for good. `sent` hears of each
         event's offset once its request was made.
 
-        Raises whatever is worth another try, of all the events.
-        """
+        Raises whatever is worth another try, of all the events."""
         self.pending, self.refused = {}, 0
         for offset, event in events:
             try:

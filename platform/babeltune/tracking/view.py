@@ -1,8 +1,7 @@
 """The link to the page of MLflow that shows one sweep: its trials, the best first, with what was varied.
 
 MLflow 3.17 keeps the state of such a page (filter, order, columns) in a tag of the experiment, and its address names
-that tag. Sorting by a metric makes one flat list of the runs, so that the trials need not be expanded.
-"""
+that tag. Sorting by a metric makes one flat list of the runs, so that the trials need not be expanded."""
 
 from __future__ import annotations
 

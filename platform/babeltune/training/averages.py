@@ -29,12 +29,12 @@ class Averages:
             self.since.setdefault(key, []).append(value)
         self.count += 1
         if self.count >= self.every or flush:
-            found = {
+            means = {
                 f"train/{key}": min(those) if key.endswith("_least") else sum(those) / self.count
                 for key, those in self.since.items()
             }
-            found["train/learning_rate"] = learning_rate
-            self.points.append(Point(step=step, time_ms=int(time.time() * 1000), values=found))
+            means["train/learning_rate"] = learning_rate
+            self.points.append(Point(step=step, time_ms=int(time.time() * 1000), values=means))
             self.since, self.count = {}, 0
 
     def take(self) -> tuple[Point, ...]:

@@ -1,7 +1,6 @@
 """From the rows of the prepared pairs to a batch on a device: tokens, teacher vectors, mined negatives, words, masks.
 
-What is drawn anew at each visit is a function of the seed, the step and the pair's place in the global batch.
-"""
+What is drawn anew at each visit is a function of the seed, the step and the pair's place in the global batch."""
 
 from __future__ import annotations
 

@@ -108,11 +108,7 @@ def load_weights(encoder: StudentEncoder, method: Method, tensors: Mapping[str, 
 
 
 def make_train_step(
-    trial: Trial,
-    prepared: Prepared,
-    ranks: ProcessGroup,
-    device: torch.device,
-    context: TrialContext | None = None,
+    trial: Trial, prepared: Prepared, ranks: ProcessGroup, device: torch.device, context: TrialContext | None = None
 ) -> TrainStep:
     """The untrained training step of a trial. Without a context it makes its own."""
     return TrainStep(*make_student_and_method(trial, prepared, context), trial.training, ranks, device)
@@ -163,11 +159,7 @@ def masking(tokens: TokenSet, share: float) -> Masking:
 
 
 def make_steps(
-    trial: Trial,
-    prepared: Prepared,
-    ranks: ProcessGroup,
-    device: torch.device,
-    context: TrialContext | None = None,
+    trial: Trial, prepared: Prepared, ranks: ProcessGroup, device: torch.device, context: TrialContext | None = None
 ) -> Steps:
     """The steps of an untrained trial. Without a context it makes its own."""
     context = context or trial_context(trial.method, trial.config)

@@ -6,8 +6,7 @@
     trials/t0007/checkpoints/stopped.old/  the one before, while that takes its place
     trials/t0007/progress.json         step, loss and stage of this moment
 
-The number of a checkpoint is the report's. The best one (`best_report`) and the last one are kept.
-"""
+The number of a checkpoint is the report's. The best one (`best_report`) and the last one are kept."""
 
 from __future__ import annotations
 
@@ -70,8 +69,7 @@ def save_checkpoint(
     """Writes `<name>.safetensors` per entry of `tensors`, `state.json` and the manifest, all or nothing. They get their
     name within `guard()`. An earlier checkpoint of this name is put aside until then: to remove it takes a while.
 
-    Raises `StorageError` where the disk is full or refuses.
-    """
+    Raises `StorageError` where the disk is full or refuses."""
     from safetensors.torch import save_file  # and with it torch, which who only reads reports does without
 
     temporary = draft_of(folder)
@@ -111,10 +109,10 @@ def verify_checkpoint(folder: Path) -> None:
     try:
         files = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
         for name, expected in files.items():
-            found = sha256_of(folder / name)
-            if found != expected:
+            digest = sha256_of(folder / name)
+            if digest != expected:
                 raise CheckpointError(
-                    f"checkpoint file {folder / name} is damaged: it has SHA-256 {found}, recorded was {expected}; "
+                    f"checkpoint file {folder / name} is damaged: it has SHA-256 {digest}, recorded was {expected}; "
                     "restore it from a copy, or name another trial"
                 )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -217,8 +215,7 @@ def best_report(reports: list[Report], *objectives: Objective) -> Report | None:
     """The report that is best in the first objective; the earliest of equals.
 
     A later report takes its place if it is worse by no more than `TIE` and at least as good in every other objective.
-    Its schedule is nearer to its end. With one objective there are no others, so none takes its place.
-    """
+    Its schedule is nearer to its end. With one objective there are no others, so none takes its place."""
     first, *others = objectives
     scored = [report for report in reports if first.metric in report.metrics]
     best = max(scored, key=lambda report: (_signed(report, first), -report.index), default=None)
@@ -243,9 +240,9 @@ def _signed(report: Report, objective: Objective) -> float:
 
 def prune_checkpoints(trial_folder: Path, keep: set[int]) -> None:
     """Leaves only the checkpoints of these reports: the one that a stop left goes, and what crashed writers left."""
-    parent, kept = trial_folder / "checkpoints", {checkpoint_folder(trial_folder, index) for index in keep}
+    parent, folders = trial_folder / "checkpoints", {checkpoint_folder(trial_folder, index) for index in keep}
     for path in parent.iterdir() if parent.exists() else ():
-        if path not in kept:
+        if path not in folders:
             shutil.rmtree(path, ignore_errors=True)
 
 
@@ -263,11 +260,11 @@ def optimizer_tensors(optimizers: Iterable[torch.optim.Optimizer], names: dict[i
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, module: nn.Module, tensors: dict[str, Tensor]) -> None:
     """Puts back the state that `optimizer_tensors` saved. A whole number, such as a count of steps, becomes an int."""
-    own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     for name, parameter in module.named_parameters():
         prefix = f"{name}/"
         state = {key[len(prefix) :]: value for key, value in tensors.items() if key.startswith(prefix)}
-        if state and id(parameter) in own:
+        if state and id(parameter) in trained:
             optimizer.state[parameter] = {
                 key: value.to(parameter.device) if value.is_floating_point() else int(value)
                 for key, value in state.items()

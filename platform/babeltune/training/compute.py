@@ -3,8 +3,7 @@
 A training step is counted in operations (of matrix products and attention) and in bytes (that all kernels read and
 write). Two rates of a machine turn both into seconds of one worker: `operations / rate + bytes / rate`. The count is
 the same in every run; only the rates are measured, once for a sweep. `python -m benchmarks.compute` shows how far
-counted seconds are from measured ones.
-"""
+counted seconds are from measured ones."""
 
 from __future__ import annotations
 
@@ -100,8 +99,7 @@ class Work:
 class Counter(TorchDispatchMode):
     """Counts the work of everything that torch does within it, backward passes and optimizers included.
 
-    A view costs nothing. Results stay as they are.
-    """
+    A view costs nothing. Results stay as they are."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -115,13 +113,13 @@ class Counter(TorchDispatchMode):
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
         kwargs = kwargs or {}
-        found = func(*args, **kwargs)
+        result = func(*args, **kwargs)
         if not func.is_view:
             packet = func._overloadpacket
             formula = OPERATIONS.get(packet)
-            operations = formula(*args, **kwargs, out_val=found) if formula else 0
-            self.work += Work(operations, _moved(packet, [*args, *kwargs.values()], found))
-        return found
+            operations = formula(*args, **kwargs, out_val=result) if formula else 0
+            self.work += Work(operations, _moved(packet, [*args, *kwargs.values()], result))
+        return result
 
 
 def _moved(packet: OpOverloadPacket, given: Sequence[object], found: object) -> int:
@@ -209,14 +207,13 @@ def with_length(trial: Trial, pairs: int) -> Trial:
 def paid_for(trial: Trial, prepared: Prepared, ranks: ProcessGroup, device: torch.device) -> Trial:
     """The trial with the pairs that its `training.compute` pays for; as it is where it has none. Rank 0 counts.
 
-    Raises `TrainingError`, on all ranks, where these are too few for its reports.
-    """
+    Raises `TrainingError`, on all ranks, where these are too few for its reports."""
     training = trial.training
     if training.compute is None:
         return trial
     assert training.rates is not None
-    own = 0 if ranks.rank else training.compute / work_of_a_pair(trial, prepared, device).seconds(training.rates)
-    pairs = ranks.of_first(int(own), device)
+    pairs_paid = 0 if ranks.rank else training.compute / work_of_a_pair(trial, prepared, device).seconds(training.rates)
+    pairs = ranks.of_first(int(pairs_paid), device)
     if pairs < (least := 2 * training.reports * training.global_batch):
         raise TrainingError(
             f"training.compute {training.compute:g} s pays for {counted(pairs, 'pair')}, and "
@@ -233,8 +230,7 @@ def measured_rates(device: torch.device) -> tuple[float, float]:
     """10^9 operations and 10^9 bytes that this machine does in a second, in training steps like ours.
 
     Four steps are counted and timed: a static student's and a one-layer Transformer's, each with a small and a large
-    batch. The rates are those by which the counts explain the times best, in relative error.
-    """
+    batch. The rates are those by which the counts explain the times best, in relative error."""
     counts, times = [], []
     for step in (_step(device, pairs, layers) for layers in (0, 1) for pairs in (64, 256)):
         step()

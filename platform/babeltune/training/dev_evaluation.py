@@ -91,10 +91,10 @@ class _SharedEncoding:
         encoded, self.of = None, self.of + len(mine)
         with contextlib.suppress(EvaluationLeftError), self.encoder.register_forward_pre_hook(self.count):
             encoded = torch.from_numpy(encode_all(self.encoder, self.take, mine, device=self.device)).to(self.device)
-        own = self.on_all(encoded)
+        part = self.on_all(encoded)
         ranks.set_sizes(local_sizes(len(ids), ranks.world))
         with torch.no_grad():
-            finished = self.method.finish(own, [self.prepared.languages[number] for number in languages[mine]])
+            finished = self.method.finish(part, [self.prepared.languages[number] for number in languages[mine]])
             vectors = ranks(finished).cpu().numpy()
         restored = np.empty_like(vectors)
         restored[order] = vectors
@@ -119,8 +119,8 @@ def dev_scores(
     one rank, all raise it."""
     encoder, tokens = _as_exported(encoder, trial, prepared)
     shared = _SharedEncoding(encoder, method, prepared, tokens.take, ranks, device, poll)
-    kept = [encoder, *method.layers().values()]
-    size = sum(parameter.numel() for module in kept for parameter in module.parameters())
+    modules = [encoder, *method.layers().values()]
+    size = sum(parameter.numel() for module in modules for parameter in module.parameters())
     cuts = cuts_of(encoder, trial.training)
     scores = evaluate(
         prepared.tasks, shared.embed, teacher=prepared.teacher_vectors, poll=shared.poll_together, cuts=cuts
@@ -138,8 +138,8 @@ def speed_of(encoder: StudentEncoder, trial: Trial, prepared: Prepared, device: 
     encoder, tokens = _as_exported(encoder, trial, prepared)
     texts = np.unique(np.fromiter((id_ for task in prepared.tasks for id_ in task.texts_of("student")), np.int64))
     size = sum(parameter.numel() for parameter in encoder.parameters())
-    named = f"{plain(trial.student)} {size} {device}"
-    return sentences_per_second(named, encoder, tokens.take, texts, device)
+    shape = f"{plain(trial.student)} {size} {device}"
+    return sentences_per_second(shape, encoder, tokens.take, texts, device)
 
 
 def vectors_of(
@@ -150,8 +150,8 @@ def vectors_of(
     encoded = torch.from_numpy(encode_all(encoder, tokens.take, ids, device="cpu"))
     languages = prepared.text_languages()[ids]
     with torch.no_grad():
-        found: NDArray[np.float32] = method.finish(encoded, [prepared.languages[each] for each in languages]).numpy()
-    return found
+        vectors: NDArray[np.float32] = method.finish(encoded, [prepared.languages[each] for each in languages]).numpy()
+    return vectors
 
 
 def _as_exported(

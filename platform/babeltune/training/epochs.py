@@ -1,8 +1,7 @@
 """The order of a language pair's rows: epoch after epoch, each a permutation or the rows in a given order.
 
 Up to `COMPUTED_ABOVE` pairs an epoch is an array that NumPy has shuffled. Above, its order is a function, so that a
-worker's memory does not depend on the corpus.
-"""
+worker's memory does not depend on the corpus."""
 
 from __future__ import annotations
 
@@ -131,8 +130,8 @@ class DrawnStream(Stream):
         """The rows, each as often as its weight and a draw say."""
         times: NDArray[np.int64] = zeros(len(self.rows), np.int64)
         for part in parts(len(times)):
-            own = self.weights[part] * self.factor
-            times[part] = np.floor(own + generator.random(len(own)))
+            weights = self.weights[part] * self.factor
+            times[part] = np.floor(weights + generator.random(len(weights)))
         total = int(times.sum())
         if not total:
             return self.rows
@@ -227,14 +226,14 @@ def _drawn_streams(drawn: DrawnPairs, groups: Sequence[int], seed: int) -> Itera
 
 def _spans(drawn: DrawnPairs) -> dict[int, list[Span]]:
     """The spans of each group."""
-    found: dict[int, list[Span]] = {}
+    spans: dict[int, list[Span]] = {}
     for part in parts(len(drawn)):
         groups, weights = drawn.facts(part)
         changes = np.flatnonzero((np.diff(groups) != 0) | (np.diff(weights) != 0)) + 1
         for start, stop in itertools.pairwise([0, *changes.tolist(), len(groups)]):
-            own = found.setdefault(int(groups[start]), [])
+            of_group = spans.setdefault(int(groups[start]), [])
             span = Span(part.start + start, part.start + stop, float(weights[start]))
-            if own and (own[-1].stop, own[-1].weight) == (span.start, span.weight):
-                span = Span(own.pop().start, span.stop, span.weight)
-            own.append(span)
-    return found
+            if of_group and (of_group[-1].stop, of_group[-1].weight) == (span.start, span.weight):
+                span = Span(of_group.pop().start, span.stop, span.weight)
+            of_group.append(span)
+    return spans

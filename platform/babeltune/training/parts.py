@@ -2,8 +2,7 @@
 
 So it is on accelerators that gather nothing (Park et al. 2024, table 13, "in-batch"; LaBSE gathers, and so do we with
 one part). Parts belong to the batch and not to workers, so a trial is the same on any number of them. The training step
-calls this; a method does not know of it.
-"""
+calls this; a method does not know of it."""
 
 from __future__ import annotations
 
@@ -28,24 +27,23 @@ FEWEST = 2
 def loss_in_parts(loss: Callable[[Batch], Loss], batch: Batch, parts: int, ranks: ProcessGroup) -> Loss:
     """The mean of the parts' losses, by their pairs; terms and diagnostics alike.
 
-    All ranks go through all parts together. A rank without a pair of a part gives it no rows.
-    """
+    All ranks go through all parts together. A rank without a pair of a part gives it no rows."""
     of_ranks = local_sizes(batch.total, ranks.world)
     ends = list(accumulate(of_ranks, initial=0))
-    found: list[tuple[float, Loss]] = []
+    losses: list[tuple[float, Loss]] = []
     start = 0
     for size in local_sizes(batch.total, max(1, min(parts, batch.total // FEWEST))):
         cut = [min(max(end, start), start + size) for end in ends]
         ranks.set_sizes([last - first for first, last in pairwise(cut)])
         first, last = (place - ends[ranks.rank] for place in cut[ranks.rank : ranks.rank + 2])
         rows = slice(first, last) if first < last else slice(0, 0)
-        found.append((size / batch.total, loss(rows_of(batch, rows, size))))
+        losses.append((size / batch.total, loss(rows_of(batch, rows, size))))
         start += size
     ranks.set_sizes(of_ranks)
     return Loss(
-        torch.stack([share * each.total for share, each in found]).sum(),
-        _mean([(share, each.terms) for share, each in found]),
-        _mean([(share, each.diagnostics) for share, each in found]),
+        torch.stack([share * each.total for share, each in losses]).sum(),
+        _mean([(share, each.terms) for share, each in losses]),
+        _mean([(share, each.diagnostics) for share, each in losses]),
     )
 
 

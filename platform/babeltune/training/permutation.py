@@ -2,8 +2,7 @@
 
 A Feistel network over the bits of a row's number is a permutation of a power of two (Luby and Rackoff 1988). Numbers
 beyond the rows go through it again, until one is a row (cycle walking: Black and Rogaway 2002). The power is less than
-twice the rows, so less than two rounds through it are needed on average.
-"""
+twice the rows, so less than two rounds through it are needed on average."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Adam on the rows of a table that a batch touched: torch's `SparseAdam`, in fewer passes over memory.
 
 A row's moments change when its token occurs, and so does the row. `SparseAdam` does the same in about eighteen passes
-over the touched rows; here it is done for a few rows at a time, which stay in the processor's cache.
-"""
+over the touched rows; here it is done for a few rows at a time, which stay in the processor's cache."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ class RowAdam(torch.optim.Optimizer):
     """Adam of parameters with sparse, coalesced gradients: each row once. Without weight decay.
 
     Raises:
-        RuntimeError: a gradient is dense.
-    """
+        RuntimeError: a gradient is dense."""
 
     def __init__(
         self,

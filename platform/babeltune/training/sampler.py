@@ -1,8 +1,7 @@
 """Which pairs each step sees: a pure function of the seed and the step, the same on every rank.
 
 Each language pair has an endless stream of epochs (`epochs.py`). A step takes the next rows of one stream (`one_pair`)
-or of all streams (`mixed`). Streams are random access, so a trial resumes from its step number alone.
-"""
+or of all streams (`mixed`). Streams are random access, so a trial resumes from its step number alone."""
 
 from __future__ import annotations
 
@@ -39,8 +38,7 @@ def batch_counts(
     """[steps, groups] the pairs of each group in each global batch, for groups of so many rows.
 
     A group smaller than `global_batch` gives smaller batches, so that none repeats a pair of weight 1 within an epoch.
-    The last batch is cut to end at `total_pairs`, and left out if only one pair would remain of it.
-    """
+    The last batch is cut to end at `total_pairs`, and left out if only one pair would remain of it."""
     mass = np.array([float(count) for count in rows]) ** (1.0 / sampling.temperature)
     share = mass / mass.sum()
     sizes = np.array([min(global_batch, count) for count in rows])
@@ -72,8 +70,7 @@ def batch_counts(
 class Schedule:
     """All global batches of a trial that sees `total_pairs` pairs.
 
-    A language pair of one row has no negatives and is left out.
-    """
+    A language pair of one row has no negatives and is left out."""
 
     def __init__(
         self, pairs: DrawnPairs, sampling: Sampling, *, global_batch: int, total_pairs: int, seed: int
@@ -123,8 +120,7 @@ def lots(
 ) -> NDArray[np.float64]:
     """Numbers drawn from [0, 1), one for each place in the global batch and position there (SplitMix64).
 
-    A function of all arguments, so that any number of ranks draws the same; `use` keeps what is drawn for apart.
-    """
+    A function of all arguments, so that any number of ranks draws the same; `use` keeps what is drawn for apart."""
     start = np.random.SeedSequence((seed, step, use)).generate_state(1, np.uint64)
     z = start + places.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     z += np.asarray(positions, np.uint64) * np.uint64(0xD1B54A32D192ED03)

@@ -2,8 +2,7 @@
 
 Students of one shape are equally fast. So a driver measures each shape that a sweep can propose once, before any trial
 trains (`sweep/driver/baselines.py`). A trial without such a figure measures it itself. On a CPU one thread encodes, and
-its own processor time counts.
-"""
+its own processor time counts."""
 
 from __future__ import annotations
 
@@ -43,8 +42,7 @@ def sentences_per_second(
 ) -> tuple[float, float]:
     """How many of the texts `ids` a student encodes in a second, from token ids to vectors, and the spread.
 
-    It is measured once for each `architecture`, a name for all that decides the speed. `take` is as in `encode_all`.
-    """
+    It is measured once for each `architecture`, a name for all that decides the speed. `take` is as in `encode_all`."""
     if architecture not in _known:
         drawn = np.random.default_rng(0).permutation(ids)[:MOST]
         times = _measured(lambda: encode_all(encoder, take, drawn, device=device), device)
@@ -82,11 +80,11 @@ def _measured(work: Callable[[], object], device: torch.device) -> Iterator[floa
     with _one_thread():
         work()  # the first time is slower
         began = clock()
-        for made in itertools.count(1):
+        for rounds in itertools.count(1):
             started = clock()
             work()  # its vectors are on the CPU, so a GPU is done
             yield clock() - started
-            if made >= FEWEST and clock() - began > SHORTEST:
+            if rounds >= FEWEST and clock() - began > SHORTEST:
                 return
 
 

@@ -76,8 +76,7 @@ def make_optimizers(module: nn.Module, tokens: Tensor | None, training: Training
     """Fused AdamW of all parameters, and `RowAdam` of those whose gradient names the rows that a batch touched.
 
     Embeddings and vectors (biases, norms, temperatures) are not decayed. `tokens` are the token embeddings, whose rate
-    is `training.embedding_learning_rate` times the others': `RATE` of their group.
-    """
+    is `training.embedding_learning_rate` times the others': `RATE` of their group."""
     embeddings = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
     sparse = sparse_tables(module)
     faster = {id(tokens), *sparse} if training.embedding_learning_rate != 1 else set()
@@ -88,7 +87,7 @@ def make_optimizers(module: nn.Module, tokens: Tensor | None, training: Training
             kind = (id(parameter) in sparse, plain, id(parameter) in faster)
             groups.setdefault(kind, []).append(parameter)
     rate, betas = training.learning_rate, (training.beta1, training.beta2)
-    made: list[torch.optim.Optimizer] = []
+    optimizers: list[torch.optim.Optimizer] = []
     for is_sparse in (False, True):
         chosen = [
             {
@@ -100,10 +99,10 @@ def make_optimizers(module: nn.Module, tokens: Tensor | None, training: Training
             if of_rows == is_sparse
         ]
         if chosen and is_sparse:
-            made.append(RowAdam(chosen, lr=rate, betas=betas, eps=training.epsilon))
+            optimizers.append(RowAdam(chosen, lr=rate, betas=betas, eps=training.epsilon))
         elif chosen:
-            made.append(torch.optim.AdamW(chosen, lr=rate, betas=betas, eps=training.epsilon, fused=True))
-    return made
+            optimizers.append(torch.optim.AdamW(chosen, lr=rate, betas=betas, eps=training.epsilon, fused=True))
+    return optimizers
 
 
 def sparse_tables(module: nn.Module) -> set[int]:
@@ -113,10 +112,10 @@ def sparse_tables(module: nn.Module) -> set[int]:
 
 def clip(parameters: Sequence[nn.Parameter], most: float) -> Tensor:
     """Scales the gradients so that their common norm is at most this; returns the norm that they had."""
-    found = [p.grad._values() if p.grad.is_sparse else p.grad for p in parameters if p.grad is not None]
-    norm = nn.utils.get_total_norm(found)
+    gradients = [p.grad._values() if p.grad.is_sparse else p.grad for p in parameters if p.grad is not None]
+    norm = nn.utils.get_total_norm(gradients)
     factor = torch.clamp(most / (norm + 1e-6), max=1.0)
-    torch._foreach_mul_(found, factor)
+    torch._foreach_mul_(gradients, factor)
     return norm
 
 

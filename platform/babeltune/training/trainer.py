@@ -159,8 +159,7 @@ class TrialTrainer:
     def see_the_same(self) -> None:
         """Waits until this rank sees the checkpoints that rank 0 sees: a shared folder may show them later elsewhere.
 
-        Raises `StorageError` where it does not within `VISIBILITY_TIMEOUT_S` seconds.
-        """
+        Raises `StorageError` where it does not within `VISIBILITY_TIMEOUT_S` seconds."""
         if self.ranks.world == 1:
             return
         wanted = self.ranks.of_first(state_of(self.folder), self.device)
@@ -276,14 +275,14 @@ class TrialTrainer:
         trial, done = self.trial, self.reports[-1].step if self.reports else 0
         index, pairs = len(self.reports) + 1, self.steps.seen(step)
         compute = trial.training.compute
-        counted = {} if compute is None else {COMPUTE: compute * pairs / trial.training.pairs}
+        paid = {} if compute is None else {COMPUTE: compute * pairs / trial.training.pairs}
         speed = (pairs - self.steps.seen(done)) / trained
         return Report(
             index=index,
             step=step,
             pairs=pairs,
             seconds=spent,
-            metrics={**metrics, "train/pairs": pairs, "train/pairs_per_second": speed, **counted},
+            metrics={**metrics, "train/pairs": pairs, "train/pairs_per_second": speed, **paid},
             points=points,
             checkpoint=str(checkpoint_folder(self.folder, index)),
             last=index == trial.training.reports or out_of_patience(trial, self.reports, metrics),
@@ -302,13 +301,7 @@ class TrialTrainer:
 
         with train_step.averaged():
             return dev_scores(
-                train_step.encoder,
-                train_step.method,
-                self.trial,
-                self.prepared,
-                self.ranks,
-                self.device,
-                poll,
+                train_step.encoder, train_step.method, self.trial, self.prepared, self.ranks, self.device, poll
             )
 
     def leave(self, interval: Interval, step: int, seconds: float) -> list[Report]:
@@ -386,8 +379,7 @@ def out_of_patience(trial: Trial, reports: Sequence[Report], metrics: dict[str, 
 def collapse(needs: Needs, metrics: Mapping[str, float]) -> dict[str, Scalar]:
     """The fact `collapsed`, if the student gives different sentences nearly the same vector.
 
-    A method that neither contrasts vectors nor follows a teacher's, such as masked language modelling, may.
-    """
+    A method that neither contrasts vectors nor follows a teacher's, such as masked language modelling, may."""
     shaped = needs.teacher or needs.in_batch_negatives or needs.hard_negatives
     cosine = metrics.get("dev/mean_cosine", 0.0)
     if cosine < COLLAPSED or not shaped:
@@ -416,6 +408,5 @@ def train(
 ) -> list[Report]:
     """Trains one trial on this rank, resuming from `folder`; returns its reports. It writes within `guard()`.
 
-    Raises `TrainingError` when the loss is not finite or a batch cannot be trained on, on all ranks alike.
-    """
+    Raises `TrainingError` when the loss is not finite or a batch cannot be trained on, on all ranks alike."""
     return TrialTrainer(trial, prepared, folder, reporter, ranks, device, guard).train()

@@ -1,8 +1,7 @@
 """An average of the weights over the steps of a training (`training.average`), kept beside the weights themselves.
 
 The training step calls it after each update. What is evaluated, checkpointed and exported is the average. All weights
-are read at every `average.every`-th step alone, and at the last, so that a large table costs little.
-"""
+are read at every `average.every`-th step alone, and at the last, so that a large table costs little."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ class WeightAverage:
 
     `ema` has the decay min(`average.decay`, (1 + t) / (10 + t)) at step t, to the power of the steps since the last
     reading. So the first weights of a short training do not weigh for long. `last` is the plain mean: (n - 1) / n at
-    its n-th time.
-    """
+    its n-th time."""
 
     def __init__(self, average: Average, named: Mapping[str, nn.Parameter], total: int) -> None:
         """`named` are the trained weights, and `total` the pairs of the whole training."""

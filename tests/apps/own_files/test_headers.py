@@ -77,13 +77,7 @@ def test_a_first_row_of_text_is_never_eaten(text, language):
 
 
 @pytest.mark.parametrize(
-    "first",
-    [
-        ("Hi.", "Salut."),
-        ("Go!", "Va !"),
-        ("He's 5.", "Il a 5 ans."),
-        ("2019", "2019 bis"),
-    ],
+    "first", [("Hi.", "Salut."), ("Go!", "Va !"), ("He's 5.", "Il a 5 ans."), ("2019", "2019 bis")]
 )
 def test_the_short_first_row_of_a_list_of_sentences_is_text(text, first):
     rows = list(zip(text["eng"], text["fra"], strict=True))

@@ -12,17 +12,7 @@ from optuna.trial import TrialState
 from babeltune.errors import SpecError, SweepError
 from babeltune.planning import space
 from babeltune.planning.sweep_file import read_sweep
-from babeltune.schema.records import (
-    Budget,
-    Data,
-    Nsga2,
-    Objective,
-    Parameter,
-    PlainSampler,
-    Source,
-    Sweep,
-    Tpe,
-)
+from babeltune.schema.records import Budget, Data, Nsga2, Objective, Parameter, PlainSampler, Source, Sweep, Tpe
 from babeltune.sweep.search import few_trials
 from babeltune.sweep.search.study import Proposals, sampler_for
 from babeltune.sweep.state.ledger import Ledger
@@ -220,11 +210,7 @@ class Spy(optuna.samplers.RandomSampler):
 
 @pytest.mark.parametrize(
     ("directions", "sign", "best"),
-    [
-        (("maximize",), 1, {0, 1}),
-        (("minimize",), -1, {0, 1}),
-        (("maximize", "minimize"), 1, {0, 1, 40, 41}),
-    ],
+    [(("maximize",), 1, {0, 1}), (("minimize",), -1, {0, 1}), (("maximize", "minimize"), 1, {0, 1, 40, 41})],
 )
 def test_a_sampler_sees_the_last_trials_and_the_best_of_each_objective(monkeypatch, directions, sign, best):
     monkeypatch.setattr(few_trials, "RECENT", 10)
@@ -293,9 +279,7 @@ def test_who_remembers_what_was_shown_shows_what_a_look_at_all_trials_finds(dire
 
 
 @pytest.mark.parametrize(
-    "sampler",
-    [partial(optuna.samplers.TPESampler, constant_liar=True), optuna.samplers.GPSampler],
-    ids=["tpe", "gp"],
+    "sampler", [partial(optuna.samplers.TPESampler, constant_liar=True), optuna.samplers.GPSampler], ids=["tpe", "gp"]
 )
 def test_a_study_of_fewer_trials_is_shown_whole_and_proposals_are_the_same(sampler):
     values = [[float(number % 7)] for number in range(60)]

@@ -416,11 +416,7 @@ def test_replaying_the_recorded_order_gives_the_same_proposals(one_group, tmp_pa
 def test_objectives_are_recorded_at_the_end_and_a_pruned_trial_keeps_its_values(one_group, tmp_path):
     objectives = (Objective(metric="dev/score"), Objective(metric="dev/other", goal="minimize"))
     points = tuple({"x": x, "kind": "a"} for x in (0.9, 0.8, 0.1))
-    sweep = a_sweep(
-        objectives=objectives,
-        sampler=Tpe(points=points),
-        scheduler=Halving(grace=1, reduction=2),
-    )
+    sweep = a_sweep(objectives=objectives, sampler=Tpe(points=points), scheduler=Halving(grace=1, reduction=2))
     run(tmp_path, one_group, sweep, 4)
     trials = trials_in(tmp_path, sweep, suggest)
     assert trials[0].values == [pytest.approx(0.9), pytest.approx(-0.9)]

@@ -16,11 +16,7 @@ from babeltune.promotion.promote import promote
 from babeltune.schema.cluster import Cluster
 from babeltune.sweep.driver.run import _clean, only_driver, submit
 from babeltune.sweep.state.fencing import OWNER, Lease
-from babeltune.sweep.state.housekeeping import (
-    OPTIMIZER,
-    left_drafts,
-    removals,
-)
+from babeltune.sweep.state.housekeeping import OPTIMIZER, left_drafts, removals
 from babeltune.sweep.state.leaderboard import leaderboard
 from babeltune.sweep.sync import housekeeping
 from babeltune.sweep.sync.housekeeping import everything

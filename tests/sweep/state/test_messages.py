@@ -41,11 +41,7 @@ def test_a_message_is_decoded_as_it_was_encoded(record):
 
 @pytest.mark.parametrize(
     ("record", "kind"),
-    [
-        ({"state": "COMPLETE"}, "finished"),
-        ({"state": "stopped", "reason": ""}, "stopped"),
-        ({}, "stopped"),
-    ],
+    [({"state": "COMPLETE"}, "finished"), ({"state": "stopped", "reason": ""}, "stopped"), ({}, "stopped")],
 )
 def test_a_record_without_a_kind_is_of_a_trial_that_was_stopped_or_finished(record, kind):
     assert end_of(record) == TrialEnd(kind, text=record.get("reason", ""))

@@ -23,13 +23,7 @@ from babeltune.storage.mirror import Mirror
 from babeltune.storage.packages import PACKAGE_MANIFEST
 from babeltune.sweep.state.messages import TrialAssignment
 from babeltune.sweep.sync import worker
-from babeltune.sweep.sync.worker import (
-    Sending,
-    on_this_node,
-    pull_trial,
-    push_trial,
-    with_retries,
-)
+from babeltune.sweep.sync.worker import Sending, on_this_node, pull_trial, push_trial, with_retries
 from babeltune.training.checkpoint import (
     PROGRESS,
     checkpoint_folder,

@@ -22,10 +22,7 @@ def test_the_store_of_the_ranks_listens_on_its_address_alone():
 
 @pytest.mark.parametrize(
     ("nodes", "host"),
-    [
-        ([("a", "10.0.0.1"), ("a", "10.0.0.1")], "127.0.0.1"),
-        ([("a", "10.0.0.1"), ("b", "10.0.0.2")], "10.0.0.1"),
-    ],
+    [([("a", "10.0.0.1"), ("a", "10.0.0.1")], "127.0.0.1"), ([("a", "10.0.0.1"), ("b", "10.0.0.2")], "10.0.0.1")],
 )
 def test_ranks_of_one_node_meet_on_loopback_and_others_at_the_address_of_rank_0(nodes, host, monkeypatch):
     monkeypatch.setattr("ray.get", lambda *_, **__: None)

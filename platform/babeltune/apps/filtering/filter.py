@@ -68,8 +68,7 @@ def filter_corpus(
     subset and scored. The report is written before the first and after each, so that a failure loses no score.
 
     Raises `SpecError` if `out` exists already, or if the recipe cannot be followed. Raises `DataError` if a file
-    cannot be read, nothing is left of it, or a subset is too small to train on.
-    """
+    cannot be read, nothing is left of it, or a subset is too small to train on."""
     if out.exists():
         raise SpecError(f"--out {out} exists already; name a new folder, or remove it first")
     if translation is not None:

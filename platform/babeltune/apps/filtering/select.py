@@ -1,8 +1,7 @@
 """Given pairs are read, dropped by reason, ranked by score, and the best kept up to so many target tokens.
 
 Tan et al. 2023, section 3.4, as in WMT 2019 and 2020's shared task. Pairs whose source is English are dropped. The rest
-is ranked by margin, and the top n target tokens are kept. A smaller subset is the beginning of a larger one.
-"""
+is ranked by margin, and the top n target tokens are kept. A smaller subset is the beginning of a larger one."""
 
 from __future__ import annotations
 
@@ -59,8 +58,7 @@ class Pairs:
 def read_pairs(path: str, columns: Columns | None, *, drop: bool = False, codec: str | None = None) -> Pairs:
     """The pairs of a file, as `pair_rows` reads them.
 
-    Raises `DataError` for a file that cannot be read and, unless these are dropped, for the first broken row.
-    """
+    Raises `DataError` for a file that cannot be read and, unless these are dropped, for the first broken row."""
     content = hashlib.sha256()
     refusals = Refusals("--on-error drop", drop)
     source, target = [], []
@@ -148,8 +146,7 @@ def rank(pairs: Pairs, scores: NDArray[np.floating]) -> tuple[Ranked, Pairs]:
 def subset(ranked: Ranked, tokens: int) -> tuple[int, int]:
     """How many of the best pairs have at most so many target tokens together, and how many tokens these have.
 
-    It ends before the first pair that does not fit, so that subsets are nested.
-    """
+    It ends before the first pair that does not fit, so that subsets are nested."""
     total = 0
     for count, text in enumerate(ranked.target):
         if total + tokens_of(text) > tokens:

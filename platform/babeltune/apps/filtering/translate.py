@@ -3,8 +3,7 @@
 What a filtered corpus is worth is the BLEU of the model that it trains (Tan et al. 2023, table 4). A model from scratch
 has the shape of FLORES' supervised baseline (Guzmán et al. 2019, section 4.1: 5 layers, width 512, feed-forward 2048, 2
 heads, dropout 0.4, label smoothing 0.2). It is trained for a given number of steps, with a warm-up over the first tenth
-and a linear decay. On a CPU the same inputs give the same model.
-"""
+and a linear decay. On a CPU the same inputs give the same model."""
 
 from __future__ import annotations
 
@@ -165,8 +164,7 @@ def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
 def score_model(recipe: Recipe, folder: Path, source: Sequence[str], target: Sequence[str]) -> Scores:
     """BLEU and chrF of a trained model on a test file, with sacrebleu's signatures; writes `hypotheses.txt` beside it.
 
-    A sentence that is too long, or whose translation does not end, counts as an empty one and is counted.
-    """
+    A sentence that is too long, or whose translation does not end, counts as an empty one and is counted."""
     scores = scorers()
     translations, without = Model(recipe.translation(folder), folder, "--train").translate(source, lambda done: None)
     said = [text or "" for text in translations]

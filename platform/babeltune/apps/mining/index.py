@@ -5,8 +5,7 @@ What an index misses is missed; what it finds has the cosines of exact search. f
 
 An index is in memory, one direction's after the other's: of n vectors [dim] in fp32, `ivf` holds n (4 dim + 8) bytes
 and `hnsw` n (4 dim + 264), which at 10^7 x 384 is 15 and 18 GB; `pq` holds n (dim / 4 + 8), 1 GB. Training takes
-`TRAINING` numbers more. An interrupted search through an index starts again.
-"""
+`TRAINING` numbers more. An interrupted search through an index starts again."""
 
 from __future__ import annotations
 
@@ -39,8 +38,7 @@ TRAINING = 1 << 28
 def through_index(left: Vectors, right: Vectors, k: int, kind: Index, progress: Progress = no_progress) -> Matches:
     """Nearest neighbours in both directions, among the candidates that an index of this kind gives.
 
-    `progress` counts vectors: each is put into an index once, and searched for once.
-    """
+    `progress` counts vectors: each is put into an index once, and searched for once."""
     x, y = Rows(left), Rows(right)
     check(x, y, k)
     half = len(x) + len(y)

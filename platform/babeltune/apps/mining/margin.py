@@ -2,8 +2,7 @@
 
 `forward` proposes each left sentence's best candidate, `backward` each right sentence's; `intersection` is what both
 propose, and `union` what either does. LASER's `max` takes proposals of either direction, best score first, and each
-sentence once. stopes' `union` emits a pair that both directions propose twice; here a pair is emitted once.
-"""
+sentence once. stopes' `union` emits a pair that both directions propose twice; here a pair is emitted once."""
 
 from __future__ import annotations
 
@@ -64,8 +63,7 @@ def retrieve(
     """The pairs with a score above the threshold. Of a sentence's equal scores the nearer candidate wins.
 
     `max` gives each sentence at most one partner; `forward` each left one exactly one, before the threshold. A sentence
-    without a defined margin has none.
-    """
+    without a defined margin has none."""
     forward, backward = _proposals(matches, margin), _proposals(matches.turned(), margin)
     backward = (backward[0], backward[2], backward[1])
     if retrieval == "forward":
@@ -101,8 +99,7 @@ def _proposals(matches: Matches, margin: Margin) -> tuple[NDArray[np.float32], N
 def _one_to_one(left: NDArray[np.int64], right: NDArray[np.int64], lefts: int, rights: int) -> NDArray[np.int64]:
     """Which of the pairs, in order, are taken when each takes both its sentences away from the later ones.
 
-    In rounds: a pair that comes first among the pairs left of both its sentences is taken at once.
-    """
+    In rounds: a pair that comes first among the pairs left of both its sentences is taken at once."""
     rounds: list[NDArray[np.int64]] = []
     waiting = np.arange(len(left))
     while len(waiting):
@@ -121,8 +118,7 @@ def _one_to_one(left: NDArray[np.int64], right: NDArray[np.int64], lefts: int, r
 def precision_at_1(found: Neighbours, gold: NDArray[np.int64]) -> float:
     """Share of queries whose nearest candidate is the `gold` one: UN-style retrieval (Yang et al. 2019, section 5.2).
 
-    `found` is as `one_way_resumable` gives it with k = 1; memory-mapped candidates may be millions.
-    """
+    `found` is as `one_way_resumable` gives it with k = 1; memory-mapped candidates may be millions."""
     best = found.index[:, 0].numpy()
     if len(best) != len(gold):
         raise ValueError(f"{len(best)} queries and {len(gold)} gold candidates: each query has one")

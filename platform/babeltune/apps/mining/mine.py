@@ -83,8 +83,7 @@ def mine(source: Path, target: Path, out: Path, settings: Settings, encoding: En
 
     Raises:
         DataError: a file cannot be read or holds nothing, or both hold the same sentences.
-        StoreError: the disk is full.
-    """
+        StoreError: the disk is full."""
     if settings.index != "exact":
         load_faiss()  # before hours of encoding
     check_place(out)
@@ -119,8 +118,7 @@ def score(pairs_file: Path, out: Path, settings: Settings, encoding: Encoding) -
     """Writes the pairs of a file with their margin before them, in order, and returns what was done.
 
     The neighbourhoods are the file's own: each source among all its targets, and back. Broken lines, and pairs without
-    a defined margin, are left out and counted. Raises as `mine` does.
-    """
+    a defined margin, are left out and counted. Raises as `mine` does."""
     check_place(out)
     with working(encoding.storage) as work:
         pairs = read_pairs(pairs_file, work / "pairs", encoding.columns, encoding.codec)
@@ -152,8 +150,7 @@ def margins(
     """The neighbours of different sentences, and [pairs] margins, `UNDEFINED` for some; `pairs` are the numbers of
     their sentences.
 
-    `work` is for texts on their way.
-    """
+    `work` is for texts on their way."""
     folders = embedded(sentences, encoding, work)
     matches = _search(folders, settings, encoding)
     x, y = (Rows(joined(side)) for side in folders)
@@ -170,8 +167,7 @@ def encode(lines: IO[bytes], model: Model, out: Path, progress: Progress, codec:
 
     A dropped line would shift the rows after it. So invalid UTF-8 is replaced, a line of more than `LONGEST` bytes is
     cut, and both are counted. Zero vectors are counted, too. Raises `DataError` for a vector that is not finite, and
-    if more than 5 % of the lines so far are replaced or cut.
-    """
+    if more than 5 % of the lines so far are replaced or cut."""
     check_place(out)
     rows, replaced, too_long, zeros = 0, 0, 0, 0
     with written_bytes(out) as file:

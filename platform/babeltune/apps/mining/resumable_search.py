@@ -43,8 +43,7 @@ class ResumableSearch:
     """The candidates that a search has found, and which blocks are done, in a file until the search ends.
 
     The file's name stands for the shards of both sides, in order, and what else decides the result; a file that is
-    damaged is as none. It holds 8 (k + 4) bytes for every sentence of either side, in bf16 8 (k + 28).
-    """
+    damaged is as none. It holds 8 (k + 4) bytes for every sentence of either side, in bf16 8 (k + 28)."""
 
     def __init__(
         self,
@@ -129,8 +128,7 @@ def both_ways_resumable(kept: ResumableSearch, progress: Progress = no_progress)
     Tiles are multiplied and searched on a GPU if there is one. With `bf16` they are products in bf16, on a GPU or a CPU
     that has instructions for it. Elsewhere the vectors are rounded, and nothing is gained. All candidates that it keeps
     are computed again, on the CPU. A sentence that has more within its error than it keeps is searched once more in
-    fp32. So the neighbours and their cosines are the same. If most vectors lie that close together, fp32 is faster.
-    """
+    fp32. So the neighbours and their cosines are the same. If most vectors lie that close together, fp32 is faster."""
     scan_remaining(kept, progress)
     matches = settle(kept.left, kept.right, kept.found, kept.k, kept.precision)
     kept.remove()

@@ -1,8 +1,7 @@
 """The nearest of millions of candidates for each query, out of core, and the precision at 1 where they are known.
 
 Retrieval as on the United Nations corpus (Yang et al. 2019, section 5.2): every sentence of one side is looked for
-among all of the other.
-"""
+among all of the other."""
 
 from __future__ import annotations
 
@@ -45,8 +44,7 @@ def retrieve(
 
     Raises:
         DataError: a file cannot be read or holds nothing, or the gold does not fit the files.
-        StoreError: the disk is full.
-    """
+        StoreError: the disk is full."""
     check_place(out)
     progress = encoding.progress
     with working(encoding.storage) as work:
@@ -81,10 +79,7 @@ def retrieve(
 
 
 def gold_of(
-    gold: Path,
-    query_of: NDArray[np.int64],
-    among: tuple[Path, Sentences, NDArray[np.int64]],
-    codec: str | None = None,
+    gold: Path, query_of: NDArray[np.int64], among: tuple[Path, Sentences, NDArray[np.int64]], codec: str | None = None
 ) -> NDArray[np.int64]:
     """The right candidate of each line of the queries that holds a sentence, by its number among the different ones."""
     path, candidates, candidate_of = among

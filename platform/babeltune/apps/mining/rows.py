@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 class Rows:
     """Vectors [n, dim] of any floating type as fp32 rows of length 1 (a zero row stays zero). The source never changes.
 
-    A row comes out with the same bits whichever block or list it is read in.
-    """
+    A row comes out with the same bits whichever block or list it is read in."""
 
     def __init__(self, vectors: Vectors) -> None:
         self._source = vectors

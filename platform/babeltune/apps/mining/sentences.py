@@ -88,8 +88,7 @@ class Sentences:
 class Collector:
     """Writes sentences to a file, and reports at the end which are different.
 
-    Sentences are distinguished by 64 bits of their digest: among 10^7, two are confused with a probability of 3e-6.
-    """
+    Sentences are distinguished by 64 bits of their digest: among 10^7, two are confused with a probability of 3e-6."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -123,8 +122,7 @@ def read_sentences(
     `spill`. `codec`: its code page; None: it is in Unicode.
 
     Raises:
-        DataError: the file cannot be read, or holds no sentence.
-    """
+        DataError: the file cannot be read, or holds no sentence."""
     sentences, _, lines = read_lines(path, spill, codec, column)
     return sentences, lines
 
@@ -179,8 +177,7 @@ def read_pairs(path: Path, spill: Path, columns: Columns | None = None, codec: s
     """The pairs of a file, as `pair_rows` reads them; their text is copied to files beside `spill`.
 
     Raises:
-        DataError: the file cannot be read, has no such columns, or holds no pair.
-    """
+        DataError: the file cannot be read, has no such columns, or holds no pair."""
     lines = Lines()
     sides = [Collector(spill.with_name(f"{spill.name}.{side}")) for side in ("source", "target")]
     with warned_while_waiting(path) as begun:

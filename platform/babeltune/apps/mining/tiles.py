@@ -3,8 +3,7 @@
 A tile of cosines is multiplied once and read twice: for the best columns of its rows and the best rows of its
 columns. The last bits of a cosine depend on the shape of the product. So a few more candidates than k are kept, and
 if rounding could decide, they are computed again in fp64 (`settle`). The result is that of the cosines in fp64
-rounded to fp32, equal ones by the lowest index, however the work was cut.
-"""
+rounded to fp32, equal ones by the lowest index, however the work was cut."""
 
 from __future__ import annotations
 
@@ -212,8 +211,7 @@ def _improve(
     """Merges into `best` the cosines of its lines, all on one device.
 
     Candidate j of group g of line l is at l·line + g·group + j·member; its index is `first` + g + j·groups. Only groups
-    whose `largest` cosine is better than a line's worst are read.
-    """
+    whose `largest` cosine is better than a line's worst are read."""
     device = cosines.device
     (lines, depth), groups = best.shape, largest.shape[1]
     worst = cosine_of(best[:, -1])

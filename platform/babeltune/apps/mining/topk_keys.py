@@ -2,8 +2,7 @@
 
 A candidate is one int64: its cosine's bits in the upper half, made to sort like the number, and its index, inverted, in
 the lower half. The larger key is the larger cosine and, of equal cosines, the lower index; no two candidates have the
-same key. So the k largest keys are one definite answer, and merging is associative and commutative.
-"""
+same key. So the k largest keys are one definite answer, and merging is associative and commutative."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Vectors of sentences on disk, in shards that are found again by their text and their model.
 
 A shard is a store of its own, complete or absent: an interrupted run encodes only what is missing, and two runs over
-the same text share it.
-"""
+the same text share it."""
 
 from __future__ import annotations
 
@@ -63,8 +62,7 @@ def model_at(folder: str, *, prompt: str | None = None, language: str | None = N
     """A model that encodes sentences, from its folder, with its prompt or another one.
 
     A model with layers for each language encodes one `language`. Raises `DataError` for a language that it has no
-    layers for, and for none where it has layers for each.
-    """
+    layers for, and for none where it has layers for each."""
     routes = sorted(routes_of(Path(folder)))
     if language is None and routes:
         raise DataError(
@@ -92,8 +90,7 @@ def embed(
 ) -> list[Path]:
     """The folders of the sentences' shards, in order; `joined` opens them. Those that are missing are encoded.
 
-    `work` is a folder for texts on their way, which every process that encodes must see.
-    """
+    `work` is a folder for texts on their way, which every process that encodes must see."""
     folders, missing, present = [], [], 0
     for number, start in enumerate(range(0, len(sentences), SHARD)):
         texts = sentences[start : start + SHARD]

@@ -1,8 +1,7 @@
 """Whether the first row of a table names its columns: a name does not look like the rest of its column.
 
 Each column adds evidence for a header (above 0) or for text (below 0). It looks at known words, types, repetition,
-scripts, the ends of sentences and lengths. Called by `tables`.
-"""
+scripts, the ends of sentences and lengths. Called by `tables`."""
 
 from __future__ import annotations
 

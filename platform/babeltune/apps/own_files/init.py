@@ -76,8 +76,7 @@ class Made:
 def init(files: Sequence[str], wanted: Wanted) -> Made:
     """Writes the sweep file for these files, or the recipe that mines pairs if they are monolingual.
 
-    Raises `DataError` or `SpecError` for a file, a column or a place that cannot be used.
-    """
+    Raises `DataError` or `SpecError` for a file, a column or a place that cannot be used."""
     check_out(wanted.out)
     refuse_unknown("--teacher-languages", wanted.teacher_languages)
     if repeated := [name for name in dict.fromkeys(files) if files.count(name) > 1]:

@@ -59,8 +59,7 @@ class Proposal:
 def teacher_of(model: str | None, languages: Sequence[str], knows: Sequence[str]) -> Teacher:
     """The teacher, and what it knows: `knows`, or English where the text has it, or else all languages of the text.
 
-    Raises `DataError` for the bundled one, which knows English alone, if the text has no English.
-    """
+    Raises `DataError` for the bundled one, which knows English alone, if the text has no English."""
     if knows:
         return Teacher(languages=tuple(knows)) if model is None else Teacher(model=model, languages=tuple(knows))
     english = [language for language in languages if known_by(language, ("eng",))]

@@ -1,7 +1,6 @@
 """Train, dev and sealed test rows of a user's files: rows that share a text on either side never stand in two splits.
 
-Whole connected components are drawn, over all files and languages together, as `data.split` does it.
-"""
+Whole connected components are drawn, over all files and languages together, as `data.split` does it."""
 
 from __future__ import annotations
 
@@ -112,8 +111,7 @@ def split(groups: Sequence[dict[str, list[str]]]) -> list[Group]:
     firsts = [owner.index(number) for number in range(len(groups))]
     by_languages = [
         Group(
-            texts=texts,
-            splits={"train": ~held_out[first], "dev": chosen["dev"][first], "test": chosen["test"][first]},
+            texts=texts, splits={"train": ~held_out[first], "dev": chosen["dev"][first], "test": chosen["test"][first]}
         )
         for texts, first in zip(groups, firsts, strict=True)
     ]

@@ -105,8 +105,7 @@ def read_table(given: str, *, encoding: str | None = None, header: bool | Collec
     """How the file or data set is read. `encoding` and `header` overrule what is seen. `header` may also be names of
     columns: a first row that has one of them is a header.
 
-    Raises `DataError` for what is no text, or cannot be found.
-    """
+    Raises `DataError` for what is no text, or cannot be found."""
     path = Path(given).expanduser()
     if not given.strip():
         raise DataError(f"{given!r} is no file's name; name a file with text")

@@ -1,8 +1,7 @@
 """Fine-tunes a classification head and its encoder on English, and predicts the labels of other languages.
 
 The settings are those of XTREME's scripts (google-research/xtreme, `scripts/train_xnli.sh`, `train_pawsx.sh`,
-`train_udpos.sh`, `train_panx.sh`); heads are transformers' own for the architecture, as in XTREME.
-"""
+`train_udpos.sh`, `train_panx.sh`); heads are transformers' own for the architecture, as in XTREME."""
 
 from __future__ import annotations
 
@@ -90,8 +89,7 @@ def transfer(
 
     With a `dev` file the weights after the epoch that is best on it are scored (XTREME: the best of checkpoints at
     fixed steps), without one those after the last. On a CPU the same inputs give the same numbers. Raises
-    `TeacherError` for a model that cannot be fine-tuned.
-    """
+    `TeacherError` for a model that cannot be fine-tuned."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with torch.random.fork_rng():
         torch.manual_seed(settings.seed)

@@ -3,8 +3,7 @@
 Sentence pairs: XNLI's original release (`xnli.test.tsv`, all languages in one file; `multinli.train.en.tsv`), PAWS-X'
 (`translated_train.tsv`, `test_2k.tsv`), and what XTREME makes of both (`train-en.tsv`: two sentences and a label, no
 header). Words: Universal Dependencies' CoNLL-U, PAN-X' `lang:token<tab>tag`, and XTREME's `token<tab>tag`. Quotes are
-text, as XTREME's own reader has it; each file may be gzipped.
-"""
+text, as XTREME's own reader has it; each file may be gzipped."""
 
 from __future__ import annotations
 
@@ -63,8 +62,7 @@ def read_examples(path: str, task: Task, language: str, *, drop: bool = False) -
     """Reads a file of the task; of one that holds several languages, the rows of `language`.
 
     Raises `DataError` for a file that cannot be read, for a label that the task does not have and, unless these are
-    dropped, for the first broken row.
-    """
+    dropped, for the first broken row."""
     file = located(path)
     if not file.is_file():  # of a pair task's file the first line is read twice
         raise DataError(f"{file} is a pipe or device, which cannot be read twice; write what it gives into a file")
@@ -218,8 +216,7 @@ def _conllu(block: list[tuple[int, str]]) -> list[Word] | Broken:
 
     A fused form (`2-3 du`) stands for its parts. It has the tag of the part that is nearest to the root, the first
     of equally near ones. Empty nodes (`8.1`) are left out, and so are blanks and zero-width non-joiners within a
-    word. Sentences whose words a treebank withholds (all `_` but one at most) are broken.
-    """
+    word. Sentences whose words a treebank withholds (all `_` but one at most) are broken."""
     words: list[Word] = []
     heads: list[int] = []
     fused: dict[int, tuple[int, int, str]] = {}

@@ -35,8 +35,7 @@ def tag_spans(tags: Sequence[str]) -> list[Span]:
     """The chunks for XTREME's F1 of parts of speech: seqeval's chunks of tags without a prefix.
 
     A run of equal tags is one chunk, so `NOUN NOUN` is right only if both are. seqeval takes the S of `SCONJ` and
-    `SYM` for the prefix of a chunk of one word.
-    """
+    `SYM` for the prefix of a chunk of one word."""
     spans: list[Span] = []
     for place, tag in enumerate(tags):
         if spans and spans[-1][1] == place and spans[-1][2] == tag and not tag.startswith("S"):

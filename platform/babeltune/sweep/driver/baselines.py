@@ -158,8 +158,7 @@ def bought_scores(name: str, prepared: Prepared, tell: Count = uncounted) -> dic
     `tell` counts the sentences.
 
     Raises:
-        TeacherError: it cannot be reached, is not in safetensors, or sentence-transformers does not load it.
-    """
+        TeacherError: it cannot be reached, is not in safetensors, or sentence-transformers does not load it."""
     from babeltune.models.hub import open_model
     from babeltune.training.speed import bought_sentences_per_second
 

@@ -2,8 +2,7 @@
 
 When a sweep ends, a Ray task makes the vectors, for the driver does not load transformers, which takes seconds. It runs
 while worker groups and MLflow are closed. What goes wrong is a line of the report and never fails a sweep. The command
-that writes a report makes missing examples in its own process, and takes its time.
-"""
+that writes a report makes missing examples in its own process, and takes its time."""
 
 from __future__ import annotations
 
@@ -81,8 +80,7 @@ class Asked:
 def examples_at_the_end(folder: SweepFolder, where: StorageLocation | None) -> Iterator[Callable[[], None]]:
     """Gives a function that begins to make the examples; where it was called, the block's end writes them.
 
-    `where` is the storage, if it is behind a URI.
-    """
+    `where` is the storage, if it is behind a URI."""
     begun: list[Any] = []
 
     def begin() -> None:
@@ -98,8 +96,7 @@ def make_missing_examples(
 ) -> None:
     """Makes the examples that a sweep lacks, in this process; none while a driver runs the sweep, which makes them.
 
-    `note` is called before, with words for whoever waits.
-    """
+    `note` is called before, with words for whoever waits."""
     known = read_examples(folder)
     if not known.missing or is_driven(folder):
         return
@@ -207,8 +204,7 @@ def aligned_rows(
 ) -> tuple[tuple[str, ...], NDArray[np.int64]]:
     """Languages, and [rows, languages] text ids of sentences that are translations of one another.
 
-    Those of the `weakest` pairs come first. Rows are spread evenly over the dev set, so that nobody has chosen them.
-    """
+    Those of the `weakest` pairs come first. Rows are spread evenly over the dev set, so that nobody has chosen them."""
     of_text = prepared.text_languages()
     translations: dict[int, dict[str, int]] = {}
     for task in _set_of(prepared, dev_set):

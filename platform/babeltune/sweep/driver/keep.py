@@ -1,8 +1,7 @@
 """Removes the checkpoints that a sweep's `keep` does not ask for, as its trials end.
 
 Scores, settings and reports stay, so the leaderboard, `reproduce` and `refit` need no checkpoint. Promotion, a start
-and `--soup` do: they name what removed it.
-"""
+and `--soup` do: they name what removed it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Runs a sweep from its file to its last trial: prepare, score the baselines, search on warm worker groups, track.
 
 The driver holds the sweep's lock while it lives. Everything that it knows is in the sweep's folder, so a driver that
-died is replaced by submitting the same sweep again.
-"""
+died is replaced by submitting the same sweep again."""
 
 from __future__ import annotations
 
@@ -67,8 +66,7 @@ def submit(
     `into` is the id of the sweep that goes on with this spec, where that is not the spec's own. The folder keeps the
     latest spec; one that decides other results needs `accept_changes`, and a cluster that wants no token `insecure`.
     Raises `DataError` and `TeacherError` before anything starts, `SweepError` when it is being run already or every
-    trial fails, `ClusterError` when the cluster cannot hold one trial.
-    """
+    trial fails, `ClusterError` when the cluster cannot hold one trial."""
     sweep, cluster = within_grid(sweep), cluster.with_workers(sweep.budget.workers)
     folder = folder_in(cluster, into or sweep_id(sweep))
     refuse_a_file(cluster.folder)

@@ -24,8 +24,7 @@ class FewTrials:
     """Those of a study that its samplers are shown, found again for each proposal.
 
     With one objective it looks only at the trials that it showed last and at newer ones: the others are neither among
-    the best nor do they change. With several, which trials are the best depends on all.
-    """
+    the best nor do they change. With several, which trials are the best depends on all."""
 
     def __init__(self) -> None:
         self._shown: set[int] = set()

@@ -37,8 +37,7 @@ def parameter_importance(parameters: Mapping[str, Parameter], trials: Sequence[S
     """Each searched setting's share of the importance, the largest first; shares add up to 1.
 
     Empty for fewer than `LEAST_TRIALS` trials, if nothing was searched, or if all trials are equally good. A pruned
-    trial counts with the value that it reached: the method only asks which trials are among the best.
-    """
+    trial counts with the value that it reached: the method only asks which trials are among the best."""
     if len(trials) < LEAST_TRIALS or len({trial.value for trial in trials}) == 1:
         return {}
     with _without_scikit_learn():

@@ -1,8 +1,7 @@
 """Rules that stop a trial early, from its reports and those of the others. `tune_run.py` asks them at each report.
 
 They are pure: a number, a report and a value go in, a verdict comes out. The same reports in the same order give the
-same verdicts, so a resumed sweep shows them its ledger. A larger value is a better one.
-"""
+same verdicts, so a resumed sweep shows them its ledger. A larger value is a better one."""
 
 from __future__ import annotations
 
@@ -33,8 +32,7 @@ class Pasha:
     """Progressive ASHA (Bohdal et al. 2023): trials end at a rung that moves up only if it must.
 
     It moves up when the last two rungs rank the trials that reached both differently. Below it, successive halving
-    stops a trial that is not among the best of its rung.
-    """
+    stops a trial that is not among the best of its rung."""
 
     grace: int
     reduction: int
@@ -76,8 +74,7 @@ class ExpectedRegret:
     """Stops a trial when little is lost by it: when its last report is expected to gain less than `regret`.
 
     A line through the trials that made all reports says where a value at this report leads, and how surely. The gain is
-    the expected improvement on the best of all reports, as in Bayesian optimisation (Jones et al. 1998).
-    """
+    the expected improvement on the best of all reports, as in Bayesian optimisation (Jones et al. 1998)."""
 
     reports: int
     grace: int
@@ -100,8 +97,7 @@ class ExpectedRegret:
 def predicted(early: np.ndarray, last: np.ndarray, value: float) -> tuple[float, float]:
     """Mean and standard deviation of the last value that an early one leads to, by a line whose slope is 0 to 1.
 
-    A steeper line than 1 would promise a lead that grows.
-    """
+    A steeper line than 1 would promise a lead that grows."""
     spread = early - early.mean()
     slope = float(np.clip(spread @ (last - last.mean()) / max(float(spread @ spread), 1e-12), 0, 1))
     rest = last - last.mean() - slope * spread

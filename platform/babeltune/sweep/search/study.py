@@ -85,11 +85,7 @@ class Proposals:
     meanwhile: to read all of it for every report would take longer than to record one."""
 
     def __init__(
-        self,
-        sweep: Sweep,
-        suggest: Suggest,
-        warm: Iterable[FrozenTrial] = (),
-        lines: Iterable[LedgerLine] = (),
+        self, sweep: Sweep, suggest: Suggest, warm: Iterable[FrozenTrial] = (), lines: Iterable[LedgerLine] = ()
     ) -> None:
         """`lines` are those of the ledger. Raises `SweepError` where they propose a trial that is not the next."""
         optuna.logging.set_verbosity(optuna.logging.WARNING)

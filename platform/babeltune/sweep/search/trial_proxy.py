@@ -2,8 +2,7 @@
 
 Tune starts an actor, so a process of about 115 MB, for every trial that runs. Such a process would only wait for the
 next report. So trials are followed in the driver's own process: `LocalActors` takes the place of Tune's actor manager,
-and the one long poll of the dispatcher brings the reports of all trials.
-"""
+and the one long poll of the dispatcher brings the reports of all trials."""
 
 from __future__ import annotations
 

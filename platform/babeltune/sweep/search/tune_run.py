@@ -232,8 +232,7 @@ def search(
     Trials that were running at a crash come first, under their numbers. The stop signal is asked about once a second.
     It keeps new trials from starting, ends running ones so that they can be resumed, or raises what ends the search.
     Raises `SweepError` when the budget's share of the trials has
-    failed, and whatever a callback raised.
-    """
+    failed, and whatever a callback raised."""
     os.environ.update(ENVIRONMENT)
     with stop.guard():
         ledger, warm = Ledger(folder / LEDGER), warm_trials(folder, sweep, suggest)
@@ -259,12 +258,7 @@ def search(
 
 
 def _run_tune(
-    sweep: Sweep,
-    folder: Path,
-    searcher: OptunaSearcher,
-    scheduler: TrialScheduler,
-    stop: StopSignal,
-    forget: _Forget,
+    sweep: Sweep, folder: Path, searcher: OptunaSearcher, scheduler: TrialScheduler, stop: StopSignal, forget: _Forget
 ) -> None:
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
     logging.getLogger("ray.tune.execution.experiment_state").setLevel(logging.CRITICAL)  # whose files nobody reads
@@ -273,9 +267,7 @@ def _run_tune(
         tune.run(
             register(sweep.method),
             name=f"run-{uuid.uuid4().hex[:8]}",
-            config={
-                "objectives": [objective.metric for objective in sweep.objectives],
-            },
+            config={"objectives": [objective.metric for objective in sweep.objectives]},
             search_alg=searcher,
             scheduler=scheduler,
             num_samples=-1,

@@ -37,8 +37,7 @@ def warm_trials(folder: Path, sweep: Sweep, suggest: Suggest) -> list[FrozenTria
 
     They are kept in `folder`, so that a resumed sweep has the same ones, whatever has become of the earlier since. Left
     out are trials whose values lie outside of this search space. Raises `SpecError` when there is no such sweep, it was
-    judged by other objectives or dev sets, or none of its trials fits.
-    """
+    judged by other objectives or dev sets, or none of its trials fits."""
     name = sweep.sampler.warm_start
     if name is None:
         return []

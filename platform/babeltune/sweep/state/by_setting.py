@@ -1,7 +1,6 @@
 """What a searched setting did: a sweep's trials by its values, with the best and the mean objective of each.
 
-`babeltune runs SWEEP --by SETTING` shows it.
-"""
+`babeltune runs SWEEP --by SETTING` shows it."""
 
 from __future__ import annotations
 
@@ -51,8 +50,7 @@ class BySetting:
 def by_setting(folder: SweepFolder, setting: str) -> BySetting:
     """The table of one searched setting, by its name or the last part of it.
 
-    Raises `UnknownNameError` for a setting that is not searched; it names the nearest.
-    """
+    Raises `UnknownNameError` for a setting that is not searched; it names the nearest."""
     sweep, baselines = folder.sweep(), folder.baselines()
     name = _named(setting, sweep.parameters, folder.id)
     rows = [row for row in standing(folder) if row.name not in baselines and row.params]

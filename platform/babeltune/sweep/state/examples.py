@@ -1,8 +1,7 @@
 """What the best trial of a sweep made of a few translations, before and after training: `examples.json`.
 
 The driver makes it when the sweep ends, or else the command that writes a report (`driver/examples.py`). So a report
-shows it without any model.
-"""
+shows it without any model."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 The lease is one small record, `owner.json`, in the sweep's folder or in its bucket. Its holder renews it every few
 seconds. Another driver takes it after it has seen no change for a whole expiry, by its own clock, and writes a higher
-token. The holder gives up earlier than that. Each write compares the token, so a driver that slept writes nothing.
-"""
+token. The holder gives up earlier than that. Each write compares the token, so a driver that slept writes nothing."""
 
 from __future__ import annotations
 
@@ -259,8 +258,7 @@ def acquire(
     """Takes the lease. Another driver's lease is watched for a whole expiry first, unless that one ended it.
 
     `gone` says of a lease that its driver is known to be dead. Raises `DrivenError` if the other driver renews it, or a
-    third one takes it.
-    """
+    third one takes it."""
     clock = clock or Clock()
     lease, version = record.read()
     if lease is not None and not lease.ended and not gone(lease):

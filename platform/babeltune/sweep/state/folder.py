@@ -7,8 +7,7 @@
         results.jsonl  mlflow.json                        what happened, in order; how much of it MLflow has
         trials/t0007/trial.json  reports.jsonl  progress.json  checkpoints/000003/
 
-Any process that sees the storage can read it while the sweep runs.
-"""
+Any process that sees the storage can read it while the sweep runs."""
 
 from __future__ import annotations
 
@@ -188,8 +187,7 @@ def sweep_folders(storage: Path) -> list[SweepFolder]:
 def find_sweep(storage: Path, name: str | None) -> SweepFolder:
     """The sweep that `names.meant` means, or without a name the latest of all.
 
-    Raises `UnknownNameError` that names the nearest.
-    """
+    Raises `UnknownNameError` that names the nearest."""
     folders = sweep_folders(storage)
     if not folders:
         raise UnknownNameError(f"no sweep in {storage}; `babeltune submit search_spaces/quickstart.yaml` starts one")

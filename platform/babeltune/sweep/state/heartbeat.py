@@ -1,8 +1,7 @@
 """What a sweep's lease says to its readers: whether a driver on another machine lives.
 
 It compares the clocks of two machines, so it is for display. Who may write, the lease decides (`fencing.py`), and so it
-decides what may be removed (`stored.py`).
-"""
+decides what may be removed (`stored.py`)."""
 
 from __future__ import annotations
 
@@ -43,8 +42,7 @@ def heartbeat_age(owner: dict[str, Any] | None, folder: SweepFolder) -> float | 
     """Seconds since the last heartbeat of a driver on another machine; None if there is none that may be alive.
 
     Below −`HEARTBEAT_TIMEOUT_S` if its clock, or this machine's, was wrong: then the age does not show whether it is
-    alive.
-    """
+    alive."""
     if not owner or owner.get("ended") or here(folder).items() <= owner.items():
         return None
     ago = time.time() - float(owner.get("beat", 0))

@@ -4,8 +4,7 @@
 may have. The lease decides that (`stored.py`): when it is listed, and again right before it goes. A store is made again
 when a sweep asks for it. An ended trial never trains on, so its optimizer is of no more use.
 
-One rule serves folders and buckets. It sees a storage as a listing of objects.
-"""
+One rule serves folders and buckets. It sees a storage as a listing of objects."""
 
 from __future__ import annotations
 
@@ -113,8 +112,7 @@ def removals(storage: Path, *, older_s: float, top: int | None = None) -> Iterat
     """What can go from the storage, a folder.
 
     Stores and drafts stay if they changed in the last `older_s` seconds. If `top` is given, checkpoints of ended trials
-    stay for the best `top` trials of each sweep only, by its first objective.
-    """
+    stay for the best `top` trials of each sweep only, by its first objective."""
     place, before = FolderStorage(storage), time.time() - older_s
     yield from unneeded(place, before, top)
     yield from scratch(place, before)

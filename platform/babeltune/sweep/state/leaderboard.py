@@ -200,8 +200,7 @@ def leaderboard(folder: SweepFolder, metric: str | None = None) -> list[Row]:
     """Trials and baselines, best first by the metric (the first objective when absent); unscored ones last.
 
     A trial that the ledger does not have whole, and a damaged file that no other record makes up for, are rows that say
-    so.
-    """
+    so."""
     sweep = folder.sweep()
     objective = sweep.objectives[0]
     damaged = [
@@ -323,8 +322,7 @@ def leading(rows: Sequence[Row]) -> Row | None:
 def winner(folder: SweepFolder) -> Row:
     """The best finished trial by the first objective, which is on the front of all of them.
 
-    Raises `SweepError` when none has finished.
-    """
+    Raises `SweepError` when none has finished."""
     rows = leaderboard(folder)
     for row in rows:
         if row.state == "finished" and row.best is not None:

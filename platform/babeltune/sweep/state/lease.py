@@ -3,8 +3,7 @@
 A file lock may not hold on NFS, and does not if two drivers see different storages. So the driver also holds a lease
 in the folder that each of its writes checks. `fencing.py` renews that lease, and ends a driver that cannot renew it in
 time. On a cluster the lease is an actor with the sweep's name. It belongs to the driver's Ray job. Ray gives a name
-once, and the actor ends with the job.
-"""
+once, and the actor ends with the job."""
 
 from __future__ import annotations
 
@@ -104,8 +103,7 @@ def folder_lease(folder: SweepFolder, ray_at: str = "", clock: Clock | None = No
     """Takes the lease on the folder, and renews it within the block.
 
     A driver that used this folder on this machine is dead, because the caller has the folder's lock. One on the Ray
-    `ray_at` (`this_ray`) is dead, because the caller has the lease there. Any other one is watched until it expires.
-    """
+    `ray_at` (`this_ray`) is dead, because the caller has the lease there. Any other one is watched until it expires."""
     record = FileLease(folder.path)
     mine = Lease(folder=here(folder)["folder"], ray=ray_at)
 

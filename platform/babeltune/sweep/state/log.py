@@ -1,7 +1,6 @@
 """What a sweep's ledger says of its trials: one fold over `results.jsonl`, read once and then followed by its offset.
 
-Everything that shows a sweep reads this. No file of a trial is opened for a fact that the ledger has.
-"""
+Everything that shows a sweep reads this. No file of a trial is opened for a fact that the ledger has."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The records that cross a process or a file while a sweep runs.
 
-Driver, dispatcher and workers exchange them as JSON text. Control flow reads `kind`, never the wording of a text.
-"""
+Driver, dispatcher and workers exchange them as JSON text. Control flow reads `kind`, never the wording of a text."""
 
 from __future__ import annotations
 
@@ -189,8 +188,7 @@ class Submission(TypedDict):
 def end_of(record: Mapping[str, object]) -> TrialEnd:
     """The end in a record on disk: a line of the ledger, or a study's attributes.
 
-    Without a `kind` the trial was stopped, or finished if its `state` says so.
-    """
+    Without a `kind` the trial was stopped, or finished if its `state` says so."""
     text = str(record.get("reason") or "")
     kind = record.get("kind")
     if kind in get_args(EndKind):

@@ -23,8 +23,7 @@ def meant(name: str, ids: Sequence[str]) -> str | None:
     """The id that the name means among these, the latest first; None if it fits none. Case decides only between two.
 
     Of several sweeps with this name it is the latest, and a beginning must fit one alone. What was taken for another
-    word is logged. Raises `UnknownNameError` that lists the sweeps that a beginning fits.
-    """
+    word is logged. Raises `UnknownNameError` that lists the sweeps that a beginning fits."""
     for spelled in (str, str.lower):
         word = spelled(name)
         whole = [each for each in ids if word in (spelled(each), spelled(name_of(each)))]

@@ -1,7 +1,6 @@
 """All sweeps of a storage, a line each: date, state, trials, best value, data, and what tells sweeps of one name apart.
 
-`babeltune runs` shows it. Only the sweeps' own records are read.
-"""
+`babeltune runs` shows it. Only the sweeps' own records are read."""
 
 from __future__ import annotations
 

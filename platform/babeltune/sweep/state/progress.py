@@ -60,8 +60,7 @@ class SweepProgress:
     def progress(self, stage: str, done: int, of: int, first: float | None = None) -> None:
         """Sets how far a stage is, and writes it to the folder now and then for other processes.
 
-        `first` is how much of a new stage was done before, if that is more than what is `done`.
-        """
+        `first` is how much of a new stage was done before, if that is more than what is `done`."""
         new = stage != self.stage
         if new:
             self.folder.note(stage)

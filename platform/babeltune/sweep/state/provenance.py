@@ -2,8 +2,7 @@
 
 A change that decides results is shown and refused unless accepted. What accepting means is recorded in `facts.json`:
 the history of accepted changes, each with the trials that had begun. An unfinished one goes on with the settings and
-data that it began with, so each trial has one spec; the sweep then has trials of several conditions, counted from 1.
-"""
+data that it began with, so each trial has one spec; the sweep then has trials of several conditions, counted from 1."""
 
 from __future__ import annotations
 
@@ -89,8 +88,7 @@ def check_unchanged(
 ) -> None:
     """Refuses to continue a sweep with other code, packages, data or settings, unless the change is accepted.
 
-    Raises `SweepError` with the diff; also for changes that a study cannot take, accepted or not.
-    """
+    Raises `SweepError` with the diff; also for changes that a study cannot take, accepted or not."""
     recorded = folder.read("facts.json") or {}
     known = {name: recorded[name] for name in facts if name in recorded}
     changes = differences(known, {name: facts[name] for name in known})
@@ -273,8 +271,7 @@ def code_digest(source: Path | None = None) -> str:
 def deciding_facts(methods: Iterable[str] = ()) -> dict[str, object]:
     """What must not change between two submissions of one sweep: the code and the packages that compute.
 
-    `code` holds a digest for babeltune and for each other distribution that one of these methods comes from.
-    """
+    `code` holds a digest for babeltune and for each other distribution that one of these methods comes from."""
 
     from babeltune.method.plugins import OWN, digest_of, plugins  # and with it torch, which readers do without
 

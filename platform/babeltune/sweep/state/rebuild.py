@@ -2,8 +2,7 @@
 
 What it held also stands in the ledger (`results.jsonl`): every trial's parameters and end, and the spec, the facts and
 the accepted changes of every submission. `SweepFolder.read` calls `rebuilt`, which writes nothing; the driver alone
-calls `mend`.
-"""
+calls `mend`."""
 
 from __future__ import annotations
 

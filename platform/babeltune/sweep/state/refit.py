@@ -1,8 +1,7 @@
 """From a search to its final model: a sweep that trains the best settings of another longer, with several seeds.
 
 Pure but for reading the earlier sweep's folder. The result is a sweep like any other. Its points are given, nothing is
-searched, and nothing is stopped early. The data, the teacher's vectors and the tokens are reused.
-"""
+searched, and nothing is stopped early. The data, the teacher's vectors and the tokens are reused."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """A table over seeds: a sweep's finished trials grouped by their settings, with mean and standard deviation.
 
 Pure: rows of the leaderboard go in, one `Group` per setting comes out. A trial counts with its best report by the first
-objective, as in the leaderboard.
-"""
+objective, as in the leaderboard."""
 
 from __future__ import annotations
 
@@ -70,8 +69,7 @@ def grouped(
 
     `metrics`, when none are given, are the objectives and every dev metric over all subsets; `sort`, which is the
     first objective when absent, stands first. Raises `UnknownNameError` for a parameter that is not searched and for a
-    metric that nobody has.
-    """
+    metric that nobody has."""
     known = dict.fromkeys(
         metric for scores in [*(row.metrics for row in trials), *baselines.values()] for metric in scores
     )

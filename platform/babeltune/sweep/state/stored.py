@@ -1,8 +1,7 @@
 """A storage as who removes something from it sees it: its objects, and which of its sweeps a driver may have.
 
 Every time here is of the storage's own clock, which dates its objects. So no clocks of two machines are compared. What
-is not known counts as driven: a sweep that rests is cleaned another time.
-"""
+is not known counts as driven: a sweep that rests is cleaned another time."""
 
 from __future__ import annotations
 
@@ -61,8 +60,7 @@ class Storage(Protocol):
 def is_free(storage: Storage, sweep: str) -> bool:
     """Whether the next driver would take the sweep's lease at once, or after it has watched it for a whole expiry.
 
-    The caller has what keeps drivers of this machine out. So a lease of this machine is a dead driver's.
-    """
+    The caller has what keeps drivers of this machine out. So a lease of this machine is a dead driver's."""
     folder = SweepFolder(storage.folder / "sweeps" / sweep)
     if is_locked(folder):
         return False

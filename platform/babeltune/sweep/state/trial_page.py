@@ -1,7 +1,6 @@
 """Everything about one trial on one page: state, settings, curve, scores of each data set, cost, and where it is.
 
-`babeltune status SWEEP/t0003` shows it. Only a trial's own records are read; MLflow is not asked.
-"""
+`babeltune status SWEEP/t0003` shows it. Only a trial's own records are read; MLflow is not asked."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Who submitted, stopped and promoted what, and when: `audit.jsonl` in the storage, one line for each.
 
 In a storage behind a URI each line is an object of its own, so that two machines never overwrite one another's. The
-system says which user a process runs as. Who sent a Ray job, only its sender says: nobody checks it.
-"""
+system says which user a process runs as. Who sent a Ray job, only its sender says: nobody checks it."""
 
 from __future__ import annotations
 
@@ -67,8 +66,7 @@ def actor() -> str:
 def audit(view: StorageView, action: Action, subject: str, *, by_signal: bool = False) -> None:
     """Writes the action down. A storage that refuses the line stops nothing: the action itself would be refused.
 
-    `by_signal`: whoever sent this process a signal did it, and not the sender of the job that it runs in.
-    """
+    `by_signal`: whoever sent this process a signal did it, and not the sender of the job that it runs in."""
     write_line(view, line_of(action, subject, by_signal=by_signal))
 
 

@@ -2,8 +2,7 @@
 
 `000003-7` is the checkpoint of the third report, sent by a worker of the driver with token 7. So a late worker of an
 earlier driver never changes a checkpoint that another one reads. Names without a token are of a trial
-without a driver.
-"""
+without a driver."""
 
 from __future__ import annotations
 

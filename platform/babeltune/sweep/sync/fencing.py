@@ -2,8 +2,7 @@
 
 The bucket compares an object's version and writes it in one step. The lease is taken and renewed by such writes, and so
 is each record. A driver that takes the lease claims the records that decide results: it writes its token into them.
-A late write of the earlier driver expects the record without that token, so the bucket refuses it.
-"""
+A late write of the earlier driver expects the record without that token, so the bucket refuses it."""
 
 from __future__ import annotations
 
@@ -47,8 +46,7 @@ def claim(store: ObjectStore, key: str, token: int, listed: Entry | None = None)
     """Writes the token into a record, which may not be there yet. From then on writes of earlier holders are refused;
     what they wrote until then is kept. `listed` is the record as a listing has it.
 
-    Raises `OvertakenError` if a later holder has claimed it.
-    """
+    Raises `OvertakenError` if a later holder has claimed it."""
     entry = listed
     while True:
         content, stamp = unstamped(store.read(key) or b"")

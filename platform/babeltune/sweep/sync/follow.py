@@ -2,8 +2,7 @@
 
 Every two seconds it asks for a few records. If the ledger has new lines, it also asks how far each running trial is. It
 lists the sweep once a minute, and when the sweep has another state or stage. So a busy sweep costs what has happened in
-it, however large it is.
-"""
+it, however large it is."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """What a bucket and this machine's mirror of it can do without.
 
 The rule is that of a folder (`state/housekeeping.py`). A mirror can also do without what the bucket has: a node brings
-it again when it needs it.
-"""
+it again when it needs it."""
 
 from __future__ import annotations
 
@@ -148,8 +147,7 @@ def _cut_off(view: StorageView, before: float) -> Iterator[Removal]:
 def mirror_removals(mirror: Mirror, *, older_s: float) -> Iterator[Removal]:
     """What this machine's mirror holds, has not used for so many seconds, and can bring again from the bucket.
 
-    Sweeps that another machine went on with are there, too: the bucket has the newer state.
-    """
+    Sweeps that another machine went on with are there, too: the bucket has the newer state."""
     before = time.time() - older_s
     for aside in sorted((mirror.folder / SUPERSEDED).glob("*")):
         if aside.stat().st_mtime < before:

@@ -1,8 +1,7 @@
 """A sweep's folder for one driver: its turn on this machine, the sweep's lease in the bucket, and the latest records.
 
 The machine of the last driver has the newest folder: a driver there keeps its own, and one on another machine takes the
-bucket's.
-"""
+bucket's."""
 
 from __future__ import annotations
 

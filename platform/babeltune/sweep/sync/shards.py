@@ -6,8 +6,7 @@ all shards are there: until then the store does not exist for a reader. What the
 columns of a file's part, comes back with the task.
 
 Keys have the digests of contents. So an old driver or a second one writes nothing that another one would miss, and no
-fencing token is needed.
-"""
+fencing token is needed."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """A cluster's storage as this machine sees it, for commands that read, promote or evaluate.
 
 Where the storage is a folder, nothing is moved. Where it is a URI, a mirror on this machine is brought up to date
-before it is read, and what is written goes to the bucket.
-"""
+before it is read, and what is written goes to the bucket."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 A trial's worker brings the stores and the trial's last checkpoint, and sends each new checkpoint and then its line in
 the ledger before it reports. The names of checkpoints in the bucket end in the fencing token of the driver that gave
-the trial, such as `000003-7`; in folders they do not. `shards.py` has the tasks of the preparation.
-"""
+the trial, such as `000003-7`; in folders they do not. `shards.py` has the tasks of the preparation."""
 
 from __future__ import annotations
 
@@ -237,8 +236,7 @@ def pull_trial(mirror: Mirror, folder: Path) -> None:
     """Brings the trial's checkpoints and reports here where the bucket's go further; damaged ones are passed over, and
     those that were damaged here are replaced.
 
-    Raises `FencedError` if another driver has the trial's sweep.
-    """
+    Raises `FencedError` if another driver has the trial's sweep."""
     key = mirror.key(folder)
     data, stamp = _adopted(mirror, key)
     names = checkpoints_there(mirror, key, stamp.since)
@@ -272,8 +270,7 @@ def _adopted(mirror: Mirror, key: str) -> tuple[bytes, Stamp]:
     """The trial's reports in the bucket, with their stamp.
 
     The driver has written its token into the reports of all trials that it goes on with. Reports with an older one are
-    of another driver, which has begun a trial under this number since: they are replaced by none.
-    """
+    of another driver, which has begun a trial under this number since: they are replaced by none."""
     at, fence = f"{key}/{REPORTS}", mirror.fence
     if fence is None:
         data, found = unstamped(mirror.store.read(at) or b"")
@@ -314,8 +311,7 @@ def push_trial(mirror: Mirror, folder: Path) -> None:
     """Sends checkpoints that the bucket lacks, then the reports, and removes there what they superseded. One that was
     damaged here is not sent: the bucket may have it whole.
 
-    Raises `FencedError` if another driver has the trial's sweep.
-    """
+    Raises `FencedError` if another driver has the trial's sweep."""
     mine = _checkpoints(folder)
     if mirror.fence is not None and mine:
         mirror.fence.check()

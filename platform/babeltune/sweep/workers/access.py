@@ -54,8 +54,7 @@ def authenticated(token: str) -> Iterator[None]:
 def close_token_file() -> None:
     """Takes Ray's token file from other users. Ray 2.60 writes it by the umask, so often readable by all.
 
-    Raises `ClusterError` for a file of another user.
-    """
+    Raises `ClusterError` for a file of another user."""
     path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token").expanduser()
     try:
         mode = stat.S_IMODE(path.stat().st_mode)
@@ -81,8 +80,7 @@ def shown(token: str) -> dict[str, str]:
 def takes(address: str, variables: Mapping[str, str]) -> bool | None:
     """Whether the Ray at this `host:port` answers a process with these variables; None if it does not answer in time.
 
-    It takes half a second, where `ray.init` tries a refused token for twenty.
-    """
+    It takes half a second, where `ray.init` tries a refused token for twenty."""
     environment = {name: value for name, value in os.environ.items() if not variables or "RAY_AUTH" not in name}
     environment |= variables
     command = [sys.executable, "-P", "-c", ASK, address]

@@ -2,8 +2,7 @@
 
 Each worker without a node has a pending placement group, for which an autoscaler starts nodes. Ray's own
 `request_resources` would outlive a driver that is killed, and each driver's would replace the others'. A placement
-group ends with its driver.
-"""
+group ends with its driver."""
 
 from __future__ import annotations
 
@@ -33,8 +32,7 @@ def nodes_asked(
 
     It yields a function: call it now and then with the number of workers that have a node, and it asks for the rest.
     Raises `ClusterError` if no worker group fits within `cluster.nodes_within`, and whatever `progress` raises
-    meanwhile.
-    """
+    meanwhile."""
     if not cluster.nodes_within:
         yield lambda _: None
         return
@@ -87,8 +85,7 @@ class _Asked:
 
         Workers of a group that restarts have no node for a moment; none is asked for. When a node has come, its
         placement group is removed and a worker takes the room. Until then nothing more is asked for, as it would take
-        that room. A worker group that waits for more room also comes first.
-        """
+        that room. A worker group that waits for more room also comes first."""
         before, now = len(self._groups), max(0, self._workers - there)
         missing, self._missing = min(now, self._missing), now
         come = [group for group in self._groups if is_placed(group)]

@@ -42,8 +42,7 @@ def connected(cluster: Cluster, *, insecure: bool | None = None) -> Iterator[Non
     """A connection to the cluster. The local one is started and ended here; an open one is used as it is.
 
     Raises `ClusterError` if it does not answer, or if it wants no token, unless `insecure`. None means that the caller
-    has no such option.
-    """
+    has no such option."""
     if ray.is_initialized():
         yield
         return
@@ -100,8 +99,7 @@ def local_ray(num_cpus: int | None = None, num_gpus: int = 0, env: dict[str, str
     It has the machine's CPUs by default. `env` reaches every worker. It listens on 127.0.0.1 alone. Its processes take
     no call without a token of its own, which stands in their environment and in no file. Its files are in a folder
     that only this user enters. Ray reports no usage, unless the environment says so. Raises `ClusterError` where it
-    does not start.
-    """
+    does not start."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     with authenticated(secrets.token_hex(32)), _own_folder() as folder:
         _start(folder, num_cpus=num_cpus, num_gpus=num_gpus, runtime_env={"env_vars": env} if env else None)

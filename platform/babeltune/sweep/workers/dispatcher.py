@@ -6,8 +6,7 @@ its group agree that it did. `DispatcherState` holds the rules, and `dispatcher_
 small named actor. It is plain asyncio, so it also runs alone.
 
 Every call may be made twice, and the second has the first one's answer. Nothing of it is on a disk: a dispatcher that
-died takes its worker groups with it. The driver starts new ones, and trials go on from their checkpoints.
-"""
+died takes its worker groups with it. The driver starts new ones, and trials go on from their checkpoints."""
 
 from __future__ import annotations
 
@@ -107,8 +106,7 @@ class TrialDispatcher(DriverCalls):
         the caller hands the report over again.
 
         A resumed trial may repeat a report. It is known by its index, is not delivered twice, and has the same verdict.
-        `ReplacedError` from ranks of a group that others replaced.
-        """
+        `ReplacedError` from ranks of a group that others replaced."""
         self._refuse_replaced(group)
         record = self._state.trials.get(trial)
         if record is None:

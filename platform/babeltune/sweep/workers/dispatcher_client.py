@@ -29,8 +29,7 @@ class DispatcherClient:
     """One dispatcher: an actor that lives from `start` to `close`.
 
     Trials are handed to it with `offer`. One call waits there for the news of all trials together (`receive`). A trial
-    trains past a report once `go_on` says so.
-    """
+    trains past a report once `go_on` says so."""
 
     def __init__(self) -> None:
         self.name = f"dispatcher-{uuid.uuid4().hex[:8]}"

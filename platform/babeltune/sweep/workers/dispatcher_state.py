@@ -1,7 +1,6 @@
 """What the dispatcher knows: which trial each worker group trains, what was reported, who was asked to stop.
 
-Plain data and rules, without Ray, clocks, files or waiting. `dispatcher.py` runs it as an actor.
-"""
+Plain data and rules, without Ray, clocks, files or waiting. `dispatcher.py` runs it as an actor."""
 
 from __future__ import annotations
 
@@ -220,8 +219,7 @@ class DispatcherState:
 
         Ranks that all finished, or all refused alike, go on together, unless one needs new processes. Any other
         exception leaves collectives out of step, so the group restarts. The trial has failed unless the only cause was
-        another rank's death.
-        """
+        another rank's death."""
         record = self.trials[trial]
         attempt, worker_group = record.attempt, record.worker_group
         if worker_group is None:

@@ -1,8 +1,7 @@
 """The cluster's nodes: which are alive, how many worker groups they hold, and which placement groups use them.
 
 The head's GCS knows this. Ray would wait for ever for one that stands still, and meanwhile Python would take no signal.
-So all that `babeltune.sweep` asks of it goes through `from_head`.
-"""
+So all that `babeltune.sweep` asks of it goes through `from_head`."""
 
 from __future__ import annotations
 
@@ -107,8 +106,7 @@ def worker_groups_that_fit(
 ) -> int:
     """How many worker groups the nodes hold, and one if they hold `least` workers only. Raises `ClusterError` for none.
 
-    Without `nodes`, those of the connected cluster count.
-    """
+    Without `nodes`, those of the connected cluster count."""
     nodes = list(nodes_there().values()) if nodes is None else nodes
     worker = resources_of(cpus_per_worker, gpus_per_worker)
     count = worker_groups_held(workers, worker, nodes) or min(1, worker_groups_held(least or workers, worker, nodes))

@@ -3,8 +3,7 @@
 Each worker group is one Ray Train run (`worker_groups.py`). Its ranks wait at the dispatcher (`dispatcher.py`), run a
 trial together (`worker.py`), and wait again, so a trial starts in milliseconds. When a worker dies, Ray Train restarts
 all ranks of its group. The dispatcher hands them the same trial, which resumes from its own checkpoint. A new node adds
-worker groups; a lost node removes those that it held.
-"""
+worker groups; a lost node removes those that it held."""
 
 from __future__ import annotations
 
@@ -49,8 +48,7 @@ class WorkerPool:
     hand trials to `dispatcher`. `note` logs what happens to worker groups. `surveyed` is called after each survey of
     the nodes with the number of workers that have a node. `waiting` is called about once a second until the first
     worker group is up; an exception that it raises ends the wait. Raises `ClusterError` when not even one fits, or when
-    the workers cannot load the function that trains a trial.
-    """
+    the workers cannot load the function that trains a trial."""
 
     def __init__(
         self,

@@ -95,8 +95,7 @@ class ProcessState:
     def leak(self) -> str:
         """What the last trial has kept, as text; empty when that is little.
 
-        Of the machine's memory, this is the growth since the first trial, which imports and reads what all need.
-        """
+        Of the machine's memory, this is the growth since the first trial, which imports and reads what all need."""
         self._give_back()
         held = {"memory": own_memory(), **_gpu_memory()}
         self._kept = {**held, "memory": min(held["memory"], self._bound), **self._kept}

@@ -2,8 +2,7 @@
 groups do not need.
 
 The controller's process imports this file. Nothing here imports torch at once, because every worker group would wait
-for it.
-"""
+for it."""
 
 from __future__ import annotations
 

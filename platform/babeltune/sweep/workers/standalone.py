@@ -25,8 +25,7 @@ def standalone_assignment(method: str, settings: Mapping[str, object]) -> tuple[
     """What a worker group trains for one of Tune's configurations, and the sweep that it is of.
 
     `sweep` names the file, `out` a folder (`.babeltune/tune` when absent), and every other key is a parameter by its
-    name in sweep files, such as `training.learning_rate`.
-    """
+    name in sweep files, such as `training.learning_rate`."""
     params = {key: cast("Scalar", value) for key, value in settings.items() if key not in ("sweep", "out")}
     sweep = read_sweep(str(settings["sweep"]), assignments=[f"method={method}"], check=False)
     sweep = replace(sweep, parameters={})

@@ -84,8 +84,7 @@ def counted(
 ) -> Iterator[tuple[int, int] | Any]:
     """For a Ray task that yields: how far `function` is, about once a second, and last what it returns.
 
-    The function is called as by `with_prepared`, and with a `tell` that takes what is done and the total.
-    """
+    The function is called as by `with_prepared`, and with a `tell` that takes what is done and the total."""
     far: list[tuple[int, int]] = []
 
     def tell(done: int, of: int) -> None:
@@ -138,8 +137,7 @@ def ray_shards(
     there at a time, so that their files fit in memory. A file that several shards name goes to each node once. `poll`
     is called about once a second. If no task ends for `progress_timeout` seconds, they hang: they are killed and
     started again, once. `ClusterError` if no task ends then
-    either.
-    """
+    either."""
     remote = ray.remote(num_cpus=1, num_gpus=share if gpu else 0.0, max_retries=2)(
         function if carrier is None else on_a_node
     )

@@ -92,8 +92,7 @@ class Reporter:
         """Hands rank 0's report over and returns the verdict on all ranks: True means go on.
 
         What the machine was doing is added to its points. A resumed trial may repeat its last report, which is
-        recognised by its index. It has been measured before, and MLflow has one value for each step.
-        """
+        recognised by its index. It has been measured before, and MLflow has one value for each step."""
 
         def ask() -> str:
             now = Point(step=report.step, time_ms=time.time_ns() // 1_000_000, values=self._system.read())
@@ -111,8 +110,7 @@ class Reporter:
 
         Rank 0 calls it about once a second. A trial that does not is taken for one that hangs. The dispatcher says when
         it wants to be asked again. One that does not answer counts as a stop, so that all ranks leave the trial at one
-        step.
-        """
+        step."""
         if time.monotonic() - self._asked >= self._reply.ask_again_s - EARLY_S:
             try:
                 self._reply = answer_of(self._dispatcher.stopped.remote(self._trial, self._place.group))

@@ -153,8 +153,7 @@ class WorkerGroups(Mapping[str, WorkerGroup]):
         """Ends worker groups by force and waits until what they held is free.
 
         Ray frees a dead controller's placement groups only with the whole job. The last one may be unknown to every
-        rank, so they are found by their creator once it is dead.
-        """
+        rank, so they are found by their creator once it is dead."""
         groups = [self._there.pop(name) for name in names]
         for group in groups:
             ray.kill(group.controller)

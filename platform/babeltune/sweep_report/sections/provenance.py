@@ -32,13 +32,7 @@ def data(facts: DataFacts) -> Section | None:
                 caption="Contamination: dev and test texts with a near-duplicate in the training text",
                 columns=("set", "texts", "near-duplicates", "share", "judgement"),
                 rows=tuple(
-                    (
-                        each.name,
-                        f"{each.texts:,}",
-                        f"{each.near:,}",
-                        f"{each.share:.1%}",
-                        each.judged or "low",
-                    )
+                    (each.name, f"{each.texts:,}", f"{each.near:,}", f"{each.share:.1%}", each.judged or "low")
                     for each in facts.overlaps
                 ),
                 left=frozenset({0, 4}),

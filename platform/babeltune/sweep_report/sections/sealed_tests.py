@@ -10,17 +10,7 @@ from babeltune.evaluation.metric_names import MAIN_METRICS, each_once
 from babeltune.promotion.compare import Contest
 from babeltune.promotion.decisions import DecisionRecord
 from babeltune.schema.languages import meaning
-from babeltune.sweep_report.charts import (
-    BARS,
-    OUTSIDE,
-    WIDTH,
-    Caption,
-    at_edge,
-    for_screens,
-    label,
-    limits_of,
-    pieces,
-)
+from babeltune.sweep_report.charts import BARS, OUTSIDE, WIDTH, Caption, at_edge, for_screens, label, limits_of, pieces
 from babeltune.sweep_report.document import Block, Figure, Items, Section, Table, Text
 from babeltune.sweep_report.record import SweepReport
 from babeltune.sweep_report.svg import FAINT, INK, MUTED, SERIES, drawing, svg_of
@@ -60,8 +50,7 @@ def matched(sealed: str, tests: Collection[str], dev: Collection[str], preferred
     """The dev metric that a metric of a sealed test is compared with: of the same kind and the same languages.
 
     A mean is of the same languages if its set has the same subsets. Of several dev sets, the one with the test's own
-    name comes first, then the `preferred` one.
-    """
+    name comes first, then the `preferred` one."""
     wanted, same = languages_of(sealed, tests), "dev/" + sealed.removeprefix("test/")
     if same in dev:
         return same

@@ -174,8 +174,7 @@ def parallel_chart(
 ) -> str:
     """A line per trial through an axis per setting and one for the objective; the best are named.
 
-    A phone shows a part of it at a time, and scrolls.
-    """
+    A phone shows a part of it at a time, and scrolls."""
     shown = [each for each in trials if each.value is not None]
     columns: list[tuple[str, list[Scalar]]] = [
         (name, [each.row.params.get(name) for each in shown]) for name in searched
