@@ -31,7 +31,6 @@ TERMS = "config.settings.translation_ranking={hard_negatives: 0, temperature: 0.
 TRANSFORMER = {
     **{key: value for key, value in RANKING.items() if not key.startswith("student.")},
     "student.kind": "transformer",
-    "student.ngrams": 0,
     "student.width": 384,
     "student.layers": 1,
     "student.heads": 6,
