@@ -66,15 +66,15 @@ class Side:
 
     def only(self, wanted: NDArray[np.bool_]) -> Side:
         """Without the words of the vocabulary that are not wanted."""
-        kept = wanted[self.words]
-        first = np.concatenate([[0], np.cumsum(kept)])[self.first]
-        return Side(first, self.words[kept], self.at[kept], self.once[kept])
+        is_wanted = wanted[self.words]
+        first = np.concatenate([[0], np.cumsum(is_wanted)])[self.first]
+        return Side(first, self.words[is_wanted], self.at[is_wanted], self.once[is_wanted])
 
     def every(self, step: int) -> Side:
         """Every `step`-th pair, from the first."""
-        kept, lengths = Ragged((np.arange(len(self.words)), self.first)).take(np.arange(0, len(self.first) - 1, step))
+        places, lengths = Ragged((np.arange(len(self.words)), self.first)).take(np.arange(0, len(self.first) - 1, step))
         first = np.concatenate([[0], np.cumsum(lengths)])
-        return Side(first, self.words[kept], self.at[kept], self.once[kept])
+        return Side(first, self.words[places], self.at[places], self.once[places])
 
 
 def word_pairs(a: Side, b: Side) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]:
@@ -97,7 +97,7 @@ def mutual(
     times those with the other. Ties are left out, and so are words that their sentence has twice, though these keep
     others from taking their place. `texts` [pairs, 2] are rows of `a` and `b`; `content` says which words take part."""
     step = max(1, -(-len(texts) // COUNTED))
-    x, y = (Side.of(found, texts[:, n]).only(content[n]) for n, found in enumerate((a, b)))
+    x, y = (Side.of(side, texts[:, n]).only(content[n]) for n, side in enumerate((a, b)))
     in_x, in_y = (np.bincount(s.every(step).words, minlength=len(c)) for s, c in zip((x, y), content, strict=True))
     x, y = x.only(in_x >= TOGETHER), y.only(in_y >= TOGETHER)
     size = len(b.vocabulary)
@@ -163,9 +163,9 @@ def once(found: Found, texts: Sequence[str], terms: Collection[str]) -> list[dic
 
 def terms_of(texts: Sequence[str]) -> list[str]:
     """Each text in lower case from its first word to its last; empty where it has none."""
-    found = find_words(texts)
-    ends = zip(found.first[:-1].tolist(), found.first[1:].tolist(), texts, strict=True)
-    return [lower(t)[found.spans[i, 0] : found.spans[j - 1, 1]] if i < j else "" for i, j, t in ends]
+    words = find_words(texts)
+    ends = zip(words.first[:-1].tolist(), words.first[1:].tolist(), texts, strict=True)
+    return [lower(t)[words.spans[i, 0] : words.spans[j - 1, 1]] if i < j else "" for i, j, t in ends]
 
 
 # --- A corpus ------------------------------------------------------------------------------------------------------
@@ -216,8 +216,8 @@ def language(corpus: Corpus, ids: NDArray[np.integer], settings: Words, stores: 
     """These texts of one language and their words."""
     unique = np.unique(ids).astype(np.int64)
     texts = corpus.texts.at(unique)[:]
-    found = find_words(texts, pieces(stores, texts, seed) if unspaced(texts) else None)
-    return Language(unique, texts, found, found.content(settings.stop_words))
+    words = find_words(texts, pieces(stores, texts, seed) if unspaced(texts) else None)
+    return Language(unique, texts, words, words.content(settings.stop_words))
 
 
 def lexicon_of(lexicons: Sequence[Rows], names: Sequence[str], sides: Sequence[Language]) -> dict[str, set[str]]:

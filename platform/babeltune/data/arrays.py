@@ -162,12 +162,12 @@ def inverted(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 def histogram(values: NDArray[np.integer], least: int = 0) -> NDArray[np.int64]:
     """How often each of 0, 1, 2 and so on occurs, for few different values; at least `least` counts."""
-    found = np.zeros(least, np.int64)
+    totals = np.zeros(least, np.int64)
     for part in parts(len(values)):
-        counts = np.bincount(values[part], minlength=len(found))
-        counts[: len(found)] += found
-        found = counts
-    return found
+        counts = np.bincount(values[part], minlength=len(totals))
+        counts[: len(totals)] += totals
+        totals = counts
+    return totals
 
 
 def joined(arrays: Sequence[NDArray[Value]]) -> NDArray[Value]:
@@ -206,8 +206,8 @@ def in_sorted(values: NDArray[Value], known: NDArray[Value]) -> NDArray[np.bool_
     """Which values are among the known ones, which ascend."""
     if not len(known):
         return np.zeros(len(values), np.bool_)
-    found: NDArray[np.bool_] = known[np.minimum(np.searchsorted(known, values), len(known) - 1)] == values
-    return found
+    is_member: NDArray[np.bool_] = known[np.minimum(np.searchsorted(known, values), len(known) - 1)] == values
+    return is_member
 
 
 def where_in(values: NDArray[Value], known: NDArray[Value]) -> NDArray[np.bool_]:
@@ -255,14 +255,14 @@ def is_first(first: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 def numbers(first: NDArray[np.int64], new: NDArray[np.bool_]) -> NDArray[np.int64]:
     """[keys] the number of each key by first appearance, by what `first_places` and `is_first` gave."""
-    counted: NDArray[np.int64] = zeros(len(new), np.int64)
+    totals: NDArray[np.int64] = zeros(len(new), np.int64)
     out: NDArray[np.int64] = zeros(len(new), np.int64)
     total = 0
     for part in parts(len(new)):
-        counted[part] = total - 1 + np.cumsum(new[part])
+        totals[part] = total - 1 + np.cumsum(new[part])
         total += int(np.count_nonzero(new[part]))
     for part in parts(len(new)):
-        out[part] = counted[first[part]]
+        out[part] = totals[first[part]]
     return out
 
 
@@ -271,10 +271,10 @@ def unseen(keys: NDArray[np.uint64], earlier: Sequence[NDArray[np.uint64]]) -> N
     out: NDArray[np.bool_] = zeros(len(keys), np.bool_)
     for where, *known_places in residues(keys, *earlier):
         before = [each[own] for each, own in zip(earlier, known_places, strict=True)]
-        known = np.sort(np.concatenate([keys[:0], *before]))
+        earlier_keys = np.sort(np.concatenate([keys[:0], *before]))
         different, first = np.unique(keys[where], return_index=True)
         out[where] = False
-        out[where[first[~in_sorted(different, known)]]] = True
+        out[where[first[~in_sorted(different, earlier_keys)]]] = True
     return out
 
 
@@ -297,11 +297,11 @@ class Grouped:
         filled: NDArray[np.int64] = zeros(count, np.int64)
         for part in parts(len(numbers)):
             order = np.argsort(numbers[part], kind="stable")
-            own = numbers[part][order]
-            begin = np.flatnonzero(np.diff(own, prepend=-1))
-            turn = np.arange(len(own)) - np.repeat(begin, np.diff(begin, append=len(own)))
-            self.places[self._starts[own] + filled[own] + turn] = part.start + order
-            np.add.at(filled, own, 1)
+            groups_here = numbers[part][order]
+            begin = np.flatnonzero(np.diff(groups_here, prepend=-1))
+            turn = np.arange(len(groups_here)) - np.repeat(begin, np.diff(begin, append=len(groups_here)))
+            self.places[self._starts[groups_here] + filled[groups_here] + turn] = part.start + order
+            np.add.at(filled, groups_here, 1)
 
     def place(self, number: NDArray[np.int64], turn: NDArray[np.int64]) -> NDArray[np.int64]:
         """The place of the `turn`-th occurrence of each number, which starts over after the last."""

@@ -162,12 +162,12 @@ def load_dataset(source: Source, root: Path) -> datasets.Dataset:
     datasets.disable_progress_bars()  # ours says what is read
     try:
         if (folder / "dataset_dict.json").exists() or (folder / "dataset_info.json").exists():
-            found = datasets.load_from_disk(str(folder))
+            loaded = datasets.load_from_disk(str(folder))
         else:
             place, cache = (without_patterns(folder), folder_cache(folder)) if folder.is_dir() else (name, None)
             files = {source.split: source.subset} if "/" in (source.subset or "") else None
             subset = None if files else source.subset
-            found = datasets.load_dataset(
+            loaded = datasets.load_dataset(
                 place, subset, data_files=files, split=source.split, revision=source.revision, cache_dir=cache
             )
     except Exception as error:  # the library, its hub client and its file readers share no error class
@@ -180,13 +180,14 @@ def load_dataset(source: Source, root: Path) -> datasets.Dataset:
         if folder.is_dir():
             todo = "correct its files, or name one of them with its own `format`"
         raise DataError(f"data set {name!r} of source {source.name!r} cannot be loaded: {words}; {todo}") from error
-    if isinstance(found, datasets.Dataset):
-        return found
-    if source.split not in found:
+    if isinstance(loaded, datasets.Dataset):
+        return loaded
+    if source.split not in loaded:
         raise DataError(
-            f"data set {name!r} has no split {source.split!r}; splits: {', '.join(found)}{nearest(source.split, found)}"
+            f"data set {name!r} has no split {source.split!r}; "
+            f"splits: {', '.join(loaded)}{nearest(source.split, loaded)}"
         )
-    return found[source.split]
+    return loaded[source.split]
 
 
 def without_patterns(folder: Path) -> str:
@@ -240,31 +241,31 @@ def card_files(card: Path) -> list[str]:
         head = yaml.safe_load(rest.partition("\n---")[0]) if not begin.strip() else None
     except yaml.YAMLError as error:
         raise DataError(f"{card}: its head is not YAML ({' '.join(str(error).split())[:100]}); correct it") from error
-    waiting, found = [head.get("configs")] if isinstance(head, dict) else [], list[str]()
+    waiting, names = [head.get("configs")] if isinstance(head, dict) else [], list[str]()
     while waiting:
         value = waiting.pop()
         if isinstance(value, str):
-            found.append(value)
+            names.append(value)
         elif isinstance(value, dict | list):
             waiting += value.values() if isinstance(value, dict) else value
-    return found
+    return names
 
 
 def leaves(schema: pa.Schema) -> dict[str, pa.DataType]:
     """The type of each column that is no structure; `translation.en` is within one."""
     import pyarrow as pa
 
-    found: dict[str, pa.DataType] = {}
+    types: dict[str, pa.DataType] = {}
 
     def collect(prefix: str, fields: Iterable[pa.Field]) -> None:
         for column in fields:
             if pa.types.is_struct(column.type):
                 collect(f"{prefix}{column.name}.", [column.type.field(i) for i in range(column.type.num_fields)])
             else:
-                found[prefix + column.name] = column.type
+                types[prefix + column.name] = column.type
 
     collect("", schema)
-    return found
+    return types
 
 
 def arrow_roots(place: str, schema: pa.Schema, names: Sequence[str]) -> list[str]:

@@ -123,10 +123,10 @@ def _in_data_set(task: Retrieval, root: Path) -> Tables:
     names = {name: f"{one.dataset}[{name}]" for name, one in configurations.items()}
 
     def rows(table: str, wanted: Sequence[str], content: Digest) -> Iterator[tuple[int, dict[str, object]]]:
-        found = load_dataset(configurations[table], root)
-        columns = [name for name in wanted if name.partition(".")[0] in found.column_names or name not in OPTIONAL]
-        roots = arrow_roots(f"data set {names[table]!r}", found.features.arrow_schema, columns)
-        for number, record in enumerate(found.select_columns(roots), 1):
+        loaded = load_dataset(configurations[table], root)
+        columns = [name for name in wanted if name.partition(".")[0] in loaded.column_names or name not in OPTIONAL]
+        roots = arrow_roots(f"data set {names[table]!r}", loaded.features.arrow_schema, columns)
+        for number, record in enumerate(loaded.select_columns(roots), 1):
             content.update(json.dumps(record, sort_keys=True, default=str).encode() + b"\n")
             yield number, record
 
@@ -214,7 +214,7 @@ def _chosen(texts: Texts, rows: list[int]) -> Texts:
 
 def _texts(task: Retrieval, tables: Tables, table: str, content: Digest, dropped: Counter[str], longest: int) -> Texts:
     """The texts of `corpus`, where a document's title comes before its text, or of `queries`."""
-    refusals, found = _refusals(task.source), Texts(ids=[], texts=[], languages=[])
+    refusals, texts = _refusals(task.source), Texts(ids=[], texts=[], languages=[])
     seen = set[str]()
     rows = _rows(task, tables.texts(table, content, longest), title=table == "corpus")
     for line, values in refusals.count(rows):
@@ -226,11 +226,11 @@ def _texts(task: Retrieval, tables: Tables, table: str, content: Digest, dropped
             continue
         name, text, language = values
         seen.add(name)
-        found.ids.append(name)
-        found.texts.append(text)
-        found.languages.append(language)
-    _close(task.source, tables.names[table], refusals, dropped, len(found.ids))
-    return found
+        texts.ids.append(name)
+        texts.texts.append(text)
+        texts.languages.append(language)
+    _close(task.source, tables.names[table], refusals, dropped, len(texts.ids))
+    return texts
 
 
 def _rows(task: Retrieval, records: Iterable[Record], *, title: bool) -> Iterator[Row]:
@@ -289,25 +289,25 @@ def _grades(
 ) -> dict[tuple[int, int], float]:
     """The grade of every judged pair, by the numbers of its query and document."""
     places = [{name: number for number, name in enumerate(texts.ids)} for texts in (queries, documents)]
-    refusals, found = _refusals(source), dict[tuple[int, int], float]()
+    refusals, grades = _refusals(source), dict[tuple[int, int], float]()
     for line, values in refusals.count(tables.judgements(content, longest)):
         judged = values if isinstance(values, Fault) else _judgement(values, places, tables)
-        if not isinstance(judged, Fault) and judged[0] in found:
+        if not isinstance(judged, Fault) and judged[0] in grades:
             judged = Fault("duplicate id", "the query and document of an earlier line; judge each pair once")
         if isinstance(judged, Fault):
             refusals.refuse(f"{tables.names['qrels']}:{line}", judged)
         else:
-            found[judged[0]] = judged[1]
-    _close(source, tables.names["qrels"], refusals, dropped, len(found))
-    return found
+            grades[judged[0]] = judged[1]
+    _close(source, tables.names["qrels"], refusals, dropped, len(grades))
+    return grades
 
 
 def _judgement(
     values: list[str], places: list[dict[str, int]], tables: Tables
 ) -> tuple[tuple[int, int], float] | Fault:
     """The judged pair and its grade, or what is wrong with the query's id, the document's id or the grade."""
-    for name, known, table in zip(values, places, ("queries", "corpus"), strict=False):
-        if name not in known:
+    for name, place_of, table in zip(values, places, ("queries", "corpus"), strict=False):
+        if name not in place_of:
             return Fault("unknown id", f"{tables.names[table]} has no `_id` {shortened(name)}")
     try:
         return (places[0][values[0]], places[1][values[1]]), int(values[2])

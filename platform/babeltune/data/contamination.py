@@ -49,8 +49,8 @@ ASKED = 1 << 16
 
 def signatures(texts: Sequence[str]) -> list[RMinHash]:
     """The MinHash signature of each text's trigrams."""
-    found: list[RMinHash] = RMinHash.from_token_sets([_grams(text) for text in texts], BANDS * ROWS, 0)
-    return found
+    hashes: list[RMinHash] = RMinHash.from_token_sets([_grams(text) for text in texts], BANDS * ROWS, 0)
+    return hashes
 
 
 def _grams(text: str) -> list[str]:
@@ -114,9 +114,9 @@ class EvalIndex:
             asked = [texts[i] for i in first[part]]
             shared = self._bands.query_all(signatures(asked))
             for i, (text, others) in enumerate(zip(asked, shared, strict=True), part.start):
-                known = (j for j in sorted(others) if keys[i] != self.keys[j])
-                if found := [j for j in known if jaccard(text, self.texts[j]) >= THRESHOLD]:
-                    near[i] = found
+                candidates = (j for j in sorted(others) if keys[i] != self.keys[j])
+                if alike := [j for j in candidates if jaccard(text, self.texts[j]) >= THRESHOLD]:
+                    near[i] = alike
         for row in np.flatnonzero(np.isin(where, list(near))).tolist():
             yield from ((start + row, j) for j in near[int(where[row])])
 
@@ -126,12 +126,12 @@ def near_of(index: EvalIndex, rows: Rows, language: str) -> Near:
     texts = rows.columns[language]
     if rows.shards is None or len(texts) <= text_shards.MANY:
         return index.near(texts, rows.keys[language])
-    known = Texts.of(index.texts)
-    found = [
+    evaluated = Texts.of(index.texts)
+    by_shard = [
         some + np.array([[part.start], [0]])
-        for part, some in rows.shards.each(near_in_shard, texts, KNOWN, files={KNOWN: known})
+        for part, some in rows.shards.each(near_in_shard, texts, KNOWN, files={KNOWN: evaluated})
     ]
-    return Near(*np.concatenate(found, axis=1))
+    return Near(*np.concatenate(by_shard, axis=1))
 
 
 def near_in_shard(texts: Texts, known: str) -> NDArray[np.int64]:
@@ -217,9 +217,9 @@ class Contamination:
     def both(self, sealed: Mapping[str, NDArray[np.uint64]]) -> None:
         """Counts the texts of test sets that dev sets hold: what selects a model cannot judge it."""
         dev = [keys for name, keys in sealed.items() if name.startswith("dev/")]
-        known = np.concatenate(dev) if dev else np.empty(0, np.uint64)
+        dev_keys = np.concatenate(dev) if dev else np.empty(0, np.uint64)
         for name, keys in sealed.items():
-            if name.startswith("test/") and (count := int(np.isin(keys, known).sum())):
+            if name.startswith("test/") and (count := int(np.isin(keys, dev_keys).sum())):
                 self.seen[name] = {"texts": len(keys), "dev": count, "share": count / len(keys)}
 
     def exact(
@@ -227,9 +227,9 @@ class Contamination:
     ) -> None:
         """Counts the equal texts of a source, by the sentence keys of its sides and of the sets. Of the sides, keys
         that are in no set may be left out."""
-        for side, own in keys.items():
-            for name, known in sealed.items():
-                if count := int(np.isin(own, known).sum()):
+        for side, side_keys in keys.items():
+            for name, set_keys in sealed.items():
+                if count := int(np.isin(side_keys, set_keys).sum()):
                     self._add(source, name, side, "exact", count)
 
     def near(

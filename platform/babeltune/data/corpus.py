@@ -110,7 +110,7 @@ def build_corpus(
     with read_progress.counted(data, root, functools.partial(progress, READING)):
         dev, test = (read_eval(tasks, root, data.max_line_bytes) for tasks in (data.dev, data.test))
         read = read_sources(data, root, translate, shards)
-    evals = {label: rows for kind, found in (("dev", dev), ("test", test)) for label, rows in labelled(kind, found)}
+    evals = {label: rows for kind, sets in (("dev", dev), ("test", test)) for label, rows in labelled(kind, sets)}
     sealed = {name: np.unique(sentence_keys(rows.texts())) for name, rows in evals.items()}
     near = near or (find_near_anew if data.overlap == "near" else None)
     find = near({name: rows.digest for name, rows in evals.items()}) if near else None
@@ -123,9 +123,9 @@ def build_corpus(
     if not blocks:
         raise DataError(f"no pairs are left to train on; {words_of(cleaning.counts)}")
     train, kept_back = split(blocks, cleaning)
-    for name, found in cleaning.near.items():
+    for name, sets in cleaning.near.items():
         rows_kept = [block.rows for block in train if block.source.name == name]
-        cleaning.contamination.near(name, read[name], found, rows_kept, index)
+        cleaning.contamination.near(name, read[name], sets, rows_kept, index)
     asked = {name: np.unique(sentence_keys(rows.asked())) for name, rows in evals.items() if rows.languages}
     cleaning.contamination.both({**sealed, **asked})
     if find:
@@ -152,9 +152,9 @@ def read_sources(
 ) -> dict[str, Rows]:
     """The rows of every training source by its name."""
     read: dict[str, Rows] = {}
-    for made in (None, "translate", "pivot"):  # what is made of others comes after them
+    for origin in (None, "translate", "pivot"):  # what is made of others comes after them
         for source in data.train:
-            if made == (source.format if source.format in ("translate", "pivot") else None):
+            if origin == (source.format if source.format in ("translate", "pivot") else None):
                 rows = read_source(
                     source, root, others=read, translate=translate, longest=data.max_line_bytes, shards=shards
                 )
@@ -265,12 +265,12 @@ class Cleaning:
 
     def _find_equal(self, source: Source, rows: Rows) -> None:
         """Finds and counts the rows that have a text of an eval set."""
-        known = np.unique(np.concatenate([np.empty(0, np.uint64), *self.sealed.values()]))
-        found = {language: places(where_in(keys, known)) for language, keys in rows.keys.items()}
-        equal = {language: rows.keys[language][found[language]] for language in found}
+        sealed_keys = np.unique(np.concatenate([np.empty(0, np.uint64), *self.sealed.values()]))
+        matching = {language: places(where_in(keys, sealed_keys)) for language, keys in rows.keys.items()}
+        equal = {language: rows.keys[language][matching[language]] for language in matching}
         self.contamination.exact(source.name, equal, self.sealed)
         self.hits = {
-            name: np.unique(np.concatenate([found[side][in_sorted(equal[side], keys)] for side in found]))
+            name: np.unique(np.concatenate([matching[side][in_sorted(equal[side], keys)] for side in matching]))
             for name, keys in self.sealed.items()
         }
 
@@ -330,8 +330,8 @@ class Cleaning:
 
     def _labels(self, language: str, rows: NDArray[np.integer]) -> NDArray[np.int16]:
         """The `strangers` of these rows; none in a column that is not judged."""
-        found = self.strangers.get(language)
-        return np.full(len(rows), -1, np.int16) if found is None else found[rows]
+        labels = self.strangers.get(language)
+        return np.full(len(rows), -1, np.int16) if labels is None else labels[rows]
 
     def cap(self, block: Block) -> NDArray[np.bool_]:
         """Which pairs a seeded draw keeps. A pair's rank depends on itself, its source and the seed alone."""
@@ -432,13 +432,13 @@ class NotedTexts:
 
     def hashes(self) -> NDArray[np.uint64]:
         """[texts] the `text_hashes` of all."""
-        found = np.zeros(len(self._noted), np.uint64)
+        hashes = np.zeros(len(self._noted), np.uint64)
         of_language: dict[str, list[int]] = {}
         for place, (_, language) in enumerate(self._noted):
             of_language.setdefault(language, []).append(place)
         for language, own in of_language.items():
-            found[own] = text_hashes(Texts.of([self._noted[place][0] for place in own]), language)
-        return found
+            hashes[own] = text_hashes(Texts.of([self._noted[place][0] for place in own]), language)
+        return hashes
 
 
 def paired(ids: NDArray[np.int64], spans: Sequence[slice]) -> NDArray[np.integer]:

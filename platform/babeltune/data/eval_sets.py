@@ -113,10 +113,10 @@ def read_topics(task: Clustering | Transfer, root: Path, longest: int) -> EvalRo
         digest = digest_of(digest, again.digest)
         for name in (task.learnt, task.scored):
             if name not in splits:
-                known = sorted(set(splits))
+                offered = sorted(set(splits))
                 raise DataError(
                     f"transfer task {task.name!r}: no row has {name!r} in column {task.split!r}; "
-                    f"there are: {', '.join(known)}{nearest(name, known)}"
+                    f"there are: {', '.join(offered)}{nearest(name, offered)}"
                 )
     return EvalRows(task=task, columns=rows.columns, labels=labels, splits=splits, digest=digest, dropped=rows.dropped)
 
@@ -144,8 +144,8 @@ def read_mined(task: Mining, mined: Mined, root: Path, longest: int) -> EvalRows
     for line, values in tsv_rows(path, ["0", "1"], content, header=False, longest=longest):
         if isinstance(values, Fault):
             raise DataError(f"{path}:{line}: {values.reason}: {values.words}; correct it")
-        for name, known, language in zip(values, places, columns, strict=True):
-            if name not in known:
+        for name, place_of, language in zip(values, places, columns, strict=True):
+            if name not in place_of:
                 raise DataError(f"{path}:{line}: no row of {language!r} has the id {name!r}; correct it")
         gold.append((places[0][values[0]], places[1][values[1]]))
     digest = digest_of(*digests, content.hexdigest())
@@ -157,14 +157,16 @@ def read_retrieval(task: Retrieval, root: Path, longest: int) -> EvalRows:
     judged query has, or none with a relevant document."""
     if task.source.format != "beir":
         return read_bitext(task, root, longest)
-    found = read_beir(task, root, longest)
-    if missing := [language for language in task.languages if language not in found.queries.languages]:
+    judged = read_beir(task, root, longest)
+    if missing := [language for language in task.languages if language not in judged.queries.languages]:
         raise DataError(
             f"retrieval task {task.name!r}: no judged query is in {', '.join(missing)} by its {task.language_field!r}; "
-            f"remove it from `languages`; there are: {', '.join(dict.fromkeys(found.queries.languages))}"
+            f"remove it from `languages`; there are: {', '.join(dict.fromkeys(judged.queries.languages))}"
         )
     relevant = {
-        found.queries.languages[query] for (query, _), grade in zip(found.pairs, found.grades, strict=True) if grade > 0
+        judged.queries.languages[query]
+        for (query, _), grade in zip(judged.pairs, judged.grades, strict=True)
+        if grade > 0
     }
     if bare := [language for language in task.languages if language not in relevant]:
         raise DataError(
@@ -173,13 +175,13 @@ def read_retrieval(task: Retrieval, root: Path, longest: int) -> EvalRows:
         )
     return EvalRows(
         task=task,
-        columns={"queries": found.queries.texts, "documents": found.documents.texts},
-        languages={"queries": found.queries.languages, "documents": found.documents.languages},
-        own=found.same_ids() if task.same_id == "drop" else [],
-        gold=found.pairs,
-        grades=found.grades,
-        digest=found.digest,
-        dropped=found.dropped,
+        columns={"queries": judged.queries.texts, "documents": judged.documents.texts},
+        languages={"queries": judged.queries.languages, "documents": judged.documents.languages},
+        own=judged.same_ids() if task.same_id == "drop" else [],
+        gold=judged.pairs,
+        grades=judged.grades,
+        digest=judged.digest,
+        dropped=judged.dropped,
     )
 
 

@@ -211,8 +211,8 @@ def csv_rows(source: Source, path: Path, names: Sequence[str], lines: Lines, lon
     `longest` bytes, such as one whose last quotation mark is missing, is a fault. The lines after its first one are
     then read as rows of their own, so that a broken row never hides others."""
     csv.field_size_limit(max(csv.field_size_limit(), longest))
-    named, lines = named_delimiter(lines)
-    delimiter = named or (source.delimiter if source.format == "csv" else TAB)
+    written, lines = named_delimiter(lines)
+    delimiter = written or (source.delimiter if source.format == "csv" else TAB)
     if source.quoted is False:
         rows = ((line, raw if isinstance(raw, Fault) else split_line(raw, delimiter)) for line, raw in lines if raw)
         return table_rows(path, names, rows, header=source.header)
@@ -368,8 +368,8 @@ def position(path: Path, name: str, head: list[str]) -> int:
         raise DataError(f"{path}:1: column {shortened(name)} is in quotation marks; say `quoted: true`")
     if name not in head:
         other = other_format(path, head)
-        counted = head == [str(index) for index in range(len(head))]
-        names = "" if counted else "; the first line must name the columns"
+        is_numbered = head == [str(index) for index in range(len(head))]
+        names = "" if is_numbered else "; the first line must name the columns"
         names += ", or with `header: false` they are numbered from 0" if names and name.isdigit() else ""
         todo = other or nearest(name, head) or names
         raise DataError(f"{path}:1: no column {shortened(name)}; columns: {listed(head)}{todo}")
@@ -439,11 +439,11 @@ class _RepeatedKeyError(Exception):
 
 def unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """The object of these keys and values."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    values = dict(pairs)
+    if len(values) < len(pairs):
         keys = [key for key, _ in pairs]
         raise _RepeatedKeyError(next(key for key in keys if keys.count(key) > 1))
-    return found
+    return values
 
 
 def reached(record: Mapping[str, object], name: str) -> object:

@@ -107,19 +107,19 @@ def parts_of(form: Form, content: Digest, shards: TextShards) -> Iterator[Part]:
             count_all(shards.run(read_part, arguments), len(window), uncounted, "read")
             for path, _ in window:
                 yield _part(path, quotes)
-                for made in (path, path.with_suffix(".arrow"), path.with_suffix(".json")):
-                    made.unlink()
+                for place in (path, path.with_suffix(".arrow"), path.with_suffix(".json")):
+                    place.unlink()
     if form.watches_quotes:
         quotes.refuse(form.path)
 
 
 def _part(path: Path, quotes: QuotedColumns) -> Part:
     """What `read_part` wrote; its quotation marks are added."""
-    found = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
-    for column, more in zip(quotes.columns, found["quotes"], strict=True):
+    record = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+    for column, more in zip(quotes.columns, record["quotes"], strict=True):
         column.add(Quotes(**more))
-    faults = {place: Fault(*fault) for place, fault in found["faults"]}
-    return Part(found["first"], found["rows"], read_all(path.with_suffix(".arrow").read_bytes()), faults)
+    faults = {place: Fault(*fault) for place, fault in record["faults"]}
+    return Part(record["first"], record["rows"], read_all(path.with_suffix(".arrow").read_bytes()), faults)
 
 
 # --- In the driver -------------------------------------------------------------------------------------------------
@@ -190,8 +190,8 @@ def read_part(path: str, form: Form, first: int, head: bytes | Fault) -> int:
         elif form.keeps(values):
             table.add(values)
     save_all(table.done(), Path(f"{path}.arrow"))
-    found = {"first": begin, "rows": count, "faults": faults, "quotes": plain(quotes.columns)}
-    Path(f"{path}.json").write_text(json.dumps(found), encoding="utf-8")
+    record = {"first": begin, "rows": count, "faults": faults, "quotes": plain(quotes.columns)}
+    Path(f"{path}.json").write_text(json.dumps(record), encoding="utf-8")
     return 1
 
 

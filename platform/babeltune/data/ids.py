@@ -76,10 +76,10 @@ def write_ids(folder: Path, sides: Sequence[Sequence[int]]) -> None:
 
 def ids_in(folder: Path, sides: Sequence[Sequence[int]]) -> list[Sequence[int]]:
     """The sides, those that `write_ids` wrote there as parts of its file."""
-    found: list[Sequence[int]] = []
+    ids: list[Sequence[int]] = []
     start = 0
     for side in sides:
         large = len(side) >= MANY
-        found.append(Ids(str(folder / FILE), start, len(side)) if large else side)
+        ids.append(Ids(str(folder / FILE), start, len(side)) if large else side)
         start += len(side) if large else 0
-    return found
+    return ids

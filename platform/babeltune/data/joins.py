@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 def matching(keys: NDArray[np.uint64], others: NDArray[np.uint64]) -> NDArray[np.int64]:
     """[keys] the place of the equal key among the `others`, which all differ; -1 where there is none."""
     out: NDArray[np.int64] = zeros(len(keys), np.int64)
-    for here, there in residues(keys, others):
-        order = there[np.argsort(others[there])]
+    for here, those in residues(keys, others):
+        order = those[np.argsort(others[those])]
         place = np.minimum(np.searchsorted(others[order], keys[here]), max(0, len(order) - 1))
         out[here] = np.where(others[order[place]] == keys[here], order[place], -1) if len(order) else -1
     return out

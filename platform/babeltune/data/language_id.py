@@ -93,7 +93,7 @@ def scores(texts: Sequence[str]) -> NDArray[np.float32]:
     """[texts, labels] the logarithm of each label's likelihood, over the root of the text's bytes."""
     from scipy.sparse import csr_matrix
 
-    found = model()
+    identifier = model()
     encoded = [_bytes_of(text) for text in texts]
     order = np.argsort([-len(each) for each in encoded], kind="stable")
     lengths = np.array([len(encoded[place]) for place in order])
@@ -104,16 +104,16 @@ def scores(texts: Sequence[str]) -> NDArray[np.float32]:
     columns, features = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for position, row in enumerate(letters):
         longer = int(np.searchsorted(-lengths, -position))  # the longest texts come first
-        states = found.moves[found.rows[states[:longer]] + row[:longer]].astype(np.int64)
-        seen = found.features[states]
+        states = identifier.moves[identifier.rows[states[:longer]] + row[:longer]].astype(np.int64)
+        seen = identifier.features[states]
         columns.append(np.flatnonzero(seen >= 0))
         features.append(seen[columns[-1]])
     places = np.concatenate(columns), np.concatenate(features)
-    counts = csr_matrix((np.ones(len(places[0]), np.float32), places), (len(texts), len(found.weights)))
+    counts = csr_matrix((np.ones(len(places[0]), np.float32), places), (len(texts), len(identifier.weights)))
     counts.sum_duplicates()
     counts.data = np.log1p(counts.data)
-    result = np.empty((len(texts), len(found.labels)), np.float32)
-    result[order] = (counts @ found.weights + found.priors) / np.sqrt(np.maximum(lengths, 1))[:, None]
+    result = np.empty((len(texts), len(identifier.labels)), np.float32)
+    result[order] = (counts @ identifier.weights + identifier.priors) / np.sqrt(np.maximum(lengths, 1))[:, None]
     result[order[np.diff(counts.indptr) == 0]] = 0.0  # nothing is known of it, as in py3langid
     return result
 
@@ -129,10 +129,10 @@ def likeliest(texts: Sequence[str], among: Iterable[str] | None = None) -> list[
     allowed = None if among is None else set(among)
     names = model().labels
     columns = np.array([place for place, name in enumerate(names) if allowed is None or name in allowed])
-    found: list[str] = []
+    labels: list[str] = []
     for part in parts(len(texts), BATCH):
-        found += [names[columns[place]] for place in scores(texts[part])[:, columns].argmax(axis=1)]
-    return found
+        labels += [names[columns[place]] for place in scores(texts[part])[:, columns].argmax(axis=1)]
+    return labels
 
 
 def strangers(texts: Texts, language: str) -> NDArray[np.int16]:
@@ -143,9 +143,9 @@ def strangers(texts: Texts, language: str) -> NDArray[np.int16]:
     result[:] = -1
     for part in parts(len(texts), BATCH) if labels else ():
         some = texts[part]
-        found = scores(some)
-        best = found.argmax(axis=1)
-        other = found.max(axis=1) - found[:, labels].max(axis=1) > SURE
+        by_label = scores(some)
+        best = by_label.argmax(axis=1)
+        other = by_label.max(axis=1) - by_label[:, labels].max(axis=1) > SURE
         other &= best != model().labels.index(NO_LANGUAGE)
         other &= np.array([len(text.encode()) >= LEAST_BYTES for text in some])
         result[part][other] = best[other]

@@ -41,10 +41,10 @@ def mine_negatives(
     anchor text stay together. So the cost grows linearly with the corpus: n * pool * dim multiplications. Memory: one
     pool's vectors and `TILE` cosines."""
     anchor_ids, target_ids = pairs[:, 0], pairs[:, 1]
-    found = np.full((len(pairs), k), -1, pairs.dtype)
+    negatives = np.full((len(pairs), k), -1, pairs.dtype)
     for members in _pools(anchor_ids, groups, pool, np.random.default_rng(seed)):
-        found[members] = _mine_pool(vectors[members], anchor_ids[members], target_ids[members], k, below)
-    return found
+        negatives[members] = _mine_pool(vectors[members], anchor_ids[members], target_ids[members], k, below)
+    return negatives
 
 
 def _pools(
@@ -70,7 +70,7 @@ def _mine_pool(
     _, first, place = np.unique(target_ids, return_index=True, return_inverse=True)
     repeats = torch.from_numpy(np.flatnonzero(first[place] != np.arange(len(target_ids))))
     firsts = torch.from_numpy(first[place])[repeats]
-    found = np.full((len(target_ids), k), -1, target_ids.dtype)
+    negatives = np.full((len(target_ids), k), -1, target_ids.dtype)
     size = max(1, TILE // len(x))
     for start in range(0, len(x), size):
         rows = slice(start, start + size)
@@ -85,6 +85,6 @@ def _mine_pool(
         for column in range(min(k, len(x))):
             # `max` gives the first of equal values, which `topk` does not promise.
             best, where = cosines.max(dim=1)
-            found[rows, column] = np.where(best.numpy() > -np.inf, target_ids[where.numpy()], -1)
+            negatives[rows, column] = np.where(best.numpy() > -np.inf, target_ids[where.numpy()], -1)
             cosines.scatter_(1, where[:, None], -torch.inf)
-    return found
+    return negatives

@@ -199,8 +199,8 @@ def with_vectors(
 def counts_of(corpus: Corpus, words: Path | None) -> dict[str, object]:
     """What the record says of the corpus; `words` is the store of the aligned words, if any."""
     facts = facts_of(words) if words else {}
-    found = Counts(rows=corpus.counts, overlap=corpus.overlap, words=facts, contamination=corpus.contamination.plain())
-    return dict(found)
+    counts = Counts(rows=corpus.counts, overlap=corpus.overlap, words=facts, contamination=corpus.contamination.plain())
+    return dict(counts)
 
 
 def align_words(inputs: PreparationInputs, corpus: Corpus, stores: Path, progress: Progress) -> Path:

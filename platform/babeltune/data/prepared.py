@@ -291,16 +291,16 @@ class Prepared:
 
     def folders(self) -> Iterator[Path]:
         """The stores that it names; a tokenizer that comes with a model is none."""
-        named = [self.folder, self.teacher]
+        places = [self.folder, self.teacher]
         for tokens in self.tokens.values():
-            named += [
+            places += [
                 tokens.train,
                 tokens.evaluation,
                 tokens.tokenizer,
                 tokens.words and str(Path(tokens.words).parent),
                 tokens.vectors and str(Path(tokens.vectors).parent),
             ]
-        yield from sorted({Path(name) for name in named if name is not None and Path(name).is_absolute()})
+        yield from sorted({Path(name) for name in places if name is not None and Path(name).is_absolute()})
 
 
 def texts_in(folder: Path) -> Texts:

@@ -147,8 +147,8 @@ def read_source(
         rows = read_table(source, root, refusals, longest, shards)
     if not len(rows):
         reasons = ", ".join(f"{count} {reason}" for reason, count in rows.dropped.items())
-        found = f" left; dropped: {reasons}" if reasons else "; give it rows, or remove the source"
-        raise DataError(f"{named(source)} has no rows{found}")
+        lack = f" left; dropped: {reasons}" if reasons else "; give it rows, or remove the source"
+        raise DataError(f"{named(source)} has no rows{lack}")
     return rows
 
 
@@ -302,10 +302,14 @@ def join_ids(
     for places_there in matches:
         everywhere &= places_there >= 0
     rows = [places(everywhere), *(kept(places_there, everywhere) for places_there in matches)]
-    different = sum(np.count_nonzero(unseen(own, [first, *others][:place])) for place, own in enumerate(keys.values()))
+    different = sum(
+        np.count_nonzero(unseen(side_keys, [first, *others][:place])) for place, side_keys in enumerate(keys.values())
+    )
     if unmatched := int(different) - len(rows[0]):
         refusals.counts["id not in every file"] = unmatched
-    columns = {language: texts.at(own) for (language, (texts, _)), own in zip(read.items(), rows, strict=True)}
+    columns = {
+        language: texts.at(places) for (language, (texts, _)), places in zip(read.items(), rows, strict=True)
+    }
     return columns, next(iter(read.values()))[1].at(rows[0])
 
 
@@ -336,8 +340,10 @@ def join_pivot(source: Source, others: Mapping[str, Rows]) -> Rows:
     combinations are counted as left out. If both sources hold a language, its text is the left one's."""
     for name in (source.left or "", source.right or ""):
         if name not in others:
-            known = ", ".join(others) or "none"
-            raise DataError(f"pivot {source.name!r} joins {name!r}, no source; sources: {known}{nearest(name, others)}")
+            offered = ", ".join(others) or "none"
+            raise DataError(
+                f"pivot {source.name!r} joins {name!r}, no source; sources: {offered}{nearest(name, others)}"
+            )
     left, right = others[source.left or ""], others[source.right or ""]
     joined, combinations = paired_in_turn(*(pivot_keys(source, rows, side) for side, rows in enumerate((left, right))))
     columns = {language: texts.at(joined[:, 1]) for language, texts in right.columns.items()}
@@ -378,13 +384,13 @@ def translated(source: Source, others: Mapping[str, Rows], translate: Translate 
     if translate is None:
         raise DataError(f"source {source.name!r} is a translation, which training text alone can be")
     text = others[how.text]
-    made = translate(source, text.columns[how.original])
-    content = json.dumps([text.digest, made.description, source.cap], sort_keys=True)
+    translations = translate(source, text.columns[how.original])
+    content = json.dumps([text.digest, translations.description, source.cap], sort_keys=True)
     return Rows(
-        columns={how.original: Texts.of(made.originals), how.into: Texts.of(made.translations)},
+        columns={how.original: Texts.of(translations.originals), how.into: Texts.of(translations.translations)},
         ids=Texts.of([]),
         digest=f"synthetic:{hashlib.sha256(content.encode()).hexdigest()}",
-        dropped=made.dropped,
+        dropped=translations.dropped,
     )
 
 
@@ -430,16 +436,16 @@ def read_labelled(task: Clustering | Transfer, root: Path, longest: int = MAX_LI
         return replace(whole, columns={name: c for name, c in whole.columns.items() if name != LABEL}), labels
     rows = read_source(source, root, others={}, longest=longest)
     read = read_source(replace(source, column=task.label), root, others={}, longest=longest)
-    found = {name: set(labels) for name, *labels in zip(read.ids, *read.columns.values(), strict=True)}
+    labels_of_id = {name: set(labels) for name, *labels in zip(read.ids, *read.columns.values(), strict=True)}
     for name in rows.ids:
-        if len(found.get(name, ())) != 1:
-            has = ", ".join(sorted(found.get(name, ()))) or "none"
+        if len(labels_of_id.get(name, ())) != 1:
+            has = ", ".join(sorted(labels_of_id.get(name, ()))) or "none"
             raise DataError(
                 f"clustering task {task.name!r}: row {name!r} needs one label in column {task.label!r}, the same in "
                 f"every language's file; it has {has}; correct the files"
             )
     digest = hashlib.sha256(json.dumps([rows.digest, read.digest, task.label]).encode()).hexdigest()
-    return replace(rows, digest=digest), Texts.of([next(iter(found[name])) for name in rows.ids])
+    return replace(rows, digest=digest), Texts.of([next(iter(labels_of_id[name])) for name in rows.ids])
 
 
 # --- Languages and keys --------------------------------------------------------------------------------------------

@@ -55,11 +55,11 @@ class Block:
 
     def pair_keys(self, salt: int = 0) -> NDArray[np.uint64]:
         """[rows] one key per pair, which depends on its two sentences and the salt alone."""
-        found = zeros(len(self.keys), np.uint64)
-        for part in parts(len(found)):
+        hashes = zeros(len(self.keys), np.uint64)
+        for part in parts(len(hashes)):
             left, right = self.keys[part].T
-            found[part] = mixed(mixed(left ^ np.uint64(salt)) + right)
-        return found
+            hashes[part] = mixed(mixed(left ^ np.uint64(salt)) + right)
+        return hashes
 
 
 # --- Keys ----------------------------------------------------------------------------------------------------------
@@ -150,11 +150,11 @@ def _by_rank(
     turn = np.cumsum(sizes) // arrays.PART
     """[bins] the turn at which the ranks that begin so are sorted."""
     for number in np.unique(turn[sizes > 0]):
-        found = [
+        places = [
             part.start + np.flatnonzero(can[part] & (turn[leading(ranks[part])] == number))
             for part in parts(len(ranks))
         ]
-        pairs = np.concatenate(found)
+        pairs = np.concatenate(places)
         order = pairs[np.lexsort((component[pairs], ranks[pairs]))]
         edges = np.flatnonzero(np.diff(component[order], prepend=-1, append=-1))
         yield from (order[start:end] for start, end in itertools.pairwise(edges))

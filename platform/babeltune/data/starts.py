@@ -59,22 +59,22 @@ def keep_start(storage: Path, start: str) -> Path:
     name, digest = split_pin(start)
     if digest is None:
         raise TeacherError(f"student.start {name!r} has no digest; read the sweep file again, which adds it")
-    kept = place_of(storage, digest)
-    bring(kept)
-    if kept.is_dir() and digest_of_start(kept) == digest:
-        return kept
-    given = Path(name).expanduser()
-    if not given.is_dir():
+    copy = place_of(storage, digest)
+    bring(copy)
+    if copy.is_dir() and digest_of_start(copy) == digest:
+        return copy
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
         raise TeacherError(
             f"student.start {name!r} of digest {digest} is not in {storage / FETCHED} any more; submit the sweep file "
             "again, which fetches it"
         )
-    if (found := digest_of_start(given)) != digest:
+    if (now := digest_of_start(folder)) != digest:
         raise TeacherError(
-            f"student.start {name!r} has changed: its digest is {found}, and this sweep began with {digest}; put the "
+            f"student.start {name!r} has changed: its digest is {now}, and this sweep began with {digest}; put the "
             "old files back, or submit a sweep of its own"
         )
-    return copy_start(storage, given)
+    return copy_start(storage, folder)
 
 
 def copy_start(storage: Path, folder: Path) -> Path:

@@ -322,11 +322,11 @@ def _discard(folder: Path) -> None:
 
 def _check_fits(array: Array, files: Mapping[str, StoredFile], folder: Path) -> None:
     for name, rows in array.shards:
-        found = files[name].bytes if name in files else None
-        if found != array.bytes_of(rows):
+        size = files[name].bytes if name in files else None
+        if size != array.bytes_of(rows):
             raise StoreError(
                 f"shard {name} of the store {folder} should hold {rows} rows in {array.bytes_of(rows)} bytes, but has "
-                f"{'no file' if found is None else f'{found} bytes'}; its writer ended early: submit again"
+                f"{'no file' if size is None else f'{size} bytes'}; its writer ended early: submit again"
             )
 
 

@@ -117,21 +117,21 @@ def make_shards(draft: Path, texts: Texts, cut: Iterable[NDArray[np.integer]], w
 
     Shards that an earlier process has made are kept. The others are made in a drawn order, so that the count of texts
     moves evenly and gives a rate. Their records stay until the store is in place. `StoreError` if a shard is lost."""
-    there, records, missing = shards_there(draft), dict[Path, ShardRecord](), dict[Path, tuple[object, ...]]()
-    done, kept, outs = 0, set[str](), list[Path]()
+    shards, records, missing = shards_there(draft), dict[Path, ShardRecord](), dict[Path, tuple[object, ...]]()
+    done, names, outs = 0, set[str](), list[Path]()
     for number, rows in enumerate(list(cut) or [np.empty(0, np.int64)]):
-        out, own = draft / _name(number), texts.at(rows)[:]
+        out, texts_here = draft / _name(number), texts.at(rows)[:]
         outs.append(out)
-        if (record := whole_shard(out, own, there)) is not None:
+        if (record := whole_shard(out, texts_here, shards)) is not None:
             records[out] = record
-            kept |= {f"{out.name}{DONE}", *(file.name for file in record.files.values())}
-            done += len(own)
+            names |= {f"{out.name}{DONE}", *(file.name for file in record.files.values())}
+            done += len(texts_here)
         else:
-            source = write_texts(out.with_suffix(".json"), own)
-            kept.add(source.name)
+            source = write_texts(out.with_suffix(".json"), texts_here)
+            names.add(source.name)
             missing[out] = work.arguments(str(source), str(out))
     for left in draft.iterdir():
-        if OF_SHARD.fullmatch(left.name) and left.name not in kept:
+        if OF_SHARD.fullmatch(left.name) and left.name not in names:
             left.unlink()  # of a process that ended early
     drawn = [list(missing.values())[place] for place in np.random.default_rng(0).permutation(len(missing))]
     count_all(work.run(work.function, drawn, gpu=work.gpu) if drawn else [], len(texts), work.progress, work.what, done)

@@ -41,12 +41,12 @@ class Matrix:
         places: Ids = ids if self._order is None else self._order[ids]
         if len(self._parts) == 1:
             return np.take(self._parts[0], places, axis=0)
-        found: Numbers = np.empty((len(places), self.width), self._parts[0].dtype)
+        rows: Numbers = np.empty((len(places), self.width), self._parts[0].dtype)
         shard = np.searchsorted(self._starts, places, side="right") - 1
         for number in np.unique(shard):
             where = np.flatnonzero(shard == number)
-            found[where] = self._parts[number][places[where] - self._starts[number]]
-        return found
+            rows[where] = self._parts[number][places[where] - self._starts[number]]
+        return rows
 
 
 class Ragged(Generic[Value]):
@@ -64,13 +64,13 @@ class Ragged(Generic[Value]):
         """The length of every row, or of these."""
         if ids is None:
             return np.concatenate([np.diff(offsets) for _, offsets in self._shards]).astype(np.int64, copy=False)
-        found = np.empty(len(ids), np.int64)
+        lengths = np.empty(len(ids), np.int64)
         shards = np.searchsorted(self._starts, ids, side="right") - 1
         for shard in np.unique(shards):
             where, offsets = np.flatnonzero(shards == shard), self._shards[shard][1]
             rows = np.asarray(ids)[where] - self._starts[shard]
-            found[where] = offsets[rows + 1] - offsets[rows]
-        return found
+            lengths[where] = offsets[rows + 1] - offsets[rows]
+        return lengths
 
     def take(self, ids: Ids) -> tuple[NDArray[Value], NDArray[np.int64]]:
         """These rows' values end to end, and their lengths; `StoreError` for a row that does not exist."""

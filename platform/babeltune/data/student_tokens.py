@@ -67,18 +67,20 @@ class StudentTokens:
             self.progress("making the tokenizer", 0, 1)
             trained = self._own_tokenizer(student, train_texts)
             self.progress("making the tokenizer", 1, 1)
-        kept, untrimmed = None, 0
+        kept_ids, untrimmed = None, 0
         if student.trim and student.model is not None:
             whole = load_tokenizer(replace(student, trim=False), None)
             # Of whole texts: within a word that is cut the tokens of the whole word would be missing.
             before = self._tokenize(student, None, whole, what)
             trained, untrimmed = build_trimmed(self.stores, whole, before), len(whole)
-            kept = trained / KEPT
+            kept_ids = trained / KEPT
         tokenizer = load_tokenizer(student, trained)
         train, evaluation = after = self._tokenize(student, student.max_tokens, tokenizer, what)
-        if kept is not None:
+        if kept_ids is not None:
             for one, other in zip(before, after, strict=True):
-                check_equal(one, other, np.load(kept), ends=bare_tokenizer(tokenizer).num_special_tokens_to_add(False))
+                check_equal(
+                    one, other, np.load(kept_ids), ends=bare_tokenizer(tokenizer).num_special_tokens_to_add(False)
+                )
         wordy = words if has_special_tokens(student) else None  # methods that learn from words read token states
         spans = wordy and build_spans(wordy, self.corpus, tokenizer, student.prompt, student.max_tokens, self.stores)
         return TokenSet(
@@ -91,7 +93,7 @@ class StudentTokens:
             mask=tokenizer.mask_token_id,
             special=tuple(sorted(tokenizer.all_special_ids)),
             words=str(spans / "spans.npy") if spans else None,
-            kept=None if kept is None else str(kept),
+            kept=None if kept_ids is None else str(kept_ids),
             untrimmed=untrimmed,
         )
 

@@ -99,16 +99,16 @@ class TeacherModel:
         tokenizer = self._model.tokenizer
         if isinstance(tokenizer, Tokenizer):  # a static table's, which also cuts
             tokenizer.no_truncation()
-            counts = [len(found) for found in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+            counts = [len(encoding) for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
             tokenizer.enable_truncation(self._teacher.max_tokens)
         else:
-            found = tokenizer(
+            encoding = tokenizer(
                 texts,
                 return_attention_mask=False,
                 return_token_type_ids=False,
                 verbose=False,  # about long sentences, which are counted and cut by the caller
             )
-            counts = [len(ids) for ids in found["input_ids"]]
+            counts = [len(ids) for ids in encoding["input_ids"]]
         return np.array(counts, np.int64)
 
 

@@ -44,10 +44,10 @@ def sentence_keys(texts: Iterable[str]) -> NDArray[np.uint64]:
     Unicode form only. A million sentences share a key by accident once in 30 million corpora."""
     if not isinstance(texts, Sequence):
         return joined([np.empty(0, np.uint64), *map(_keys, batches(texts))])
-    found: NDArray[np.uint64] = zeros(len(texts), np.uint64)
+    keys: NDArray[np.uint64] = zeros(len(texts), np.uint64)
     for part in parts(len(texts), BATCH):
-        found[part] = _keys(texts[part])
-    return found
+        keys[part] = _keys(texts[part])
+    return keys
 
 
 def _keys(texts: Sequence[str]) -> NDArray[np.uint64]:

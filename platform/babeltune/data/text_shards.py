@@ -64,8 +64,8 @@ class TextShards:
                 count_all(self.run(work_on_shard, arguments), window.stop - window.start, uncounted, "worked on")
                 for path, part in shards.items():
                     yield part, np.load(path.with_suffix(".npy"))
-                    for made in (".arrow", ".npy"):
-                        path.with_suffix(made).unlink()
+                    for ending in (".arrow", ".npy"):
+                        path.with_suffix(ending).unlink()
 
 
 def work_on_shard(path: str, function: Callable[..., NDArray[Any]], *more: str) -> int:
@@ -97,7 +97,7 @@ def strangers_of(texts: Texts, language: str, shards: TextShards | None) -> NDAr
 def _filled(
     shards: TextShards, function: Callable[..., NDArray[Any]], texts: Texts, *more: str, dtype: type = np.uint64
 ) -> NDArray[Any]:
-    found: NDArray[Any] = zeros(len(texts), dtype)
+    filled: NDArray[Any] = zeros(len(texts), dtype)
     for part, some in shards.each(function, texts, *more):
-        found[part] = some
-    return found
+        filled[part] = some
+    return filled

@@ -136,11 +136,11 @@ class Texts(Sequence[str]):
         """[texts] the characters of each text."""
         import pyarrow.compute as compute
 
-        found: NDArray[np.int64] = zeros(len(self), np.int64)
+        lengths: NDArray[np.int64] = zeros(len(self), np.int64)
         for place in parts(len(self), BATCH):
-            counted = compute.utf8_length(self.part(place))
-            found[place] = np.frombuffer(counted.buffers()[1], np.int64)[counted.offset :][: len(counted)]
-        return found
+            characters = compute.utf8_length(self.part(place))
+            lengths[place] = np.frombuffer(characters.buffers()[1], np.int64)[characters.offset :][: len(characters)]
+        return lengths
 
 
 def save_all(columns: Sequence[Texts], path: Path) -> None:
@@ -279,7 +279,7 @@ def text_hashes(texts: Texts, language: str = "") -> NDArray[np.uint64]:
     accident once in 25,000 corpora."""
     import pyarrow as pa
 
-    found: NDArray[np.uint64] = zeros(len(texts), np.uint64)
+    hashes: NDArray[np.uint64] = zeros(len(texts), np.uint64)
     begin = hashlib.blake2b(f"{language}\0".encode(), digest_size=8)
 
     def digest(text: bytes) -> bytes:
@@ -289,5 +289,5 @@ def text_hashes(texts: Texts, language: str = "") -> NDArray[np.uint64]:
 
     for place in parts(len(texts), BATCH):
         some = texts.part(place).cast(pa.large_binary()).to_pylist()
-        found[place] = np.frombuffer(b"".join(map(digest, some)), "<u8")
-    return found
+        hashes[place] = np.frombuffer(b"".join(map(digest, some)), "<u8")
+    return hashes

@@ -89,9 +89,11 @@ class OwnLanguage:
         assert source.translation is not None
         language = source.translation.original
         labels = strangers(Texts.of(texts), language).tolist()
-        made = self.translate(source, [text for text, label in zip(texts, labels, strict=True) if label < 0])
+        translations = self.translate(source, [text for text, label in zip(texts, labels, strict=True) if label < 0])
         left_out = sum(label >= 0 for label in labels)
-        return replace(made, dropped={**made.dropped, **({f"not in {language}": left_out} if left_out else {})})
+        return replace(
+            translations, dropped={**translations.dropped, **({f"not in {language}": left_out} if left_out else {})}
+        )
 
 
 @dataclass(frozen=True)
@@ -212,7 +214,7 @@ class Model:
     ) -> tuple[list[str | None], dict[str, int]]:
         """The translations, None where there is none, and how many of these for which reason."""
         ids: list[list[int]] = self.tokenizer([self.how.prefix + text for text in texts], verbose=False)["input_ids"]
-        fits = [row for row, found in enumerate(ids) if len(found) <= self.how.max_tokens]
+        fits = [row for row, tokens in enumerate(ids) if len(tokens) <= self.how.max_tokens]
         translations: list[str | None] = [None] * len(texts)
         dropped = {"too long to translate": len(texts) - len(fits), "unfinished translation": 0, "empty translation": 0}
         done = dropped["too long to translate"]

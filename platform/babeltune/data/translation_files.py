@@ -88,8 +88,8 @@ def unit_rows(path: Path, names: Sequence[str], units: Iterable[Unit]) -> Iterat
             continue
         for place in range(max(map(len, filled))):
             yield line, cells([some[min(place, len(some) - 1)] for some in filled], names)
-    for name, found in seen.items():
-        if not found and languages:
+    for name, was_seen in seen.items():
+        if not was_seen and languages:
             raise DataError(
                 f"{path}: no text in {shortened(name)}; languages: {listed(languages)}{nearest(name, languages)}"
             )

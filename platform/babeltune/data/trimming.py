@@ -81,10 +81,10 @@ def build_trimmed(root: Path, tokenizer: PreTrainedTokenizerFast, stores: Iterab
     }
 
     def write(folder: Path) -> Contents:
-        cut, kept = trimmed(tokenizer, used)
+        cut, kept_ids = trimmed(tokenizer, used)
         cut.save_pretrained(folder)
-        np.save(folder / KEPT, kept)
-        return Contents(facts={"vocabulary": len(kept), "before": len(tokenizer)})
+        np.save(folder / KEPT, kept_ids)
+        return Contents(facts={"vocabulary": len(kept_ids), "before": len(tokenizer)})
 
     return build(root, "tokenizer", description, write)
 
@@ -135,15 +135,15 @@ def trimmed(
     wanted |= {number for number, token in text_of.items() if is_single(token, model)}
     wanted |= set(range(pad + 1)) if pad is not None and pad < FEW else set()
     wanted |= KINDS[model["type"]][0](model, {text_of[number] for number in wanted if number in text_of})
-    kept = np.array(sorted(wanted & text_of.keys()), np.int64)
-    new = {int(old): place for place, old in enumerate(kept)}
+    kept_ids = np.array(sorted(wanted & text_of.keys()), np.int64)
+    new = {int(old): place for place, old in enumerate(kept_ids)}
     KINDS[model["type"]][1](model, new)
     for token in added:
         token["id"] = new[token["id"]]
     renumber(described["post_processor"], new)
     backend = Tokenizer.from_str(json.dumps(described))
-    found = backend.get_vocab(with_added_tokens=True)
-    if found != {text_of[int(old)]: place for place, old in enumerate(kept)}:
+    vocabulary = backend.get_vocab(with_added_tokens=True)
+    if vocabulary != {text_of[int(old)]: place for place, old in enumerate(kept_ids)}:
         raise TeacherError(
             "this tokenizer numbers its added tokens in a way that cannot be trimmed; remove student.trim"
         )
@@ -155,7 +155,7 @@ def trimmed(
         truncation_side=tokenizer.truncation_side,
         **tokenizer.special_tokens_map,
     )
-    return cut, kept
+    return cut, kept_ids
 
 
 def is_single(token: str, model: ModelJson) -> bool:
@@ -222,10 +222,10 @@ def merged(token: str, ranks: dict[tuple[str, str], int], prefix: str) -> Iterat
     yield from symbols
     while True:
         pairs = list(itertools.pairwise(symbols))
-        known = [(ranks[pair], at) for at, pair in enumerate(pairs) if pair in ranks]
-        if not known:
+        ranked = [(ranks[pair], at) for at, pair in enumerate(pairs) if pair in ranks]
+        if not ranked:
             return
-        _, at = min(known)
+        _, at = min(ranked)
         symbols[at : at + 2] = [symbols[at] + symbols[at + 1].removeprefix(prefix)]
         yield symbols[at]
 

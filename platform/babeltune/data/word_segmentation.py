@@ -88,8 +88,8 @@ def find_words(texts: Sequence[str], cut: Cut | None = None) -> Found:
         joined = "\n".join(map(lower, chunk))
         edges = word_edges(joined, begins, cut and cut(chunk))
         which = np.searchsorted(begins, edges[:, 0], side="right") - 1
-        found = (numbers.setdefault(joined[a:b], len(numbers)) for a, b in zip(*edges.T.tolist(), strict=True))
-        words.append(np.fromiter(found, np.int64, len(edges)))
+        ids = (numbers.setdefault(joined[a:b], len(numbers)) for a, b in zip(*edges.T.tolist(), strict=True))
+        words.append(np.fromiter(ids, np.int64, len(edges)))
         spans.append((edges - begins[which, None]).astype(np.int32))
         counts.append(np.bincount(which, minlength=len(chunk)))
     return Found(np.cumsum(np.concatenate(counts)), np.concatenate(words), np.concatenate(spans), list(numbers))

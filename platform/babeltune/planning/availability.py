@@ -112,8 +112,8 @@ def data_files(sweep: Sweep) -> Iterator[tuple[Key, str]]:
 
 def tasks(sweep: Sweep) -> Iterator[tuple[Key, Task]]:
     """Every dev and test task, with its key."""
-    for kind, found in (("dev", sweep.data.dev), ("test", sweep.data.test)):
-        for index, task in enumerate(found):
+    for kind, sets in (("dev", sweep.data.dev), ("test", sweep.data.test)):
+        for index, task in enumerate(sets):
             yield ("data", kind, index), task
 
 
@@ -291,24 +291,26 @@ def _saved(name: str, file: str, revision: str | None) -> Path | None:
         path: Path | None = folder / file
     else:
         try:
-            found = try_to_load_from_cache(name, file, revision=revision)
+            cached = try_to_load_from_cache(name, file, revision=revision)
         except HFValidationError:
             return None
-        path = Path(found) if isinstance(found, str) else None
+        path = Path(cached) if isinstance(cached, str) else None
     return path if path is not None and path.is_file() else None
 
 
 def student_parameters(student: Student, teacher: Teacher) -> int | None:
     """About how many weights a student from scratch has. None for a named model, a start, or a teacher's vocabulary
     that is not known yet."""
-    taken = model_vocabulary(teacher.model, teacher.revision) if student.vocabulary == "teacher" else student.vocabulary
-    if student.model is not None or student.start or student.embeddings_from or taken is None:
+    tokens = (
+        model_vocabulary(teacher.model, teacher.revision) if student.vocabulary == "teacher" else student.vocabulary
+    )
+    if student.model is not None or student.start or student.embeddings_from or tokens is None:
         return None
     width, inner = student.width, student.feed_forward
     if student.kind == "static":
-        return taken * width + (student.projection * (width + 1) if isinstance(student.projection, int) else 0)
+        return tokens * width + (student.projection * (width + 1) if isinstance(student.projection, int) else 0)
     layer = 4 * width * width + 2 * width * inner + 9 * width + inner
     positions = math.ceil(student.max_tokens / 64) * 64
     after = width if student.pooling == "pooler" else student.projection
     projection = after * (width + 1) if isinstance(after, int) else 0
-    return (taken + positions + 4) * width + student.layers * layer + projection
+    return (tokens + positions + 4) * width + student.layers * layer + projection

@@ -230,28 +230,28 @@ def _sentence_seconds(trial: Trial, prepared: Prepared, device: torch.device) ->
     encoder = make_student(trial, prepared).to(device).eval()
     assert not isinstance(encoder, FrozenEncoder)
     tokens = open_ragged(Path(token_set(trial, prepared).evaluation))
-    named = f"plan {plain(trial.student)} {device}"
+    shape = f"plan {plain(trial.student)} {device}"
     texts = np.arange(prepared.texts, dtype=np.int64)
-    return 1 / sentences_per_second(named, encoder, tokens.take, texts, device)[0]
+    return 1 / sentences_per_second(shape, encoder, tokens.take, texts, device)[0]
 
 
 @contextlib.contextmanager
 def _peak_memory(device: torch.device) -> Iterator[list[int]]:
     """Gives a list that holds, after the block, the bytes by which memory grew in it at most; empty if unknown."""
-    found: list[int] = []
+    peaks: list[int] = []
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-        yield found
-        found.append(torch.cuda.max_memory_allocated(device))
+        yield peaks
+        peaks.append(torch.cuda.max_memory_allocated(device))
         return
     before = None
     with contextlib.suppress(OSError):
         CLEAR_REFS.write_text("5", encoding="ascii")
         before = _status("VmRSS")
-    yield found
+    yield peaks
     after = _status("VmHWM")
     if before is not None and after is not None:
-        found.append(max(0, after - before))
+        peaks.append(max(0, after - before))
 
 
 def _status(name: str) -> int | None:
@@ -327,5 +327,5 @@ def checkpoints_bytes(sweep: Sweep, trial: Trial, saved: SavedBytes, groups: int
     most, keep = sweep.budget.trials, sweep.keep
     ended = saved.weights + (saved.optimizer if keep.optimizer else 0)
     running = min(groups, most) if keep.trials is not None or not keep.optimizer else 0
-    kept = most - running if keep.trials is None else min(keep.trials, most)
-    return min(2, trial.training.reports) * (kept * ended + running * sum(saved))
+    trials = most - running if keep.trials is None else min(keep.trials, most)
+    return min(2, trial.training.reports) * (trials * ended + running * sum(saved))

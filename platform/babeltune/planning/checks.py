@@ -33,9 +33,9 @@ def method_problems(sweep: Sweep) -> Iterator[Problem]:
 
     Later checks build on earlier ones, so the first stage that finds something is the last."""
     for stage in (name_problems, value_problems, _agreements, right_models, _needs, goal_problems):
-        found = list(stage(sweep))
-        yield from found
-        if found:
+        at_stage = list(stage(sweep))
+        yield from at_stage
+        if at_stage:
             return
 
 
@@ -59,11 +59,11 @@ def _needs(sweep: Sweep) -> Iterator[Problem]:
     extra = ("student.kind", "student.preset", "student.width", "student.layers", "student.projection", "student.model")
     if frozen_only(sweep):
         yield from unused_student(sweep)
-    found = list(configurations(sweep, extra))
+    settings = list(configurations(sweep, extra))
     by_method: dict[str, set[Needs]] = {}
-    for _, method, config in found:
+    for _, method, config in settings:
         by_method.setdefault(method.name, set()).add(method.needs(config))
-    for params, method, config in found:
+    for params, method, config in settings:
         needs = method.needs(config)
         student = student_with(sweep, params)
         # its settings are named only where another choice of them needs something else
@@ -176,10 +176,10 @@ def _teacher_languages(
     sweep: Sweep, needs: Needs, who: str, anchors: tuple[str, ...], others: tuple[str, ...]
 ) -> Iterator[Problem]:
     """Whether the teacher knows the text that it is asked to encode."""
-    known = sweep.teacher.languages
-    spelled = (f"{code} (write {written})" if (written := code_of(code)) else code for code in known)
+    languages_of_teacher = sweep.teacher.languages
+    spelled = (f"{code} (write {written})" if (written := code_of(code)) else code for code in languages_of_teacher)
     says = f"the teacher {sweep.teacher.model!r} knows {', '.join(spelled)}"
-    strange = [language for language in anchors if not known_by(language, known)]
+    strange = [language for language in anchors if not known_by(language, languages_of_teacher)]
     if strange and ("source" in needs.teacher or needs.hard_negatives):
         yield (
             ("teacher", "languages"),
@@ -187,7 +187,7 @@ def _teacher_languages(
             "language that it knows first in data.anchor_priority, leave out the pairs without one, or name a "
             "multilingual teacher and list its languages",
         )
-    strange = [language for language in others if not known_by(language, known)]
+    strange = [language for language in others if not known_by(language, languages_of_teacher)]
     if strange and "target" in needs.teacher and sweep.teacher.target_side == "encode":
         yield (
             ("teacher", "languages"),

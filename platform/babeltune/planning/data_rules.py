@@ -32,16 +32,16 @@ def data_problems(data: Data) -> Iterator[Problem]:
     for index, source in enumerate(data.train):
         yield from source_problems(("data", "train", index), source, by_name)
     files = [source for source in data.train if source.format != "pivot"]
-    there = sorted({language for source in files for language in languages(source, by_name)})
+    spoken = sorted({language for source in files for language in languages(source, by_name)})
     anchors = data.anchor_priority
-    if there and anchors and not any(same_variety(a, b) for a in there for b in anchors):
+    if spoken and anchors and not any(same_variety(a, b) for a in spoken for b in anchors):
         yield (
             ("data", "anchor_priority"),
-            f"none of {', '.join(anchors)} is a language of data.train; allowed: {', '.join(there)}"
-            f"{nearest(anchors[0], there)}",
+            f"none of {', '.join(anchors)} is a language of data.train; allowed: {', '.join(spoken)}"
+            f"{nearest(anchors[0], spoken)}",
         )
     for index, anchor in enumerate(anchors):
-        if anchor not in there and (written := code_of(anchor)):
+        if anchor not in spoken and (written := code_of(anchor)):
             yield ("data", "anchor_priority", index), f"{anchor!r} is no code of a language; write {written}"
     for kind, tasks in (("dev", data.dev), ("test", data.test)):
         yield from repeated_tasks(kind, tasks)
@@ -116,11 +116,11 @@ def labelled_problems(key: Key, task: Bitext | Clustering | Transfer) -> Iterato
         yield from clustering_problems((*key, "source"), task.source)
     elif task.augmented is not None:
         yield from source_problems((*key, "augmented"), task.augmented, {}, least=1)
-    if isinstance(task, Transfer) and task.language not in (known := languages(task.source, {})):
+    if isinstance(task, Transfer) and task.language not in (spoken := languages(task.source, {})):
         yield (
             (*key, "language"),
             f"{task.language!r} is not a language of {task.source.name!r}, to learn from; "
-            f"allowed: {', '.join(known)}{nearest(task.language, known)}",
+            f"allowed: {', '.join(spoken)}{nearest(task.language, spoken)}",
         )
 
 
@@ -185,8 +185,8 @@ def graded_problems(key: Key, task: Sts, source: Source) -> Iterator[Problem]:
     if source.format in ("pivot", "translate", "moses") or source.paths is not None:
         yield (*key, "format"), "graded pairs are one file or data set: tsv, csv, jsonl, parquet or hub"
     elif source.columns is not None or source.id is not None:
-        named = "columns" if source.columns is not None else "id"
-        yield (*key, named), "an STS task names its columns itself: sentence1, sentence2 and score; remove it"
+        setting = "columns" if source.columns is not None else "id"
+        yield (*key, setting), "an STS task names its columns itself: sentence1, sentence2 and score; remove it"
     else:
         yield from source_problems(key, task.graded(), {})
 
@@ -211,24 +211,24 @@ def source_problems(key: Key, source: Source, others: dict[str, Source], least: 
     yield from shape
     if shape:
         return
-    known = languages(source, others)
+    codes = languages(source, others)
     spelled: dict[str, str] = {}
-    for language in known:
+    for language in codes:
         if (first := spelled.setdefault(meaning(language).variety, language)) != language:
             yield key, f"source {source.name!r} holds {first} and {language}, which are one language; keep one of them"
-    if len(known) < least and source.train:
-        found = f"only {', '.join(known)}" if known else "no language"
-        yield key, f"source {source.name!r} holds {found}; a source needs two languages"
+    if len(codes) < least and source.train:
+        holds = f"only {', '.join(codes)}" if codes else "no language"
+        yield key, f"source {source.name!r} holds {holds}; a source needs two languages"
     if isinstance(source.pairs, tuple):
         if not source.pairs:
             yield (*key, "pairs"), "must list a pair, or be `anchor` or `all`"
         for index, pair in enumerate(source.pairs):
-            if split_pair(pair, known) is None:
-                offered = [f"{a}-{b}" for a in known for b in known if a != b]
+            if split_pair(pair, codes) is None:
+                offered = [f"{a}-{b}" for a in codes for b in codes if a != b]
                 yield (
                     (*key, "pairs", index),
                     f"{pair!r} is not two languages of {source.name!r} joined by `-`; "
-                    f"languages: {', '.join(known)}{nearest(pair, offered)}",
+                    f"languages: {', '.join(codes)}{nearest(pair, offered)}",
                 )
 
 
@@ -268,15 +268,15 @@ def is_encoding(name: str) -> bool:
 
 def shape_problems(key: Key, source: Source, others: dict[str, Source]) -> Iterator[Problem]:
     """Whether the fields that say where text lies go together, and with the format."""
-    given = {name for name in LOCATIONS if getattr(source, name) is not None}
+    written = {name for name in LOCATIONS if getattr(source, name) is not None}
     alone = {"moses": ("paths",), "hub": ("dataset",), "beir": ("folder", "data set")}
     alone |= {"pivot": ("pivot",), "translate": ("translate",)}
     alone |= dict.fromkeys(("tmx", "xliff", "po"), ("path",))
     shapes = alone.get(source.format, ("path", "paths"))
     wanted = [set(FIELDS_OF[shape]) for shape in shapes]
-    if given not in wanted:
+    if written not in wanted:
         rule = " or ".join(" + ".join(FIELDS_OF[shape]) for shape in shapes)
-        has = ", ".join(sorted(given)) or "none of them"
+        has = ", ".join(sorted(written)) or "none of them"
         yield key, f"a source of format {source.format!r} needs {rule}, and no other of these; it has {has}"
         return
     yield from climbing(key, {"path": source.path, "dataset": source.dataset})

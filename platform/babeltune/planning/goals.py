@@ -69,13 +69,13 @@ def goal_problems(sweep: Sweep) -> Iterator[Problem]:
 
 def _first_points(sweep: Sweep) -> Iterator[Problem]:
     """A portfolio that is not there, or has no setting that this sweep searches."""
-    name, known = sweep.sampler.first_points, portfolios()
+    name, offered = sweep.sampler.first_points, portfolios()
     if name is None:
         return
-    if name not in known:
+    if name not in offered:
         yield (
             ("sampler", "first_points"),
-            f"{name!r} is not a portfolio; allowed: {', '.join(known) or 'none'}{nearest(name, known)}",
+            f"{name!r} is not a portfolio; allowed: {', '.join(offered) or 'none'}{nearest(name, offered)}",
         )
     elif not portfolio_points(sweep):
         yield ("sampler", "first_points"), f"{name!r} has none of the searched parameters; remove it"
@@ -133,9 +133,9 @@ def dev_metrics(sweep: Sweep) -> tuple[str, ...]:
         metrics = [metric for metric in METRICS["bitext"] if metric != "xsimpp_error"]
         means |= dict.fromkeys(f"dev/{HELDOUT}/{metric}" for metric in _averaged([metrics]))
         single += [f"dev/{HELDOUT}/{subset}/{metric}" for subset in _heldout_subsets(sweep) for metric in metrics]
-    found = (*means, *single)
+    whole = (*means, *single)
     smaller = sorted(sweep.training.matryoshka, reverse=True)[1:]
-    return (*found, *(f"dim{dim}/{name}" for dim in smaller for name in found))
+    return (*whole, *(f"dim{dim}/{name}" for dim in smaller for name in whole))
 
 
 def task_metrics(task: Task, subset: str) -> list[str]:
@@ -159,14 +159,14 @@ def _averaged(metrics: Iterable[Iterable[str]]) -> Iterator[str]:
 
 def task_subsets(task: Task, priority: tuple[str, ...]) -> tuple[str, ...]:
     """A task's subsets: `fra-eng`, the anchor second; or its one language; or its languages (and `mixed`)."""
-    known = task_languages(task)
+    spoken = task_languages(task)
     match task:
         case Sts() | Mining():
-            return ("-".join(known),) if known else ()
+            return ("-".join(spoken),) if spoken else ()
         case Transfer() | Retrieval(source=Source(format="beir")) | Retrieval(corpus="mixed"):
-            return known
+            return spoken
         case Clustering():
-            return (*known, "mixed") if len(known) > 1 else known
+            return (*spoken, "mixed") if len(spoken) > 1 else spoken
     return tuple(f"{other}-{anchor}" for anchor, other in source_pairs(task.source, {}, priority))
 
 

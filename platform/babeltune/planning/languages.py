@@ -36,15 +36,19 @@ def source_pairs(source: Source, others: dict[str, Source], priority: tuple[str,
     """The (anchor, other) language pairs that a source yields, each once.
 
     The anchor comes first in `priority`; languages that are not in it come last, alphabetically."""
-    known = languages(source, others)
-    ordered = by_priority(known, priority)
+    spoken = languages(source, others)
+    ordered = by_priority(spoken, priority)
     if source.pairs == "anchor":
-        return tuple((ordered[0], other) for other in known if other != ordered[0])
+        return tuple((ordered[0], other) for other in spoken if other != ordered[0])
     pairs = tuple(itertools.combinations(ordered, 2))
     if source.pairs == "all":
         return pairs
-    listed = [split_pair(pair, known) or ("", "") for pair in source.pairs]
-    return tuple(dict.fromkeys(found for pair in listed for found in (pair, pair[::-1]) if found in pairs))
+    listed = [split_pair(pair, spoken) or ("", "") for pair in source.pairs]
+    return tuple(
+        dict.fromkeys(
+            pair_or_turned for pair in listed for pair_or_turned in (pair, pair[::-1]) if pair_or_turned in pairs
+        )
+    )
 
 
 def respelled(data: Data) -> Data:
@@ -74,17 +78,17 @@ def _respelled(source: Source, names: Mapping[str, str]) -> Source:
         sides = split_pair(pair, names)
         return pair if sides is None else "-".join(names[side] for side in sides)
 
-    made = source.translation
-    if made is not None:
-        original, into = (names.get(code, code) for code in (made.original, made.into))
-        made = replace(made, original=original, into=into)
+    translation = source.translation
+    if translation is not None:
+        original, into = (names.get(code, code) for code in (translation.original, translation.into))
+        translation = replace(translation, original=original, into=into)
     return replace(
         source,
         columns=renamed(source.columns),
         paths=renamed(source.paths),
         pairs=tuple(map(pair_of, source.pairs)) if isinstance(source.pairs, tuple) else source.pairs,
         join=names.get(source.join, source.join) if source.format == "pivot" and source.join != "id" else source.join,
-        translation=made,
+        translation=translation,
     )
 
 

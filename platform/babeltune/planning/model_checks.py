@@ -126,9 +126,9 @@ def _trimming(sweep: Sweep) -> Iterator[Problem]:
     scripts = {script_of(language) for language in read}
     tested = [language for task in sweep.data.test for language in task_languages(task)]
     if lost := dict.fromkeys(language for language in tested if script_of(language) not in scripts):
-        named = ", ".join(f"{language} ({script_of(language)})" for language in lost)
+        words = ", ".join(f"{language} ({script_of(language)})" for language in lost)
         yield (
             key,
-            f"true: data.test has text in {named}, and neither data.train nor data.dev has that script, so its tokens "
+            f"true: data.test has text in {words}, and neither data.train nor data.dev has that script, so its tokens "
             "would be dropped; add such text, or remove student.trim",
         )

@@ -49,14 +49,14 @@ def name_problems(sweep: Sweep) -> Iterator[Problem]:
     if unknown:
         return
     methods = [load_method(name) for name in proposable_methods(sweep)]
-    known = set().union(*(fields_of(method) for method in methods))
+    settings = set().union(*(fields_of(method) for method in methods))
     yield from _unprinted(sweep, methods)
     for name in sweep.fixed:
-        if name not in known:
+        if name not in settings:
             yield (
                 ("config", name),
-                f"method {listed(methods)} has no setting {name!r}; allowed: {', '.join(sorted(known))}"
-                f"{nearest(name, known)}",
+                f"method {listed(methods)} has no setting {name!r}; allowed: {', '.join(sorted(settings))}"
+                f"{nearest(name, settings)}",
             )
     for name, parameter in sweep.parameters.items():
         yield from _parameter_name(sweep, name, parameter, methods)
@@ -137,11 +137,11 @@ def _parameter_name(sweep: Sweep, name: str, parameter: Parameter, methods: list
 
 
 def _no_setting(name: str, methods: list[type[Method]]) -> str:
-    known = sorted(set().union(*(fields_of(method) for method in methods)) | {"method", "seed"})
+    settings = sorted(set().union(*(fields_of(method) for method in methods)) | {"method", "seed"})
     dotted = [f"{prefix}.{key}" for prefix, record in SECTIONS.items() for key in record_fields(record)]
-    near = nearest(name, known) or nearest(name, dotted) or _same_ending(name, dotted)
+    near = nearest(name, settings) or nearest(name, dotted) or _same_ending(name, dotted)
     return (
-        f"{name!r} is not a setting of method {listed(methods)}; allowed: {', '.join(known)}, or a key of "
+        f"{name!r} is not a setting of method {listed(methods)}; allowed: {', '.join(settings)}, or a key of "
         f"{', '.join(SECTIONS)} such as training.learning_rate{near}"
     )
 
@@ -152,22 +152,26 @@ def _no_inner_setting(name: str, methods: list[type[Method]]) -> str:
     combining = [fields_of(method) for method in methods if SETTINGS in fields_of(method)]
     parts = sorted(set(available()).intersection(set().union(*combining)))
     if not combining:
-        own = any(field in fields_of(method) for method in methods)
-        advice = f"name its own setting: {field!r}" if own else "`method: combined` does"
+        is_outer = any(field in fields_of(method) for method in methods)
+        advice = f"name its own setting: {field!r}" if is_outer else "`method: combined` does"
         return f"{name!r}: method {listed(methods)} combines no other methods; {advice}"
     if part not in parts:
         return f"{name!r}: {part!r} is no method to combine; allowed: {', '.join(parts)}{nearest(part, parts)}"
-    known = sorted(fields_of(load_method(part)))
+    settings = sorted(fields_of(load_method(part)))
     if not field:
-        return f"{name!r}: name a setting of method {part!r}, such as {name}.{known[0]}; its weight is {part!r} alone"
-    return f"{name!r}: method {part!r} has no setting {field!r}; allowed: {', '.join(known)}{nearest(field, known)}"
+        return (
+            f"{name!r}: name a setting of method {part!r}, such as {name}.{settings[0]}; its weight is {part!r} alone"
+        )
+    return (
+        f"{name!r}: method {part!r} has no setting {field!r}; allowed: {', '.join(settings)}{nearest(field, settings)}"
+    )
 
 
 def _has_weight(sweep: Sweep, part: str) -> bool:
     """Whether the combined method can have a weight above 0."""
     parameter = sweep.parameters.get(part)
-    given = [sweep.fixed.get(part)] if parameter is None else [*values_of(parameter, 0), *values_of(parameter, 1)]
-    return any(given)
+    values = [sweep.fixed.get(part)] if parameter is None else [*values_of(parameter, 0), *values_of(parameter, 1)]
+    return any(values)
 
 
 def _is_fixed(sweep: Sweep, name: str) -> bool:
@@ -183,10 +187,10 @@ def _is_fixed(sweep: Sweep, name: str) -> bool:
 def methods_with(sweep: Sweep, name: str) -> set[str]:
     """The methods under which the parameter is proposed, following its conditions."""
     try:
-        found = list(combinations(sweep.parameters, (name, "method")))
+        proposals = list(combinations(sweep.parameters, (name, "method")))
     except SpecError:
         return set()  # a circle of conditions, which `_conditions` reports
-    return {str(params.get("method", sweep.method)) for params in found if name in params}
+    return {str(params.get("method", sweep.method)) for params in proposals if name in params}
 
 
 FROM_SCRATCH = tuple(f"student.{name}" for name in ("preset", *FIELDS, "vocabulary"))
@@ -194,8 +198,8 @@ FROM_SCRATCH = tuple(f"student.{name}" for name in ("preset", *FIELDS, "vocabula
 
 
 def _same_ending(name: str, dotted: list[str]) -> str:
-    found = [full for full in dotted if full.rpartition(".")[2] == name]
-    return f"; did you mean {found[0]!r}?" if found else ""
+    matches = [full for full in dotted if full.rpartition(".")[2] == name]
+    return f"; did you mean {matches[0]!r}?" if matches else ""
 
 
 def _section_name(sweep: Sweep, name: str, parameter: Parameter) -> Iterator[Problem]:

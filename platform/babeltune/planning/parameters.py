@@ -101,8 +101,8 @@ def check_point(sweep: Sweep, point: Mapping[str, Scalar]) -> None:
     for name, value in point.items():
         parameter = sweep.parameters.get(name)
         if parameter is None:
-            known = ", ".join(sweep.parameters) or "none"
-            raise SpecError(f"{name!r} is not a parameter; allowed: {known}{nearest(name, sweep.parameters)}")
+            allowed = ", ".join(sweep.parameters) or "none"
+            raise SpecError(f"{name!r} is not a parameter; allowed: {allowed}{nearest(name, sweep.parameters)}")
         if not allows(parameter, value):
             raise SpecError(f"{name}: {value!r} is out of reach; allowed: {words_for(parameter)}")
         for other, values in parameter.when.items():

@@ -141,9 +141,9 @@ def _word_counts(sweep: Sweep, corpus: Corpus) -> dict[str, int]:
 
     data, pairs = sweep.data, len(corpus.pairs)
     with draft_folder("plan") as stores:
-        found = word_samples(corpus, data.words, data_root(sweep), stores, sweep.seed, longest=data.max_line_bytes)
-    check_words(found, pairs, data.words)
-    return dict(word_counts(found, pairs))
+        samples = word_samples(corpus, data.words, data_root(sweep), stores, sweep.seed, longest=data.max_line_bytes)
+    check_words(samples, pairs, data.words)
+    return dict(word_counts(samples, pairs))
 
 
 def _estimated(report: PlanReport, sweep: Sweep, corpus: Corpus, machine: Machine) -> PlanReport:
@@ -155,7 +155,7 @@ def _estimated(report: PlanReport, sweep: Sweep, corpus: Corpus, machine: Machin
     except NotMeasuredError as error:
         return dataclasses.replace(report, not_measured=str(error))
     trial = make_trial(sweep, 0, default_params(sweep))
-    found = estimate(
+    estimated = estimate(
         sweep,
         trial,
         measured,
@@ -164,7 +164,7 @@ def _estimated(report: PlanReport, sweep: Sweep, corpus: Corpus, machine: Machin
         teacher_sentences=report.teacher_sentences,
         texts=len(corpus.texts),
     )
-    return dataclasses.replace(report, estimate=found)
+    return dataclasses.replace(report, estimate=estimated)
 
 
 def describe(sweep: Sweep, found: Counted, samples: int = 3) -> PlanReport:

@@ -34,30 +34,30 @@ def portfolio_points(sweep: Sweep) -> list[Params]:
     lacks is left to be drawn. Empty when the sweep names no portfolio, or searches nothing that it knows."""
     if sweep.sampler.first_points is None:
         return []
-    if sweep.sampler.first_points not in (known := portfolios()):
-        raise SpecError(f"sampler.first_points: {sweep.sampler.first_points!r} is none of {', '.join(known)}")
-    kept = json.loads((FOLDER / f"{sweep.sampler.first_points}.yaml").read_text(encoding="utf-8"))
-    found: list[Params] = []
-    for point in kept["points"]:
+    if sweep.sampler.first_points not in (offered := portfolios()):
+        raise SpecError(f"sampler.first_points: {sweep.sampler.first_points!r} is none of {', '.join(offered)}")
+    document = json.loads((FOLDER / f"{sweep.sampler.first_points}.yaml").read_text(encoding="utf-8"))
+    points: list[Params] = []
+    for point in document["points"]:
         inside = within_space(sweep.parameters, point)
-        if inside and inside not in (*found, *sweep.sampler.points):
-            found.append(inside)
-    return found
+        if inside and inside not in (*points, *sweep.sampler.points):
+            points.append(inside)
+    return points
 
 
 def within_space(parameters: Mapping[str, Parameter], point: Mapping[str, Scalar]) -> Params:
     """What of the point these parameters can take, conditional ones if their condition is known to hold."""
-    known: Params = {}
-    found: Params = {}
+    values: Params = {}
+    inside: Params = {}
     for name in ordered(parameters):
         parameter = parameters[name]
-        if not is_active(parameter, known):
+        if not is_active(parameter, values):
             continue
         if kind_of(parameter) == "const":
-            known[name] = parameter.const
+            values[name] = parameter.const
         elif name in point and (value := _nearest(parameter, point[name])) is not None:
-            known[name] = found[name] = value
-    return found
+            values[name] = inside[name] = value
+    return inside
 
 
 def _nearest(parameter: Parameter, value: Scalar) -> Scalar:

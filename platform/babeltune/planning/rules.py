@@ -46,18 +46,18 @@ def problems(sweep: Sweep) -> Iterator[Problem]:
 
 def student_problems(student: Student) -> Iterator[Problem]:
     """The fields of a student that do not go together, by name."""
-    named = student.model or student.start
-    if isinstance(student, Transformer) and named is None and student.width % student.heads:
+    folder = student.model or student.start
+    if isinstance(student, Transformer) and folder is None and student.width % student.heads:
         yield ("heads",), f"{student.heads} must divide student.width, {student.width}"
-    if student.ngrams and named:
-        yield ("ngrams",), f"{student.ngrams}: a named model ({named}) brings its own table; remove it"
-    if student.token_vectors == "teacher" and named:
-        yield ("token_vectors",), f"'teacher': a named model ({named}) brings its own table; remove it"
+    if student.ngrams and folder:
+        yield ("ngrams",), f"{student.ngrams}: a named model ({folder}) brings its own table; remove it"
+    if student.token_vectors == "teacher" and folder:
+        yield ("token_vectors",), f"'teacher': a named model ({folder}) brings its own table; remove it"
     elif student.token_vectors == "teacher" and student.projection != "teacher":
-        given = student.projection or "null"
-        words = f"they are as wide as the teacher's, and student.projection is {given}; set it to teacher"
+        projection = student.projection or "null"
+        words = f"they are as wide as the teacher's, and student.projection is {projection}; set it to teacher"
         yield ("token_vectors",), f"'teacher': {words}"
-    tokenizer = named or student.embeddings_from
+    tokenizer = folder or student.embeddings_from
     tokenizer = tokenizer or ("student.vocabulary: teacher" if student.vocabulary == "teacher" else None)
     if student.lowercase and tokenizer is not None:
         yield ("lowercase",), f"true: the tokenizer is that of {tokenizer}, as it is; remove it"
@@ -87,12 +87,12 @@ def search_problems(sweep: Sweep) -> Iterator[Problem]:
 def length_problems(sweep: Sweep) -> Iterator[Problem]:
     """How long a trial is must be said in the unit of the budget."""
     searched = {name for name in ("pairs", "compute") if f"training.{name}" in sweep.parameters}
-    given = sweep.training.compute is not None or "compute" in searched
-    if sweep.budget.unit == "compute" and not given:
+    has_compute = sweep.training.compute is not None or "compute" in searched
+    if sweep.budget.unit == "compute" and not has_compute:
         yield ("budget", "unit"), "compute: say how long a trial is, in seconds of a worker: training.compute: 60"
     if sweep.budget.unit == "compute" and "pairs" in searched:
         yield ("parameters", "training.pairs"), "trials are as long as training.compute says; remove it"
-    if sweep.budget.unit == "pairs" and given:
+    if sweep.budget.unit == "pairs" and has_compute:
         key: Key = ("parameters", "training.compute") if "compute" in searched else ("training", "compute")
         yield key, "trials are as long as training.pairs says; set budget.unit to compute, or remove it"
     if sweep.budget.unit == "pairs" and sweep.training.rates is not None:

@@ -238,23 +238,23 @@ def config_for(sweep: Sweep, method: type[Method], params: Mapping[str, Scalar])
     methods left out.
 
     Raises `MethodError` for a value that the method refuses."""
-    known = fields_of(method)
+    settings = fields_of(method)
     fixed = as_printed(method) if sweep.config == "paper" and has_paper(method) else sweep.fixed
     values: dict[str, Any] = {**fixed, **{name: value for name, value in params.items() if is_bare(name)}}
     if inner := {name: value for name, value in params.items() if name.startswith(INNER) and has_setting(method, name)}:
         values[SETTINGS] = _with_inner(values.get(SETTINGS, {}), inner)
-    return make_config(method, {name: value for name, value in values.items() if name in known})
+    return make_config(method, {name: value for name, value in values.items() if name in settings})
 
 
 def _with_inner(
     settings: Mapping[str, Mapping[str, object]], params: Mapping[str, Scalar]
 ) -> dict[str, dict[str, object]]:
     """The settings of combined methods with these parameters among them."""
-    found = {method: dict(fields) for method, fields in settings.items()}
+    by_method = {method: dict(fields) for method, fields in settings.items()}
     for name, value in params.items():
         method, field = inner_setting(name)
-        found.setdefault(method, {})[field] = value
-    return found
+        by_method.setdefault(method, {})[field] = value
+    return by_method
 
 
 def configurations(sweep: Sweep, extra: Iterable[str] = ()) -> Iterator[tuple[Params, type[Method], object]]:
@@ -293,13 +293,13 @@ def frozen_only(sweep: Sweep) -> bool:
 
 def preparations(sweep: Sweep) -> list[Student]:
     """Every student whose text must be tokenized on its own: combinations of `TOKENIZED`, and the default one."""
-    found = [sweep.student.changed(**_given("student", default_params(sweep)))]
+    students = [sweep.student.changed(**_given("student", default_params(sweep)))]
     for params in combinations(sweep.parameters, TOKENIZED):
         chosen = {name: params[name] for name in TOKENIZED if name in params}
         student = sweep.student.changed(**_given("student", chosen))
-        if student not in found:
-            found.append(student)
-    return found
+        if student not in students:
+            students.append(student)
+    return students
 
 
 def shape_of(trial: Trial) -> str:
@@ -318,9 +318,11 @@ def shapes(sweep: Sweep) -> dict[str, Trial]:
         with contextlib.suppress(MethodError):  # settings that this leaves out may mend it
             trials.append(make_trial(sweep, 0, params))
     trained = [trial for trial in trials if not trial_context(trial.method, trial.config).needs.frozen]
-    found = {shape_of(trial): trial for trial in reversed(trained)}
+    by_shape = {shape_of(trial): trial for trial in reversed(trained)}
     return (
-        found if len(found) <= MANY_SHAPES else {shape: found[shape] for shape in [shape_of(default)] if shape in found}
+        by_shape
+        if len(by_shape) <= MANY_SHAPES
+        else {shape: by_shape[shape] for shape in [shape_of(default)] if shape in by_shape}
     )
 
 
@@ -381,16 +383,16 @@ def default_params(sweep: Sweep) -> Params:
         elif prefix:
             params[name] = getattr(section_of(sweep, prefix), last)
         else:
-            named: Params = {"method": method.name, "seed": sweep.seed}
-            params[name] = named[name] if name in named else _within(parameter, config[name])
+            outer: Params = {"method": method.name, "seed": sweep.seed}
+            params[name] = outer[name] if name in outer else _within(parameter, config[name])
     return params
 
 
 def _inner_default(config: Mapping[str, Any], name: str) -> Scalar:
     """What a setting of a combined method is where nothing is searched."""
     part, field = inner_setting(name)
-    own = make_config(load_method(part), config[SETTINGS].get(part, {}))
-    return cast("Scalar", plain(own)[field])
+    inner = make_config(load_method(part), config[SETTINGS].get(part, {}))
+    return cast("Scalar", plain(inner)[field])
 
 
 def _within(parameter: Parameter, value: Scalar) -> Scalar:

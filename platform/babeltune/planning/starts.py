@@ -69,8 +69,8 @@ def pin_starts(
         document.put(key, name, {(): document.place(key)})
         if shape is not None:
             shapes[name] = shape
-    given = [value for kind in KINDS if isinstance(value := written.get(kind), str)]
-    fixed = next((shapes[each] for each in given if each in shapes), None)
+    names = [value for kind in KINDS if isinstance(value := written.get(kind), str)]
+    fixed = next((shapes[each] for each in names if each in shapes), None)
     if fixed is not None and "vocabulary" not in written and fixed.tokens >= FEWEST:
         document.put(("student", "vocabulary"), fixed.tokens, {})
     _fill(document, written, shapes)
@@ -101,27 +101,27 @@ def _looked_at(start: str, fetch: Callable[[str], str] | None) -> tuple[str, Sta
             )
         folder = Path(fetch(start))
     shape = read_start(folder)
-    found = pinned(name, folder)
-    if digest is not None and found != start:
+    now = pinned(name, folder)
+    if digest is not None and now != start:
         raise SpecError(
-            f"{name!r} has the digest {split_pin(found)[1]}, and the file asks for {digest}; write {found}, or leave "
+            f"{name!r} has the digest {split_pin(now)[1]}, and the file asks for {digest}; write {now}, or leave "
             "the digest out"
         )
-    return found, shape
+    return now, shape
 
 
 def _fill(document: Document, written: Mapping[str, object], shapes: Mapping[str, StartShape]) -> None:
     """Writes into the student what only its start says."""
     preset = written.get("preset") or document.get(("parameters", "student.preset"))
-    named = [document.get(key) for key in _named(document) if key[-1] == "start" or "student.start" in key]
-    shape = next((shapes[name] for name in named if isinstance(name, str) and name in shapes), None)
+    names = [document.get(key) for key in _named(document) if key[-1] == "start" or "student.start" in key]
+    shape = next((shapes[name] for name in names if isinstance(name, str) and name in shapes), None)
     if shape is None or (shape.kind != written.get("kind", "transformer") and not _searched(document, "kind")):
         return
     document.values.setdefault("student", {})
     lengths = {} if shape.max_tokens is None else {"max_tokens": shape.max_tokens}
     for name, value in {**shape.fields(), **lengths}.items():
-        taken = name in written or name == "kind" or (preset and name in FIELDS)
-        if not taken and not _searched(document, name):
+        is_set = name in written or name == "kind" or (preset and name in FIELDS)
+        if not is_set and not _searched(document, name):
             document.put(("student", name), value, {})
 
 
@@ -139,16 +139,16 @@ def start_problems(sweep: Sweep, starts: Starts) -> Iterator[Problem]:
     for params in combinations(sweep.parameters, names):
         student = student_with(sweep, params)
         if student.start in starts.shapes:
-            found = _differences(sweep, student, starts.shapes[str(student.start)])
+            differing = _differences(sweep, student, starts.shapes[str(student.start)])
         elif student.embeddings_from in starts.shapes:
-            found = _unlike_table(student, starts.shapes[str(student.embeddings_from)])
+            differing = _unlike_table(student, starts.shapes[str(student.embeddings_from)])
         else:
             continue
         kind = "start" if student.start in starts.shapes else "embeddings_from"
         shape = starts.shapes[str(getattr(student, kind))]
         if starts.vocabulary:
-            found = [*found, *_other_tokens(sweep, student, shape)]
-        for name, problem in found:
+            differing = [*differing, *_other_tokens(sweep, student, shape)]
+        for name, problem in differing:
             searched = f"student.{name}" in sweep.parameters
             yield ("parameters", f"student.{name}") if searched else ("student", name), problem
 
@@ -162,21 +162,21 @@ def _differences(sweep: Sweep, student: Student, start: StartShape) -> list[tupl
         return [
             ("start", f"{name!r} is {kind}, and student.kind is {student.kind}; write student.kind: {start.kind}{more}")
         ]
-    found = []
+    differing = []
     for field_name, value in start.fields().items():
-        own = getattr(student, field_name)
-        if field_name == "projection" and own == "teacher":
-            own = model_width(sweep.teacher.model, sweep.teacher.revision) or value
-        if field_name == "pooling" and own == "pooler" and start.projection:
-            own = "cls"
-        if own != value:
-            words = f"{describe(own)}: the start {name!r} has {describe(value)}; set that, or leave it out"
-            found.append((field_name, words))
+        here = getattr(student, field_name)
+        if field_name == "projection" and here == "teacher":
+            here = model_width(sweep.teacher.model, sweep.teacher.revision) or value
+        if field_name == "pooling" and here == "pooler" and start.projection:
+            here = "cls"
+        if here != value:
+            words = f"{describe(here)}: the start {name!r} has {describe(value)}; set that, or leave it out"
+            differing.append((field_name, words))
     if start.positions is not None and student.max_tokens > start.positions:
-        found.append(
+        differing.append(
             ("max_tokens", f"{student.max_tokens}: the start {name!r} has {start.positions} positions; lower it")
         )
-    return found
+    return differing
 
 
 def _unlike_table(student: Student, start: StartShape) -> list[tuple[str, str]]:

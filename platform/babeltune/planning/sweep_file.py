@@ -95,8 +95,8 @@ def read_sweep(
     for assignment in assignments:
         assign(document, assignment)
     missing = REQUIRED - document.values.keys()
-    known = all(key.partition(".")[0] in KNOWN_KEYS for key in document.values)
-    if "method" in missing and len(missing) > 1 and document.values and known:
+    is_sweep = all(key.partition(".")[0] in KNOWN_KEYS for key in document.values)
+    if "method" in missing and len(missing) > 1 and document.values and is_sweep:
         raise SpecError(
             f"{file}: an overlay, not a sweep file: it has {', '.join(document.values)}, and no "
             f"{', no '.join(sorted(missing))}; name a sweep file, and this one behind it: `SWEEP.yaml --with {path}`"
@@ -124,12 +124,12 @@ def read_data(path: str | Path, *, environ: Mapping[str, str] | None = None) -> 
     _overlay(document, file)
     write_out_sets(document)
     rest: JsonObject = {"name": "data", "method": "none", "objectives": []}
-    given = document.values["data"]
-    absent = isinstance(given, dict) and "train" not in given
-    data = {"train": [], **given} if isinstance(given, dict) else given
+    section = document.values["data"]
+    absent = isinstance(section, dict) and "train" not in section
+    data = {"train": [], **section} if isinstance(section, dict) else section
     sweep = _typed(Document(rest | {"data": data}, document.places), environ)
-    found = (problem for problem in problems(sweep) if problem[0][0] == "data")
-    _refuse((problem for problem in found if not absent or problem[0] != ("data", "train")), document.error)
+    of_data = (problem for problem in problems(sweep) if problem[0][0] == "data")
+    _refuse((problem for problem in of_data if not absent or problem[0] != ("data", "train")), document.error)
     root = data_root(sweep, environ)
     _refuse(data_problems(sweep, root, Hub(os.environ if environ is None else environ)), document.error)
     return sweep.data, root
@@ -141,8 +141,8 @@ def read_teacher(path: str | Path, *, environ: Mapping[str, str] | None = None) 
     if not {"method", "teacher"} & document.values.keys():
         return None
     rest: JsonObject = {"name": "teacher", "method": "none", "objectives": [], "data": {"train": []}}
-    given = {name: value for name, value in document.values.items() if name == "teacher"}
-    sweep = _typed(Document(rest | given, document.places), environ)
+    teacher = {name: value for name, value in document.values.items() if name == "teacher"}
+    sweep = _typed(Document(rest | teacher, document.places), environ)
     _refuse((problem for problem in problems(sweep) if problem[0][0] == "teacher"), document.error)
     return sweep.teacher
 
@@ -205,8 +205,8 @@ def _overlay(document: Document, overlay: Document) -> None:
 
 def _add(document: Document, overlay: Document, key: Key, value: JsonValue, places: Mapping[Key, str]) -> None:
     """Adds an overlay's list to the end of the document's, which may be absent."""
-    there = document.get(key)
-    before = [] if there is None else there
+    present = document.get(key)
+    before = [] if present is None else present
     if not isinstance(value, list) or not isinstance(before, list):
         wrong = value if isinstance(before, list) else before
         words = f"{describe(wrong)} is not possible; a key that ends in {ADDS} adds a list to a list"
@@ -285,10 +285,12 @@ def _preset_problems(document: Document) -> list[str]:
     choice = searched.get("choice") if isinstance(searched, dict) else None
     const = searched.get("const") if isinstance(searched, dict) else None
     choices = choice if isinstance(choice, list) and choice else [choice or const]
-    given = [name for name in FIELDS if name in written]
+    set_fields = [name for name in FIELDS if name in written]
     if searched is None:
-        without_effect = written.get("preset") in PRESETS and len(given) == len(FIELDS)
-        words = f"student gives {', '.join(given)}, so the preset decides nothing; remove those that it is to decide"
+        without_effect = written.get("preset") in PRESETS and len(set_fields) == len(FIELDS)
+        words = (
+            f"student gives {', '.join(set_fields)}, so the preset decides nothing; remove those that it is to decide"
+        )
         return [document.error(("student", "preset"), words)] if without_effect else []
     if written.get("preset") is None and None in choices:
         return []
@@ -298,7 +300,7 @@ def _preset_problems(document: Document) -> list[str]:
             "each searched student.preset decides it; remove it, or give it to all of them: "
             f"parameters.student.{name}: {{const: {describe(written[name])}}}",
         )
-        for name in given
+        for name in set_fields
     ]
 
 
@@ -310,9 +312,9 @@ def _kind_problems(document: Document) -> list[str]:
     for name, parameter in parameters.items() if isinstance(parameters, dict) else ():
         if not isinstance(parameter, dict):
             continue
-        given = [kind for kind in KINDS if kind in parameter]
+        kinds = [kind for kind in KINDS if kind in parameter]
         unknown = [key for key in parameter if key not in (*KINDS, "when")]
-        if len(given) != 1 and not unknown:
-            has = " and ".join(given) or describe(parameter)
+        if len(kinds) != 1 and not unknown:
+            has = " and ".join(kinds) or describe(parameter)
             lines.append(document.error(("parameters", name), f"has {has}; give exactly one of {', '.join(KINDS)}"))
     return lines

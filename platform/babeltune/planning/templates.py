@@ -26,12 +26,12 @@ def write_out_sets(document: Document) -> None:
 
     Raises `SpecError` with the place of an `each` that is no such table, or whose names are not used in the set."""
     for key in (("data", "dev"), ("data", "test")):
-        given = document.get(key)
-        if not isinstance(given, list) or not any(map(_each, given)):
+        sets = document.get(key)
+        if not isinstance(sets, list) or not any(map(_each, sets)):
             continue
         written: list[JsonValue] = []
         places: dict[Key, str] = {(): document.place(key)}
-        for index, task in enumerate(given):
+        for index, task in enumerate(sets):
             here = (*key, index)
             inside = {place[3:]: where for place, where in document.places.items() if place[:3] == here}
             for one, names in _sets(document, here, task):

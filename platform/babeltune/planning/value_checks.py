@@ -133,7 +133,7 @@ def _config_types(sweep: Sweep, method: type[Method]) -> Iterator[Problem]:
     """Fixed settings and each parameter's values against the types of the method's `Config`, one at a time.
 
     Two methods may have a setting of one name and different values; a parameter is judged by those that can get it."""
-    known = fields_of(method)
+    types = fields_of(method)
     fixed = [(("config", name), name, value) for name, value in sweep.fixed.items()]
     searched = [
         (("parameters", name, kind_of(parameter)), name, value)
@@ -147,7 +147,7 @@ def _config_types(sweep: Sweep, method: type[Method]) -> Iterator[Problem]:
     except NameError:
         return  # a type that only checkers import: the constructor alone judges
     for key, name, value in [*fixed, *searched]:
-        if name not in known and not has_setting(method, name):
+        if name not in types and not has_setting(method, name):
             continue
         try:
             TypeAdapter(hint := _type_of(name, hints)).validate_json(json.dumps(value), strict=True)
@@ -196,11 +196,11 @@ def blamed(values: Mapping[str, object], section: str, message: str) -> Key:
     about = re.sub(r"^method '\w+': ", "", message)  # a weight has the name of its method
     words = {name: inner_setting(name)[1] if name.startswith(INNER) else name for name in values}
     places = {name: re.search(rf"\b{re.escape(word)}\b", about) for name, word in words.items()}
-    named = sorted((found.start(), name) for name, found in places.items() if found)
-    return (section, named[0][1]) if named else (section,)
+    by_place = sorted((match.start(), name) for name, match in places.items() if match)
+    return (section, by_place[0][1]) if by_place else (section,)
 
 
 def student_with(sweep: Sweep, params: Mapping[str, Scalar]) -> Student:
     """The student that these proposed parameters ask for."""
-    given = {split_name(name)[1]: value for name, value in params.items() if name.startswith("student.")}
-    return sweep.student.changed(**given)
+    fields = {split_name(name)[1]: value for name, value in params.items() if name.startswith("student.")}
+    return sweep.student.changed(**fields)

@@ -174,7 +174,7 @@ def about_labels(sweep: Sweep, corpus: Corpus, samples: int) -> Iterator[str]:
     if len(corpus.pairs) < 2 or not is_at_hand(sweep.teacher.model):
         return
     both = functools.cache(functools.partial(_teacher_vectors, sweep, corpus))
-    found: dict[str, list[str]] = {}
+    by_words: dict[str, list[str]] = {}
     for number, trial in enumerate(shown_trials(sweep, samples)):
         method, size = load_method(trial.method), trial.training.global_batch
         if not number and not all(allows(sweep.parameters[name], value) for name, value in trial.params.items()):
@@ -189,9 +189,9 @@ def about_labels(sweep: Sweep, corpus: Corpus, samples: int) -> Iterator[str]:
         except TeacherError as error:
             yield f"the labels were not looked at: {error}"
             return
-        found.setdefault(words, []).append(f"sample {number - 1}" if number else "default")
-    found.pop("", None)
-    for words, who in found.items():
+        by_words.setdefault(words, []).append(f"sample {number - 1}" if number else "default")
+    by_words.pop("", None)
+    for words, who in by_words.items():
         yield f"{', '.join(who)}: {words}"
 
 
@@ -310,11 +310,11 @@ def about_memory(sweep: Sweep) -> Iterator[str]:
     searched = [name for name in sweep.parameters if name.startswith("student.")]
     students = [student_with(sweep, params) for params in combinations(sweep.parameters, searched, end=1)]
     size = max(student_parameters(student, sweep.teacher) or 0 for student in students)
-    needed, there = 16 * size, psutil.virtual_memory().total
-    if needed > there:
+    needed, memory = 16 * size, psutil.virtual_memory().total
+    if needed > memory:
         yield (
             f"the largest student has {size / 1e6:,.0f} M weights, and training one takes {needed / 2**30:,.0f} GiB a "
-            f"worker; this machine has {there / 2**30:,.0f}: check student.layers, width, feed_forward and vocabulary"
+            f"worker; this machine has {memory / 2**30:,.0f}: check student.layers, width, feed_forward and vocabulary"
         )
 
 
@@ -334,15 +334,15 @@ def about_gpus(cluster: Cluster) -> Iterator[str]:
     """GPUs of this machine that the cluster file gives to no worker, and those that it gives and this machine lacks."""
     import torch
 
-    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     wanted = cluster.gpus_per_worker * (cluster.least_workers or cluster.workers)
-    if wanted > there and cluster.address == "local":
+    if wanted > gpus and cluster.address == "local":
         yield (
-            f"cluster {cluster.name!r} gives a trial {counted(wanted, 'GPU')}, and this machine has {there or 'none'}: "
+            f"cluster {cluster.name!r} gives a trial {counted(wanted, 'GPU')}, and this machine has {gpus or 'none'}: "
             "`submit` is refused here; run it on a machine that has them, or leave --cluster out"
         )
-    if there and not cluster.gpus_per_worker:
+    if gpus and not cluster.gpus_per_worker:
         yield (
-            f"this machine has {counted(there, 'GPU')}, and cluster {cluster.name!r} gives a worker none of "
+            f"this machine has {counted(gpus, 'GPU')}, and cluster {cluster.name!r} gives a worker none of "
             "them: --cluster clusters/local_gpu.yaml"
         )

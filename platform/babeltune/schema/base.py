@@ -106,11 +106,11 @@ def number(value: object) -> str:
 
 def flat(values: Mapping[str, object]) -> dict[str, object]:
     """Nested settings as one level with dots in the names: `settings.laser3_co.temperature`."""
-    found: dict[str, object] = {}
+    level: dict[str, object] = {}
     for name, value in values.items():
         inner = flat(value) if isinstance(value, Mapping) else None
-        found |= {name: value} if inner is None else {f"{name}.{key}": each for key, each in inner.items()}
-    return found
+        level |= {name: value} if inner is None else {f"{name}.{key}": each for key, each in inner.items()}
+    return level
 
 
 def record_from(make: Callable[..., Made], values: Mapping[str, object]) -> Made:

@@ -169,9 +169,9 @@ class Cluster(Strict):
         path = Path(self.token_file).expanduser()
         try:
             with path.open(encoding="utf-8", errors="replace") as file:
-                found = os.fstat(file.fileno())
+                status = os.fstat(file.fileno())
                 token = file.read().strip()
-            mode = stat.S_IMODE(found.st_mode)
+            mode = stat.S_IMODE(status.st_mode)
         except OSError as error:
             raise SpecError(
                 f"cluster {self.name!r}: token_file {path} cannot be read ({error.strerror}); put the cluster's token "
@@ -182,9 +182,9 @@ class Cluster(Strict):
                 f"cluster {self.name!r}: token_file {path} has the permissions {mode:04o}, so that others may read it; "
                 f"`chmod 600 {path}` keeps it to its owner"
             )
-        if found.st_uid not in (os.geteuid(), 0):
+        if status.st_uid not in (os.geteuid(), 0):
             raise SpecError(
-                f"cluster {self.name!r}: token_file {path} belongs to another user (uid {found.st_uid}), who may "
+                f"cluster {self.name!r}: token_file {path} belongs to another user (uid {status.st_uid}), who may "
                 "change it; name a file of your own"
             )
         if not token:

@@ -225,8 +225,8 @@ def scalar(node: yaml.Node, place: str) -> JsonValue:
 
 def checked(text: str, place: str) -> str:
     """The text, or a `SpecError` for a character that it cannot hold."""
-    if found := NO_TEXT.search(text):
-        raise SpecError(f"{place}: holds the character U+{ord(found[0]):04X}, which no text has; remove it")
+    if character := NO_TEXT.search(text):
+        raise SpecError(f"{place}: holds the character U+{ord(character[0]):04X}, which no text has; remove it")
     return text
 
 
@@ -270,8 +270,10 @@ EXPECTED = {
 def validate(document: Document, record: type[Record]) -> Record:
     """The document as that record. Raises one `SpecError` with a line for each thing that is wrong."""
     try:
-        found: Record = adapter_of(typing.cast("type", record)).validate_json(json.dumps(document.values), strict=True)
-        return found
+        checked_record: Record = adapter_of(typing.cast("type", record)).validate_json(
+            json.dumps(document.values), strict=True
+        )
+        return checked_record
     except ValidationError as error:
         if _without_defaults(document, record, error):
             return validate(document, record)
@@ -356,9 +358,9 @@ def unknown_key(document: Document, record: type, key: Key, place: tuple[int | s
         this = container.get(kind, chosen.kinds()[0]) if isinstance(container, dict) else ""
         near = "" if others[1:] else f", or write {kind}: {others[0]}"
         return f"{describe(value)} is for {kind} {either(others)}, and this one is {this!r}; remove it{near}"
-    known = fields_of(chosen)
-    near = nearest(name, known) or _section_of(record, name)
-    return f"unknown key {name!r} with value {describe(value)}; allowed: {', '.join(known)}{near}"
+    fields = fields_of(chosen)
+    near = nearest(name, fields) or _section_of(record, name)
+    return f"unknown key {name!r} with value {describe(value)}; allowed: {', '.join(fields)}{near}"
 
 
 def _section_of(record: type, name: str) -> str:

@@ -88,7 +88,7 @@ def field_notes(record: type) -> dict[str, str]:
         each for each in reversed(record.__mro__[1:]) if issubclass(each, Strict) and dataclasses.is_dataclass(each)
     ]
     source = "".join(textwrap.dedent(inspect.getsource(each)) for each in [*shared, record])
-    found = re.findall(
+    notes = re.findall(
         r'^    (\w+):[^\n]*\n(?:(?: {8}|    \])[^\n]*\n)*    """(.*?)"""', source, flags=re.MULTILINE | re.DOTALL
     )
-    return {name: " ".join(text.split()) for name, text in found}
+    return {name: " ".join(text.split()) for name, text in notes}

@@ -85,8 +85,8 @@ def hint_at(record: object, key: tuple[str | int, ...], *, bounds: bool = False)
     """The type of the value under this key of a record, with its bounds if asked for; None if the key leads nowhere."""
     hint: object = record
     for part in key:
-        found = [inner for arm in arms(hint) if (inner := _inside(arm, part, bounds)) is not None]
-        hint = functools.reduce(operator.or_, found) if found else None
+        inner_hints = [inner for arm in arms(hint) if (inner := _inside(arm, part, bounds)) is not None]
+        hint = functools.reduce(operator.or_, inner_hints) if inner_hints else None
     return hint
 
 
@@ -188,18 +188,22 @@ def _texts(value: JsonValue) -> Iterator[JsonValue]:
 
 def _lists(value: JsonValue, items: tuple[object, ...]) -> Iterator[JsonValue]:
     """Lists from a single value, from text with commas, or from items that are mended one by one."""
-    given = value
+    items_given = value
     if isinstance(value, str):
         pair = BETWEEN.fullmatch(value.strip(" []()")) if items[-1] is not Ellipsis else None
-        given = list(pair.groups()) if pair else [part for part in re.split(r"[,;\s]+", value.strip(" []()")) if part]
+        items_given = (
+            list(pair.groups()) if pair else [part for part in re.split(r"[,;\s]+", value.strip(" []()")) if part]
+        )
     elif not isinstance(value, list):
-        given = [value]
+        items_given = [value]
     if isinstance(value, dict) and set(value) & set(ENDS):
-        given = _ends(value)
-    assert isinstance(given, list)
-    wanted = [items[0]] * len(given) if items[-1] is Ellipsis else list(items)
-    if len(wanted) == len(given):
-        mended = [[each] if _fits(each, hint) else mends(each, hint) for each, hint in zip(given, wanted, strict=True)]
+        items_given = _ends(value)
+    assert isinstance(items_given, list)
+    wanted = [items[0]] * len(items_given) if items[-1] is Ellipsis else list(items)
+    if len(wanted) == len(items_given):
+        mended = [
+            [each] if _fits(each, hint) else mends(each, hint) for each, hint in zip(items_given, wanted, strict=True)
+        ]
         if all(mended):
             yield [each[0] for each in mended]
 
@@ -247,21 +251,21 @@ def _parameters(value: JsonValue) -> Iterator[JsonValue]:
 
 
 def _translated(value: dict[str, JsonValue]) -> Iterator[dict[str, JsonValue]]:
-    given = {str(key).lower(): item for key, item in value.items() if key != "when"}
-    known = {*ENDS, *RANGE_WORDS, *CHOICE_WORDS, *CONST_WORDS, *DISTRIBUTION}
-    if any(key not in known and not DRAWN.search(key) for key in given):
+    words = {str(key).lower(): item for key, item in value.items() if key != "when"}
+    understood = {*ENDS, *RANGE_WORDS, *CHOICE_WORDS, *CONST_WORDS, *DISTRIBUTION}
+    if any(key not in understood and not DRAWN.search(key) for key in words):
         return  # such as the step of a range, which no kind of ours has
-    how = " ".join(f"{key} {item}" for key, item in given.items() if key in DISTRIBUTION or "log" in key).lower()
-    log = "log" in how and given.get("log") is not False
-    for key, item in given.items():
+    how = " ".join(f"{key} {item}" for key, item in words.items() if key in DISTRIBUTION or "log" in key).lower()
+    log = "log" in how and words.get("log") is not False
+    for key, item in words.items():
         if key in CHOICE_WORDS and isinstance(item, list):
             yield {"choice": item}
         elif key in CONST_WORDS:
             yield {"const": item}
         elif isinstance(item, list) and (key in RANGE_WORDS or key == "log" or DRAWN.search(key)):
             yield from _ranges(item, log=log, real="float" in key or "uniform" in key)
-    if set(given) & set(ENDS):
-        yield from _ranges(_ends(given), log=log)
+    if set(words) & set(ENDS):
+        yield from _ranges(_ends(words), log=log)
 
 
 def _ends(value: dict[str, JsonValue]) -> list[JsonValue]:

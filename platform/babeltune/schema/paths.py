@@ -20,10 +20,10 @@ VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 
 def expand(text: str, environ: Mapping[str, str] | None = None) -> str:
     """Replaces `${NAME}` and `${NAME:-default}`. Raises `SpecError` for a variable without value or default."""
-    known = os.environ if environ is None else environ
+    variables = os.environ if environ is None else environ
 
     def replace(match: re.Match[str]) -> str:
-        value = known.get(match[1]) or match[2]
+        value = variables.get(match[1]) or match[2]
         if value is None:
             raise SpecError(
                 f"{text!r} needs the environment variable {match[1]}, which is not set; set it, or write "

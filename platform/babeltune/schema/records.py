@@ -141,10 +141,10 @@ class Data(Strict):
 
     def against_teacher(self, kind: Literal["dev", "test"]) -> tuple[str, ...]:
         """The names of the dev or test sets whose right side the teacher encodes."""
-        found = [task.name for task in (self.dev if kind == "dev" else self.test) if task.right_model == "teacher"]
+        names = [task.name for task in (self.dev if kind == "dev" else self.test) if task.right_model == "teacher"]
         if kind == "dev" and self.split is not None and self.split.right_model == "teacher":
-            found.append("heldout")
-        return tuple(dict.fromkeys(found))
+            names.append("heldout")
+        return tuple(dict.fromkeys(names))
 
 
 @dataclass(frozen=True, kw_only=True)
