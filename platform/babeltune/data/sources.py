@@ -307,9 +307,7 @@ def join_ids(
     )
     if unmatched := int(different) - len(rows[0]):
         refusals.counts["id not in every file"] = unmatched
-    columns = {
-        language: texts.at(places) for (language, (texts, _)), places in zip(read.items(), rows, strict=True)
-    }
+    columns = {language: texts.at(places) for (language, (texts, _)), places in zip(read.items(), rows, strict=True)}
     return columns, next(iter(read.values()))[1].at(rows[0])
 
 

@@ -71,8 +71,8 @@ def bootstrap_address(address: str) -> str | None:
     """The `host:port` that `auto` means. Moved: what `ray.init` does with its `address`."""
     from ray._private.services import canonicalize_bootstrap_address
 
-    found: str | None = canonicalize_bootstrap_address(address)
-    return found
+    bootstrap: str | None = canonicalize_bootstrap_address(address)
+    return bootstrap
 
 
 def temporary_folder() -> str:

@@ -33,11 +33,11 @@ def assignment(sweep: Sweep, folder: SweepFolder, number: int, params: dict[str,
     else:
         if words := damage(prepared):
             raise DamagedError(words)
-        known = read_of_trial(place, "trial.json")
+        recorded = read_of_trial(place, "trial.json")
         trial = (
             make_trial(folder.with_rates(folder.sweep_of(number)), number, params)
-            if known is None
-            else trial_from(known)
+            if recorded is None
+            else trial_from(recorded)
         )
     return TrialAssignment(
         folder=str(place),

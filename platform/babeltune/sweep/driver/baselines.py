@@ -54,26 +54,26 @@ def score_baselines(
     measures the speed of every shape of students while no trial trains. A baseline whose files have changed is scored
     again; `where` the storage is, if it is behind a URI. `follow` gives the result of a task, and tells how far it is,
     as `followed` does."""
-    known = folder.read("baselines.json") or {}
-    if known.get("data") != prepared.digest:
-        known = {}
-    scores, models, speeds = known.get("scores", {}), known.get("models", {}), known.get("speeds", {})
+    recorded = folder.read("baselines.json") or {}
+    if recorded.get("data") != prepared.digest:
+        recorded = {}
+    scores, models, speeds = recorded.get("scores", {}), recorded.get("models", {}), recorded.get("speeds", {})
     digests = {row: _digest(name, models.get(row)) for name in sweep.baselines for row in (baseline_row(name),)}
     missing = {row: name for name in sweep.baselines if models.get(row := baseline_row(name)) != digests[row]}
-    counting, there = ray.remote(counted), (where, f"sweeps/{folder.id}/{folder.prepared.name}")
+    counting, place = ray.remote(counted), (where, f"sweeps/{folder.id}/{folder.prepared.name}")
     sentences = len(_own_texts(prepared))
     wanted = shapes(sweep) if prepared.tasks else {}
     if new := {shape: trial for shape, trial in wanted.items() if shape not in speeds}:
         tell = partial(progress, "measuring the speed of students")
         tell(0, len(new))
-        asked = counting.options(num_cpus=1, num_gpus=gpus).remote(*there, shape_speeds, new, prepared)
+        asked = counting.options(num_cpus=1, num_gpus=gpus).remote(*place, shape_speeds, new, prepared)
         speeds |= follow(asked, tell)
-        folder.write("baselines.json", {**known, "data": prepared.digest, "speeds": speeds})
+        folder.write("baselines.json", {**recorded, "data": prepared.digest, "speeds": speeds})
     if not scores:
         tell = partial(progress, "scoring the untrained student and the teacher")
         tell(0, sentences)
         trial = with_speed(folder, make_trial(sweep, 0, default_params(sweep)))
-        asked = counting.options(num_cpus=1, num_gpus=gpus).remote(*there, own_scores, trial, prepared)
+        asked = counting.options(num_cpus=1, num_gpus=gpus).remote(*place, own_scores, trial, prepared)
         scores = follow(asked, tell)
         tell(sentences, sentences)
     elif not missing and scores.keys() <= {*OWN, *digests}:
@@ -83,7 +83,7 @@ def score_baselines(
     facts = {"data": prepared.digest, "speeds": speeds, "scores": scores, "models": bought}
     folder.write("baselines.json", facts)
     for row, name in missing.items():
-        asked = counting.options(num_cpus=1, num_gpus=gpus).remote(*there, bought_scores, name, prepared)
+        asked = counting.options(num_cpus=1, num_gpus=gpus).remote(*place, bought_scores, name, prepared)
         tell = partial(progress, f"scoring {row}")
         tell(0, sentences)
         try:
@@ -141,11 +141,11 @@ def shape_speeds(
         from babeltune.training.dev_evaluation import speed_of
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    found = {}
+    speeds = {}
     for shape, trial in trials.items():
-        found[shape] = speed_of(make_student(trial, prepared).to(device), trial, prepared, device)
-        tell(len(found), len(trials))
-    return found
+        speeds[shape] = speed_of(make_student(trial, prepared).to(device), trial, prepared, device)
+        tell(len(speeds), len(trials))
+    return speeds
 
 
 def teacher_scores(prepared: Prepared) -> dict[str, float]:
@@ -171,8 +171,8 @@ def bought_scores(name: str, prepared: Prepared, tell: Count = uncounted) -> dic
             vectors: NDArray[np.float32] = model.encode(texts.at(ids)[:], batch_size=BATCH, show_progress_bar=False)
         return vectors
 
-    own = [task for task in prepared.tasks if task.right_model != "teacher"]
-    scores = evaluate(own, embed)
+    tasks = [task for task in prepared.tasks if task.right_model != "teacher"]
+    scores = evaluate(tasks, embed)
     size = sum(parameter.numel() for parameter in model.parameters())
     ids = sorted({text for task in prepared.tasks for text in task.texts()})
     speed = bought_sentences_per_second(model, texts.at(np.array(ids))[:]) if ids else ()

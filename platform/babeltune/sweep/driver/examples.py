@@ -97,13 +97,13 @@ def make_missing_examples(
     """Makes the examples that a sweep lacks, in this process; none while a driver runs the sweep, which makes them.
 
     `note` is called before, with words for whoever waits."""
-    known = read_examples(folder)
-    if not known.missing or is_driven(folder):
+    recorded = read_examples(folder)
+    if not recorded.missing or is_driven(folder):
         return
-    note(f"making the examples of translations, which this sweep lacks ({known.missing})")
-    found = _made(lambda: _call(folder, where, with_prepared))
-    if found != known:
-        folder.write(EXAMPLES, found)
+    note(f"making the examples of translations, which this sweep lacks ({recorded.missing})")
+    examples = _made(lambda: _call(folder, where, with_prepared))
+    if examples != recorded:
+        folder.write(EXAMPLES, examples)
 
 
 def _made(make: Callable[[], Any]) -> Any:
@@ -149,8 +149,8 @@ def _call(folder: SweepFolder, where: StorageLocation | None, call: Callable[...
 def _result(task: Any) -> Examples:
     """What the task returns, within `TIMEOUT_S`."""
     try:
-        found: Examples = ray.get(task, timeout=TIMEOUT_S)
-        return found
+        examples: Examples = ray.get(task, timeout=TIMEOUT_S)
+        return examples
     except ray.exceptions.GetTimeoutError as error:
         with suppress(Exception):  # Ray ends soon, and the task with it
             ray.cancel(task, force=True)

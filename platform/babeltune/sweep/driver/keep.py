@@ -44,8 +44,8 @@ class CheckpointPolicy:
         ranks = sorted(map(self._rank, trial_rows(self._folder, self._sweep, *ENDED)))
         most = self._sweep.keep.trials
         self._best, others = ranks[:most], ranks[len(ranks[:most]) :]
-        removed, kept = ([rank[2] for rank in each] for each in (others, self._best))
-        stripped = [] if self._sweep.keep.optimizer else kept
+        removed, best = ([rank[2] for rank in each] for each in (others, self._best))
+        stripped = [] if self._sweep.keep.optimizer else best
         for name in removed:
             self._remove_here(name)
         for name in stripped:

@@ -127,13 +127,13 @@ class MlflowReader:
         event = cast("LedgerLine", line)
         if not self._log.submissions:
             return []
-        if (made := self._made(event)) is None:
+        if (of_line := self._made(event)) is None:
             return None
         if self._summary_due:
-            made += self._summary(event)
+            of_line += self._summary(event)
         if event["event"] == "leave":
-            made.append(events.end_sweep(WAYS_TO_LEAVE[event["state"]]))
-        return [{**each, "time_ms": event.get("time_ms", 0)} for each in made]
+            of_line.append(events.end_sweep(WAYS_TO_LEAVE[event["state"]]))
+        return [{**each, "time_ms": event.get("time_ms", 0)} for each in of_line]
 
     def _made(self, line: LedgerLine) -> list[Event] | None:
         if line["event"] == "submit":
@@ -170,16 +170,16 @@ class MlflowReader:
         tags: dict[str, Any] = {**new["environment"], SPEC: new["spec"], FACTS: new["facts"], DIGESTS: new["digests"]}
         tags |= {f"contaminated.{name}": words for name, words in new["contaminated"].items()}
         tags |= {ACCEPTED: new["accepted"]} if new["accepted"] else {}
-        found = [
+        opened = [
             events.start_sweep(self._folder.id, params, tags),
             events.experiment_note(experiment_note(sweep)),
             events.inputs(None, data_inputs(new["digests"])),
         ]
         with suppress(StoreError):  # a later submission makes the record of the data again
-            found.append(events.artifact(None, "corpus.json", corpus_facts(self._prepared(), new["teacher"])))
+            opened.append(events.artifact(None, "corpus.json", corpus_facts(self._prepared(), new["teacher"])))
         for name, scores in self._folder.baselines().items():
-            found += self._baseline(name, scores)
-        return found
+            opened += self._baseline(name, scores)
+        return opened
 
     def _baseline(self, name: str, scores: dict[str, float]) -> list[Event]:
         aim = self._aim
@@ -225,12 +225,12 @@ class MlflowReader:
             **({"babeltune.condition": condition_of(trial.number, history)} if history else {}),
         }
         unit = "pairs" if trial.training.compute is None else "compute ms"
-        kept = {name: digest for name, digest in self._submission["digests"].items() if not name.startswith("test/")}
+        digests = {name: digest for name, digest in self._submission["digests"].items() if not name.startswith("test/")}
         return [
             events.start_trial(
                 trial.number, params_once(settings, trial.params), {"state": "running", **tags}, step_unit=unit
             ),
-            events.inputs(trial.number, data_inputs(kept)),
+            events.inputs(trial.number, data_inputs(digests)),
         ]
 
     def _reported(self, trial: Trial, line: LedgerLine) -> list[Event] | None:
@@ -265,14 +265,14 @@ class MlflowReader:
         facts = {f"fact.{key}": value for report in logged.reports[-1:] for key, value in report.facts.items()}
         tags = {"state": state, "reason": row.reason, "best_report": row.best or 0}
         choice = self._open[number].choice
-        found: list[Event] = []
+        last: list[Event] = []
         if choice.left_out:
             table = table_of_metrics(read_reports(self._folder.trial(number)))
-            found.append(events.artifact(number, "metrics.parquet", table))
+            last.append(events.artifact(number, "metrics.parquet", table))
         if state in ENDED and row.best is not None:
-            found.append(self._model(trial, row.best, choice))
+            last.append(self._model(trial, row.best, choice))
         tags |= {NOTE: trial_note(self._folder.id, row)}
-        return [*found, events.end_trial(number, status, {**tags, **facts})]
+        return [*last, events.end_trial(number, status, {**tags, **facts})]
 
     def _model(self, trial: Trial, best: int, choice: MetricChoice) -> Event:
         """A model of MLflow for the trial's best checkpoint."""

@@ -32,8 +32,8 @@ LAST_WAIT, INTERRUPTED_WAIT = 60.0, 10.0
 
 def contamination_words(counts: Mapping[str, object]) -> dict[str, str]:
     """Which sets are contaminated, in words, such as `dev.everyday`."""
-    found = ((kind, contaminated(counts, kind)) for kind in ("dev", "test"))
-    return {f"{kind}.{name}": words for kind, sets in found for name, words in sets.items()}
+    by_kind = ((kind, contaminated(counts, kind)) for kind in ("dev", "test"))
+    return {f"{kind}.{name}": words for kind, sets in by_kind for name, words in sets.items()}
 
 
 def close_tracker(tracker: Tracker, folder: SweepFolder, wait: float = LAST_WAIT) -> None:
@@ -144,8 +144,8 @@ def _beginning(place: Path) -> str:
     """How the trial in this folder begins: anew, or with which of its checkpoints."""
     reports = read_reports(place)
     last = [checkpoint_folder(place, reports[-1].index)] if reports else []
-    there = [checkpoint for checkpoint in (*last, last_stopped(place)) if checkpoint.exists()]
-    damaged = ", ".join(str(checkpoint) for checkpoint in there if not is_good(checkpoint))
+    checkpoints = [checkpoint for checkpoint in (*last, last_stopped(place)) if checkpoint.exists()]
+    damaged = ", ".join(str(checkpoint) for checkpoint in checkpoints if not is_good(checkpoint))
     if damaged:
         return f"goes on without its latest checkpoint, which is damaged: {damaged}"
-    return f"goes on after {counted(len(reports), 'report')}" if reports or there else "begins"
+    return f"goes on after {counted(len(reports), 'report')}" if reports or checkpoints else "begins"

@@ -38,8 +38,8 @@ def summary_of(sweep: Sweep, id_: str, rows: Sequence[Row], baselines: Collectio
     if lead := leading(scored):
         totals[best_name(sweep.objectives[0].metric)] = lead.metrics[sweep.objectives[0].metric]
         totals |= {o.metric: lead.metrics[o.metric] for o in sweep.objectives if o.metric in lead.metrics}
-    found = Counter(row.state for row in trials)
-    totals |= {f"trials/{state}": float(found[state]) for state in STATES}  # also 0, over what was sent before
+    by_state = Counter(row.state for row in trials)
+    totals |= {f"trials/{state}": float(by_state[state]) for state in STATES}  # also 0, over what was sent before
     totals["cost/trial_seconds"] = sum(row.seconds for row in trials)
     totals["cost/pairs"] = float(sum(row.pairs for row in trials))
     if any(COMPUTE in row.metrics for row in trials):
@@ -101,14 +101,14 @@ def trial_note(sweep: str, row: Row) -> str:
 
 def baseline_note(sweep: str, name: str) -> str:
     """The description of a baseline's run."""
-    known = {"untrained": "the student before training", "teacher": "the teacher itself"}
-    return f"Baseline `{name}` of sweep `{sweep}`: {known.get(name, 'a model as it is')}, scored on the dev sets."
+    words = {"untrained": "the student before training", "teacher": "the teacher itself"}
+    return f"Baseline `{name}` of sweep `{sweep}`: {words.get(name, 'a model as it is')}, scored on the dev sets."
 
 
 def params_once(settings: Mapping[str, object], searched: Mapping[str, Scalar]) -> dict[str, object]:
     """The parameters of a trial's run: searched ones by their names in the sweep file, and the others."""
-    own = cast("Mapping[str, object]", settings["config"])
-    config = {name: value for name, value in own.items() if name not in searched}
+    settings_of_method = cast("Mapping[str, object]", settings["config"])
+    config = {name: value for name, value in settings_of_method.items() if name not in searched}
     return {**settings, "config": config, **searched}
 
 

@@ -43,7 +43,9 @@ def parameter_importance(parameters: Mapping[str, Parameter], trials: Sequence[S
     with _without_scikit_learn():
         import optuna.importance  # which a report of few trials does without
 
-    varied = {name: found for name, each in parameters.items() if (found := _distribution(each)) is not None}
+    varied = {
+        name: distribution for name, each in parameters.items() if (distribution := _distribution(each)) is not None
+    }
     if not varied:
         return {}
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -53,8 +55,8 @@ def parameter_importance(parameters: Mapping[str, Parameter], trials: Sequence[S
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it is experimental, and that some settings never varied
         evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=BEST_SHARE)
-        found = optuna.importance.get_param_importances(study, evaluator=evaluator)
-    return {name: float(share) for name, share in sorted(found.items(), key=lambda item: -item[1])}
+        distribution = optuna.importance.get_param_importances(study, evaluator=evaluator)
+    return {name: float(share) for name, share in sorted(distribution.items(), key=lambda item: -item[1])}
 
 
 @contextmanager

@@ -85,11 +85,11 @@ class ExpectedRegret:
 
     def stops(self, number: int, report: int, value: float) -> bool:
         self.values.setdefault(number, {})[report] = value
-        finished = [made for made in self.values.values() if {report, self.reports} <= made.keys()]
+        finished = [reports for reports in self.values.values() if {report, self.reports} <= reports.keys()]
         if report < self.grace or report >= self.reports or len(finished) < max(self.startup, LEAST_FINISHED):
             return False
-        best = max(max(made.values()) for made in self.values.values())
-        early, last = (np.array([made[index] for made in finished]) for index in (report, self.reports))
+        best = max(max(reports.values()) for reports in self.values.values())
+        early, last = (np.array([reports[index] for reports in finished]) for index in (report, self.reports))
         mean, deviation = predicted(early, last, value)
         return expected_improvement(mean, deviation, best) < self.regret
 

@@ -72,8 +72,8 @@ class _Recorded:
         return int(self.trial.suggest_int(name, low, high, log=log)) if self._within(name, low, high) else low
 
     def suggest_categorical(self, name: str, choices: Sequence[Scalar]) -> Scalar:
-        known = name in self.params and self.params[name] in choices
-        return cast("Scalar", self.trial.suggest_categorical(name, choices)) if known else choices[0]
+        is_recorded = name in self.params and self.params[name] in choices
+        return cast("Scalar", self.trial.suggest_categorical(name, choices)) if is_recorded else choices[0]
 
     def _within(self, name: str, low: float, high: float) -> bool:
         value = self.params.get(name)
@@ -116,23 +116,23 @@ class Proposals:
     def trials(self, *states: TrialState) -> dict[int, FrozenTrial]:
         """This sweep's own trials by number, in these states or in any that has begun."""
         wanted = states or (TrialState.RUNNING, TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
-        found = self.study.get_trials(deepcopy=False, states=wanted)
-        return {t.number - self._offset: t for t in found if WARM not in t.user_attrs}
+        trials = self.study.get_trials(deepcopy=False, states=wanted)
+        return {t.number - self._offset: t for t in trials if WARM not in t.user_attrs}
 
     def ask(self, recorded: dict[str, Scalar] | None = None) -> tuple[int, dict[str, Scalar]]:
         """The next trial's number and parameters: given points (or the grid's) first, then the sampler; or those that
         were recorded for it."""
-        given = self.begun < len(self._points)
+        is_first = self.begun < len(self._points)
         if recorded is not None:
             self.study.enqueue_trial(recorded)
-        elif given or self._sweep.sampler.kind == "grid":
+        elif is_first or self._sweep.sampler.kind == "grid":
             waiting = self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
-            if not waiting and not given:
+            if not waiting and not is_first:
                 raise SweepError(f"the grid has {len(self._points)} points, and all are proposed; lower budget.trials")
             if not waiting:
                 self.study.enqueue_trial(dict(self._points[self.begun]))
         # of recorded trials nothing is drawn, but NSGA-II notes their generation where it draws
-        notes = self._sweep.sampler.kind == "nsga2" and not given
+        notes = self._sweep.sampler.kind == "nsga2" and not is_first
         draws = recorded is None or notes
         self.study.sampler = (
             sampler_for(self._sweep, self.begun, self._shown) if draws else optuna.samplers.RandomSampler(seed=0)

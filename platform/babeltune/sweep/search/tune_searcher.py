@@ -112,8 +112,8 @@ class TrialRecords:
 
     def prune(self, number: int) -> None:
         """Ends a trial as the scheduler said at its last report."""
-        made = len(self.ledger.reports(number))
-        text = f"stopped by {self.sweep.scheduler.kind} at report {made}"
+        reports = len(self.ledger.reports(number))
+        text = f"stopped by {self.sweep.scheduler.kind} at report {reports}"
         self._finish(number, TrialState.PRUNED, TrialEnd("pruned", text=text))
 
     def _finish(self, number: int, state: TrialState, end: TrialEnd) -> None:

@@ -41,8 +41,8 @@ def warm_trials(folder: Path, sweep: Sweep, suggest: Suggest) -> list[FrozenTria
     name = sweep.sampler.warm_start
     if name is None:
         return []
-    if (kept := kept_trials(folder, sweep, suggest)) is not None:
-        return kept
+    if (recorded := kept_trials(folder, sweep, suggest)) is not None:
+        return recorded
     usable = _earlier(name, folder, sweep, suggest)
     trials = [{"number": one.number, "params": one.params, "values": one.values} for one in usable]
     folder.mkdir(parents=True, exist_ok=True)
@@ -54,9 +54,9 @@ def kept_trials(folder: Path, sweep: Sweep, suggest: Suggest) -> list[FrozenTria
     """What the sweep in `folder` has taken over; None if that is nothing, damaged, or of another search space."""
     of = {"from": sweep.sampler.warm_start, **_judged(sweep)}
     try:
-        kept = json.loads((folder / KEPT).read_bytes())
-        if {key: kept[key] for key in of} == of:
-            return [_taken(fitting(one["params"], suggest), **one) for one in kept["trials"]]
+        recorded = json.loads((folder / KEPT).read_bytes())
+        if {key: recorded[key] for key in of} == of:
+            return [_taken(fitting(one["params"], suggest), **one) for one in recorded["trials"]]
     except (FileNotFoundError, ValueError, TypeError, KeyError, SpecError):
         pass
     return None
@@ -75,19 +75,21 @@ def _taken(distributions: Distributions, *, number: int, params: dict[str, Scala
 
 def _earlier(name: str, folder: Path, sweep: Sweep, suggest: Suggest) -> list[FrozenTrial]:
     """Those of the earlier sweep itself."""
-    named = sorted(folder.parent.glob(f"{name}/{LEDGER}")) or sorted(folder.parent.glob(f"{name}-*/{LEDGER}"))
-    found = [path.parent for path in named if path.parent != folder]  # it may start from an earlier one of its name
-    if len(found) != 1:
+    ledgers = sorted(folder.parent.glob(f"{name}/{LEDGER}")) or sorted(folder.parent.glob(f"{name}-*/{LEDGER}"))
+    folders = [path.parent for path in ledgers if path.parent != folder]  # it may start from an earlier one of its name
+    if len(folders) != 1:
         have = sorted(p.parent.name for p in folder.parent.glob(f"*/{LEDGER}") if p.parent != folder)
-        raise SpecError(f"sampler.warm_start: {name!r} names {len(found)} sweeps in {folder.parent}; available: {have}")
-    before = _judged(SweepFolder(found[0]).sweep())
+        raise SpecError(
+            f"sampler.warm_start: {name!r} names {len(folders)} sweeps in {folder.parent}; available: {have}"
+        )
+    before = _judged(SweepFolder(folders[0]).sweep())
     other = [name for name, value in _judged(sweep).items() if value != before[name]]
     if other:
         raise SpecError(
-            f"sampler.warm_start: sweep {found[0].name} has other {', '.join(other)}, so its results do not "
+            f"sampler.warm_start: sweep {folders[0].name} has other {', '.join(other)}, so its results do not "
             "compare with this sweep's; name one that was judged alike, or leave warm_start out"
         )
-    trials = sorted(log_of(found[0]).trials.items())
+    trials = sorted(log_of(folders[0]).trials.items())
     finished = [(number, trial) for number, trial in trials if trial.state == "finished" and trial.logged]
     usable = [
         _taken(distributions, number=number, params=trial.params or {}, values=_values(sweep, trial))
@@ -96,7 +98,7 @@ def _earlier(name: str, folder: Path, sweep: Sweep, suggest: Suggest) -> list[Fr
     ]
     if not usable:
         raise SpecError(
-            f"sampler.warm_start: none of the {len(finished)} finished trials of {found[0].name} lies in this "
+            f"sampler.warm_start: none of the {len(finished)} finished trials of {folders[0].name} lies in this "
             "search space; give both sweeps the same parameters, or leave warm_start out"
         )
     return usable
@@ -110,10 +112,10 @@ def _values(sweep: Sweep, trial: LoggedTrial) -> list[float]:
 def like(params: Mapping[str, Scalar], suggest: Suggest) -> Distributions:
     """Today's distributions of an earlier trial's parameters; empty when its values lie outside of them."""
     try:
-        found = fitting(params, suggest)
+        fitted = fitting(params, suggest)
     except SpecError:
         return {}
-    return found if set(found) == set(params) else {}
+    return fitted if set(fitted) == set(params) else {}
 
 
 def fitting(params: Mapping[str, Scalar], suggest: Suggest) -> Distributions:

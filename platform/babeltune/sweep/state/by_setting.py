@@ -85,8 +85,8 @@ def _named(setting: str, parameters: Mapping[str, Parameter], sweep: str) -> str
         return setting
     if len(ending) == 1:
         return ending[0]
-    known = ", ".join(sorted(parameters)) or "none"
-    raise UnknownNameError(f"sweep {sweep} searches no {setting!r}; known: {known}{nearest(setting, parameters)}")
+    offered = ", ".join(sorted(parameters)) or "none"
+    raise UnknownNameError(f"sweep {sweep} searches no {setting!r}; known: {offered}{nearest(setting, parameters)}")
 
 
 def _is_cut(parameter: Parameter, name: str, rows: Sequence[Row]) -> bool:

@@ -177,9 +177,9 @@ class HeldLease:
 
     def check(self) -> None:
         """Reads the lease. Raises `OvertakenError` if another driver has it."""
-        found, _ = self._record.read()
-        if found is not None:  # a record that is lost or damaged is written again at the next renewal
-            self._refuse_other(found)
+        lease, _ = self._record.read()
+        if lease is not None:  # a record that is lost or damaged is written again at the next renewal
+            self._refuse_other(lease)
 
     def refuse_if_late(self) -> None:
         """Raises `LeaseExpiredError` if the lease could not be renewed in time and cannot be renewed now, and
@@ -266,15 +266,15 @@ def acquire(
     token = (record.least_token() if lease is None else lease.token) + 1
     begun = clock.now()
     now = time.time()
-    taken = replace(mine, token=token, beat=now, taken=now)
-    made = record.swap(taken, version, taken=True)
+    ours = replace(mine, token=token, beat=now, taken=now)
+    made = record.swap(ours, version, taken=True)
     if made is None:
-        found, made = record.read()
-        if found is None or found.session != taken.session:
-            host = found.host if found else "another machine"
+        holder, made = record.read()
+        if holder is None or holder.session != ours.session:
+            host = holder.host if holder else "another machine"
             raise DrivenError(f"sweep {record.sweep} was begun at the same moment by {host}")
     assert made is not None
-    return HeldLease(record, taken, made, begun, clock.now, lease)
+    return HeldLease(record, ours, made, begun, clock.now, lease)
 
 
 def _watched(

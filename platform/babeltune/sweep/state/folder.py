@@ -160,8 +160,8 @@ class SweepFolder:
         """The file of that name, `sweep.json` or `prepared.json`, as it was when the trial began."""
         history = self.accepted()
         for condition in range(condition_of(number, history), len(history) + 1):
-            if (kept := self.path / "conditions" / str(condition) / name).exists():
-                return kept
+            if (copy := self.path / "conditions" / str(condition) / name).exists():
+                return copy
         return self.path / name
 
 
@@ -180,8 +180,8 @@ def sweep_folders(storage: Path) -> list[SweepFolder]:
     """All sweeps of a storage, the latest first. Raises `SpecError` for one that is no folder."""
     refuse_a_file(storage)
     parent = storage / "sweeps"
-    found = [SweepFolder(p) for p in parent.iterdir() if (p / "sweep.json").exists()] if parent.exists() else []
-    return sorted(found, key=lambda f: (f.path / "sweep.json").stat().st_mtime, reverse=True)
+    folders = [SweepFolder(p) for p in parent.iterdir() if (p / "sweep.json").exists()] if parent.exists() else []
+    return sorted(folders, key=lambda f: (f.path / "sweep.json").stat().st_mtime, reverse=True)
 
 
 def find_sweep(storage: Path, name: str | None) -> SweepFolder:
@@ -196,8 +196,8 @@ def find_sweep(storage: Path, name: str | None) -> SweepFolder:
     ids = [folder.id for folder in folders]
     if is_bare_trial(name) and name not in map(name_of, ids):
         raise UnknownNameError(f"{name!r} is a trial without its sweep; write SWEEP/{name}, such as {ids[0]}/{name}")
-    if (found := meant(name.rstrip("/"), ids)) is not None:
-        return folders[ids.index(found)]
+    if (sweep_id := meant(name.rstrip("/"), ids)) is not None:
+        return folders[ids.index(sweep_id)]
     names = dict.fromkeys(map(name_of, ids))
     raise UnknownNameError(f"no sweep {name!r} in {storage}; sweeps: {', '.join(ids)}{nearest(name, [*names, *ids])}")
 

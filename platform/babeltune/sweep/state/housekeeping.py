@@ -127,11 +127,11 @@ Package = Mapping[str, Entry]
 
 def packages(there: Package, depth: int) -> Mapping[str, Package]:
     """The objects of a listing by the folder at this depth of their keys."""
-    found: dict[str, dict[str, Entry]] = {}
+    by_package: dict[str, dict[str, Entry]] = {}
     for at, entry in sorted(there.items()):
         if len(parts := at.split("/")) >= depth:
-            found.setdefault("/".join(parts[:depth]), {})[at] = entry
-    return found
+            by_package.setdefault("/".join(parts[:depth]), {})[at] = entry
+    return by_package
 
 
 def unneeded(
@@ -146,12 +146,12 @@ def unneeded(
 
 
 def _unread_stores(storage: Storage, before: float) -> Iterator[Removal]:
-    there = packages(storage.entries("stores"), 2)
-    names = {key.partition("/")[2]: key for key in there}
+    stores = packages(storage.entries("stores"), 2)
+    names = {key.partition("/")[2]: key for key in stores}
 
     @cache
     def documents(name: str) -> list[str]:
-        return [text(storage, at) for at in there[names[name]] if at.endswith(".json")]
+        return [text(storage, at) for at in stores[names[name]] if at.endswith(".json")]
 
     def in_use() -> Collection[str]:
         """All, while a sweep in preparation may have found an old store ready, or nobody can say what is read."""
@@ -167,9 +167,9 @@ def _unread_stores(storage: Storage, before: float) -> Iterator[Removal]:
     used = in_use()
     for name, key in names.items():
         draft = name.startswith(".") and not name.endswith(".lock") and writer_of(Path(name)) is None
-        if name not in used and (draft or STORE_NAME.fullmatch(name)) and _changed(there[key]) < before:
+        if name not in used and (draft or STORE_NAME.fullmatch(name)) and _changed(stores[key]) < before:
             reason = "the draft of a store" if draft else "no sweep reads this store"
-            yield Removal(storage.folder / key, reason, _size(there[key]), may_go=partial(may_go, name))
+            yield Removal(storage.folder / key, reason, _size(stores[key]), may_go=partial(may_go, name))
 
 
 def stores_read(
@@ -202,9 +202,9 @@ def _of_sweep(
     except SweepError:  # a damaged sweep keeps what it has
         return
     best = best_trials(list(rows.values()), top)
-    there = storage.entries(f"sweeps/{sweep}/trials")
-    gone = replaced(there)
-    for key, package in packages(there, 6).items():
+    entries = storage.entries(f"sweeps/{sweep}/trials")
+    gone = replaced(entries)
+    for key, package in packages(entries, 6).items():
         trial, kind, name = key.split("/")[3:]
         row, path, size = rows.get(trial), storage.folder / key, _size(package)
         if kind != "checkpoints" or name.startswith("."):
@@ -282,8 +282,8 @@ def _scratch_of(folder: SweepFolder, before: float) -> Iterator[tuple[Path, str]
 
 def text(storage: Storage, key: str) -> str:
     """The text of an object; empty if it is not there."""
-    found = storage.look(key)
-    return found[0].decode(errors="replace") if found else ""
+    object_read = storage.look(key)
+    return object_read[0].decode(errors="replace") if object_read else ""
 
 
 def _size(package: Package) -> int:

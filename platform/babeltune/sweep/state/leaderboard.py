@@ -274,15 +274,15 @@ def by_language(rows: Sequence[Row], metric: str) -> dict[str, dict[str, float]]
     """
     task, _, measure = metric.rpartition("/")
     parts = metric.count("/") + 2
-    found: dict[str, dict[str, float]] = {}
+    scores: dict[str, dict[str, float]] = {}
     for row in rows:
         each = {
             key.split("/")[-2]: value
             for key, value in sorted(row.metrics.items())
             if key.startswith(f"{task}/") and key.endswith(f"/{measure}") and len(key.split("/")) == parts
         }
-        found[row.name] = ({"mean": row.metrics[metric]} if metric in row.metrics else {}) | each
-    return found
+        scores[row.name] = ({"mean": row.metrics[metric]} if metric in row.metrics else {}) | each
+    return scores
 
 
 MOST_NAMED = 6
@@ -291,20 +291,20 @@ MOST_NAMED = 6
 
 def check_known(folder: SweepFolder, rows: Sequence[Row], metric: str) -> None:
     """Raises `UnknownNameError` for a metric that no row has."""
-    known = {key for row in rows for key in row.metrics}
-    if metric not in known and known:
-        near = get_close_matches(metric, known, n=MOST_NAMED, cutoff=0.0)
-        more = f" and {len(known) - len(near)} more" if len(known) > len(near) else ""
+    metrics = {key for row in rows for key in row.metrics}
+    if metric not in metrics and metrics:
+        near = get_close_matches(metric, metrics, n=MOST_NAMED, cutoff=0.0)
+        more = f" and {len(metrics) - len(near)} more" if len(metrics) > len(near) else ""
         raise UnknownNameError(
-            f"no metric {metric!r} in sweep {folder.id}; known: {', '.join(near)}{more}{nearest(metric, known)}"
+            f"no metric {metric!r} in sweep {folder.id}; known: {', '.join(near)}{more}{nearest(metric, metrics)}"
         )
 
 
 def goal_of(sweep: Sweep, metric: str) -> Goal:
     """Which way a metric is better."""
-    given = next((o.goal for o in sweep.objectives if o.metric == metric), None)
+    objective = next((o.goal for o in sweep.objectives if o.metric == metric), None)
     low = metric.endswith(("error", "error_pooled", "loss")) or metric == PARAMETERS
-    return given or ("minimize" if low else "maximize")
+    return objective or ("minimize" if low else "maximize")
 
 
 def best_first(sweep: Sweep, metric: str) -> Callable[[Mapping[str, float]], tuple[bool, float]]:

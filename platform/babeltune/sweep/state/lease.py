@@ -151,10 +151,10 @@ def _holder(name: str) -> DriverRecord | None:
     """Who has the lease of that name; None where it is falling."""
     try:
         lease = ray.get_actor(name, namespace=NAMESPACE)
-        found: DriverRecord = json.loads(ray.get(lease.driver.remote(), timeout=LEASE_TIMEOUT_S))
+        record: DriverRecord = json.loads(ray.get(lease.driver.remote(), timeout=LEASE_TIMEOUT_S))
     except (ValueError, ray.exceptions.RayError):
         return None
-    return found
+    return record
 
 
 def _is_alive_here(driver: DriverRecord | None) -> bool:

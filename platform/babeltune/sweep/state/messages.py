@@ -200,10 +200,10 @@ def end_of(record: Mapping[str, object]) -> TrialEnd:
 def scores_of(report: Report) -> dict[str, float]:
     """A report's metrics, and the mean loss, terms and diagnostics (`train/…`) of its points: the least of what is
     named `…_least`, and the latest learning rate."""
-    found: dict[str, list[float]] = {}
+    values: dict[str, list[float]] = {}
     for point in report.points:
         for name, value in point.values.items():
-            found.setdefault(name, []).append(value)
-    means = {name: min(those) if name.endswith("_least") else sum(those) / len(those) for name, those in found.items()}
-    latest = {name: those[-1] for name, those in found.items() if name.endswith("learning_rate")}
+            values.setdefault(name, []).append(value)
+    means = {name: min(those) if name.endswith("_least") else sum(those) / len(those) for name, those in values.items()}
+    latest = {name: those[-1] for name, those in values.items() if name.endswith("learning_rate")}
     return {**report.metrics, **means, **latest, **report.metrics}  # the report's own first, in their order

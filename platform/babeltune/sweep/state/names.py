@@ -29,10 +29,10 @@ def meant(name: str, ids: Sequence[str]) -> str | None:
         whole = [each for each in ids if word in (spelled(each), spelled(name_of(each)))]
         begun = [each for each in ids if word and spelled(each).startswith(word)]
         if whole or len(begun) == 1:
-            found = whole or begun
-            if found[0] != name:
-                _say(name, found[0], tuple(found[1:]))
-            return found[0]
+            fitting = whole or begun
+            if fitting[0] != name:
+                _say(name, fitting[0], tuple(fitting[1:]))
+            return fitting[0]
         if begun:
             raise UnknownNameError(
                 f"{name!r} begins {counted(len(begun), 'sweep')}: {_listed(begun)}; write more of it"

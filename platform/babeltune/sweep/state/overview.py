@@ -82,13 +82,13 @@ def _begun(folder: SweepFolder) -> float:
 def _data_words(folder: SweepFolder, sweep: Sweep) -> str:
     """Sources and pairs; the sources alone before they are read."""
     sources = [source.name for source in sweep.data.train if source.train]
-    named = sources[0] if len(sources) == 1 else f"{len(sources)} sources"
+    words = sources[0] if len(sources) == 1 else f"{len(sources)} sources"
     prepared = folder.read("prepared.json") or {}
     rows, groups = prepared.get("group_rows"), prepared.get("groups")
     if not rows or not groups:
-        return named
+        return words
     languages = groups[0] if len(groups) == 1 else f"{len(groups)} language pairs"
-    return f"{named}, {languages}, {counted(sum(rows), 'pair')}"
+    return f"{words}, {languages}, {counted(sum(rows), 'pair')}"
 
 
 def with_differences(lines: Sequence[SweepLine], specs: Mapping[str, Mapping[str, object]]) -> list[SweepLine]:

@@ -90,23 +90,23 @@ def check_unchanged(
 
     Raises `SweepError` with the diff; also for changes that a study cannot take, accepted or not."""
     recorded = folder.read("facts.json") or {}
-    known = {name: recorded[name] for name in facts if name in recorded}
-    changes = differences(known, {name: facts[name] for name in known})
+    before = {name: recorded[name] for name in facts if name in recorded}
+    changes = differences(before, {name: facts[name] for name in before})
     of_spec = [change for change in spec_changes(folder, sweep) if change.decides] if sweep is not None else []
-    found = [*of_spec, *changes]
+    changed = [*of_spec, *changes]
     if of_spec and sweep is not None:
         _refuse_unfit(folder, sweep, of_spec)
-    if found and not accept:
+    if changed and not accept:
         raise SweepError(
             f"sweep {folder.id} began with other settings, code, packages or data:\n"
-            + "\n".join(f"  {change}" for change in found)
+            + "\n".join(f"  {change}" for change in changed)
             + "\nits finished trials would not compare with new ones; go back to what it began with, submit a new "
             "sweep under another name, or pass --accept-changes"
         )
-    if not found:
+    if not changed:
         folder.write("facts.json", {**recorded, **facts})
         return
-    history = _extended(folder, found)
+    history = _extended(folder, changed)
     news: dict[str, object] = {**recorded, **facts, "accepted": history}
     if of_spec and sweep is not None:
         news["spec"] = sweep_id(sweep)
@@ -119,7 +119,7 @@ def check_unchanged(
             "condition": len(history) if of_spec or of_data else None,
         },
     )
-    folder.note("accepted: " + "; ".join(map(str, found)))
+    folder.note("accepted: " + "; ".join(map(str, changed)))
     finish_accepting(folder)
 
 
@@ -171,11 +171,11 @@ def _trained(place: Path) -> bool:
 
 def _keep(folder: SweepFolder, condition: int) -> None:
     """Keeps the spec and the record of the data that trials so far began with."""
-    kept = folder.path / "conditions" / str(condition)
-    make_folders(kept)
+    copies = folder.path / "conditions" / str(condition)
+    make_folders(copies)
     for path in (folder.path / "sweep.json", folder.prepared):
-        if path.exists() and not (kept / path.name).exists():
-            write_whole(kept / path.name, path.read_bytes(), durable=True)
+        if path.exists() and not (copies / path.name).exists():
+            write_whole(copies / path.name, path.read_bytes(), durable=True)
 
 
 def _refuse_unfit(folder: SweepFolder, sweep: Sweep, changes: Iterable[Change]) -> None:

@@ -76,8 +76,8 @@ def rebuilt(folder: SweepFolder, name: str) -> JsonObject | None:
 
 def submitted(folder: SweepFolder, *, before: int | None = None) -> Submission | None:
     """What the sweep was when it was submitted last, or last before this accepted change, counted from 1."""
-    known = log_of(folder.path).submissions
-    return next((each for each in reversed(known) if before is None or len(each["accepted"]) < before), None)
+    submissions = log_of(folder.path).submissions
+    return next((each for each in reversed(submissions) if before is None or len(each["accepted"]) < before), None)
 
 
 def sealed_digests(folder: SweepFolder) -> dict[str, str]:

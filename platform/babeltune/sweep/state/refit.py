@@ -27,14 +27,14 @@ LENGTH = re.compile(r"(?P<times>[0-9]{1,6}(\.[0-9]{1,6})?)x|(?P<pairs>[0-9][0-9_
 def best_settings(folder: SweepFolder, top: int) -> list[Row]:
     """The finished trials with the best `top` settings by the first objective, the best first; of equal settings under
     several seeds the best. Raises `SweepError` where none has finished."""
-    found: list[Row] = []
+    rows: list[Row] = []
     for row in leaderboard(folder):
-        known = [settings_of(other) for other in found]
-        if TRIAL.fullmatch(row.name) and row.state == "finished" and row.best and settings_of(row) not in known:
-            found.append(row)
-    if not found:
+        settings = [settings_of(other) for other in rows]
+        if TRIAL.fullmatch(row.name) and row.state == "finished" and row.best and settings_of(row) not in settings:
+            rows.append(row)
+    if not rows:
         raise SweepError(f"sweep {folder.id} has no finished trial to train longer; `babeltune status {folder.id}`")
-    return found[:top]
+    return rows[:top]
 
 
 def settings_of(row: Row) -> dict[str, Scalar]:
@@ -51,8 +51,8 @@ def refit_of(folder: SweepFolder, *, top: int, length: str, seeds: int, one_star
     sweep = folder.sweep()
     rows = best_settings(folder, top)
     numbers = tuple(sweep.seed + number for number in range(seeds))
-    kept = {name: p for name, p in sweep.parameters.items() if name not in ("seed", *LENGTHS)}
-    searched = [name for name, parameter in kept.items() if kind_of(parameter) != "const"]
+    parameters = {name: p for name, p in sweep.parameters.items() if name not in ("seed", *LENGTHS)}
+    searched = [name for name, parameter in parameters.items() if kind_of(parameter) != "const"]
     points = tuple(
         {**{name: value for name, value in settings_of(row).items() if name in searched}, "seed": seed}
         for row in rows
@@ -64,7 +64,7 @@ def refit_of(folder: SweepFolder, *, top: int, length: str, seeds: int, one_star
         name=f"{sweep.name[:74]}-refit",
         description=f"Best settings of sweep {folder.id} ({trials}), trained longer, with {counted(seeds, 'seed')}.",
         refit_of=tuple(f"{folder.id}/{row.name}" for row in rows),
-        parameters={**kept, "seed": Parameter(choice=numbers)},
+        parameters={**parameters, "seed": Parameter(choice=numbers)},
         student=replace(sweep.student, seed=sweep.seed) if one_start else sweep.student,
         training=_longer(sweep, rows[0], length),
         scheduler=Halving(kind="none"),
@@ -79,15 +79,15 @@ def _longer(sweep: Sweep, row: Row, length: str) -> Training:
     unit = "compute" if sweep.budget.unit == "compute" else "pairs"
     before = row.params.get(f"training.{unit}", getattr(sweep.training, unit))
     assert isinstance(before, int | float)
-    given = LENGTH.fullmatch(length.strip().lower())
-    if given is None:
+    match = LENGTH.fullmatch(length.strip().lower())
+    if match is None:
         raise SpecError(f"--pairs {length[:40]!r}: give a multiple such as 10x, or a number of pairs such as 2000000")
-    if given["times"]:
-        after = before * float(given["times"])
+    if match["times"]:
+        after = before * float(match["times"])
     elif unit == "compute":
         raise SpecError(f"--pairs {length}: trials of this sweep are as long as their compute; give a multiple: 10x")
     else:
-        after = float(given["pairs"].replace(",", "").replace("_", ""))
+        after = float(match["pairs"].replace(",", "").replace("_", ""))
     if after < before:
         raise SpecError(f"--pairs {length}: {after:g} is below the sweep's own {before:g}; a refit trains longer")
     if unit == "compute":
@@ -124,7 +124,7 @@ def gains(earlier: SweepFolder, refit: SweepFolder) -> list[Gain]:
     trials = [row for row in leaderboard(refit) if TRIAL.fullmatch(row.name)]
     groups = grouped(refit.id, sweep, trials, {}, ["seed"], [objective.metric]).groups
     befores = {row.name: row for row in leaderboard(earlier)}
-    found = []
+    by_trial = []
     for group in groups:
         names = [name.rpartition("/")[2] for name in sweep.refit_of]
         row = next(befores[n] for n in names if n in befores and _alike(befores[n].params, group.settings))
@@ -132,7 +132,7 @@ def gains(earlier: SweepFolder, refit: SweepFolder) -> list[Gain]:
         mean = statistics.fmean(after)
         half_width = _half_width(after)
         gain = sign * (mean - before)
-        found.append(
+        by_trial.append(
             Gain(
                 trial=row.name,
                 before=before,
@@ -143,7 +143,7 @@ def gains(earlier: SweepFolder, refit: SweepFolder) -> list[Gain]:
                 high=None if half_width is None else gain + half_width,
             )
         )
-    return found
+    return by_trial
 
 
 def _alike(params: dict[str, Scalar], settings: dict[str, Scalar]) -> bool:

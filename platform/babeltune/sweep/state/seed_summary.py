@@ -91,20 +91,20 @@ def grouped(
             left_out.setdefault(why, []).append(row.name)
             continue
         seen.add(params)
-        kept = {key: row.params[key] for key in sorted(row.params) if key not in over}
-        settings[repr(kept)] = kept
-        groups.setdefault(repr(kept), []).append(row)
-    found = [
+        fixed = {key: row.params[key] for key in sorted(row.params) if key not in over}
+        settings[repr(fixed)] = fixed
+        groups.setdefault(repr(fixed), []).append(row)
+    summaries = [
         _group(columns, [row.metrics for row in rows], settings=settings[key], trials=tuple(row.name for row in rows))
         for key, rows in groups.items()
     ]
-    found += [_group(columns, [scores], name=baseline) for baseline, scores in baselines.items()]
+    summaries += [_group(columns, [scores], name=baseline) for baseline, scores in baselines.items()]
     order = best_first(sweep, by)
     return Comparison(
         sweep=name,
         over=tuple(over),
         metrics=columns,
-        groups=tuple(sorted(found, key=lambda group: order(group.mean))),
+        groups=tuple(sorted(summaries, key=lambda group: order(group.mean))),
         left_out={why: tuple(names) for why, names in left_out.items()},
     )
 

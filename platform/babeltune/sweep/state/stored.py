@@ -64,10 +64,10 @@ def is_free(storage: Storage, sweep: str) -> bool:
     folder = SweepFolder(storage.folder / "sweeps" / sweep)
     if is_locked(folder):
         return False
-    found = storage.look(f"sweeps/{sweep}/{OWNER}")
-    if found is None:
+    owner = storage.look(f"sweeps/{sweep}/{OWNER}")
+    if owner is None:
         return True
-    data, changed = found
+    data, changed = owner
     lease, now = Lease.read(data), storage.now
     if lease is None:  # it is damaged, and a driver that lives would have written it again
         return now is not None and now - changed > DAMAGED_S
@@ -90,8 +90,8 @@ def may_prepare(storage: Storage, sweep: str) -> bool:
     lease = Lease.read(owner[0]) if owner else None
     if owner is None or prepared is None or lease is None or lease.ended or not lease.taken:
         return True  # a driver of this machine that has no lease yet has only begun
-    taken = owner[1] - (lease.beat - lease.taken)
-    return prepared[1] <= taken + RESOLUTION_S
+    taken_at = owner[1] - (lease.beat - lease.taken)
+    return prepared[1] <= taken_at + RESOLUTION_S
 
 
 @dataclass(frozen=True)
@@ -117,14 +117,14 @@ class FolderStorage:
 
     def entries(self, prefix: str) -> dict[str, Entry]:
         """Empty folders are listed, too."""
-        found = {}
+        entries = {}
         for place, folders, files in os.walk(self.folder / prefix):
             for path in [Path(place, name) for name in files] if files or folders else [Path(place)]:
                 with suppress(FileNotFoundError):  # it went meanwhile
                     stat = path.stat()
                     size = stat.st_size if files else 0
-                    found[path.relative_to(self.folder).as_posix()] = Entry(size, "", stat.st_mtime)
-        return found
+                    entries[path.relative_to(self.folder).as_posix()] = Entry(size, "", stat.st_mtime)
+        return entries
 
     def look(self, key: str) -> tuple[bytes, float] | None:
         try:

@@ -92,7 +92,7 @@ def trial_page(folder: SweepFolder, number: int) -> TrialPage:
     if record is None:
         raise DamagedError(f"{place / 'trial.json'} is gone; restore it from a copy")
     reports = logged.reports if logged else []
-    kept = None if row.best is None else checkpoint_folder(place, row.best)
+    checkpoint = None if row.best is None else checkpoint_folder(place, row.best)
     return TrialPage(
         sweep=folder.id,
         row=row,
@@ -106,23 +106,23 @@ def trial_page(folder: SweepFolder, number: int) -> TrialPage:
         best=row.best,
         scores=scores_by_set(row.metrics),
         cost=_cost(reports),
-        checkpoint=kept if kept is not None and (kept / MANIFEST).is_file() else None,
+        checkpoint=checkpoint if checkpoint is not None and (checkpoint / MANIFEST).is_file() else None,
         run=sent_runs(folder.path).get(str(number)),
     )
 
 
 def scores_by_set(metrics: Mapping[str, float]) -> tuple[SetScores, ...]:
     """Dev metrics by data set and language pair. A set's mean comes first."""
-    found: dict[tuple[str, str], dict[str, float]] = {}
+    scores: dict[tuple[str, str], dict[str, float]] = {}
     for metric, value in metrics.items():
         parts = metric.split("/")
         if parts[0] != "dev" or len(parts) not in (3, 4):
             continue
         subset = parts[2] if len(parts) == 4 else ""
-        found.setdefault((parts[1], subset), {})[parts[-1]] = value
-    sizes = Counter(name for name, subset in found if subset)
-    shown = [(name, subset) for name, subset in sorted(found) if subset or sizes[name] != 1]
-    return tuple(SetScores(name=name, subset=subset, scores=found[name, subset]) for name, subset in shown)
+        scores.setdefault((parts[1], subset), {})[parts[-1]] = value
+    sizes = Counter(name for name, subset in scores if subset)
+    shown = [(name, subset) for name, subset in sorted(scores) if subset or sizes[name] != 1]
+    return tuple(SetScores(name=name, subset=subset, scores=scores[name, subset]) for name, subset in shown)
 
 
 def _cost(reports: list[Report]) -> Cost:

@@ -29,12 +29,12 @@ def parts_of(name: str) -> tuple[str, int]:
 
 def latest_names(prefix: str, there: Mapping[str, Entry], since: int) -> dict[str, str]:
     """By its name in a folder, the name in the bucket of each sealed checkpoint: that of the latest driver."""
-    found: dict[str, str] = {}
+    latest: dict[str, str] = {}
     for name in sorted(names_in(prefix, there), key=parts_of):
         base, token = parts_of(name)
         if manifest_key(f"{prefix}/{name}") in there and token >= since:
-            found[base] = name
-    return found
+            latest[base] = name
+    return latest
 
 
 def checkpoints_there(mirror: Mirror, key: str, since: int) -> dict[str, str]:

@@ -29,8 +29,8 @@ class BucketLease:
         return Lease.read(self._store.read(self._key)), entry.version if entry else None
 
     def swap(self, lease: Lease, expected: Version, *, taken: bool = False) -> Version | None:
-        made = self._store.write_if(self._key, lease.encode(), expected)
-        return made.version if made else None
+        entry = self._store.write_if(self._key, lease.encode(), expected)
+        return entry.version if entry else None
 
     def least_token(self) -> int:
         stamp = unstamped(self._store.read(f"sweeps/{self.sweep}/{LEDGER}") or b"")[1]
@@ -55,9 +55,9 @@ def claim(store: ObjectStore, key: str, token: int, listed: Entry | None = None)
                 f"{key} has a later fencing token than this driver; `babeltune status` shows the other"
             )
         since = stamp.since if stamp else 0
-        made = store.write_if(key, content + Stamp(token, since).line(), entry.version if entry else None)
-        if made is not None:
-            return made
+        written = store.write_if(key, content + Stamp(token, since).line(), entry.version if entry else None)
+        if written is not None:
+            return written
         entry = store.entry(key)
 
 

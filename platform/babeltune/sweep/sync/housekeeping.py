@@ -69,17 +69,17 @@ def drop_checkpoints(mirror: Mirror, trial: str) -> None:
     """Removes all checkpoints of an ended trial, by its key, from the bucket. Raises what the mirror's fence raises."""
     _check(mirror)
     prefix = f"{trial}/checkpoints"
-    there = mirror.store.entries(prefix)
-    mirror.drop_packages([f"{prefix}/{name}" for name in names_in(prefix, there)], there)
+    entries = mirror.store.entries(prefix)
+    mirror.drop_packages([f"{prefix}/{name}" for name in names_in(prefix, entries)], entries)
 
 
 def drop_optimizers(mirror: Mirror, trial: str) -> None:
     """Removes the optimizer from all checkpoints of an ended trial in the bucket."""
     _check(mirror)
     prefix = f"{trial}/checkpoints"
-    there = mirror.store.entries(prefix)
-    for name in names_in(prefix, there):
-        if f"{prefix}/{name}/{OPTIMIZER}" in there:
+    entries = mirror.store.entries(prefix)
+    for name in names_in(prefix, entries):
+        if f"{prefix}/{name}/{OPTIMIZER}" in entries:
             strip_optimizer(mirror, f"{prefix}/{name}")
 
 
@@ -88,9 +88,9 @@ def drop_all(mirror: Mirror, sweep: str, removed: Collection[str], stripped: Col
     the sweep once, however many trials there are."""
     _check(mirror)
     prefix = f"{sweep}/trials"
-    there = mirror.store.entries(prefix)
+    entries = mirror.store.entries(prefix)
     doomed, optimizers = set[str](), set[str]()
-    for key in there:
+    for key in entries:
         trial, kind, name, *rest = (*key.removeprefix(f"{prefix}/").split("/"), "", "")[:4]
         if kind != "checkpoints" or not name:
             continue
@@ -98,7 +98,7 @@ def drop_all(mirror: Mirror, sweep: str, removed: Collection[str], stripped: Col
             doomed.add(f"{prefix}/{trial}/{kind}/{name}")
         elif trial in stripped and rest == [OPTIMIZER]:
             optimizers.add(f"{prefix}/{trial}/{kind}/{name}")
-    mirror.drop_packages(sorted(doomed), there)
+    mirror.drop_packages(sorted(doomed), entries)
     for package in sorted(optimizers):
         strip_optimizer(mirror, package)
 
@@ -124,18 +124,18 @@ def bucket_removals(view: StorageView, *, older_s: float, top: int | None = None
     mirror = view.mirror
     assert mirror is not None
     view.update(every=True)
-    for found in unneeded(view.storage, time.time() - older_s, top, _replaced):
-        yield BucketRemoval(found.path, found.reason, found.size, found.rule, found.may_go, mirror=mirror)
+    for removal in unneeded(view.storage, time.time() - older_s, top, _replaced):
+        yield BucketRemoval(removal.path, removal.reason, removal.size, removal.rule, removal.may_go, mirror=mirror)
 
 
 def _replaced(there: Mapping[str, Entry]) -> set[str]:
     """The keys of a sweep's checkpoints that a later driver has sent again, and of those that are not whole."""
-    found = set[str]()
+    older = set[str]()
     for key, package in packages(there, 5).items():
         if not key.endswith("/checkpoints"):
             continue
-        found |= {f"{key}/{name}" for name in names_in(key, package) - set(latest_names(key, package, 0).values())}
-    return found
+        older |= {f"{key}/{name}" for name in names_in(key, package) - set(latest_names(key, package, 0).values())}
+    return older
 
 
 def _cut_off(view: StorageView, before: float) -> Iterator[Removal]:
@@ -168,10 +168,10 @@ def mirror_removals(mirror: Mirror, *, older_s: float) -> Iterator[Removal]:
 def _in_bucket(mirror: Mirror, folder: Path, key: str) -> bool:
     """Whether the bucket has the package as it is here, under this key or with a driver's token behind it."""
     parent, _, name = key.rpartition("/")
-    there = mirror.store.entries(parent if parent.endswith("/checkpoints") else key)
-    names = names_in(parent, there) if parent.endswith("/checkpoints") else {name}
+    entries = mirror.store.entries(parent if parent.endswith("/checkpoints") else key)
+    names = names_in(parent, entries) if parent.endswith("/checkpoints") else {name}
     same = [each for each in names if each.partition("-")[0] == name or each == name]
-    return any(mirror.has_package(folder, f"{parent}/{each}", there) for each in same)
+    return any(mirror.has_package(folder, f"{parent}/{each}", entries) for each in same)
 
 
 def everything(view: StorageView, *, older_s: float, top: int | None = None) -> list[Removal]:

@@ -90,17 +90,17 @@ class LeasedFolder:
             self._view.update(needs)
         mine = self._mine.read_text(encoding="utf-8").split() if self._mine.exists() else []
         elsewhere = before is None or before.session not in mine
-        there = records_there(mirror, self._folder.id)
+        records = records_there(mirror, self._folder.id)
         if elsewhere:
-            if there and any(mirror.waits(path) for path in records_in(self._folder.path)):
+            if records and any(mirror.waits(path) for path in records_in(self._folder.path)):
                 aside = self._set_aside()
                 make_folders(self._folder.path)
                 self._folder.note(f"another machine went on with the sweep; what it did not have is in {aside}")
-            mirror.pull({key: entry for key, entry in there.items() if not key.endswith(f"/{REPORTS}")})
-        there |= self._claim(there, held.token)
+            mirror.pull({key: entry for key, entry in records.items() if not key.endswith(f"/{REPORTS}")})
+        records |= self._claim(records, held.token)
         if elsewhere:
-            mirror.pull(there)
-            mirror.forget_missing(self._prefix, there)
+            mirror.pull(records)
+            mirror.forget_missing(self._prefix, records)
         make_folders(self._folder.path)
         (self._folder.path / OWNER).unlink(missing_ok=True)  # readers bring the latest
         make_folders(self._mine.parent)

@@ -49,8 +49,8 @@ class Carrier:
 
     def of(self, arguments: Sequence[tuple[object, ...]]) -> Carrier:
         """The carrier of shards with these arguments."""
-        named = Counter(path for each in arguments for path in {*_paths(each)})
-        return Carrier(self.where, frozenset(path for path, times in named.items() if times > 1))
+        times_named = Counter(path for each in arguments for path in {*_paths(each)})
+        return Carrier(self.where, frozenset(path for path, times in times_named.items() if times > 1))
 
     def pack_shared(self) -> dict[str, bytes]:
         """The files that go to every node."""
@@ -75,12 +75,12 @@ class Carrier:
 
 
 def _contents(paths: Iterable[Path]) -> dict[str, bytes]:
-    found = {}
+    contents = {}
     for path in paths:
         for each in [path, *path.parent.glob(f"{path.name}.*")]:
             if each.is_file():
-                found[each.name] = each.read_bytes()
-    return found
+                contents[each.name] = each.read_bytes()
+    return contents
 
 
 def on_a_node(
@@ -93,16 +93,16 @@ def on_a_node(
     """A shard's work in a folder of its own: what it returns, and the files that it made and the bucket did not get."""
     folder = _folder(arguments)
     with draft_folder("shard") as work:
-        given = {**(shared or {}), **files}
-        for each, data in given.items():
+        sent_files = {**(shared or {}), **files}
+        for each, data in sent_files.items():
             (work / each).write_bytes(data)
         moved = [str(work / Path(each).name) if _is_in(each, folder) else each for each in arguments]
         count = function(*moved)
-        made = {path.name: path for path in work.iterdir() if path.name not in given}
+        results = {path.name: path for path in work.iterdir() if path.name not in sent_files}
         if place is not None:
-            for sent in _send(made, place):
-                del made[sent]
-        return count, {each: path.read_bytes() for each, path in made.items()}
+            for sent in _send(results, place):
+                del results[sent]
+        return count, {each: path.read_bytes() for each, path in results.items()}
 
 
 def _send(made: Mapping[str, Path], place: StorePlace) -> list[str]:
@@ -162,14 +162,14 @@ class BucketStores:
     def bring_records(self, folder: Path, draft: Path) -> Mapping[str, int]:
         """Copies the records of an unfinished store's shards to the draft. Returns the bytes of each file there is."""
         key, store = self._mirror.key(folder), self._mirror.store
-        there = {
+        sizes = {
             at.removeprefix(f"{key}/"): entry.size for at, entry in self._insist(lambda: store.entries(key)).items()
         }
-        lacking = [name for name in there if name.endswith(DONE) and not (draft / name).exists()]
-        found = self._insist(lambda: together(lambda name: store.read(f"{key}/{name}"), lacking))
-        for name, data in zip(lacking, found, strict=True):
+        lacking = [name for name in sizes if name.endswith(DONE) and not (draft / name).exists()]
+        records = self._insist(lambda: together(lambda name: store.read(f"{key}/{name}"), lacking))
+        for name, data in zip(lacking, records, strict=True):
             (draft / name).write_bytes(data or b"")
-        return there
+        return sizes
 
     def finish(self, folder: Path, draft: Path, files: Mapping[str, StoredFile]) -> None:
         """Makes these files a whole store. Those that are in the draft are sent; the others are there."""

@@ -124,8 +124,8 @@ class StorageView:
         with undriven(self.mirror, sweep) as free:
             if free:
                 self._give_up_lease(sweep)
-                there = records_there(self.mirror, sweep, also=OWNER)
-                self.mirror.pull({key: entry for key, entry in there.items() if key.split("/")[-1] not in without})
+                records = records_there(self.mirror, sweep, also=OWNER)
+                self.mirror.pull({key: entry for key, entry in records.items() if key.split("/")[-1] not in without})
 
     def _give_up_lease(self, sweep: str) -> None:
         """What the last driver of this machine wrote of its lease is not what the bucket has."""
@@ -195,9 +195,9 @@ class StorageView:
             yield
         finally:
             if self.mirror is not None:
-                known = self.mirror.store.entries(OPENINGS)
+                entries = self.mirror.store.entries(OPENINGS)
                 for line in self._opened():
-                    if _time_of(line) and (key := _key_of(line)) not in known:
+                    if _time_of(line) and (key := _key_of(line)) not in entries:
                         self.mirror.store.write(key, line)
 
     def _opened(self) -> list[bytes]:
@@ -207,8 +207,8 @@ class StorageView:
     def _pull_openings(self, mirror: Mirror) -> None:
         with locked(self.folder / OPENED):
             mine = self._opened()
-            known = set(map(_key_of, mine))
-            missing = [mirror.store.read(key) for key in mirror.store.entries(OPENINGS) if key not in known]
+            keys = set(map(_key_of, mine))
+            missing = [mirror.store.read(key) for key in mirror.store.entries(OPENINGS) if key not in keys]
             if missing:
                 lines = mine + [line for line in missing if line is not None]
                 whole = b"".join(line + b"\n" for line in sorted(lines, key=_time_of))
@@ -229,9 +229,9 @@ def _time_of(line: bytes) -> str:
 def records_there(mirror: Mirror, sweep: str, *, also: str = "") -> dict[str, Entry]:
     """The records of a sweep in the bucket."""
     prefix = f"sweeps/{sweep}/"
-    found = mirror.store.entries(prefix.rstrip("/"))
-    names = {key: key.removeprefix(prefix) for key in found}
-    return {key: found[key] for key, name in names.items() if is_record(name) or name == also}
+    entries = mirror.store.entries(prefix.rstrip("/"))
+    names = {key: key.removeprefix(prefix) for key in entries}
+    return {key: entries[key] for key, name in names.items() if is_record(name) or name == also}
 
 
 def stores_of(mirror: Mirror, prepared: Prepared) -> list[str]:

@@ -254,8 +254,8 @@ def pull_trial(mirror: Mirror, folder: Path) -> None:
     try:
         (draft / REPORTS).write_bytes(data)
         reports = read_reports(draft)
-        there = {int(name) for name in names if name.isdigit() and int(name) <= len(reports)}
-        newer = sorted((index for index in there if index > have), reverse=True)
+        numbers = {int(name) for name in names if name.isdigit() and int(name) <= len(reports)}
+        newer = sorted((index for index in numbers if index > have), reverse=True)
         brought = [bring(checkpoint_folder(folder, index).name) for index in newer]
         if any(brought) or (not newer and len(reports) == have):
             for name in names.keys() - {f"{index:06d}" for index in newer}:  # the best one; one between two reports
@@ -315,26 +315,26 @@ def push_trial(mirror: Mirror, folder: Path) -> None:
     mine = _checkpoints(folder)
     if mirror.fence is not None and mine:
         mirror.fence.check()
-    kept = _push_checkpoints(mirror, folder, mine)
+    names = _push_checkpoints(mirror, folder, mine)
     mirror.push(folder / PROGRESS)
     if mirror.push(folder / REPORTS) and mine:
-        _drop_older(mirror, folder, mine, kept)
+        _drop_older(mirror, folder, mine, names)
 
 
 def _push_checkpoints(mirror: Mirror, folder: Path, mine: list[Path]) -> set[str]:
     """The names in the bucket of the trial's checkpoints, once all are there that are sound here."""
     prefix = f"{mirror.key(folder)}/checkpoints"
-    there = mirror.store.entries(prefix) if mine else {}
+    entries = mirror.store.entries(prefix) if mine else {}
     since = mirror.fence.since if isinstance(mirror.fence, TrialFence) else 0
-    names, kept = latest_names(prefix, there, since), set()
+    names, current = latest_names(prefix, entries, since), set()
     for path in mine:
-        known = names.get(path.name)
-        if known is None or (_sound(mirror, path) and not mirror.has_package(path, f"{prefix}/{known}", there)):
-            known = path.name if mirror.fence is None else f"{path.name}-{mirror.fence.token}"
+        latest = names.get(path.name)
+        if latest is None or (_sound(mirror, path) and not mirror.has_package(path, f"{prefix}/{latest}", entries)):
+            latest = path.name if mirror.fence is None else f"{path.name}-{mirror.fence.token}"
             if _sound(mirror, path):
-                mirror.push_package(path, f"{prefix}/{known}", partial(_note_upload, folder, time.time()))
-        kept.add(known)
-    return kept
+                mirror.push_package(path, f"{prefix}/{latest}", partial(_note_upload, folder, time.time()))
+        current.add(latest)
+    return current
 
 
 def _note_upload(folder: Path, begun: float, done: int, of: int) -> None:
@@ -343,16 +343,16 @@ def _note_upload(folder: Path, begun: float, done: int, of: int) -> None:
     if now - begun < LEAST_RATED_S:
         return
     with suppress(OSError, ValueError):  # it is for readers only
-        known = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
+        progress = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
         stage = Stage(name=f"{UPLOADING} a checkpoint", done=done, of=of, begun=begun, time=now)
-        write_json(folder / PROGRESS, {**known, "stage": plain(stage)}, durable=False)
+        write_json(folder / PROGRESS, {**progress, "stage": plain(stage)}, durable=False)
 
 
 def _drop_older(mirror: Mirror, folder: Path, mine: list[Path], kept: set[str]) -> None:
     """Removes checkpoints from the bucket that this trial's reports have superseded, and none that a later driver has
     sent. One that is merely not here stays: this node may have given up its copy."""
     prefix = f"{mirror.key(folder)}/checkpoints"
-    there = mirror.store.entries(prefix)
+    entries = mirror.store.entries(prefix)
     last = max((path for path in mine if path.name.isdigit()), default=None)
     token = mirror.fence.token if mirror.fence is not None else 0
     latest, needed = (int(last.name), _needed(folder, last)) if last is not None else (0, None)
@@ -367,8 +367,8 @@ def _drop_older(mirror: Mirror, folder: Path, mine: list[Path], kept: set[str]) 
             return needed is not None and int(base) <= latest and base not in needed
         return _place(_state_there(mirror, f"{prefix}/{name}"))[0] < latest
 
-    old = sorted(filter(is_old, names_in(prefix, there)))
-    mirror.drop_packages([f"{prefix}/{name}" for name in old], there)
+    old = sorted(filter(is_old, names_in(prefix, entries)))
+    mirror.drop_packages([f"{prefix}/{name}" for name in old], entries)
 
 
 def _needed(folder: Path, last: Path) -> set[str] | None:
@@ -396,14 +396,14 @@ def _checkpoints(folder: Path) -> list[Path]:
 
 def _sound(mirror: Mirror, checkpoint: Path) -> bool:
     """Whether the checkpoint is as its manifest says. Files that did not change since they were sealed are not read."""
-    found = {name: facts["sha256"] for name, facts in mirror.files_of(checkpoint).items() if name != MANIFEST}
+    digests = {name: facts["sha256"] for name, facts in mirror.files_of(checkpoint).items() if name != MANIFEST}
     try:
         wanted = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))["files"]
     except (ValueError, KeyError, TypeError):
         wanted = None
-    if found != wanted:
+    if digests != wanted:
         log.warning("the checkpoint %s is damaged", checkpoint)
-    return bool(found == wanted)
+    return bool(digests == wanted)
 
 
 def _goes_further(mirror: Mirror, stopped: Path, names: Mapping[str, str]) -> bool:

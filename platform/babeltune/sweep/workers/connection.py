@@ -57,27 +57,27 @@ def connected(cluster: Cluster, *, insecure: bool | None = None) -> Iterator[Non
             f"cluster {cluster.name!r}: {cluster.place} is a dashboard, which takes jobs only; "
             "run babeltune on the head node with `address: auto`, or name the cluster's `host:port`"
         )
-    named = cluster.named
+    name = cluster.named
     token = cluster.token()
     address = _found(cluster.address)
     dashboard = f"; a dashboard's address is http://{address}" if address.endswith(":8265") else ""
     if not listens(address):
-        raise ClusterError(f"{named} does not answer; start it, or use clusters/local.yaml{dashboard}")
+        raise ClusterError(f"{name} does not answer; start it, or use clusters/local.yaml{dashboard}")
     if ":" in address:
-        taken = takes(address, shown(token) if token else {})
-        if taken is None:
-            raise ClusterError(f"{named} does not answer as Ray does; name the port of its GCS, often 6379{dashboard}")
-        if not taken:
+        is_taken = takes(address, shown(token) if token else {})
+        if is_taken is None:
+            raise ClusterError(f"{name} does not answer as Ray does; name the port of its GCS, often 6379{dashboard}")
+        if not is_taken:
             why = "wants a token" if token is None else "does not accept the token"
-            raise ClusterError(f"{named} {why}; {cluster.token_place}")
+            raise ClusterError(f"{name} {why}; {cluster.token_place}")
     with nullcontext() if token is None else authenticated(token):
         try:
             ray_internals.start(_no_result, address=cluster.address)
         except (ConnectionError, OSError, RuntimeError, ray.exceptions.RayError) as error:
-            raise ClusterError(f"{named} does not answer ({error}); start it, or use clusters/local.yaml") from error
+            raise ClusterError(f"{name} does not answer ({error}); start it, or use clusters/local.yaml") from error
         end_when_asked()
         try:
-            refuse_open(named, ray.get_runtime_context().gcs_address, insecure=insecure)
+            refuse_open(name, ray.get_runtime_context().gcs_address, insecure=insecure)
             yield
         finally:
             ray.shutdown()

@@ -104,12 +104,12 @@ class DriverCalls(DispatcherBase):
             trial = self._state.assigned.get(worker_group)
             if trial is not None and self._state.trials[trial].stopped:
                 deaf[worker_group] = trial
-        named = {worker_group: self._state.trials[trial].name for worker_group, trial in deaf.items()}
+        names = {worker_group: self._state.trials[trial].name for worker_group, trial in deaf.items()}
         for worker_group, trial in deaf.items():
             self._change(self._state.let_go, worker_group)
             self._idle[worker_group] = time.monotonic()
             self._wake_trial(trial)
-        return named
+        return names
 
     async def close(self) -> None:
         """Sends every worker group home: idle ones now, busy ones as `stop` does."""

@@ -228,9 +228,9 @@ class DispatcherState:
         agreed = len(attempt.ends) == world and (world == 1 or kinds in ALIKE)
         attempt.go_on = agreed and worker_group not in self.renewed
         blamed = {"refused", "storage", "raised"} | ({"peer"} if world == 1 else set())  # alone, one has no peer
-        own = [end for _, end in sorted(attempt.ends.items()) if end.kind in blamed]
-        if own:
-            self._end_of_group(worker_group, own[0])
+        blamed_ends = [end for _, end in sorted(attempt.ends.items()) if end.kind in blamed]
+        if blamed_ends:
+            self._end_of_group(worker_group, blamed_ends[0])
         elif agreed:
             self._end_of_group(worker_group, TrialEnd("stopped" if record.stopped else "finished"))
         else:

@@ -57,8 +57,8 @@ def beside(node: str | None) -> NodeAffinitySchedulingStrategy:
 def least_taken(worker: Mapping[str, float], taken: Mapping[str, int]) -> str | None:
     """The node for one more controller: of those that hold a worker with these resources, and are not the driver's, the
     one with the fewest for its size. None if there is no such node."""
-    own = ray.get_runtime_context().get_node_id()
-    held = {node: workers_held(worker, there) for node, there in nodes_there().items() if node != own}
+    this_node = ray.get_runtime_context().get_node_id()
+    held = {node: workers_held(worker, resources) for node, resources in nodes_there().items() if node != this_node}
     able = {node: count for node, count in held.items() if count > 0}
     return min(able, key=lambda node: (taken.get(node, 0) / able[node], node), default=None)
 
@@ -163,5 +163,5 @@ def groups_of(creators: set[bytes]) -> list[PlacementGroupTableData]:
 
 def places_of(creators: set[bytes]) -> int:
     """How many workers of these actors' placement groups have a node that is alive."""
-    there = {bytes.fromhex(node) for node in nodes_there()}
-    return sum(bundle.node_id in there for group in groups_of(creators) for bundle in group.bundles)
+    node_ids = {bytes.fromhex(node) for node in nodes_there()}
+    return sum(bundle.node_id in node_ids for group in groups_of(creators) for bundle in group.bundles)

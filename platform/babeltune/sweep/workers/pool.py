@@ -145,13 +145,13 @@ class WorkerPool:
     def _start_ended(self, name: str) -> None:
         """Starts a worker group whose run ended again, or gives it up after some restarts without a new report."""
         reason, before = self._groups.why_ended(name), self._groups[name]
-        made = self.dispatcher.ask("made", name)
-        respawns = before.respawns + 1 if made == before.made else 1
+        times = self.dispatcher.ask("made", name)
+        respawns = before.respawns + 1 if times == before.made else 1
         if before.node is not None and before.node not in nodes_there():  # it went with its node
             respawns = before.respawns
         if respawns <= RESPAWNS:
             self._note(f"worker group {name} ended ({reason}) and is started again")
-            self._groups.start_again(name, respawns=respawns, made=made)
+            self._groups.start_again(name, respawns=respawns, made=times)
             return
         words = f"worker group {name} cannot train: {reason}; see Ray's logs of its workers, then resume"
         if len(self._groups) == 1:

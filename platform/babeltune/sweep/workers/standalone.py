@@ -42,7 +42,7 @@ def with_rates(sweep: Sweep, out: Path, device: str) -> Sweep:
     """The sweep with the rates by which `training.compute` counts, measured once and kept in the folder `out`."""
     if sweep.budget.unit == "pairs" or sweep.training.rates is not None:
         return sweep
-    if not (kept := out / "rates.json").exists():
-        write_json(kept, {"rates": measured_rates(torch.device(device))})
-    rates = tuple(json.loads(kept.read_text(encoding="utf-8"))["rates"])
+    if not (rates_file := out / "rates.json").exists():
+        write_json(rates_file, {"rates": measured_rates(torch.device(device))})
+    rates = tuple(json.loads(rates_file.read_text(encoding="utf-8"))["rates"])
     return replace(sweep, training=replace(sweep.training, rates=rates))

@@ -103,7 +103,7 @@ def followed(
 ) -> Any:
     """The result of a task that `counted` runs; `tell` hears how far it is. `ClusterError`, and an end of the task, if
     it is no further after `seconds`."""
-    found: list[Any] = []
+    results: list[Any] = []
     last, since = None, time.monotonic()
     while True:
         ready, _ = first_of([task], poll, since + seconds - time.monotonic())
@@ -111,14 +111,14 @@ def followed(
             kill([task])
             raise ClusterError(NO_PROGRESS.format(seconds))
         try:
-            found.append(fetched(next(task), poll, seconds=seconds))
+            results.append(fetched(next(task), poll, seconds=seconds))
         except StopIteration:
-            return found[-1]
-        if found[-1] != last:
-            last, since = found[-1], time.monotonic()
-        for far in found[:-1]:
+            return results[-1]
+        if results[-1] != last:
+            last, since = results[-1], time.monotonic()
+        for far in results[:-1]:
             tell(*far)
-        del found[:-1]
+        del results[:-1]
 
 
 def ray_shards(
@@ -164,8 +164,8 @@ def ray_shards(
             if ready:
                 done = fetched(ready[0], poll, seconds=progress_timeout)
                 if packing is not None:
-                    done, made = done
-                    packing.unpack(work[ready[0]], made)
+                    done, place = done
+                    packing.unpack(work[ready[0]], place)
                 del work[ready[0]]
                 again = False
                 yield done

@@ -202,8 +202,8 @@ def load(path: str) -> Callable[..., None]:
     """The function that an import path such as `babeltune.sweep.workers.run_trial:run` names."""
     module, _, name = path.partition(":")
     with uncollected():
-        found: Callable[..., None] = getattr(importlib.import_module(module), name)
-    return found
+        function: Callable[..., None] = getattr(importlib.import_module(module), name)
+    return function
 
 
 def worker_loop(settings: WorkerSettings) -> None:

@@ -89,8 +89,8 @@ class WorkerGroups(Mapping[str, WorkerGroup]):
     def _start(self, name: str) -> None:
         """A Ray Train run of the worker group's ranks. Its controller takes 115 MB, so it is where ranks may be, and
         not on the driver's node."""
-        taken = Counter(group.node for group in self._there.values() if group.node is not None)
-        node = least_taken(self._settings.resources, taken)
+        by_node = Counter(group.node for group in self._there.values() if group.node is not None)
+        node = least_taken(self._settings.resources, by_node)
         trainer = WorkerGroupTrainer(worker_loop, self._settings, dispatcher=self._dispatcher, name=name, node=node)
         trainer.fit()
         self._there[name] = WorkerGroup(trainer.controller, trainer.controller.run.remote(), node)
@@ -125,11 +125,11 @@ class WorkerGroups(Mapping[str, WorkerGroup]):
         asked = {group.answer: group for group in self._there.values() if group.answer is not None}
         for answer in ray.wait(list(asked), num_returns=len(asked), timeout=0)[0] if asked else []:
             asked[answer].answer, asked[answer].unanswered = None, 0
-        there = [(name, self._there[name]) for name in names if name in self]
-        for _, group in there:
+        groups = [(name, self._there[name]) for name in names if name in self]
+        for _, group in groups:
             group.unanswered += group.answer is not None
             group.answer = group.answer or group.controller.lives.remote()
-        return [name for name, group in there if group.unanswered >= UNANSWERED_SURVEYS]
+        return [name for name, group in groups if group.unanswered >= UNANSWERED_SURVEYS]
 
     def ended(self, seconds: float) -> list[str]:
         """The worker groups whose run is over; waits at most `seconds` until all are."""
