@@ -13,7 +13,7 @@ from babeltune.data.text_keys import text_key
 from babeltune.planning.sweep_file import data_root, read_sweep
 from babeltune.promotion.gates import judge
 from babeltune.schema.records import Gate
-from babeltune.sweep.driver.recorder import contamination_tags
+from babeltune.sweep.driver.recorder import contamination_words
 
 WORDS = (
     *("the", "old", "cat", "sat", "on", "a", "mat", "and", "looked", "at", "seven", "dogs", "that", "were", "asleep"),
@@ -137,9 +137,9 @@ def test_every_side_is_counted_the_pivots_english_too_and_a_sealed_text_is_not_s
     assert (NEAR, 0) in {(e["text"], e["row"]) for e in ledger.examples}
     counts = {"contamination": ledger.plain()}
     assert list(contaminated(counts)) == ["sealed"]
-    tags = contamination_tags(counts)
-    assert [*tags] == ["contaminated.test.sealed"]
-    assert "1 of its 2 texts (50.0%" in tags["contaminated.test.sealed"]
+    words = contamination_words(counts)
+    assert [*words] == ["test.sealed"]
+    assert "1 of its 2 texts (50.0%" in words["test.sealed"]
 
 
 def test_what_was_found_is_kept_for_the_next_time(sweep, tmp_path, monkeypatch):
@@ -164,7 +164,7 @@ def test_a_contaminated_dev_set_is_named_apart():
     counts = {"contamination": {"sets": {"dev/everyday": facts, "test/sealed": facts}}}
     assert list(contaminated(counts)) == ["sealed"]
     assert list(contaminated(counts, "dev")) == ["everyday"]
-    assert {"contaminated.dev.everyday", "contaminated.test.sealed"} <= contamination_tags(counts).keys()
+    assert contamination_words(counts).keys() == {"dev.everyday", "test.sealed"}
 
 
 def test_a_test_set_whose_texts_are_in_a_dev_set_cannot_gate(sweep, tmp_path):

@@ -43,6 +43,7 @@ BANNED_CALLS = {
     *("mlflow.pyfunc.load_model", "tune.Tuner.restore", "pd.read_pickle", "faiss.read_index"),
 }
 IMPORTED_BY_NAME = {
+    "sweep/ray_internals.py",
     "sweep/workers/worker.py",
     "sweep/workers/process_state.py",
     "apps/mining/index.py",

@@ -51,6 +51,7 @@ def transfer(
     from babeltune.promotion.model_names import model_folder
 
     if out_ is not None:
+        out_.parent.mkdir(parents=True, exist_ok=True)
         check_place(out_)
     files = languages_of(test)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import operator
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
-    from pydantic_core import CoreSchema
 
 Made = TypeVar("Made")
 Number = int | float
@@ -37,8 +38,8 @@ class Strict:
 class Tagged:
     """Annotates a union of records that their `KIND` tells apart. Without that key it is the first record."""
 
-    def __get_pydantic_core_schema__(self, source: object, handler: Callable[[Any], CoreSchema]) -> CoreSchema:
-        from pydantic_core import core_schema  # processes that train read no files, and need no pydantic
+    def __get_pydantic_core_schema__(self, source: object, handler: Callable[[Any], Any]) -> Any:
+        from pydantic import Discriminator, Tag  # processes that train read no files, and need no pydantic
 
         records = records_in(source)
         kind = records[0].KIND
@@ -48,17 +49,14 @@ class Tagged:
             written = value.get(kind) if isinstance(value, dict) and kind in value else records[0].kinds()[0]
             return names.get(written) if isinstance(written, str) else None
 
-        return core_schema.tagged_union_schema(
-            {record.__name__: handler(record) for record in records},
-            name_of,
-            custom_error_type=NO_KIND,
-            custom_error_message="{expected}",
-            custom_error_context={"key": kind, "expected": either(names)},
+        arms: list[Any] = [typing.Annotated[record, Tag(record.__name__)] for record in records]
+        told: dict[str, Any] = {"key": kind, "expected": either(names)}
+        by_kind = Discriminator(
+            name_of, custom_error_type=NO_KIND, custom_error_message="{expected}", custom_error_context=told
         )
+        return handler(typing.Annotated[functools.reduce(operator.or_, arms), by_kind])
 
-    def __get_pydantic_json_schema__(
-        self, schema: CoreSchema, handler: Callable[[CoreSchema], dict[str, Any]]
-    ) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
         return {"anyOf": handler(schema)["oneOf"]}  # a record without its kind may be several
 
 

@@ -5,20 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any
 
 from babeltune.errors import nearest
 from babeltune.schema.addresses import INSIDE, PLACE, is_inside, is_place
 from babeltune.schema.presets import PRESETS
 
-if TYPE_CHECKING:
-    from pydantic_core import CoreSchema
-
 Key = tuple[str | int, ...]
 Problem = tuple[Key, str]
 
-OUT_OF_BOUNDS = "out_of_bounds"
-"""What pydantic calls a value that breaks a bound. Its message is the bound's."""
+OUT_OF_BOUNDS = "value_error"
+"""What pydantic calls a value that breaks a bound. Its message is the error's."""
 
 
 @dataclass(frozen=True)
@@ -30,19 +27,17 @@ class Bound:
     names: tuple[str, ...] = ()
     """What the value may be called, for the nearest name."""
 
-    def __get_pydantic_core_schema__(self, source: object, handler: Callable[[object], CoreSchema]) -> CoreSchema:
-        from pydantic_core import core_schema  # processes that train read no files, and need no pydantic
+    def __get_pydantic_core_schema__(self, source: object, handler: Callable[[object], Any]) -> Any:
+        from pydantic import AfterValidator  # processes that train read no files, and need no pydantic
 
-        return core_schema.no_info_after_validator_function(self._checked, handler(source))
+        return handler(Annotated[source, AfterValidator(self._checked)])
 
     def _checked(self, value: Any) -> Any:
-        from pydantic_core import PydanticCustomError
-
         if value is None or self.holds(value):
             return value
         near = nearest(value, self.names) if self.names else ""
         words = "must not be empty" if value in ("", ()) else f"{shown(value)} must be {self.words}{near}"
-        raise PydanticCustomError(OUT_OF_BOUNDS, "{words}", {"words": words})
+        raise ValueError(words)
 
 
 def at_least(low: float) -> Bound:

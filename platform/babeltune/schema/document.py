@@ -10,7 +10,7 @@ import json
 import math
 import re
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -28,9 +28,10 @@ from babeltune.schema.presets import NO_PRESET
 from babeltune.schema.records import Parameter
 
 if TYPE_CHECKING:
-    from pydantic_core import ErrorDetails
-
     from babeltune.files import JsonObject, JsonValue
+
+Details = Mapping[str, Any]
+"""A problem as pydantic tells it."""
 
 Key = tuple[str | int, ...]
 Record = TypeVar("Record")
@@ -298,14 +299,14 @@ def _without_defaults(document: Document, record: type, error: ValidationError) 
 
 def explain(document: Document, record: type, error: ValidationError) -> list[str]:
     """Each problem of a validation as one line; the branches of a union become one problem."""
-    grouped: dict[Key, list[ErrorDetails]] = {}
+    grouped: dict[Key, list[Details]] = {}
     for problem in error.errors(include_url=False):
         grouped.setdefault(written_key(document.values, problem), []).append(problem)
     lines = (document.error(*problem_at(document, record, key, problems)) for key, problems in grouped.items())
     return list(dict.fromkeys(lines))
 
 
-def problem_at(document: Document, record: type, key: Key, problems: list[ErrorDetails]) -> tuple[Key, str]:
+def problem_at(document: Document, record: type, key: Key, problems: Sequence[Details]) -> tuple[Key, str]:
     """The key that a problem is shown at, and its sentence. Parts of a searched setting that is written as in another
     program are one problem of the whole setting."""
     outer = key[:-1]
@@ -316,7 +317,7 @@ def problem_at(document: Document, record: type, key: Key, problems: list[ErrorD
     return key, sentence(document, record, key, problems)
 
 
-def written_key(values: JsonValue, problem: ErrorDetails) -> Key:
+def written_key(values: JsonValue, problem: Details) -> Key:
     """The problem's key in the file: pydantic's location without the names of union branches."""
     key: list[str | int] = []
     current = values
@@ -334,7 +335,7 @@ def written_key(values: JsonValue, problem: ErrorDetails) -> Key:
     return tuple(key)
 
 
-def sentence(document: Document, record: type, key: Key, problems: list[ErrorDetails]) -> str:
+def sentence(document: Document, record: type, key: Key, problems: Sequence[Details]) -> str:
     """Writes pydantic's problems of one key as a sentence: what is wrong, what is allowed, and the nearest name."""
     value = document.get(key)
     kinds = {problem["type"] for problem in problems}
@@ -369,14 +370,14 @@ def _section_of(record: type, name: str) -> str:
     return f"; it is a key of {' and '.join(having)}" if having else ""
 
 
-def refusal(value: Any, problems: list[ErrorDetails], hint: object = None, name: str = "") -> str:
+def refusal(value: Any, problems: Sequence[Details], hint: object = None, name: str = "") -> str:
     """One value that pydantic refused, what it wanted instead, and what was probably meant: by the key's type, if that
     is known, else by the words that were offered."""
     allowed: list[str] = []
     words: list[str] = []
     for problem in problems:
         if problem["type"] == OUT_OF_BOUNDS:
-            return problem["msg"]
+            return str(problem["ctx"]["error"])
         literal = problem.get("ctx", {}).get("expected", "") if problem["type"] in ("literal_error", NO_KIND) else ""
         words += re.findall(r"'([^']*)'", literal)
         expected = literal or EXPECTED.get(problem["type"], lower_first(problem["msg"]))
