@@ -5,6 +5,8 @@ import importlib
 import inspect
 import pkgutil
 import re
+import subprocess
+import sys
 import tomllib
 from functools import cache
 from pathlib import Path
@@ -151,3 +153,11 @@ def test_no_files_import_each_other_in_a_circle():
     while outer := {name for name, needs in circles.items() if not needs & circles.keys()}:
         circles = {name: needs for name, needs in circles.items() if name not in outer}
     assert not circles, "these files are in a circle, or need one that is"
+
+
+def test_training_loads_none_of_what_a_sweep_is_driven_with():
+    program = (
+        "import sys, babeltune.training.trainer, babeltune.evaluation.evaluate, babeltune_methods.lealla; "
+        "print({'pydantic', 'ray', 'mlflow', 'optuna'} & sys.modules.keys())"
+    )
+    assert subprocess.check_output([sys.executable, "-P", "-c", program], text=True).strip() == "set()"

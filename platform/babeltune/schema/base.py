@@ -50,9 +50,9 @@ class Tagged:
             return names.get(written) if isinstance(written, str) else None
 
         arms: list[Any] = [typing.Annotated[record, Tag(record.__name__)] for record in records]
-        told: dict[str, Any] = {"key": kind, "expected": either(names)}
+        context: dict[str, Any] = {"key": kind, "expected": either(names)}
         by_kind = Discriminator(
-            name_of, custom_error_type=NO_KIND, custom_error_message="{expected}", custom_error_context=told
+            name_of, custom_error_type=NO_KIND, custom_error_message="{expected}", custom_error_context=context
         )
         return handler(typing.Annotated[functools.reduce(operator.or_, arms), by_kind])
 
