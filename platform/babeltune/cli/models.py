@@ -42,7 +42,7 @@ def promote(
     ] = None,
     soup: Annotated[
         int | None,
-        typer.Option(help="Average the checkpoints of so many best trials that share a start, if dev says so."),
+        typer.Option(help="Average the checkpoints of this number of best trials that share a start, if dev says so."),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Decide and say so (this opens the sealed tests); register nothing.")

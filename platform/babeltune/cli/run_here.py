@@ -187,7 +187,7 @@ def running_words(sweep: str, where: str, what: str, options: str, then: str = "
 
 
 def recorded(folder: SweepFolder, trials: int | None) -> Sweep:
-    """The sweep as its folder has it, with so many trials."""
+    """The sweep as its folder has it, with this number of trials."""
     import dataclasses
 
     from babeltune.errors import SpecError, SweepError

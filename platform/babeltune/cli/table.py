@@ -221,7 +221,7 @@ def notes_of(rows: Sequence[Row]) -> Iterator[Text]:
 
 
 def _cut(notes: Sequence[Text], most: int, console: Console, width: int) -> list[Text]:
-    """The notes as lines of the width, at most so many."""
+    """The notes as lines of the width, `most` at most."""
     lines = [line for note in notes for line in note.wrap(console, width)]
     return lines if len(lines) <= most else [*lines[: most - 1], Text(ELLIPSIS)] if most > 0 else []
 

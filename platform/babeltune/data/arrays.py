@@ -114,7 +114,7 @@ def zeros(shape: int | tuple[int, ...], dtype: type[Value] | np.dtype[Value]) ->
 
 
 NARROW = (1 << 31) - 1
-"""Up to so many numbers have 32 bits, which hold -1 and the number after the last one, too."""
+"""Up to this count, numbers have 32 bits, which hold -1 and the number after the last one, too."""
 
 
 def number_type(count: int) -> type[np.signedinteger[Any]]:
@@ -123,7 +123,7 @@ def number_type(count: int) -> type[np.signedinteger[Any]]:
 
 
 def parts(count: int, size: int | None = None) -> Iterator[slice]:
-    """Consecutive slices of so many values."""
+    """Consecutive slices of this length."""
     step = size or PART
     return (slice(start, min(start + step, count)) for start in range(0, count, step))
 
@@ -182,7 +182,7 @@ def joined(arrays: Sequence[NDArray[Value]]) -> NDArray[Value]:
 
 
 def repeated(values: Sequence[float], times: Sequence[int], dtype: type[Value]) -> NDArray[Value]:
-    """Each value so many times, end to end."""
+    """Each value as often as its count says, end to end."""
     out = zeros(sum(times), dtype)
     end = 0
     for value, count in zip(values, times, strict=True):

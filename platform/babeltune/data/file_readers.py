@@ -30,7 +30,7 @@ MAX_LINE_BYTES = 1 << 20
 MAX_BROKEN = Source.max_dropped
 """The share of rows that may be broken where nobody says otherwise."""
 SKIPPED_BYTES = 1 << 16
-"""Bytes of a line that is too long are read and thrown away so many at a time."""
+"""Bytes of a line that is too long are read and thrown away in pieces of this size."""
 NO_TEXT_BYTES = 1 << 30
 """A line of more bytes than this is not read to its end: the file is no text, or was packed to fill a disk."""
 BLANK = re.compile(

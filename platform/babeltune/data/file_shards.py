@@ -39,7 +39,7 @@ from babeltune.schema.records import Source
 PART_BYTES = 8 << 20
 """Bytes of a part. Reading it takes about 0.4 CPU seconds."""
 MANY_BYTES = 64 << 20
-"""At most so many bytes are read in the driver's process: starting processes on other nodes takes seconds, too."""
+"""No more bytes are read in the driver's process: starting processes on other nodes takes seconds, too."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 SHARD = 100_000
 """Texts of a task. Their keys take about 0.4 CPU seconds, and their near-duplicates about 2."""
 MANY = 1_000_000
-"""At most so many texts stay in the driver's process: starting processes on other nodes takes seconds, too."""
+"""No more texts stay in the driver's process: starting processes on other nodes takes seconds, too."""
 WINDOW = 64
 """Shards that lie on the disk at a time."""
 

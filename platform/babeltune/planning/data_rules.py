@@ -203,7 +203,7 @@ def clustering_problems(key: Key, source: Source) -> Iterator[Problem]:
 
 
 def source_problems(key: Key, source: Source, others: dict[str, Source], least: int = 2) -> Iterator[Problem]:
-    """One source: the fields of its format, its languages (at `least` so many) and its pairs."""
+    """One source: the fields of its format, its languages (`least` of them or more) and its pairs."""
     if source.format == "beir":
         yield (*key, "format"), "'beir' is for tasks of kind retrieval; name the columns or files of this text"
         return

@@ -148,7 +148,7 @@ def about_projection(sweep: Sweep) -> Iterator[str]:
 
 
 def about_queue(sweep: Sweep, anchors: int) -> Iterator[str]:
-    """A queue that a text of so many distinct anchors cannot fill without repeats."""
+    """A queue that a text with this number of distinct anchors cannot fill without repeats."""
     from babeltune.planning.space import configurations
 
     longest: dict[str, int] = {}

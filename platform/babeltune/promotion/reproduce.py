@@ -64,7 +64,7 @@ class Reproduction:
 
 
 class StopAfter(Reporter):
-    """Ends a training after so many reports."""
+    """Ends a training after this number of reports."""
 
     def __init__(self, reports: int) -> None:
         self.reports = reports

@@ -25,7 +25,7 @@ INSTEAD = "promote without --soup"
 
 
 def _possible(finished: int) -> str:
-    """What may be averaged of so many finished trials."""
+    """What may be averaged of this number of finished trials."""
     if finished < 2:
         return INSTEAD
     return "ask for 2" if finished == 2 else f"ask for 2 to {finished}"

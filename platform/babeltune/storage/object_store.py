@@ -283,7 +283,7 @@ class ObjectStore:
 
 
 def pause_s(failures: int) -> float:
-    """Seconds before a request is repeated that has failed so many times before this one."""
+    """Seconds before a request is repeated that has failed this often before."""
     return min(WAIT_S * 2.0 ** min(failures, 10) + random.uniform(0, JITTER_S), MOST_WAIT_S)
 
 

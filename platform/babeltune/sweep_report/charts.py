@@ -25,7 +25,7 @@ Each = TypeVar("Each")
 NAMED = 5
 """Series with a colour and a name of their own; others stand in the background."""
 BARS = 40
-"""At most so many lines in charts of bars; the table has all."""
+"""The most lines in charts of bars; the table has all."""
 PIECE = 14
 """Lines of one drawing. More become several drawings, since paper breaks between drawings only."""
 ROOM = 0.08

@@ -21,7 +21,7 @@ from babeltune.sweep_report.words import all_settings, better, duration, interva
 
 
 def document(report: SweepReport, most: int = MOST_ROWS) -> Document:
-    """The report's page, with at most so many trials in a table or chart."""
+    """The report's page, with at most `most` trials in a table or chart."""
     sections = [
         leaderboard(report, most),
         learning_curves(report, most),

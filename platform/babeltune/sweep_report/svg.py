@@ -67,7 +67,7 @@ SETTINGS = {
 
 @contextmanager
 def drawing(width: float, height: float) -> Iterator[Figure]:
-    """A new figure of so many inches, drawn in the report's style."""
+    """A new figure of this width and height in inches, drawn in the report's style."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it tells of the font cache that it builds
     import matplotlib
     from matplotlib.figure import Figure as NewFigure

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -74,7 +73,6 @@ def write_report(
         browser()  # before the sweep is read in vain
     settle_quietly(places)
     report = gather(folder)
-    gc.freeze()  # drawing makes much garbage, and each collection would walk all trials again
     path = folder.path / f"report.{format_}" if out is None else out
     data = drawn(report) if format_ == "png" else page(report, format_).encode()
     try:

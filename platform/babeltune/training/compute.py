@@ -200,7 +200,7 @@ def work_of_a_pair(trial: Trial, prepared: Prepared, device: torch.device) -> Wo
 
 
 def with_length(trial: Trial, pairs: int) -> Trial:
-    """The trial that sees so many pairs."""
+    """The trial with this number of pairs."""
     return replace(trial, training=replace(trial.training, pairs=pairs))
 
 

@@ -35,7 +35,7 @@ def with_negatives(rows: Sequence[int], of: str = "") -> list[int]:
 def batch_counts(
     rows: Sequence[int], sampling: Sampling, *, global_batch: int, total_pairs: int, seed: int
 ) -> NDArray[np.int64]:
-    """[steps, groups] the pairs of each group in each global batch, for groups of so many rows.
+    """[steps, groups] the pairs of each group in each global batch, for groups of these sizes.
 
     A group smaller than `global_batch` gives smaller batches, so that none repeats a pair of weight 1 within an epoch.
     The last batch is cut to end at `total_pairs`, and left out if only one pair would remain of it."""

@@ -44,7 +44,7 @@ BETTER = 1e-4
 
 
 def learning_rate_at(training: Training, seen: int, halvings: int = 0) -> float:
-    """The learning rate after `seen` pairs: warm-up, then the schedule, which has come to so many `halvings`."""
+    """The learning rate after `seen` pairs: warm-up, then the schedule, after this number of `halvings`."""
     warm = training.warmup * training.pairs
     if seen < warm:
         return training.learning_rate * seen / warm
@@ -256,7 +256,7 @@ class Steps:
         return self.reader.batch(own_rows(rows, ranks.rank, ranks.world), total, step=step, first=first)
 
     def seen(self, steps: int) -> int:
-        """Pairs of so many steps."""
+        """Pairs of these steps."""
         return int(self.schedule.seen[steps - 1]) if steps else 0
 
     def halfway(self, step: int) -> int:

@@ -93,7 +93,7 @@ def _filled(kind: Index, candidates: Rows, tell: Callable[[int], None]) -> Any:
 
 
 def training_size(count: int, dim: int) -> tuple[int, int]:
-    """Partitions of so many vectors, and how many vectors they are trained on, which `TRAINING` bounds."""
+    """Partitions of this number of vectors, and how many vectors they are trained on, which `TRAINING` bounds."""
     most = min(count, TRAINING // dim)
     lists = max(1, min(int(4 * count**0.5), most // FEWEST))
     return lists, min(SAMPLE * lists, most)

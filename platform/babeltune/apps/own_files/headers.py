@@ -53,7 +53,7 @@ ENDS = ".!?…。！？।॥؟۔።។။"
 """A sentence ends in one of these, before its closing quotation marks."""
 CLOSING = '»"”」』’) '
 LEAST_LETTERS = 3
-"""One name of a lone row has so many letters."""
+"""One name of a lone row has this number of letters."""
 MOST_WORDS = 4
 """A cell of more words is no name that a language or a known word gives away."""
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     Rows = NDArray[np.float32]
 
 MOST_LANGUAGES = 6
-"""Languages that are shown: a chart has so many colours."""
+"""Languages that are shown: a chart has no more colours."""
 MOST_POINTS = 150
 """Sentences that are projected; more take longer and hide one another."""
 MOST_ROWS = 25

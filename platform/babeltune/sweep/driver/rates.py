@@ -29,7 +29,7 @@ def measure_rates(sweep: Sweep, folder: SweepFolder, cluster: Cluster, poll: Cal
 
 
 def worker_rates(threads: int) -> tuple[float, float]:
-    """`measured_rates` of this process' device, with so many threads."""
+    """`measured_rates` of this process' device, with this number of threads."""
     import torch  # here, since the driver does without
 
     from babeltune.training.compute import measured_rates

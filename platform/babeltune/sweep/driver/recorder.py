@@ -37,7 +37,7 @@ def contamination_words(counts: Mapping[str, object]) -> dict[str, str]:
 
 
 def close_tracker(tracker: Tracker, folder: SweepFolder, wait: float = LAST_WAIT) -> None:
-    """Waits so many seconds for MLflow and records what it has not taken."""
+    """Waits `wait` seconds for MLflow and records what it has not taken."""
     tracker.flush(wait)
     unsent, trouble = tracker.waiting(), tracker.trouble
     try:

@@ -113,7 +113,7 @@ def expected_improvement(mean: float, deviation: float, best: float) -> float:
 
 
 def rule_of(scheduler: Scheduler, reports: int) -> Stopping:
-    """The rule that the section `scheduler` names, for trials of so many reports."""
+    """The rule that the section `scheduler` names, for trials of `reports` reports."""
     if isinstance(scheduler, search.ExpectedRegret):
         return ExpectedRegret(reports, scheduler.grace, scheduler.regret, scheduler.finished)
     return Pasha(grace=scheduler.grace, reduction=scheduler.reduction, reports=reports)

@@ -158,7 +158,7 @@ class LocalActors:
         self._events: deque[Callable[[], None]] = deque()
 
     def next(self, timeout: float | None = None) -> bool:
-        """Handles one event: a start, a stop or a result. Waits for one at most so many seconds."""
+        """Handles one event: a start, a stop or a result. Waits for one at most this long."""
         if self._events:
             self._events.popleft()()
             return True

@@ -9,17 +9,17 @@ import threading
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from babeltune.files import LineCursor
 from babeltune.schema.records import Report, Scalar
 from babeltune.sweep.state.messages import ENDED, ENDS, LedgerLine, State, Submission, TrialEnd, end_of
 
 LEDGER = "results.jsonl"
-EVENT = TypeAdapter(Any)
-"""Reads a line three times as fast as `json`."""
+EVENT: TypeAdapter[Any] = TypeAdapter(dict[str, Annotated[dict[str, Any] | Any, Field(union_mode="left_to_right")]])
+"""Reads a line three times as fast as `json`. Lines share the keys of typed objects, which takes less memory."""
 MOST_LOGS = 8
 """Logs that a process remembers: a list of all sweeps reads hundreds, each once."""
 

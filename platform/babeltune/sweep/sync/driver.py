@@ -250,7 +250,7 @@ class DriverSync:
         self._lease.renew(ended=True)
 
     def _insist(self, request: Callable[[], Result], seconds: float) -> Result:
-        """The request, tried again for so many seconds."""
+        """The request, tried again for these seconds."""
         deadline = time.monotonic() + seconds
         while True:
             try:

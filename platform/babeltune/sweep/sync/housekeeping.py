@@ -145,7 +145,7 @@ def _cut_off(view: StorageView, before: float) -> Iterator[Removal]:
 
 
 def mirror_removals(mirror: Mirror, *, older_s: float) -> Iterator[Removal]:
-    """What this machine's mirror holds, has not used for so many seconds, and can bring again from the bucket.
+    """What this machine's mirror holds, has not used for this time, and can bring again from the bucket.
 
     Sweeps that another machine went on with are there, too: the bucket has the newer state."""
     before = time.time() - older_s

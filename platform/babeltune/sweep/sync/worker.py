@@ -101,7 +101,7 @@ class Sending:
 
 
 def with_retries(request: Callable[[], object], seconds: float, alive: Callable[[], object]) -> None:
-    """The request, tried again for so many seconds while the store does not answer.
+    """The request, tried again for these seconds while the store does not answer.
 
     Meanwhile, `alive` says now and then that the trial waits and does not hang."""
     deadline, done = time.monotonic() + seconds, threading.Event()

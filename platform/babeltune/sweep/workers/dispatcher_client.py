@@ -90,7 +90,7 @@ class DispatcherClient:
         self._actor.go_on.remote([(trial, index)])
 
     def receive(self, seconds: float) -> bool:
-        """Waits at most so many seconds for messages of any trial; True if there are some now.
+        """Waits at most this long for messages of any trial; True if there are some now.
 
         One call waits at the dispatcher for all trials together. `ClusterError` if it has not come back long after it
         should have."""

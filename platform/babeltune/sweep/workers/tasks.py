@@ -55,7 +55,7 @@ def ray_refusals() -> Iterator[None]:
 
 
 def first_of(references: list[Any], poll: Callable[[], None], seconds: float) -> tuple[list[Any], list[Any]]:
-    """Waits at most so many seconds for one of these, as `ray.wait` does, and calls `poll` about once a second."""
+    """Waits at most this long for one of these, as `ray.wait` does, and calls `poll` about once a second."""
     deadline = time.monotonic() + seconds
     while True:
         ready, rest = ray.wait(references, num_returns=1, timeout=1.0)
