@@ -90,14 +90,14 @@ class _NoFolders(list[str]):
         """Nothing."""
 
 
-def start(console: Callable[..., None], **options: object) -> None:
-    """`ray.init`, with its console output sent to `console`, and without the user's folder in the workers' path.
+def start(console: Callable[[list[str]], None], **options: object) -> None:
+    """`ray.init`. What it would print goes to `console` in lines. Its workers do not import from the user's folder.
 
     Ray's handlers of SIGTERM stay out: while it starts, they would end the program without its last words. Its
     processes get groups of their own: a terminal that is closed, or `timeout`, signals the driver's whole group, and
-    the search could not save its trials without them. Moved: tests/sweep/workers/test_connection.py names which fails.
+    the search could not save its trials without them. Moved: tests/sweep/workers/test_access.py names which fails.
     """
-    ray._private.worker.print_to_stdstream = console
+    ray._private.worker.print_to_stdstream = lambda data, **_: console(data["lines"])
     ray._private.utils.set_sigterm_handler = lambda _handler: None
     if sys.platform == "linux":  # elsewhere Ray ends them by the driver's group once that has died
         ray._private.services.ConsolePopen = functools.partial(subprocess.Popen, process_group=0)
@@ -106,7 +106,7 @@ def start(console: Callable[..., None], **options: object) -> None:
     ray.init(log_to_driver=False, job_config=job, **options)
 
 
-def start_here(console: Callable[..., None], folder: str, **options: object) -> None:
+def start_here(console: Callable[[list[str]], None], folder: str, **options: object) -> None:
     """`start` of a Ray on 127.0.0.1 alone with its files in the folder. Ray resolves that address to one that other
     machines reach, unless it may have one node only. Moved: see `ray start --node-ip-address`."""
     constants = ray._private.ray_constants

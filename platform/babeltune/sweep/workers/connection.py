@@ -7,7 +7,7 @@ import os
 import secrets
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,10 +29,10 @@ POLL_INTERVAL_S = 1.0
 """Seconds between two checks that they are alive."""
 
 
-def _no_result(data: Mapping[str, list[str]], *, ignore_prefix: bool) -> None:
+def _no_result(lines: list[str]) -> None:
     """Logs what Ray would print in colours on stdout, where results go: memory that runs out, or a worker that died.
     The sweep's log has a message of its own for the latter."""
-    for words in data["lines"]:
+    for words in lines:
         mended = "worker died" in words or "retries remaining" in words
         log.log(logging.DEBUG if mended else logging.WARNING, "Ray: %s", words.strip())
 
