@@ -68,7 +68,7 @@ def gather(folder: SweepFolder, *, unfinished: bool = False) -> SweepReport:
 
     Raises `SweepError` when no trial has finished; with `unfinished`, when none has a report."""
     sweep, rows, baselines = folder.sweep(), standing(folder), folder.baselines()
-    best = (leading(rows) if unfinished else None) or winner(folder)
+    best = (leading(rows) if unfinished else None) or winner(folder, rows)
     prepared, notes = _prepared(folder)
     metric = sweep.objectives[0].metric
     errors = functools.cache(lambda value: None if prepared is None else error_of(metric, value, prepared))
@@ -76,7 +76,7 @@ def gather(folder: SweepFolder, *, unfinished: bool = False) -> SweepReport:
     logged = {trial.name: trial for trial in log_of(folder.path).trials.values()}
     trials = [logged[row.name] for row in rows if row.best is not None and row.name in logged]
     decisions, damaged = read_decisions(folder)
-    metrics, on_front = front(folder, _front_metrics(sweep, rows))
+    metrics, on_front = front(folder, _front_metrics(sweep, rows), rows)
     varied = {name: each for name, each in sweep.parameters.items() if kind_of(each) != "const"}
     ours = [each for each in standings if not each.is_baseline]
     return SweepReport(

@@ -250,13 +250,17 @@ def trial_rows(folder: SweepFolder, sweep: Sweep, *states: State) -> list[Row]:
     ]
 
 
-def front(folder: SweepFolder, metrics: Sequence[str] = ()) -> tuple[tuple[str, ...], list[Row]]:
+def front(
+    folder: SweepFolder, metrics: Sequence[str] = (), board: Sequence[Row] | None = None
+) -> tuple[tuple[str, ...], list[Row]]:
     """The Pareto front of the finished trials by these metrics, best first by the first of them. The metrics are
-    returned, too: the sweep's objectives, the model's size and its speed where none are named.
+    returned, too: the sweep's objectives, the model's size and its speed where none are named. `board` is the
+    leaderboard, if it is at hand.
 
     Raises `UnknownNameError` for a metric that no trial has, and `SpecError` for one of the training."""
     sweep = folder.sweep()
-    rows = [row for row in leaderboard(folder) if row.best is not None and row.state == "finished"]
+    board = leaderboard(folder) if board is None else board
+    rows = [row for row in board if row.best is not None and row.state == "finished"]
     names = tuple(dict.fromkeys(metrics or (*(o.metric for o in sweep.objectives), PARAMETERS, SPEED)))
     for name in names:
         check_known(folder, rows, name)
@@ -319,11 +323,12 @@ def leading(rows: Sequence[Row]) -> Row | None:
     return next((row for row in reported if row.state == "finished"), reported[0] if reported else None)
 
 
-def winner(folder: SweepFolder) -> Row:
-    """The best finished trial by the first objective, which is on the front of all of them.
+def winner(folder: SweepFolder, board: Sequence[Row] | None = None) -> Row:
+    """The best finished trial by the first objective, which is on the front of all of them. `board` is the
+    leaderboard, if it is at hand.
 
     Raises `SweepError` when none has finished."""
-    rows = leaderboard(folder)
+    rows = leaderboard(folder) if board is None else board
     for row in rows:
         if row.state == "finished" and row.best is not None:
             return row

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from babeltune.evaluation.metric_names import COMPUTE, PARAMETERS, SPEED
-from babeltune.sweep_report.charts import BARS, OUTSIDE, Caption, at_edge, clipped, for_screens, limits_of, pieces
+from babeltune.sweep_report.charts import (
+    BARS,
+    OUTSIDE,
+    Caption,
+    at_edge,
+    clipped,
+    for_screens,
+    joined,
+    limits_of,
+    pieces,
+)
 from babeltune.sweep_report.document import Block, Figure, Section, Table, Text
 from babeltune.sweep_report.record import Standing, SweepReport
 from babeltune.sweep_report.svg import SERIES, drawing, svg_of
@@ -105,8 +116,7 @@ def leaderboard_chart(caption: Caption, width: float, standings: Sequence[Standi
     for part, rows in pieces(caption, shown):
         with drawing(width, 0.9 + 0.26 * len(rows)) as figure:
             axes = figure.subplots()
-            for place, each in enumerate(rows):
-                _row(axes, place, each, limits)
+            _rows(axes, rows, limits)
             axes.set_yticks(range(len(rows)), [_label(each) for each in rows])
             axes.set_ylim(len(rows) - 0.5, -0.5)
             axes.set_xlim(limits)
@@ -116,30 +126,38 @@ def leaderboard_chart(caption: Caption, width: float, standings: Sequence[Standi
     return "".join(drawings)
 
 
-def _row(axes: Axes, place: int, each: Standing, limits: tuple[float, float]) -> None:
-    color = SERIES[2] if each.is_baseline else SERIES[0]
-    at, side = at_edge(each.value or 0.0, limits)
-    if each.interval is not None:
-        axes.plot(each.interval, (place, place), color=color, linewidth=1.6, solid_capstyle="butt")
-    axes.plot(
-        at,
-        place,
-        marker=("o" if not each.is_baseline else "D") if side == 0 else "<>"[side > 0],
-        color=color,
-        markersize=6,
-        markerfacecolor=color if each.row.state == "finished" else "none",
-        clip_on=False,
-    )
-    if side:
-        axes.annotate(
-            score(each.value),
-            (at, place),
-            xytext=(-8 * side, 0),
-            textcoords="offset points",
-            ha="right" if side > 0 else "left",
-            va="center",
-            fontsize=9,
+def _rows(axes: Axes, rows: Sequence[Standing], limits: tuple[float, float]) -> None:
+    intervals = defaultdict[str, list[tuple[tuple[float, float], tuple[int, int]]]](list)
+    marks = defaultdict[tuple[str, str, str], list[tuple[float, int]]](list)
+    for place, each in enumerate(rows):
+        color = SERIES[2] if each.is_baseline else SERIES[0]
+        at, side = at_edge(each.value or 0.0, limits)
+        if each.interval is not None:
+            intervals[color].append((each.interval, (place, place)))
+        marker = ("o" if not each.is_baseline else "D") if side == 0 else "<>"[side > 0]
+        marks[marker, color, color if each.row.state == "finished" else "none"].append((at, place))
+        if side:
+            axes.annotate(
+                score(each.value),
+                (at, place),
+                xytext=(-8 * side, 0),
+                textcoords="offset points",
+                ha="right" if side > 0 else "left",
+                va="center",
+                fontsize=9,
+                color=color,
+            )
+    for color, lines in intervals.items():
+        axes.plot(*joined(lines), color=color, linewidth=1.6, solid_capstyle="butt")
+    for (marker, color, face), points in marks.items():
+        axes.plot(
+            *zip(*points, strict=True),
+            linestyle="none",
+            marker=marker,
             color=color,
+            markersize=6,
+            markerfacecolor=face,
+            clip_on=False,
         )
 
 

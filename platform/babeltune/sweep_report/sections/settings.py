@@ -70,8 +70,8 @@ def _importance(report: SweepReport) -> Iterator[Block]:
 
 TICKS = 4
 """Numbers on the axis of a small chart."""
-COLUMNS = 3
-"""Small charts side by side."""
+SMALL = 3.2
+"""Inches of a small chart. Three have room side by side."""
 
 
 @for_screens
@@ -91,29 +91,19 @@ def importance_chart(caption: Caption, width: float, shares: Sequence[tuple[str,
     return "".join(drawings)
 
 
-@for_screens
 def slices_chart(
-    caption: Caption,
-    width: float,
-    trials: Sequence[Standing],
-    searched: Sequence[str],
-    logarithmic: frozenset[str],
-    metric: str,
+    caption: Caption, trials: Sequence[Standing], searched: Sequence[str], logarithmic: frozenset[str], metric: str
 ) -> str:
-    """For each setting, every trial's objective over the setting's value."""
-    columns, drawings = COLUMNS if width == WIDTH else 1, list[str]()
-    limits = limits_of(each.value for each in trials if each.value is not None)
-    for part, row in pieces(caption, searched, columns):
-        with drawing(width, 2.3) as figure:
-            line = figure.subplots(1, columns, squeeze=False, sharey=True)[0]
-            for axes, name in zip(line, row, strict=False):
-                _slice(axes, trials, name, name in logarithmic)
-            for axes in line[len(row) :]:
-                axes.set_visible(False)
-            line[0].set_ylim(limits)
-            line[0].set_ylabel(short(metric), fontsize=9)
+    """For each setting, every trial's objective over its value, side by side as far as there is room."""
+    limits, drawings = limits_of(each.value for each in trials if each.value is not None), list[str]()
+    for part, (name,) in pieces(caption, searched, 1):
+        with drawing(SMALL, 2.3) as figure:
+            axes = figure.subplots()
+            _slice(axes, trials, name, name in logarithmic)
+            axes.set_ylim(limits)
+            axes.set_ylabel(short(metric), fontsize=9)
             drawings.append(svg_of(figure, part.name, part.title, part.description))
-    return "".join(drawings)
+    return f'<div class="small">{"".join(drawings)}</div>'
 
 
 def _slice(axes: Axes, trials: Sequence[Standing], name: str, logarithmic: bool) -> None:
