@@ -153,6 +153,11 @@ class StopSignal:
         """Whether running trials should end, to be resumed later."""
         return self.interrupted or self.requested()
 
+    def start_minutes(self, minutes: float) -> None:
+        """Begins the minutes in which trials may start. They go on where they have begun before."""
+        if self.last_start == math.inf:
+            self.last_start = time.monotonic() + 60 * minutes
+
     def starts_no_more(self) -> bool:
         """Whether the time is up in which trials may start."""
         return time.monotonic() > self.last_start

@@ -9,14 +9,19 @@ from hypothesis import strategies as st
 from optuna.trial import TrialState
 
 from babeltune.errors import SpecError, SweepError
+from babeltune.files import write_json
 from babeltune.schema.records import Data, Nsga2, Objective, Parameter, PlainSampler, Report, Source, Sweep, Tpe
 from babeltune.signals import StopSignal
 from babeltune.sweep.search.study import Proposals, write_study
 from babeltune.sweep.search.tune_searcher import Callbacks, TrialRecords, too_many_failed
+from babeltune.sweep.search.warm_start import warm_trials
+from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.ledger import Ledger
 from babeltune.sweep.state.log import LEDGER
 from babeltune.sweep.state.messages import TrialEnd
+from babeltune.tracking.sent_runs import CURSOR
 from babeltune.training.checkpoint import write_reports
+from made_sweeps import log_trial
 from replays import trials_in
 
 SWEEP = Sweep(
@@ -214,3 +219,41 @@ def test_a_last_record_that_lacks_only_its_end_is_kept_and_a_cut_one_is_not(tmp_
     assert [line["number"] for line in again.lines] == ([0, 1] if cut == 1 else [0])
     again.add("propose", 2, params={})
     assert Ledger(path).lines == again.lines
+
+
+def test_a_study_with_two_objectives_and_earlier_trials_opens_in_optuna(tmp_path):
+    """As a searcher writes the ledger: what it took over comes first, and its own numbers begin at 0."""
+    aims = (Objective(metric="dev/score"), Objective(metric="dev/cost", goal="minimize"))
+    early, late = SweepFolder(tmp_path / "early-1234"), SweepFolder(tmp_path / "late-5678")
+    sweep = replace(SWEEP, objectives=aims, sampler=Tpe(startup=1, warm_start="early"))
+    for folder, spec in ((early, replace(SWEEP, objectives=aims)), (late, sweep)):
+        folder.path.mkdir()
+        folder.write("sweep.json", spec)
+    for number, x in enumerate((0.2, 0.4)):
+        metrics = {"dev/score": x, "dev/cost": 1 - x}
+        report = Report(index=1, step=1, pairs=1, seconds=1.0, metrics=metrics, last=True)
+        log_trial(early, number, {"x": x}, [report], "finished")
+    warm = warm_trials(late.path, sweep, suggest)
+    ledger, proposals = Ledger(late.path / LEDGER), Proposals(sweep, suggest, warm)
+    drawn = [proposals.ask()[1] for _ in range(3)]
+    for number, params in enumerate(drawn):
+        ledger.add("propose", number, params=params)
+    for number, (score, cost) in enumerate(((0.9, 0.5), (0.8, 0.7))):
+        for index in (1, 2):
+            ledger.add("report", number, index=index, values=[score * index / 2, cost], checkpoint=f"{index:06d}")
+        ledger.add_end(number, "COMPLETE", [score, cost], TrialEnd("finished"))
+    write_json(late.path / CURSOR, {"memo": {"experiment": "7", "runs": {"1": "a1b2"}}})
+
+    assert write_study(late.sweep(), late.path, tmp_path / "study.db") == 5
+    study = optuna.load_study(study_name="sweep", storage=f"sqlite:///{tmp_path}/study.db")
+    assert [each.name for each in study.directions] == ["MAXIMIZE", "MINIMIZE"]
+    trials = study.get_trials()
+    assert [trial.params for trial in trials] == [{"x": 0.2}, {"x": 0.4}, *drawn]
+    assert [trial.state.name for trial in trials] == ["COMPLETE"] * 4 + ["RUNNING"]
+    assert [trial.values for trial in trials] == [[0.2, 0.8], [0.4, 0.6], [0.9, 0.5], [0.8, 0.7], None]
+    assert [trial.user_attrs.get("warm_start") for trial in trials] == [0, 1, None, None, None]
+    assert [trial.user_attrs.get("report 1") for trial in trials[2:]] == [[0.45, 0.5], [0.4, 0.7], None]
+    assert [trial.user_attrs.get("mlflow_run") for trial in trials] == [None, None, None, "a1b2", None]
+    assert [trial.number for trial in study.best_trials] == [2], "it has the best score at the least cost"
+    study.sampler = optuna.samplers.TPESampler(seed=0)
+    assert 0 <= study.ask({"x": trials[0].distributions["x"]}).params["x"] <= 1, "and a notebook may go on with it"

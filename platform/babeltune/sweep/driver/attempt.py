@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -45,9 +43,21 @@ from babeltune.sweep.workers.pool_settings import PoolSettings
 from babeltune.sweep.workers.tasks import followed, ray_refusals, ray_shards
 
 DISPATCHERS = 4
-"""Dispatchers of one driver, each in place of one that died, before the sweep ends."""
+"""Dispatchers of one driver. The sweep ends when the last of them dies."""
 DISPATCHER_DIED = "the dispatcher died; worker groups start again, and trials go on from their checkpoints"
 SAVING = "interrupted; saving every trial's step (a second Ctrl-C ends without)"
+
+
+def replacing_dispatchers(search: Callable[[], None], note: Callable[[str], None]) -> None:
+    """Searches, anew each time that the dispatcher dies. Raises `DispatcherDiedError` when `DISPATCHERS` have died."""
+    for left in reversed(range(DISPATCHERS)):
+        try:
+            search()
+            break
+        except DispatcherDiedError:
+            if not left:
+                raise
+            note(DISPATCHER_DIED)
 
 
 @dataclass(frozen=True)
@@ -135,14 +145,9 @@ class Attempt:
             examples_at_the_end(folder, self.driver_sync.where) as begin_examples,
             self._recorder(prepared) as recorder,
         ):
-            for again in reversed(range(DISPATCHERS)):
-                try:
-                    self._search_with_pool(recorder, surveyed, begin_examples)
-                    break
-                except DispatcherDiedError:
-                    if not again:
-                        raise
-                    progress.note(DISPATCHER_DIED)
+            replacing_dispatchers(
+                functools.partial(self._search_with_pool, recorder, surveyed, begin_examples), progress.note
+            )
         progress.progress("done" if recorder.complete else "stopped", progress.ended, sweep.budget.trials)
         return recorder.complete
 
@@ -204,9 +209,8 @@ class Attempt:
         sweep, progress = self.sweep, self.progress
         begun = sum(r.step / r.steps for r in leaderboard(self.folder) if r.state not in ENDED and r.steps)
         progress.progress(SEARCHING, progress.ended, sweep.budget.trials, first=progress.ended + begun)
-        minutes = sweep.budget.minutes
-        if minutes is not None and self.stop.last_start == math.inf:  # later groups have what is left
-            self.stop.last_start = time.monotonic() + 60 * minutes
+        if sweep.budget.minutes is not None:
+            self.stop.start_minutes(sweep.budget.minutes)
 
     def _assignment(self, number: int, params: dict[str, Scalar]) -> TrialAssignment:
         return self.driver_sync.sent(assignment(self.sweep, self.folder, number, params))
