@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoModel, BertConfig, BertModel, PreTrainedModel
 
 from babeltune.errors import TeacherError
+from babeltune.models.cut import keep_layers, keep_tokens
 from babeltune.models.dense import check_projection, has_pooler, saved_dense
 from babeltune.models.encoder import Encoder
 from babeltune.models.hub import model_folder, quiet
 from babeltune.models.static import StaticEncoder, build_static, is_static
 from babeltune.models.vocabulary import Vocabulary
 from babeltune.schema.records import Student
-
-if TYPE_CHECKING:
-    from jaxtyping import Int
-    from torch import Tensor
 
 DROPOUTS = (
     *("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout"),
@@ -51,6 +46,8 @@ def build_student(
             dense = (nn.Linear(student.width, student.width), True) if student.pooling == "pooler" else None
         else:
             backbone = _from_hub(student, vocabulary.size)
+            if student.keep_layers is not None:
+                backbone = keep_layers(backbone, student.keep_layers, student.model)
             if vocabulary.kept is not None:
                 keep_tokens(backbone, torch.from_numpy(vocabulary.kept), vocabulary.pad)
             dense = saved_dense(student, backbone.config)
@@ -153,19 +150,6 @@ def _from_hub(student: Student, vocabulary_size: int) -> PreTrainedModel:
         )
     loaded: PreTrainedModel = model
     return loaded
-
-
-def keep_tokens(backbone: PreTrainedModel, kept: Int[Tensor, "vocabulary"], pad_token_id: int) -> None:
-    """Cuts the token table to these rows, in place. `pad_token_id` is the new one."""
-    weight = backbone.get_input_embeddings().weight.detach()
-    table = nn.Embedding(len(kept), weight.shape[1], padding_idx=pad_token_id, _weight=weight[kept].clone())
-    backbone.set_input_embeddings(table)
-    new = {int(old): place for place, old in enumerate(kept)}
-    for name in ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "mask_token_id"):
-        if isinstance(old := getattr(backbone.config, name, None), int):
-            setattr(backbone.config, name, new.get(old))
-    backbone.config.vocab_size = len(kept)
-    backbone.config.pad_token_id = pad_token_id
 
 
 def _check_length(student: Student, encoder: Encoder) -> None:

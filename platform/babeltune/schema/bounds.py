@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from babeltune.errors import nearest
 from babeltune.schema.addresses import INSIDE, PLACE, is_inside, is_place
+from babeltune.schema.layers import CHOICES, is_layer_choice
 from babeltune.schema.presets import PRESETS
 
 Key = tuple[str | int, ...]
@@ -77,6 +78,7 @@ dimensions = Bound(
     "whole numbers of at least 2, none of them twice",
     lambda dims: all(dim >= 2 for dim in dims) and len(set(dims)) == len(dims),
 )
+layer_choice = Bound(CHOICES, is_layer_choice)
 shape_name = Bound(
     f"one of {', '.join(list(PRESETS)[:3])} and thin-deep-LAYERS-WIDTH", PRESETS.__contains__, names=tuple(PRESETS)
 )

@@ -19,6 +19,7 @@ from babeltune.schema.bounds import (
     at_least,
     dimensions,
     inside,
+    layer_choice,
     long_name,
     not_empty,
     or_teacher,
@@ -31,6 +32,7 @@ from babeltune.schema.bounds import (
     two_rates,
     within,
 )
+from babeltune.schema.layers import as_words
 from babeltune.schema.presets import FIELDS, NO_PRESET, PRESETS
 from babeltune.schema.search import Budget as Budget
 from babeltune.schema.search import ExpectedRegret as ExpectedRegret
@@ -217,11 +219,20 @@ class Transformer(AnyStudent):
     """Absent: the preset's, or 4."""
     feed_forward: Annotated[int, within(1, 1e6)] = FROM_PRESET
     """Absent: the preset's, or 1024."""
+    keep_layers: Annotated[int | str | tuple[int, ...] | None, layer_choice] = None
+    """Layers of `model` that stay; the others are cut before training. `4`: four, evenly from the first to the last.
+    `first 4` and `last 4`: neighbours. `[0, 4, 8, 11]`: these, counted from 0. A searched choice names them in words,
+    such as `{choice: [4, last 4, 0 4 8 11]}`. Absent: all stay."""
     pooling: Literal["mean", "cls", "max", "pooler"] = "mean"
     """How the vectors of tokens become that of the sentence. `pooler`: the state of the first token, a dense layer of
     the same width and tanh, as in LaBSE. A named BERT has this layer already."""
     ngrams: ClassVar[int] = 0
     token_vectors: ClassVar[Literal["random", "teacher"]] = "random"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.keep_layers is not None:
+            object.__setattr__(self, "keep_layers", as_words(self.keep_layers))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,6 +248,7 @@ class Static(AnyStudent):
     """What a static student's table holds at the start. `teacher`: of each token the mean of the teacher's vectors of
     the training pairs in which it occurs, in whatever language (`token_vectors.py`)."""
     preset: ClassVar[str | None] = None
+    keep_layers: ClassVar[None] = None
     layers, heads, feed_forward = NO_PRESET.layers, NO_PRESET.heads, NO_PRESET.feed_forward
     pooling: ClassVar[Literal["mean"]] = "mean"
 
