@@ -1,6 +1,7 @@
 """Trimmed vocabularies: text whose tokens are kept has the same tokens and vectors, and other text still has some."""
 
 import itertools
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, pr
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, XLMRobertaConfig, XLMRobertaModel
 
 from babeltune.bundled.templates import __file__ as bundled
+from babeltune.data import trimming
 from babeltune.data.prepared import Prepared
 from babeltune.data.trimming import check_equal, trimmed
 from babeltune.errors import DataError, SpecError, TeacherError
@@ -119,6 +121,29 @@ def test_text_whose_tokens_are_kept_has_the_same_tokens_and_other_text_loses_non
     assert cut.pad_token_id == tokenizer.pad_token_id, "positions are counted from it"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_limit_keeps_the_most_frequent_tokens_and_text_loses_no_character(kind, texts, monkeypatch):
+    monkeypatch.setattr(trimming, "FEW", 300)
+    tokenizer = whole(kind, texts)
+    counts = Counter(number for row in tokenizer(texts)["input_ids"] for number in row)
+    used = np.array([number for number, _ in counts.most_common()])
+    least = len(trimmed(tokenizer, used, limit=len(tokenizer))[1])
+    limit = least * 9 // 10
+    cut, kept = trimmed(tokenizer, used, limit)
+    assert limit - 8 <= len(kept) == len(cut) <= limit < least, "byte-pair encoding adds some at a time"
+    assert set(used[:100]) <= set(kept)
+    for text in texts:
+        assert cut(text)["input_ids"].count(cut.unk_token_id) <= tokenizer(text)["input_ids"].count(
+            tokenizer.unk_token_id
+        ), text
+    common = [text for text in texts if set(tokenizer(text)["input_ids"]) <= set(kept)]
+    assert len(common) > 10
+    assert [[int(kept[new]) for new in cut(text)["input_ids"]] for text in common] == tokenizer(common)["input_ids"]
+    with pytest.raises(TeacherError, match=r"student\.trim 30 is less than the \d+ tokens that single .* raise it"):
+        trimmed(tokenizer, used, limit=30)
+
+
 def test_a_tokenizer_of_another_kind_is_refused():
     words = Tokenizer(models.WordLevel({"a": 0, "<unk>": 1}, unk_token="<unk>"))
     with pytest.raises(TeacherError, match=r"kind WordLevel cannot be trimmed .* remove student\.trim"):
@@ -214,7 +239,7 @@ def test_a_tokenizer_that_splits_otherwise_is_not_used(tiny, tmp_path):
 
 
 REFUSED = {
-    "from scratch": (["student.trim=true"], r"student\.trim: true needs student\.model"),
+    "from scratch": (["student.trim=true"], r"student\.trim: needs student\.model"),
     "a script that is only tested": (
         [
             "student={model: 'bundled:all-MiniLM-L6-v2', trim: true}",
@@ -225,7 +250,7 @@ REFUSED = {
     ),
     "searched, from scratch": (
         ["parameters.student.trim={choice: [false, true]}"],
-        r"parameters\.student\.trim: true needs student\.model",
+        r"parameters\.student\.trim: needs student\.model",
     ),
     "searched, a script that is only tested": (
         [

@@ -146,10 +146,7 @@ def fetch_none(name):
             "{start: MODELS/transformer, model: a/b}",
             r"student.start: .* and student.model do not go together; keep one",
         ),
-        (
-            "{start: MODELS/transformer, trim: true}",
-            r"student.trim: true needs student.model; .* a start keeps its own",
-        ),
+        ("{start: MODELS/transformer, trim: true}", r"student.trim: needs student.model; .* a start keeps its own"),
         ("{start: MODELS/transformer@sha256:00}", r"has the digest \w{16}, and the file asks for 00"),
         (
             "{embeddings_from: MODELS/static, kind: static}",

@@ -24,6 +24,7 @@ from babeltune.data.tokens import (
     build_token_store,
     build_tokenizer,
     has_special_tokens,
+    limit_of,
     load_tokenizer,
     take_tokenizer,
     tokenizer_key,
@@ -72,11 +73,11 @@ class StudentTokens:
             whole = load_tokenizer(replace(student, trim=False), None)
             # Of whole texts: within a word that is cut the tokens of the whole word would be missing.
             before = self._tokenize(student, None, whole, what)
-            trained, untrimmed = build_trimmed(self.stores, whole, before), len(whole)
+            trained, untrimmed = build_trimmed(self.stores, whole, before, limit_of(student)), len(whole)
             kept_ids = trained / KEPT
         tokenizer = load_tokenizer(student, trained)
         train, evaluation = after = self._tokenize(student, student.max_tokens, tokenizer, what)
-        if kept_ids is not None:
+        if kept_ids is not None and limit_of(student) is None:
             for one, other in zip(before, after, strict=True):
                 check_equal(
                     one, other, np.load(kept_ids), ends=bare_tokenizer(tokenizer).num_special_tokens_to_add(False)

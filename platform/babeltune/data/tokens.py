@@ -160,8 +160,14 @@ def tokenizer_key(student: Student, corpus_digest: str) -> str:
     else:
         tokenizer = {"model": student.model, "revision": student.revision}
         tokenizer |= {"trimmed": corpus_digest} if student.trim else {}
+        tokenizer |= {"most": student.trim} if limit_of(student) else {}
     bare = {} if has_special_tokens(student) else {"special": False}
     return key_of({**tokenizer, "prompt": student.prompt, "max_tokens": student.max_tokens, **bare})[:16]
+
+
+def limit_of(student: Student) -> int | None:
+    """The most tokens that a trimmed tokenizer may have; None: all that the text uses."""
+    return None if isinstance(student.trim, bool) else student.trim
 
 
 def has_special_tokens(student: Student) -> bool:

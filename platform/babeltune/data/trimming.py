@@ -5,13 +5,16 @@ the training and dev text, special and added tokens, and what byte-pair encoding
 one character or byte is kept too, so that any text can still be tokenized. Text whose tokens are all kept is tokenized
 as before. WordPiece takes the longest match and Unigram the most likely split, which stay the same among fewer tokens;
 for byte-pair encoding every merge on the way is kept. Sealed test text is not read for this, as no other text would be.
-"""
+
+With a limit (`student.trim: 24000`) only the most frequent tokens are kept, and of single characters those of the text.
+Then rarer words are split into shorter tokens."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NotRequired, TypedDict
@@ -31,7 +34,8 @@ if TYPE_CHECKING:
 KEPT = "kept.npy"
 """File beside a trimmed tokenizer: int64 [kept], the old id of each of its tokens."""
 FEW = 1000
-"""Below this id of the padding all lower ids are kept: some encoders count positions from it."""
+"""Below this id of the padding all lower ids are kept: some encoders count positions from it. So many characters, too,
+are kept under any limit."""
 BLOCK = 100_000
 """Texts of a token store that are looked at together."""
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")
@@ -67,21 +71,28 @@ class ProcessorJson(TypedDict, total=False):
     special_tokens: dict[str, SpecialJson] | None
 
 
-def build_trimmed(root: Path, tokenizer: PreTrainedTokenizerFast, stores: Iterable[Path]) -> Path:
+def build_trimmed(
+    root: Path, tokenizer: PreTrainedTokenizerFast, stores: Iterable[Path], limit: int | None = None
+) -> Path:
     """The folder of the tokenizer cut to the tokens of these token stores of whole texts, and `KEPT`: a store, so it is
-    cut once.
+    cut once. `limit`: to so many tokens, the most frequent.
 
     Raises:
-        TeacherError: the tokenizer is of a kind that cannot be cut."""
-    ids = [np.unique(values) for store in stores for values, _ in blocks(store)]
-    used = np.unique(np.concatenate(ids)).astype(np.int64)
+        TeacherError: the tokenizer is of a kind that cannot be cut, or the limit has no room for single characters."""
+    counts = np.zeros(len(tokenizer), np.int64)
+    for store in stores:
+        for values, _ in blocks(store):
+            counts += np.bincount(values, minlength=len(counts))
+    used = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
+    used = used if limit else np.sort(used)
     description = {
         "trimmed": key_of({"json": bare_tokenizer(tokenizer).to_str()}),
         "used": digest_of_texts([str(number) for number in used]),
+        **({"limit": limit} if limit else {}),
     }
 
     def write(folder: Path) -> Contents:
-        cut, kept_ids = trimmed(tokenizer, used)
+        cut, kept_ids = trimmed(tokenizer, used, limit)
         cut.save_pretrained(folder)
         np.save(folder / KEPT, kept_ids)
         return Contents(facts={"vocabulary": len(kept_ids), "before": len(tokenizer)})
@@ -114,12 +125,14 @@ def blocks(store: Path) -> Iterator[tuple[NDArray[np.integer], NDArray[np.int64]
 
 
 def trimmed(
-    tokenizer: PreTrainedTokenizerFast, used: NDArray[np.int64]
+    tokenizer: PreTrainedTokenizerFast, used: NDArray[np.int64], limit: int | None = None
 ) -> tuple[PreTrainedTokenizerFast, NDArray[np.int64]]:
     """The tokenizer with these token ids and those that it needs besides; and [kept] the old ids, by new id.
 
+    With a limit `used` has the most frequent first, and as many of them are kept as the limit allows.
+
     Raises:
-        TeacherError: the tokenizer is of a kind that cannot be cut."""
+        TeacherError: the tokenizer is of a kind that cannot be cut, or the limit has no room for single characters."""
     from transformers import PreTrainedTokenizerFast
 
     described = json.loads(bare_tokenizer(tokenizer).to_str())
@@ -131,11 +144,28 @@ def trimmed(
         )
     text_of = {number: token for token, number in tokenizer.get_vocab().items()}
     pad = tokenizer.pad_token_id
-    wanted = {int(number) for number in used} | {token["id"] for token in added} | set(tokenizer.all_special_ids)
-    wanted |= {number for number, token in text_of.items() if is_single(token, model)}
-    wanted |= set(range(pad + 1)) if pad is not None and pad < FEW else set()
-    wanted |= KINDS[model["type"]][0](model, {text_of[number] for number in wanted if number in text_of})
-    kept_ids = np.array(sorted(wanted & text_of.keys()), np.int64)
+    always = {token["id"] for token in added} | set(tokenizer.all_special_ids)
+    always |= set(range(pad + 1)) if pad is not None and pad < FEW else set()
+    singles = {number: token for number, token in text_of.items() if is_single(token, model)}
+    if limit is not None and len(singles) > FEW:  # not an alphabet of bytes, of which any text can be made
+        letters = {letter for number in used for letter in text_of[int(number)]}
+        singles = {number: token for number, token in singles.items() if token[-1] in letters or BYTE.fullmatch(token)}
+    always |= singles.keys()
+
+    def with_needed(count: int) -> set[int]:
+        """The first so many of the used tokens, and all that they need."""
+        ids = always | {int(number) for number in used[:count]}
+        more = KINDS[model["type"]][0](model, {text_of[number] for number in ids if number in text_of})
+        return (ids | more) & text_of.keys()
+
+    if limit is not None and (least := len(with_needed(0))) > limit:
+        raise TeacherError(
+            f"student.trim {limit} is less than the {least} tokens that single characters of the text and special "
+            "tokens take; raise it, or set it to true"
+        )
+    room = range(len(used) + 1)  # how many of the used tokens fit: more of them never need fewer
+    count = len(used) if limit is None else bisect_right(room, limit, key=lambda some: len(with_needed(some))) - 1
+    kept_ids = np.array(sorted(with_needed(count)), np.int64)
     new = {int(old): place for place, old in enumerate(kept_ids)}
     KINDS[model["type"]][1](model, new)
     for token in added:

@@ -128,7 +128,7 @@ def _trimming(sweep: Sweep) -> Iterator[Problem]:
     if any(student.trim and student.model is None for student in students):
         yield (
             key,
-            "true needs student.model; a student from scratch has the corpus's tokens alone, and a start keeps its own",
+            "needs student.model; a student from scratch has the corpus's tokens alone, and a start keeps its own",
         )
     read = [
         *itertools.chain(*taught_languages(sweep)),
@@ -140,7 +140,7 @@ def _trimming(sweep: Sweep) -> Iterator[Problem]:
         words = ", ".join(f"{language} ({script_of(language)})" for language in lost)
         yield (
             key,
-            f"true: data.test has text in {words}, and neither data.train nor data.dev has that script, so its tokens "
+            f"data.test has text in {words}, and neither data.train nor data.dev has that script, so its tokens "
             "would be dropped; add such text, or remove student.trim",
         )
 

@@ -59,6 +59,9 @@ from babeltune.schema.text import Task as Task
 from babeltune.schema.text import Transfer as Transfer
 
 ROWS = Bound("0, or 100 to 10,000,000 rows", lambda value: value == 0 or 100 <= value <= 1e7)
+TRIMMED = Bound(
+    "true, false, or from 500 to 10,000,000 tokens", lambda value: value in (True, False) or 500 <= value <= 1e7
+)
 FROM_PRESET = cast(int, None)
 """Stands for a number that the preset decides, until the student is made."""
 HELDOUT = "heldout"
@@ -169,9 +172,10 @@ class AnyStudent(Strict):
     embeddings_from: Annotated[str | None, place] = None
     """A static model whose tokenizer and token vectors a new Transformer begins with. It is named as in `start`.
     `width` is the width of its table or of its dense layer."""
-    trim: bool = False
+    trim: Annotated[bool | int, TRIMMED] = False
     """Cuts a named model's tokenizer and token vectors to the tokens of the training and dev text (`trimming.py`).
-    Text whose tokens are kept has the same vectors."""
+    Text whose tokens are kept has the same vectors. A number: to so many tokens, the most frequent ones. Words of other
+    tokens are then split into shorter ones, and their vectors change."""
     width: Annotated[int, within(1, 1e5)] = FROM_PRESET
     """Absent: the preset's, or 256. Of a static student: of its table."""
     vocabulary: Annotated[int | Literal["teacher"], or_teacher(within(300, 1e7))] = 16_000
