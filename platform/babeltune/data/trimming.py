@@ -146,26 +146,7 @@ def trimmed(
     pad = tokenizer.pad_token_id
     always = {token["id"] for token in added} | set(tokenizer.all_special_ids)
     always |= set(range(pad + 1)) if pad is not None and pad < FEW else set()
-    singles = {number: token for number, token in text_of.items() if is_single(token, model)}
-    if limit is not None and len(singles) > FEW:  # not an alphabet of bytes, of which any text can be made
-        letters = {letter for number in used for letter in text_of[int(number)]}
-        singles = {number: token for number, token in singles.items() if token[-1] in letters or BYTE.fullmatch(token)}
-    always |= singles.keys()
-
-    def with_needed(count: int) -> set[int]:
-        """The first so many of the used tokens, and all that they need."""
-        ids = always | {int(number) for number in used[:count]}
-        more = KINDS[model["type"]][0](model, {text_of[number] for number in ids if number in text_of})
-        return (ids | more) & text_of.keys()
-
-    if limit is not None and (least := len(with_needed(0))) > limit:
-        raise TeacherError(
-            f"student.trim {limit} is less than the {least} tokens that single characters of the text and special "
-            "tokens take; raise it, or set it to true"
-        )
-    room = range(len(used) + 1)  # how many of the used tokens fit: more of them never need fewer
-    count = len(used) if limit is None else bisect_right(room, limit, key=lambda some: len(with_needed(some))) - 1
-    kept_ids = np.array(sorted(with_needed(count)), np.int64)
+    kept_ids = _ids_to_keep(model, text_of, always, used, limit)
     new = {int(old): place for place, old in enumerate(kept_ids)}
     KINDS[model["type"]][1](model, new)
     for token in added:
@@ -186,6 +167,31 @@ def trimmed(
         **tokenizer.special_tokens_map,
     )
     return cut, kept_ids
+
+
+def _ids_to_keep(
+    model: ModelJson, text_of: dict[int, str], always: set[int], used: NDArray[np.int64], limit: int | None
+) -> NDArray[np.int64]:
+    """The ids `always`, those of single characters, as many of `used` as the limit allows, and what all these need."""
+    singles = {number: token for number, token in text_of.items() if is_single(token, model)}
+    if limit is not None and len(singles) > FEW:  # fewer are an alphabet of bytes, and any text can be made from it
+        letters = {letter for number in used for letter in text_of[int(number)]}
+        singles = {number: token for number, token in singles.items() if token[-1] in letters or BYTE.fullmatch(token)}
+
+    def with_needed(count: int) -> set[int]:
+        ids = always | singles.keys() | {int(number) for number in used[:count]}
+        more = KINDS[model["type"]][0](model, {text_of[number] for number in ids if number in text_of})
+        return (ids | more) & text_of.keys()
+
+    if limit is None:
+        return np.array(sorted(with_needed(len(used))), np.int64)
+    if (least := len(with_needed(0))) > limit:
+        raise TeacherError(
+            f"student.trim {limit} is less than the {least} tokens that single characters of the text and special "
+            "tokens take; raise it, or set it to true"
+        )
+    count = bisect_right(range(len(used) + 1), limit, key=lambda some: len(with_needed(some))) - 1
+    return np.array(sorted(with_needed(count)), np.int64)
 
 
 def is_single(token: str, model: ModelJson) -> bool:
