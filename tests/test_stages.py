@@ -52,7 +52,7 @@ def test_whoever_listens_hears_of_steps_deep_below_and_nobody_needs_to():
 def test_a_line_has_the_rate_and_the_time_left_of_what_this_command_does(monkeypatch, capsys):
     now = SimpleNamespace(seconds=100.0)
     monkeypatch.setattr("babeltune.stages.time.time", lambda: now.seconds)
-    write = Meter()
+    write = Meter("beginning")
     for seconds, done in ((100.0, 4_000), (101.0, 4_200), (110.0, 6_000), (120.0, 10_000)):
         now.seconds = seconds
         write("encoding", done, 10_000)
@@ -64,7 +64,7 @@ def test_a_line_has_the_rate_and_the_time_left_of_what_this_command_does(monkeyp
 
 
 def test_a_command_shows_its_steps_on_standard_error(capsys):
-    with steps_shown():
+    with steps_shown("beginning"):
         tell("evaluating the model on the dev sets", 0, 960)
         tell("evaluating the model on the dev sets", 64, 960)
     shown = capsys.readouterr()

@@ -9,7 +9,7 @@ import difflib
 import errno
 import os
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +165,20 @@ def from_network(error: BaseException) -> str:
             return str(cause.strerror)
         cause = cause.__cause__ or cause.__context__
     return ""
+
+
+def check_all(*checks: Callable[[], object]) -> None:
+    """Calls each check. Raises the error of the only one that fails, or one with a line for each that does."""
+    errors: list[BabeltuneError] = []
+    for check in checks:
+        try:
+            check()
+        except BabeltuneError as error:
+            errors.append(error)
+    if len(errors) > 1:
+        raise type(errors[0])("\n".join(map(str, errors)))
+    if errors:
+        raise errors[0]
 
 
 def counted(number: Any, noun: str, many: str = "") -> str:

@@ -1,6 +1,7 @@
 """mine, score, retrieve and encode as people and programs call them; what they do is judged in tests/mining."""
 
 import json
+import os
 import re
 
 import numpy as np
@@ -9,7 +10,7 @@ from typer.testing import CliRunner
 
 from babeltune.apps.mining.vectors import Model
 from babeltune.cli import app
-from babeltune.errors import BabeltuneError
+from babeltune.errors import BabeltuneError, DataError
 
 TEXT = ["one cat", "two dogs run", "three old houses", "four"]
 
@@ -94,6 +95,67 @@ def test_a_wrong_file_or_column_is_named_before_the_model(arguments, words, call
     (tmp_path / "zeros").write_bytes(bytes(range(256)) * 9)
     with pytest.raises(BabeltuneError, match=re.escape(words)):
         call(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "lines"),
+    [
+        (
+            ("score", "p.tsv", "nosuch/model", "--columns", "fr,en", "--out", "no/o"),
+            ["--out no/o: there is no folder", "p.tsv:1: no column 'fr'", "p.tsv:1: no column 'en'"],
+        ),
+        (("score", "nosuch.tsv", "nosuch/model", "--out", "."), ["--out . is a folder", "nosuch.tsv does not exist"]),
+        (
+            ("mine", "s.tx", "t.tx", "nosuch/model", "--out", "."),
+            ["--out . is a folder", "s.tx does not exist", "t.tx does not exist"],
+        ),
+        (
+            ("retrieve", "s.txt", "t.tx", "nosuch/model", "--gold", "g", "--out", "no/o"),
+            ["--out no/o: there is no folder", "t.tx does not exist", "g does not exist"],
+        ),
+    ],
+)
+def test_all_that_is_wrong_is_said_at_once(arguments, lines, call):
+    with pytest.raises(BabeltuneError) as caught:
+        call(*arguments)
+    said = str(caught.value).splitlines()
+    assert len(said) == len(lines)
+    for words, line in zip(lines, said, strict=True):
+        assert line.startswith(words)
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "init x --out o.yaml",
+        "score x nosuch/model --out o",
+        "mine x t.txt nosuch/model --out o",
+        "retrieve s.txt x nosuch/model --out o",
+        "retrieve s.txt t.txt nosuch/model --gold x --out o",
+        "filter x nosuch/model --out o --tokens 10",
+        "transfer nosuch/model --task xnli --train x --test fr=p.tsv",
+        "transfer nosuch/model --task xnli --train x --test fr=x --dev x",
+    ],
+)
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_what_is_no_file_is_refused_by_name_and_never_waited_for(arguments, kind, call, tmp_path):
+    if kind == "pipe":
+        os.mkfifo(tmp_path / "x")
+    else:
+        (tmp_path / "x").symlink_to("/dev/zero")
+    with pytest.raises(DataError, match=r"x is a pipe, socket or device, not a file; write what it gives into a file"):
+        call(*arguments.split())
+
+
+def test_a_pipe_that_the_shell_has_opened_is_read(call, tmp_path):
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "w") as file:
+        file.write((tmp_path / "p.tsv").read_text(encoding="utf-8"))
+    try:
+        assert "pairs, mean" in call("score", f"/dev/fd/{reader}", "model", "--out", "o.tsv", "--k", "2").stdout
+    finally:
+        os.close(reader)
 
 
 def test_retrieve_prints_the_precision_at_1(call, tmp_path):

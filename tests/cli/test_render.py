@@ -169,7 +169,7 @@ def test_a_step_that_says_nothing_still_moves(monkeypatch):
     monkeypatch.setattr(common, "METER_EVERY_S", 0.02)
     monkeypatch.setattr(common, "say_line", lines.append)
     monkeypatch.setattr(common, "err", Console(file=io.StringIO()))
-    with common.steps_shown():
+    with common.steps_shown("reading the sweep"):
         tell("exporting the checkpoint")
         wait_until(lambda: len(lines) > 3)
     assert lines[0] == "exporting the checkpoint"
@@ -177,26 +177,30 @@ def test_a_step_that_says_nothing_still_moves(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("step", "arguments"),
+    ("step", "arguments", "first"),
     [
-        ("promotion.model_names.model_folder", "mine a.txt b.txt model --out o"),
-        ("promotion.model_names.model_folder", "score a.tsv model --out o"),
-        ("promotion.model_names.model_folder", "retrieve a.txt b.txt model --out o"),
-        ("promotion.model_names.model_folder", "encode model --out o"),
-        ("apps.filtering.filter.filter_corpus", "filter a.tsv model --out o --tokens 10"),
-        ("apps.transfer.formats.read_examples", "transfer model --task xnli --train a.tsv --test fr=b.tsv"),
-        ("apps.own_files.init.init", "init a.tsv"),
-        ("cli.plan_page.machine_of", "plan search_spaces/quickstart.yaml"),
-        ("promotion.promote.promote", "promote"),
-        ("promotion.sweep_scores.evaluate_in_sweep", "evaluate s --model model"),
-        ("promotion.sweep_scores.compare_models", "compare a b"),
-        ("promotion.reproduce.reproduce", "reproduce s/t0000"),
-        ("sweep.sync.housekeeping.everything", "clean"),
-        ("cli.report.folder_of", "report"),
-        ("cli.refit.folder_of", "refit"),
+        ("promotion.model_names.model_folder", "mine a.txt b.txt model --out o", "loading the model"),
+        ("promotion.model_names.model_folder", "score a.tsv model --out o", "loading the model"),
+        ("promotion.model_names.model_folder", "retrieve a.txt b.txt model --out o", "loading the model"),
+        ("promotion.model_names.model_folder", "encode model --out o", "loading the model"),
+        ("apps.filtering.filter.filter_corpus", "filter a.tsv model --out o --tokens 10", "reading the corpus"),
+        (
+            "apps.transfer.formats.read_examples",
+            "transfer model --task xnli --train a.tsv --test fr=b.tsv",
+            "reading the examples",
+        ),
+        ("apps.own_files.init.init", "init a.tsv", "reading the files"),
+        ("cli.plan_page.machine_of", "plan search_spaces/quickstart.yaml", "planning the sweep"),
+        ("promotion.promote.promote", "promote", "reading the sweep"),
+        ("promotion.sweep_scores.evaluate_in_sweep", "evaluate s --model model", "loading the model"),
+        ("promotion.sweep_scores.compare_models", "compare a b", "loading the models"),
+        ("promotion.reproduce.reproduce", "reproduce s/t0000", "reading the trial"),
+        ("sweep.sync.housekeeping.everything", "clean", "listing the storage"),
+        ("cli.report.folder_of", "report", "making the report"),
+        ("cli.refit.folder_of", "refit", "reading the sweep"),
     ],
 )
-def test_every_command_shows_that_it_works_while_a_step_says_nothing(step, arguments, monkeypatch, tmp_path):
+def test_every_command_shows_that_it_works_while_a_step_says_nothing(step, arguments, first, monkeypatch, tmp_path):
     for name in ("a.txt", "b.txt", "a.tsv"):
         (tmp_path / name).write_text("One sentence.\tUne phrase.\n", encoding="utf-8")
     shutil.copytree("search_spaces", tmp_path / "search_spaces")
@@ -212,7 +216,7 @@ def test_every_command_shows_that_it_works_while_a_step_says_nothing(step, argum
     monkeypatch.setattr(f"babeltune.{step}", silent)
     result = CliRunner().invoke(app, arguments.split())
     assert str(result.exception) == "it ends", result.output
-    assert set(lines) == {"starting · 0:00 gone"}
+    assert set(lines) == {f"{first} · 0:00 gone"}
 
 
 def test_a_decision_shows_its_reasons_scores_and_no_folder_when_refused():

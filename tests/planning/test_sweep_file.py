@@ -507,6 +507,20 @@ def test_a_file_that_is_not_utf8_or_too_large_is_refused(tmp_path):
     assert "1,000,001 bytes" in refusal(path)
 
 
+@pytest.mark.parametrize("key", ["kind", "type"])
+def test_a_set_whose_task_stands_under_another_key_names_the_right_one(tmp_path, key):
+    text = written(tmp_path).read_text(encoding="utf-8")
+    assert "task: sts" in text
+    message = refusal(written(tmp_path, text.replace("task: sts", f"{key}: sts")))
+    assert f"{key}: unknown key '{key}' with value 'sts'; write task: sts" in message
+
+
+def test_an_overlay_that_is_not_there_is_not_sought_among_sweep_files(tmp_path):
+    message = refusal(written(tmp_path), overlays=[tmp_path / "tatoeba_113.yaml"])
+    assert "did you mean 'search_spaces/evaluation/tatoeba_112.yaml'" in message
+    assert "did you mean" not in refusal(written(tmp_path), overlays=["quickstrat.yaml"])
+
+
 # --- `--with`, `--set`, variables -----------------------------------------------------------------------------------
 
 

@@ -101,6 +101,18 @@ def test_a_file_of_nothing_that_can_be_read_is_begun_anew(tmp_path, found, conte
     assert (openings.times, openings.models, openings.warning(0.95)) == (1, 1, "")
 
 
+def test_a_warning_names_each_earlier_time_once(tmp_path, found, monkeypatch):
+    times = [f"2026-01-3{day}T12:00:00Z" for day in range(3)]
+    warnings = []
+    for moment in times:
+        monkeypatch.setattr("babeltune.promotion.sealed_test_log.time.strftime", lambda *_, moment=moment: moment)
+        warnings.append(record_opening(tmp_path, "m", tmp_path, found).warning(0.95))
+    first, second, third = ([moment for moment in times for _ in range(words.count(moment))] for words in warnings)
+    assert (first, second, third) == ([], times[:1], times[:2])
+    assert "opened 2 times, for 1 model (before this 2026-01-30T12:00:00Z by " in warnings[1]
+    assert "opened 3 times, for 1 model (first 2026-01-30T12:00:00Z by " in warnings[2]
+
+
 def test_separators_of_lines_in_a_models_name_split_no_record(tmp_path, found):
     for times in (1, 2):
         assert record_opening(tmp_path, "a\u2028b\x85c", tmp_path, found).times == times

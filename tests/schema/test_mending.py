@@ -129,6 +129,22 @@ def test_the_nearest_file_is_one_beside_it_or_a_shipped_one(tmp_path, monkeypatc
             find_file(name)
 
 
+def test_an_overlay_is_offered_for_an_overlay_and_no_sweep_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text("name: mine\nmethod: lealla\n", encoding="utf-8")
+    (tmp_path / "mine_too.yaml").write_text("training.pairs: 7\n", encoding="utf-8")
+    sweeps = (("quickstrat.yaml", "search_spaces/quickstart.yaml"), ("mime.yaml", "mine.yaml"))
+    overlays = (("tatoeba_113.yaml", "search_spaces/evaluation/tatoeba_112.yaml"), ("mine_to.yaml", "mine_too.yaml"))
+    for name, near in (*sweeps, *overlays):
+        for kind in ("sweep", "overlay"):
+            with pytest.raises(SpecError, match=f"no file '{name}'") as caught:
+                find_file(name, kind)
+            assert (f"did you mean '{near}'" in str(caught.value)) == (kind == "sweep" or (name, near) in overlays)
+    for kind, first in (("overlay", "shipped: search_spaces/evaluation/bucc.yaml"), ("cluster", "shipped: clusters/")):
+        with pytest.raises(SpecError, match=f"no file 'nofile.yaml'; {first}"):
+            find_file("nofile.yaml", kind)
+
+
 def test_equal_endings_make_no_two_files_near():
     assert nearest_file("nosuch.csv", ["notes.csv", "customers.csv"]) == ""
     assert nearest_file("trian.csv", ["notes.csv", "train.tsv"]) == "; did you mean 'train.tsv'?"

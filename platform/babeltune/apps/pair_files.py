@@ -34,7 +34,7 @@ def pair_rows(
 
     Raises `DataError` for a file that cannot be read, and for columns that it does not have."""
     book, _ = named_sheet(name, Path(name))
-    path = located(str(book))
+    path = located(str(book), once=True)
     header = columns is not None and not all(map(str.isdigit, columns))
     # A pipe can be read once only, so that nothing is seen of it before.
     table = read_table(name, encoding=codec, header=header if columns else None) if path.is_file() else None
@@ -59,7 +59,7 @@ def pair_rows(
 
 def check_pairs(name: str, columns: Columns | None, codec: str | None) -> None:
     """Raises `DataError` for a file that cannot be read, and for columns that it does not have. A pipe is not read."""
-    if located(str(named_sheet(name, Path(name))[0])).is_file():
+    if located(str(named_sheet(name, Path(name))[0]), once=True).is_file():
         next(pair_rows(name, columns, hashlib.sha256(), codec), None)
 
 
@@ -67,7 +67,7 @@ def only_column(name: str, codec: str | None) -> str | None:
     """The column of a workbook, Parquet or translation file; None for text, whose lines are all read.
 
     Raises `DataError` if there are several."""
-    path = located(str(named_sheet(name, Path(name))[0]))
+    path = located(str(named_sheet(name, Path(name))[0]), once=True)
     if not path.is_file() or not (is_parquet(path) or workbook_format(path) or format_in(path, codec)):
         return None
     table = read_table(name, encoding=codec)

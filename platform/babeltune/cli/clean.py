@@ -42,7 +42,7 @@ def clean(
     from babeltune.sweep.sync.view import StorageView
 
     view = StorageView(cluster_of(cluster))
-    with steps_shown():
+    with steps_shown("listing the storage"):
         listing = Listing(view, everything(view, older_s=older * DAY_S, top=top))
     asks = bool(listing.removals) and not (dry_run or yes)
     if asks:
@@ -50,7 +50,7 @@ def clean(
         agreed("remove this?", "clean removes nothing unasked; add --yes, or run it on a terminal", ask=not as_json)
     started, left = time.monotonic(), Counter[str]()
     if not dry_run:
-        with steps_shown():
+        with steps_shown("removing files"):
             reasons = [(removal, why_kept(removal)) for removal in listing.removals]
         left = Counter(why for _, why in reasons if why)
         listing = Listing(view, [removal for removal, why in reasons if not why])

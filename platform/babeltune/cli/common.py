@@ -103,11 +103,11 @@ class Meter:
     """Writes progress to standard error: at the begin and end of a stage, and every few seconds between, with its rate
     and the time left."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: str) -> None:
         from babeltune.stages import timed
 
         self._stage_of, self._said = timed(), dict[str, tuple[float, int]]()
-        self._words, self._begun = "starting", time.monotonic()
+        self._words, self._begun = first, time.monotonic()
         self._written = self._begun
 
     def __call__(self, name: str, done: int, of: int) -> None:
@@ -146,19 +146,19 @@ class Meter:
 
 
 @contextmanager
-def steps_shown(again: str = "does it") -> Iterator[None]:
+def steps_shown(first: str, again: str = "does it") -> Iterator[None]:
     """Shows the long steps of the block: as one changing line on a terminal, else as lines. All on standard error.
 
-    The time moves also in a step that does not say how far it is. `again`: what the same command does after a Ctrl-C.
-    """
+    The time moves also in a step that does not say how far it is. `first`: the step that the block begins with.
+    `again`: what the same command does after a Ctrl-C."""
     from babeltune.stages import listening
 
     try:
         if err.is_interactive:
-            with _changing_line() as change, listening(change):
+            with _changing_line(first) as change, listening(change):
                 yield
         else:
-            with listening(meter := Meter()), meter.ticking():
+            with listening(meter := Meter(first)), meter.ticking():
                 yield
     except KeyboardInterrupt:
         say_line(f"interrupted; the same command again {again}")
@@ -166,14 +166,14 @@ def steps_shown(again: str = "does it") -> Iterator[None]:
 
 
 @contextmanager
-def _changing_line() -> Iterator[Tell]:
+def _changing_line(first: str) -> Iterator[Tell]:
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     from babeltune.stages import stage_words, timed
 
     stage_of, columns = timed(), (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=err, transient=True) as shown:
-        line = shown.add_task("starting", total=None)
+        line = shown.add_task(first, total=None)
         yield lambda *step: shown.update(line, description=escape(stage_words(stage_of(*step))))
 
 

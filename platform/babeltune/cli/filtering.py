@@ -25,6 +25,7 @@ from babeltune.cli.mining import (
 )
 from babeltune.cli.program import app
 from babeltune.errors import SpecError
+from babeltune.stages import READING
 
 
 @app.command("filter")
@@ -79,7 +80,7 @@ def filter_(
         )  # fmt: skip
         translation = Translation(recipe, test, on_step)
     only = languages.split(",") if languages else None
-    with steps_shown():
+    with steps_shown(READING):
         report = filter_corpus(
             NoisyCorpus(pairs, columns_of(columns), only, drop=on_error == "drop", codec=codec),
             out_,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -11,7 +13,8 @@ import typer
 
 from babeltune.cli.common import ClusterFile, Json, cluster_of, out, say, steps_shown, warn
 from babeltune.cli.program import app
-from babeltune.errors import SpecError, counted
+from babeltune.errors import SpecError, check_all, counted
+from babeltune.files import check_place
 from babeltune.stages import tell
 
 if TYPE_CHECKING:
@@ -64,6 +67,8 @@ Codec = Annotated[
 
 GOES_ON = "goes on where it was"
 """What `mine`, `score` and `retrieve` do after a Ctrl-C."""
+FIRST = "loading the model"
+"""The step that `mine`, `score`, `retrieve` and `encode` begin with."""
 
 
 def finite(value: float | None) -> float | None:
@@ -102,10 +107,11 @@ def mine(
     """Find the translations of one file's sentences in another file, with a score by margin."""
     from babeltune.apps.mining import mine as mining
 
-    names = text_columns(columns, source, target, codec)  # before the model
+    names = columns_of(columns, files=2)
+    check_all(partial(check_place, out_), *texts_of(names, source, target, codec))  # before the model
     if cluster is not None and index != "exact":
         raise SpecError(f"--index {index} searches on this machine alone; leave out --cluster, or --index")
-    with steps_shown(GOES_ON):
+    with steps_shown(FIRST, GOES_ON):
         models = models_of(model, cluster, prompt, source_language, target_language, target_model)
         settings = mining.Settings(
             k=k, margin=margin, retrieval=retrieval, threshold=threshold, precision=precision, index=index
@@ -138,8 +144,9 @@ def score(
     from babeltune.apps.mining import mine as mining
     from babeltune.apps.pair_files import check_pairs
 
-    check_pairs(str(pairs), names := columns_of(columns), codec)  # before the model
-    with steps_shown(GOES_ON):
+    names = columns_of(columns)
+    check_all(partial(check_place, out_), lambda: check_pairs(str(pairs), names, codec))  # before the model
+    with steps_shown(FIRST, GOES_ON):
         models = models_of(model, cluster, prompt, source_language, target_language, target_model)
         settings = mining.Settings(k=k, margin=margin, precision=precision, index=index)
         done = mining.score(pairs, out_, settings, encoding_of(models, cluster, codec, names))
@@ -174,10 +181,9 @@ def retrieve(
     from babeltune.apps.mining import retrieval
     from babeltune.data.file_readers import located
 
-    names = text_columns(columns, queries, candidates, codec)  # before the model
-    if gold is not None:
-        located(str(gold))
-    with steps_shown(GOES_ON):
+    names, golds = columns_of(columns, files=2), [partial(located, str(gold), once=True)] if gold is not None else []
+    check_all(partial(check_place, out_), *texts_of(names, queries, candidates, codec), *golds)  # before the model
+    with steps_shown(FIRST, GOES_ON):
         models = models_of(model, cluster, prompt, source_language, target_language, target_model)
         encoding = encoding_of(models, cluster, codec, names)
         done = retrieval.retrieve(queries, candidates, out_, encoding, gold=gold, k=k, precision=precision)
@@ -202,7 +208,7 @@ def encode(
     """Encode the lines of standard input to a NumPy file."""
     from babeltune.apps.mining import mine as mining
 
-    with steps_shown():
+    with steps_shown(FIRST):
         chosen, _ = models_of(model, cluster, prompt, language, language)
         done = mining.encode(sys.stdin.buffer, chosen, out_, tell, codec)
     if done["replaced"]:
@@ -275,14 +281,14 @@ def mining_storage(cluster: str | None) -> Path:
     return chosen.folder / "mining"
 
 
-def text_columns(text: str | None, source: Path, target: Path, codec: str | None) -> tuple[str, str] | None:
-    """The column of each of two files. Raises `DataError` for files that are not there, or do not have them."""
+def texts_of(
+    names: tuple[str, str] | None, source: Path, target: Path, codec: str | None
+) -> Iterator[Callable[[], None]]:
+    """For each of two files the check that it is there, and has its column."""
     from babeltune.apps.mining.sentences import check_text
 
-    names = columns_of(text, files=2)
     for path, name in zip((source, target), names or (None, None), strict=True):
-        check_text(path, codec, name)
-    return names
+        yield partial(check_text, path, codec, name)
 
 
 def columns_of(text: str | None, files: int = 1) -> tuple[str, str] | None:

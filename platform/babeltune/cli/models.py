@@ -60,7 +60,7 @@ def promote(
     from babeltune.sweep_report.stored_report import report_again
 
     chosen = cluster_of(cluster)
-    with steps_shown():
+    with steps_shown("reading the sweep"):
         decision = decide(name, chosen, alias=alias, out=out_, dry_run=dry_run, prefer=prefer, soup=soup)
         report_again(decision.sweep, chosen, say_line)
     say(plain(decision), as_json, lambda: show_decision(decision, out))
@@ -108,7 +108,7 @@ def evaluate(
             "say what is scored: `evaluate MODEL --with FILE`, or `evaluate SWEEP --model MODEL`", param_hint="--with"
         )
     chosen = cluster_of(cluster)
-    with steps_shown():
+    with steps_shown("loading the model"):
         if model is not None:
             done = evaluate_in_sweep(name, model, chosen, test=test, prompt=prompt, target_model=target_model)
         else:
@@ -135,7 +135,7 @@ def compare(
     from babeltune.files import plain
     from babeltune.promotion.sweep_scores import compare_models
 
-    with steps_shown():
+    with steps_shown("loading the models"):
         comparison = compare_models(first, second, cluster_of(cluster), sweep=sweep)
     warn(comparison.warnings)
     say(plain(comparison), as_json, lambda: show_compared(comparison, out))

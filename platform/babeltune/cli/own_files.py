@@ -61,7 +61,7 @@ def init(
         header=header,
         encoding=encoding,
     )
-    with steps_shown():
+    with steps_shown("reading the files"):
         recipe = make(files, wanted)
     warn(recipe.notes)
     say({**plain(recipe), "path": str(recipe.path)}, as_json, lambda: show(recipe))

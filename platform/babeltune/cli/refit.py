@@ -50,7 +50,7 @@ def refit(
 
     asked = Submission(accept_changes, detach, insecure)
     check_submission(asked, cluster)
-    with steps_shown():
+    with steps_shown("reading the sweep"):
         folder = folder_of(name, cluster)
         if is_driven(folder):
             raise SweepError(f"sweep {folder.id} is running; wait for its end, or `babeltune stop {folder.id}`")

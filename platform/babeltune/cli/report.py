@@ -43,7 +43,7 @@ def report(
 
     if out_ is not None:
         check_report_place(out_, format_)
-    with steps_shown():
+    with steps_shown("making the report"):
         folder, view = folder_of(name, cluster), StorageView(cluster_of(cluster))
         complete_examples(folder, view, say_line)
         written = write_report(folder, view, format_, out_)

@@ -27,7 +27,7 @@ def reproduce(
     from babeltune.files import plain
     from babeltune.promotion.reproduce import reproduce as train_again
 
-    with steps_shown():
+    with steps_shown("reading the trial"):
         outcome = train_again(name, cluster_of(cluster))
     warn(f"not as it was: {change}" for change in outcome.changed)
     say(plain(outcome), as_json, lambda: show(outcome))

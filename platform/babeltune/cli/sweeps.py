@@ -82,7 +82,7 @@ def plan(
         warn(about_gpus(chosen.with_workers(sweep.budget.workers)))
     from babeltune.cli.plan_page import about_disk, detectable, machine_of, show_plan
 
-    with steps_shown():
+    with steps_shown("planning the sweep"):
         machine = machine_of(chosen, sweep)
         report = make_plan(sweep, samples=samples, machine=machine if calibrate else None)
     warn([*about_queue(sweep, report.anchors), *about_corpus(sweep, report.pairs, report.dev)])

@@ -58,7 +58,7 @@ def transfer(
     def read(path: str, language: str) -> Examples:
         return read_examples(path, task, language, drop=on_error == "drop")
 
-    with steps_shown():
+    with steps_shown("reading the examples"):
         # XNLI's release holds all languages in one file, under its own two-letter codes.
         english, development = read(train, "en"), read(dev, "en") if dev is not None else None
         tests = {language: read(path, language) for language, path in files.items()}

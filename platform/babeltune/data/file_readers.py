@@ -14,11 +14,12 @@ import re
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Literal, Protocol
 
 from babeltune.data.text_streams import UNREADABLE, text_name, unpacked
-from babeltune.errors import DataError, counted, listed, nearest, nearest_file, shortened
+from babeltune.errors import DataError, check_all, counted, listed, nearest, nearest_file, shortened
 from babeltune.schema.records import Source
 
 TAB = "\t"
@@ -80,8 +81,14 @@ def below(path: str, root: Path) -> Path:
     return full
 
 
-def located(path: str, root: Path | None = None) -> Path:
-    """The file that a source below `root` names, or the user; `DataError` when there is none, with the nearest name."""
+OPENED = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
+"""What a shell has opened for a command, such as `<(zcat corpus.gz)`: it has a writer. A named pipe may have none."""
+
+
+def located(path: str, root: Path | None = None, *, once: bool = False) -> Path:
+    """The file that a source below `root` names, or the user; `DataError` when there is none, with the nearest name.
+
+    `once`: it is read once, so that it may be a pipe that the shell has opened."""
     full = Path(path) if root is None else below(path, root)
     try:
         full.stat()
@@ -93,7 +100,7 @@ def located(path: str, root: Path | None = None) -> Path:
         inside = ", ".join(sorted(path.name for path in full.glob("[!.]*.*") if TEXT_FILE.fullmatch(path.name))[:5])
         raise DataError(f"{full} is a folder; name a file{f', such as {inside}' if inside else ' of text'}")
     if full.exists():
-        if root is not None and not full.is_file():  # what the user names on the command line may be a pipe
+        if not full.is_file() and not (once and path.startswith(OPENED)):
             raise DataError(f"{full} is a pipe, socket or device, not a file; write what it gives into a file")
         return full
     missing, folder = full, full.parent
@@ -301,7 +308,9 @@ def table_rows(
         todo = "save the file as UTF-8, or name its encoding" if head.kind == "encoding" else FIRST_LINE
         raise DataError(f"{path}:{top}: {head.reason}: {head.words}; {todo}")
     head = [name.strip() for name in head] if strip else head
-    places = [position(path, name, head if header else [str(index) for index in range(len(head))]) for name in names]
+    titles = head if header else [str(index) for index in range(len(head))]
+    check_all(*(partial(check_column, path, name, titles) for name in names))
+    places = [titles.index(name) for name in names]
     for line, fields in rows:
         if not fields and len(head) > 1:
             continue  # a blank line of CSV; of one column it is a row, whose place counts where lines are joined
@@ -360,8 +369,8 @@ def is_title(cells: Sequence[str]) -> bool:
 FIRST_LINE = "correct the file's first line"
 
 
-def position(path: Path, name: str, head: list[str]) -> int:
-    """Where the named column is."""
+def check_column(path: Path, name: str, head: list[str]) -> None:
+    """Raises `DataError` unless one column has this name."""
     if head.count(name) > 1:
         raise DataError(f"{path}:1: {head.count(name)} columns are called {shortened(name)}; rename all but one")
     if name not in head and f'"{name}"' in head:
@@ -373,7 +382,6 @@ def position(path: Path, name: str, head: list[str]) -> int:
         names += ", or with `header: false` they are numbered from 0" if names and name.isdigit() else ""
         todo = other or nearest(name, head) or names
         raise DataError(f"{path}:1: no column {shortened(name)}; columns: {listed(head)}{todo}")
-    return head.index(name)
 
 
 OTHER_FORMATS = (

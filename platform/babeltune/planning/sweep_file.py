@@ -89,8 +89,9 @@ def read_sweep(
     document = read_document(file)
     _refuse_cluster(file, document, "a sweep file")
     for overlay in overlays:
-        more = read_document(find_file(overlay))
-        _refuse_cluster(find_file(overlay), more, "an overlay")
+        place = find_file(overlay, "overlay")
+        more = read_document(place)
+        _refuse_cluster(place, more, "an overlay")
         _overlay(document, more)
     for assignment in assignments:
         assign(document, assignment)

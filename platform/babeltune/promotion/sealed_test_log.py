@@ -17,6 +17,7 @@ from typing import TypedDict, cast
 
 from babeltune.data.eval_sets import EvalRows, labelled
 from babeltune.data.store import digest_of_texts, key_of
+from babeltune.errors import counted
 from babeltune.files import append_line, json_text, locked, sha256_of
 from babeltune.sweep.state.folder import sweep_folders
 from babeltune.sweep.state.rebuild import sealed_digests
@@ -44,9 +45,9 @@ class Openings:
         """Nothing after the first opening; then words that grow with each."""
         if self.times < 2:
             return ""
+        before = f"before this {self.last}" if self.times == 2 else f"first {self.first}, before this {self.last}"
         words = (
-            f"warning: the sealed tests were opened {self.times} times, for {self.models} "
-            f"{'model' if self.models == 1 else 'models'} (first {self.first}, before this {self.last})"
+            f"warning: the sealed tests were opened {self.times} times, for {counted(self.models, 'model')} ({before})"
         )
         if self.models == 1:
             return f"{words}; looks at one model count as one"

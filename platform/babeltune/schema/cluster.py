@@ -202,7 +202,7 @@ class Cluster(Strict):
 
 def read_cluster(path: str | Path | None = None, *, environ: Mapping[str, str] | None = None) -> Cluster:
     """The cluster of that file, or the local one. Raises `SpecError` naming every problem with file and line."""
-    file = find_file(DEFAULT if path is None else path, "clusters")
+    file = find_file(DEFAULT if path is None else path, "cluster")
     document = read_document(file)
     if {"method", "data"} & document.values.keys():
         raise SpecError(f"{file}: this is a sweep file, not a cluster file; `babeltune submit {file}` runs it")

@@ -78,9 +78,15 @@ def shipped_file(name: str) -> Path:
     return next(path for root in _roots() if (path := root / name).is_file())
 
 
-def find_file(name: str | Path, among: Literal["search_spaces", "clusters"] = "search_spaces") -> Path:
+Kind = Literal["sweep", "overlay", "cluster"]
+"""What a user names a file for."""
+SWEEPS_KEY = re.compile(r"^method\s*:", re.MULTILINE)
+"""What a sweep file has and an overlay lacks."""
+
+
+def find_file(name: str | Path, kind: Kind = "sweep") -> Path:
     """A file named by a user: as a path, then in the checkout, then among the files shipped with the package. For a
-    name that is none of them the nearest in the shipped folder `among` is offered."""
+    name that is none of them the nearest file of this kind is offered."""
     roots = _roots()
     for candidate in (Path(name).expanduser(), *(root / name for root in roots)):
         if candidate.is_file():
@@ -91,10 +97,18 @@ def find_file(name: str | Path, among: Literal["search_spaces", "clusters"] = "s
             raise SpecError(f"{candidate} is a folder; name a file in it{such}")
         if os.path.lexists(candidate):
             raise SpecError(f"{candidate} is neither a file nor a link to one; name a file")
-    files = "*.yaml" if among == "clusters" else "**/*.yaml"  # what is deeper in clusters/ is for other programs
-    offered = sorted(str(path.relative_to(root)) for root in roots for path in (root / among).glob(files))
+    files = "clusters/*.yaml" if kind == "cluster" else "search_spaces/**/*.yaml"  # deeper are other programs' clusters
+    shipped = {str(path.relative_to(root)): path for root in roots for path in root.glob(files)}
     beside = Path(name).expanduser().parent
-    here = sorted(str(path) for ending in ("yaml", "yml") for path in beside.glob(f"*.{ending}"))
-    near = nearest_file(str(name), [*here, *offered])
-    first = [file for file in offered if file.count("/") == 1]
+    here = {str(path): path for ending in ("yaml", "yml") for path in beside.glob(f"*.{ending}")}
+    if kind == "overlay":
+        shipped, here = _overlays(shipped), _overlays(here)
+    near = nearest_file(str(name), [*sorted(here), *sorted(shipped)])
+    first = sorted(file for file in shipped if kind == "overlay" or file.count("/") == 1)
     raise SpecError(f"no file {str(name)!r}{near}" + ("" if near else f"; shipped: {', '.join(first) or 'none'}"))
+
+
+def _overlays(files: Mapping[str, Path]) -> dict[str, Path]:
+    """Those that are no sweep files."""
+    texts = ((name, path, path.read_text("utf-8", "replace")) for name, path in files.items() if path.is_file())
+    return {name: path for name, path, text in texts if not SWEEPS_KEY.search(text)}

@@ -615,6 +615,17 @@ def test_many_rows_in_another_language_are_left_out_counted_and_said(make, text,
     assert len(said) == (others / len(rows) > 0.4)
 
 
+def test_rows_that_are_wrong_on_both_sides_are_counted_once(make, text):
+    rows = pairs(text, "fra", "eng")[:120] + pairs(text, "rus", "kor")[120:]
+    others = len(rows) - 120
+    put(make.folder / "a.tsv", [("fra", "eng"), *rows])
+    made = make("a.tsv", columns={"fra": "fra", "eng": "eng"})
+    assert made.files[0].left_out == {"in another language": others}
+    (note,) = [note for note in made.notes if "reads as" in note]
+    assert "fra reads as rus" in note
+    assert f"and eng reads as kor {others / len(rows):.0%}; {others} of {len(rows)} rows left out" in note
+
+
 def test_a_column_in_another_language_is_said_if_the_sampled_rows_hide_it(make, text, tmp_path):
     fine = [(fra, eng) for fra, eng in pairs(text, "fra", "eng")[:20]]
     rows = [*fine * 20, *((f"{rus} {i}", f"{eng} {i}") for i in range(20) for rus, eng in pairs(text, "rus", "eng"))]

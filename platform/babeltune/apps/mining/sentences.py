@@ -146,7 +146,7 @@ def read_lines(
 
 def check_text(path: Path, codec: str | None, column: str | None) -> None:
     """Raises `DataError` for a file that cannot be read, or has no text or no such column. A pipe is not read."""
-    if located(str(named_sheet(str(path), path)[0])).is_file():
+    if located(str(named_sheet(str(path), path)[0]), once=True).is_file():
         lines = Lines()
         if next(_text_lines(path, lines, codec, column), None) is None:
             _check_some(path, lines)

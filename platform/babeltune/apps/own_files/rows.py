@@ -43,6 +43,8 @@ INCOMPLETE = {"repeated header", "empty side", "missing column", "not translated
 """Reasons to leave a row out that say nothing against its file: a table may have many gaps."""
 MAX_CHARACTERS = 1200
 """The same as `data.max_characters`: longer texts are no sentences, and a sweep would leave them out."""
+LEFT_OUT = "left out: give them as a file of their own"
+"""What is said of rows in another language than their column."""
 FEW_STRANGERS = 0.02
 """Up to this share, rows in another language than their column stay. Beyond it they are left out."""
 NEARLY_ALL = 0.9
@@ -432,14 +434,20 @@ def in_their_languages(given: str, rows: Rows, notes: list[str]) -> tuple[list[l
         swap_back(given, (languages[i], languages[j]), *pair, notes)
         (columns[i], columns[j]), (labels[i], labels[j]) = pair
     other = np.zeros(len(rows), np.bool_)
+    ends: dict[str, tuple[list[str], NDArray[np.bool_]]] = {end: ([], other.copy()) for end in (LEFT_OUT, "kept")}
     for language, each in zip(languages, labels, strict=True):
         share = float(np.mean(each >= 0))
         other |= (each >= 0) & (share < NEARLY_ALL)
         if share > 1 - SURE:
             names = Counter(alpha3(model().labels[label]) for label in each[each >= 0].tolist())
             words = ", ".join(f"{name} {count / len(rows):.0%}" for name, count in names.most_common(3))
-            end = "left out: give them as a file of their own" if share < NEARLY_ALL else "kept"
-            notes.append(f"{given}: {language} reads as {words}; {names.total():,} of {len(rows):,} rows {end}")
+            about, concerned = ends["kept" if share >= NEARLY_ALL else LEFT_OUT]
+            about.append(f"{language} reads as {words}")
+            concerned |= each >= 0
+    for end, (about, concerned) in ends.items():
+        if about:  # a row that is wrong on both sides counts once
+            number = int(np.count_nonzero(concerned))
+            notes.append(f"{given}: {', and '.join(about)}; {number:,} of {counted(len(rows), 'row')} {end}")
     count, share = int(np.count_nonzero(other)), float(np.mean(other))
     if count and share <= FEW_STRANGERS:
         verb = "seems" if count == 1 else "seem"
