@@ -97,18 +97,19 @@ def find_file(name: str | Path, kind: Kind = "sweep") -> Path:
             raise SpecError(f"{candidate} is a folder; name a file in it{such}")
         if os.path.lexists(candidate):
             raise SpecError(f"{candidate} is neither a file nor a link to one; name a file")
-    files = "clusters/*.yaml" if kind == "cluster" else "search_spaces/**/*.yaml"  # deeper are other programs' clusters
-    shipped = {str(path.relative_to(root)): path for root in roots for path in root.glob(files)}
+    pattern = (
+        "clusters/*.yaml" if kind == "cluster" else "search_spaces/**/*.yaml"
+    )  # deeper are other programs' clusters
+    shipped = {str(path.relative_to(root)): path for root in roots for path in root.glob(pattern)}
     beside = Path(name).expanduser().parent
     here = {str(path): path for ending in ("yaml", "yml") for path in beside.glob(f"*.{ending}")}
     if kind == "overlay":
-        shipped, here = _overlays(shipped), _overlays(here)
+        shipped, here = ({name: path for name, path in files.items() if _is_overlay(path)} for files in (shipped, here))
     near = nearest_file(str(name), [*sorted(here), *sorted(shipped)])
     first = sorted(file for file in shipped if kind == "overlay" or file.count("/") == 1)
     raise SpecError(f"no file {str(name)!r}{near}" + ("" if near else f"; shipped: {', '.join(first) or 'none'}"))
 
 
-def _overlays(files: Mapping[str, Path]) -> dict[str, Path]:
-    """Those that are no sweep files."""
-    texts = ((name, path, path.read_text("utf-8", "replace")) for name, path in files.items() if path.is_file())
-    return {name: path for name, path, text in texts if not SWEEPS_KEY.search(text)}
+def _is_overlay(path: Path) -> bool:
+    """Whether a file can be read and is no sweep file."""
+    return path.is_file() and os.access(path, os.R_OK) and not SWEEPS_KEY.search(path.read_text("utf-8", "replace"))
