@@ -25,7 +25,7 @@ STARTERS = frozenset(
 )
 """Names of what starts processes, and of libraries that take seconds to import. `main` is the command line's, and
 `open_client` makes MLflow's database."""
-LEFT_OUT = ("chaos", "long", "slow", "needs_gpu", "needs_papers")
+LEFT_OUT = ("chaos", "long", "slow", "needs_gpu", "needs_papers", "needs_encoder")
 """Markers of tests that are not fast, whatever their code names."""
 SLOW_FIXTURES = frozenset({"tiny", "tiny_storage", "tiny_stores"})
 """Fixtures that take seconds: a prepared sweep, its stores, and the storage of tests that prepare one."""
