@@ -18,6 +18,7 @@ from babeltune.sweep.state.leaderboard import leaderboard
 from babeltune.sweep.sync.view import StorageView
 from babeltune.sweep_report.gather import gather
 from babeltune.sweep_report.page import document
+from babeltune.sweep_report.record import LanguageScore
 from babeltune.sweep_report.render import markdown, render
 from babeltune.sweep_report.sections.sealed_tests import matched
 from babeltune.sweep_report.words import verdict
@@ -106,7 +107,42 @@ def test_the_leaderboard_of_the_report_is_the_sweeps(searched, report, tree):
     winner = report.winner.row.name
     assert next(tree.all("h1")).words() == "Sweep searched"
     verdict = next(each for each in tree.all("p") if each.attributes.get("class") == "verdict")
-    assert verdict.words().startswith(f"{winner} is the best of 3 trials: everyday/accuracy {scores[0][1]}")
+    assert f"{winner} is the best of 3 trials: everyday/accuracy {scores[0][1]}" in verdict.words()
+
+
+def with_baselines(report, score, **values):
+    """The report with an off-the-shelf model of this score, and the values of the winner and of the model by subset."""
+    model = replace(report.winner, row=replace(report.winner.row, name="ready"), is_baseline=True, value=score)
+    languages = tuple(
+        LanguageScore(metric=f"dev/everyday/{pair}/accuracy", values=((report.winner.row.name, mine), ("ready", its)))
+        for pair, (mine, its) in values.items()
+    )
+    untrained = [each for each in report.standings if each.row.name == "untrained"]
+    return replace(report, standings=(*report.trials, *untrained, model), languages=languages)
+
+
+@pytest.mark.parametrize(
+    ("better", "words"),
+    [(-0.4, "was worth it: "), (0.4, "was not worth it: "), (0.001, "open whether training was worth it: ")],
+)
+def test_the_first_sentence_says_whether_training_was_worth_it(report, better, words):
+    first, *others = verdict(with_baselines(report, report.winner.value + better))
+    assert words in first
+    assert f"has everyday/accuracy {report.winner.value:.4f}, and ready, which needs no training, " in first
+    assert len(others) == 2
+
+
+def test_the_verdict_names_the_subsets_in_which_an_untrained_model_is_ahead(report):
+    found = with_baselines(report, 0.01, **{"fra-eng": (0.5, 0.6), "kor-eng": (0.5, 0.4), "rus-eng": (0.5, 0.5)})
+    assert verdict(found)[1] == "ready is ahead in everyday fra-eng (0.5000 against 0.6000)."
+
+
+def test_without_a_model_to_compare_with_nothing_is_said_of_worth(report):
+    alone = replace(
+        report,
+        standings=tuple(each for each in report.standings if each.row.name in ("untrained",) or not each.is_baseline),
+    )
+    assert verdict(alone)[0].startswith(f"{report.winner.row.name} is the best of")
 
 
 def test_intervals_are_standard_errors_of_the_dev_rows_within_what_is_possible(report):
@@ -266,7 +302,7 @@ def test_a_promotion_is_kept_and_the_report_compares_dev_with_sealed(copied, rep
     places = StorageView(cluster)
     refused = decision_of(report, verdict="refuse", reasons=("the gate did not hold",))
     record_decision(places, folder, refused, dry_run=True)
-    assert document(gather(folder)).verdict[1].endswith(f"refused {refused.trial}: the gate did not hold.")
+    assert document(gather(folder)).verdict[-1].endswith(f"refused {refused.trial}: the gate did not hold.")
     record_decision(
         places, folder, decision_of(report, registered="models:/searched@champion (version 1)"), dry_run=False
     )
@@ -274,8 +310,7 @@ def test_a_promotion_is_kept_and_the_report_compares_dev_with_sealed(copied, rep
     assert [each.decision.verdict for each in found.decisions] == ["refuse", "promote"]
     assert found.decisions[0].decision == refused
     made = document(found)
-    assert "as models:/searched@champion (version 1)." in made.verdict[1]
-    assert len(made.verdict) == 2
+    assert "as models:/searched@champion (version 1)." in made.verdict[-1]
     root = Tree(render(made, "html")).root
     (table,) = (cells(each) for each in root.all("table") if each.words().startswith("Dev against sealed"))
     assert table[1] == ["everyday fra-eng", "everyday", "0.5000", "0.4567", "–", "–", "0.0100"]

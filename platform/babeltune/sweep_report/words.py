@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from babeltune.errors import listed
 from babeltune.schema.base import number
 from babeltune.schema.records import Goal
 from babeltune.sweep_report.record import Z95, Standing, SweepReport
+
+UNTRAINED = "untrained"
+MOST_SUBSETS = 4
+"""Subsets in which the winner is behind that the verdict names."""
 
 
 def short(metric: str) -> str:
@@ -61,13 +66,41 @@ def duration(seconds: float | None) -> str:
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s" if minutes else f"{seconds:.1f} s"
 
 
-def verdict(report: SweepReport) -> tuple[str, str]:
-    """Which trial is the best and how far it is ahead, and what to do with that: a sentence each.
+def verdict(report: SweepReport) -> tuple[str, ...]:
+    """Whether training was worth it, which trial is the best and how far it is ahead, and what to do with that.
 
     Until one has finished, the first sentence says so."""
     if report.winner.row.state != "finished":
         return "No trial has finished yet.", _best(report)
-    return _best(report), _next(report)
+    return *_worth(report), _best(report), _next(report)
+
+
+def _worth(report: SweepReport) -> Iterator[str]:
+    """Whether the best trial is ahead of the best model that needs no training, and where it is behind."""
+    best, sign = report.winner, 1 if report.objective.goal == "maximize" else -1
+    ready = [each for each in report.baselines if each.row.name != UNTRAINED and each.value is not None]
+    if not ready or best.value is None:
+        return
+    rival = max(ready, key=lambda each: sign * (each.value or 0.0))
+    assert rival.value is not None
+    lead = sign * (best.value - rival.value)
+    noise = Z95 * math.hypot(best.error or 0.0, rival.error or 0.0)
+    judged = "Training was worth it" if lead > 0 else "Training was not worth it"
+    if abs(lead) <= noise:
+        judged = "It is open whether training was worth it"
+    metric = short(report.objective.metric)
+    yield (
+        f"{judged}: {best.row.name} has {metric} {score(best.value)}, and {rival.row.name}, which needs no training, "
+        f"{score(rival.value)}."
+    )
+    behind = []
+    for each in report.languages:
+        values = dict(each.values)
+        mine, its = values.get(best.row.name), values.get(rival.row.name)
+        if mine is not None and its is not None and its > mine:
+            behind.append(f"{subset_name(each.metric)} ({score(mine)} against {score(its)})")
+    if behind:
+        yield f"{rival.row.name} is ahead in {listed(behind, MOST_SUBSETS)}."
 
 
 def _best(report: SweepReport) -> str:
