@@ -27,6 +27,7 @@ from babeltune.method import (
     Loss,
     Method,
     Needs,
+    OwnShare,
     TeacherVectors,
     available,
     load_method,
@@ -161,6 +162,12 @@ class Combined(Method):
             if own and (words := load_method(name).warning(own)):
                 said.append(f"{name}: {words}")
         return "; ".join(said)
+
+    @classmethod
+    def fits(cls, config: Any) -> Mapping[str, OwnShare]:
+        """Those of the combined methods, as `settings.soft_contrastive.teacher_temperature`."""
+        fits = {name: method.fits(own) for name, (method, own) in parts(config).items()}
+        return {f"settings.{name}.{field}": asked for name, each in fits.items() for field, asked in each.items()}
 
     @classmethod
     def label_warning(cls, config: Any, vectors: TeacherVectors) -> str:

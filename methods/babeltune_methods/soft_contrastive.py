@@ -24,9 +24,10 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from babeltune.errors import TrainingError
-from babeltune.method import Batch, Encode, Gather, Loss, Method, Needs, TeacherVectors, encode_together
+from babeltune.method import Batch, Encode, Gather, Loss, Method, Needs, OwnShare, TeacherVectors, encode_together
 from babeltune.method.checks import above_zero, one_of
 from babeltune.method.contrastive import Duplicates, check_negatives, everyone, negative_shares, tiled_cross_entropy
+from babeltune.method.own_share import AUTO, check_auto, compared, label_shape, number
 from babeltune.method.tiled_contrastive import Labels, soft_labels
 
 if TYPE_CHECKING:
@@ -44,10 +45,16 @@ OWN = 0.9
 class Config:
     """The paper's numbers, with every cross-entropy a proper one (`reading: fixed`)."""
 
-    temperature: float = 0.1
-    """tau of the student's similarities (section 4.1: 0.1, tuned on English-Korean)."""
-    teacher_temperature: float | None = None
-    """tau of the labels. Absent: the student's, as section 3 and the authors' code have one tau for both."""
+    temperature: float | Literal["auto"] = 0.1
+    """tau of the student's similarities (section 4.1: 0.1, tuned on English-Korean). `auto`: the one at which a student
+    with its teacher's cosines gives each pair `own_share`."""
+    teacher_temperature: float | Literal["auto"] | None = None
+    """tau of the labels. Absent: the student's, as section 3 and the authors' code have one tau for both. `auto`: the
+    one at which a row's own pair has `own_share` of its labels, measured once on batches of the training text. With
+    `labels: hard` it is the student's."""
+    own_share: float = 0.5
+    """Weight of a row's own pair, mean of a batch, that `auto` finds a temperature for. Ours: in the table
+    `park_labels` 0.63 has the best FLORES of soft labels with TCM, and lower shares the better STS."""
     labels: Literal["priority", "average", "hard"] = "priority"
     """`priority`: the anchor side's similarities (equation 4). `average`: the mean of both sides' (equation 5), from a
     teacher that knows both. `hard`: 0 and 1 (equation 3)."""
@@ -63,8 +70,22 @@ class Config:
     without `tcm`, it has none; nor in the `authors_code` reading."""
 
     def __post_init__(self) -> None:
-        above_zero(self, "temperature", "teacher_temperature", "lambda_cross")
+        above_zero(self, "lambda_cross")
+        check_auto(self, "temperature", "teacher_temperature")
         one_of(self, labels=("priority", "average", "hard"), reading=("paper", "authors_code", "fixed"))
+        if self.temperature == AUTO and self.labels == "hard":
+            raise ValueError("temperature is 'auto', and labels 'hard' have no teacher to fit it to; give a number")
+
+    @property
+    def tau(self) -> float:
+        """The student's temperature."""
+        return number(self.temperature)
+
+    @property
+    def label_tau(self) -> float:
+        """The labels' temperature."""
+        absent = self.teacher_temperature is None or (self.teacher_temperature == AUTO and self.labels == "hard")
+        return self.tau if absent else number(self.teacher_temperature or 0)
 
     @classmethod
     def paper(cls) -> Config:
@@ -100,7 +121,7 @@ def anchors(config: Config, g_s: Tensor | None, g_t: Tensor | None) -> Float[Ten
     if g_s is None or (config.labels == "average" and g_t is None):
         raise TrainingError(f"labels {config.labels!r} need teacher vectors that the batch does not have")
     sides = [g_s, g_t] if config.labels == "average" and g_t is not None else [g_s]
-    return torch.cat([normalize(side.float(), dim=1) for side in sides], dim=1) / math.sqrt(len(sides))
+    return compared(sides)
 
 
 def smoothing(tau: float, total: int) -> float:
@@ -182,13 +203,20 @@ class SoftContrastive(Method):
         that give a row's own pair nearly everything teach no more than hard ones."""
         entropy, own = means.get("label_entropy", 0.0), means.get("label_own")
         if entropy > FLAT:
-            return f"labels are nearly flat ({entropy:.0%} of log N): lower teacher_temperature"
+            return f"labels are nearly flat ({entropy:.0%} of log N): set teacher_temperature to auto, or lower it"
         if own is not None and (entropy < HARD or own > OWN):
             return (
-                f"labels are nearly hard ({own:.0%} of their weight is on the own pair, {entropy:.0%} of log N): raise "
-                "teacher_temperature, or set labels: hard"
+                f"labels are nearly hard ({own:.0%} of their weight is on the own pair, {entropy:.0%} of log N): set "
+                "teacher_temperature to auto, raise it, or set labels: hard"
             )
         return ""
+
+    @classmethod
+    def fits(cls, config: Any) -> Mapping[str, OwnShare]:
+        if config.labels == "hard":
+            return {}
+        asked = OwnShare(config.own_share, ("source", "target") if config.labels == "average" else ("source",))
+        return {name: asked for name in ("temperature", "teacher_temperature") if getattr(config, name) == AUTO}
 
     @classmethod
     def label_warning(cls, config: Any, vectors: TeacherVectors) -> str:
@@ -198,26 +226,25 @@ class SoftContrastive(Method):
         g = anchors(config, *vectors())
         if len(g) < 2:
             return ""
-        w = (g @ g.T / (config.teacher_temperature or config.temperature)).log_softmax(dim=1)
-        entropy = -(w.exp() * w).sum(1).mean() / math.log(len(g))
-        return cls.warning({"label_entropy": entropy.item(), "label_own": w.diagonal().exp().mean().item()})
+        own, entropy = label_shape(g, config.label_tau)
+        return cls.warning({"label_entropy": entropy, "label_own": own})
 
     def weights(self, batch: Batch, gather: Gather, label_tau: float) -> Weights:
         """w(i, j) of this configuration."""
         config: Config = self.config
         if config.labels == "hard":
             smooth = smoothing(label_tau, batch.total) if config.reading == "authors_code" else 0.0
-            return Weights(config.temperature, None, smooth)
+            return Weights(config.tau, None, smooth)
         g = anchors(config, batch.teacher_source, batch.teacher_target)
         soft = soft_labels(g, gather, temperature=label_tau)
-        return Weights(config.temperature, soft, as_printed=config.reading == "paper")
+        return Weights(config.tau, soft, as_printed=config.reading == "paper")
 
     def loss(self, encode: Encode, batch: Batch, gather: Gather) -> Loss:
         """L = lambda · L_cross + L_mono, or L_cross alone."""
         config: Config = self.config
         total = batch.total
         check_negatives(total)
-        label_tau = config.teacher_temperature or config.temperature
+        label_tau = config.label_tau
         w = self.weights(batch, gather, label_tau)
         f_s, f_t = (normalize(side.float(), dim=1) for side in encode_together(encode, batch.source, batch.target))
         all_s, all_t, sources, targets = everyone(f_s, f_t, batch, gather)

@@ -205,6 +205,23 @@ def test_a_setting_on_the_command_line_that_does_not_fit_exits_with_2(babeltune,
     assert "training.pairs" in err
 
 
+def test_plan_says_what_auto_finds_in_a_sample(babeltune, tiny_file):
+    auto = ("--set", "config={teacher_temperature: auto, own_share: 0.4}", "--samples", 1)
+    plan = json.loads(babeltune("plan", tiny_file, *auto, "--json", "--no-calibrate")[1])
+    (words,) = plan["temperatures"]
+    begun, _, ended = words.partition("about ")
+    assert begun == "default, sample 0: teacher_temperature "
+    assert 0.15 < float(ended.split(":")[0]) < 0.35
+    assert words.endswith("a share of 0.4 in a sample of 32 pairs")
+    assert not plan["warnings"]
+    shown = " ".join(babeltune("plan", tiny_file, *auto)[1].split())
+    assert words in shown
+    assert "about" in shown.partition("time ")[2], "the time is measured all the same"
+    unreachable = ("--set", "config={teacher_temperature: auto, own_share: 0.001}", "--samples", 0)
+    plan = json.loads(babeltune("plan", tiny_file, *unreachable, "--json", "--no-calibrate")[1])
+    assert "own_share 0.001 cannot be had" in plan["warnings"][0]
+
+
 def test_half_precision_is_warned_of_where_the_processor_would_emulate_it(tiny_file, monkeypatch):
     sweep = read_sweep(tiny_file, assignments=["training.precision=bf16"])
     monkeypatch.setattr("babeltune.memory.emulates_bf16", lambda: False)

@@ -1,6 +1,7 @@
 import itertools
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,9 @@ from sentence_transformers import SentenceTransformer
 import toy_batches
 from babeltune.bundled.templates import __file__ as bundled
 from babeltune.errors import MethodError, TrainingError
-from babeltune.method import load_method, make_config
+from babeltune.method import OwnShare, load_method, make_config
+from babeltune.method.own_share import compared, fitted_temperature
+from babeltune.planning.space import largest
 from babeltune.planning.sweep_file import read_sweep
 from babeltune_methods.soft_contrastive import Config, SoftContrastive, smoothing
 from toy_batches import gaussian
@@ -274,6 +277,8 @@ def test_it_is_found_by_name_and_asks_for_what_its_labels_read():
         ({"temperature": math.nan}, "temperature is nan"),
         ({"labels": "soft"}, "labels is 'soft'; allowed: priority, average, hard"),
         ({"reading": "code"}, "allowed: paper, authors_code, fixed"),
+        ({"own_share": 1.0}, "own_share is 1.0; it must be above 0 and below 1"),
+        ({"temperature": "auto", "labels": "hard"}, "labels 'hard' have no teacher to fit it to"),
         ({"lambda_cross": -1.0}, "lambda_cross is -1.0"),
         ({"lamda_cross": 1.0}, "did you mean 'lambda_cross'"),
     ],
@@ -283,20 +288,39 @@ def test_wrong_settings_are_refused_in_words(values, words):
         make_config(SoftContrastive, values)
 
 
-def test_searched_teacher_temperatures_give_neither_hard_nor_flat_labels():
+@pytest.mark.parametrize("common", [0.0, 1.8])
+@pytest.mark.parametrize("name", ["soft_contrastive", "all_methods"])
+def test_searched_shares_give_neither_hard_nor_flat_labels_with_any_teacher(name, common):
+    """Of cosines around 0 and around .76, at the ends of the range and at the largest batch."""
+    sweep = read_sweep(f"search_spaces/{name}.yaml")
+    assert sweep.config["teacher_temperature"] == "auto"
+    noise = torch.tensor(gaussian(largest(sweep, "global_batch"), 384, 0)) / math.sqrt(384)
+    vectors = torch.cat([torch.full((len(noise), 1), common), noise], dim=1)
+    for share in sweep.parameters["own_share"].float:
+        config = Config(teacher_temperature="auto", own_share=share)
+        (asked,) = SoftContrastive.fits(config).values()
+        temperature = fitted_temperature(asked, [compared([vectors])], rows=len(vectors))
+        fixed = replace(config, teacher_temperature=temperature)
+        assert SoftContrastive.label_warning(fixed, lambda: (vectors, None)) == "", share
+
+
+def test_searched_temperatures_of_the_quickstart_give_neither_hard_nor_flat_labels():
     """On real text with the bundled teacher, at the ends of the range and at both batch sizes."""
-    sweeps = [
-        read_sweep(f"search_spaces/{name}.yaml")
-        for name in ("soft_contrastive", "all_methods", "quickstart", "combined")
-    ]
+    sweep = read_sweep("search_spaces/quickstart.yaml")
     rows = (Path(bundled).parent / "natural_train.tsv").read_text("utf-8").splitlines()
     column = rows[0].split("\t").index("eng")
     texts = list(dict.fromkeys(row.split("\t")[column] for row in rows[1:]))[:256]
     model = SentenceTransformer(str(get_model_path()))
     vectors = torch.from_numpy(model.encode(texts, normalize_embeddings=True))
-    *searched, combined = sweeps
-    ends = {end for sweep in searched for end in sweep.parameters["teacher_temperature"].log_float}
-    ends.add(combined.config["settings"]["soft_contrastive"]["teacher_temperature"])
+    ends = sweep.parameters["teacher_temperature"].log_float
     for rows_of_batch, temperature in itertools.product((vectors[:128], vectors), ends):
         config = Config(labels="priority", teacher_temperature=temperature)
         assert SoftContrastive.label_warning(config, lambda batch=rows_of_batch: (batch, None)) == "", temperature
+
+
+def test_a_student_has_no_temperature_of_its_own_to_fit_to_hard_labels():
+    assert not SoftContrastive.fits(Config(labels="hard", teacher_temperature="auto"))
+    assert Config(labels="hard", teacher_temperature="auto").label_tau == 0.1
+    assert SoftContrastive.fits(Config(labels="average", temperature="auto")) == {
+        "temperature": OwnShare(0.5, ("source", "target"))
+    }

@@ -183,14 +183,15 @@ def test_between_reports_a_trial_leaves_its_step_and_loss(tiny, tmp_path, monkey
 def test_labels_that_are_nearly_flat_are_warned_of(tiny, tmp_path):
     sweep, prepared = tiny
     reports = run(replace(sweep, config={"teacher_temperature": 5.0}), prepared, tmp_path)
-    assert reports[-1]["facts"]["warning"] == "labels are nearly flat (100% of log N): lower teacher_temperature"
+    words = "labels are nearly flat (100% of log N): set teacher_temperature to auto, or lower it"
+    assert reports[-1]["facts"]["warning"] == words
 
 
 def test_labels_that_are_nearly_hard_are_warned_of(tiny, tmp_path):
     sweep, prepared = tiny
     noted = run(replace(sweep, config={"teacher_temperature": 0.1}), prepared, tmp_path / "soft")[-1]["facts"]
     assert "% of their weight is on the own pair" in noted["warning"]
-    assert noted["warning"].endswith("raise teacher_temperature, or set labels: hard")
+    assert noted["warning"].endswith("set teacher_temperature to auto, raise it, or set labels: hard")
     meant = replace(sweep, config={"labels": "hard"})
     assert "warning" not in run(meant, prepared, tmp_path / "hard")[-1]["facts"]
 

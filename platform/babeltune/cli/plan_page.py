@@ -109,6 +109,8 @@ def summary(report: PlanReport, sweep: Sweep, machine: Machine | None) -> Iterat
     )
     yield "student", student_words(sweep.student, report) + _dimensions_words(sweep)
     yield "teacher", f"{sweep.teacher.model} encodes {counted(report.teacher_sentences, 'sentence')}, once"
+    if report.temperatures:
+        yield "auto", "; ".join(report.temperatures)
     yield "searched", _searched_words(sweep)
     yield "trials", _trials_words(report, sweep)
     yield "time", _time_words(report, sweep, machine)

@@ -49,7 +49,7 @@ def show_front(metrics: Sequence[str], rows: Sequence[Row], console: Console) ->
         table.add_column(title.removeprefix("dev/"), justify="right")
     table.add_column("settings", overflow="fold")
     for row in rows:
-        settings = " ".join(f"{key}={number(value)}" for key, value in row.params.items())
+        settings = " ".join(f"{key}={number(value)}" for key, value in row.settings.items())
         values = (row.metrics[metric] for metric in metrics)
         table.add_row(row.name, *(f"{v:.4f}" if abs(v) < 10 else f"{v:,.0f}" for v in values), escape(settings))
     console.print(table)

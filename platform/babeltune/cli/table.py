@@ -118,17 +118,17 @@ class TrialsTable:
     def _table(self, rows: Sequence[Row], width: int) -> Iterator[Segment]:
         """Titles and rows as lines of text. rich's own table measures each cell several times, which takes a minute for
         ten thousand trials."""
-        names = short_names([*dict.fromkeys(name for row in rows for name in row.params)])
-        needed = max((len(settings_words(row.params, names=names)) for row in rows), default=0)
+        names = short_names([*dict.fromkeys(name for row in rows for name in row.settings)])
+        needed = max((len(settings_words(row.settings, names=names)) for row in rows), default=0)
         columns = fitted(self._columns(rows), width - min(needed, width // SETTINGS_SHARE))
         left = width - sum(column.width + GAP for column in columns)
-        if max((len(settings_words(row.params)) for row in rows), default=0) <= left:
+        if max((len(settings_words(row.settings)) for row in rows), default=0) <= left:
             names = {}
         gap = " " * GAP
         yield Segment("".join(column.padded(column.title) + gap for column in columns) + "settings\n", BOLD)
         padded = [[column.padded(cell) for cell in column.cells] for column in columns]
         for row, (trial, state, *others) in zip(rows, zip(*padded, strict=True), strict=True):
-            words = settings_words(row.params, max(1, left), names)
+            words = settings_words(row.settings, max(1, left), names)
             yield Segment(trial + gap)
             yield Segment(state + gap, Style.parse(COLORS[row.state]) if row.state in COLORS else None)
             cut = set_cell_size(words, left) if cell_len(words) > left else words

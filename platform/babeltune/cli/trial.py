@@ -52,8 +52,8 @@ def facts(page: TrialPage, cluster: str | None, server: str | None) -> Iterator[
     loss = f" · loss {row.loss:.4f}" if row.loss is not None else ""
     yield "progress", f"report {row.reports} of {trial.training.reports} · {steps}{loss}"
     yield "method", trial.method
-    yield "searched", settings_words(row.params) or "nothing"
-    fixed = {name: value for name, value in trial.config.items() if name not in row.params}
+    yield "searched", settings_words(row.settings) or "nothing"
+    fixed = {name: value for name, value in trial.config.items() if name not in row.settings}
     yield "method's", settings_words(flat(fixed)) or "no settings"
     yield "training", settings_words(_changed(trial))
     yield "student", _student_words(page)

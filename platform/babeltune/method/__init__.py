@@ -15,6 +15,7 @@ from babeltune.method.contract import encode_together as encode_together
 from babeltune.method.contract import joined as joined
 from babeltune.method.contract import states_together as states_together
 from babeltune.method.contract import tokens_from as tokens_from
+from babeltune.method.own_share import OwnShare as OwnShare
 from babeltune.method.registry import GROUP as GROUP
 from babeltune.method.registry import TrialContext as TrialContext
 from babeltune.method.registry import available as available

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
+from babeltune.method.own_share import OwnShare
 from babeltune.schema.languages import match
 
 if TYPE_CHECKING:
@@ -284,6 +285,13 @@ class Method(nn.Module, ABC):
     def warning(cls, means: Mapping[str, float]) -> str:
         """What is amiss with a training whose terms and diagnostics average to `means`; empty when nothing is."""
         return ""
+
+    @classmethod
+    def fits(cls, config: Any) -> Mapping[str, OwnShare]:
+        """What the settings ask for that are `auto`, by name; the platform measures it and trains with the numbers.
+
+        A setting that is `auto` and not read is left out."""
+        return {}
 
     @classmethod
     def label_warning(cls, config: Any, vectors: TeacherVectors) -> str:

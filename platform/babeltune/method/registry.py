@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from babeltune.errors import MethodError, nearest
 from babeltune.method.contract import Method, Needs
+from babeltune.method.own_share import OwnShare
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -52,6 +53,11 @@ class TrialContext:
     config: object
     """The method's own `Config`."""
     needs: Needs
+
+    @property
+    def fits(self) -> Mapping[str, OwnShare]:
+        """What the settings ask for that are `auto`, by name."""
+        return self.method_class.fits(self.config)
 
 
 def trial_context(method: str, values: Mapping[str, object]) -> TrialContext:

@@ -27,13 +27,13 @@ from babeltune.data.stored_arrays import open_ragged
 from babeltune.data.teacher import encode_shard, load_teacher
 from babeltune.errors import BabeltuneError
 from babeltune.files import draft_folder, plain
-from babeltune.method import needs_of
+from babeltune.method import needs_of, trial_context
 from babeltune.models.encoder import FrozenEncoder
 from babeltune.planning.availability import is_at_hand
 from babeltune.planning.preparation import wanted_of
 from babeltune.planning.space import default_params, make_trial
 from babeltune.planning.sweep_file import data_root
-from babeltune.schema.records import Sweep, Trial
+from babeltune.schema.records import Sweep, Trial, with_fitted
 from babeltune.training.build import make_student, token_set
 from babeltune.training.compute import SavedBytes, first_batches
 from babeltune.training.speed import sentences_per_second
@@ -100,6 +100,8 @@ def calibrate(sweep: Sweep, corpus: Corpus, machine: Machine) -> Measured:
     trial = make_trial(sweep, 0, default_params(sweep))
     # where the token table begins takes no time, and a part of the corpus has not all of its tokens
     trial = replace(trial, student=trial.student.changed(token_vectors="random"))
+    # any number takes as long
+    trial = with_fitted(trial, dict.fromkeys(trial_context(trial.method, trial.config).fits, 1.0))
     for model in (sweep.teacher.model, trial.student.model):
         if model is not None and not is_at_hand(model):
             raise NotMeasuredError(f"{model} is not on this machine yet")

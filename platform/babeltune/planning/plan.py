@@ -18,7 +18,7 @@ from babeltune.planning.recorded import sweep_id
 from babeltune.planning.space import default_params, make_trial, shown_trials
 from babeltune.planning.sweep_file import check_reachable, data_root
 from babeltune.planning.sweep_yaml import spec_yaml
-from babeltune.planning.warnings import about_labels, about_text
+from babeltune.planning.warnings import about_text, label_facts
 from babeltune.schema.records import Scalar, Sweep, Teacher, Trial
 from babeltune.training.sampler import batch_counts, with_negatives
 
@@ -79,6 +79,8 @@ class PlanReport:
     """… the seconds of a worker that all trials cost together."""
     warnings: tuple[str, ...] = ()
     """What is amiss with the text, and what the methods find amiss with the teacher's labels on one batch of it."""
+    temperatures: tuple[str, ...] = ()
+    """What `auto` stands for, by that batch."""
     objective_rows: int = 0
     """Independent rows behind the first objective."""
     dev_texts: int = 0
@@ -107,9 +109,11 @@ def make_plan(sweep: Sweep, *, samples: int = 3, machine: Machine | None = None)
         if source.translation is not None and source.train:
             counts = corpus.counts[source.name]
             corpus.counts[source.name] = {"to translate": counts["rows"], **counts}
+    labels = label_facts(sweep, corpus, samples)
     report = dataclasses.replace(
         describe(sweep, counted(sweep, corpus), samples),
-        warnings=(*about_text(sweep, corpus), *about_labels(sweep, corpus, samples)),
+        warnings=(*about_text(sweep, corpus), *labels.warnings),
+        temperatures=labels.temperatures,
         objective_rows=distinct_rows(tasks_behind(sweep.objectives[0].metric, corpus.tasks)),
         dev_texts=len({text for task in corpus.tasks for text in task.texts_of("student")}),
     )

@@ -402,7 +402,7 @@ def _within(parameter: Parameter, value: Scalar) -> Scalar:
     if value is None or allows(parameter, value):
         return value
     low, high = (values_of(parameter, end)[0] for end in (0, 1))
-    above = kind_of(parameter) in RANGES and cast(float, value) > cast(float, high)
+    above = isinstance(value, int | float) and kind_of(parameter) in RANGES and value > cast(float, high)
     return high if above else low
 
 

@@ -6,7 +6,8 @@ import contextlib
 import functools
 import hashlib
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from babeltune.errors import counted
@@ -28,8 +29,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from babeltune.data.corpus import Corpus
+    from babeltune.method import TeacherVectors
     from babeltune.schema.cluster import Cluster
-    from babeltune.schema.records import Sweep
+    from babeltune.schema.records import Sweep, Trial
 
 LABELLED = 128
 """Pairs by which the plan judges a teacher's labels: an English teacher encodes them in about a second."""
@@ -162,21 +164,31 @@ def about_queue(sweep: Sweep, anchors: int) -> Iterator[str]:
             )
 
 
-def about_labels(sweep: Sweep, corpus: Corpus, samples: int) -> Iterator[str]:
-    """Labels that say nothing, or no more than hard ones, by the trials that the plan shows: judged by the teacher's
-    vectors of `LABELLED` pairs, drawn at random. A teacher that is not on this machine is not asked."""
-    from babeltune.errors import TeacherError
-    from babeltune.method import load_method, make_config
+@dataclass(frozen=True)
+class LabelFacts:
+    """What a sample of the training text says of the teacher's labels."""
+
+    warnings: tuple[str, ...] = ()
+    temperatures: tuple[str, ...] = ()
+    """What `auto` stands for."""
+
+
+def label_facts(sweep: Sweep, corpus: Corpus, samples: int) -> LabelFacts:
+    """The temperatures that fit the teacher, and labels that say nothing, or no more than hard ones, by the trials that
+    the plan shows: judged by the teacher's vectors of `LABELLED` pairs, drawn at random. A teacher that is not on this
+    machine is not asked."""
+    from babeltune.errors import MethodError, TeacherError
+    from babeltune.method import trial_context
     from babeltune.planning.availability import is_at_hand
     from babeltune.planning.parameters import allows
     from babeltune.planning.space import shown_trials
 
     if len(corpus.pairs) < 2 or not is_at_hand(sweep.teacher.model):
-        return
+        return LabelFacts()
     both = functools.cache(functools.partial(_teacher_vectors, sweep, corpus))
-    by_words: dict[str, list[str]] = {}
+    by_words, by_numbers = dict[str, list[str]](), dict[str, list[str]]()
     for number, trial in enumerate(shown_trials(sweep, samples)):
-        method, size = load_method(trial.method), trial.training.global_batch
+        who, size = f"sample {number - 1}" if number else "default", trial.training.global_batch
         if not number and not all(allows(sweep.parameters[name], value) for name, value in trial.params.items()):
             continue  # the default is outside the searched ranges: no trial has its labels
 
@@ -185,14 +197,38 @@ def about_labels(sweep: Sweep, corpus: Corpus, samples: int) -> Iterator[str]:
             return source[:size], None if target is None else target[:size]
 
         try:
-            words = method.label_warning(make_config(method, trial.config), vectors)
+            trial, words = _with_sampled_temperatures(trial, vectors)
+            by_numbers.setdefault(words, []).append(who)
+            context = trial_context(trial.method, trial.config)
+            words = context.method_class.label_warning(context.config, vectors)
         except TeacherError as error:
-            yield f"the labels were not looked at: {error}"
-            return
-        by_words.setdefault(words, []).append(f"sample {number - 1}" if number else "default")
-    by_words.pop("", None)
-    for words, who in by_words.items():
-        yield f"{', '.join(who)}: {words}"
+            return LabelFacts((f"the labels were not looked at: {error}",))
+        except MethodError as error:
+            words = str(error)
+        by_words.setdefault(words, []).append(who)
+    return LabelFacts(_by_trial(by_words), _by_trial(by_numbers))
+
+
+def _by_trial(by_words: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """Each text after the names of its trials."""
+    return tuple(f"{', '.join(names)}: {words}" for words, names in by_words.items() if words)
+
+
+def _with_sampled_temperatures(trial: Trial, vectors: TeacherVectors) -> tuple[Trial, str]:
+    """The trial with numbers in place of `auto`, as one sampled batch has them, and what they are."""
+    from babeltune.method import trial_context
+    from babeltune.method.own_share import compared, fitted_temperature
+    from babeltune.schema.records import with_fitted
+
+    numbers, words = dict[str, float](), list[str]()
+    for name, asked in trial_context(trial.method, trial.config).fits.items():
+        source, target = vectors()
+        sides = {"source": source, "target": source if target is None else target}
+        numbers[name] = fitted_temperature(asked, [compared([sides[side] for side in asked.sides])], rows=len(source))
+        words.append(
+            f"{name} about {numbers[name]:.3g}: a share of {asked.share:.3g} in a sample of {len(source)} pairs"
+        )
+    return with_fitted(trial, numbers), ", ".join(words)
 
 
 def _teacher_vectors(sweep: Sweep, corpus: Corpus) -> tuple[Tensor, Tensor | None]:

@@ -7,7 +7,7 @@ Field names are the keys of the sweep file, and their docstrings are its referen
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal, cast
 
 from babeltune.schema.base import Number as Number
@@ -462,6 +462,8 @@ class Trial:
     objectives: tuple[Objective, ...]
     params: dict[str, Scalar] = field(default_factory=dict)
     """The searched values by their names in the sweep file."""
+    fitted: dict[str, float] = field(default_factory=dict)
+    """The settings that were `auto`, and the numbers that were measured for them; `config` has these."""
     speed: tuple[float, float] | None = None
     """Sentences a second of its student's shape and their spread, if they were measured before any trial trained."""
 
@@ -496,6 +498,19 @@ class Report:
     """Steps of the whole training."""
     facts: dict[str, Scalar] = field(default_factory=dict)
     """World size, backend, effective negatives, threads: recorded with the run."""
+
+
+def with_fitted(trial: Trial, numbers: Mapping[str, float]) -> Trial:
+    """The trial with these numbers in place of `auto`; `settings.lealla.margin` names one of a combined method."""
+    config: dict[str, Any] = dict(trial.config)
+    for name, value in numbers.items():
+        *path, last = name.split(".")
+        inner = config
+        for section in path:
+            inner[section] = dict(inner[section])  # the sweep's own settings stay as they are
+            inner = inner[section]
+        inner[last] = value
+    return replace(trial, config=config, fitted=dict(numbers))
 
 
 def trial_from(values: Mapping[str, Any]) -> Trial:

@@ -44,7 +44,7 @@ def interval(each: Standing) -> str:
 
 def all_settings(each: Standing) -> str:
     """All searched values of a trial."""
-    return ", ".join(f"{name}={number(value)}" for name, value in each.row.params.items())
+    return ", ".join(f"{name}={number(value)}" for name, value in each.row.settings.items())
 
 
 def setting(each: Standing, name: str) -> str:

@@ -178,7 +178,7 @@ class TrialTrainer:
         training = plain(self.trial.training)
         del training["checkpoint_minutes"]  # which changes nothing that is trained
         trial = {**plain(self.trial), "training": training}
-        del trial["speed"]
+        del trial["speed"], trial["fitted"]  # `config` has the latter
         return {"trial": trial, "prepared": self.prepared.digest}
 
     def check_same(self, state: Mapping[str, object]) -> None:

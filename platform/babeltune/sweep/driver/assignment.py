@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from babeltune.data.prepared import read_prepared
 from babeltune.errors import DamagedError
 from babeltune.files import make_folders, plain, write_json
+from babeltune.method import trial_context
 from babeltune.planning.space import make_trial, shape_of
-from babeltune.schema.records import Scalar, Sweep, Trial, trial_from
+from babeltune.schema.records import Scalar, Sweep, Trial, trial_from, with_fitted
 from babeltune.sweep.state.folder import SweepFolder, read_of_trial
+from babeltune.sweep.state.log import log_of
 from babeltune.sweep.state.messages import TrialAssignment
 from babeltune.sweep.state.rebuild import damage
 
@@ -19,6 +22,20 @@ def with_speed(folder: SweepFolder, trial: Trial) -> Trial:
     return trial if speed is None else replace(trial, speed=tuple(speed))
 
 
+def with_temperatures(folder: SweepFolder, trial: Trial) -> Trial:
+    """The trial with numbers in place of `auto`: those that it began with, or what the teacher's stored vectors give.
+
+    Raises `MethodError` for a share that cannot be had."""
+    if not trial_context(trial.method, trial.config).fits:
+        return trial
+    logged = log_of(folder.path).trials.get(trial.number)
+    if logged is not None and logged.fitted:
+        return with_fitted(trial, logged.fitted)
+    from babeltune.training.own_share import fitted  # it loads transformers, which most sweeps' drivers do without
+
+    return fitted(trial, read_prepared(folder.prepared))
+
+
 def assignment(sweep: Sweep, folder: SweepFolder, number: int, params: dict[str, Scalar]) -> TrialAssignment:
     """What a worker group needs to train trial `number`; written to the trial's folder, too.
 
@@ -27,6 +44,7 @@ def assignment(sweep: Sweep, folder: SweepFolder, number: int, params: dict[str,
     place, prepared = folder.trial(number), folder.began_with(number, folder.prepared.name)
     if prepared == folder.prepared:
         trial = with_speed(folder, make_trial(folder.with_rates(sweep), number, params))
+        trial = with_temperatures(folder, trial)
         with folder.guard():
             make_folders(place)
             write_json(place / "trial.json", trial)

@@ -25,6 +25,7 @@ from babeltune.sweep.driver.keep import CheckpointPolicy
 from babeltune.sweep.driver.mlflow_reader import track
 from babeltune.sweep.driver.rates import measure_rates
 from babeltune.sweep.driver.recorder import Recorder
+from babeltune.sweep.driver.temperatures import measure_temperatures
 from babeltune.sweep.search.tune_run import search
 from babeltune.sweep.search.tune_searcher import Callbacks, Event, OnEvent
 from babeltune.sweep.search.warm_start import warm_trials
@@ -131,6 +132,7 @@ class Attempt:
         with folder.guard():
             write_prepared(prepared, folder.prepared)
         self.driver_sync.publish(prepared, self.progress.progress)
+        measure_temperatures(sweep, prepared, folder)
         follow = functools.partial(followed, poll=poll, seconds=self.cluster.progress_timeout)
         score_baselines(sweep, prepared, folder, self.said, follow, gpus=self.cluster.gpus_per_worker, where=where)
         return prepared

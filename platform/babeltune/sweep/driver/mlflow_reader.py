@@ -228,7 +228,10 @@ class MlflowReader:
         digests = {name: digest for name, digest in self._submission["digests"].items() if not name.startswith("test/")}
         return [
             events.start_trial(
-                trial.number, params_once(settings, trial.params), {"state": "running", **tags}, step_unit=unit
+                trial.number,
+                params_once(settings, {**trial.params, **trial.fitted}),
+                {"state": "running", **tags},
+                step_unit=unit,
             ),
             events.inputs(trial.number, data_inputs(digests)),
         ]
@@ -288,7 +291,7 @@ class MlflowReader:
             note=f"The best checkpoint of trial `{name}`, report {best}. Its weights are in the sweep's storage: "
             f"`{key}`. `babeltune promote {name}` makes a model of it that others can load.",
             tags={SWEEP: self._folder.id, TRIAL: place.name, "babeltune.report": str(best)},
-            params={"method": trial.method, **trial.params},
+            params={"method": trial.method, **trial.params, **trial.fitted},
             scores={best_name(self._aim): report["metrics"][self._aim], **choice.of(scores)},
             digests=self._digests("dev/"),
         )

@@ -67,7 +67,8 @@ class TrialRecords:
     def tell(self, kind: Literal["start", "report", "end"], number: int, event: Event) -> None:
         """Tells the listener. The ledger also gets that a trial starts, or is stopped."""
         if kind == "start" or (isinstance(event, TrialOutcome) and event.state == "stopped"):
-            self.ledger.add("start" if kind == "start" else "stop", number)
+            fitted = event.trial.get("fitted") if isinstance(event, TrialAssignment) else None
+            self.ledger.add("start" if kind == "start" else "stop", number, **({"fitted": fitted} if fitted else {}))
         self.callbacks.on_event(kind, number, event)
 
     def record(self, number: int, result: Result) -> None:

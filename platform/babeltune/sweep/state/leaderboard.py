@@ -37,6 +37,8 @@ class Row:
     name: str
     state: State
     params: dict[str, Scalar] = field(default_factory=dict)
+    fitted: dict[str, float] = field(default_factory=dict)
+    """The settings that were `auto`, and the numbers that were measured for them."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Metrics of the best report (`best_report`)."""
     reports: int = 0
@@ -64,6 +66,11 @@ class Row:
     """Whether no other trial is better in one objective and as good in all (the Pareto front), if there are several."""
     condition: int = 1
     """The number of the sweep's condition that it began under; more than one if changes were accepted."""
+
+    @property
+    def settings(self) -> dict[str, Scalar]:
+        """What was searched, with numbers in place of `auto`, and what else was measured."""
+        return {**self.params, **self.fitted}
 
 
 def trial_row(path: Path, *objectives: Objective) -> Row:
@@ -125,6 +132,7 @@ def _logged_row(trial: LoggedTrial, objectives: tuple[Objective, ...], condition
         name=trial.name,
         state=trial.state,
         params=trial.params or {},
+        fitted=trial.fitted,
         metrics=best.metrics if best else {},
         reports=len(reports),
         step=max(last.step if last else 0, trial.step),

@@ -31,6 +31,8 @@ class LoggedTrial:
     number: int
     params: dict[str, Scalar] | None = None
     """None if the line that proposed it is lost."""
+    fitted: dict[str, float] = field(default_factory=dict)
+    """The settings that were `auto`, and the numbers that it began with."""
     state: State = "running"
     end: TrialEnd | None = None
     step: int = 0
@@ -104,8 +106,9 @@ class SweepLog:
         if trial is None:
             trial = self.trials[line["number"]] = LoggedTrial(int(line["number"]))
         trial.derived.clear()
+        trial.fitted = line.get("fitted", trial.fitted)
         if line["event"] == "propose":
-            trial.params = line["params"]
+            trial.params, trial.fitted = line["params"], {}
         elif line["event"] == "report":
             if line["index"] not in trial.logged:  # a trial that goes on from an earlier checkpoint reports again
                 trial.logged[line["index"]] = self._report(line)

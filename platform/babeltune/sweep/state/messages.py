@@ -142,6 +142,8 @@ class LedgerLine(TypedDict, total=False):
     time_ms: int
     """When it happened, as milliseconds since 1970."""
     params: dict[str, Scalar]
+    fitted: dict[str, float]
+    """The settings of a started trial that are `auto`, and the numbers that were measured for them."""
     index: int
     values: list[float] | None
     """The objectives of a report or an end, in the order of the sweep file."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from babeltune.errors import BabeltuneError, SweepError
 from babeltune.files import aside, plain, write_json
+from babeltune.schema.records import with_fitted
 from babeltune.sweep.state.ledger import Ledger
 from babeltune.sweep.state.log import LEDGER, log_of
 
@@ -123,7 +124,8 @@ def _trial(folder: SweepFolder, number: int) -> JsonObject | None:
     logged = log_of(folder.path).trials.get(number)
     with suppress(BabeltuneError):
         if logged is not None and logged.params is not None:
-            return plain(make_trial(folder.with_rates(folder.sweep_of(number)), number, logged.params))
+            trial = make_trial(folder.with_rates(folder.sweep_of(number)), number, logged.params)
+            return plain(with_fitted(trial, logged.fitted))
     return None
 
 

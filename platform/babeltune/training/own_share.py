@@ -1,0 +1,87 @@
+"""Measures the temperatures that are `auto`, on batches of a trial's training text, from the teacher's stored vectors.
+
+The driver calls it before a trial is sent to workers, which train with the numbers. Trials that differ in their seeds
+alone have one temperature: the batches are the first ones of the trial's sampling with seed 0."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import torch
+
+from babeltune.data.prepared import Prepared
+from babeltune.method import OwnShare, trial_context
+from babeltune.method.own_share import compared, fitted_temperature
+from babeltune.schema.records import Sampling, Trial, with_fitted
+from babeltune.training.build import make_reader, make_schedule
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+COSINES = 1 << 22
+"""Cosines that are looked at: 32 MB, and a second for large batches."""
+BATCHES = 16
+"""The most batches that are looked at."""
+
+
+@dataclass(frozen=True)
+class LabelBatches:
+    """Batches whose labels are measured. They are equal if their pairs and vectors are."""
+
+    data: str
+    """The digest of what is prepared."""
+    teacher: str | None
+    pairs: int
+    """Pairs of a batch, among which a row has its own one."""
+    sampling: Sampling
+    order: str
+    trial: Trial = field(compare=False)
+    prepared: Prepared = field(compare=False)
+
+    def vectors(self, asked: OwnShare) -> Iterator[Tensor]:
+        """[pairs, teachers] the teacher's unit vectors of each batch."""
+        count = max(1, min(BATCHES, COSINES // self.pairs**2))
+        training = replace(self.trial.training, global_batch=self.pairs, pairs=self.pairs * count, compute=None)
+        trial, prepared = replace(self.trial, training=training, seed=0), self.prepared
+        context = trial_context(trial.method, trial.config)
+        reader = make_reader(trial, prepared, torch.device("cpu"), context)
+        schedule = make_schedule(trial, prepared, reader, context.needs)
+        columns = {"source": 0, "target": 0 if prepared.copy_anchor else 1}
+        for step in range(min(count, len(schedule))):
+            ids = reader.pairs[schedule.rows(step)].astype("int64")
+            yield compared([reader.vectors(ids[:, columns[side]]) for side in asked.sides])
+
+
+def candidates(trial: Trial, asked: OwnShare) -> int:
+    """Pairs among which a row of the trial has its own one: a queue and the pair, or a part of a batch."""
+    return 1 + asked.queue if asked.queue else trial.training.global_batch // trial.training.batch_parts
+
+
+def fitted(trial: Trial, prepared: Prepared) -> Trial:
+    """The trial with numbers in place of `auto`. Raises `MethodError` for a share that cannot be had."""
+    context = trial_context(trial.method, trial.config)
+    numbers = {name: _measured(_batches(trial, prepared, asked), asked) for name, asked in context.fits.items()}
+    return with_fitted(trial, numbers)
+
+
+def _batches(trial: Trial, prepared: Prepared, asked: OwnShare) -> LabelBatches:
+    """The batches of a trial; for a queue such as hold pairs of all languages, as a queue does."""
+    sampling = replace(trial.sampling, batches="mixed") if asked.queue else trial.sampling
+    return LabelBatches(
+        data=prepared.digest,
+        teacher=prepared.teacher,
+        pairs=candidates(trial, asked),
+        sampling=sampling,
+        order=trial_context(trial.method, trial.config).needs.order,
+        trial=replace(trial, sampling=sampling),
+        prepared=prepared,
+    )
+
+
+@lru_cache(maxsize=256)  # trials of one sweep ask for the same
+def _measured(batches: LabelBatches, asked: OwnShare) -> float:
+    vectors = list(batches.vectors(asked))
+    return fitted_temperature(asked, vectors, rows=max(1, COSINES // sum(map(len, vectors))))
