@@ -1,6 +1,7 @@
 """Trimmed vocabularies: text whose tokens are kept has the same tokens and vectors, and other text still has some."""
 
 import itertools
+import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, XLMRobertaConfig, XLMRobertaModel
 
@@ -90,7 +92,20 @@ def word_piece(texts):
     return made
 
 
+def word_ends(texts):
+    made = Tokenizer(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    special = [*SPECIAL, "<mask>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=2000, special_tokens=special, end_of_word_suffix="</w>", show_progress=False
+    )
+    made.train_from_iterator(texts, trainer)
+    made.post_processor = processors.BertProcessing(("</s>", 2), ("<s>", 0))
+    return made
+
+
 KINDS = {"unigram": unigram, "byte level": byte_level, "characters": character_level, "WordPiece": word_piece}
+KINDS |= {"word ends": word_ends}
 
 
 def whole(kind, texts):
@@ -161,6 +176,7 @@ def xlm_r(rows):
     return XLMRobertaModel(config, add_pooling_layer=False)
 
 
+SHORT = ["method=translation_ranking", "parameters={}", "config={hard_negatives: 0}", "training.pairs=64"]
 STUDENTS = {
     "BERT": ("WordPiece", bert),
     "XLM-R": ("unigram", xlm_r),
@@ -188,8 +204,7 @@ def test_a_trimmed_student_and_its_export_give_the_vectors_of_the_whole_one(
     """Also if most texts are cut within a word, whose other tokens decide how its beginning is split."""
     settings, rows = pretrained(name, texts, tmp_path / "whole", max_tokens)
     student = f"student={{kind: {settings.kind}, model: {tmp_path / 'whole'}, max_tokens: {max_tokens}, trim: true}}"
-    given = [student, "method=translation_ranking", "parameters={}", "config={hard_negatives: 0}", "training.pairs=64"]
-    sweep = read_sweep(tiny_file, assignments=given)
+    sweep = read_sweep(tiny_file, assignments=[student, *SHORT])
     prepared = prepare(sweep, tiny_storage)
     trial = make_trial(sweep, 0, {})
     tokens = token_set(trial, prepared)
@@ -211,6 +226,44 @@ def test_a_trimmed_student_and_its_export_give_the_vectors_of_the_whole_one(
     assert report.facts["vocabulary_untrimmed"] == tokens.untrimmed
     dropped = report.metrics["model/parameters_untrimmed"] - report.metrics["model/parameters"]
     assert dropped == 16 * (tokens.untrimmed - tokens.vocabulary)
+
+
+def test_a_static_model_with_its_tokenizer_beside_its_table_is_trimmed(texts, tiny_file, tiny_storage, tmp_path):
+    """sentence-transformers wrote the first module into a folder of its own, before release 5."""
+    tokenizer = whole("WordPiece", texts).backend_tokenizer
+    torch.manual_seed(0)
+    model = SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_dim=16)], device="cpu")
+    model.save(str(tmp_path / "model"))
+    inner = tmp_path / "model" / "0_StaticEmbedding"
+    inner.mkdir()
+    for name in ("tokenizer.json", "model.safetensors"):
+        (inner.parent / name).rename(inner / name)
+    modules = json.loads((inner.parent / "modules.json").read_text("utf-8"))
+    modules[0]["path"] = inner.name
+    (inner.parent / "modules.json").write_text(json.dumps(modules), "utf-8")
+    student = f"student={{kind: static, model: {inner.parent}, trim: true, normalize: false}}"
+    sweep = read_sweep(tiny_file, assignments=[student, *SHORT])
+    prepared = prepare(sweep, tiny_storage)
+    trial = make_trial(sweep, 0, {})
+    encoder = make_student(trial, prepared)
+    assert len(encoder.word_embeddings) < len(tokenizer.get_vocab())
+    export_trial(sweep, trial, prepared, encoder, make_method(trial, prepared, encoder), tmp_path / "cut")
+    asked = sorted({text for task in dev_texts(prepared) for text in task.texts()})
+    after, before = (SentenceTransformer(str(tmp_path / name)).encode(asked) for name in ("cut", "model"))
+    np.testing.assert_allclose(after, before, atol=1e-6)
+
+
+def test_a_model_without_a_fast_tokenizer_is_one_line_of_the_plan(tiny_file, tmp_path):
+    (tmp_path / "vocab.txt").write_text("\n".join(("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a")), "utf-8")
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "BertJapaneseTokenizer"}', "utf-8")
+    bert(6).save_pretrained(tmp_path)
+    with pytest.raises(SpecError, match=r"student\.model: the tokenizer of .* has no tokenizer\.json") as raised:
+        read_sweep(tiny_file, assignments=[f"student={{model: {tmp_path}}}"])
+    assert len(str(raised.value).splitlines()) == 1
+    for name in ("vocab.txt", "tokenizer_config.json"):
+        (tmp_path / name).unlink()
+    with pytest.raises(SpecError, match=r"has no tokens but .* lacks tokenizer\.json"):
+        read_sweep(tiny_file, assignments=[f"student={{model: {tmp_path}}}"])
 
 
 def test_a_real_encoder_loses_most_of_its_tokens_and_no_vector_changes(tiny_file, tiny_storage, tmp_path):

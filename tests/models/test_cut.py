@@ -26,6 +26,7 @@ from babeltune.errors import SpecError, TeacherError
 from babeltune.files import plain
 from babeltune.method.distributed import ProcessGroup
 from babeltune.models.cut import keep_layers
+from babeltune.planning.plan import make_plan
 from babeltune.planning.preparation import prepare
 from babeltune.planning.recorded import sweep_from, sweep_id
 from babeltune.planning.space import combinations, make_trial, preparations
@@ -133,6 +134,8 @@ def test_a_cut_and_trimmed_model_trains_and_its_export_has_its_vectors(tiny_file
     pooler = sum(weight.numel() for weight in whole[0].auto_model.pooler.parameters())
     untrimmed = sum(weight.numel() for weight in whole.parameters()) - pooler - 3 * layer
     assert report.metrics["model/parameters_untrimmed"] == untrimmed
+    size = make_plan(sweep).default.named
+    assert (size.whole, size.cut) == (untrimmed + 3 * layer, report.metrics["model/parameters"])
 
 
 def test_layers_are_searched_by_number_and_by_words(tiny_file):

@@ -21,7 +21,7 @@ from babeltune.errors import SpecError, counted
 from babeltune.planning.calibration import Machine
 from babeltune.planning.languages import strangers_in, taught_pairs
 from babeltune.planning.parameters import proposable_methods, words_for
-from babeltune.planning.plan import PlanReport
+from babeltune.planning.plan import NamedSize, PlanReport
 from babeltune.planning.rules import kind_of
 from babeltune.planning.space import default_params, make_trial
 from babeltune.promotion.statistics import standard_error
@@ -171,7 +171,9 @@ def _detects_words(report: PlanReport, sweep: Sweep) -> str:
 
 def student_words(student: Student, report: PlanReport) -> str:
     """The default student in a few words."""
-    count = report.default.student_parameters
+    count, named = report.default.student_parameters, report.default.named
+    if named is not None:
+        return f"{student.model}: {cut_words(student, named)}"
     weights_words = f", about {weights(count)} weights" if count is not None else ""
     if student.model or student.start:
         return f"{student.model or student.start}{weights_words}"
@@ -181,6 +183,15 @@ def student_words(student: Student, report: PlanReport) -> str:
     return (
         f"{counted(student.layers, 'layer')} of width {student.width}, vocabulary {student.vocabulary}{weights_words}"
     )
+
+
+def cut_words(student: Student, size: NamedSize) -> str:
+    """The weights of a named model, and those that are left of it."""
+    settings = [name for name in ("keep_layers", "trim") if getattr(student, name) not in (None, False)]
+    left = f"{weights(size.cut)} after {' and '.join(settings)}"
+    if size.texts_read is not None:
+        left = f"at least {left} (by the tokens of {size.texts_read:,} texts; the others may add some)"
+    return f"{weights(size.whole)} weights, {left}"
 
 
 def _dimensions_words(sweep: Sweep) -> str:

@@ -26,7 +26,7 @@ from babeltune.data.store_shards import ShardWork, array_of, files_of, make_shar
 from babeltune.data.texts import Texts
 from babeltune.errors import DataError, TeacherError
 from babeltune.files import version
-from babeltune.models.hub import model_folder
+from babeltune.models.hub import model_folder, tokenizer_folder
 from babeltune.schema.records import Student, Transformer
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ def load_tokenizer(student: Student, folder: Path | None) -> PreTrainedTokenizer
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     if student.model is not None and not student.trim:
-        folder = model_folder(student.model, student.revision, setting="student.model")
+        folder = tokenizer_folder(model_folder(student.model, student.revision, setting="student.model"))
     if folder is None:
         raise TeacherError(
             "a student without student.model needs the folder of a tokenizer trained on the corpus, and a trimmed one "
@@ -199,6 +199,11 @@ def load_tokenizer(student: Student, folder: Path | None) -> PreTrainedTokenizer
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise TeacherError(
             f"the tokenizer of {name!r} has no tokenizer.json, so it cannot encode fast; use another model"
+        )
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):
+        raise TeacherError(
+            f"the tokenizer of {name!r} has no tokens but {', '.join(tokenizer.all_special_tokens)}: its folder lacks "
+            "tokenizer.json; save the tokenizer there, or use another model"
         )
     return tokenizer
 

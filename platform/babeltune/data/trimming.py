@@ -137,7 +137,7 @@ def trimmed(
 
     described = json.loads(bare_tokenizer(tokenizer).to_str())
     model, added = described["model"], described["added_tokens"]
-    if model["type"] not in KINDS or model.get("end_of_word_suffix"):
+    if model["type"] not in KINDS:
         raise TeacherError(
             f"a tokenizer of kind {model['type']} cannot be trimmed (BPE, Unigram and WordPiece can); remove "
             "student.trim"
@@ -197,7 +197,8 @@ def _ids_to_keep(
 def is_single(token: str, model: ModelJson) -> bool:
     """Whether a token stands for one character or byte."""
     prefix = model.get("continuing_subword_prefix") or ""
-    return len(token.removeprefix(prefix)) == 1 or BYTE.fullmatch(token) is not None
+    suffix = model.get("end_of_word_suffix") or ""
+    return len(token.removeprefix(prefix).removesuffix(suffix)) == 1 or BYTE.fullmatch(token) is not None
 
 
 # --- What each kind of model needs besides, and how it is renumbered ------------------------------------------------
@@ -222,7 +223,7 @@ def on_the_way(model: ModelJson, tokens: Iterable[str]) -> set[int]:
     ranks = {pair: rank for rank, pair in reversed(list(enumerate(merges_of(model))))}
     met = {unknown} if (unknown := model.get("unk_token")) else set[str]()
     for token in tokens:
-        met.update(merged(token, ranks, prefix))
+        met.update(merged(token, ranks, prefix, model.get("end_of_word_suffix") or ""))
     vocabulary = names_of(model)
     return {vocabulary[token] for token in met if token in vocabulary}
 
@@ -250,10 +251,12 @@ def merges_of(model: ModelJson) -> Iterator[tuple[str, str]]:
         yield left, right
 
 
-def merged(token: str, ranks: dict[tuple[str, str], int], prefix: str) -> Iterator[str]:
+def merged(token: str, ranks: dict[tuple[str, str], int], prefix: str, suffix: str = "") -> Iterator[str]:
     """Every symbol that byte-pair encoding meets in the token alone."""
     first = bool(prefix) and token.startswith(prefix)
-    letters = list(token.removeprefix(prefix))
+    ends = bool(suffix) and token.endswith(suffix)
+    letters = list(token.removeprefix(prefix).removesuffix(suffix))
+    letters[-1:] = [letter + suffix * ends for letter in letters[-1:]]
     symbols = [letter if place == 0 and not first else prefix + letter for place, letter in enumerate(letters)]
     yield from symbols
     while True:

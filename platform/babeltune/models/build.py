@@ -46,10 +46,11 @@ def build_student(
             dense = (nn.Linear(student.width, student.width), True) if student.pooling == "pooler" else None
         else:
             backbone = _from_hub(student, vocabulary.size)
-            if student.keep_layers is not None:
-                backbone = keep_layers(backbone, student.keep_layers, student.model)
+            # Tokens first: the file is mapped, so what is cut away is never read, and layers are copied.
             if vocabulary.kept is not None:
                 keep_tokens(backbone, torch.from_numpy(vocabulary.kept), vocabulary.pad)
+            if student.keep_layers is not None:
+                backbone = keep_layers(backbone, student.keep_layers, student.model)
             dense = saved_dense(student, backbone.config)
         projection, tanh = dense or (None, False)
         if width is not None and projection is None:

@@ -155,6 +155,12 @@ def listed_modules(folder: Path) -> list[ModuleJson]:
     return modules
 
 
+def tokenizer_folder(folder: Path) -> Path:
+    """The folder of a model's tokenizer: that of the model, or of its first module, as some static models have it."""
+    inner = folder.joinpath(*[str(module.get("path", "")) for module in listed_modules(folder)[:1]])
+    return inner if (inner / "tokenizer.json").is_file() else folder
+
+
 def routes_of(folder: Path) -> tuple[str, ...]:
     """The languages for which a sentence-transformers model has layers of their own; none for most."""
     for module in listed_modules(folder):

@@ -1,14 +1,17 @@
 """Checks a sweep against the models that it names: their files, and the languages that the teacher knows.
 
-Pure but for reading a model's configuration file: a sweep goes in, `(key, problem)` pairs come out."""
+Pure but for reading a model's configuration and tokenizer: a sweep goes in, `(key, problem)` pairs come out."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
 
-from babeltune.models.hub import ROUTED
+from babeltune.data.tokens import load_tokenizer
+from babeltune.errors import TeacherError
+from babeltune.models.hub import ROUTED, tokenizer_folder
 from babeltune.planning.availability import (
+    folder_of,
     is_at_hand,
     model_dense,
     model_layers,
@@ -89,6 +92,7 @@ def model_files(sweep: Sweep) -> Iterator[Problem]:
     student = sweep.student
     yield from _trimming(sweep)
     yield from _cutting(sweep)
+    yield from _tokenizing(sweep)
     if student.model is None:
         return
     static = model_modules(student.model, student.revision)[:1] == ("StaticEmbedding",)
@@ -155,3 +159,17 @@ def _cutting(sweep: Sweep) -> Iterator[Problem]:
                 continue
             if problem := layers_problem(student.keep_layers, layers, student.model):
                 yield key, problem
+
+
+def _tokenizing(sweep: Sweep) -> Iterator[Problem]:
+    """Models in folders whose tokenizers cannot be had, or are slow ones."""
+    key: Key = ("parameters", "student.model") if "student.model" in sweep.parameters else ("student", "model")
+    students = [student_with(sweep, params) for params in combinations(sweep.parameters, ("student.model",))]
+    for model in dict.fromkeys(student.model for student in students):
+        folder = None if model is None else folder_of(model)
+        if folder is None or (tokenizer_folder(folder) / "tokenizer.json").is_file():
+            continue
+        try:
+            load_tokenizer(Transformer(model=model), None)
+        except TeacherError as error:
+            yield key, str(error)

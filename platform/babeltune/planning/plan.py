@@ -27,6 +27,18 @@ if TYPE_CHECKING:
     from babeltune.planning.calibration import Estimate, Machine
 
 
+@dataclass(frozen=True)
+class NamedSize:
+    """Weights of a student from a named model, without the method's own."""
+
+    whole: int
+    """Weights of the model as it is."""
+    cut: int
+    """Weights of the student."""
+    texts_read: int | None
+    """How many texts `trim` was tried on, if not all: the others may add tokens to `cut`."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sampled:
     """One trial that the sweep could propose (the real proposals also depend on results)."""
@@ -35,7 +47,9 @@ class Sampled:
     steps: int | None
     """None where compute says how long a trial is: a worker counts it when the trial begins."""
     student_parameters: int | None
-    """About this many, without the method's own; None for a model by name and a frozen encoder."""
+    """About this many, without the method's own; None for a frozen encoder, and a model by name that is not cut."""
+    named: NamedSize | None = None
+    """The size of a model by name that is cut and at hand."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,8 +124,12 @@ def make_plan(sweep: Sweep, *, samples: int = 3, machine: Machine | None = None)
             counts = corpus.counts[source.name]
             corpus.counts[source.name] = {"to translate": counts["rows"], **counts}
     labels = label_facts(sweep, corpus, samples)
+    described = describe(sweep, counted(sweep, corpus), samples)
+    default, *trials = _with_sizes(sweep, corpus, [described.default, *described.trials], samples)
     report = dataclasses.replace(
-        describe(sweep, counted(sweep, corpus), samples),
+        described,
+        default=default,
+        trials=tuple(trials),
         warnings=(*about_text(sweep, corpus), *labels.warnings),
         temperatures=labels.temperatures,
         objective_rows=distinct_rows(tasks_behind(sweep.objectives[0].metric, corpus.tasks)),
@@ -190,6 +208,17 @@ def describe(sweep: Sweep, found: Counted, samples: int = 3) -> PlanReport:
         budget_pairs=None if compute else sweep.budget.trials * default.training.pairs,
         budget_compute=sweep.budget.trials * compute if compute else None,
     )
+
+
+def _with_sizes(sweep: Sweep, corpus: Corpus, sampled: list[Sampled], samples: int) -> list[Sampled]:
+    """The sampled trials with the sizes of students from models by name."""
+    from babeltune.planning.sizes import named_sizes
+
+    sizes = named_sizes(sweep, shown_trials(sweep, samples), corpus)
+    return [
+        dataclasses.replace(each, student_parameters=size.cut, named=size) if size else each
+        for each, size in zip(sampled, sizes, strict=True)
+    ]
 
 
 def _sampled(trial: Trial, teacher: Teacher, pairs: Mapping[str, int]) -> Sampled:

@@ -1,0 +1,71 @@
+"""How many weights a named model has: whole, and after `student.keep_layers` and `student.trim`.
+
+A plan says both. It builds the student, which takes a second and refuses what can never train."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from babeltune.data.tokens import bare_tokenizer, has_special_tokens, load_tokenizer
+from babeltune.data.trimming import trimmed
+from babeltune.method import needs_of
+from babeltune.models.build import build_student
+from babeltune.models.vocabulary import Vocabulary
+from babeltune.planning.availability import is_at_hand, model_width
+from babeltune.planning.plan import NamedSize
+from babeltune.schema.records import Student, Sweep, Trial
+
+if TYPE_CHECKING:
+    from babeltune.data.corpus import Corpus
+
+READ_TEXTS = 50_000
+"""Texts whose tokens a plan counts: some seconds. Of a larger corpus it draws as many at random."""
+
+
+def named_sizes(sweep: Sweep, trials: Sequence[Trial], corpus: Corpus) -> list[NamedSize | None]:
+    """The size of each trial's student; None of one that is not cut, of a frozen encoder, and of a model elsewhere.
+
+    Raises `TeacherError` for a student that cannot be built."""
+    sizes: dict[Student, NamedSize] = {}
+    vocabularies: dict[Student, Vocabulary] = {}
+    width = model_width(sweep.teacher.model, sweep.teacher.revision)
+
+    def weights(student: Student, vocabulary: Vocabulary) -> int:
+        encoder = build_student(student, vocabulary, teacher_dim=width, seed=0)
+        return sum(parameter.numel() for parameter in encoder.parameters())
+
+    for trial in trials:
+        student = trial.student
+        cuts = student.model is not None and (student.trim or student.keep_layers is not None)
+        if not cuts or student in sizes or not is_at_hand(str(student.model)):
+            continue
+        if needs_of(trial.method, trial.config).frozen:
+            continue
+        tokenized = student.changed(keep_layers=None)
+        if tokenized not in vocabularies:
+            vocabularies[tokenized] = _vocabulary(sweep, student, corpus)
+        vocabulary = vocabularies[tokenized]
+        whole = weights(tokenized, replace(vocabulary, kept=None))
+        cut = weights(student, vocabulary)
+        sizes[student] = NamedSize(whole, cut, READ_TEXTS if student.trim and len(corpus.texts) > READ_TEXTS else None)
+    return [sizes.get(trial.student) for trial in trials]
+
+
+def _vocabulary(sweep: Sweep, student: Student, corpus: Corpus) -> Vocabulary:
+    """The tokens that the student would read."""
+    tokenizer = load_tokenizer(student.changed(trim=False), None)
+    if not student.trim:
+        return Vocabulary(len(tokenizer), tokenizer.pad_token_id)
+    ids = np.arange(len(corpus.texts))
+    if len(ids) > READ_TEXTS:
+        ids = np.sort(np.random.default_rng(sweep.seed).choice(ids, READ_TEXTS, replace=False))
+    backend, special = bare_tokenizer(tokenizer), has_special_tokens(student)
+    prompts = {student.prompt, student.prompt if sweep.evaluation.prompt is None else sweep.evaluation.prompt}
+    texts = [prompt + text for prompt in sorted(prompts) for text in corpus.texts.at(ids)[:]]
+    read = [row.ids for row in backend.encode_batch_fast(texts, add_special_tokens=special)]
+    cut, kept = trimmed(tokenizer, np.unique(np.concatenate([np.array(row, np.int64) for row in read])))
+    return Vocabulary(len(kept), cut.pad_token_id, kept=kept)
