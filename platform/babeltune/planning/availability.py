@@ -49,8 +49,7 @@ def reach_problems(sweep: Sweep, root: Path, environ: Mapping[str, str] | None =
             yield from hub.problem(("parameters", "student.model"), value, "model", None)
     for index, name in enumerate(sweep.baselines):
         hub_id, revision = split_revision(name)
-        if hub_id not in BUNDLED_WIDTHS:
-            yield from hub.problem(("baselines", index), hub_id, "model", revision)
+        yield from hub.problem(("baselines", index), hub_id, "model", revision)
         if Path(name).expanduser().is_dir():
             try:
                 model_folder(name, None, setting="baselines")
@@ -144,7 +143,7 @@ class Hub:
 
     def problem(self, key: Key, name: str, kind: str, revision: str | None) -> Iterator[Problem]:
         """What keeps this model or data set from being had, if anything does."""
-        if folder_of(name) is not None or is_cached(name, kind):
+        if name in BUNDLED_WIDTHS or folder_of(name) is not None or is_cached(name, kind):
             return
         why = self._ask(name, kind, revision)
         if why:
