@@ -21,8 +21,9 @@ from babeltune.errors import SpecError, counted
 from babeltune.planning.calibration import Machine
 from babeltune.planning.languages import strangers_in, taught_pairs
 from babeltune.planning.parameters import proposable_methods, words_for
-from babeltune.planning.plan import NamedSize, PlanReport
+from babeltune.planning.plan import PlanReport
 from babeltune.planning.rules import kind_of
+from babeltune.planning.sizes import NamedSize
 from babeltune.planning.space import default_params, make_trial
 from babeltune.promotion.statistics import standard_error
 from babeltune.schema.cluster import Cluster

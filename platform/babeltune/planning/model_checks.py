@@ -169,6 +169,8 @@ def _tokenizing(sweep: Sweep) -> Iterator[Problem]:
         folder = None if model is None else folder_of(model)
         if folder is None or (tokenizer_folder(folder) / "tokenizer.json").is_file():
             continue
+        if next(folder.rglob("*.safetensors"), None) is None:
+            continue  # said when the model is loaded
         try:
             load_tokenizer(Transformer(model=model), None)
         except TeacherError as error:

@@ -25,18 +25,7 @@ from babeltune.training.sampler import batch_counts, with_negatives
 if TYPE_CHECKING:
     from babeltune.data.corpus import Corpus
     from babeltune.planning.calibration import Estimate, Machine
-
-
-@dataclass(frozen=True)
-class NamedSize:
-    """Weights of a student from a named model, without the method's own."""
-
-    whole: int
-    """Weights of the model as it is."""
-    cut: int
-    """Weights of the student."""
-    texts_read: int | None
-    """How many texts `trim` was tried on, if not all: the others may add tokens to `cut`."""
+    from babeltune.planning.sizes import NamedSize
 
 
 @dataclass(frozen=True, kw_only=True)

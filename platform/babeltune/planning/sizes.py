@@ -5,7 +5,7 @@ A plan says both. It builds the student, which takes a second and refuses what c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +16,6 @@ from babeltune.method import needs_of
 from babeltune.models.build import build_student
 from babeltune.models.vocabulary import Vocabulary
 from babeltune.planning.availability import is_at_hand, model_width
-from babeltune.planning.plan import NamedSize
 from babeltune.schema.records import Student, Sweep, Trial
 
 if TYPE_CHECKING:
@@ -24,6 +23,18 @@ if TYPE_CHECKING:
 
 READ_TEXTS = 50_000
 """Texts whose tokens a plan counts: some seconds. Of a larger corpus it draws as many at random."""
+
+
+@dataclass(frozen=True)
+class NamedSize:
+    """Weights of a student from a named model, without the method's own."""
+
+    whole: int
+    """Weights of the model as it is."""
+    cut: int
+    """Weights of the student."""
+    texts_read: int | None
+    """How many texts `trim` was tried on, if not all: the others may add tokens to `cut`."""
 
 
 def named_sizes(sweep: Sweep, trials: Sequence[Trial], corpus: Corpus) -> list[NamedSize | None]:
