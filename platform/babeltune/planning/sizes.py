@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from babeltune.data.tokens import bare_tokenizer, has_special_tokens, load_tokenizer
+from babeltune.data.tokens import bare_tokenizer, has_special_tokens, limit_of, load_tokenizer
 from babeltune.data.trimming import trimmed
 from babeltune.method import needs_of
 from babeltune.models.build import build_student
@@ -62,7 +62,8 @@ def named_sizes(sweep: Sweep, trials: Sequence[Trial], corpus: Corpus) -> list[N
         vocabulary = vocabularies[tokenized]
         whole = weights(tokenized, replace(vocabulary, kept=None))
         cut = weights(student, vocabulary)
-        sizes[student] = NamedSize(whole, cut, READ_TEXTS if student.trim and len(corpus.texts) > READ_TEXTS else None)
+        full = not student.trim or vocabulary.size == limit_of(student) or len(corpus.texts) <= READ_TEXTS
+        sizes[student] = NamedSize(whole, cut, None if full else READ_TEXTS)
     return [sizes.get(trial.student) for trial in trials]
 
 
@@ -77,6 +78,8 @@ def _vocabulary(sweep: Sweep, student: Student, corpus: Corpus) -> Vocabulary:
     backend, special = bare_tokenizer(tokenizer), has_special_tokens(student)
     prompts = {student.prompt, student.prompt if sweep.evaluation.prompt is None else sweep.evaluation.prompt}
     texts = [prompt + text for prompt in sorted(prompts) for text in corpus.texts.at(ids)[:]]
-    read = [row.ids for row in backend.encode_batch_fast(texts, add_special_tokens=special)]
-    cut, kept = trimmed(tokenizer, np.unique(np.concatenate([np.array(row, np.int64) for row in read])))
+    read = [np.array(row.ids, np.int64) for row in backend.encode_batch_fast(texts, add_special_tokens=special)]
+    counts = np.bincount(np.concatenate(read), minlength=len(tokenizer))
+    used = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
+    cut, kept = trimmed(tokenizer, used, limit_of(student))
     return Vocabulary(len(kept), cut.pad_token_id, kept=kept)
