@@ -46,7 +46,7 @@ def test_the_share_that_results_is_the_one_that_was_asked_for(common, lowest, hi
     assert label_shape(g, temperature)[0] == pytest.approx(asked, rel=2e-3)
 
 
-def test_a_teacher_with_close_cosines_gets_a_lower_temperature_and_labels_of_the_same_entropy():
+def test_a_teacher_with_close_cosines_gets_a_lower_temperature_and_equal_entropy():
     spread, close = vectors(128, 0.0), vectors(128, 1.8)
     temperatures = [fitted_temperature(OwnShare(0.5), [g], rows=128) for g in (spread, close)]
     assert temperatures[1] < temperatures[0] / 3

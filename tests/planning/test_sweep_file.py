@@ -512,7 +512,8 @@ def test_a_set_whose_task_stands_under_another_key_names_the_right_one(tmp_path,
     text = written(tmp_path).read_text(encoding="utf-8")
     assert "task: sts" in text
     message = refusal(written(tmp_path, text.replace("task: sts", f"{key}: sts")))
-    assert f"{key}: unknown key '{key}' with value 'sts'; write task: sts" in message
+    assert f"{key}: unknown key '{key}' with value 'sts'; allowed: " in message
+    assert "; write task: sts" in message
 
 
 def test_an_overlay_that_is_not_there_is_not_sought_among_sweep_files(tmp_path):

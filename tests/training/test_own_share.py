@@ -12,9 +12,9 @@ from babeltune.method.distributed import ProcessGroup
 from babeltune.planning.space import make_trial
 from babeltune.promotion.model_card import flat
 from babeltune.schema.records import trial_from
+from babeltune.train import Printer
 from babeltune.training.own_share import fitted
 from babeltune.training.trainer import TrialTrainer, train
-from training.test_trainer import CPU, Collect
 
 
 def trial_of(sweep, config, **training):
@@ -24,9 +24,8 @@ def trial_of(sweep, config, **training):
 
 
 def logged(trial, prepared, folder, metric):
-    collect = Collect()
-    train(trial, prepared, folder, collect, ProcessGroup(), CPU)
-    return np.mean([point["values"][metric] for report in collect.reports for point in report["points"]])
+    reports = train(trial, prepared, folder, Printer(()), ProcessGroup(), torch.device("cpu"))
+    return np.mean([point.values[metric] for report in reports for point in report.points])
 
 
 @pytest.mark.parametrize("share", [0.3, 0.7])
@@ -90,7 +89,7 @@ def test_what_is_not_read_is_not_measured(tiny, tmp_path):
     sweep, prepared = tiny
     trial = fitted(trial_of(sweep, {"labels": "hard", "teacher_temperature": "auto"}), prepared)
     assert not trial.fitted
-    train(trial, prepared, tmp_path, Collect(), ProcessGroup(), CPU)
+    train(trial, prepared, tmp_path, Printer(()), ProcessGroup(), torch.device("cpu"))
     assert not fitted(trial_of(sweep, {"variant": "laser3", "temperature": "auto"}), prepared).fitted
 
 
@@ -104,4 +103,4 @@ def test_a_temperature_that_was_not_measured_does_not_train(tiny, tmp_path):
     sweep, prepared = tiny
     trial = trial_of(sweep, {"teacher_temperature": "auto"})
     with pytest.raises(TrainingError, match="a temperature is 'auto', and was not measured"):
-        TrialTrainer(trial, prepared, tmp_path, Collect(), ProcessGroup(), CPU).train()
+        TrialTrainer(trial, prepared, tmp_path, Printer(()), ProcessGroup(), torch.device("cpu")).train()

@@ -48,6 +48,7 @@ def keep_layers(model: PreTrainedModel, choice: LayerChoice, name: str) -> PreTr
         with quiet():
             cut, report = type(model).from_pretrained(
                 None,
+                trust_remote_code=False,
                 config=config,
                 state_dict=weights,
                 dtype=torch.float32,

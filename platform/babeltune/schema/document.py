@@ -360,9 +360,10 @@ def unknown_key(document: Document, record: type, key: Key, place: tuple[int | s
         near = "" if others[1:] else f", or write {kind}: {others[0]}"
         return f"{describe(value)} is for {kind} {either(others)}, and this one is {this!r}; remove it{near}"
     fields = fields_of(chosen)
-    if value in [word for each in records for word in each.kinds()]:
-        return f"unknown key {name!r} with value {describe(value)}; write {chosen.KIND}: {value}"
-    near = nearest(name, fields) or _section_of(record, name)
+    near = nearest(name, fields)
+    if not near and value in [word for each in records for word in each.kinds()]:
+        near = f"; write {chosen.KIND}: {value}"
+    near = near or _section_of(record, name)
     return f"unknown key {name!r} with value {describe(value)}; allowed: {', '.join(fields)}{near}"
 
 

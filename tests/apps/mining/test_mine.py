@@ -13,6 +13,7 @@ import os
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
+from pathlib import Path
 from xml.sax.saxutils import escape
 
 import numpy as np
@@ -155,7 +156,8 @@ def packed(name, content):
 
 def test_a_pipe_that_nobody_writes_is_said_and_then_read(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr("babeltune.apps.mining.sentences.PIPE_WARNING_S", 0.0)
-    os.mkfifo(pipe := tmp_path / "pipe")
+    reader, writer = os.pipe()  # as `<(…)` of a shell
+    pipe = Path(f"/proc/self/fd/{reader}")
     with ThreadPoolExecutor() as threads:
         reading = threads.submit(read_sentences, pipe, tmp_path / "spill")
         said = ""
@@ -168,8 +170,10 @@ def test_a_pipe_that_nobody_writes_is_said_and_then_read(tmp_path, monkeypatch, 
         try:
             wait_until(is_said)
         finally:
-            pipe.write_text("Bonjour.\n")
+            os.write(writer, b"Bonjour.\n")
+            os.close(writer)
         assert reading.result(PATIENCE_S)[1].kept == 1
+    os.close(reader)
 
 
 CYRILLIC = ["Он пришёл.", "Спасибо.", "Доброе утро."]

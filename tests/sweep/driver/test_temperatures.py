@@ -26,7 +26,7 @@ def trial_file(folder, number):
     return json.loads((folder.trial(number) / "trial.json").read_text("utf-8"))
 
 
-def test_a_resumed_trial_has_the_temperature_with_which_it_began_and_everything_says_it(
+def test_a_resumed_trial_has_the_temperature_with_which_it_began_everywhere(
     ray_cluster, with_stores, tiny_file, tmp_path
 ):
     storage = with_stores(tmp_path / "storage")

@@ -241,7 +241,7 @@ def _decoded(raw: bytes | str | Fault) -> str | Fault:
 def warned_while_waiting(path: Path) -> Iterator[Callable[[], None]]:
     """Says on standard error that a pipe gives nothing, unless the yielded function is called within `PIPE_WARNING_S`.
 
-    A named pipe that nobody writes blocks its reader without end."""
+    A pipe that the shell opened and nobody writes blocks its reader without end."""
     words = f"waiting for somebody to write to {path}, which is a pipe; Ctrl-C ends it"
     timer = threading.Timer(PIPE_WARNING_S, print, [words], {"file": sys.stderr, "flush": True})
     timer.daemon = True
