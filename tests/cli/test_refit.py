@@ -26,6 +26,7 @@ def cluster_file(cluster, tmp_path):
     return str(file)
 
 
+@pytest.mark.long
 def test_a_refit_trains_the_best_settings_longer_and_promotes_under_the_same_name(copied, command, tmp_path):
     sweep, folder, cluster = copied
     file = cluster_file(cluster, tmp_path)

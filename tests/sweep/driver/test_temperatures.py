@@ -26,6 +26,7 @@ def trial_file(folder, number):
     return json.loads((folder.trial(number) / "trial.json").read_text("utf-8"))
 
 
+@pytest.mark.long
 def test_a_resumed_trial_has_the_temperature_with_which_it_began_everywhere(
     ray_cluster, with_stores, tiny_file, tmp_path
 ):
