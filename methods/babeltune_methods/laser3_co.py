@@ -78,7 +78,7 @@ class Config:
 
     def __post_init__(self) -> None:
         one_of(self, variant=("laser3", "co", "co_filter", "in_batch"), denominator=("alg1", "eq1"))
-        check_auto(self, "temperature")
+        check_auto(self, "temperature", own_share=self.own_share)
         if self.temperature == AUTO and self.equal_m:
             raise ValueError("temperature is 'auto', and equal_m draws the negatives anew each step; give a number")
         if not 1 <= self.queue <= 65_536:

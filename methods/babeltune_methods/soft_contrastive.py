@@ -71,7 +71,7 @@ class Config:
 
     def __post_init__(self) -> None:
         above_zero(self, "lambda_cross")
-        check_auto(self, "temperature", "teacher_temperature")
+        check_auto(self, "temperature", "teacher_temperature", own_share=self.own_share)
         one_of(self, labels=("priority", "average", "hard"), reading=("paper", "authors_code", "fixed"))
         if self.temperature == AUTO and self.labels == "hard":
             raise ValueError("temperature is 'auto', and labels 'hard' have no teacher to fit it to; give a number")

@@ -139,7 +139,7 @@ def test_text_whose_tokens_are_kept_has_the_same_tokens_and_other_text_loses_non
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_limit_keeps_the_most_frequent_tokens_and_text_loses_no_character(kind, texts, monkeypatch):
-    monkeypatch.setattr(trimming, "FEW", 300)
+    monkeypatch.setattr(trimming, "ALPHABET", 300)
     tokenizer = whole(kind, texts)
     counts = Counter(number for row in tokenizer(texts)["input_ids"] for number in row)
     used = np.array([number for number, _ in counts.most_common()])

@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 KEPT = "kept.npy"
 """File beside a trimmed tokenizer: int64 [kept], the old id of each of its tokens."""
 FEW = 1000
-"""Below this id of the padding all lower ids are kept: some encoders count positions from it. So many characters, too,
-are kept under any limit."""
+"""Below this id of the padding all lower ids are kept: some encoders count positions from it."""
+ALPHABET = 1000
+"""Up to this many tokens of one character are kept under any limit. They are an alphabet of bytes or of few scripts."""
 BLOCK = 100_000
 """Texts of a token store that are looked at together."""
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")
@@ -83,7 +84,7 @@ def build_trimmed(
     for store in stores:
         for values, _ in blocks(store):
             counts += np.bincount(values, minlength=len(counts))
-    used = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
+    used = by_frequency(counts)
     used = used if limit else np.sort(used)
     description = {
         "trimmed": key_of({"json": bare_tokenizer(tokenizer).to_str()}),
@@ -98,6 +99,11 @@ def build_trimmed(
         return Contents(facts={"vocabulary": len(kept_ids), "before": len(tokenizer)})
 
     return build(root, "tokenizer", description, write)
+
+
+def by_frequency(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The ids of the tokens that occur, the most frequent first, from the count of each id."""
+    return np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
 
 
 def check_equal(before: Path, after: Path, kept: NDArray[np.int64], *, ends: int = 0) -> None:
@@ -174,7 +180,7 @@ def _ids_to_keep(
 ) -> NDArray[np.int64]:
     """The ids `always`, those of single characters, as many of `used` as the limit allows, and what all these need."""
     singles = {number: token for number, token in text_of.items() if is_single(token, model)}
-    if limit is not None and len(singles) > FEW:  # fewer are an alphabet of bytes, and any text can be made from it
+    if limit is not None and len(singles) > ALPHABET:
         letters = {letter for number in used for letter in text_of[int(number)]}
         singles = {number: token for number, token in singles.items() if token[-1] in letters or BYTE.fullmatch(token)}
 

@@ -48,12 +48,11 @@ class OwnShare:
     """Candidates beside a row's own pair that come from a queue; 0: those of the batch."""
 
 
-def check_auto(config: object, *fields: str) -> None:
+def check_auto(config: object, *fields: str, own_share: float) -> None:
     """Raises `ValueError` unless each field is a finite number above 0, `auto` or None, and `own_share` a share."""
     above_zero(config, *(field for field in fields if getattr(config, field) != AUTO))
-    share: float = getattr(config, "own_share")  # noqa: B009  # the settings of any method that has one
-    if not 0 < share < 1:
-        raise ValueError(f"own_share is {share}; it must be above 0 and below 1")
+    if not 0 < own_share < 1:
+        raise ValueError(f"own_share is {own_share}; it must be above 0 and below 1")
 
 
 def number(temperature: float | str) -> float:

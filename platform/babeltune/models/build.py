@@ -8,10 +8,10 @@ from torch import nn
 from transformers import AutoConfig, AutoModel, BertConfig, BertModel, PreTrainedModel
 
 from babeltune.errors import TeacherError
-from babeltune.models.cut import keep_layers, keep_tokens
-from babeltune.models.dense import check_projection, has_pooler, saved_dense
+from babeltune.models.cut import keep_layers, keep_tokens, load_encoder
+from babeltune.models.dense import check_projection, saved_dense
 from babeltune.models.encoder import Encoder
-from babeltune.models.hub import model_folder, quiet
+from babeltune.models.hub import model_folder
 from babeltune.models.static import StaticEncoder, build_static, is_static
 from babeltune.models.vocabulary import Vocabulary
 from babeltune.schema.records import Student
@@ -123,16 +123,7 @@ def _from_hub(student: Student, vocabulary_size: int) -> PreTrainedModel:
         for field in DROPOUTS:
             if hasattr(config, field):
                 setattr(config, field, student.dropout)
-        with quiet():
-            model, report = AutoModel.from_pretrained(
-                folder,
-                trust_remote_code=False,
-                config=config,
-                use_safetensors=True,
-                dtype=torch.float32,
-                output_loading_info=True,
-                **({"add_pooling_layer": False} if has_pooler(config) else {}),
-            )
+        model, report = load_encoder(AutoModel, folder, config, use_safetensors=True)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise TeacherError(
             f"{name} cannot be loaded as an encoder in safetensors: {str(error).strip().splitlines()[0]} "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -16,6 +16,8 @@ from babeltune.models.hub import quiet
 from babeltune.schema.layers import LayerChoice, layer_numbers, layers_problem
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from jaxtyping import Int
     from torch import Tensor
     from transformers import PretrainedConfig
@@ -45,16 +47,7 @@ def keep_layers(model: PreTrainedModel, choice: LayerChoice, name: str) -> PreTr
         )
     try:
         config = cut_config(model.config, layers, numbers)
-        with quiet():
-            cut, report = type(model).from_pretrained(
-                None,
-                trust_remote_code=False,
-                config=config,
-                state_dict=weights,
-                dtype=torch.float32,
-                output_loading_info=True,
-                **({"add_pooling_layer": False} if has_pooler(config) else {}),
-            )
+        cut, report = load_encoder(type(model), None, config, state_dict=weights)
         strange = sorted([*report["missing_keys"], *report["unexpected_keys"]])
     except (ValueError, RuntimeError, KeyError, IndexError) as error:
         strange = [str(error).strip().splitlines()[0]]
@@ -63,8 +56,24 @@ def keep_layers(model: PreTrainedModel, choice: LayerChoice, name: str) -> PreTr
             f"student.keep_layers {choice!r}: {name!r} is of kind {kind!r}, and these layers do not fit at their new "
             f"places ({strange[0]}); keep layer 0 among them, or name another model"
         )
-    short: PreTrainedModel = cut
-    return short
+    return cut
+
+
+def load_encoder(
+    architecture: Any, folder: Path | None, config: PretrainedConfig, **how: object
+) -> tuple[PreTrainedModel, dict[str, list[str]]]:
+    """The encoder in fp32 without its pooler, and which weights were missing or left over. No code of it runs."""
+    with quiet():
+        model, report = architecture.from_pretrained(
+            folder,
+            trust_remote_code=False,
+            config=config,
+            dtype=torch.float32,
+            output_loading_info=True,
+            **({"add_pooling_layer": False} if has_pooler(config) else {}),
+            **how,
+        )
+    return model, report
 
 
 def cut_config(config: PretrainedConfig, layers: int, numbers: tuple[int, ...]) -> PretrainedConfig:

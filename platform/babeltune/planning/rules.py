@@ -13,7 +13,17 @@ from babeltune.models.hub import baseline_row
 from babeltune.planning.data_rules import data_problems
 from babeltune.schema.addresses import PLACE, is_place
 from babeltune.schema.bounds import NAME, Key, Problem, repeated
-from babeltune.schema.records import LastAverage, Parameter, Scalar, Static, Student, Sweep, Transformer
+from babeltune.schema.records import (
+    TEACHER,
+    UNTRAINED,
+    LastAverage,
+    Parameter,
+    Scalar,
+    Static,
+    Student,
+    Sweep,
+    Transformer,
+)
 from babeltune.schema.search import Tpe
 
 TRIAL = re.compile(r"t\d+")
@@ -125,7 +135,7 @@ def baseline_problems(sweep: Sweep) -> Iterator[Problem]:
         key: Key = ("baselines", index)
         if name == "" or not is_place(name):
             yield key, f"{name!r} must be {PLACE}"
-        elif row in ("untrained", "teacher") or TRIAL.fullmatch(row) or not NAME.fullmatch(row):
+        elif row in (UNTRAINED, TEACHER) or TRIAL.fullmatch(row) or not NAME.fullmatch(row):
             yield key, f"{name!r} would be row {row!r} of the leaderboard; give the folder another name"
         elif row in rows[:index]:
             yield key, f"{name!r} would be row {row!r}, as {sweep.baselines[rows.index(row)]!r} is; keep one"

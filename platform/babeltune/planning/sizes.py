@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from babeltune.data.tokens import bare_tokenizer, has_special_tokens, limit_of, load_tokenizer
-from babeltune.data.trimming import trimmed
+from babeltune.data.trimming import by_frequency, trimmed
 from babeltune.method import needs_of
 from babeltune.models.build import build_student
 from babeltune.models.vocabulary import Vocabulary
@@ -80,6 +80,5 @@ def _vocabulary(sweep: Sweep, student: Student, corpus: Corpus) -> Vocabulary:
     texts = [prompt + text for prompt in sorted(prompts) for text in corpus.texts.at(ids)[:]]
     read = [np.array(row.ids, np.int64) for row in backend.encode_batch_fast(texts, add_special_tokens=special)]
     counts = np.bincount(np.concatenate(read), minlength=len(tokenizer))
-    used = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
-    cut, kept = trimmed(tokenizer, used, limit_of(student))
+    cut, kept = trimmed(tokenizer, by_frequency(counts), limit_of(student))
     return Vocabulary(len(kept), cut.pad_token_id, kept=kept)

@@ -174,9 +174,10 @@ class LabelFacts:
 
 
 def label_facts(sweep: Sweep, corpus: Corpus, samples: int) -> LabelFacts:
-    """The temperatures that fit the teacher, and labels that say nothing, or no more than hard ones, by the trials that
-    the plan shows: judged by the teacher's vectors of `LABELLED` pairs, drawn at random. A teacher that is not on this
-    machine is not asked."""
+    """The temperatures that fit the teacher, and warnings of labels that are nearly flat or hard.
+
+    It looks at the trials that the plan shows, and at the teacher's vectors of `LABELLED` pairs, drawn at random. A
+    teacher that is not on this machine is not asked."""
     from babeltune.errors import MethodError, TeacherError
     from babeltune.method import trial_context
     from babeltune.planning.availability import is_at_hand

@@ -18,7 +18,7 @@ from babeltune.planning.sweep_file import data_root
 from babeltune.promotion.export import export_trial
 from babeltune.promotion.standard_errors import error_of
 from babeltune.promotion.statistics import Selection, selection
-from babeltune.schema.records import Objective, Report, Sweep, Teacher, Trial, trial_from
+from babeltune.schema.records import UNTRAINED, Objective, Report, Sweep, Teacher, Trial, trial_from
 from babeltune.sweep.state.folder import SweepFolder, find_run, find_sweep, read_of_trial
 from babeltune.sweep.state.housekeeping import why_removed
 from babeltune.sweep.state.leaderboard import leaderboard, trial_row, winner
@@ -170,7 +170,7 @@ def doubts_about(candidate: Candidate) -> list[str]:
     lost = [f"warning: {row.warning}" for row in leaderboard(candidate.folder) if row.state == "damaged"]
     objective = candidate.sweep.objectives[0]
     trained = candidate.report.metrics.get(objective.metric)
-    untrained = candidate.folder.baselines().get("untrained", {}).get(objective.metric)
+    untrained = candidate.folder.baselines().get(UNTRAINED, {}).get(objective.metric)
     if (
         trained is None
         or untrained is None

@@ -97,9 +97,8 @@ def find_file(name: str | Path, kind: Kind = "sweep") -> Path:
             raise SpecError(f"{candidate} is a folder; name a file in it{such}")
         if os.path.lexists(candidate):
             raise SpecError(f"{candidate} is neither a file nor a link to one; name a file")
-    pattern = (
-        "clusters/*.yaml" if kind == "cluster" else "search_spaces/**/*.yaml"
-    )  # deeper are other programs' clusters
+    # Deeper in `clusters` are files of other programs.
+    pattern = "clusters/*.yaml" if kind == "cluster" else "search_spaces/**/*.yaml"
     shipped = {str(path.relative_to(root)): path for root in roots for path in root.glob(pattern)}
     beside = Path(name).expanduser().parent
     here = {str(path): path for ending in ("yaml", "yml") for path in beside.glob(f"*.{ending}")}

@@ -66,6 +66,8 @@ FROM_PRESET = cast(int, None)
 """Stands for a number that the preset decides, until the student is made."""
 HELDOUT = "heldout"
 """The dev set that `data.split` makes."""
+UNTRAINED, TEACHER = "untrained", "teacher"
+"""The rows of the leaderboard for the student before training, and for the teacher itself."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,10 +8,9 @@ from collections.abc import Iterator, Sequence
 
 from babeltune.errors import listed
 from babeltune.schema.base import number
-from babeltune.schema.records import Goal
+from babeltune.schema.records import UNTRAINED, Goal
 from babeltune.sweep_report.record import Z95, Standing, SweepReport
 
-UNTRAINED = "untrained"
 MOST_SUBSETS = 4
 """Subsets in which the winner is behind that the verdict names."""
 
@@ -82,8 +81,7 @@ def _worth(report: SweepReport) -> Iterator[str]:
     if not ready or best.value is None:
         return
     rival = max(ready, key=lambda each: sign * (each.value or 0.0))
-    assert rival.value is not None
-    lead = sign * (best.value - rival.value)
+    lead = sign * (best.value - (rival.value or 0.0))
     noise = Z95 * math.hypot(best.error or 0.0, rival.error or 0.0)
     judged = "Training was worth it" if lead > 0 else "Training was not worth it"
     if abs(lead) <= noise:
@@ -93,12 +91,9 @@ def _worth(report: SweepReport) -> Iterator[str]:
         f"{judged}: {best.row.name} has {metric} {score(best.value)}, and {rival.row.name}, which needs no training, "
         f"{score(rival.value)}."
     )
-    behind = []
-    for each in report.languages:
-        values = dict(each.values)
-        mine, its = values.get(best.row.name), values.get(rival.row.name)
-        if mine is not None and its is not None and its > mine:
-            behind.append(f"{subset_name(each.metric)} ({score(mine)} against {score(its)})")
+    subsets = [(subset_name(each.metric), dict(each.values)) for each in report.languages]
+    both = [(name, values[best.row.name], values.get(rival.row.name, -math.inf)) for name, values in subsets]
+    behind = [f"{name} ({score(mine)} against {score(its)})" for name, mine, its in both if its > mine]
     if behind:
         yield f"{rival.row.name} is ahead in {listed(behind, MOST_SUBSETS)}."
 

@@ -15,8 +15,8 @@ from babeltune.sweep.state.folder import SweepFolder, read_log
 from babeltune.sweep.state.leaderboard import leaderboard
 from babeltune.sweep.state.log import LEDGER
 from conftest import cluster_at
+from interrupted import stopped_in_its_second_trial
 from made_sweeps import states
-from waiting import when
 
 pytestmark = pytest.mark.usefixtures("ray_cluster", "undrawn")
 NAME = "teacher_temperature"
@@ -39,19 +39,7 @@ def test_a_resumed_trial_has_the_temperature_with_which_it_began_everywhere(
             "parameters={teacher_temperature: {choice: [auto]}, own_share: {float: [0.3, 0.8]}}",
         ],
     )
-    place = storage / "sweeps"
-
-    def has_reported():
-        return any((folder / "trials/t0001/reports.jsonl").exists() for folder in place.glob("*"))
-
-    def stop():
-        for folder in place.glob("*"):
-            SweepFolder(folder).stop_request.touch()
-
-    stopping = when(has_reported, stop)
-    folder = submit(sweep, cluster_at(storage))
-    stopping.join()
-    assert states(folder) == ["finished", "stopped"]
+    folder = stopped_in_its_second_trial(sweep, storage)
     before = trial_file(folder, 1)
     assert before["config"][NAME] == before["fitted"][NAME]
     assert before["params"][NAME] == "auto"

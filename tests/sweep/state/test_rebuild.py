@@ -19,8 +19,8 @@ from babeltune.sweep.state.folder import SweepFolder, read_log
 from babeltune.sweep.state.leaderboard import leaderboard
 from babeltune.sweep.state.rebuild import damage, submitted
 from conftest import cluster_at
+from interrupted import stopped_in_its_second_trial
 from made_sweeps import states
-from waiting import when
 
 pytestmark = pytest.mark.usefixtures("one_scoring_process", "ray_cluster", "undrawn")
 OF_SWEEP = (
@@ -41,20 +41,7 @@ def interrupted(ray_cluster, with_stores, tiny_file, tmp_path_factory):
         tiny_file,
         assignments=["budget={trials: 3}", "training={pairs: 6400, reports: 4, global_batch: 32, learning_rate: 2e-3}"],
     )
-    place = storage / "sweeps"
-
-    def has_reported():
-        return any((folder / "trials/t0001/reports.jsonl").exists() for folder in place.glob("*"))
-
-    def stop():
-        for folder in place.glob("*"):
-            SweepFolder(folder).stop_request.touch()
-
-    stopping = when(has_reported, stop)
-    folder = submit(sweep, cluster_at(storage))
-    stopping.join()
-    assert folder.state() == "stopped"
-    assert states(folder) == ["finished", "stopped"]
+    stopped_in_its_second_trial(sweep, storage)
     return storage
 
 

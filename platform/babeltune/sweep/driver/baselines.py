@@ -24,7 +24,7 @@ from babeltune.memory import uncollected
 from babeltune.method.distributed import ProcessGroup
 from babeltune.models.hub import baseline_row, model_folder, split_revision
 from babeltune.planning.space import default_params, make_trial, shapes
-from babeltune.schema.records import Sweep, Trial
+from babeltune.schema.records import TEACHER, UNTRAINED, Sweep, Trial
 from babeltune.schema.storage_location import StorageLocation
 from babeltune.sweep.driver.assignment import with_speed
 from babeltune.sweep.state.folder import SweepFolder
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 BATCH = 64
 """Sentences that a bought model encodes at a time."""
-OWN = ("untrained", "teacher")
+OWN = (UNTRAINED, TEACHER)
 """Rows that every sweep has."""
 
 

@@ -10,7 +10,7 @@ from typing import cast, get_args
 
 from babeltune.data.prepared import Prepared
 from babeltune.evaluation.metric_names import COMPUTE
-from babeltune.schema.records import Report, Scalar, Sweep
+from babeltune.schema.records import TEACHER, UNTRAINED, Report, Scalar, Sweep
 from babeltune.sweep.state.leaderboard import Row, leading
 from babeltune.sweep.state.messages import State
 from babeltune.tracking.metric_choice import best_name
@@ -101,7 +101,7 @@ def trial_note(sweep: str, row: Row) -> str:
 
 def baseline_note(sweep: str, name: str) -> str:
     """The description of a baseline's run."""
-    words = {"untrained": "the student before training", "teacher": "the teacher itself"}
+    words = {UNTRAINED: "the student before training", TEACHER: "the teacher itself"}
     return f"Baseline `{name}` of sweep `{sweep}`: {words.get(name, 'a model as it is')}, scored on the dev sets."
 
 

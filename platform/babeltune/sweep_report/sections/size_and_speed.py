@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from babeltune.evaluation.metric_names import PARAMETERS, SPEED
+from babeltune.schema.records import UNTRAINED
 from babeltune.sweep_report.charts import OUTSIDE, Caption, at_edge, clipped, few_ticks, for_screens, limits_of
 from babeltune.sweep_report.document import Figure, Section, Table, Text
 from babeltune.sweep_report.record import SweepReport
@@ -26,7 +27,7 @@ def pareto(report: SweepReport, most: int) -> Section | None:
             is_baseline=each.is_baseline,
         )
         for each in report.standings
-        if each.value is not None and each.row.name != "untrained" and {PARAMETERS, SPEED} <= each.row.metrics.keys()
+        if each.value is not None and each.row.name != UNTRAINED and {PARAMETERS, SPEED} <= each.row.metrics.keys()
     ][:most]
     if not models:
         return None
