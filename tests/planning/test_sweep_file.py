@@ -1472,6 +1472,17 @@ def test_an_overlay_that_is_run_as_a_sweep_says_with(name):
             "parameters.settings.lealla={float: [0, 1]}",
             "such as settings.lealla.alpha; its weight is 'lealla'",
         ),
+        (
+            "encoder",
+            "config.settings.lealla.scale=abc",
+            "config.settings.lealla.scale: 'abc' is not possible; allowed: a",
+        ),
+        (
+            "encoder",
+            "config.settings.laser3_co.temperature=none",
+            "'none' is not possible; allowed: a number or 'auto'",
+        ),
+        ("encoder", "config.settings.laser3_co=5", "config.settings.laser3_co: 5 is not possible; allowed: a mapping"),
         ("static", "training.average={kind: last, share: 0}", "share: 0.0 must be above 0"),
         ("ml_ctl", "training.matryoshka=[256, 64]", "method 'ml_ctl' reads token states"),
         ("ml_ctl", "student={kind: static, width: 64, vocabulary: 500}", "method 'ml_ctl' reads token states"),

@@ -134,7 +134,7 @@ def _config_types(sweep: Sweep, method: type[Method]) -> Iterator[Problem]:
 
     Two methods may have a setting of one name and different values; a parameter is judged by those that can get it."""
     types = fields_of(method)
-    fixed = [(("config", name), name, value) for name, value in sweep.fixed.items()]
+    fixed = list(_fixed_settings(sweep))
     searched = [
         (("parameters", name, kind_of(parameter)), name, value)
         for name, parameter in sweep.parameters.items()
@@ -155,6 +155,20 @@ def _config_types(sweep: Sweep, method: type[Method]) -> Iterator[Problem]:
             yield key, f"{refusal(value, error.errors(include_url=False), hint)} (method {method.name!r})"
         except PydanticUserError:
             continue  # a type that pydantic does not know: the constructor alone judges
+
+
+def _fixed_settings(sweep: Sweep) -> Iterator[tuple[Key, str, object]]:
+    """Key, name and value of each setting in `config`, and of those of the methods that a method combines."""
+    for name, value in sweep.fixed.items():
+        inner = value if f"{name}." == INNER and isinstance(value, dict) else {}
+        if not inner:
+            yield ("config", name), name, value
+        for part, settings in inner.items():
+            if not isinstance(settings, dict):
+                yield ("config", name, part), name, settings
+                continue
+            for field, each in settings.items():
+                yield ("config", name, part, field), f"{INNER}{part}.{field}", each
 
 
 def _type_of(name: str, hints: Mapping[str, object]) -> Any:
