@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from babeltune.data.prepared import Prepared
-from babeltune.data.teacher import TeacherModel, build_teacher_store, load_teacher
+from babeltune.data.teacher import TeacherModel, build_teacher_store, load_encoder
 from babeltune.planning.space import make_trial
 from babeltune.schema.records import Sweep, Trial
 from babeltune.training.averages import Averages
@@ -65,7 +65,7 @@ class Work:
     scratch: Path
 
     def __post_init__(self) -> None:
-        self.model = load_teacher(self.sweep.teacher)
+        self.model = load_encoder(self.sweep.teacher)
         self.numbers = count()
         self.losses: dict[str, list[float]] = {}
 

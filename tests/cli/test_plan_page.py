@@ -77,6 +77,12 @@ def test_first_points_shorter_vectors_and_token_vectors_are_shown():
     assert " after the points of portfolio 'static'; " in words
 
 
+def test_encoders_side_by_side_are_shown_with_their_weights(tiny_file):
+    sweep = read_sweep(tiny_file, assignments=["teacher.beside=[{model: other, weight: 2, center: true}]"], check=False)
+    words = " ".join(shown(plan_of(sweep), sweep, None, 120).split())
+    assert "bundled:all-MiniLM-L6-v2 (weight 1) + other (weight 2, centered) each encode 3,000 sentences, once" in words
+
+
 def test_the_whole_file_comes_after_the_summary_only_if_asked_for(tiny_file):
     sweep = read_sweep(tiny_file)
     short, long = (shown(plan_of(sweep), sweep, None, 120, whole=whole) for whole in (False, True))

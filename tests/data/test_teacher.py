@@ -17,8 +17,10 @@ from babeltune.data.stored_arrays import open_matrix
 from babeltune.data.teacher import build_teacher_store, encode_shard, load_teacher, model_digest, teacher_folder
 from babeltune.data.tokens import load_tokenizer, train_tokenizer
 from babeltune.errors import StoreError, TeacherError
+from babeltune.files import plain
 from babeltune.models.hub import BUNDLED_SHA256, verify_weights
-from babeltune.schema.records import Teacher, Transformer
+from babeltune.promotion.fresh_scorer import target_encoder
+from babeltune.schema.records import FrozenModel, Teacher, Transformer
 
 TEXTS = [
     "A man is riding a horse on the beach.",
@@ -348,13 +350,60 @@ def test_an_encoding_that_was_cut_off_goes_on_with_the_shards_that_are_left(
 
 
 @pytest.mark.parametrize(
-    "change", [{"prompt": "a"}, {"pooling": "cls"}, {"normalize": False}, {"max_tokens": 9}, {"precision": "bf16"}]
+    "change",
+    [
+        {"prompt": "a"},
+        {"pooling": "cls"},
+        {"normalize": False},
+        {"max_tokens": 9},
+        {"precision": "bf16"},
+        {"center": True},
+    ],
 )
 def test_all_that_decides_the_vectors_decides_the_store(tiny, tmp_path, change):
     same = build_teacher_store(tmp_path, TEXTS[:3], tiny_teacher(tiny))
     assert same == build_teacher_store(tmp_path, TEXTS[:3], tiny_teacher(tiny, languages=("eng", "fra")))
     assert same != build_teacher_store(tmp_path, TEXTS[:3], tiny_teacher(tiny, **change))
     assert same != build_teacher_store(tmp_path, TEXTS[1:4], tiny_teacher(tiny))
+
+
+def test_a_cosine_of_encoders_side_by_side_is_the_weighted_mean_of_theirs(tiny, static, tmp_path):
+    other = FrozenModel(model=str(static), prompt="boats ", weight=3)
+    mixed = tiny_teacher(tiny, beside=(other,))
+    one, two = (load_teacher(each).encode(TEXTS) for each in (tiny_teacher(tiny), Teacher(**plain(other))))
+    vectors = load_teacher(mixed).encode(TEXTS)
+    assert vectors.shape == (len(TEXTS), 16 + 16)
+    assert np.abs(vectors @ vectors.T - (one @ one.T + 3 * two @ two.T) / 4).max() < 1e-5
+    again = target_encoder(Teacher(**plain(mixed)))
+    assert np.array_equal(again(TEXTS, ["eng"] * len(TEXTS)), vectors), "what promotion encodes"
+    build_teacher_store(tmp_path, TEXTS, tiny_teacher(tiny))
+    forwarded, run = [], module.run_here
+
+    def count(function, arguments, *, gpu):
+        forwarded.extend(encoder.model for encoder, *_ in arguments)
+        return run(function, arguments, gpu=gpu)
+
+    folder = build_teacher_store(tmp_path, TEXTS, mixed, exact=False, run_shards=count)
+    assert forwarded == [str(static)], "the first one's vectors are there"
+    assert np.abs(open_matrix(folder, verify=True).rows(np.arange(len(TEXTS))) - vectors).max() < 2e-3
+    assert facts_of(folder) == {"forwarded": 2 * len(TEXTS), "truncated": 1, "dim": 32}
+    heavier = tiny_teacher(tiny, beside=(FrozenModel(model=str(static), prompt="boats ", weight=2),))
+    assert build_teacher_store(tmp_path, TEXTS, heavier, run_shards=count) != folder
+    assert forwarded == [str(static)], "another weight forwards nothing"
+
+
+def test_a_centered_encoder_has_no_mean_over_its_own_tokens_and_is_saved_so(static, tmp_path):
+    centered = load_teacher(Teacher(model=str(static), center=True))
+    table = Tokenizer.from_file(str(static / "tokenizer.json"))
+    tokens = [text for text in module.token_texts(table, range(table.get_vocab_size())) if text]
+    before = load_teacher(Teacher(model=str(static)))
+    mean = before.encode(list(dict.fromkeys(tokens))).mean(0)
+    expected = before.encode(TEXTS) - mean
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    assert np.abs(centered.encode(TEXTS) - expected).max() < 1e-5
+    centered.save(tmp_path / "centered")
+    saved = SentenceTransformer(str(tmp_path / "centered"), device="cpu")
+    assert np.abs(saved.encode(TEXTS) - expected).max() < 1e-5
 
 
 def test_repeated_texts_are_refused(tiny, tmp_path):

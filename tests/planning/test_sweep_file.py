@@ -1013,10 +1013,18 @@ def test_folders_and_cached_models_are_reachable_offline(tmp_path, monkeypatch):
         check_reachable(sweep, {"HF_HUB_OFFLINE": "1"})
 
 
-def test_an_unknown_bundled_teacher_is_refused(tmp_path):
-    sweep = read_sweep(written(tmp_path), assignments=['teacher.model="bundled:other"'])
-    with pytest.raises(SpecError, match="'bundled:other' is not bundled; allowed: bundled:all-MiniLM-L6-v2"):
+@pytest.mark.parametrize("key", ["model", "beside.0.model"])
+def test_an_unknown_bundled_teacher_is_refused(tmp_path, key):
+    beside = ["teacher.beside=[{model: team/another}]"] if "beside" in key else []
+    sweep = read_sweep(written(tmp_path), assignments=[*beside, f'teacher.{key}="bundled:other"'])
+    with pytest.raises(SpecError, match=f"teacher.{key}: 'bundled:other' is not bundled; allowed: bundled:all-MiniLM"):
         check_reachable(sweep)
+
+
+def test_an_encoder_beside_others_that_nobody_can_reach_is_refused(tmp_path):
+    sweep = read_sweep(written(tmp_path), assignments=["teacher.beside=[{model: team/another}]"])
+    with pytest.raises(SpecError, match=r"teacher\.beside\.0\.model: 'team/another' is not a folder"):
+        check_reachable(sweep, {"HF_HUB_OFFLINE": "1"})
 
 
 # --- What is shipped ------------------------------------------------------------------------------------------------
@@ -1309,6 +1317,18 @@ def test_every_method_has_a_sweep_offline_and_one_with_its_papers_settings(metho
         (
             ["student={pooling: pooler}", "method=mse_distillation", "parameters={}"],
             "(256 wide) with the teacher's (384); write `student.projection: teacher` and another student.pooling",
+        ),
+        (["teacher.beside=[{weight: 1, prompt: 'query: '}]"], "0.model: 'bundled:all-MiniLM-L6-v2' is there already"),
+        (["teacher.beside=[{model: other, weight: 0}]"], "teacher.beside.0.weight: 0.0 must be from 0.001 to 1,000"),
+        (["teacher.beside=[{model: other, normalize: false}]"], "beside.0.normalize: false: the lengths of vectors"),
+        (
+            ["teacher.beside=[{model: other, languages: [kor]}]"],
+            "teacher.beside: no language is known to all encoders: 'bundled:all-MiniLM-L6-v2' eng; 'other' kor; mend",
+        ),
+        (["teacher.weight=2"], "teacher.weight: 2: is of several encoders; list others in beside, or remove it"),
+        (
+            ["method=bilingual_aligner", "parameters={}", "student={}", "teacher.beside=[{model: other}]"],
+            "teacher.beside: the exported model has one encoder, the frozen one; name one",
         ),
         (["teacher.max_tokens=100000"], "100000 is more than the 512 positions of 'bundled:all-MiniLM-L6-v2'"),
     ],

@@ -1,5 +1,6 @@
 """What a sweep may do and probably does not mean."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 
 from babeltune.planning.plan import make_plan
 from babeltune.planning.sweep_file import read_sweep
-from babeltune.planning.warnings import about_gpus, about_length, about_sweep
+from babeltune.planning.warnings import about_gpus, about_length, about_prompts, about_sweep
 from babeltune.schema.cluster import read_cluster
 
 
@@ -26,6 +27,20 @@ def test_more_trials_than_anybody_waits_for_are_said(tiny_file):
 
     assert said("budget.trials=1e6")[0].startswith("budget.trials 1,000,000: recording alone takes about 3 hours")
     assert said("budget.trials=1e6", "budget.minutes=30") == said("budget.trials=1e4") == []
+
+
+def test_a_prompt_that_is_not_the_models_is_said(tmp_path, tiny_file):
+    settings = {"prompts": {"query": "query: "}, "default_prompt_name": "query"}
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(settings))
+
+    def said(prompt):
+        beside = f"teacher.beside=[{{model: {tmp_path}, prompt: '{prompt}'}}]"
+        return [*about_prompts(read_sweep(tiny_file, assignments=[beside], check=False))]
+
+    assert said("query: ") == []
+    assert said("") == [
+        f"teacher.beside.0.prompt is '', and the files of '{tmp_path}' say 'query: ': its vectors differ"
+    ]
 
 
 def test_gpus_that_this_machine_lacks_are_said(monkeypatch):

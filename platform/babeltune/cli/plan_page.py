@@ -27,7 +27,7 @@ from babeltune.planning.sizes import NamedSize
 from babeltune.planning.space import default_params, make_trial
 from babeltune.promotion.statistics import standard_error
 from babeltune.schema.cluster import Cluster
-from babeltune.schema.records import Scalar, Student, Sweep
+from babeltune.schema.records import Scalar, Student, Sweep, Teacher
 from babeltune.stages import size
 
 Z95 = 1.96
@@ -109,7 +109,7 @@ def summary(report: PlanReport, sweep: Sweep, machine: Machine | None) -> Iterat
         ", ".join(dict.fromkeys(task.name for task in sweep.data.test)) or "no test set: a model has no gate",
     )
     yield "student", student_words(sweep.student, report) + _dimensions_words(sweep)
-    yield "teacher", f"{sweep.teacher.model} encodes {counted(report.teacher_sentences, 'sentence')}, once"
+    yield "teacher", _teacher_words(sweep.teacher, report)
     if report.temperatures:
         yield "auto", "; ".join(report.temperatures)
     yield "searched", _searched_words(sweep)
@@ -117,6 +117,16 @@ def summary(report: PlanReport, sweep: Sweep, machine: Machine | None) -> Iterat
     yield "time", _time_words(report, sweep, machine)
     yield "memory", _memory_words(report, machine)
     yield "disk", _disk_words(report, machine)
+
+
+def _teacher_words(teacher: Teacher, report: PlanReport) -> str:
+    """The encoders, how their cosines are made and mixed, and what each encodes."""
+    names = []
+    for each in teacher.encoders:
+        words = [f"weight {each.weight:g}"] * bool(teacher.beside) + ["centered"] * each.center
+        names.append(each.model + (f" ({', '.join(words)})" if words else ""))
+    sentences = counted(report.teacher_sentences, "sentence")
+    return f"{' + '.join(names)} {'each encode' if teacher.beside else 'encodes'} {sentences}, once"
 
 
 def _first(parts: Sequence[str], most: int, what: str) -> str:

@@ -5,27 +5,28 @@ sweep file says so, and sentences of equal token length run together without pad
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 from safetensors import SafetensorError
 from tokenizers import Tokenizer
 
-from babeltune.data.arrays import first_places, is_first
+from babeltune.data.arrays import first_places, is_first, parts
 from babeltune.data.shards import Count, RunShards, read_texts, run_here, uncounted
-from babeltune.data.store import Array, Contents, build, digest_of_array, digest_of_texts, key_of
+from babeltune.data.store import Array, Contents, build, digest_of_array, digest_of_texts, facts_of, key_of
 from babeltune.data.store_shards import ShardWork, array_of, files_of, make_shards, record_names, write_shard
+from babeltune.data.stored_arrays import open_matrix
 from babeltune.data.texts import Texts, text_hashes
 from babeltune.errors import StoreError, TeacherError
 from babeltune.memory import give_back_memory
 from babeltune.models.dense import trained_pooler
 from babeltune.models.hub import ROUTED, file_digest, model_files, model_folder, quiet
 from babeltune.products import use_onednn
-from babeltune.schema.records import Teacher
+from babeltune.schema.records import FrozenModel, Teacher
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,6 +35,8 @@ BATCH_TOKENS = 2048
 """Tokens per forward pass: activations of this many stay in a CPU core's cache."""
 SHARD_ROWS = (2_048, 16_384)
 """Fewest and most sentences of a shard on average: loading the teacher costs as much as encoding some thousand."""
+CENTERED_BY = 2_048
+"""Tokens whose mean is the centre. Of multilingual-e5-small it is .92 long, and those of two halves differ by .02."""
 SENTENCE_COST = 16
 """What a sentence costs besides its characters, in characters."""
 
@@ -41,10 +44,11 @@ SENTENCE_COST = 16
 class TeacherModel:
     """A loaded teacher: sentences in, float32 vectors out, in evaluation mode and without gradients."""
 
-    def __init__(self, teacher: Teacher, model: Any, device: str) -> None:
+    def __init__(self, teacher: FrozenModel, model: Any, device: str) -> None:
         self._teacher = teacher
         self._model = model
         self._device = torch.device(device)
+        self.normalized = teacher.normalize
         self.dim = int(model.get_embedding_dimension())
         self.truncated = 0
         """Sentences cut at `teacher.max_tokens` so far."""
@@ -112,8 +116,32 @@ class TeacherModel:
         return np.array(counts, np.int64)
 
 
-def load_teacher(teacher: Teacher, device: str = "cpu") -> TeacherModel:
-    """The teacher, read from safetensors only and running no code of its repository.
+class Mixture:
+    """Loaded encoders whose vectors are put side by side, so that a cosine is the weighted mean of theirs."""
+
+    def __init__(self, models: Sequence[TeacherModel], weights: Sequence[float]) -> None:
+        self._models, self._weights = models, weights
+        self.dim = sum(model.dim for model in models)
+
+    def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """[len(texts), dim] of length 1."""
+        return side_by_side([model.encode(texts) for model in self._models], self._weights)
+
+
+def side_by_side(sides: Sequence[NDArray[np.floating]], weights: Sequence[float]) -> NDArray[np.float32]:
+    """Unit vectors [rows, sum of the widths] of unit vectors: sqrt(w_k / sum w) x_k, one encoder k after the other."""
+    shares = np.sqrt(np.array(weights) / sum(weights))
+    return np.hstack([share * side.astype(np.float32) for share, side in zip(shares, sides, strict=True)], dtype="f4")
+
+
+def load_teacher(teacher: Teacher, device: str = "cpu") -> TeacherModel | Mixture:
+    """The teacher's encoder, or all that stand side by side, as `load_encoder` loads each."""
+    models = [load_encoder(each, device) for each in teacher.encoders]
+    return Mixture(models, [each.weight for each in teacher.encoders]) if teacher.beside else models[0]
+
+
+def load_encoder(teacher: FrozenModel, device: str = "cpu") -> TeacherModel:
+    """The encoder, read from safetensors only and running no code of its repository.
 
     Raises `TeacherError` for a model that is missing, altered, out of reach, or has no pooling where none is given."""
     folder = teacher_folder(teacher)
@@ -130,10 +158,31 @@ def load_teacher(teacher: Teacher, device: str = "cpu") -> TeacherModel:
     model = SentenceTransformer(modules=modules, device=device)
     _cut_at(teacher.max_tokens, teacher, model)
     use_onednn(model)
-    return TeacherModel(teacher, model.eval().requires_grad_(False), device)
+    model.eval().requires_grad_(False)
+    if teacher.center:
+        model.extend(_centering(TeacherModel(teacher, model, device), model.tokenizer)).to(device)
+    return TeacherModel(teacher, model, device)
 
 
-def _modules(teacher: Teacher, folder: Path) -> list[Any]:
+def token_texts(tokenizer: Any, ids: Iterable[int]) -> list[str]:
+    """The text of each token, alone; empty of special tokens."""
+    return [tokenizer.decode([token], skip_special_tokens=True).removeprefix("##").strip() for token in map(int, ids)]
+
+
+def _centering(model: TeacherModel, tokenizer: Any) -> list[Any]:
+    """The modules that take the model's mean vector away."""
+    from sentence_transformers.sentence_transformer.modules import Dense, Normalize
+
+    # A mean of its own tokens is the same wherever the model is loaded, and whatever text a sweep has.
+    size = tokenizer.get_vocab_size() if isinstance(tokenizer, Tokenizer) else len(tokenizer)
+    texts = token_texts(tokenizer, np.linspace(0, size - 1, CENTERED_BY))
+    mean = model.encode(list(dict.fromkeys(filter(None, texts)))).mean(0, dtype=np.float64)
+    width, bias = model.dim, torch.from_numpy(-mean).float()
+    dense = Dense(width, width, activation_function=torch.nn.Identity(), init_weight=torch.eye(width), init_bias=bias)
+    return [*([Normalize()] if model.normalized else []), dense.requires_grad_(False)]
+
+
+def _modules(teacher: FrozenModel, folder: Path) -> list[Any]:
     """Transformer, pooling and what else the folder lists, less the normalisation, which the record decides."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import (
@@ -177,7 +226,7 @@ def _modules(teacher: Teacher, folder: Path) -> list[Any]:
     return modules
 
 
-def _cut_at(tokens: int, teacher: Teacher, model: Any) -> None:
+def _cut_at(tokens: int, teacher: FrozenModel, model: Any) -> None:
     """Lets the model cut its texts, if it has so many positions; a static table has no positions."""
     if isinstance(model.tokenizer, Tokenizer):
         model.tokenizer.enable_truncation(tokens)
@@ -188,12 +237,12 @@ def _cut_at(tokens: int, teacher: Teacher, model: Any) -> None:
     model.max_seq_length = tokens
 
 
-def teacher_folder(teacher: Teacher) -> Path:
+def teacher_folder(teacher: FrozenModel) -> Path:
     """The folder with the teacher's files: the verified bundled one, a local one, or a snapshot from the hub."""
     return model_folder(teacher.model, teacher.revision, setting="teacher.model")
 
 
-def model_digest(teacher: Teacher) -> str:
+def model_digest(teacher: FrozenModel) -> str:
     """SHA-256 over the names and bytes of the model's weights, configuration and tokenizer."""
     return folder_digest(teacher_folder(teacher))
 
@@ -226,27 +275,49 @@ def build_teacher_store(
     different = int(np.count_nonzero(is_first(first_places(text_hashes(texts)))))
     if different != len(texts):
         raise StoreError(f"{len(texts)} texts for the teacher are only {different} different ones; pass each once")
-    description = {
-        "texts": digest_of_texts(texts),
-        "model": model_digest(teacher),
-        "prompt": teacher.prompt,
-        "pooling": teacher.pooling,
-        "normalize": teacher.normalize,
-        "max_tokens": teacher.max_tokens,
-        "precision": teacher.precision,
-        "dtype": (dtype := "<f4" if exact else "<f2"),
-    }
-
-    def write(folder: Path) -> Contents:
-        return _write(folder, texts, teacher, dtype, run_shards, progress)
-
+    dtype = "<f4" if exact else "<f2"
+    alike = {"texts": digest_of_texts(texts), "dtype": dtype}
     # The width is not known before the model is loaded; most teachers have at most 1024 dimensions.
     needed = len(texts) * 1024 * np.dtype(dtype).itemsize
-    return build(root, "teacher", description, write, bytes_needed=needed, resumable=True)
+
+    def store_of(encoder: FrozenModel) -> Path:
+        def write(folder: Path) -> Contents:
+            return _write(folder, texts, encoder, dtype, run_shards, progress)
+
+        return build(root, "teacher", _described(encoder) | alike, write, bytes_needed=needed, resumable=True)
+
+    def write_mixture(folder: Path) -> Contents:
+        return _write_side_by_side(folder, [store_of(each) for each in teacher.encoders], teacher, len(texts), dtype)
+
+    if not teacher.beside:
+        return store_of(teacher.encoders[0])
+    mixture = {"encoders": [_described(each) | {"weight": each.weight} for each in teacher.encoders], **alike}
+    return build(root, "teacher", mixture, write_mixture, bytes_needed=needed * len(teacher.encoders))
+
+
+def _described(encoder: FrozenModel) -> dict[str, object]:
+    """What of an encoder decides its vectors."""
+    names = ("prompt", "pooling", "normalize", "max_tokens", "precision", *(["center"] if encoder.center else []))
+    return {"model": model_digest(encoder), **{name: getattr(encoder, name) for name in names}}
+
+
+def _write_side_by_side(folder: Path, stores: Sequence[Path], teacher: Teacher, rows: int, dtype: str) -> Contents:
+    """The vectors of several stores, side by side."""
+    matrices, facts = [open_matrix(store) for store in stores], [facts_of(store) for store in stores]
+    weights = [each.weight for each in teacher.encoders]
+    with (folder / "rows.bin").open("wb") as file:
+        for part in parts(rows):
+            sides = [matrix.rows(np.arange(part.start, part.stop)) for matrix in matrices]
+            side_by_side(cast("list[NDArray[np.floating]]", sides), weights).astype(dtype).tofile(file)
+    width = sum(matrix.width for matrix in matrices)
+    return Contents(
+        arrays={"rows": Array(dtype, width, (("rows.bin", rows),))},
+        facts={name: sum(int(each[name] or 0) for each in facts) for name in ("forwarded", "truncated", "dim")},
+    )
 
 
 def _write(
-    folder: Path, texts: Texts, teacher: Teacher, dtype: str, run_shards: RunShards, progress: Count
+    folder: Path, texts: Texts, teacher: FrozenModel, dtype: str, run_shards: RunShards, progress: Count
 ) -> Contents:
     lengths = texts.lengths()
     sequence = np.argsort(-lengths, kind="stable")
@@ -285,7 +356,7 @@ def _of_equal_cost(sequence: NDArray[np.intp], lengths: NDArray[np.int64]) -> li
 
 
 def encode_shard(
-    teacher: Teacher, texts_file: str, out: str, dtype: str = "<f2", threads: int = 0, device: str = ""
+    teacher: FrozenModel, texts_file: str, out: str, dtype: str = "<f2", threads: int = 0, device: str = ""
 ) -> int:
     """Writes the shard `out`: the vectors of the texts in a JSON file, as `dtype`; returns how many were forwarded.
 
@@ -311,6 +382,6 @@ def encode_shard(
 
 
 @lru_cache(maxsize=1)
-def _loaded(teacher: Teacher, device: str) -> TeacherModel:
+def _loaded(teacher: FrozenModel, device: str) -> TeacherModel:
     """The teacher of this process's shards, loaded once."""
-    return load_teacher(teacher, device)
+    return load_encoder(teacher, device)

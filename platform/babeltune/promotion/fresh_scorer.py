@@ -119,7 +119,7 @@ class FreshScorer:
         wanted = widths.pop("", 0)
         for name, width in widths.items():
             if width != wanted:
-                what = named[""] if isinstance(target, str) else f"the teacher {target.model!r}"
+                what = named[""] if isinstance(target, str) else f"the teacher {target.title!r}"
                 raise TeacherError(
                     f"{named[name]} has vectors of {width} dimensions, and {what}, which encodes "
                     f"the right side, of {wanted}: they do not compare; name two models of one dimension"

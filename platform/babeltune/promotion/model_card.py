@@ -59,7 +59,7 @@ def right_sides(sweep: Sweep) -> list[str]:
     """Which sets were scored against the teacher's vectors, which this model alone does not give."""
     kinds: tuple[Literal["dev", "test"], ...] = ("dev", "test")
     tasks = ", ".join(f"`{kind}/{name}`" for kind in kinds for name in sweep.data.against_teacher(kind))
-    return [f"The right sides of {tasks} are encoded by the teacher `{sweep.teacher.model}`.\n"] if tasks else []
+    return [f"The right sides of {tasks} are encoded by the teacher `{sweep.teacher.title}`.\n"] if tasks else []
 
 
 def overlap(prepared: Prepared) -> list[str]:
@@ -141,7 +141,7 @@ def settings_of(sweep: Sweep, trial: Trial, report: Report) -> dict[str, object]
     """The settings of the training, each once: a searched one stands under its own name where no other says it."""
     settings: dict[str, object] = {**flat(trial.config), "method": trial.method}
     settings |= {"learning_rate": trial.training.learning_rate, "global_batch": trial.training.global_batch}
-    settings |= {"pairs seen": report.pairs, "steps": report.step, "seed": trial.seed, "teacher": sweep.teacher.model}
+    settings |= {"pairs seen": report.pairs, "steps": report.step, "seed": trial.seed, "teacher": sweep.teacher.title}
     searched = {name: value for name, value in trial.params.items() if name.removeprefix("training.") not in settings}
     return settings | searched
 

@@ -7,7 +7,7 @@ Field names are the keys of the sweep file, and their docstrings are its referen
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, ClassVar, Literal, cast
 
 from babeltune.schema.base import Number as Number
@@ -32,6 +32,7 @@ from babeltune.schema.bounds import (
     two_rates,
     within,
 )
+from babeltune.schema.languages import known_by
 from babeltune.schema.layers import as_words
 from babeltune.schema.presets import FIELDS, NO_PRESET, PRESETS
 from babeltune.schema.search import Budget as Budget
@@ -263,8 +264,8 @@ Student = Annotated[Transformer | Static, Tagged()]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Teacher(Strict):
-    """The frozen encoder that gives the targets."""
+class FrozenModel(Strict):
+    """A frozen encoder that gives vectors of sentences."""
 
     model: Annotated[str, place] = "bundled:all-MiniLM-L6-v2"
     """`bundled:all-MiniLM-L6-v2`, a hub id, or a folder: a Transformer or a static model."""
@@ -283,9 +284,43 @@ class Teacher(Strict):
     """Tokens of a sentence. Longer ones are cut."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """`bf16` halves the time of encoding where the processor has it; its vectors differ in the third digit."""
+    center: bool = False
+    """Takes the model's mean vector from each of its vectors: that of 2,048 tokens of its own vocabulary. Cosines that
+    all lie near 1, as multilingual-e5-small's, then spread, and count beside those of another encoder."""
+    weight: Annotated[float, within(0.001, 1000)] = 1.0
+    """What its cosines weigh in the mean, if there are others beside it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Teacher(FrozenModel):
+    """The frozen encoder that gives the targets."""
+
+    beside: tuple[FrozenModel, ...] = ()
+    """More encoders whose vectors are put side by side with those of `model`. A cosine of two such vectors is the
+    weighted mean of the encoders' cosines. The teacher knows the languages that all of them know."""
     target_side: Literal["encode", "copy_anchor"] = "encode"
     """What to do if a method needs the other side too: encode it (the teacher must know the language), or copy the
     anchor's vector."""
+
+    def __post_init__(self) -> None:
+        # dictionaries, as `plain` wrote them
+        beside = (FrozenModel(**each) if isinstance(each, dict) else each for each in self.beside)
+        object.__setattr__(self, "beside", tuple(beside))
+
+    @property
+    def encoders(self) -> tuple[FrozenModel, ...]:
+        """The encoder of `model`, and those beside it."""
+        return FrozenModel(**{each.name: getattr(self, each.name) for each in fields(FrozenModel)}), *self.beside
+
+    @property
+    def title(self) -> str:
+        """The names of all encoders."""
+        return " + ".join(each.model for each in self.encoders)
+
+    @property
+    def common_languages(self) -> tuple[str, ...]:
+        """The languages that all encoders know."""
+        return tuple(code for code in self.languages if all(known_by(code, each.languages) for each in self.beside))
 
 
 @dataclass(frozen=True, kw_only=True)
