@@ -9,8 +9,9 @@ import torch
 
 from babeltune.data import token_vectors
 from babeltune.data.stored_arrays import Matrix, Ragged, open_matrix, open_ragged
+from babeltune.data.teacher import load_teacher, token_texts
 from babeltune.data.token_vectors import PRIOR, mean_vectors
-from babeltune.data.tokens import tokenizer_key
+from babeltune.data.tokens import load_tokenizer, tokenizer_key
 from babeltune.errors import SpecError
 from babeltune.method import Tokens
 from babeltune.planning.preparation import prepare
@@ -75,11 +76,32 @@ def sentences(tokens, ids):
     return Tokens(torch.from_numpy(values.astype(np.int64)), torch.from_numpy(lengths))
 
 
+def test_tokens_can_be_encoded_alone_and_frequent_ones_are_shorter(tiny_file, tiny_storage):
+    known = "teacher.languages=[eng, fra, kor, jpn, rus]"
+    asked = (STATIC % 384).replace("token_vectors: teacher", "token_vectors: teacher_tokens")
+    sweep = read_sweep(tiny_file, assignments=[asked, known])
+    prepared, trial = prepare(sweep, tiny_storage), make_trial(sweep, 0, {})
+    tokens = prepared.tokens[tokenizer_key(trial.student, prepared.text_digest)]
+    vectors = np.load(tokens.vectors["teacher_tokens"])
+    tokenizer, texts = load_tokenizer(trial.student, Path(tokens.tokenizer)), open_ragged(Path(tokens.train))
+    alone = token_texts(tokenizer, range(tokens.vocabulary))
+    distinct = list(dict.fromkeys(filter(None, alone)))
+    encoded = load_teacher(sweep.teacher).encode(distinct)
+    encoded -= encoded.mean(0)
+    values = texts.take(np.arange(len(texts)))[0]
+    for token in (0, 9, 100, int(np.bincount(values).argmax()), 499):
+        share = (values == token).mean()
+        wanted = encoded[distinct.index(alone[token])] * 1e-4 / (1e-4 + share) if alone[token] else 0
+        assert np.abs(vectors[token] - wanted).max() < 1e-3
+    assert make_student(trial, prepared) is not None
+    assert str(Path(tokens.vectors["teacher_tokens"]).parent) in map(str, prepared.folders()), "clean leaves it"
+
+
 def test_the_first_vectors_point_where_the_mean_of_the_tokens_does(begun):
     sweep, prepared = begun
     trial = make_trial(sweep, 0, {})
     prepared_tokens = prepared.tokens[tokenizer_key(trial.student, prepared.text_digest)]
-    wanted = torch.from_numpy(np.load(prepared_tokens.vectors))
+    wanted = torch.from_numpy(np.load(prepared_tokens.vectors["teacher"]))
     tokens = open_ragged(Path(prepared_tokens.train))
     for width, least in ((384, 0.9), (512, 0.9), (96, 0.75)):  # a narrow table keeps the main directions
         narrow = replace(trial, student=replace(trial.student, width=width))
@@ -95,8 +117,8 @@ def test_the_file_is_made_once_and_is_among_the_stores_that_trials_need(begun):
     again = prepare(sweep, Path(prepared.folder).parents[1])
     assert again == prepared
     (tokens,) = again.tokens.values()
-    assert Path(tokens.vectors).parent in set(again.folders())
-    vectors = np.load(tokens.vectors)
+    assert Path(tokens.vectors["teacher"]).parent in set(again.folders())
+    vectors = np.load(tokens.vectors["teacher"])
     assert vectors.shape == (tokens.vocabulary, open_matrix(Path(again.teacher)).width)
     assert vectors.dtype == np.float32
 
@@ -110,6 +132,10 @@ def test_the_file_is_made_once_and_is_among_the_stores_that_trials_need(begun):
         ),
         ("{kind: static, width: 32, token_vectors: teacher}", "student.projection is null; set it to teacher"),
         ("{kind: static, token_vectors: teachers}", "token_vectors"),
+        (
+            "{kind: static, projection: teacher, token_vectors: teacher_tokens}",
+            "student.token_vectors: 'teacher_tokens': the teacher 'bundled:all-MiniLM-L6-v2' knows eng, and not",
+        ),
     ],
 )
 def test_what_cannot_begin_with_the_teachers_vectors_is_refused(tiny_file, student, words):

@@ -189,7 +189,8 @@ def student_words(student: Student, report: PlanReport) -> str:
     if student.model or student.start:
         return f"{student.model or student.start}{weights_words}"
     if student.kind == "static":
-        tokens = ", token vectors of the teacher" if student.token_vectors == "teacher" else ""
+        begun = {"teacher": "token vectors", "teacher_tokens": "vectors of single tokens"}.get(student.token_vectors)
+        tokens = f", {begun} of the teacher" if begun else ""
         return f"static, width {student.width}, vocabulary {student.vocabulary}{weights_words}{tokens}"
     return (
         f"{counted(student.layers, 'layer')} of width {student.width}, vocabulary {student.vocabulary}{weights_words}"

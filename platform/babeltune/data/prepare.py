@@ -18,7 +18,7 @@ from babeltune.data.contamination import find_near_once
 from babeltune.data.corpus import Corpus, build_corpus, check_corpus
 from babeltune.data.ids import write_ids
 from babeltune.data.negatives import mine_negatives
-from babeltune.data.prepared import TEXTS, Counts, IdTask, Prepared, TokenSet, sides_of, with_files
+from babeltune.data.prepared import TEXTS, Counts, IdTask, Prepared, sides_of, with_files
 from babeltune.data.shards import Progress, RunShards, no_progress, run_here
 from babeltune.data.store import Contents, build, digest_of_array, digest_of_texts, facts_of, key_of
 from babeltune.data.stored_arrays import open_matrix
@@ -26,8 +26,8 @@ from babeltune.data.student_tokens import StudentTokens, ids_among
 from babeltune.data.teacher import build_teacher_store
 from babeltune.data.text_shards import TextShards
 from babeltune.data.texts import Texts, text_hashes
-from babeltune.data.token_vectors import build_token_vectors
-from babeltune.data.tokens import tokenizer_key
+from babeltune.data.token_vectors import build_token_vectors, encode_tokens
+from babeltune.data.tokens import load_tokenizer, tokenizer_key
 from babeltune.data.translation import Translator
 from babeltune.files import plain
 from babeltune.schema.records import Student, Sweep
@@ -104,9 +104,18 @@ def prepare(
     student_tokens = StudentTokens(sweep, inputs.students, corpus, text_digest, stores, run_shards, progress)
     tokens = student_tokens.build(words) if wanted.trained else {}
     teacher, teacher_rows = encode_with_teacher(inputs, corpus, stores, run_shards, progress)
-    begun = {tokenizer_key(each, text_digest) for each in inputs.students if each.token_vectors == "teacher"}
-    for key in begun & tokens.keys():
-        tokens[key] = with_vectors(tokens[key], corpus.pairs, teacher, teacher_rows, progress)
+    for student in inputs.students:
+        key, kind = tokenizer_key(student, text_digest), student.token_vectors
+        if kind != "random" and key in tokens and kind not in tokens[key].vectors:
+            progress("making the first vectors of tokens", 0, 1)
+            read, size = Path(tokens[key].train), tokens[key].vocabulary
+            if kind == "teacher":
+                vectors = build_token_vectors(stores, read, teacher, corpus.pairs, teacher_rows, size=size)
+            else:
+                tokenizer = load_tokenizer(student, Path(tokens[key].tokenizer))
+                vectors = encode_tokens(stores, read, tokenizer, sweep.teacher, run_shards, size=size)
+            progress("making the first vectors of tokens", 1, 1)
+            tokens[key] = replace(tokens[key], vectors={**tokens[key].vectors, kind: str(vectors)})
     languages = tuple(
         dict.fromkeys([*itertools.chain.from_iterable(corpus.group_languages), *corpus.languages.names()])
     )
@@ -183,17 +192,6 @@ class CorpusFacts(TypedDict):
     group_languages: tuple[tuple[str, str], ...]
     tasks: tuple[IdTask, ...]
     digests: dict[str, str]
-
-
-def with_vectors(
-    tokens: TokenSet, pairs: NDArray[np.integer], teacher: Path, teacher_rows: NDArray[np.integer], progress: Progress
-) -> TokenSet:
-    """The token set with the teacher's mean vector of each token."""
-    progress("averaging the teacher's vectors by token", 0, 1)
-    read = Path(tokens.train)
-    vectors = build_token_vectors(read.parent, read, teacher, pairs, teacher_rows, size=tokens.vocabulary)
-    progress("averaging the teacher's vectors by token", 1, 1)
-    return replace(tokens, vectors=str(vectors))
 
 
 def counts_of(corpus: Corpus, words: Path | None) -> dict[str, object]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, NotRequired, TypedDict, TypeVar
 
@@ -185,8 +185,8 @@ class TokenSet:
     """The mask token's id, where there is one."""
     special: tuple[int, ...] = ()
     """The special tokens' ids."""
-    vectors: str | None = None
-    """File of the tokens' mean teacher vectors, fp32 [vocabulary, teacher_dim], where a student begins with them."""
+    vectors: dict[str, str] = field(default_factory=dict)
+    """Files of the vectors that a student begins with, by `student.token_vectors`: fp32 [vocabulary, teacher_dim]."""
     kept: str | None = None
     """File of the old ids of a trimmed tokenizer's tokens, int64 [vocabulary]. None where it is whole."""
     untrimmed: int = 0
@@ -298,7 +298,7 @@ class Prepared:
                 tokens.evaluation,
                 tokens.tokenizer,
                 tokens.words and str(Path(tokens.words).parent),
-                tokens.vectors and str(Path(tokens.vectors).parent),
+                *(str(Path(vectors).parent) for vectors in tokens.vectors.values()),
             ]
         yield from sorted({Path(name) for name in places if name is not None and Path(name).is_absolute()})
 

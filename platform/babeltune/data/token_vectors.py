@@ -7,22 +7,28 @@ top is left to training."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from babeltune.data.store import Contents, build, digest_of_array, facts_of
+from babeltune.data.arrays import parts
+from babeltune.data.store import Contents, build, digest_of_array, digest_of_texts, facts_of
 from babeltune.data.stored_arrays import open_matrix, open_ragged
+from babeltune.data.teacher import build_teacher_store, token_texts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from babeltune.data.shards import RunShards
     from babeltune.data.stored_arrays import Matrix, Ragged
+    from babeltune.schema.records import Teacher
 
 FILE = "vectors.npy"
 PAIRS = 16_384
 """Pairs whose tokens are added up at a time: 25 MB of vectors 384 wide."""
+FREQUENT = 1e-4
+"""Share of a text's tokens at which a token's vector has half its length (model2vec: 1e-4)."""
 PRIOR = 1.0
 """Occurrences with the mean of all vectors that are added to a token's own, so that one seen once is no copy of it."""
 
@@ -50,6 +56,38 @@ def build_token_vectors(
 
     needed = 4 * size * int(facts_of(teacher)["dim"] or 0)
     return build(stores, "token-vectors", description, write, bytes_needed=needed) / FILE
+
+
+def encode_tokens(
+    stores: Path, tokens: Path, tokenizer: Any, teacher: Teacher, run_shards: RunShards, *, size: int
+) -> Path:
+    """The file of the teacher's vectors of single tokens, as `weighted` makes them. `tokens` is the texts' store."""
+    texts = token_texts(tokenizer, range(size))
+    distinct = list(dict.fromkeys(filter(None, texts)))
+    encoded = build_teacher_store(stores, distinct, teacher, run_shards=run_shards)
+    description = {"tokens": tokens.name, "encoded": encoded.name, "of": digest_of_texts(texts), "frequent": FREQUENT}
+
+    def write(folder: Path) -> Contents:
+        ragged, counts = open_ragged(tokens), np.zeros(size, np.int64)
+        for part in parts(len(ragged)):
+            counts += np.bincount(ragged.take(np.arange(part.start, part.stop))[0], minlength=size)
+        places = {text: row for row, text in enumerate(distinct)}
+        rows = np.array([places.get(text, -1) for text in texts])
+        np.save(folder / FILE, weighted(open_matrix(encoded), rows, counts))
+        return Contents()
+
+    return build(stores, "token-vectors", description, write) / FILE
+
+
+def weighted(encoded: Matrix, rows: NDArray[np.integer], counts: NDArray[np.integer]) -> NDArray[np.float32]:
+    """[tokens, dim] a / (a + p) times each token's vector, less the mean of all; zeros where its row is -1.
+
+    p is the token's share of the text, by the `counts`: the weights of Arora et al. 2017, with model2vec's a."""
+    vectors = encoded.rows(np.arange(len(encoded))).astype(np.float32)
+    vectors = np.vstack([vectors - vectors.mean(0), np.zeros_like(vectors[:1])])
+    weights = FREQUENT / (FREQUENT + counts / max(1, counts.sum()))
+    first: NDArray[np.float32] = (weights[:, None] * vectors[rows]).astype(np.float32)
+    return first
 
 
 def mean_vectors(

@@ -19,7 +19,7 @@ from babeltune.planning.model_checks import model_files, right_models, unused_st
 from babeltune.planning.name_checks import name_problems
 from babeltune.planning.parameters import of_method, values_of
 from babeltune.planning.rules import RANGES, kind_of
-from babeltune.planning.space import config_for, configurations, frozen_only, possible_needs
+from babeltune.planning.space import config_for, configurations, frozen_only, possible_needs, preparations
 from babeltune.planning.value_checks import blamed, student_with, value_problems
 from babeltune.schema.base import record_from
 from babeltune.schema.bounds import Key, Problem
@@ -186,6 +186,14 @@ def _teacher_languages(
             f"{says}, and {who} needs its vectors of the anchor side, which is in {', '.join(strange)} too; put a "
             "language that it knows first in data.anchor_priority, leave out the pairs without one, or name a "
             "multilingual teacher and list its languages",
+        )
+    strange = [language for language in (*anchors, *others) if not known_by(language, languages_of_teacher)]
+    if strange and any(student.token_vectors == "teacher_tokens" for student in preparations(sweep)):
+        words = "name a multilingual teacher and list its languages, or begin with `token_vectors: teacher`"
+        searched = "student.token_vectors" in sweep.parameters
+        yield (
+            ("parameters", "student.token_vectors") if searched else ("student", "token_vectors"),
+            f"'teacher_tokens': {says}, and not tokens of {', '.join(dict.fromkeys(strange))}; {words}",
         )
     strange = [language for language in others if not known_by(language, languages_of_teacher)]
     if strange and "target" in needs.teacher and sweep.teacher.target_side == "encode":

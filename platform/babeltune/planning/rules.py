@@ -63,12 +63,12 @@ def student_problems(student: Student) -> Iterator[Problem]:
         yield ("heads",), f"{student.heads} must divide student.width, {student.width}"
     if student.ngrams and folder:
         yield ("ngrams",), f"{student.ngrams}: a named model ({folder}) brings its own table; remove it"
-    if student.token_vectors == "teacher" and folder:
-        yield ("token_vectors",), f"'teacher': a named model ({folder}) brings its own table; remove it"
-    elif student.token_vectors == "teacher" and student.projection != "teacher":
+    if student.token_vectors != "random" and folder:
+        yield ("token_vectors",), f"{student.token_vectors!r}: a named model ({folder}) brings its own table; remove it"
+    elif student.token_vectors != "random" and student.projection != "teacher":
         projection = student.projection or "null"
         words = f"they are as wide as the teacher's, and student.projection is {projection}; set it to teacher"
-        yield ("token_vectors",), f"'teacher': {words}"
+        yield ("token_vectors",), f"{student.token_vectors!r}: {words}"
     tokenizer = folder or student.embeddings_from
     tokenizer = tokenizer or ("student.vocabulary: teacher" if student.vocabulary == "teacher" else None)
     if student.lowercase and tokenizer is not None:

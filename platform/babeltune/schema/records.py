@@ -234,7 +234,7 @@ class Transformer(AnyStudent):
     """How the vectors of tokens become that of the sentence. `pooler`: the state of the first token, a dense layer of
     the same width and tanh, as in LaBSE. A named BERT has this layer already."""
     ngrams: ClassVar[int] = 0
-    token_vectors: ClassVar[Literal["random", "teacher"]] = "random"
+    token_vectors: ClassVar[Literal["random", "teacher", "teacher_tokens"]] = "random"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -251,9 +251,10 @@ class Static(AnyStudent):
     """Rows of a static student's second table, of the character n-grams within its tokens. Tokens that share letters
     share these vectors, so that rare words and endings learn from common ones. A step costs more; the export has one
     table of the sums. 0: none."""
-    token_vectors: Literal["random", "teacher"] = "random"
+    token_vectors: Literal["random", "teacher", "teacher_tokens"] = "random"
     """What a static student's table holds at the start. `teacher`: of each token the mean of the teacher's vectors of
-    the training pairs in which it occurs, in whatever language (`token_vectors.py`)."""
+    the training pairs in which it occurs, in whatever language (`token_vectors.py`). `teacher_tokens`: the teacher's
+    vector of each token alone, the shorter the more frequent the token is, from a teacher that knows all languages."""
     preset: ClassVar[str | None] = None
     keep_layers: ClassVar[None] = None
     layers, heads, feed_forward = NO_PRESET.layers, NO_PRESET.heads, NO_PRESET.feed_forward

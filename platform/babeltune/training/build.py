@@ -60,10 +60,9 @@ def make_student(trial: Trial, prepared: Prepared, context: TrialContext | None 
         seed=trial.first_seed,
         projected=needs.vectors,
     )
-    if student.token_vectors == "teacher":
+    if student.token_vectors != "random":
         assert isinstance(encoder, StaticEncoder)
-        assert tokens.vectors is not None
-        encoder.begin_with(torch.from_numpy(np.load(tokens.vectors)))
+        encoder.begin_with(torch.from_numpy(np.load(tokens.vectors[student.token_vectors])))
     if student.embeddings_from is not None:
         assert isinstance(encoder, Encoder)
         take_embeddings(encoder, Path(tokens.tokenizer))
