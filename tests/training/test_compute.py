@@ -181,7 +181,7 @@ def test_a_sweep_gives_unlike_students_equal_compute_by_rates_that_it_measures_o
         tiny_file,
         assignments=[
             "budget={trials: 2, unit: compute}",
-            "training={compute: 0.2, reports: 2, global_batch: 32, learning_rate: 1e-3}",
+            "training={compute: 0.4, reports: 2, global_batch: 32, learning_rate: 1e-3}",
             "parameters={student.width: {choice: [16, 128]}}",
             "sampler={kind: grid}",
         ],
@@ -198,8 +198,8 @@ def test_a_sweep_gives_unlike_students_equal_compute_by_rates_that_it_measures_o
         reports = [json.loads(line) for line in lines]
         ends[width] = reports[-1]["pairs"]
         spent = [report["metrics"]["train/compute"] for report in reports]
-        step = spent[-1] / reports[-1]["step"]  # a report is at the end of a step; on a busy machine these are few
-        assert spent == pytest.approx([0.1, 0.2], rel=0.1, abs=step)
+        step = 0.4 * 32 / reports[-1]["pairs"]  # a report is at the end of a step; on a busy machine these are few
+        assert spent == pytest.approx([0.2, 0.4], rel=0.1, abs=step)
     assert ends[16] > 1.2 * ends[128]
 
     def refuse(*_):

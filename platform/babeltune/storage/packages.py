@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -56,11 +57,13 @@ class Packages(MirrorBase):
         if self.has_package(folder, key, entries):
             return False
         files = self.files_of(folder)
-        of, sent = sum(facts["bytes"] for facts in files.values()), list[int]()
+        of, sent, turn = sum(facts["bytes"] for facts in files.values()), 0, threading.Lock()
 
         def count(more: int) -> None:
-            sent.append(more)  # by several threads
-            tell(sum(sent), of)
+            nonlocal sent
+            with turn:  # several threads send, and the count that is shown never goes back
+                sent += more
+                tell(sent, of)
 
         tell(0, of)
         manifest = document({"files": files})
