@@ -20,11 +20,6 @@ def without_password(text: str) -> str:
     return QUERY.sub(r"\1…", USER.sub("…@", text))
 
 
-def is_secret_key(key: str) -> bool:
-    """Whether the value of a key of this name is a secret."""
-    return re.fullmatch(KEYS, key, re.IGNORECASE) is not None
-
-
 def holds_password(uri: str) -> bool:
     """Whether a password is written out in it; one from a variable is not."""
     user = USER.search(uri)

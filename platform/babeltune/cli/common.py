@@ -21,7 +21,6 @@ from babeltune.errors import bounded, printable
 from babeltune.files import json_text
 
 if TYPE_CHECKING:
-    from babeltune.errors import SweepError
     from babeltune.schema.cluster import Cluster
     from babeltune.schema.records import Sweep
     from babeltune.stages import Tell
@@ -238,13 +237,6 @@ def folder_of(name: str | None, cluster: str | None) -> SweepFolder:
             raise
         warn([f"{error}; this is what this machine has"])
         return find_sweep(view.folder, name)
-
-
-def not_running(sweep: str, state: str, more: str = "") -> SweepError:
-    """The refusal of what only a running sweep can do."""
-    from babeltune.errors import SweepError
-
-    return SweepError(f"sweep {sweep} is not running; its state is {state}{more}")
 
 
 def with_cluster(file: str | None) -> str:

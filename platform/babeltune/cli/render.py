@@ -21,7 +21,7 @@ from babeltune.sweep.state.seed_summary import Comparison, cells, footnote
 from babeltune.sweep.state.seed_summary import markdown as as_markdown
 
 if TYPE_CHECKING:
-    from babeltune.promotion.compare import Cell, Conclusion, Contest
+    from babeltune.promotion.compare import Cell, Conclusion
     from babeltune.promotion.gates import Decision
     from babeltune.promotion.statistics import Selection
     from babeltune.promotion.sweep_scores import Comparison as ModelComparison
@@ -172,19 +172,15 @@ def show_decision(decision: Decision, console: Console) -> None:
                 table.add_row(name, f"{value:.4f}", *cells)
         console.print(table)
     if decision.contest is not None and decision.contest.cells:
-        console.print(contest_table(decision.contest))
+        contest = decision.contest
+        titles = (f"against {contest.champion}", "items", "champion", "challenger")
+        console.print(cells_table((*contest.cells, *contest.overall), titles))
     if decision.selection is not None and decision.selection.among > 1:
         console.print(selection_words(decision.selection), markup=False)
     if decision.folder:
         console.print(f"model: {decision.folder}", markup=False)
     if decision.registered:
         console.print(f"registered: {decision.registered}", markup=False)
-
-
-def contest_table(contest: Contest) -> Table:
-    """Challenger against champion: one line for each subset, and the means last."""
-    cells = (*contest.cells, *contest.overall)
-    return cells_table(cells, (f"against {contest.champion}", "items", "champion", "challenger"))
 
 
 def show_compared(comparison: ModelComparison, console: Console) -> None:

@@ -19,7 +19,6 @@ from babeltune.cli.common import (
     cluster_of,
     err,
     folder_of,
-    not_running,
     out,
     read,
     say,
@@ -139,7 +138,7 @@ def stop(
     if not may_be_driven(storage, folder.id):
         state = sweep_facts(folder)["state"]
         soon = "; if it was started just now, try again in a few seconds" if state == "new" else ""
-        raise not_running(folder.id, state, soon)
+        raise SweepError(f"sweep {folder.id} is not running; its state is {state}{soon}")
     view.ask_to_stop(folder)
     audit(view, "stop", folder.id)
     err.print(f"asked sweep {folder.id} to stop; waiting for its driver, {wait} s at most")

@@ -144,7 +144,7 @@ class TrialsTable:
         first = [self.metric] if self.metric is not None else []
         metrics = list(dict.fromkeys([*first, *(objective.metric for objective in self.sweep.objectives)]))
         for metric in metrics:
-            values = tuple(value_of(row, metric) for row in rows)
+            values = tuple(f"{row.metrics[metric]:.4f}" if metric in row.metrics else "–" for row in rows)
             columns.append(Column(metric, metric.removeprefix("dev/"), values, right=True))
         for name, (title, write) in COSTS.items():
             if self.costs and any(name in row.metrics for row in rows):
@@ -174,11 +174,6 @@ class TrialsTable:
 def is_trial(row: Row) -> bool:
     """Whether a row is a trial's, and not a baseline's."""
     return bool(row.reports or row.params or row.state != "finished")
-
-
-def value_of(row: Row, metric: str) -> str:
-    """A row's value of a metric, or a dash."""
-    return f"{row.metrics[metric]:.4f}" if metric in row.metrics else "–"
 
 
 def shortened(name: str) -> str:

@@ -56,7 +56,7 @@ def parquet_schema(path: Path) -> pa.Schema:
 @contextmanager
 def parquet_process(path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process of `parquet_process.py`. Raises `DataError` for what it cannot read, and for a file that takes more
-    than `PARQUET_MEMORY` or holds more than `most_text` bytes."""
+    than `PARQUET_MEMORY` or holds more text than it may."""
     import pyarrow as pa
 
     cause: Exception | None = None
@@ -95,11 +95,6 @@ def _first_stream(process: subprocess.Popen[bytes]) -> pa.Schema:
         return stream.schema
 
 
-def most_text(path: Path) -> int:
-    """Bytes of text that the columns of a Parquet file may hold."""
-    return max(PARQUET_BYTES, PARQUET_RATIO * path.stat().st_size)
-
-
 def parquet_batches(path: Path, names: Sequence[str], content: Digest) -> Iterator[pa.RecordBatch]:
     """The outermost columns of a Parquet file that hold the named ones, some rows at a time.
 
@@ -117,7 +112,7 @@ def parquet_batches(path: Path, names: Sequence[str], content: Digest) -> Iterat
             "texts": [name for name in names if is_text(types[name])],
             "rows": ARROW_ROWS,
             "bytes": ARROW_BYTES,
-            "most": most_text(path),
+            "most": max(PARQUET_BYTES, PARQUET_RATIO * path.stat().st_size),
         }
         if not (rows := int(schema.metadata[b"rows"])):
             return

@@ -96,11 +96,6 @@ class Tables:
     """The values of `QRELS`."""
 
 
-def tables_of(task: Retrieval, root: Path) -> Tables:
-    """The task's tables. Raises `DataError` for one that is not there."""
-    return _in_data_set(task, root) if task.source.dataset is not None else _in_files(task, root)
-
-
 def _in_files(task: Retrieval, root: Path) -> Tables:
     files = find_files(task, root)
 
@@ -182,7 +177,8 @@ def read_beir(task: Retrieval, root: Path, longest: int = MAX_LINE_BYTES) -> Jud
     Raises `DataError` for a file that is missing or empty, and for a set without a relevant document. Unless the
     source drops broken lines, it also raises `DataError` for the first line that is broken, repeats an id, or judges
     an unknown id."""
-    tables, dropped = tables_of(task, root), Counter[str]()
+    tables = _in_data_set(task, root) if task.source.dataset is not None else _in_files(task, root)
+    dropped = Counter[str]()
     contents = {name: hashlib.sha256() for name in ("corpus", "queries", "qrels")}
     documents = _texts(task, tables, "corpus", contents["corpus"], dropped, longest)
     queries = _texts(task, tables, "queries", contents["queries"], dropped, longest)

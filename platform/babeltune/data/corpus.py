@@ -223,10 +223,6 @@ class Cleaning:
     def note_set(self, name: str, digest: str, dropped: Mapping[str, int]) -> None:
         """Records the digest of a source or eval set, and the rows that were left out when it was read."""
         self.digests[name] = digest
-        self.count_dropped(name, dropped)
-
-    def count_dropped(self, name: str, dropped: Mapping[str, int]) -> None:
-        """Counts the rows that were left out when a source or eval set was read, where there were any."""
         for reason, rows in dropped.items():
             self.counts.setdefault(name, {})[f"dropped: {reason}"] = rows
 

@@ -98,12 +98,6 @@ def read_bitext(task: Bitext | Retrieval, root: Path, longest: int) -> EvalRows:
     )
 
 
-def read_sts(task: Sts, root: Path, longest: int) -> EvalRows:
-    """The graded pairs."""
-    left, right, grades, digest = read_graded(task, root, longest)
-    return EvalRows(task=task, columns={"left": left, "right": right}, grades=grades, digest=digest)
-
-
 def read_topics(task: Clustering | Transfer, root: Path, longest: int) -> EvalRows:
     """Texts with their topics and, for transfer, their splits."""
     rows, labels = read_labelled(task, root, longest)
@@ -197,7 +191,8 @@ def _read(task: Task, root: Path, longest: int) -> EvalRows:
         case Mining():
             return read_mining(task, root, longest)
         case Sts():
-            return read_sts(task, root, longest)
+            left, right, grades, digest = read_graded(task, root, longest)
+            return EvalRows(task=task, columns={"left": left, "right": right}, grades=grades, digest=digest)
         case Retrieval():
             return read_retrieval(task, root, longest)
         case _:

@@ -131,7 +131,9 @@ def prepare(
         if wanted.negatives:
             progress("mining hard negatives", 0, 1)
             vectors = open_matrix(teacher).rows(teacher_rows[corpus.pairs[:, 0]])
-            write_negatives(folder, corpus, wanted, vectors, sweep.seed)
+            for key, k, below in wanted.negatives:
+                mined = mine_negatives(vectors, corpus.pairs, corpus.pair_groups, k=k, below=below, seed=sweep.seed)
+                np.save(folder / f"negatives-{key}.npy", mined)
             progress("mining hard negatives", 1, 1)
         return Contents()
 
@@ -231,13 +233,6 @@ def write_arrays(folder: Path, corpus: Corpus, teacher_rows: NDArray[np.integer]
     np.save(folder / "languages.npy", corpus.languages.codes(languages))
     corpus.texts.save(folder / TEXTS)
     write_ids(folder, list(sides_of(corpus.tasks)))
-
-
-def write_negatives(folder: Path, corpus: Corpus, wanted: Wanted, vectors: NDArray[np.generic], seed: int) -> None:
-    """Mined negatives of every kind that is wanted; `vectors` [pairs, dim] are the teacher's of the anchors."""
-    for key, k, below in wanted.negatives:
-        mined = mine_negatives(vectors, corpus.pairs, corpus.pair_groups, k=k, below=below, seed=seed)
-        np.save(folder / f"negatives-{key}.npy", mined)
 
 
 def asked_of_teacher(corpus: Corpus, wanted: Wanted, *, copy_anchor: bool) -> tuple[Texts, NDArray[np.integer]]:

@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from babeltune.schema.records import Data, Source, Task
+from babeltune.schema.records import Data, Source
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -69,13 +69,9 @@ def files_of(data: Data, root: Path) -> Iterator[Path]:
     for source in data.train:
         yield from _of_source(source, root)
     for task in (*data.dev, *data.test):
-        yield from _of_task(task, root)
-
-
-def _of_task(task: Task, root: Path) -> Iterator[Path]:
-    yield from (root / path for _, path in task.files())
-    for _, source in task.sources():
-        yield from _of_source(source, root)
+        yield from (root / path for _, path in task.files())
+        for _, source in task.sources():
+            yield from _of_source(source, root)
 
 
 def _of_source(source: Source, root: Path) -> Iterable[Path]:

@@ -177,15 +177,10 @@ def components(keys: NDArray[np.uint64]) -> NDArray[np.int64]:
             if differ.any():
                 np.minimum.at(points, high[differ], low[differ])
                 apart = True
-        _shorten(points)
+        for part in parts(len(points)):  # every entry points at the end of its path
+            while ((further := points[points[part]]) != points[part]).any():
+                points[part] = further
     roots = zeros(len(nodes), np.uint64)
     for part in parts(len(nodes)):
         roots[part] = points[nodes[part, 0]]
     return first_places(roots)
-
-
-def _shorten(points: NDArray[np.int64]) -> None:
-    """Makes every entry point at the end of its path."""
-    for part in parts(len(points)):
-        while ((further := points[points[part]]) != points[part]).any():
-            points[part] = further

@@ -13,7 +13,7 @@ import json
 import logging
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -217,7 +217,7 @@ def build(
         return folder
     try:
         make_folders(root)
-        with _only_builder(folder):
+        with in_turn(folder.with_name(f".{folder.name}.lock"), f"builds the store {folder}"):
             _sweep(folder)
             if folder.exists():
                 fault = _fault(folder, verify=True)
@@ -299,11 +299,6 @@ def _build(
     sync(folder.parent)
     for name in contents.shard_records:
         (folder / name).unlink()
-
-
-def _only_builder(folder: Path) -> AbstractContextManager[None]:
-    """Holds the lock beside the folder."""
-    return in_turn(folder.with_name(f".{folder.name}.lock"), f"builds the store {folder}")
 
 
 def _sweep(folder: Path) -> None:

@@ -96,18 +96,19 @@ def _taken(values: NDArray[Value], offsets: Ids, rows: Ids) -> tuple[NDArray[Val
     return values[shift + np.arange(len(shift))], lengths.astype(np.int64, copy=False)
 
 
-def open_matrix(folder: Path, *, verify: bool = False) -> Matrix:
-    """The array `rows` of a store (and `order`, the place of each row, where the shards hold them in another order).
+def open_matrix(*folders: Path, verify: bool = False) -> Matrix:
+    """The arrays `rows` of stores end to end; of one store with `order`, the place of each row, in that order.
 
     Costs no copy; pages are read when rows are. Raises `StoreError` for a store that is missing or altered."""
-    arrays = read_store(folder, verify=verify).arrays
-    order = _ids(folder, arrays["order"]) if "order" in arrays else None
-    return Matrix(_parts(folder, arrays["rows"]), order)
+    stores = {folder: read_store(folder, verify=verify).arrays for folder in folders}
+    orders = [cast("Ids", _parts(folder, each["order"])[0]) for folder, each in stores.items() if "order" in each]
+    parts = [part for folder, each in stores.items() for part in _parts(folder, each["rows"])]
+    return Matrix(parts, orders[0] if orders else None)
 
 
-def open_ragged(folder: Path, *, verify: bool = False) -> Ragged[np.integer]:
+def open_ragged(folder: Path) -> Ragged[np.integer]:
     """The arrays `values` and `offsets` of a store, shard by shard; raises as `open_matrix` does."""
-    arrays = read_store(folder, verify=verify).arrays
+    arrays = read_store(folder).arrays
     values, offsets = (cast("list[Ids]", _parts(folder, arrays[name])) for name in ("values", "offsets"))
     if len(values) > 1 and sum(part.nbytes for part in values + offsets) <= SMALL:
         lengths = np.concatenate([np.diff(part) for part in offsets])
@@ -130,16 +131,6 @@ def _parts(folder: Path, array: Array) -> list[Numbers]:
         part = np.memmap(folder / name, dtype, "r", shape=shape).view(np.ndarray) if rows else np.empty(shape, dtype)
         parts.append(part)
     return parts
-
-
-def _whole(folder: Path, array: Array) -> Numbers:
-    (part,) = _parts(folder, array)
-    return part
-
-
-def _ids(folder: Path, array: Array) -> Ids:
-    """An array of whole numbers, which its builder gave it."""
-    return cast("Ids", _whole(folder, array))
 
 
 def _check_range(ids: Ids, rows: int) -> None:

@@ -355,22 +355,14 @@ def _of_equal_cost(sequence: NDArray[np.intp], lengths: NDArray[np.int64]) -> li
     return [piece for part in parts for piece in np.array_split(part, -(-len(part) // SHARD_ROWS[1]))]
 
 
-def encode_shard(
-    teacher: FrozenModel, texts_file: str, out: str, dtype: str = "<f2", threads: int = 0, device: str = ""
-) -> int:
+def encode_shard(teacher: FrozenModel, texts_file: str, out: str, dtype: str = "<f2") -> int:
     """Writes the shard `out`: the vectors of the texts in a JSON file, as `dtype`; returns how many were forwarded.
 
-    Runs in any process that sees the file. `threads` and `device` absent: as torch has them, CUDA where it is."""
+    Runs in any process that sees the file, on CUDA if there is one."""
     texts = read_texts(texts_file)
-    before = torch.get_num_threads()
-    if threads:
-        torch.set_num_threads(threads)
-    try:
-        model = _loaded(teacher, device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        already = model.truncated
-        vectors = model.encode(texts).astype(dtype)
-    finally:
-        torch.set_num_threads(before)
+    model = _loaded(teacher, "cuda" if torch.cuda.is_available() else "cpu")
+    already = model.truncated
+    vectors = model.encode(texts).astype(dtype)
     if not np.isfinite(vectors).all():
         raise TeacherError(
             f"teacher.model {teacher.model!r} gives vectors that are not finite as {np.dtype(dtype)}; "

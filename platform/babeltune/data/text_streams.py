@@ -121,18 +121,6 @@ def chunks_of(stream: IO[bytes]) -> Iterator[bytes]:
 # --- Packed files --------------------------------------------------------------------------------------------------
 
 
-def _gzip(raw: io.BufferedReader, name: object) -> io.RawIOBase:
-    return gzip.GzipFile(fileobj=raw)  # type: ignore[return-value]
-
-
-def _bzip2(raw: io.BufferedReader, name: object) -> io.RawIOBase:
-    return bz2.BZ2File(raw)  # type: ignore[return-value]
-
-
-def _xz(raw: io.BufferedReader, name: object) -> io.RawIOBase:
-    return Chunks(_xz_chunks(raw, name))
-
-
 def _xz_chunks(raw: io.BufferedReader, name: object) -> Iterator[bytes]:
     """The content of one or more xz streams."""
     data, part = raw.read(SAMPLE_BYTES), lzma.LZMADecompressor(memlimit=XZ_MEMORY)
@@ -206,9 +194,9 @@ def office_kind(names: list[str]) -> str | None:
 
 Unpack = Callable[[io.BufferedReader, object], io.RawIOBase]
 UNPACKERS: dict[bytes, Unpack] = {
-    b"\x1f\x8b": _gzip,
-    b"BZh": _bzip2,
-    b"\xfd7zXZ": _xz,
+    b"\x1f\x8b": lambda raw, _: gzip.GzipFile(fileobj=raw),  # type: ignore[dict-item, return-value]
+    b"BZh": lambda raw, _: bz2.BZ2File(raw),  # type: ignore[dict-item, return-value]
+    b"\xfd7zXZ": lambda raw, name: Chunks(_xz_chunks(raw, name)),
     b"\x28\xb5\x2f\xfd": _zstandard,
     b"PK\x03\x04": _zip,
     b"PK\x05\x06": _zip,

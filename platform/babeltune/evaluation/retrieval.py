@@ -60,9 +60,9 @@ def recall(gained: Gains, judged: Judgements, k: int) -> Scores:
     return _share(hits.astype(np.float64), np.array([len(grades) for grades in judged], np.float64))
 
 
-def reciprocal_rank(gained: Gains, k: int = TOP) -> Scores:
-    """Of each query, 1 / rank of the first relevant document, 0 if it is not among the k first."""
-    hit = gained[:, :k] > 0
+def reciprocal_rank(gained: Gains) -> Scores:
+    """Of each query, 1 / rank of the first relevant document, 0 if it is not among the `TOP` first."""
+    hit = gained[:, :TOP] > 0
     return np.where(hit.any(axis=1), 1 / (hit.argmax(axis=1) + 1), 0.0)
 
 

@@ -134,11 +134,6 @@ def _folder(student: Student) -> Path:
     return model_folder(student.model or "", student.revision, setting="student.model")
 
 
-def _saved_file(student: Student, name: str) -> Path | None:
-    path = _folder(student) / name
-    return path if path.exists() else None
-
-
 def _saved_json(student: Student, name: str) -> Any:
-    path = _saved_file(student, name)
-    return None if path is None else json.loads(path.read_text(encoding="utf-8"))
+    path = _folder(student) / name
+    return None if not path.exists() else json.loads(path.read_text(encoding="utf-8"))

@@ -73,15 +73,17 @@ def data_problems(sweep: Sweep, root: Path, hub: Hub) -> Iterator[Problem]:
             except DataError as error:
                 yield (*key, "source", "path"), str(error)
     asked = set[tuple[str | None, str | None]]()
-    for key, source in data_sets(sweep):
+    for key, source in sources(sweep):
+        if source.dataset is None:
+            continue
         try:
-            folder = below(source.dataset or "", root)
+            folder = below(source.dataset, root)
         except DataError as error:
             yield (*key, "dataset"), str(error)
             continue
         if not folder.exists() and (source.dataset, source.revision) not in asked:  # one data set has many languages
             asked.add((source.dataset, source.revision))
-            yield from hub.problem((*key, "dataset"), source.dataset or "", "dataset", source.revision)
+            yield from hub.problem((*key, "dataset"), source.dataset, "dataset", source.revision)
     for key, source in sources(sweep):
         if how := source.translation:
             yield from hub.problem((*key, "translation", "model"), how.model, "model", how.revision)
@@ -121,11 +123,6 @@ def tasks(sweep: Sweep) -> Iterator[tuple[Key, Task]]:
     for kind, sets in (("dev", sweep.data.dev), ("test", sweep.data.test)):
         for index, task in enumerate(sets):
             yield ("data", kind, index), task
-
-
-def data_sets(sweep: Sweep) -> Iterator[tuple[Key, Source]]:
-    """Every source that is a Hugging Face data set, with its key."""
-    yield from ((key, source) for key, source in sources(sweep) if source.dataset is not None)
 
 
 def sources(sweep: Sweep) -> Iterator[tuple[Key, Source]]:

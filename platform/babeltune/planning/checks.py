@@ -19,7 +19,7 @@ from babeltune.planning.model_checks import model_files, right_models, unused_st
 from babeltune.planning.name_checks import name_problems
 from babeltune.planning.parameters import of_method, values_of
 from babeltune.planning.rules import RANGES, kind_of
-from babeltune.planning.space import config_for, configurations, frozen_only, possible_needs, preparations
+from babeltune.planning.space import config_for, configurations, possible_needs, preparations
 from babeltune.planning.value_checks import blamed, student_with, value_problems
 from babeltune.schema.base import record_from
 from babeltune.schema.bounds import Key, Problem
@@ -57,7 +57,7 @@ def _needs(sweep: Sweep) -> Iterator[Problem]:
     taught_width = teacher_width(sweep.teacher)
     anchors, others = taught_languages(sweep)
     extra = ("student.kind", "student.preset", "student.width", "student.layers", "student.projection", "student.model")
-    if frozen_only(sweep):
+    if all(needs.frozen for _, _, needs in possible_needs(sweep)):
         yield from unused_student(sweep)
     settings = list(configurations(sweep, extra))
     by_method: dict[str, set[Needs]] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 from babeltune.errors import SpecError, nearest
 from babeltune.evaluation.metric_names import METRICS, PARAMETERS, POOLED, SPEED, metrics_of
@@ -60,7 +60,10 @@ def goal_problems(sweep: Sweep) -> Iterator[Problem]:
     earlier = [
         index
         for index, point in enumerate(sweep.sampler.points)
-        if any(_equal(point, other) for other in sweep.sampler.points[:index])
+        if any(
+            point.keys() == other.keys() and all(same(point[name], other[name]) for name in point)
+            for other in sweep.sampler.points[:index]
+        )
     ]
     for index in earlier:
         yield ("sampler", "points", index), "is given twice; keep one"
@@ -109,10 +112,6 @@ def loss_words(sweep: Sweep, metric: str, metrics: tuple[str, ...]) -> str:
         "trial with the lowest loss is the one with the sharpest labels, not the best encoder. Select on what the "
         f"vectors do; allowed: {', '.join(_shortened(metrics)) or 'none, because data.dev is empty'}"
     )
-
-
-def _equal(a: Mapping[str, object], b: Mapping[str, object]) -> bool:
-    return a.keys() == b.keys() and all(same(a[name], b[name]) for name in a)
 
 
 def _shortened(metrics: tuple[str, ...], most: int = 12) -> list[str]:

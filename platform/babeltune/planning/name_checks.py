@@ -139,7 +139,8 @@ def _parameter_name(sweep: Sweep, name: str, parameter: Parameter, methods: list
 def _no_setting(name: str, methods: list[type[Method]]) -> str:
     settings = sorted(set().union(*(fields_of(method) for method in methods)) | {"method", "seed"})
     dotted = [f"{prefix}.{key}" for prefix, record in SECTIONS.items() for key in record_fields(record)]
-    near = nearest(name, settings) or nearest(name, dotted) or _same_ending(name, dotted)
+    ending = next((f"; did you mean {each!r}?" for each in dotted if each.rpartition(".")[2] == name), "")
+    near = nearest(name, settings) or nearest(name, dotted) or ending
     return (
         f"{name!r} is not a setting of method {listed(methods)}; allowed: {', '.join(settings)}, or a key of "
         f"{', '.join(SECTIONS)} such as training.learning_rate{near}"
@@ -195,11 +196,6 @@ def methods_with(sweep: Sweep, name: str) -> set[str]:
 
 FROM_SCRATCH = tuple(f"student.{name}" for name in ("preset", *FIELDS, "vocabulary"))
 """What only a student from scratch has."""
-
-
-def _same_ending(name: str, dotted: list[str]) -> str:
-    matches = [full for full in dotted if full.rpartition(".")[2] == name]
-    return f"; did you mean {matches[0]!r}?" if matches else ""
 
 
 def _section_name(sweep: Sweep, name: str, parameter: Parameter) -> Iterator[Problem]:

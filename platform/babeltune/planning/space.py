@@ -286,11 +286,6 @@ def methods_used(sweep: Sweep) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*proposable_methods(sweep), *inside]))
 
 
-def frozen_only(sweep: Sweep) -> bool:
-    """Whether every method that can be proposed keeps the teacher as its encoder, so that no student is trained."""
-    return all(needs.frozen for _, _, needs in possible_needs(sweep))
-
-
 def preparations(sweep: Sweep) -> list[Student]:
     """Every student whose text must be tokenized on its own: combinations of `TOKENIZED`, and the default one."""
     students = [sweep.student.changed(**_given("student", default_params(sweep)))]

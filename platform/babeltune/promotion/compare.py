@@ -148,7 +148,8 @@ def compare(
         some, mean = _compared(both, of_kind, _Level(alpha=alpha, kinds=len(by_kind), draws=rules.resamples), on)
         cells += some
         overall.append(mean)
-    cells = _corrected(cells)
+    corrected = holm({cell.name: cell.p for cell in cells})
+    cells = [replace(cell, corrected=corrected[cell.name]) for cell in cells]
     if not cells:
         left_out = f"; {', '.join(contaminated)} is contaminated and decides nothing" if contaminated else ""
         why = f"no {on} set can be compared item by item with {name}{left_out}"
@@ -335,9 +336,3 @@ def _right(found: Mapping[str, Sequence[float]]) -> NDArray[np.float64]:
 
 def _minus(old: Statistic, new: Statistic) -> Statistic:
     return lambda counts: new(counts) - old(counts)
-
-
-def _corrected(cells: Sequence[Cell]) -> list[Cell]:
-    """The cells with their p-values corrected for their number, too."""
-    corrected = holm({cell.name: cell.p for cell in cells})
-    return [replace(cell, corrected=corrected[cell.name]) for cell in cells]

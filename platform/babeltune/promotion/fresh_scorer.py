@@ -25,7 +25,7 @@ from typing import IO, TYPE_CHECKING, Any, Self
 import numpy as np
 import torch
 
-from babeltune.data.prepared import IdTask, TextTask, tasks_from
+from babeltune.data.prepared import TextTask, tasks_from
 from babeltune.data.teacher import load_teacher
 from babeltune.errors import PromotionError, TeacherError
 from babeltune.evaluation.evaluate import embedded_texts, evaluate_texts, score_vectors
@@ -240,11 +240,6 @@ def width_of(encode: EncodeTexts) -> int:
         return int(encode(["dimension"], [""]).shape[1])
 
 
-def in_texts(tasks: Sequence[IdTask], texts: Sequence[str]) -> list[TextTask]:
-    """The tasks with their texts in place of their numbers."""
-    return [task.mapped(lambda number, _: texts[number]) for task in tasks]
-
-
 def nearest_of(model: str, questions: Sequence[dict[str, Any]]) -> list[tuple[int, float]]:
     """The place and cosine of the candidate that is nearest to each question's sentence."""
     encode = encoder_of(model)
@@ -306,7 +301,7 @@ def answered(asked: dict[str, Any]) -> dict[str, Any]:
         return widths | {"": width_of(target)} if target else widths
     if "questions" in asked:
         return {"nearest": nearest_of(asked["model"], asked["questions"])}
-    tasks = in_texts(tasks_from(asked["tasks"]), asked["texts"])
+    tasks = [task.mapped(lambda number, _: asked["texts"][number]) for task in tasks_from(asked["tasks"])]
     if "teacher" in asked:
         tell(_stage("teacher", asked["prefix"]))
         try:

@@ -67,11 +67,12 @@ def record_opening(storage: Path, model: str, folder: str | Path, found: Sequenc
         for name, rows in labelled("test", found)
         for column, texts in rows.columns.items()
     }
+    weights = sorted(Path(folder).rglob("*.safetensors"))
     line = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "user": who(),
         "model": model,
-        "weights": weights_digest(Path(folder)),
+        "weights": key_of({str(path.relative_to(folder)): sha256_of(path) for path in weights}),
         "tests": sorted({rows.task.name for rows in found}),
         "digests": digests,
         "id": uuid.uuid4().hex,
@@ -81,11 +82,6 @@ def record_opening(storage: Path, model: str, folder: str | Path, found: Sequenc
         append_line(path, json_text(line).encode())
         lines = read_openings(storage)
     return _counted(lines, set(digests.values()))
-
-
-def weights_digest(folder: Path) -> str:
-    """SHA-256 over the names and bytes of the weights in a model's folder."""
-    return key_of({str(path.relative_to(folder)): sha256_of(path) for path in sorted(folder.rglob("*.safetensors"))})
 
 
 def sealed_elsewhere(storage: Path, found: Sequence[EvalRows]) -> list[EvalRows]:

@@ -134,10 +134,6 @@ def best_or_average(members: Sequence[Candidate]) -> tuple[Candidate, str]:
     if not better:
         return best, f"the average of {names} is not taken: its {compared}"
     report = replace(best.report, metrics={**best.report.metrics, **scores})
-    average = replace(best, report=report, weights=tensors, members=tuple(checkpoint_name(m) for m in members))
+    chosen = tuple(f"{member.name}/{member.report.index}" for member in members)
+    average = replace(best, report=report, weights=tensors, members=chosen)
     return average, f"the average of {names} is taken: its {compared}"
-
-
-def checkpoint_name(member: Candidate) -> str:
-    """A member's trial and report, such as `t0003/9`."""
-    return f"{member.name}/{member.report.index}"

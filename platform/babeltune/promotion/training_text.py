@@ -26,7 +26,7 @@ def trained_on(
     prepared = trial.prepared if trial is not None else _of_registered(view, Path(folder))
     if prepared is None:
         return
-    keys = training_keys(prepared)
+    keys = np.unique(sentence_keys(prepared.all_texts().at(np.unique(np.asarray(prepared.pairs())))))
     texts: dict[str, set[str]] = {}
     for task in tasks:
         texts.setdefault(task.name, set()).update(task.texts())
@@ -37,11 +37,6 @@ def trained_on(
                 f"{name}: {share:.0%} of its {len(some):,} texts are training text of {model}, so its scores say "
                 "little about other text; score a set that was held out"
             )
-
-
-def training_keys(prepared: Prepared) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
-    """The keys of all texts in training pairs, each once."""
-    return np.unique(sentence_keys(prepared.all_texts().at(np.unique(np.asarray(prepared.pairs())))))
 
 
 def _of_registered(view: StorageView, folder: Path) -> Prepared | None:

@@ -16,7 +16,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from babeltune.errors import SpecError
-from babeltune.redaction import holds_password, is_secret_key, without_password
+from babeltune.redaction import KEYS, holds_password, without_password
 from babeltune.schema.addresses import PLACE, is_place
 from babeltune.schema.bounds import NAME, Problem
 from babeltune.schema.document import read_document, validate
@@ -207,9 +207,10 @@ def read_cluster(path: str | Path | None = None, *, environ: Mapping[str, str] |
     if {"method", "data"} & document.values.keys():
         raise SpecError(f"{file}: this is a sweep file, not a cluster file; `babeltune submit {file}` runs it")
     wrong = {key: _secret(key) for key, value in document.values.items() if _is_secret(key, value)}
+    by_jobs = str(document.values.get("address")).startswith(DASHBOARD)
     for key in EXPANDED:
         value = document.values.get(key)
-        if isinstance(value, str) and not (key in OF_THE_HEAD and _is_dashboard(document.values.get("address"))):
+        if isinstance(value, str) and not (by_jobs and key in OF_THE_HEAD):
             try:
                 document.values[key] = expand(value, environ)
             except SpecError as error:
@@ -355,13 +356,10 @@ def _uri_problems(protocol: str, place: str, cluster: Cluster) -> Iterator[Probl
         )
 
 
-def _is_dashboard(address: object) -> bool:
-    return isinstance(address, str) and address.startswith(DASHBOARD)
-
-
 def _is_secret(key: str, value: object) -> bool:
     """Whether a key, or the password inside an address, gives away a secret; one from a variable does not."""
-    return is_secret_key(key) or (isinstance(value, str) and "://" in value and holds_password(value))
+    named_so = re.fullmatch(KEYS, key, re.IGNORECASE) is not None
+    return named_so or (isinstance(value, str) and "://" in value and holds_password(value))
 
 
 def _secret(key: str) -> str:

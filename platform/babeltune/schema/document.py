@@ -383,7 +383,7 @@ def refusal(value: Any, problems: Sequence[Details], hint: object = None, name: 
             return str(problem["ctx"]["error"])
         literal = problem.get("ctx", {}).get("expected", "") if problem["type"] in ("literal_error", NO_KIND) else ""
         words += re.findall(r"'([^']*)'", literal)
-        expected = literal or EXPECTED.get(problem["type"], lower_first(problem["msg"]))
+        expected = literal or EXPECTED.get(problem["type"], problem["msg"][:1].lower() + problem["msg"][1:])
         if expected not in allowed:
             allowed.append(expected)
     if any(typing.get_origin(arm) is tuple and Ellipsis not in typing.get_args(arm) for arm in arms(hint)):
@@ -391,10 +391,6 @@ def refusal(value: Any, problems: Sequence[Details], hint: object = None, name: 
     near = mend_words(value, hint, name) if hint is not None else ""
     near = near or (nearest(value, words) if isinstance(value, str) else "")
     return f"{describe(value)} is not possible; allowed: {' or '.join(allowed)}{near}"
-
-
-def lower_first(text: str) -> str:
-    return text[:1].lower() + text[1:]
 
 
 # --- `--set` -------------------------------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ def mends(value: JsonValue, hint: object) -> list[JsonValue]:
     for each in _candidates(value, hint):
         if each not in fitting and _fits(each, hint):
             fitting.append(each)
-            if len(fitting) == MOST or not _is_parameter(hint):
+            if len(fitting) == MOST or Parameter not in arms(hint):
                 break
     return fitting
 
@@ -108,10 +108,6 @@ def _inside(hint: object, part: str | int, bounds: bool) -> object:
     if typing.get_origin(hint) is tuple and isinstance(part, int):
         return arguments[0] if arguments[-1] is Ellipsis else arguments[part] if part < len(arguments) else None
     return None
-
-
-def _is_parameter(hint: object) -> bool:
-    return Parameter in arms(hint)
 
 
 def _fits(value: JsonValue, hint: object) -> bool:

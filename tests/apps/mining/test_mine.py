@@ -28,7 +28,8 @@ from babeltune.apps.mining import index, mine, resumable_search, vectors
 from babeltune.apps.mining.ray_search import both_ways_by_ray
 from babeltune.apps.mining.resumable_search import ResumableSearch
 from babeltune.apps.mining.sentences import LONGEST, read_pairs, read_sentences
-from babeltune.apps.mining.vectors import Model, embed, joined, model_at
+from babeltune.apps.mining.vectors import Model, embed, model_at
+from babeltune.data.stored_arrays import open_matrix
 from babeltune.data.tokens import train_tokenizer
 from babeltune.errors import DataError, SpecError
 from babeltune.models.build import build_student
@@ -376,7 +377,7 @@ def test_a_damaged_shard_is_encoded_again(encoded, tmp_path):
     encoded.clear()
     assert embed(text, TOY, tmp_path / "root", tmp_path)[0] == first
     assert len(encoded) == 8
-    assert np.array_equal(joined([first]).rows(np.arange(8)), np.stack([vector_of(line) for line in text[:8]]))
+    assert np.array_equal(open_matrix(first).rows(np.arange(8)), np.stack([vector_of(line) for line in text[:8]]))
 
 
 def test_the_same_text_on_both_sides_is_refused_and_few_sentences_are_said(encoded, tmp_path):
@@ -567,7 +568,7 @@ def test_blocks_on_a_cluster_give_the_neighbours_of_one_process_also_resumed(
         both_ways_by_ray(ResumableSearch(tmp_path, sides, 4, size=(16, 16)), sides, stop, PATIENCE_S)
     kept = ResumableSearch(tmp_path, sides, 4, size=(16, 16))
     found = both_ways_by_ray(kept, sides, lambda *a: noted.append(a), PATIENCE_S)
-    whole = both_ways(*map(joined, sides), 4)
+    whole = both_ways(*(open_matrix(*side) for side in sides), 4)
     assert torch.equal(found.forward.index, whole.forward.index)
     assert torch.equal(found.backward.index, whole.backward.index)
     assert noted[-1] == (900, 900)

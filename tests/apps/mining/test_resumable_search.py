@@ -6,7 +6,8 @@ import torch
 
 from babeltune.apps.mining import resumable_search, vectors
 from babeltune.apps.mining.resumable_search import ResumableSearch, both_ways_resumable, one_way_resumable
-from babeltune.apps.mining.vectors import Model, embed, joined
+from babeltune.apps.mining.vectors import Model, embed
+from babeltune.data.stored_arrays import open_matrix
 from babeltune.errors import StoreError
 from searches import both_ways
 
@@ -64,7 +65,7 @@ def test_an_interrupted_search_goes_on_with_the_blocks_that_are_not_done(
     assert len(blocks) == again
     assert noted[-1] == (40 * 50, 40 * 50)
     assert noted[0][0] > 40 * 50 - sum(block.cosines for block in blocks)
-    whole = both_ways(*map(joined, sides), 3)
+    whole = both_ways(*(open_matrix(*side) for side in sides), 3)
     for ours, exact in ((found.forward, whole.forward), (found.backward, whole.backward)):
         assert torch.equal(ours.index, exact.index)
         assert torch.allclose(ours.cosine, exact.cosine, rtol=0, atol=1e-6)
@@ -99,7 +100,7 @@ def test_one_direction_goes_on_too(sides, scanned, tmp_path):
     blocks.clear()
     found = one_way_resumable(ResumableSearch(tmp_path, sides, 3, both=False, size=SIZE))
     assert len(blocks) == 8
-    assert torch.equal(found.index, both_ways(*map(joined, sides), 3).forward.index)
+    assert torch.equal(found.index, both_ways(*(open_matrix(*side) for side in sides), 3).forward.index)
 
 
 def test_a_search_that_cannot_be_kept_says_so(sides, tmp_path, monkeypatch):

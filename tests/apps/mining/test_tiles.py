@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from babeltune.apps.mining import tiles
-from babeltune.apps.mining.rows import Joined, Rows
+from babeltune.apps.mining.rows import Rows
 from babeltune.apps.mining.tiles import Block, Found, nothing, scan, settle
 from babeltune.apps.mining.topk_keys import EMPTY, cosine_of, empty, index_of, merge, pack
+from babeltune.data.stored_arrays import Matrix
 from babeltune.errors import DataError
 from babeltune.evaluation.knn import match
 from kernels import SeenKernels
@@ -97,20 +98,7 @@ def test_vectors_come_from_memory_disk_and_shards_in_any_precision(kind, tmp_pat
         source = torch.from_numpy(x).bfloat16()
         expected = source.float().numpy()
     else:
-
-        class Part:
-            width = 8
-
-            def __init__(self, values):
-                self.values = values
-
-            def __len__(self):
-                return len(self.values)
-
-            def rows(self, ids):
-                return self.values[ids]
-
-        source, expected = Joined([Part(x[:7]), Part(x[7:7]), Part(x[7:])], 8), x
+        source, expected = Matrix([x[:7], x[7:7], x[7:]], None), x
     reference = Rows(expected.astype(np.float32))
     assert torch.equal(Rows(source).block(3, 29), reference.block(3, 29))
     assert torch.equal(Rows(source).take(torch.tensor([39, 0, 7])), reference.take(torch.tensor([39, 0, 7])))

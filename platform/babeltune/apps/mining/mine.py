@@ -22,9 +22,10 @@ from babeltune.apps.mining.resumable_search import ResumableSearch, both_ways_re
 from babeltune.apps.mining.rows import Rows
 from babeltune.apps.mining.sentences import LONGEST, read_pairs, read_sentences
 from babeltune.apps.mining.tiles import Precision
-from babeltune.apps.mining.vectors import Model, Texts, embed, joined
+from babeltune.apps.mining.vectors import Model, Texts, embed
 from babeltune.data.file_readers import bounded_lines, refuse_broken
 from babeltune.data.shards import RunShards, run_here
+from babeltune.data.stored_arrays import open_matrix
 from babeltune.data.text_streams import text_stream
 from babeltune.errors import DataError
 from babeltune.evaluation.bitext import Margin
@@ -153,7 +154,7 @@ def margins(
     `work` is for texts on their way."""
     folders = embedded(sentences, encoding, work)
     matches = _search(folders, settings, encoding)
-    x, y = (Rows(joined(side)) for side in folders)
+    x, y = (Rows(open_matrix(*side)) for side in folders)
     scores = np.empty(len(pairs[0]), np.float32)
     for start in range(0, len(scores), BATCH):
         left, right = (torch.from_numpy(side[start : start + BATCH]) for side in pairs)
@@ -234,7 +235,7 @@ def embedded(
 def _search(folders: list[list[Path]], settings: Settings, encoding: Encoding) -> Matches:
     progress = functools.partial(encoding.progress, "searching")
     if settings.index != "exact":
-        left, right = (joined(side) for side in folders)
+        left, right = (open_matrix(*side) for side in folders)
         return through_index(left, right, settings.k, settings.index, progress)
     resumable = ResumableSearch(encoding.storage, (folders[0], folders[1]), settings.k, settings.precision)
     if encoding.cluster is not None:

@@ -12,7 +12,7 @@ from babeltune.apps.mining.resumable_search import ResumableSearch
 from babeltune.apps.mining.rows import Rows
 from babeltune.apps.mining.tiles import Block, Found, Precision, Progress, scan, settle
 from babeltune.apps.mining.topk_keys import empty
-from babeltune.apps.mining.vectors import joined
+from babeltune.data.stored_arrays import open_matrix
 from babeltune.errors import ClusterError
 from babeltune.evaluation.knn import Matches
 
@@ -30,7 +30,7 @@ def scan_block(
     """What one block finds, in any process that sees the shards."""
     (top, bottom), (first, last) = block.rows, block.columns
     blocks = Found(empty(bottom - top, kept[0]), empty(last - first, kept[1]))
-    scan(Rows(joined(left)), Rows(joined(right)), blocks, block, precision=precision)
+    scan(Rows(open_matrix(*left)), Rows(open_matrix(*right)), blocks, block, precision=precision)
     return blocks.forward.numpy(), blocks.backward.numpy()
 
 

@@ -25,8 +25,8 @@ from babeltune.apps.mining.tiles import (
     settle,
     settled,
 )
-from babeltune.apps.mining.vectors import joined
 from babeltune.data.store import key_of
+from babeltune.data.stored_arrays import open_matrix
 from babeltune.errors import StoreError
 from babeltune.evaluation.knn import Matches, Neighbours
 from babeltune.files import draft_of
@@ -55,7 +55,7 @@ class ResumableSearch:
         both: bool = True,
         size: tuple[int, int] = SIZE,
     ) -> None:
-        self.left, self.right = (Rows(joined(side)) for side in sides)
+        self.left, self.right = (Rows(open_matrix(*side)) for side in sides)
         check(self.left, self.right, k)
         self.k, self.precision = k, precision
         self.found = nothing(len(self.left), len(self.right), k, precision, both=both)

@@ -101,7 +101,7 @@ def gold_of(
             right.append(int(candidate_of[line - 1]))
         return np.array(right, np.int64)
     wanted = {text for _, text in asked}
-    place = {text: number for number, text in _all(candidates) if text in wanted}
+    place = {text: number for number in range(len(candidates)) if (text := candidates[number]) in wanted}
     for number, text in asked:
         if text not in place:
             raise DataError(
@@ -109,11 +109,6 @@ def gold_of(
             )
         right.append(place[text])
     return np.array(right, np.int64)
-
-
-def _all(sentences: Sentences) -> Iterator[tuple[int, str]]:
-    for number in range(len(sentences)):
-        yield number, sentences[number]
 
 
 class _Retrieved(TypedDict):

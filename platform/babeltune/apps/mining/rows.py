@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,22 +14,12 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from numpy.typing import NDArray
 
+    from babeltune.data.stored_arrays import Matrix
+
+    Vectors = NDArray[np.generic] | Tensor | Matrix
+
 UNIT = 1e-6
 """A row whose length is this near to 1 is taken as it is."""
-
-
-class Stored(Protocol):
-    """Vectors that are read by their numbers, such as a `stored_arrays.Matrix`."""
-
-    width: int
-
-    def __len__(self) -> int: ...
-
-    def rows(self, ids: NDArray[np.integer]) -> NDArray[np.generic]: ...
-
-
-if TYPE_CHECKING:
-    Vectors = NDArray[np.generic] | Tensor | Stored
 
 
 class Rows:
@@ -63,27 +52,6 @@ class Rows:
         places = ids.numpy()
         block = self._source[places] if isinstance(self._source, np.ndarray) else self._source.rows(places)
         return _unit(_fp32(block))
-
-
-class Joined:
-    """Stored vectors end to end: the shards of one matrix."""
-
-    def __init__(self, parts: Sequence[Stored], width: int) -> None:
-        self._parts = parts
-        self._starts = np.cumsum([0, *map(len, parts)])
-        self.width = width
-
-    def __len__(self) -> int:
-        return int(self._starts[-1])
-
-    def rows(self, ids: NDArray[np.integer]) -> NDArray[np.generic]:
-        """[len(ids), width], a copy in memory."""
-        block = np.empty((len(ids), self.width), np.float32)
-        part = np.searchsorted(self._starts, ids, side="right") - 1
-        for number in np.unique(part):
-            where = np.flatnonzero(part == number)
-            block[where] = self._parts[number].rows(ids[where] - self._starts[number])
-        return block
 
 
 def _fp32(block: NDArray[np.generic] | Tensor) -> Tensor:

@@ -142,11 +142,6 @@ def scan(
             nearest.copy_(forward)
 
 
-def _whole(lines: int) -> int:
-    """So many lines that groups are full."""
-    return GROUP * -(-lines // GROUP)
-
-
 class _Columns:
     """The right factors of one scan. A GPU keeps them from one row of tiles to the next, if they are few."""
 
@@ -167,7 +162,7 @@ class _Columns:
 
 def _factor(vectors: Float[Tensor, "rows dim"], precision: Precision) -> Float[Tensor, "padded dim"]:
     """A factor of a product, on a GPU where there is one, with rows so that groups are full."""
-    vectors = _padded(vectors, _whole(len(vectors)))
+    vectors = torch.nn.functional.pad(vectors, (0, 0, 0, -len(vectors) % GROUP))
     vectors = vectors.bfloat16() if precision == "bf16" else vectors.float()
     return vectors.cuda() if torch.cuda.is_available() else vectors
 
@@ -177,10 +172,6 @@ def _cosines(x: Float[Tensor, "rows dim"], y: Float[Tensor, "columns dim"]) -> F
     if x.is_cuda or (x.dtype == torch.bfloat16 and not emulates_bf16()):
         return (x @ y.T).float()
     return product(x.float(), y.float().T)
-
-
-def _padded(x: Tensor, rows: int) -> Tensor:
-    return x if len(x) == rows else torch.nn.functional.pad(x, (0, 0, 0, rows - len(x)))
 
 
 def _best_columns(sheet: Float[Tensor, "rows columns"], best: Int[Tensor, "lines kept"], first: int) -> None:

@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from babeltune.apps.mining.rows import Joined
 from babeltune.apps.mining.sentences import Sentences
 from babeltune.data.shards import Count, RunShards, count_all, read_texts, run_here, uncounted, write_texts
 from babeltune.data.store import Array, Contents, build, digest_of_texts, folder_of, read_store
-from babeltune.data.stored_arrays import open_matrix
 from babeltune.data.teacher import folder_digest
 from babeltune.errors import DataError, StoreError, TeacherError, nearest
 from babeltune.memory import give_back_memory
@@ -88,7 +86,7 @@ def embed(
     run_shards: RunShards = run_here,
     progress: Count = uncounted,
 ) -> list[Path]:
-    """The folders of the sentences' shards, in order; `joined` opens them. Those that are missing are encoded.
+    """The folders of the sentences' shards, in order; `open_matrix` opens them. Those that are missing are encoded.
 
     `work` is a folder for texts on their way, which every process that encodes must see."""
     folders, missing, present = [], [], 0
@@ -106,12 +104,6 @@ def embed(
 
     count_all(run_shards(encode_shard, missing, gpu=True), len(sentences) - present, tell, "the model encoded")
     return folders
-
-
-def joined(folders: Sequence[Path]) -> Joined:
-    """The vectors of the shards, mapped into memory."""
-    parts = [open_matrix(folder) for folder in folders]
-    return Joined(parts, parts[0].width)
 
 
 def encode_shard(model: Model, texts_file: str, root: str) -> int:

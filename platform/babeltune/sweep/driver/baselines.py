@@ -61,7 +61,7 @@ def score_baselines(
     digests = {row: _digest(name, models.get(row)) for name in sweep.baselines for row in (baseline_row(name),)}
     missing = {row: name for name in sweep.baselines if models.get(row := baseline_row(name)) != digests[row]}
     counting, place = ray.remote(counted), (where, f"sweeps/{folder.id}/{folder.prepared.name}")
-    sentences = len(_own_texts(prepared))
+    sentences = len({text for task in prepared.tasks for text in task.texts_of("student")})
     wanted = shapes(sweep) if prepared.tasks else {}
     if new := {shape: trial for shape, trial in wanted.items() if shape not in speeds}:
         tell = partial(progress, "measuring the speed of students")
@@ -109,11 +109,6 @@ def _digest(name: str, known: str | None) -> str:
 def baseline_folder(name: str) -> Path:
     """The folder of a baseline's model. Raises `TeacherError` where it cannot be had."""
     return model_folder(*split_revision(name), setting="baselines")
-
-
-def _own_texts(prepared: Prepared) -> NDArray[np.int64]:
-    """The dev texts that a student encodes, in order."""
-    return np.unique(np.fromiter((text for task in prepared.tasks for text in task.texts_of("student")), np.int64))
 
 
 def own_scores(trial: Trial, prepared: Prepared, tell: Count = uncounted) -> dict[str, dict[str, float]]:

@@ -89,14 +89,9 @@ def _named(setting: str, parameters: Mapping[str, Parameter], sweep: str) -> str
     raise UnknownNameError(f"sweep {sweep} searches no {setting!r}; known: {offered}{nearest(setting, parameters)}")
 
 
-def _is_cut(parameter: Parameter, name: str, rows: Sequence[Row]) -> bool:
-    """Whether the setting's range is cut into parts, because its trials have too many values for a row each."""
-    return kind_of(parameter) in RANGES and len({row.params.get(name) for row in rows}) > PARTS
-
-
 def _labels(parameter: Parameter, name: str, rows: Sequence[Row]) -> list[str]:
     """The labels of the table's rows, in order. Trials without the setting get one of their own later."""
-    if _is_cut(parameter, name, rows):
+    if kind_of(parameter) in RANGES and len({row.params.get(name) for row in rows}) > PARTS:
         bounds = _bounds(parameter)
         return [f"{_short(low)} to {_short(high)}" for low, high in itertools.pairwise(bounds)]
     values = {row.params[name] for row in rows if name in row.params}

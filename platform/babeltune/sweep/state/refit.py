@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from babeltune.errors import SpecError, SweepError, counted
-from babeltune.planning.parameters import same
 from babeltune.planning.rules import TRIAL, kind_of
 from babeltune.schema.records import Halving, Parameter, PlainSampler, Scalar, Sweep, Training
 from babeltune.sweep.state.folder import SweepFolder
@@ -127,7 +126,7 @@ def gains(earlier: SweepFolder, refit: SweepFolder) -> list[Gain]:
     by_trial = []
     for group in groups:
         names = [name.rpartition("/")[2] for name in sweep.refit_of]
-        row = next(befores[n] for n in names if n in befores and _alike(befores[n].params, group.settings))
+        row = next(befores[n] for n in names if n in befores and group.settings.items() <= befores[n].params.items())
         before, after = row.metrics[objective.metric], group.values[objective.metric]
         mean = statistics.fmean(after)
         half_width = _half_width(after)
@@ -144,10 +143,6 @@ def gains(earlier: SweepFolder, refit: SweepFolder) -> list[Gain]:
             )
         )
     return by_trial
-
-
-def _alike(params: dict[str, Scalar], settings: dict[str, Scalar]) -> bool:
-    return all(name in params and same(params[name], value) for name, value in settings.items())
 
 
 def _half_width(values: Sequence[float]) -> float | None:

@@ -55,10 +55,6 @@ def is_record(name: str) -> bool:
     return not name.endswith(".lock") and name not in OWN
 
 
-def is_workers(name: str) -> bool:
-    return name.rpartition("/")[2] in OF_WORKERS
-
-
 def records_in(folder: Path) -> Iterator[Path]:
     """The driver's records in a sweep's folder: the order of results first, the state last."""
 
@@ -67,7 +63,7 @@ def records_in(folder: Path) -> Iterator[Path]:
             if path.is_dir():
                 if path.name not in SCRATCH and not path.name.startswith("."):
                     yield from walk(path)
-            elif is_record(path.relative_to(folder).as_posix()) and not is_workers(path.name):
+            elif is_record(path.relative_to(folder).as_posix()) and path.name not in OF_WORKERS:
                 yield path
 
     order = {LEDGER: 1, "state.json": 3}

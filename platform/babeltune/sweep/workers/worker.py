@@ -172,10 +172,6 @@ def from_rank_0(words: str, rank: int, world: int, device: str) -> str:
     return bytes(data.cpu().tolist()).decode()
 
 
-def _end_of(error: Exception) -> TrialEnd:
-    return TrialEnd(_kind(error), type(error).__name__, _reason(error))
-
-
 def _kind(error: Exception) -> EndKind:
     if isinstance(error, StorageError | ObjectStoreError):
         return "storage"
@@ -276,7 +272,7 @@ def _attempt(
     except (NodeError, ReplacedError):
         raise
     except Exception as error:
-        return _end_of(error)
+        return TrialEnd(_kind(error), type(error).__name__, _reason(error))
     if reporter.unanswered is None:
         return TrialEnd("finished")
     if world == 1:
