@@ -34,7 +34,6 @@ from babeltune.method import (
     make_config,
 )
 from babeltune.method.views import Shared, Views
-from babeltune.schema.base import record_from
 
 NAME = "combined"
 METHODS = tuple(name for name in available() if name != NAME and name.isidentifier())
@@ -96,7 +95,7 @@ WHERE = {"hard_negatives": "hard_negatives", "hard_negatives_below": "hard_negat
 
 def union(needs: Mapping[str, Needs]) -> Needs:
     """What satisfies all of these methods; `MethodError` names two that need what cannot both be had."""
-    values: dict[str, object] = {}
+    values: dict[str, Any] = {}
     for part in dataclasses.fields(Needs):
         which = WHERE.get(part.name)
         having = {name: need for name, need in needs.items() if which is None or getattr(need, which)}
@@ -104,7 +103,7 @@ def union(needs: Mapping[str, Needs]) -> Needs:
         found = {name: getattr(need, part.name) for name, need in among.items()}
         unite = UNITED.get(part.name)
         values[part.name] = unite(list(found.values())) if unite else agreed(part.name, found)
-    return record_from(Needs, values)
+    return Needs(**values)
 
 
 def agreed(need: str, found: Mapping[str, object]) -> object:

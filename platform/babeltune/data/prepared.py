@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, NotRequired, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from babeltune.data.stored_arrays import open_matrix
 from babeltune.data.texts import Texts
 from babeltune.errors import StoreError
 from babeltune.files import plain, write_json
-from babeltune.schema.base import record_from
+from babeltune.schema.base import from_plain
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -122,26 +122,20 @@ def with_files(tasks: tuple[IdTask, ...], folder: Path) -> tuple[IdTask, ...]:
     return tuple(map(with_sides, tasks))
 
 
-class TaskJson(TypedDict):
-    """What `plain` makes of a task: its fields, and lists instead of tuples. A side in a file is [start, count]."""
-
-    gold: list[list[int]]
-    fit: TaskJson | None
-    in_file: NotRequired[dict[str, list[int]]]
-
-
-def tasks_from(values: Iterable[TaskJson], folder: str = "") -> tuple[IdTask, ...]:
+def tasks_from(values: Iterable[dict[str, Any]], folder: str = "") -> tuple[IdTask, ...]:
     """The tasks that `plain` or `_plain_task` wrote, of what is prepared in `folder`."""
     return tuple(_task_from(each, folder) for each in values)
 
 
-def _task_from(values: TaskJson, folder: str) -> IdTask:
-    lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
-    in_file = values.get("in_file", {})
-    sides = {side: Ids(str(Path(folder) / FILE), *place) for side, place in in_file.items()}
-    nested = {"gold": tuple(map(tuple, values["gold"])), "fit": values["fit"] and _task_from(values["fit"], folder)}
-    fields = {name: value for name, value in values.items() if name != "in_file"}
-    return record_from(EvalTask, {**fields, **lists, **nested, **sides})
+def _task_from(values: dict[str, Any], folder: str) -> IdTask:
+    """The task; a side in a file is written as [start, count] under `in_file`."""
+    in_file, fit = values.get("in_file", {}), values["fit"] and _task_from(values["fit"], folder)
+    task = from_plain(EvalTask[int], {name: each for name, each in values.items() if name not in ("in_file", "fit")})
+    left, right = (
+        Ids(str(Path(folder) / FILE), *in_file[side]) if side in in_file else getattr(task, side)
+        for side in ("left", "right")
+    )
+    return replace(task, left=left, right=right, fit=fit)
 
 
 def _plain_task(task: IdTask) -> JsonObject:
@@ -308,24 +302,6 @@ def texts_in(folder: Path) -> Texts:
     return Texts.open(folder / TEXTS)
 
 
-class TokenSetJson(TypedDict):
-    """What `plain` makes of a `TokenSet`: its fields, and a list instead of a tuple."""
-
-    special: list[int]
-
-
-class PreparedJson(TypedDict):
-    """What `plain` makes of a `Prepared`: its fields, and lists instead of tuples."""
-
-    folder: str
-    tasks: list[TaskJson]
-    tokens: dict[str, TokenSetJson]
-    groups: list[str]
-    group_rows: list[int]
-    group_languages: list[list[str]]
-    languages: list[str]
-
-
 IN_STORAGE = "storage:"
 """Begins, in `prepared.json` of a sweep's folder, a path within the storage, which may be moved or mirrored."""
 
@@ -353,22 +329,6 @@ def write_prepared(record: Prepared, path: Path) -> None:
     write_json(path, values if storage is None else _moved(values, f"{storage}/", IN_STORAGE))
 
 
-def _prepared_from(written: PreparedJson) -> Prepared:
-    """The record that `plain` wrote."""
-    tokens = {
-        key: record_from(TokenSet, {**tokens, "special": tuple(tokens["special"])})
-        for key, tokens in written["tokens"].items()
-    }
-    lists = {
-        "tasks": tasks_from(written["tasks"], written["folder"]),
-        "groups": tuple(written["groups"]),
-        "group_rows": tuple(written["group_rows"]),
-        "group_languages": tuple(map(tuple, written["group_languages"])),
-        "languages": tuple(written["languages"]),
-    }
-    return record_from(Prepared, {**written, **lists, "tokens": tokens})
-
-
 def read_prepared(path: Path) -> Prepared:
     """Reads what `write_prepared` wrote; `StoreError` where it is damaged or another version of babeltune wrote it."""
     try:
@@ -379,7 +339,8 @@ def read_prepared(path: Path) -> Prepared:
     if storage is not None:
         written = _moved(written, IN_STORAGE, f"{storage}/")
     try:
-        return _prepared_from(written)
+        tasks = tasks_from(written.pop("tasks"), written["folder"])
+        return from_plain(Prepared, {**written, "tasks": tasks})
     except (KeyError, TypeError) as error:
         raise StoreError(
             f"{path} was written by another version of babeltune ({type(error).__name__}: {error}); "

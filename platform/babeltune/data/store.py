@@ -23,6 +23,7 @@ import numpy as np
 
 from babeltune.errors import StoreError
 from babeltune.files import draft_of, in_turn, make_folders, plain, sha256_of, sync, version
+from babeltune.schema.base import from_plain
 from babeltune.schema.records import Scalar
 
 if TYPE_CHECKING:
@@ -94,12 +95,7 @@ class StoreRecord:
     def decode(cls, text: str) -> StoreRecord:
         values = json.loads(text)
         del values["seal"]
-        arrays = {
-            name: Array(array["dtype"], array["width"], tuple((shard, rows) for shard, rows in array["shards"]))
-            for name, array in values["arrays"].items()
-        }
-        files = {name: StoredFile(**file) for name, file in values["files"].items()}
-        return cls(**{**values, "arrays": arrays, "files": files})
+        return from_plain(cls, values)
 
 
 def key_of(description: Mapping[str, object]) -> str:

@@ -20,6 +20,7 @@ from babeltune.data.shards import Count, RunShards, count_all, write_texts
 from babeltune.data.store import Array, StoredFile, digest_of_texts, shards_there
 from babeltune.data.texts import Texts
 from babeltune.files import plain, sha256_of, sync, write_whole
+from babeltune.schema.base import from_plain
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -59,8 +60,7 @@ class ShardRecord:
     @classmethod
     def decode(cls, data: bytes) -> ShardRecord:
         """Raises `ValueError`, `KeyError` or `TypeError` if it is damaged or of another version."""
-        values = json.loads(data)
-        return cls(**{**values, "files": {name: ShardFile(**file) for name, file in values["files"].items()}})
+        return from_plain(cls, json.loads(data))
 
 
 def write_shard(out: Path, texts: Sequence[str], *, truncated: int, **arrays: NDArray[Any]) -> None:

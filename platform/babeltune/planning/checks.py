@@ -5,8 +5,8 @@ a model's configuration file: a sweep goes in, `(key, problem)` pairs come out."
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -21,7 +21,6 @@ from babeltune.planning.parameters import of_method, values_of
 from babeltune.planning.rules import RANGES, kind_of
 from babeltune.planning.space import config_for, configurations, possible_needs, preparations
 from babeltune.planning.value_checks import blamed, student_with, value_problems
-from babeltune.schema.base import record_from
 from babeltune.schema.bounds import Key, Problem
 from babeltune.schema.document import describe
 from babeltune.schema.languages import code_of, known_by
@@ -132,11 +131,11 @@ def exported_width(
     before = teacher_dim if needs.frozen or student_dim is None else student_dim
     if before is None:
         return None
-    sizes: dict[str, object] = {"student_dim": before, "teacher_dim": teacher_dim or before}
+    sizes: dict[str, Any] = {"student_dim": before, "teacher_dim": teacher_dim or before}
     sizes |= {"languages": ("",)} if needs.per_language else {}
     sizes |= {"width": 1, "vocabulary": 1} if needs.states else {}
     with torch.random.fork_rng(devices=[]):
-        layers = record_from(functools.partial(method, config), sizes).layers()
+        layers = method(config, **sizes).layers()
     linear = [module for layer in layers.values() for module in layer if isinstance(module, torch.nn.Linear)]
     return linear[-1].out_features if linear else student_dim
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
+import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 if TYPE_CHECKING:
@@ -111,7 +112,51 @@ def flat(values: Mapping[str, object]) -> dict[str, object]:
     return level
 
 
-def record_from(make: Callable[..., Made], values: Mapping[str, object]) -> Made:
-    """The record with these fields, as `files.plain` wrote them. `TypeError` for a name that it lacks, or one too
-    many."""
-    return make(**values)
+def from_plain(hint: type[Made], value: Any) -> Made:
+    """The value of this type that `files.plain` wrote: records and tuples of its objects and lists.
+
+    `TypeError` for a field that a record lacks, or one too many. The values of fields are not checked."""
+    return typing.cast(Made, _reader(typing.cast("Any", hint))(value))
+
+
+@functools.cache
+def _of_fields(record: Any) -> dict[str, Callable[[Any], Any]]:
+    """The readers of a record's fields that JSON does not have as they are."""
+    readers = {name: _reader(hint) for name, hint in typing.get_type_hints(record).items()}
+    return {name: read for name, read in readers.items() if read is not _same}
+
+
+@functools.cache
+def _reader(hint: Any) -> Callable[[Any], Any]:
+    """What makes a value of this type of JSON."""
+    kind, inside = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if dataclasses.is_dataclass(kind):
+        return functools.partial(_record, typing.cast("Callable[..., Any]", kind))
+    if kind in (typing.Union, types.UnionType):
+        return _same if all(_reader(arm) is _same for arm in inside) else functools.partial(_of_union, inside)
+    if kind in (tuple, Sequence) and (kind is Sequence or inside[-1] is ...):
+        item = _reader(inside[0])
+        return tuple if item is _same else lambda value: tuple(map(item, value))
+    if kind is tuple:
+        return lambda value: tuple(_reader(part)(each) for part, each in zip(inside, value, strict=True))
+    if kind in (dict, Mapping) and _reader(inside[1]) is not _same:
+        return lambda value: {name: _reader(inside[1])(each) for name, each in value.items()}
+    return _same
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _record(make: Callable[..., Any], value: dict[str, Any]) -> Any:
+    return make(**{**value, **{name: read(value[name]) for name, read in _of_fields(make).items() if name in value}})
+
+
+def _of_union(arms: tuple[Any, ...], value: Any) -> Any:
+    """An object is the record that its kind names, a list the union's tuple; all else is as JSON has it."""
+    records = [arm for arm in arms if dataclasses.is_dataclass(typing.get_origin(arm) or arm)]
+    if isinstance(value, dict) and records:
+        arm = next(arm for arm in records if len(records) == 1 or value[arm.KIND] in arm.kinds())
+        return _reader(arm)(value)
+    sequence = next((arm for arm in arms if typing.get_origin(arm) is tuple), None)
+    return _reader(sequence)(value) if isinstance(value, list) and sequence else value

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, cast
 from babeltune.schema.base import Number as Number
 from babeltune.schema.base import Scalar as Scalar
 from babeltune.schema.base import Strict as Strict
-from babeltune.schema.base import Tagged, changed, record_from, record_of
+from babeltune.schema.base import Tagged, changed, from_plain
 from babeltune.schema.bounds import (
     Bound,
     at_least,
@@ -423,13 +423,6 @@ class Training(Strict):
     average: Average | None = None
     """An average of the weights that is evaluated, checkpointed and exported in their place. Absent: the weights."""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "matryoshka", tuple(self.matryoshka))
-        if isinstance(self.average, dict):  # as `plain` wrote it
-            object.__setattr__(self, "average", record_from(record_of(Average, self.average), self.average))
-        if self.rates is not None:
-            object.__setattr__(self, "rates", tuple(self.rates))
-
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep(Strict):
@@ -553,15 +546,4 @@ def with_fitted(trial: Trial, numbers: Mapping[str, float]) -> Trial:
 
 def trial_from(values: Mapping[str, Any]) -> Trial:
     """The `Trial` that `plain` wrote; the values were validated when the trial was proposed."""
-    records = {
-        "student": record_from(record_of(Student, values["student"]), values["student"]),
-        "training": Training(**values["training"]),
-        "sampling": Sampling(**values["sampling"]),
-        "objectives": tuple(Objective(**each) for each in values["objectives"]),
-    }
-    return Trial(**{**values, **records})
-
-
-def report_from(values: Mapping[str, Any]) -> Report:
-    """The `Report` that `plain` wrote."""
-    return Report(**{**values, "points": tuple(Point(**each) for each in values["points"])})
+    return from_plain(Trial, values)

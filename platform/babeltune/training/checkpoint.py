@@ -23,7 +23,8 @@ from safetensors import SafetensorError
 
 from babeltune.errors import CheckpointError, StorageError
 from babeltune.files import as_new_files, draft_of, make_folders, plain, sha256_of, sync, write_whole
-from babeltune.schema.records import Objective, Report, report_from
+from babeltune.schema.base import from_plain
+from babeltune.schema.records import Objective, Report
 from babeltune.stages import Stage
 
 if TYPE_CHECKING:
@@ -170,7 +171,7 @@ def read_reports(trial_folder: Path) -> list[Report]:
         return reports
     for line in path.read_bytes().splitlines():
         try:
-            report = report_from(json.loads(line))
+            report = from_plain(Report, json.loads(line))
         except (ValueError, TypeError, KeyError):
             break
         if report.index == len(reports) + 1:
@@ -181,7 +182,7 @@ def read_reports(trial_folder: Path) -> list[Report]:
 def read_report(trial_folder: Path, index: int) -> Report | None:
     """One of the trial's reports; None if the folder does not have it."""
     with suppress(OSError, ValueError, TypeError, KeyError, IndexError):
-        report = report_from(json.loads((trial_folder / REPORTS).read_bytes().splitlines()[index - 1]))
+        report = from_plain(Report, json.loads((trial_folder / REPORTS).read_bytes().splitlines()[index - 1]))
         return report if report.index == index else None
     return None
 

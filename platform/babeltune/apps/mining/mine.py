@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, NotRequired, TypedDict, cast
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -253,27 +253,8 @@ def _searched(matches: Matches, settings: Settings) -> JsonObject:
     return {"neighbours": used, "without_neighbours": alone, "flipped": flipped(matches, settings.margin)}
 
 
-class _SettingsJson(TypedDict):
-    """What the warnings read of plain `Settings`."""
-
-    k: int
-    threshold: NotRequired[float | None]
-
-
-class _Searched(TypedDict):
-    """What the warnings read of the result of `mine` or `score`."""
-
-    pairs: int
-    undefined: NotRequired[int]
-    neighbours: list[int]
-    without_neighbours: list[int]
-    flipped: float
-    settings: _SettingsJson
-
-
-def warnings_about(result: Mapping[str, object]) -> Iterator[str]:
+def warnings_about(done: Mapping[str, Any]) -> Iterator[str]:
     """Warnings about the result of `mine` or `score`, such as fewer neighbours than `k`."""
-    done = cast(_Searched, result)
     settings = done["settings"]
     if min(done["neighbours"]) < settings["k"]:
         yield (

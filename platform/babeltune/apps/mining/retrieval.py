@@ -9,7 +9,7 @@ import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -111,17 +111,8 @@ def gold_of(
     return np.array(right, np.int64)
 
 
-class _Retrieved(TypedDict):
-    """What the warnings read of the result of `retrieve`."""
-
-    neighbours: int
-    without_neighbours: int
-    k: int
-
-
-def warnings_about(result: Mapping[str, object]) -> Iterator[str]:
+def warnings_about(done: Mapping[str, Any]) -> Iterator[str]:
     """Warnings about the result of `retrieve`, such as fewer candidates than `k`."""
-    done = cast(_Retrieved, result)
     if done["neighbours"] < done["k"]:
         yield f"k is {done['k']}, but there are only {done['neighbours']} different candidates: that many are listed"
     if alone := done["without_neighbours"]:

@@ -25,7 +25,7 @@ from babeltune.errors import SweepError, counted
 from babeltune.files import make_folders, plain, write_whole
 from babeltune.planning.recorded import NEUTRAL, NOT_DECIDING, sweep_id
 from babeltune.planning.rules import kind_of
-from babeltune.schema.base import record_from
+from babeltune.schema.base import from_plain
 from babeltune.schema.records import Sweep
 from babeltune.sweep.state.folder import ACCEPTING, SweepFolder
 from babeltune.sweep.state.log import log_of
@@ -206,7 +206,7 @@ def accepted_lines(folder: SweepFolder) -> Iterator[str]:
     """What was accepted while the sweep went on, a line each."""
     for index, entry in enumerate(cast("list[_Accepted]", folder.accepted()), start=2):
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry["time"]))
-        changes = "; ".join(str(record_from(Change, change)) for change in entry["changes"])
+        changes = "; ".join(str(from_plain(Change, change)) for change in entry["changes"])
         across = ", ".join(f"t{number:04d}" for number in entry["unfinished"])
         yield (
             f"mixed conditions: {index} since {when}, accepted: {changes}; {counted(len(entry['begun']), 'trial')} "
