@@ -8,7 +8,7 @@ import functools
 import itertools
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from babeltune.data.contamination import find_near_once
 from babeltune.data.corpus import Corpus, build_corpus, check_corpus
 from babeltune.data.ids import write_ids
 from babeltune.data.negatives import mine_negatives
-from babeltune.data.prepared import TEXTS, Counts, IdTask, Prepared, sides_of, with_files
+from babeltune.data.prepared import TEXTS, Counts, Prepared, sides_of, with_files
 from babeltune.data.shards import Progress, RunShards, no_progress, run_here
 from babeltune.data.store import Contents, build, digest_of_array, digest_of_texts, facts_of, key_of
 from babeltune.data.stored_arrays import open_matrix
@@ -116,9 +116,8 @@ def prepare(
                 vectors = encode_tokens(stores, read, tokenizer, sweep.teacher, run_shards, size=size)
             progress("making the first vectors of tokens", 1, 1)
             tokens[key] = replace(tokens[key], vectors={**tokens[key].vectors, kind: str(vectors)})
-    languages = tuple(
-        dict.fromkeys([*itertools.chain.from_iterable(corpus.group_languages), *corpus.languages.names()])
-    )
+    taught = itertools.chain.from_iterable(corpus.group_languages)
+    languages = tuple(dict.fromkeys([*taught, *corpus.languages.names()]))
     description = {
         **described(sweep, corpus, text_digest, teacher_rows),
         "teacher": teacher.name,
@@ -131,9 +130,7 @@ def prepare(
         if wanted.negatives:
             progress("mining hard negatives", 0, 1)
             vectors = open_matrix(teacher).rows(teacher_rows[corpus.pairs[:, 0]])
-            for key, k, below in wanted.negatives:
-                mined = mine_negatives(vectors, corpus.pairs, corpus.pair_groups, k=k, below=below, seed=sweep.seed)
-                np.save(folder / f"negatives-{key}.npy", mined)
+            write_negatives(folder, corpus, wanted, vectors, sweep.seed)
             progress("mining hard negatives", 1, 1)
         return Contents()
 
@@ -149,18 +146,11 @@ def prepare(
         copy_anchor=_copies_anchor(sweep),
         negatives={key: str(folder / f"negatives-{key}.npy") for key, _, _ in wanted.negatives},
         counts=counts_of(corpus, words),
-        **facts_of_corpus(replace(corpus, tasks=with_files(corpus.tasks, folder))),
-    )
-
-
-def facts_of_corpus(corpus: Corpus) -> CorpusFacts:
-    """The counts, language pairs, tasks and digests of a corpus that its `Prepared` copies."""
-    return CorpusFacts(
         texts=len(corpus.texts),
         groups=corpus.groups,
         group_rows=tuple(histogram(corpus.pair_groups, len(corpus.groups)).tolist()),
         group_languages=corpus.group_languages,
-        tasks=corpus.tasks,
+        tasks=with_files(corpus.tasks, folder),
         digests=corpus.digests,
     )
 
@@ -185,15 +175,6 @@ def encode_with_teacher(
     return store, rows
 
 
-class CorpusFacts(TypedDict):
-    """The part of a `Prepared` that the corpus gives."""
-
-    texts: int
-    groups: tuple[str, ...]
-    group_rows: tuple[int, ...]
-    group_languages: tuple[tuple[str, str], ...]
-    tasks: tuple[IdTask, ...]
-    digests: dict[str, str]
 
 
 def counts_of(corpus: Corpus, words: Path | None) -> dict[str, object]:
@@ -233,6 +214,13 @@ def write_arrays(folder: Path, corpus: Corpus, teacher_rows: NDArray[np.integer]
     np.save(folder / "languages.npy", corpus.languages.codes(languages))
     corpus.texts.save(folder / TEXTS)
     write_ids(folder, list(sides_of(corpus.tasks)))
+
+
+def write_negatives(folder: Path, corpus: Corpus, wanted: Wanted, vectors: NDArray[np.generic], seed: int) -> None:
+    """Mined negatives of every kind that is wanted; `vectors` [pairs, dim] are the teacher's of the anchors."""
+    for key, k, below in wanted.negatives:
+        mined = mine_negatives(vectors, corpus.pairs, corpus.pair_groups, k=k, below=below, seed=seed)
+        np.save(folder / f"negatives-{key}.npy", mined)
 
 
 def asked_of_teacher(corpus: Corpus, wanted: Wanted, *, copy_anchor: bool) -> tuple[Texts, NDArray[np.integer]]:
