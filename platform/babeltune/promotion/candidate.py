@@ -95,7 +95,7 @@ def find_candidate(name: str | None, storage: Path, *, weights: bool = True) -> 
 
 def _prepared(folder: SweepFolder, sweep: Sweep, number: int) -> Prepared:
     """The record of the data that the trial began with; made again from the stores where it is damaged."""
-    path = folder.began_with(number, folder.prepared.name)
+    path = folder.data_of(number)
     try:
         return read_prepared(path)
     except StoreError as error:

@@ -104,7 +104,7 @@ def train_again(candidate: Candidate, recorded: list[Report], draft: Path) -> No
     trial.mkdir()
     assignment = TrialAssignment(
         trial=plain(candidate.trial),
-        prepared=str(candidate.folder.began_with(candidate.trial.number, candidate.folder.prepared.name)),
+        prepared=str(candidate.folder.data_of(candidate.trial.number)),
         folder=str(trial),
         seed=candidate.trial.seed,
     )

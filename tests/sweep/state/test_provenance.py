@@ -29,6 +29,7 @@ from babeltune.sweep.state.provenance import (
     differences,
     finish_accepting,
 )
+from babeltune.sweep.state.rebuild import mend
 from kills import killed_at
 
 
@@ -154,9 +155,24 @@ def test_changes_are_accepted_with_their_spec_or_not_at_all(searched, tmp_path):
         seen.append(resumed == other)
         if not killed:
             break
-    assert not seen[0]
     assert seen == sorted(seen)
     assert sum(seen) > 3
+
+
+def test_a_line_of_accepted_changes_that_was_cut_off_accepts_nothing(copied):
+    sweep, folder, _ = copied
+    before = (folder.path / "results.jsonl").read_bytes()
+    check_unchanged(
+        folder, deciding_facts(), accept=True, sweep=replace(sweep, training=replace(sweep.training, pairs=640))
+    )
+    line = (folder.path / "results.jsonl").read_bytes().removeprefix(before)
+    copy = SweepFolder(folder.path.with_name("copy-0123456789"))
+    shutil.copytree(folder.path, copy.path)
+    for name in ("sweep.json", "facts.json"):
+        (copy.path / name).write_bytes(b"")
+    (copy.path / "results.jsonl").write_bytes(before + line[:-9])
+    mend(copy)
+    assert (copy.sweep(), copy.accepted()) == (sweep, [])
 
 
 @pytest.mark.parametrize(

@@ -169,14 +169,12 @@ def test_a_change_that_was_accepted_is_known_without_the_facts(copied):
     facts, conditions = folder.read("facts.json"), [row.condition for row in leaderboard(folder)]
     (folder.path / "facts.json").write_bytes(b"")
     (folder.path / "sweep.json").write_bytes(b"")
-    (folder.path / "conditions" / "1" / "sweep.json").write_bytes(b"")
     assert folder.read("facts.json") == facts
     assert folder.sweep() == more
     assert folder.sweep_of(0) == sweep
     assert [row.condition for row in leaderboard(folder) if row.state != "damaged"] == conditions
     assert submit(more, cluster, into=folder.id).state() == "finished"
     assert json.loads((folder.path / "facts.json").read_text()) == facts
-    assert damage(folder.path / "conditions" / "1" / "sweep.json") == ""
 
 
 def test_a_sealed_test_is_known_without_what_was_prepared(copied, tiny_file):

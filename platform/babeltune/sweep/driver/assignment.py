@@ -41,7 +41,7 @@ def assignment(sweep: Sweep, folder: SweepFolder, number: int, params: dict[str,
 
     One that has begun keeps the settings and the data that it began with, whatever was accepted since. Raises
     `DamagedError` where these are lost."""
-    place, prepared = folder.trial(number), folder.began_with(number, folder.prepared.name)
+    place, prepared = folder.trial(number), folder.data_of(number)
     if prepared == folder.prepared:
         trial = with_speed(folder, make_trial(folder.with_rates(sweep), number, params))
         trial = with_temperatures(folder, trial)

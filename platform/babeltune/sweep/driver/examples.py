@@ -128,7 +128,7 @@ def _call(folder: SweepFolder, where: StorageLocation | None, call: Callable[...
     best = winner(folder)
     number = int(best.name.removeprefix("t"))
     values = read_of_trial(folder.trial(number), "trial.json")
-    if values is None or folder.began_with(number, folder.prepared.name) != folder.prepared:
+    if values is None or folder.data_of(number) != folder.prepared:
         raise SweepError(f"{best.name} began with other data")
     place, key = folder.trial(number), f"sweeps/{folder.id}/{folder.prepared.name}"
     scores = {

@@ -169,7 +169,7 @@ class MlflowReader:
         params = {key: value for key, value in new["spec"].items() if key != "data"}
         tags: dict[str, Any] = {**new["environment"], SPEC: new["spec"], FACTS: new["facts"], DIGESTS: new["digests"]}
         tags |= {f"contaminated.{name}": words for name, words in new["contaminated"].items()}
-        tags |= {ACCEPTED: new["accepted"]} if new["accepted"] else {}
+        tags |= {ACCEPTED: self._log.accepted} if self._log.accepted else {}
         opened = [
             events.start_sweep(self._folder.id, params, tags),
             events.experiment_note(experiment_note(sweep)),

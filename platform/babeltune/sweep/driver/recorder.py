@@ -81,8 +81,7 @@ class Recorder:
         taught = facts_of(Path(prepared.teacher)) if prepared.teacher else {}
         return {
             "spec": plain(self.sweep),
-            "facts": {name: value for name, value in facts.items() if name != "accepted"},
-            "accepted": self.folder.accepted(),
+            "facts": facts,
             "digests": prepared.digests,
             "environment": {**environment_facts(), "data": prepared.digest},
             "contaminated": contamination_words(prepared.counts),

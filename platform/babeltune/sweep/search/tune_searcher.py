@@ -263,7 +263,7 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
         """The settings of a trial that goes on. One that has not begun gets what the search has gained since, and the
         ledger gets it too, so that it is drawn once."""
         folder, recorded = SweepFolder(self._records.folder), self._ledger.params(number)
-        if folder.began_with(number, folder.prepared.name) != folder.prepared:
+        if folder.data_of(number) != folder.prepared:
             return recorded
         params = self._proposals.again(number)
         if params.keys() - recorded.keys():

@@ -3,7 +3,7 @@
     <storage>/sweeps/<id>/
         sweep.json  prepared.json  facts.json  baselines.json  rates.json  state.json  driver.log
         examples.json                                     what the best trial made of a few translations
-        conditions/1/                                     sweep.json and prepared.json before an accepted change
+        conditions/1/                                     prepared.json before an accepted change
         results.jsonl  mlflow.json                        what happened, in order; how much of it MLflow has
         trials/t0007/trial.json  reports.jsonl  progress.json  checkpoints/000003/
 
@@ -21,8 +21,9 @@ from typing import Any
 
 from babeltune.errors import DamagedError, SpecError, SweepError, UnknownNameError, nearest
 from babeltune.files import write_json
-from babeltune.planning.recorded import sweep_from
+from babeltune.planning.recorded import sweep_from, sweep_id
 from babeltune.schema.records import Scalar, Sweep
+from babeltune.sweep.state.log import log_of
 from babeltune.sweep.state.names import meant, name_of
 from babeltune.sweep.state.rebuild import damage, read_json, rebuilt
 
@@ -39,8 +40,6 @@ NOT_DURABLE = (HEARTBEAT, "stage.json")
 RATES = "rates.json"
 """The rates by which `training.compute` counts, if the sweep file does not give them: `{"rates": [operations,
 bytes]}`."""
-ACCEPTING = "accepting.json"
-"""What accepting changes will write, until it is written (`provenance.py`)."""
 
 
 Guard = Callable[[], AbstractContextManager[None]]
@@ -111,12 +110,16 @@ class SweepFolder:
 
     def sweep(self) -> Sweep:
         """The spec, with changes that were accepted and are not written yet."""
-        accepting = (self.read(ACCEPTING) or {}).get("sweep")
-        return self._sweep_at("sweep.json") if accepting is None else sweep_from(accepting)
+        written, accepting = self._written_sweep(), log_of(self.path).accepting
+        if accepting is None or accepting["spec"] is None:
+            return written
+        accepted = sweep_from(accepting["spec"])
+        return written if sweep_id(written) == sweep_id(accepted) else accepted
 
     def sweep_of(self, number: int) -> Sweep:
         """The spec with which the trial began."""
-        return self._sweep_at(str(self.began_with(number, "sweep.json").relative_to(self.path)))
+        condition, specs = condition_of(number, self.accepted()), log_of(self.path).specs_before
+        return sweep_from(specs[condition - 1]) if condition <= len(specs) else self.sweep()
 
     def with_rates(self, sweep: Sweep) -> Sweep:
         """The sweep with the rates that were measured for it, where it has none of its own."""
@@ -127,20 +130,20 @@ class SweepFolder:
             raise DamagedError(f"{self.path / RATES} is gone, so no trial has a length; restore it from a copy")
         return replace(sweep, training=replace(sweep.training, rates=tuple(measured["rates"])))
 
-    def _sweep_at(self, name: str) -> Sweep:
-        values = self.read(name)
-        if values is None and (words := damage(self.path / name)):
+    def _written_sweep(self) -> Sweep:
+        values, path = self.read("sweep.json"), self.path / "sweep.json"
+        if values is None and (words := damage(path)):
             raise DamagedError(
                 f"{words}, or `babeltune resume {self.id} --spec FILE` with the file that it was begun with"
             )
         if values is None:
-            raise SweepError(f"{self.path} has no {name}; it is not a sweep's folder")
+            raise SweepError(f"{self.path} has no sweep.json; it is not a sweep's folder")
         try:
             return sweep_from(values)
         except SpecError as error:
             why = " ".join(str(error.__cause__ or error).splitlines()[:3])
             raise DamagedError(
-                f"{self.path / name} is damaged, or of another version of babeltune ({why}); restore it from a copy"
+                f"{path} is damaged, or of another version of babeltune ({why}); restore it from a copy"
             ) from error
 
     def set_state(self, state: str, **more: Scalar) -> None:
@@ -153,16 +156,15 @@ class SweepFolder:
 
     def accepted(self) -> list[dict[str, Any]]:
         """The changes that were accepted while the sweep went on (`provenance.py`), the first first."""
-        entries: list[dict[str, Any]] = (self.read("facts.json") or {}).get("accepted", [])
-        return entries
+        return log_of(self.path).accepted
 
-    def began_with(self, number: int, name: str) -> Path:
-        """The file of that name, `sweep.json` or `prepared.json`, as it was when the trial began."""
+    def data_of(self, number: int) -> Path:
+        """The record of the data with which the trial began."""
         history = self.accepted()
         for condition in range(condition_of(number, history), len(history) + 1):
-            if (copy := self.path / "conditions" / str(condition) / name).exists():
+            if (copy := self.path / "conditions" / str(condition) / self.prepared.name).exists():
                 return copy
-        return self.path / name
+        return self.prepared
 
 
 def condition_of(number: int, history: Sequence[Mapping[str, Any]]) -> int:

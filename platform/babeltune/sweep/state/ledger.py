@@ -10,7 +10,7 @@ from typing import cast
 
 from babeltune.files import append_line, aside, end_on_a_line, write_whole
 from babeltune.schema.records import Report, Scalar
-from babeltune.sweep.state.messages import LedgerLine, Submission, TrialEnd, scores_of
+from babeltune.sweep.state.messages import Accepted, LedgerLine, Submission, TrialEnd, scores_of
 
 NEEDED = {
     "propose": ("params",),
@@ -18,10 +18,11 @@ NEEDED = {
     "end": ("state", "values"),
     "give_up": ("trials",),
     "submit": tuple(Submission.__required_keys__),
+    "accept": tuple(Accepted.__required_keys__),
     "leave": ("state",),
 }
 """Keys without which a line is none."""
-OF_SWEEP = ("submit", "leave")
+OF_SWEEP = ("submit", "accept", "leave")
 """Events of the sweep, which the search does not ask for."""
 FOR_READERS = ("metrics", "facts", "time_ms")
 """What a line of the ledger has for `log.py`, which the search does not ask for."""

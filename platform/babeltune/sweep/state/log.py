@@ -9,13 +9,16 @@ import threading
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from pydantic import Field, TypeAdapter
 
 from babeltune.files import LineCursor
 from babeltune.schema.records import Report, Scalar
-from babeltune.sweep.state.messages import ENDED, ENDS, LedgerLine, State, Submission, TrialEnd, end_of
+from babeltune.sweep.state.messages import ENDED, ENDS, Accepted, LedgerLine, State, Submission, TrialEnd, end_of
+
+if TYPE_CHECKING:
+    from babeltune.files import JsonObject
 
 LEDGER = "results.jsonl"
 EVENT: TypeAdapter[Any] = TypeAdapter(dict[str, Annotated[dict[str, Any] | Any, Field(union_mode="left_to_right")]])
@@ -65,6 +68,12 @@ class SweepLog:
         self.trials: dict[int, LoggedTrial] = {}
         self.submissions: list[Submission] = []
         """What the sweep was at each submission, the first first."""
+        self.accepted: list[JsonObject] = []
+        """The changes that were accepted while the sweep went on, with their time and the trials that had begun."""
+        self.specs_before: list[JsonObject] = []
+        """The spec with which the trials before each of these began."""
+        self.accepting: Accepted | None = None
+        """The latest changes, until a driver has submitted the sweep with them."""
         self._version: tuple[int, int, int] | None = None
         self._cursor = LineCursor()
         self._facts: dict[str, dict[str, Scalar]] = {}
@@ -100,6 +109,9 @@ class SweepLog:
         """Folds the next line in."""
         if line["event"] == "submit" and Submission.__required_keys__ <= line.keys():
             self.submissions.append(cast("Submission", line))
+            self.accepting = None
+        if line["event"] == "accept" and Accepted.__required_keys__ <= line.keys():
+            self._accept(cast("Accepted", line), line.get("time_ms", 0) / 1000)
         if line["event"] not in ("propose", "start", "stop", "report", "end"):
             return
         trial = self.trials.get(line["number"])
@@ -117,6 +129,16 @@ class SweepLog:
             trial.step, trial.steps = line.get("step", 0), line.get("steps")
         elif trial.state not in ENDED:
             trial.state = "running" if line["event"] == "start" else "stopped"
+
+    def _accept(self, line: Accepted, when: float) -> None:
+        """Adds accepted changes; to the latest ones if no trial has begun since."""
+        self.accepting, changes = line, line["changes"]
+        if self.accepted and self.accepted[-1]["begun"] == line["begun"]:
+            changes = [*cast("list[JsonObject]", self.accepted.pop()["changes"]), *changes]
+        else:
+            self.specs_before.append(line["before"])
+        facts = {"begun": line["begun"], "unfinished": line["unfinished"]}
+        self.accepted.append(cast("JsonObject", {"time": when, "changes": changes, **facts}))
 
     def _report(self, line: LedgerLine) -> Report:
         facts = line.get("facts", {})

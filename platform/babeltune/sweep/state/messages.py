@@ -133,12 +133,12 @@ class TrialOutcome:
 class LedgerLine(TypedDict, total=False):
     """A line of the ledger, `results.jsonl`. Each kind of event has some of the keys."""
 
-    event: Required[Literal["submit", "propose", "start", "report", "stop", "end", "give_up", "leave"]]
-    """`submit`: a driver begins (`Submission`). `start`: a worker group has the trial, at first or again. `stop`: it
-    was stopped, to be resumed. `give_up`: the sweep ended for the failures of some `trials`. `leave`: the driver ends.
-    """
+    event: Required[Literal["submit", "accept", "propose", "start", "report", "stop", "end", "give_up", "leave"]]
+    """`submit`: a driver begins (`Submission`). `accept`: changes are accepted (`Accepted`). `start`: a worker group
+    has the trial, at first or again. `stop`: it was stopped, to be resumed. `give_up`: the sweep ended for the failures
+    of some `trials`. `leave`: the driver ends."""
     number: int
-    """The trial's. `submit` and `leave` have none."""
+    """The trial's. `submit`, `accept` and `leave` have none."""
     time_ms: int
     """When it happened, as milliseconds since 1970."""
     params: dict[str, Scalar]
@@ -171,8 +171,7 @@ class Submission(TypedDict):
 
     spec: JsonObject
     facts: JsonObject
-    """`facts.json` without the accepted changes."""
-    accepted: list[JsonObject]
+    """Those of `facts.json`."""
     digests: dict[str, str]
     """The digests of the texts by name."""
     environment: dict[str, str]
@@ -185,6 +184,21 @@ class Submission(TypedDict):
     """How every trial runs: its world size and backend."""
     mlflow_metrics: int | None
     """How many of a trial's metrics MLflow gets; None: all."""
+
+
+class Accepted(TypedDict):
+    """The line of the ledger with which changes are accepted: all that accepting them means."""
+
+    changes: list[JsonObject]
+    begun: list[int]
+    """The trials that had begun."""
+    unfinished: list[int]
+    before: JsonObject
+    """The spec with which these began."""
+    spec: JsonObject | None
+    """The spec from now on, if it changes."""
+    facts: JsonObject
+    """`facts.json` from now on."""
 
 
 def end_of(record: Mapping[str, object]) -> TrialEnd:

@@ -1,7 +1,7 @@
 """What a sweep began with, and what has changed since: its spec, the code, the packages, the data.
 
-A change that decides results is shown and refused unless accepted. What accepting means is recorded in `facts.json`:
-the history of accepted changes, each with the trials that had begun. An unfinished one goes on with the settings and
+A change that decides results is shown and refused unless accepted. What accepting means is an event of the sweep's log:
+the changes, with the trials that had begun. An unfinished one goes on with the settings and
 data that it began with, so each trial has one spec; the sweep then has trials of several conditions, counted from 1."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict, cast
+from typing import TYPE_CHECKING
 
 import babeltune
 from babeltune.errors import SweepError, counted
@@ -27,11 +27,13 @@ from babeltune.planning.recorded import NEUTRAL, NOT_DECIDING, sweep_id
 from babeltune.planning.rules import kind_of
 from babeltune.schema.base import from_plain
 from babeltune.schema.records import Sweep
-from babeltune.sweep.state.folder import ACCEPTING, SweepFolder
-from babeltune.sweep.state.log import log_of
+from babeltune.sweep.state.folder import SweepFolder
+from babeltune.sweep.state.ledger import append_event
+from babeltune.sweep.state.log import LEDGER, log_of
+from babeltune.sweep.state.messages import Accepted
 
 if TYPE_CHECKING:
-    from babeltune.files import JsonObject
+    pass
 
 TAKEN_AT_THE_START = ("name", "objectives", "sampler.points", "sampler.warm_start")
 """Keys of a spec that a sweep's study was made with."""
@@ -106,76 +108,43 @@ def check_unchanged(
     if not changed:
         folder.write("facts.json", {**recorded, **facts})
         return
-    history = _extended(folder, changed)
-    news: dict[str, object] = {**recorded, **facts, "accepted": history}
-    if of_spec and sweep is not None:
-        news["spec"] = sweep_id(sweep)
-    of_data = any(change.key == "data" for change in changes)
-    folder.write(
-        ACCEPTING,
-        {
-            "facts": news,
-            "sweep": plain(sweep) if of_spec else None,
-            "condition": len(history) if of_spec or of_data else None,
-        },
-    )
+    spec = sweep if of_spec else None
+    new_facts = {**recorded, **facts, **({"spec": sweep_id(spec)} if spec is not None else {})}
+    ended = {number for number, trial in log_of(folder.path).trials.items() if trial.end is not None}
+    begun = sorted(ended | {int(path.name[1:]) for path in folder.trials() if _trained(path)})
+    accepted: Accepted = {
+        "changes": [plain(change) for change in changed],
+        "begun": begun,
+        "unfinished": [number for number in begun if number not in ended],
+        "before": plain(folder.sweep()),
+        "spec": None if spec is None else plain(spec),
+        "facts": plain(new_facts),
+    }
+    with folder.guard():
+        append_event(folder.path / LEDGER, "accept", **accepted)
     folder.note("accepted: " + "; ".join(map(str, changed)))
     finish_accepting(folder)
 
 
 def finish_accepting(folder: SweepFolder) -> None:
-    """Writes what accepting changes means: the history and the spec. An earlier driver may have been killed at it."""
-    accepted = folder.read(ACCEPTING)
-    if not accepted:
+    """Writes what accepting changes means for the folder. An earlier driver may have been killed at it."""
+    accepting = log_of(folder.path).accepting
+    if accepting is None or folder.read("facts.json") == accepting["facts"]:
         return
-    if accepted["condition"] is not None:
-        _keep(folder, accepted["condition"])
+    if accepting["spec"] is not None or any(change["key"] == "data" for change in accepting["changes"]):
+        copy = folder.path / "conditions" / str(len(folder.accepted())) / folder.prepared.name
+        make_folders(copy.parent)
+        if folder.prepared.exists() and not copy.exists():
+            write_whole(copy, folder.prepared.read_bytes(), durable=True)
         (folder.path / "baselines.json").unlink(missing_ok=True)
-    folder.write("facts.json", accepted["facts"])
-    if accepted["sweep"] is not None:
-        folder.write("sweep.json", accepted["sweep"])
-    folder.write(ACCEPTING, {})  # a mirror sends what is written, and not what is removed
-
-
-class _Accepted(TypedDict):
-    """An entry of the history of accepted changes in `facts.json`."""
-
-    time: float
-    changes: list[JsonObject]
-    begun: list[int]
-    """The trials that had begun."""
-    unfinished: list[int]
-
-
-def _extended(folder: SweepFolder, changes: Iterable[Change]) -> list[_Accepted]:
-    """The history with these changes; with the latest ones where no trial has begun since."""
-    history = cast("list[_Accepted]", folder.accepted())
-    ended = {number for number, trial in log_of(folder.path).trials.items() if trial.end is not None}
-    begun = sorted(ended | {int(path.name[1:]) for path in folder.trials() if _trained(path)})
-    entry: _Accepted = {
-        "time": time.time(),
-        "changes": [plain(change) for change in changes],
-        "begun": begun,
-        "unfinished": [number for number in begun if number not in ended],
-    }
-    if history and history[-1]["begun"] == entry["begun"]:
-        latest = history.pop()
-        entry["changes"] = latest["changes"] + entry["changes"]
-    return [*history, entry]
+    if accepting["spec"] is not None:
+        folder.write("sweep.json", accepting["spec"])
+    folder.write("facts.json", accepting["facts"])  # last: it says that all is written
 
 
 def _trained(place: Path) -> bool:
     """Whether the trial in this folder has a checkpoint."""
     return any(not path.name.startswith(".") for path in place.glob("checkpoints/*"))
-
-
-def _keep(folder: SweepFolder, condition: int) -> None:
-    """Keeps the spec and the record of the data that trials so far began with."""
-    copies = folder.path / "conditions" / str(condition)
-    make_folders(copies)
-    for path in (folder.path / "sweep.json", folder.prepared):
-        if path.exists() and not (copies / path.name).exists():
-            write_whole(copies / path.name, path.read_bytes(), durable=True)
 
 
 def _refuse_unfit(folder: SweepFolder, sweep: Sweep, changes: Iterable[Change]) -> None:
@@ -204,7 +173,7 @@ def _refuse_unfit(folder: SweepFolder, sweep: Sweep, changes: Iterable[Change]) 
 
 def accepted_lines(folder: SweepFolder) -> Iterator[str]:
     """What was accepted while the sweep went on, a line each."""
-    for index, entry in enumerate(cast("list[_Accepted]", folder.accepted()), start=2):
+    for index, entry in enumerate(folder.accepted(), start=2):
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry["time"]))
         changes = "; ".join(str(from_plain(Change, change)) for change in entry["changes"])
         across = ", ".join(f"t{number:04d}" for number in entry["unfinished"])

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 MADE_AGAIN = (
     *("prepared.json", "baselines.json", "state.json", "owner.json", "driver.json", "tracking.json"),
-    "accepting.json",
     *("warm_start.json", "rates.json", "progress.json"),
 )
 """Files that `babeltune resume` writes, or does without, where they are gone."""
@@ -67,18 +66,16 @@ def rebuilt(folder: SweepFolder, name: str) -> JsonObject | None:
     if file == "rates.json":
         return _rates(folder)
     if file == "sweep.json":
-        submission = submitted(folder, before=int(number) if place else None)
-        return None if submission is None else submission["spec"]
+        return None if (submission := submitted(folder)) is None else submission["spec"]
     if file == "facts.json" and (submission := submitted(folder)) is not None:
-        accepted: JsonObject = {"accepted": [*submission["accepted"]]} if submission["accepted"] else {}
-        return submission["facts"] | accepted
+        return submission["facts"]
     return None
 
 
-def submitted(folder: SweepFolder, *, before: int | None = None) -> Submission | None:
-    """What the sweep was when it was submitted last, or last before this accepted change, counted from 1."""
+def submitted(folder: SweepFolder) -> Submission | None:
+    """What the sweep was when it was submitted last."""
     submissions = log_of(folder.path).submissions
-    return next((each for each in reversed(submissions) if before is None or len(each["accepted"]) < before), None)
+    return submissions[-1] if submissions else None
 
 
 def sealed_digests(folder: SweepFolder) -> dict[str, str]:
@@ -94,11 +91,10 @@ def mend(folder: SweepFolder) -> None:
     """Puts every damaged file aside, and writes what it held as far as other records have it. The log says so. Of the
     ledger, what follows a damaged line is put aside first: MLflow is not to see it."""
     Ledger(folder.path / LEDGER)
-    places = [*folder.path.glob("conditions/*"), *folder.trials()]
     names = ["facts.json", "sweep.json", *(n for n in MADE_AGAIN if n != "state.json"), "state.json"]
     paths = [
         *(folder.path / name for name in names),
-        *(place / name for place in places for name in ("sweep.json", "trial.json", "progress.json")),
+        *(place / name for place in folder.trials() for name in ("trial.json", "progress.json")),
     ]
     for path in paths:
         if not (words := damage(path)):
