@@ -1,10 +1,11 @@
 """A search of neighbours in one piece, for tests that compare others with it or look at its tiles."""
 
 from babeltune.apps.mining.rows import Rows
-from babeltune.apps.mining.tiles import Block, check, no_progress, nothing, scan, settle
+from babeltune.apps.mining.tiles import Block, check, nothing, scan, settle
+from babeltune.stages import uncounted
 
 
-def both_ways(left, right, k, *, precision="fp32", tile=None, progress=no_progress):
+def both_ways(left, right, k, *, precision="fp32", tile=None, progress=uncounted):
     """The k nearest neighbours of `left` in `right`, and of right in left."""
     x, y = Rows(left), Rows(right)
     check(x, y, k)

@@ -10,8 +10,10 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-Tell = Callable[[str, int, int], None]
+Progress = Callable[[str, int, int], None]
 """Called with a stage's name, how much of it is done, and of how much. Of 0: nobody knows."""
+Count = Callable[[int, int], None]
+"""Called with how much of one thing is done, and of how much."""
 
 LEAST_RATED_S = 2.0
 """Seconds that a stage must have taken before it has a rate: the first texts of a stage pay for its start."""
@@ -112,11 +114,11 @@ def timed() -> Callable[[str, int, int], Stage]:
     return stage
 
 
-_listener: ContextVar[Tell | None] = ContextVar("listener", default=None)
+_listener: ContextVar[Progress | None] = ContextVar("listener", default=None)
 
 
 @contextmanager
-def listening(tell: Tell) -> Iterator[None]:
+def listening(tell: Progress) -> Iterator[None]:
     """`tell` hears of the long steps of the block."""
     token = _listener.set(tell)
     try:
@@ -129,3 +131,11 @@ def tell(name: str, done: int = 0, of: int = 0) -> None:
     """Says how far a long step is to whoever listens; nobody needs to."""
     if (listener := _listener.get()) is not None:
         listener(name, done, of)
+
+
+def no_progress(name: str, done: int, of: int) -> None:
+    """No-op progress of stages."""
+
+
+def uncounted(done: int, of: int) -> None:
+    """No-op progress of one thing."""

@@ -16,12 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from babeltune.data import store, stored_arrays
-from babeltune.data.shards import read_texts, run_here, uncounted
+from babeltune.data.shards import read_texts, run_here
 from babeltune.data.store import Array, Contents, build, digest_of_texts, folder_of, key_of, read_store
 from babeltune.data.store_shards import DONE, ShardWork, array_of, files_of, make_shards, record_names, write_shard
 from babeltune.data.stored_arrays import open_matrix, open_ragged
 from babeltune.data.texts import Texts
 from babeltune.errors import StoreError
+from babeltune.stages import uncounted
 from kills import killed_at
 from waiting import PATIENCE_S, wait_until
 

@@ -23,7 +23,7 @@ from babeltune.files import json_text
 if TYPE_CHECKING:
     from babeltune.schema.cluster import Cluster
     from babeltune.schema.records import Sweep
-    from babeltune.stages import Tell
+    from babeltune.stages import Progress
     from babeltune.sweep.state.folder import SweepFolder
 
 
@@ -165,13 +165,14 @@ def steps_shown(first: str, again: str = "does it") -> Iterator[None]:
 
 
 @contextmanager
-def _changing_line(first: str) -> Iterator[Tell]:
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+def _changing_line(first: str) -> Iterator[Progress]:
+    from rich import progress as bars
 
     from babeltune.stages import stage_words, timed
 
-    stage_of, columns = timed(), (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=err, transient=True) as shown:
+    stage_of, text = timed(), bars.TextColumn("{task.description}")
+    columns = (bars.SpinnerColumn(), text, bars.TimeElapsedColumn())
+    with bars.Progress(*columns, console=err, transient=True) as shown:
         line = shown.add_task(first, total=None)
         yield lambda *step: shown.update(line, description=escape(stage_words(stage_of(*step))))
 

@@ -39,7 +39,6 @@ from babeltune.data.contamination import Contamination, EvalIndex, MakeFindNear,
 from babeltune.data.eval_sets import labelled, read_eval, subsets
 from babeltune.data.language_id import labels_of
 from babeltune.data.prepared import IdTask, TextTask
-from babeltune.data.shards import Count, Progress, no_progress
 from babeltune.data.sources import Rows, language_pairs, read_source
 from babeltune.data.split import Block, hold_out, salt_of
 from babeltune.data.text_keys import sentence_keys
@@ -48,7 +47,7 @@ from babeltune.data.texts import Texts, text_hashes, written
 from babeltune.data.translation import OwnLanguage, Translate
 from babeltune.errors import DataError
 from babeltune.schema.records import HELDOUT, Data, Source
-from babeltune.stages import CLEANING, READING
+from babeltune.stages import CLEANING, READING, Count, Progress, no_progress
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

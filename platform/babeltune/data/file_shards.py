@@ -29,12 +29,13 @@ from babeltune.data.file_readers import (
     numbered,
 )
 from babeltune.data.quotation_marks import QuotedColumns, Quotes
-from babeltune.data.shards import count_all, uncounted
+from babeltune.data.shards import count_all
 from babeltune.data.text_shards import TextShards
 from babeltune.data.text_streams import UNREADABLE, unpacked
 from babeltune.data.texts import TableWriter, Texts, read_all, save_all
 from babeltune.files import plain
 from babeltune.schema.records import Source
+from babeltune.stages import uncounted
 
 PART_BYTES = 8 << 20
 """Bytes of a part. Reading it takes about 0.4 CPU seconds."""

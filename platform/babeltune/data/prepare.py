@@ -19,7 +19,7 @@ from babeltune.data.corpus import Corpus, build_corpus, check_corpus
 from babeltune.data.ids import write_ids
 from babeltune.data.negatives import mine_negatives
 from babeltune.data.prepared import TEXTS, Counts, Prepared, sides_of, with_files
-from babeltune.data.shards import Progress, RunShards, no_progress, run_here
+from babeltune.data.shards import RunShards, run_here
 from babeltune.data.store import Contents, build, digest_of_array, digest_of_texts, facts_of, key_of
 from babeltune.data.stored_arrays import open_matrix
 from babeltune.data.student_tokens import StudentTokens, ids_among
@@ -31,6 +31,7 @@ from babeltune.data.tokens import load_tokenizer, tokenizer_key
 from babeltune.data.translation import Translator
 from babeltune.files import plain
 from babeltune.schema.records import Student, Sweep
+from babeltune.stages import Progress, no_progress
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -339,8 +339,8 @@ def read_prepared(path: Path) -> Prepared:
     if storage is not None:
         written = _moved(written, IN_STORAGE, f"{storage}/")
     try:
-        tasks = tasks_from(written.pop("tasks"), written["folder"])
-        return from_plain(Prepared, {**written, "tasks": tasks})
+        tasks = tasks_from(written["tasks"], written["folder"])
+        return replace(from_plain(Prepared, {**written, "tasks": []}), tasks=tasks)
     except (KeyError, TypeError) as error:
         raise StoreError(
             f"{path} was written by another version of babeltune ({type(error).__name__}: {error}); "

@@ -8,11 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from babeltune.errors import StoreError
-
-Count = Callable[[int, int], None]
-"""Called with the number of texts that are done and their total."""
-Progress = Callable[[str, int, int], None]
-"""Called with what is being built, how much is done, and of how much."""
+from babeltune.stages import Count
 
 
 class RunShards(Protocol):
@@ -55,11 +51,3 @@ def count_all(results: Iterable[int], texts: int, progress: Count, what: str, be
     if done != texts:
         raise StoreError(f"{what} {done} of {texts} sentences; a task was lost: submit again")
     return done
-
-
-def no_progress(what: str, done: int, total: int) -> None:
-    """Reports no progress."""
-
-
-def uncounted(done: int, texts: int) -> None:
-    """Tells nobody."""

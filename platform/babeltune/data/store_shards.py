@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from babeltune.data.shards import Count, RunShards, count_all, write_texts
+from babeltune.data.shards import RunShards, count_all, write_texts
 from babeltune.data.store import Array, StoredFile, digest_of_texts, shards_there
 from babeltune.data.texts import Texts
 from babeltune.files import plain, sha256_of, sync, write_whole
 from babeltune.schema.base import from_plain
+from babeltune.stages import Count
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -14,7 +14,7 @@ from babeltune.data.alignment import build_spans
 from babeltune.data.arrays import parts, places, zeros
 from babeltune.data.corpus import Corpus
 from babeltune.data.prepared import TokenSet
-from babeltune.data.shards import Progress, RunShards
+from babeltune.data.shards import RunShards
 from babeltune.data.starts import keep_start, start_name
 from babeltune.data.store import facts_of
 from babeltune.data.teacher import teacher_folder
@@ -31,6 +31,7 @@ from babeltune.data.tokens import (
 )
 from babeltune.data.trimming import KEPT, build_trimmed, check_equal
 from babeltune.schema.records import Student, Sweep
+from babeltune.stages import Progress
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from tokenizers import Tokenizer
 
 from babeltune.data.arrays import first_places, is_first, parts
-from babeltune.data.shards import Count, RunShards, read_texts, run_here, uncounted
+from babeltune.data.shards import RunShards, read_texts, run_here
 from babeltune.data.store import Array, Contents, build, digest_of_array, digest_of_texts, facts_of, key_of
 from babeltune.data.store_shards import ShardWork, array_of, files_of, make_shards, record_names, write_shard
 from babeltune.data.stored_arrays import open_matrix
@@ -27,6 +27,7 @@ from babeltune.models.dense import trained_pooler
 from babeltune.models.hub import ROUTED, file_digest, model_files, model_folder, quiet
 from babeltune.products import use_onednn
 from babeltune.schema.records import FrozenModel, Teacher
+from babeltune.stages import Count, uncounted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -14,10 +14,11 @@ import numpy as np
 
 from babeltune.data.arrays import parts, zeros
 from babeltune.data.language_id import labels_of, strangers
-from babeltune.data.shards import RunShards, count_all, uncounted
+from babeltune.data.shards import RunShards, count_all
 from babeltune.data.text_keys import sentence_keys
 from babeltune.data.texts import Texts, text_hashes
 from babeltune.files import draft_folder
+from babeltune.stages import uncounted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

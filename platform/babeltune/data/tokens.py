@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from babeltune.data.shards import Count, RunShards, read_texts, run_here, uncounted
+from babeltune.data.shards import RunShards, read_texts, run_here
 from babeltune.data.starts import split_pin, start_name
 from babeltune.data.store import Contents, build, digest_of_texts, key_of
 from babeltune.data.store_shards import ShardWork, array_of, files_of, make_shards, record_names, write_shard
@@ -28,6 +28,7 @@ from babeltune.errors import DataError, TeacherError
 from babeltune.files import version
 from babeltune.models.hub import model_folder, tokenizer_folder
 from babeltune.schema.records import Student, Transformer
+from babeltune.stages import Count, uncounted
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

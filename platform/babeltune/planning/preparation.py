@@ -12,10 +12,11 @@ from babeltune.data.arrays import scratch_in
 from babeltune.data.corpus import Corpus
 from babeltune.data.prepare import PreparationInputs, Wanted
 from babeltune.data.prepared import Prepared
-from babeltune.data.shards import Progress, RunShards, no_progress, run_here
+from babeltune.data.shards import RunShards, run_here
 from babeltune.planning.space import possible_needs, preparations
 from babeltune.planning.sweep_file import data_root
 from babeltune.schema.records import Sweep
+from babeltune.stages import Progress, no_progress
 
 
 def wanted_of(sweep: Sweep) -> Wanted:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from babeltune.errors import ObjectStoreError, StoreError, counted
 from babeltune.files import replace_folder, sha256_of, version
+from babeltune.stages import Count, uncounted
 from babeltune.storage.mirror_base import MirrorBase, digest, document, together, write_below
 from babeltune.storage.object_store import Entry, inside
 
@@ -26,8 +27,6 @@ MANIFESTS = ".seals"
 """In a mirror, the folder of what is known of each package. A note is as old as the last use of its package."""
 PULLING = ".pulling"
 """In a mirror, the folder of packages that are on their way."""
-Tell = Callable[[int, int], None]
-"""Called with the bytes of a package that have been sent, and all of its bytes."""
 TRIES = 2
 """Downloads of a package before its objects are held to be damaged."""
 log = logging.getLogger(__name__)
@@ -49,7 +48,7 @@ class Fault(NamedTuple):
 class Packages(MirrorBase):
     """Sends, brings and removes packages."""
 
-    def push_package(self, folder: Path, key: str = "", tell: Tell = lambda done, of: None) -> bool:
+    def push_package(self, folder: Path, key: str = "", tell: Count = uncounted) -> bool:
         """Uploads the folder, to its own key or to another one, unless the bucket has it as it is. The manifest comes
         last. `tell` hears of the bytes that are sent. Returns whether anything was."""
         key = key or self.key(folder)

@@ -20,6 +20,7 @@ from babeltune.method.distributed import ProcessGroup
 from babeltune.models.encoder import FrozenEncoder, StudentEncoder, TextIds, encode_all
 from babeltune.models.static import StaticEncoder
 from babeltune.schema.records import Trial
+from babeltune.stages import Count, uncounted
 from babeltune.training.build import token_set
 from babeltune.training.sampler import local_sizes, own_rows
 from babeltune.training.speed import sentences_per_second
@@ -39,14 +40,6 @@ class EvaluationLeftError(Exception):
     """A stop request ended an evaluation. All ranks raise it."""
 
 
-Poll = Callable[[int, int], None]
-"""Called with how many sentences this rank has encoded, and how many it has to."""
-
-
-def no_poll(done: int, of: int) -> None:
-    """Asks nobody."""
-
-
 @dataclass
 class _SharedEncoding:
     """Encodes sentences on all ranks together. If one rank leaves, all do."""
@@ -58,7 +51,7 @@ class _SharedEncoding:
     """The token ids of texts end to end, and their lengths."""
     ranks: ProcessGroup
     device: torch.device
-    poll: Poll
+    poll: Count
     done: int = 0
     """Sentences that this rank has encoded."""
     of: int = 0
@@ -108,7 +101,7 @@ def dev_scores(
     prepared: Prepared,
     ranks: ProcessGroup,
     device: torch.device,
-    poll: Poll = no_poll,
+    poll: Count = uncounted,
 ) -> dict[str, float]:
     """All dev metrics of the student with its method's layers, and its size and speed (`model/…`). With
     `training.matryoshka` those of each smaller dimension (`dim128/dev/…`), from the same vectors. The ranks share the

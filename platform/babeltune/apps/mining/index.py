@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from babeltune.apps.mining.rows import Rows
-from babeltune.apps.mining.tiles import SLACK, Progress, check, exact, no_progress, searched
+from babeltune.apps.mining.tiles import SLACK, check, exact, searched
 from babeltune.apps.mining.topk_keys import EMPTY, cosine_of, index_of, pack
 from babeltune.errors import DataError
 from babeltune.evaluation.knn import Matches, Neighbours, narrowed
+from babeltune.stages import Count, uncounted
 
 if TYPE_CHECKING:
     from babeltune.apps.mining.rows import Vectors
@@ -35,7 +36,7 @@ TRAINING = 1 << 28
 """Numbers of the vectors that partitions are trained on: 1 GB."""
 
 
-def through_index(left: Vectors, right: Vectors, k: int, kind: Index, progress: Progress = no_progress) -> Matches:
+def through_index(left: Vectors, right: Vectors, k: int, kind: Index, progress: Count = uncounted) -> Matches:
     """Nearest neighbours in both directions, among the candidates that an index of this kind gives.
 
     `progress` counts vectors: each is put into an index once, and searched for once."""

@@ -7,7 +7,7 @@ import functools
 import hashlib
 import io
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,6 +33,7 @@ from babeltune.evaluation.knn import UNDEFINED, Matches
 from babeltune.evaluation.sts import paired_cosine
 from babeltune.files import check_place, draft_of, remove_left
 from babeltune.schema.cluster import Cluster
+from babeltune.stages import Progress
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -44,8 +45,6 @@ BATCH = 1_024
 
 Line = tuple[int, bytes, int | None]
 """The number of a line, its beginning, and the bytes that were left out."""
-Progress = Callable[[str, int, int], None]
-"""Called with the step's name, how much of it is done, and its total."""
 
 
 @dataclass(frozen=True, kw_only=True)

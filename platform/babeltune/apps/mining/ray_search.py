@@ -10,11 +10,12 @@ import torch
 
 from babeltune.apps.mining.resumable_search import ResumableSearch
 from babeltune.apps.mining.rows import Rows
-from babeltune.apps.mining.tiles import Block, Found, Precision, Progress, scan, settle
+from babeltune.apps.mining.tiles import Block, Found, Precision, scan, settle
 from babeltune.apps.mining.topk_keys import empty
 from babeltune.data.stored_arrays import open_matrix
 from babeltune.errors import ClusterError
 from babeltune.evaluation.knn import Matches
+from babeltune.stages import Count
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,7 +36,7 @@ def scan_block(
 
 
 def both_ways_by_ray(
-    kept: ResumableSearch, sides: tuple[Sequence[Path], Sequence[Path]], progress: Progress, progress_timeout: float
+    kept: ResumableSearch, sides: tuple[Sequence[Path], Sequence[Path]], progress: Count, progress_timeout: float
 ) -> Matches:
     """As `both_ways_resumable`, of vectors in shards that every node sees, on the Ray cluster that is connected.
     `ClusterError` if no block is done for `progress_timeout` seconds."""

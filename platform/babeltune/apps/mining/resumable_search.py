@@ -12,24 +12,13 @@ import numpy as np
 import torch
 
 from babeltune.apps.mining.rows import Rows
-from babeltune.apps.mining.tiles import (
-    TILE,
-    Found,
-    Precision,
-    Progress,
-    blocks,
-    check,
-    no_progress,
-    nothing,
-    scan,
-    settle,
-    settled,
-)
+from babeltune.apps.mining.tiles import TILE, Found, Precision, blocks, check, nothing, scan, settle, settled
 from babeltune.data.store import key_of
 from babeltune.data.stored_arrays import open_matrix
 from babeltune.errors import StoreError
 from babeltune.evaluation.knn import Matches, Neighbours
 from babeltune.files import draft_of
+from babeltune.stages import Count, uncounted
 
 EVERY = 60.0
 """Seconds of search that an interruption may cost, unless saving takes long."""
@@ -121,7 +110,7 @@ class ResumableSearch:
             self.done = done
 
 
-def both_ways_resumable(kept: ResumableSearch, progress: Progress = no_progress) -> Matches:
+def both_ways_resumable(kept: ResumableSearch, progress: Count = uncounted) -> Matches:
     """The k (at most all) nearest neighbours by cosine of left in right and of right in left. Goes on from the blocks
     that `kept` has on disk.
 
@@ -135,7 +124,7 @@ def both_ways_resumable(kept: ResumableSearch, progress: Progress = no_progress)
     return matches
 
 
-def one_way_resumable(kept: ResumableSearch, progress: Progress = no_progress) -> Neighbours:
+def one_way_resumable(kept: ResumableSearch, progress: Count = uncounted) -> Neighbours:
     """Nearest neighbours in one direction. Goes on from the blocks that `kept` has on disk."""
     scan_remaining(kept, progress)
     neighbours = settled(kept.left, kept.right, kept.found.forward, kept.k, kept.precision)
@@ -143,7 +132,7 @@ def one_way_resumable(kept: ResumableSearch, progress: Progress = no_progress) -
     return neighbours
 
 
-def scan_remaining(kept: ResumableSearch, progress: Progress = no_progress) -> None:
+def scan_remaining(kept: ResumableSearch, progress: Count = uncounted) -> None:
     """Searches the blocks that are not done, in this process."""
     for number in kept.waiting:
         block = kept.grid[number]

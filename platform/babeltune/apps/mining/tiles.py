@@ -8,7 +8,7 @@ rounded to fp32, equal ones by the lowest index, however the work was cut."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -21,6 +21,7 @@ from babeltune.errors import DataError
 from babeltune.evaluation.knn import UNDEFINED, Matches, Neighbours, cosines, full_precision, narrowed
 from babeltune.memory import emulates_bf16
 from babeltune.products import product
+from babeltune.stages import Count, uncounted
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -43,12 +44,6 @@ ROUNDING = {"fp32": 0.0, "bf16": 2.0**-6}
 2^-8 each for sums that a GPU takes in parts and for what comes out."""
 
 Precision = Literal["fp32", "bf16"]
-Progress = Callable[[int, int], None]
-"""Called with the number of cosines that are done and their total."""
-
-
-def no_progress(done: int, of: int) -> None:
-    """Tells nobody."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +105,7 @@ def scan(
     *,
     precision: Precision = "fp32",
     tile: tuple[int, int] | None = None,
-    progress: Progress = no_progress,
+    progress: Count = uncounted,
 ) -> None:
     """Adds to `found`, which holds the block's rows and columns, the candidates among the block's cosines."""
     (top, bottom), (first, last) = block.rows, block.columns

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from babeltune.apps.mining.sentences import Sentences
-from babeltune.data.shards import Count, RunShards, count_all, read_texts, run_here, uncounted, write_texts
+from babeltune.data.shards import RunShards, count_all, read_texts, run_here, write_texts
 from babeltune.data.store import Array, Contents, build, digest_of_texts, folder_of, read_store
 from babeltune.data.teacher import folder_digest
 from babeltune.errors import DataError, StoreError, TeacherError, nearest
 from babeltune.memory import give_back_memory
 from babeltune.models.hub import open_model, routes_of
 from babeltune.schema.languages import match
+from babeltune.stages import Count, uncounted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -15,7 +15,6 @@ import ray
 import torch
 
 from babeltune.data.prepared import Prepared
-from babeltune.data.shards import Count, Progress, no_progress, uncounted
 from babeltune.data.teacher import folder_digest
 from babeltune.errors import TeacherError
 from babeltune.evaluation.evaluate import evaluate
@@ -26,6 +25,7 @@ from babeltune.models.hub import baseline_row, model_folder, split_revision
 from babeltune.planning.space import default_params, make_trial, shapes
 from babeltune.schema.records import TEACHER, UNTRAINED, Sweep, Trial
 from babeltune.schema.storage_location import StorageLocation
+from babeltune.stages import Count, Progress, no_progress, uncounted
 from babeltune.sweep.driver.assignment import with_speed
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.workers.tasks import counted, followed

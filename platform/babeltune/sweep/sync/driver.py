@@ -20,12 +20,11 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from babeltune.data.prepared import Prepared
-from babeltune.data.shards import Progress, no_progress
 from babeltune.data.store import stores_in
 from babeltune.errors import ClusterError, ObjectStoreError, SweepError
 from babeltune.schema.cluster import Cluster
 from babeltune.schema.records import Report
-from babeltune.stages import UPLOADING
+from babeltune.stages import UPLOADING, Progress, no_progress
 from babeltune.storage.mirror import Mirror
 from babeltune.sweep.state.fencing import RENEWAL_INTERVAL_S, Clock
 from babeltune.sweep.state.folder import SweepFolder

@@ -14,9 +14,9 @@ from contextlib import contextmanager
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
-from babeltune.data.shards import Progress
 from babeltune.errors import ClusterError
 from babeltune.schema.cluster import Cluster
+from babeltune.stages import Progress
 from babeltune.sweep.workers.nodes import is_placed, resources_of, room_for, worker_groups_that_fit
 
 POLL_INTERVAL_S = 1.0

@@ -12,9 +12,9 @@ from typing import Any
 
 import ray
 
-from babeltune.data.shards import Count
 from babeltune.errors import BabeltuneError, ClusterError
 from babeltune.schema.storage_location import StorageLocation
+from babeltune.stages import Count
 from babeltune.sweep.sync.shards import Carrier, on_a_node
 from babeltune.sweep.sync.worker import with_prepared
 from babeltune.sweep.workers.nodes import cpus_there
