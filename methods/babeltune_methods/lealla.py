@@ -170,7 +170,7 @@ class Lealla(Method):
 
     def feature_distance(self, plain: list[Tensor], teacher: tuple[Tensor, Tensor]) -> Float[Tensor, ""]:
         """sum_i ||x_i^T - F(x_i^S)||^2 + ||y_i^T - F(y_i^S)||^2, or the same of means over dimensions; F is the
-        identity where there is no head."""
+        identity if there is no head."""
         seen = torch.cat(plain)
         seen = seen if self.config.head_input == "plain" else normalize(seen, dim=1)
         found = seen if self.head is None else self.head(seen)

@@ -47,7 +47,7 @@ AT_CURRENT_FOLDER, EXCHANGE = -100, 2
 
 
 def version(path: Path) -> list[int]:
-    """Another value after each change of the file, as JSON keeps it; `FileNotFoundError` where there is none."""
+    """Another value after each change of the file, as JSON keeps it; `FileNotFoundError` if there is none."""
     stat = path.stat()
     return [stat.st_mtime_ns, stat.st_size, stat.st_ino]
 

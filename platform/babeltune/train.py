@@ -1,4 +1,4 @@
-"""One configuration, one process, no Ray: `python -m babeltune.train FILE`, on a GPU where there is one."""
+"""One configuration, one process, no Ray: `python -m babeltune.train FILE`, on a GPU if there is one."""
 
 from __future__ import annotations
 

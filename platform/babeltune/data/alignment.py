@@ -162,7 +162,7 @@ def once(found: Found, texts: Sequence[str], terms: Collection[str]) -> list[dic
 
 
 def terms_of(texts: Sequence[str]) -> list[str]:
-    """Each text in lower case from its first word to its last; empty where it has none."""
+    """Each text in lower case from its first word to its last; empty if it has none."""
     words = find_words(texts)
     ends = zip(words.first[:-1].tolist(), words.first[1:].tolist(), texts, strict=True)
     return [lower(t)[words.spans[i, 0] : words.spans[j - 1, 1]] if i < j else "" for i, j, t in ends]
@@ -233,7 +233,7 @@ def lexicon_of(lexicons: Sequence[Rows], names: Sequence[str], sides: Sequence[L
 
 
 def check_words(samples: NDArray[np.integer], pairs: int, settings: Words) -> None:
-    """Raises `DataError` where fewer than two pairs have a sample."""
+    """Raises `DataError` if fewer than two pairs have a sample."""
     some = len(np.unique(samples[:, 0]))
     if some < 2:
         raise DataError(

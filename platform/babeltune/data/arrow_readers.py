@@ -210,7 +210,7 @@ def folder_cache(folder: Path) -> str:
 
 
 def check_inside(source: Source, folder: Path, root: Path) -> None:
-    """Raises `DataError` where a data set's name, or a name within it, would be taken for an address or leads out.
+    """Raises `DataError` if a data set's name, or a name within it, would be taken for an address or leads out.
     The source, a link among its files, or the card in its own folder may name it."""
     place = f"source {source.name!r}"
     for key in ("subset", "split", "revision"):
@@ -309,7 +309,7 @@ def arrow_values(table: pa.Table | pa.RecordBatch, name: str) -> list[object]:
 
 
 def chunk_values(chunk: pa.Array) -> list[object]:
-    """An array as strings; as bytes where it is not UTF-8, for `cells` to find the row."""
+    """An array as strings; as bytes if it is not UTF-8, for `cells` to find the row."""
     import pyarrow as pa
 
     if pa.types.is_dictionary(chunk.type):

@@ -83,7 +83,7 @@ class Corpus:
     """SHA-256 of what was read: sources by name, tasks as `dev/<task>` and `test/<task>`. A machine's text is marked:
     `synthetic:` comes before it."""
     contamination: Contamination = field(default_factory=Contamination)
-    """Equal and nearly equal texts of training sources and eval sets; empty where they were not looked for."""
+    """Equal and nearly equal texts of training sources and eval sets; empty if they were not looked for."""
 
 
 def build_corpus(
@@ -178,7 +178,7 @@ def clean_sources(data: Data, read: Mapping[str, Rows], cleaning: Cleaning, tell
 
 
 def check_corpus(corpus: Corpus) -> None:
-    """Raises `DataError` where no language pair has two pairs to train on, or a dev set one row and no more."""
+    """Raises `DataError` if no language pair has two pairs to train on, or a dev set one row and no more."""
     if histogram(corpus.pair_groups).max() < 2:
         raise DataError(
             "one pair is left to train on in each language pair, and no batch of it has a negative; give data.train "

@@ -43,7 +43,7 @@ class EvalRows:
     augmented: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Bitext: changed sentences by language."""
     own: list[int] = field(default_factory=list)
-    """Retrieval in a folder with `same_id: drop`: of each query, the document of its id, -1 where there is none."""
+    """Retrieval in a folder with `same_id: drop`: of each query, the document of its id, -1 if there is none."""
     gold: list[tuple[int, int]] = field(default_factory=list)
     """Mining: pairs of rows, of the first and the second language. Retrieval in a folder: queries and documents."""
     fit: EvalRows | None = None
@@ -84,7 +84,7 @@ def labelled(kind: str, found: Sequence[EvalRows]) -> Iterator[tuple[str, EvalRo
 
 
 def read_bitext(task: Bitext | Retrieval, root: Path, longest: int) -> EvalRows:
-    """The rows, and the changed sentences where there are some."""
+    """The rows, and the changed sentences if there are some."""
     rows = read_source(task.source, root, others={}, longest=longest)
     if isinstance(task, Retrieval) or task.augmented is None:
         return EvalRows(task=task, columns=rows.columns, digest=rows.digest, dropped=rows.dropped)
@@ -275,7 +275,7 @@ def sts_subset(task: Sts, rows: EvalRows) -> TextTask:
 
 
 def clustering_subsets(task: Clustering, rows: EvalRows) -> list[TextTask]:
-    """The texts of each language and, where there are several, `mixed`: each row in one of them, drawn at random."""
+    """The texts of each language and, if there are several, `mixed`: each row in one of them, drawn at random."""
     languages = list(rows.columns)
     chosen = {language: [language] * len(rows.labels) for language in languages}
     if len(languages) > 1:

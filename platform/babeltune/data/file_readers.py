@@ -29,7 +29,7 @@ TEXT_FILE = re.compile(rf".*\.{OTHER}([a-z]{{2,5}}|parquet)(_[A-Z]\w+)?(\.(gz|bz
 MAX_LINE_BYTES = 1 << 20
 """Bytes of a line, a row of quoted text, or a text in a Parquet file. What is longer is no sentence."""
 MAX_BROKEN = Source.max_dropped
-"""The share of rows that may be broken where nobody says otherwise."""
+"""The share of rows that may be broken if nobody says otherwise."""
 SKIPPED_BYTES = 1 << 16
 """Bytes of a line that is too long are read and thrown away in pieces of this size."""
 NO_TEXT_BYTES = 1 << 30

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def matching(keys: NDArray[np.uint64], others: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """[keys] the place of the equal key among the `others`, which all differ; -1 where there is none."""
+    """[keys] the place of the equal key among the `others`, which all differ; -1 if there is none."""
     out: NDArray[np.int64] = zeros(len(keys), np.int64)
     for here, those in residues(keys, others):
         order = those[np.argsort(others[those])]

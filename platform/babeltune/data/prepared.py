@@ -63,7 +63,7 @@ class EvalTask(Generic[Text]):
     k: int = 4
     """Neighbours of the margin. Retrieval: documents in which recall looks."""
     own: tuple[int, ...] = ()
-    """Retrieval: of each query, the document that is the query itself, which is never found, -1 where there is none;
+    """Retrieval: of each query, the document that is the query itself, which is never found, -1 if there is none;
     empty if no query has one."""
     mixed: bool = False
     """Retrieval: whether documents are in several languages."""
@@ -176,13 +176,13 @@ class TokenSet:
     truncated: int = 0
     """Texts of the training store that were cut at `student.max_tokens`."""
     mask: int | None = None
-    """The mask token's id, where there is one."""
+    """The mask token's id, if there is one."""
     special: tuple[int, ...] = ()
     """The special tokens' ids."""
     vectors: dict[str, str] = field(default_factory=dict)
     """Files of the vectors that a student begins with, by `student.token_vectors`: fp32 [vocabulary, teacher_dim]."""
     kept: str | None = None
-    """File of the old ids of a trimmed tokenizer's tokens, int64 [vocabulary]. None where it is whole."""
+    """File of the old ids of a trimmed tokenizer's tokens, int64 [vocabulary]. None if it is whole."""
     untrimmed: int = 0
     """Tokens before `student.trim`; 0 without it."""
     words: str | None = None
@@ -214,7 +214,7 @@ class Prepared:
     copy_anchor: bool
     """A target's teacher vector is its anchor's (`teacher.target_side: copy_anchor`)."""
     negatives: dict[str, str]
-    """Mined negatives by key `k=<k>,below=<cosine>`: a file of integers [pairs, k], -1 where none."""
+    """Mined negatives by key `k=<k>,below=<cosine>`: a file of integers [pairs, k], -1 if none."""
     tasks: tuple[IdTask, ...]
     counts: dict[str, Any]
     """The `Counts`, which are recorded with the run."""
@@ -260,7 +260,7 @@ class Prepared:
         return array
 
     def teacher_rows(self) -> NDArray[np.integer]:
-        """[texts] the teacher store's row of each text id, -1 where the teacher was not asked."""
+        """[texts] the teacher store's row of each text id, -1 if the teacher was not asked."""
         array: NDArray[np.integer] = np.load(Path(self.folder) / "teacher_rows.npy", mmap_mode="r")
         return array
 
@@ -330,7 +330,7 @@ def write_prepared(record: Prepared, path: Path) -> None:
 
 
 def read_prepared(path: Path) -> Prepared:
-    """Reads what `write_prepared` wrote; `StoreError` where it is damaged or another version of babeltune wrote it."""
+    """Reads what `write_prepared` wrote; `StoreError` if it is damaged or another version of babeltune wrote it."""
     try:
         written = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, FileNotFoundError) as error:

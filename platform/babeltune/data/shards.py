@@ -17,7 +17,7 @@ class RunShards(Protocol):
     def __call__(
         self, function: Callable[..., int], arguments: Sequence[tuple[object, ...]], *, gpu: bool = False
     ) -> Iterable[int]:
-        """`gpu`: the function uses a GPU where there is one."""
+        """`gpu`: the function uses a GPU if there is one."""
         ...
 
 

@@ -204,7 +204,7 @@ def build(
     `resumable`, what `write` has left remains, and the next `write` finds it in its folder. Such a store may be in the
     bucket alone: nothing brings it here before it is read.
 
-    Raises `StoreError` where the disk is too small (`bytes_needed`) or refuses, or what was written does not fit."""
+    Raises `StoreError` if the disk is too small (`bytes_needed`) or refuses, or what was written does not fit."""
     folder, bucket = folder_of(root, kind, description), _bucket.get()
     if resumable and bucket is not None and not folder.exists() and bucket.has(folder):
         return folder

@@ -144,7 +144,7 @@ def load_teacher(teacher: Teacher, device: str = "cpu") -> TeacherModel | Mixtur
 def load_encoder(teacher: FrozenModel, device: str = "cpu") -> TeacherModel:
     """The encoder, read from safetensors only and running no code of its repository.
 
-    Raises `TeacherError` for a model that is missing, altered, out of reach, or has no pooling where none is given."""
+    Raises `TeacherError` for a model that is missing, altered, out of reach, or has no pooling if none is given."""
     folder = teacher_folder(teacher)
     try:
         with quiet():

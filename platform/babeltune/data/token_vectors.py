@@ -45,7 +45,7 @@ def build_token_vectors(
     """The file of the tokens' mean vectors, fp32 [size, teacher_dim], in a store that is built unless it is there.
 
     `tokens` and `teacher` are the folders of stores. `pairs` [pairs, 2] are text ids, the anchor's first.
-    `teacher_rows` [texts] has each text's row of the teacher's store. Raises `StoreError` where the disk refuses."""
+    `teacher_rows` [texts] has each text's row of the teacher's store. Raises `StoreError` if the disk refuses."""
     digests = {"pairs": digest_of_array(pairs), "teacher_rows": digest_of_array(teacher_rows)}
     description = {"tokens": tokens.name, "teacher": teacher.name, "size": size, "prior": PRIOR, **digests}
 

@@ -160,7 +160,7 @@ class Translator:
 
 
 class Model:
-    """A loaded sequence-to-sequence model, which translates in evaluation mode, on a GPU where there is one."""
+    """A loaded sequence-to-sequence model, which translates in evaluation mode, on a GPU if there is one."""
 
     def __init__(self, how: Translation, folder: Path, name: str) -> None:
         import torch
@@ -212,7 +212,7 @@ class Model:
     def translate(
         self, texts: Sequence[str], progress: Callable[[int], None]
     ) -> tuple[list[str | None], dict[str, int]]:
-        """The translations, None where there is none, and how many of these for which reason."""
+        """The translations, None if there is none, and how many of these for which reason."""
         ids: list[list[int]] = self.tokenizer([self.how.prefix + text for text in texts], verbose=False)["input_ids"]
         fits = [row for row, tokens in enumerate(ids) if len(tokens) <= self.how.max_tokens]
         translations: list[str | None] = [None] * len(texts)
@@ -228,7 +228,7 @@ class Model:
         return translations, {reason: count for reason, count in dropped.items() if count}
 
     def _generate(self, ids: Sequence[list[int]]) -> list[str | None]:
-        """One translation for each row of token ids; None where it did not end."""
+        """One translation for each row of token ids; None if it did not end."""
         import torch
 
         longest = max(map(len, ids))

@@ -137,7 +137,7 @@ def pieces(root: Path, texts: Sequence[str], seed: int) -> Cut:
 def token_spans(
     texts: Sequence[str], ids: NDArray[np.int64], spans: NDArray[np.int32], tokenizer: Tokenizer, prompt: str
 ) -> NDArray[np.int64]:
-    """[spans, 2] the first token and the end of characters of the texts `ids` [spans]; -1 where they are cut off.
+    """[spans, 2] the first token and the end of characters of the texts `ids` [spans]; -1 if they are cut off.
 
     A token that reaches into a word belongs to it. Tokens are counted with the prompt's and the special ones."""
     result = np.full((len(ids), 2), -1)

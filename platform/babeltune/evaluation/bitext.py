@@ -108,5 +108,5 @@ def margin_scores(cosine: Tensor, around: Tensor, margin: Margin) -> Tensor:
 
 
 def _or_nan(found: Neighbours, score: Tensor) -> float:
-    """The score, or NaN where there was nothing to score or a vector was not finite."""
+    """The score, or NaN if there was nothing to score or a vector was not finite."""
     return float(score) if len(found.cosine) and not bool(found.cosine.isnan().any()) else float("nan")

@@ -40,7 +40,7 @@ STRIDE = 16
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The k candidates most similar to each query, best first, lowest index first where equal. A query without
+    """The k candidates most similar to each query, best first, lowest index first if equal. A query without
     neighbours has the cosines `UNDEFINED` and the indices -1."""
 
     cosine: Float[Tensor, "queries k"]
@@ -216,7 +216,7 @@ def narrowed(neighbours: Neighbours) -> Neighbours:
 def _settled(
     x: Float[Tensor, "queries dim"], table: NDArray[np.float32], rows: NDArray[np.int64], found: Neighbours, k: int
 ) -> Neighbours:
-    """The k best of what was found, by cosines in fp64 rounded to fp32, lowest index first where equal."""
+    """The k best of what was found, by cosines in fp64 rounded to fp32, lowest index first if equal."""
     index = found.index.sort(dim=1).values
     cosine = torch.empty(index.shape)
     for part in torch.split(torch.arange(len(x)), SETTLED):

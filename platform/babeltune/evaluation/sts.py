@@ -29,14 +29,14 @@ def paired_cosine(left: Vectors, right: Vectors) -> NDArray[np.float64]:
 def spearman(x: ArrayLike, y: ArrayLike) -> float:
     """Spearman's rank correlation: `scipy.stats.spearmanr`, which lets ties share their mean rank.
 
-    NaN where it is undefined: fewer than two values, a constant input, or a NaN among them."""
+    NaN if it is undefined: fewer than two values, a constant input, or a NaN among them."""
     from scipy.stats import spearmanr
 
     return _correlation(spearmanr, x, y)
 
 
 def pearson(x: ArrayLike, y: ArrayLike) -> float:
-    """Pearson's correlation: `scipy.stats.pearsonr`; NaN where it is undefined, as in `spearman`."""
+    """Pearson's correlation: `scipy.stats.pearsonr`; NaN if it is undefined, as in `spearman`."""
     from scipy.stats import pearsonr
 
     return _correlation(pearsonr, x, y)

@@ -7,7 +7,7 @@ here they are all 1, as in the paper's experiments.
 
     L           sum_{m in M} c_m L_m,   c_m = 1
     M           the dimensions, the student's own width among them
-    L_m         the method's loss on the first m numbers of each vector, of length 1 where the student normalises"""
+    L_m         the method's loss on the first m numbers of each vector, of length 1 if the student normalises"""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def cut_config(config: PretrainedConfig, layers: int, numbers: tuple[int, ...]) 
 
 
 def cut_weights(weights: dict[str, Tensor], layers: int, numbers: tuple[int, ...]) -> dict[str, Tensor] | None:
-    """The weights of these of so many layers, under their new numbers; None where no list has so many."""
+    """The weights of these of so many layers, under their new numbers; None if no list has so many."""
     matches = [match for name in weights if (match := IN_LAYER.fullmatch(name))]
     lists: dict[str, set[int]] = {}
     for match in matches:

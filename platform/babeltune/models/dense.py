@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def saved_dense(student: Student, config: PretrainedConfig) -> tuple[nn.Linear, bool] | None:
-    """The layer of `student.model` and whether tanh follows; None where there is none, or its pooler is not wanted.
+    """The layer of `student.model` and whether tanh follows; None if there is none, or its pooler is not wanted.
 
     Raises:
         TeacherError: the model pools otherwise than `student.pooling`, or has no such layer."""
@@ -51,7 +51,7 @@ def saved_dense(student: Student, config: PretrainedConfig) -> tuple[nn.Linear, 
 
 
 def check_projection(student: Student, width: int | None, projection: nn.Linear) -> None:
-    """`TeacherError` where a layer has another width than `student.projection` asks for; None asks for none."""
+    """`TeacherError` if a layer has another width than `student.projection` asks for; None asks for none."""
     if width not in (None, projection.out_features):
         raise TeacherError(
             f"student.projection is {width}, but {student.model} comes with a projection to "
@@ -60,7 +60,7 @@ def check_projection(student: Student, width: int | None, projection: nn.Linear)
 
 
 def check_modules(modules: Sequence[ModuleJson], name: str) -> None:
-    """`TeacherError` where a sentence-transformers model has modules that a student cannot have."""
+    """`TeacherError` if a sentence-transformers model has modules that a student cannot have."""
     kinds = [module["type"].rsplit(".", 1)[-1] for module in modules]
     for usual in ("Transformer", "Pooling", "Dense", "Normalize"):
         kinds = kinds[1:] if kinds[:1] == [usual] else kinds

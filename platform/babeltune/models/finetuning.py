@@ -37,7 +37,7 @@ class Descent:
         self._steps = 0
 
     def step(self, loss: Float[Tensor, ""]) -> float:
-        """One step down this loss, which is returned as a number; `TrainingError` where it is not finite."""
+        """One step down this loss, which is returned as a number; `TrainingError` if it is not finite."""
         self._steps += 1
         value = float(loss.detach())
         if not loss.isfinite():

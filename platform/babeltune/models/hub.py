@@ -64,7 +64,7 @@ def model_folder(name: str, revision: str | None, *, setting: str) -> Path:
 
 
 def check_files(folder: Path, named: str) -> None:
-    """Raises `TeacherError` where a model's list of modules leads out of its folder, or to pickled weights."""
+    """Raises `TeacherError` if a model's list of modules leads out of its folder, or to pickled weights."""
     for module in listed_modules(folder):
         path = PurePath(str(module.get("path", "")))
         if path.is_absolute() or ".." in path.parts:
@@ -171,7 +171,7 @@ def routes_of(folder: Path) -> tuple[str, ...]:
 
 
 def dimension_of(folder: Path) -> int | None:
-    """The dimension of a sentence-transformers model's vectors; None where no file says it."""
+    """The dimension of a sentence-transformers model's vectors; None if no file says it."""
     dimension: int | None = None
     keys = ("out_features", "word_embedding_dimension", "embedding_dimension", "hidden_size")
     for module in listed_modules(folder):
@@ -213,7 +213,7 @@ def quiet() -> Iterator[None]:
 
 
 def open_model(folder: str) -> SentenceTransformer:
-    """A sentence-transformers model as it is scored and used for mining, on a GPU where there is one. It is in fp32
+    """A sentence-transformers model as it is scored and used for mining, on a GPU if there is one. It is in fp32
     whatever it was saved in, from safetensors only, and runs no code of its own. Raises `TeacherError`."""
     import torch
     from safetensors import SafetensorError

@@ -38,7 +38,7 @@ BERT_SHAPE = {
 
 @dataclass(frozen=True, kw_only=True)
 class StartShape:
-    """The fields of a student that a folder decides; None where its files do not say."""
+    """The fields of a student that a folder decides; None if its files do not say."""
 
     kind: Literal["transformer", "static"]
     tokens: int
@@ -55,7 +55,7 @@ class StartShape:
     """At which it was exported to cut sentences."""
     positions: int | None = None
     prompt: str | None = None
-    """What is put before each text by default; None where nothing is."""
+    """What is put before each text by default; None if nothing is."""
 
     def fields(self) -> dict[str, bool | int | str]:
         """The values by the names of a student's fields, without what is unknown, tokens and positions."""
@@ -141,7 +141,7 @@ def _json(path: Path) -> Any:
 
 
 def embeddings_problem(width: int, start: StartShape) -> str | None:
-    """Why a Transformer of this width cannot take its token table from that model; None where it can."""
+    """Why a Transformer of this width cannot take its token table from that model; None if it can."""
     if start.kind != "static":
         return "is no static model; its token vectors are not made to stand alone: begin from it with student.start"
     if width not in (start.width, start.projection):

@@ -218,7 +218,7 @@ def teacher_width(teacher: Teacher) -> int | None:
 
 
 def _static_table(name: str, revision: str | None) -> tuple[int, int] | None:
-    """Tokens and width of a static model's table; None where it is none, or its file is not at hand."""
+    """Tokens and width of a static model's table; None if it is none, or its file is not at hand."""
     first = next(iter(_modules(name, revision)), None)
     if first is None or not str(first.get("type", "")).endswith(".StaticEmbedding"):
         return None
@@ -232,14 +232,14 @@ def _static_table(name: str, revision: str | None) -> tuple[int, int] | None:
 
 
 def model_dense(name: str, revision: str | None = None) -> int | None:
-    """The width that a sentence-transformers model's dense layer gives; None where it has none, or no file is there."""
+    """The width that a sentence-transformers model's dense layer gives; None if it has none, or no file is there."""
     settings = _module_settings(name, "Dense", revision)
     width = settings.get("out_features")
     return width if isinstance(width, int) else None
 
 
 def model_pooling(name: str, revision: str | None = None) -> str | None:
-    """How a sentence-transformers model pools; None where no file is at hand, or it pools in a way of its own."""
+    """How a sentence-transformers model pools; None if no file is at hand, or it pools in a way of its own."""
     settings = _module_settings(name, "Pooling", revision)
     try:
         return pooling_of(settings) if settings else None
@@ -248,31 +248,31 @@ def model_pooling(name: str, revision: str | None = None) -> str | None:
 
 
 def model_positions(name: str, revision: str | None = None) -> int | None:
-    """The most tokens that a model can number, padding's own places among them; None where no file says so."""
+    """The most tokens that a model can number, padding's own places among them; None if no file says so."""
     return BUNDLED_POSITIONS.get(name) or _configured(name, "max_position_embeddings", revision)
 
 
 def model_layers(name: str, revision: str | None = None) -> int | None:
-    """How many layers a Transformer has; None where no file says so."""
+    """How many layers a Transformer has; None if no file says so."""
     counts = (_configured(name, key, revision) for key in BERT_SHAPE["layers"])
     return BUNDLED_LAYERS.get(name) or next((count for count in counts if count), None)
 
 
 def model_vocabulary(name: str, revision: str | None = None) -> int | None:
-    """How many token embeddings a model has; None where no file says so."""
+    """How many token embeddings a model has; None if no file says so."""
     table = _static_table(name, revision)
     return BUNDLED_VOCABULARIES.get(name) or (table[0] if table else _configured(name, "vocab_size", revision))
 
 
 def _configured(name: str, key: str, revision: str | None) -> int | None:
-    """A whole number of a model's configuration; None where no file at hand has it."""
+    """A whole number of a model's configuration; None if no file at hand has it."""
     config = _saved_json(name, "config.json", revision)
     value = config.get(key) if isinstance(config, dict) else None
     return value if isinstance(value, int) else None
 
 
 def model_modules(name: str, revision: str | None = None) -> tuple[str, ...]:
-    """The kinds of a sentence-transformers model's modules, in order; empty where no file is at hand."""
+    """The kinds of a sentence-transformers model's modules, in order; empty if no file is at hand."""
     return tuple(str(module.get("type", "")).rpartition(".")[2] for module in _modules(name, revision))
 
 
@@ -282,7 +282,7 @@ def _modules(name: str, revision: str | None) -> list[ModuleJson]:
 
 
 def _module_settings(name: str, kind: str, revision: str | None) -> JsonObject:
-    """The settings of a sentence-transformers model's last module of this kind; empty where there is none."""
+    """The settings of a sentence-transformers model's last module of this kind; empty if there is none."""
     for module in reversed(_modules(name, revision)):
         if str(module.get("type", "")).endswith(f".{kind}"):
             settings = _saved_json(name, f"{module.get('path', '')}/config.json", revision)

@@ -80,7 +80,7 @@ class Measured:
     teacher_sentence_s: float
     """Seconds of the teacher for a sentence."""
     worker_bytes: int | None
-    """Peak memory of a worker; None where the system does not say."""
+    """Peak memory of a worker; None if the system does not say."""
     saved: SavedBytes
     """What a checkpoint takes."""
     text_bytes: float

@@ -34,7 +34,7 @@ class Sampled:
 
     params: dict[str, Scalar]
     steps: int | None
-    """None where compute says how long a trial is: a worker counts it when the trial begins."""
+    """None if compute says how long a trial is: a worker counts it when the trial begins."""
     student_parameters: int | None
     """About this many, without the method's own; None for a frozen encoder, and a model by name that is not cut."""
     named: NamedSize | None = None
@@ -75,7 +75,7 @@ class PlanReport:
     teacher_sentences: int
     """Distinct sentences that the teacher encodes, once for all trials."""
     words: dict[str, int]
-    """Aligned words, and how many pairs have one or none; empty where no method needs them."""
+    """Aligned words, and how many pairs have one or none; empty if no method needs them."""
     budget_pairs: int | None
     """Pairs seen by all trials together if none stops early, or None, and …"""
     budget_compute: float | None
@@ -128,7 +128,7 @@ def make_plan(sweep: Sweep, *, samples: int = 3, machine: Machine | None = None)
 
 
 def counted(sweep: Sweep, corpus: Corpus) -> Counted:
-    """What the sweep's cleaned corpus holds. `DataError` where aligned words are too few."""
+    """What the sweep's cleaned corpus holds. `DataError` if aligned words are too few."""
     from babeltune.data.arrays import histogram
     from babeltune.data.prepare import asked_of_teacher
     from babeltune.data.student_tokens import ids_among
@@ -147,7 +147,7 @@ def counted(sweep: Sweep, corpus: Corpus) -> Counted:
 
 
 def _word_counts(sweep: Sweep, corpus: Corpus) -> dict[str, int]:
-    """How many aligned words the corpus has, and pairs with few. `DataError` where they are too few."""
+    """How many aligned words the corpus has, and pairs with few. `DataError` if they are too few."""
     from babeltune.data.alignment import check_words, word_counts, word_samples
 
     data, pairs = sweep.data, len(corpus.pairs)

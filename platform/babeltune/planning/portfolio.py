@@ -61,7 +61,7 @@ def within_space(parameters: Mapping[str, Parameter], point: Mapping[str, Scalar
 
 
 def _nearest(parameter: Parameter, value: Scalar) -> Scalar:
-    """The value that the parameter can take and that is nearest to this one; None where nothing compares."""
+    """The value that the parameter can take and that is nearest to this one; None if nothing compares."""
     kind = kind_of(parameter)
     if kind in RANGES:
         if not _is_number(value):

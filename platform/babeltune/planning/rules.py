@@ -216,5 +216,5 @@ def choice_problems(key: Key, values: tuple[Scalar, ...]) -> Iterator[Problem]:
 
 
 def kind_of(parameter: Parameter) -> str:
-    """Which of the kinds the parameter is; `const` where no other is given."""
+    """Which of the kinds the parameter is; `const` if no other is given."""
     return next((kind for kind in KINDS[:-1] if getattr(parameter, kind) is not None), "const")

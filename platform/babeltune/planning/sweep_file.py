@@ -137,7 +137,7 @@ def read_data(path: str | Path, *, environ: Mapping[str, str] | None = None) -> 
 
 
 def read_teacher(path: str | Path, *, environ: Mapping[str, str] | None = None) -> Teacher | None:
-    """The teacher of a sweep file, or of a file for `--with` that has such a section; None where it has none."""
+    """The teacher of a sweep file, or of a file for `--with` that has such a section; None if it has none."""
     document = read_document(find_file(path))
     if not {"method", "teacher"} & document.values.keys():
         return None

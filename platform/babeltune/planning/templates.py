@@ -62,7 +62,7 @@ def _sets(document: Document, key: Key, task: JsonValue) -> Iterator[tuple[JsonV
 
 
 def _columns(document: Document, key: Key, each: JsonValue) -> dict[str, list[str]]:
-    """The lists of `each` by name; `SpecError` where they are not lists of text, all equally long."""
+    """The lists of `each` by name; `SpecError` if they are not lists of text, all equally long."""
     columns: dict[str, list[str]] = {}
     for name, values in each.items() if isinstance(each, dict) else ():
         texts = [value for value in values if isinstance(value, str)] if isinstance(values, list) else []

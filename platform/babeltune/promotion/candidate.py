@@ -153,7 +153,7 @@ def sealed_tests(candidate: Candidate) -> list[EvalRows]:
 
 
 def sealed_sets(sweep: Sweep, prepared: Prepared, sweep_id: str) -> list[EvalRows]:
-    """The sealed tests; `PromotionError` where one is not that whose sentences were kept out of the training text."""
+    """The sealed tests; `PromotionError` if one is not that whose sentences were kept out of the training text."""
     sets = read_eval(sweep.data.test, data_root(sweep), sweep.data.max_line_bytes)
     for name, rows in labelled("test", sets):
         if prepared.digests.get(name) != rows.digest:

@@ -24,7 +24,7 @@ class Champion:
 
 
 def champion_for(candidate: Candidate, cluster: Cluster, alias: str) -> Champion | None:
-    """The registered model that the candidate would replace; None where there is no such alias."""
+    """The registered model that the candidate would replace; None if there is no such alias."""
     from babeltune.tracking.registry import champion_of, fetch_version
 
     name = registered_name(candidate)
@@ -52,7 +52,7 @@ def unfiltered(version: Registered, candidate: Candidate, who: str) -> list[str]
 
 
 def start_of(candidate: Candidate, cluster: Cluster) -> Registered | None:
-    """The registered model that the candidate's training started from; None where it was another, or none."""
+    """The registered model that the candidate's training started from; None if it was another, or none."""
     from babeltune.tracking.registry import registered_folder, version_in
 
     student = candidate.trial.student

@@ -40,8 +40,8 @@ Verdict = Literal["promote", "tie", "refuse"]
 Conclusion = Literal["better", "worse", "undecided", "equal"]
 """What a difference says of the challenger. `equal`: no item differs. `undecided`: the difference may be chance."""
 Outcomes = dict[str, dict[str, list[float]]]
-"""Cell -> `forward` and `backward`, 1 where the sentence was found, `right`, 1 where its label was, or `cosine` of
-every pair. An xSIM error's cell is 1 where the sentence was not found; nothing is decided by it."""
+"""Cell -> `forward` and `backward`, 1 if the sentence was found, `right`, 1 where its label was, or `cosine` of
+every pair. An xSIM error's cell is 1 if the sentence was not found; nothing is decided by it."""
 METRICS = {"bitext": "accuracy", "sts": "spearman", "transfer": "accuracy"}
 """What is compared item by item, by kind of task. Others have no score of a single item."""
 XSIM = "xsim_error"
@@ -329,7 +329,7 @@ def _cell(task: TextTask, on: str, scores: tuple[float, float], found: Differenc
 
 
 def _right(found: Mapping[str, Sequence[float]]) -> NDArray[np.float64]:
-    """[sentences] 1 where the label was right; the share of the two directions in which a translation was found."""
+    """[sentences] 1 if the label was right; the share of the two directions in which a translation was found."""
     share: NDArray[np.float64] = np.mean(list(found.values()), axis=0)
     return share
 

@@ -106,7 +106,7 @@ class FreshScorer:
         return {name: (scores, items) for name, (scores, items) in answer.items()}
 
     def of_teacher(self, teacher: Teacher, tasks: Sequence[TextTask], prefix: str) -> Scores:
-        """The metrics of the raw teacher on the tasks. Raises `TeacherError` where it cannot be had now."""
+        """The metrics of the raw teacher on the tasks. Raises `TeacherError` if it cannot be had now."""
         answer = self._answer({"teacher": plain(teacher), "prefix": prefix, "target": None, **_numbered(tasks)})
         if "missing" in answer:
             raise TeacherError(str(answer["missing"]))
@@ -199,8 +199,8 @@ def target_encoder(target: Target) -> EncodeTexts:
 
 
 def encoder_of(model: str, prompt: str | None = None, stage: str | None = None) -> EncodeTexts:
-    """How a sentence-transformers model encodes texts; `TeacherError` where it is none. `stage` is what the listener
-    hears, batch by batch; None where a few texts are not worth a word."""
+    """How a sentence-transformers model encodes texts; `TeacherError` if it is none. `stage` is what the listener
+    hears, batch by batch; None if a few texts are not worth a word."""
     loaded = open_model(model)
     routes = routes_of(Path(model))
 

@@ -37,7 +37,7 @@ class Decision:
     untrained: Scores = field(default_factory=dict)
     chance: Scores = field(default_factory=dict)
     teacher: Scores = field(default_factory=dict)
-    """Sealed scores of the raw teacher, in whatever language; empty where it could not be had."""
+    """Sealed scores of the raw teacher, in whatever language; empty if it could not be had."""
     baselines: dict[str, Scores] = field(default_factory=dict)
     """Sealed scores of the sweep's `baselines`, by their rows of the leaderboard."""
     contest: Contest | None = None

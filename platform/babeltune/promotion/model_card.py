@@ -138,7 +138,7 @@ def origins(trial: Trial, decision: Decision) -> list[str]:
 
 
 def settings_of(sweep: Sweep, trial: Trial, report: Report) -> dict[str, object]:
-    """The settings of the training, each once: a searched one stands under its own name where no other says it."""
+    """The settings of the training, each once: a searched one stands under its own name if no other says it."""
     settings: dict[str, object] = {**flat(trial.config), "method": trial.method}
     settings |= {"learning_rate": trial.training.learning_rate, "global_batch": trial.training.global_batch}
     settings |= {"pairs seen": report.pairs, "steps": report.step, "seed": trial.seed, "teacher": sweep.teacher.title}

@@ -168,7 +168,7 @@ def check_free(out: Path) -> None:
 
 
 def hand_over(model: Path, out: Path) -> None:
-    """Copies the model's folder to `out`, whole or not at all. Raises `PromotionError` where that cannot be."""
+    """Copies the model's folder to `out`, whole or not at all. Raises `PromotionError` if that cannot be."""
     from babeltune.tracking.registry import FOR_MLFLOW
 
     def copy(draft: Path) -> None:

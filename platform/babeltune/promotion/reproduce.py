@@ -54,9 +54,9 @@ class Reproduction:
     objective: Difference
     """At the last report."""
     interval: float | None
-    """Half the 95 % interval of the objective; None where its standard error is not known."""
+    """Half the 95 % interval of the objective; None if its standard error is not known."""
     largest: Difference | None
-    """The dev metric that differs most, over all reports; None where none differs."""
+    """The dev metric that differs most, over all reports; None if none differs."""
     weights: Literal["equal", "differ", "not kept"]
     """Whether the weights of the last checkpoint that the sweep kept are equal."""
     changed: tuple[str, ...]

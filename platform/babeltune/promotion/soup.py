@@ -1,7 +1,7 @@
 """The average of several trials' checkpoints: Wortsman et al. 2022, "Model soups", their uniform soup.
 
 Trained from one start, models lie in one valley of the loss, and the mean of their weights may be better than each.
-The dev sets say whether it is: where it is not, the best single checkpoint is judged."""
+The dev sets say whether it is: if it is not, the best single checkpoint is judged."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _refuse_unlike(first: Candidate, other: Candidate, count: int) -> None:
 def averaged(members: Sequence[Candidate]) -> dict[str, dict[str, Tensor]]:
     """The mean of the members' checkpoints; what is no floating-point number is the best one's.
 
-    Raises `PromotionError` where they hold other tensors."""
+    Raises `PromotionError` if they hold other tensors."""
     loaded = [load_checkpoint(checkpoint_folder(m.folder.trial(m.trial.number), m.report.index))[0] for m in members]
     parts = {"student": _mean([tensors["student"] for tensors in loaded], members)}
     if len({member.trial.method for member in members}) == 1 and "method" in loaded[0]:
@@ -118,7 +118,7 @@ def mean_of(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 def best_or_average(members: Sequence[Candidate]) -> tuple[Candidate, str]:
     """The average if the dev sets say that it is better than the best member, else that member; and why.
 
-    Raises `PromotionError` where the members keep layers of different methods."""
+    Raises `PromotionError` if the members keep layers of different methods."""
     best = members[0]
     trial, prepared, objective = best.trial, best.prepared, best.chosen_by
     tensors = averaged(members)

@@ -85,7 +85,7 @@ def compare_models(first: str, second: str, cluster: Cluster, *, sweep: str | No
     Both are exported and scored in one fresh process. Intervals and p are as in promotion (`promotion.compare`), at
     the confidence of the sweep's `promotion`.
 
-    Raises `UnknownNameError` for a trial without its sweep. Raises `SpecError` where no sweep is named, for a trial in
+    Raises `UnknownNameError` for a trial without its sweep. Raises `SpecError` if no sweep is named, for a trial in
     its place, and for a sweep without a dev set whose sentences can be compared one by one."""
     view = StorageView(cluster)
     view.update(every=True)

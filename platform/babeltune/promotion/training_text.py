@@ -40,7 +40,7 @@ def trained_on(
 
 
 def _of_registered(view: StorageView, folder: Path) -> Prepared | None:
-    """The data of a registered model's sweep; None where the folder is of no such model or its sweep is not here."""
+    """The data of a registered model's sweep; None if the folder is of no such model or its sweep is not here."""
     if not folder.is_relative_to(view.folder / "fetched"):
         return None  # the registry's models are nowhere else
     from babeltune.tracking.registry import version_in

@@ -104,7 +104,7 @@ class Jobs:
     """The jobs of one cluster, seen through its dashboard."""
 
     def __init__(self, cluster: Cluster) -> None:
-        """Raises `ClusterError` where nothing answers, the token is refused, or Ray's version is another."""
+        """Raises `ClusterError` if nothing answers, the token is refused, or Ray's version is another."""
         self.cluster = cluster
         token = cluster.token()
         close_token_file()
@@ -279,7 +279,7 @@ class Jobs:
 
     def follow(self, job: str) -> Iterator[str]:
         """What the command writes, piece by piece, until the job has ended. A broken connection is opened
-        again; `AwayError` where that fails for `RECONNECT_TIMEOUT_S`."""
+        again; `AwayError` if that fails for `RECONNECT_TIMEOUT_S`."""
         seen = 0
         while True:
             at = 0

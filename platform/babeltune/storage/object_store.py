@@ -95,7 +95,7 @@ class ObjectStore:
         )
 
     def entry(self, key: str) -> Entry | None:
-        """The object's; None where there is none."""
+        """The object's; None if there is none."""
         place = self._place(key)
         try:
             return _entry(self._tried(f"asked for {key}", lambda: self._fs.info(place)))
@@ -113,7 +113,7 @@ class ObjectStore:
         return entry.modified if entry else None
 
     def read(self, key: str, start: int | None = None) -> bytes | None:
-        """The object, from this byte on; None where there is none."""
+        """The object, from this byte on; None if there is none."""
         place = self._place(key)
         try:
             data: bytes = self._tried(f"read at {key}", lambda: self._fs.cat_file(place, start=start))
@@ -122,12 +122,12 @@ class ObjectStore:
         return data
 
     def download(self, key: str, path: Path) -> None:
-        """Raises `FileNotFoundError` where there is no such object."""
+        """Raises `FileNotFoundError` if there is no such object."""
         place = self._place(key)
         self._tried(f"read at {key}", lambda: self._fs.get_file(place, str(path)))
 
     def sha256(self, key: str) -> str | None:
-        """The digest of the object, which touches no disk of this machine; None where there is none."""
+        """The digest of the object, which touches no disk of this machine; None if there is none."""
         place = self._place(key)
 
         def read() -> str:
@@ -227,7 +227,7 @@ class ObjectStore:
             self._tried(f"written at {key}", put)
 
     def remove(self, key: str) -> None:
-        """Nothing happens where there is no such object."""
+        """Nothing happens if there is no such object."""
         place = self._place(key)
         with contextlib.suppress(FileNotFoundError):
             self._tried(f"changed at {key}", lambda: self._fs.rm_file(place))

@@ -172,7 +172,7 @@ def follow_trials(controller: Any, kind: type, make: Callable[[], object]) -> No
 
 
 def status_for_strangers(address: str) -> int:
-    """The HTTP status with which a dashboard answers a request for its jobs that has no token. `OSError` where nothing
+    """The HTTP status with which a dashboard answers a request for its jobs that has no token. `OSError` if nothing
     answers. Moved: any HTTP client that takes the same certificates and proxies."""
     from ray.job_submission import JobSubmissionClient
 

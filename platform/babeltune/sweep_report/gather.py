@@ -152,7 +152,7 @@ def _course(sweep: Sweep, report: Report) -> float:
 
 
 def _curve(sweep: Sweep, trial: str, reports: Sequence[Report], metric: str) -> Curve | None:
-    """A metric over the trial's reports; None where no report has it."""
+    """A metric over the trial's reports; None if no report has it."""
     points = [(_course(sweep, each), each.metrics[metric]) for each in reports if metric in each.metrics]
     return Curve(trial=trial, x=tuple(x for x, _ in points), y=tuple(y for _, y in points)) if points else None
 
@@ -237,7 +237,7 @@ def _cost(sweep: Sweep, folder: SweepFolder, ours: Sequence[Standing], trials: S
 
 
 def _wall_seconds(log: str) -> float | None:
-    """From the log's first line to its last; None where it has no times."""
+    """From the log's first line to its last; None if it has no times."""
     lines = log.splitlines()
     with suppress(ValueError, IndexError):
         first, last = (datetime.strptime(line[:19], "%Y-%m-%d %H:%M:%S") for line in (lines[0], lines[-1]))
@@ -269,7 +269,7 @@ def _provenance(sweep: Sweep, folder: SweepFolder, best: Row) -> Provenance:
 
 
 def _weights(folder: SweepFolder, best: Row) -> tuple[tuple[str, str], ...]:
-    """SHA-256 of each file of the winner's checkpoint; empty where the checkpoint is not on this machine."""
+    """SHA-256 of each file of the winner's checkpoint; empty if the checkpoint is not on this machine."""
     place = checkpoint_folder(folder.trial(int(best.name[1:])), best.best or 0)
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         files = json.loads((place / MANIFEST).read_text(encoding="utf-8"))["files"]

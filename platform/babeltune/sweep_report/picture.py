@@ -32,7 +32,7 @@ COLORS = 128
 
 
 def browser() -> str:
-    """The path of Chromium. Raises `SpecError` where there is none."""
+    """The path of Chromium. Raises `SpecError` if there is none."""
     program = next(filter(None, map(shutil.which, BROWSERS)), None)
     if program is None:
         raise SpecError(
@@ -45,7 +45,7 @@ def browser() -> str:
 def picture(html: str, most: int) -> tuple[bytes, bool]:
     """The page as a PNG of at most `most` bytes if fewer colours can do that, and whether all of the page is on it.
 
-    Raises `SpecError` without Chromium, `SweepError` where it fails."""
+    Raises `SpecError` without Chromium, `SweepError` if it fails."""
     with draft_folder("picture") as place:
         from PIL import Image, UnidentifiedImageError
 

@@ -26,7 +26,7 @@ class Standing:
     value: float | None
     """The first objective, at the best report."""
     error: float | None
-    """Standard error of `value`; None where the metric's error is not known."""
+    """Standard error of `value`; None if the metric's error is not known."""
     interval: tuple[float, float] | None
     """The 95 % interval of `value`."""
 
@@ -86,7 +86,7 @@ class Overlap:
     near: int
     share: float
     judged: str
-    """Why the set cannot gate; empty where it can."""
+    """Why the set cannot gate; empty if it can."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +113,7 @@ class Cost:
     pairs: int
     """Pairs seen by all trials."""
     compute_s: float | None
-    """Counted seconds of compute; None where trials are as long as their pairs."""
+    """Counted seconds of compute; None if trials are as long as their pairs."""
     wall_s: float | None
     """Seconds from the first line of the log to the last; pauses between submissions included."""
 

@@ -51,7 +51,7 @@ class CheckpointModel:
     checkpoint: str
     """The folder of the weights, within the storage."""
     dimension: int
-    """The width of the vectors; -1 where it is not known before the export."""
+    """The width of the vectors; -1 if it is not known before the export."""
     note: str
     tags: Mapping[str, str] = field(default_factory=dict)
     params: Mapping[str, object] = field(default_factory=dict)

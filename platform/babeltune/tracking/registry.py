@@ -128,7 +128,7 @@ def checkpoint_model(uri: str, run_id: str) -> str | None:
 
 
 def card_of(folder: Path, origin: str = "") -> str | None:
-    """The folder's model card without its header of YAML; None where there is none.
+    """The folder's model card without its header of YAML; None if there is none.
 
     The `origin` stands before its first section. A card that is longer than MLflow takes loses whole sections, and
     names them."""
@@ -219,7 +219,7 @@ def _expect(uri: str, name: str, alias: str, expected: str | None, version: str)
 
 
 def champion_of(uri: str, name: str, alias: str) -> Registered | None:
-    """The version that `alias` points to, or None where there is no such model or alias."""
+    """The version that `alias` points to, or None if there is no such model or alias."""
     with _promotion(uri, f"look up {name!r}"):
         client = open_client(uri)
         models = client.search_registered_models(f"name = '{quotable(name)}'")
@@ -296,7 +296,7 @@ def registered_folder(folder: Path) -> str:
 
 
 def version_in(uri: str, folder: Path) -> Registered | None:
-    """The version whose files a fetched folder holds; None where the folder is no version's."""
+    """The version whose files a fetched folder holds; None if the folder is no version's."""
     with _promotion(uri, f"look up {folder.name!r}"):
         for registered in open_client(uri).search_model_versions():
             if (registered.source or "").rpartition("/")[2] == folder.name:

@@ -22,7 +22,7 @@ STATE_WIDTH, WIDTH, LETTER_WIDTH = 95, 120, 7.5
 
 
 def trials_page(uri: str, experiment: str, sweep: str, objective: Objective, varied: Sequence[str]) -> str:
-    """The page's address below that of the server. Raises `SweepError` where MLflow has no run of the sweep."""
+    """The page's address below that of the server. Raises `SweepError` if MLflow has no run of the sweep."""
     try:
         client = open_client(uri)
         number = experiment_id(client, experiment)

@@ -101,7 +101,7 @@ def make_student_and_method(
 
 
 def load_weights(encoder: StudentEncoder, method: Method, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Gives a student and its method the weights of a checkpoint, whose `method` is missing where it has none."""
+    """Gives a student and its method the weights of a checkpoint, whose `method` is missing if it has none."""
     encoder.load_state_dict(tensors["student"])
     method.load_state_dict(tensors.get("method", method.state_dict()))
 
@@ -148,7 +148,7 @@ def make_schedule(trial: Trial, prepared: Prepared, reader: Reader, needs: Needs
 
 
 def masking(tokens: TokenSet, share: float) -> Masking:
-    """The masks of this tokenizer; `TrainingError` where it has no mask token."""
+    """The masks of this tokenizer; `TrainingError` if it has no mask token."""
     if tokens.mask is None:
         raise TrainingError(
             f"the tokenizer {tokens.tokenizer!r} has no mask token, which masked language modelling needs; name "

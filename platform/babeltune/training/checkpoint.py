@@ -70,7 +70,7 @@ def save_checkpoint(
     """Writes `<name>.safetensors` per entry of `tensors`, `state.json` and the manifest, all or nothing. They get their
     name within `guard()`. An earlier checkpoint of this name is put aside until then: to remove it takes a while.
 
-    Raises `StorageError` where the disk is full or refuses."""
+    Raises `StorageError` if the disk is full or refuses."""
     from safetensors.torch import save_file  # and with it torch, which who only reads reports does without
 
     temporary = draft_of(folder)
@@ -234,7 +234,7 @@ def best_report(reports: list[Report], *objectives: Objective) -> Report | None:
 
 
 def _signed(report: Report, objective: Objective) -> float:
-    """The report's value of the objective, larger where better; -inf where it has none."""
+    """The report's value of the objective, larger where better; -inf if it has none."""
     value = report.metrics.get(objective.metric, math.nan)
     return -math.inf if math.isnan(value) else value if objective.goal == "maximize" else -value
 

@@ -205,7 +205,7 @@ def with_length(trial: Trial, pairs: int) -> Trial:
 
 
 def paid_for(trial: Trial, prepared: Prepared, ranks: ProcessGroup, device: torch.device) -> Trial:
-    """The trial with the pairs that its `training.compute` pays for; as it is where it has none. Rank 0 counts.
+    """The trial with the pairs that its `training.compute` pays for; as it is if it has none. Rank 0 counts.
 
     Raises `TrainingError`, on all ranks, where these are too few for its reports."""
     training = trial.training

@@ -230,7 +230,7 @@ class TrainStep:
 
 
 def cuts_of(encoder: StudentEncoder, training: Training) -> tuple[Cut, ...]:
-    """The cuts of `training.matryoshka` below the student's width; `TrainingError` where it cannot be cut so."""
+    """The cuts of `training.matryoshka` below the student's width; `TrainingError` if it cannot be cut so."""
     if not training.matryoshka:
         return ()
     if isinstance(encoder, FrozenEncoder):
@@ -264,7 +264,7 @@ class Steps:
         return (self.seen(step) + self.seen(step + 1)) // 2
 
     def run(self, step: int) -> dict[str, float]:
-        """One optimizer step; `TrainingError` where it cannot be trained on."""
+        """One optimizer step; `TrainingError` if it cannot be trained on."""
         try:
             return self.train_step.step(self.batch(step), self.halfway(step))
         except TrainingError as error:

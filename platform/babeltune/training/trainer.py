@@ -159,7 +159,7 @@ class TrialTrainer:
     def see_the_same(self) -> None:
         """Waits until this rank sees the checkpoints that rank 0 sees: a shared folder may show them later elsewhere.
 
-        Raises `StorageError` where it does not within `VISIBILITY_TIMEOUT_S` seconds."""
+        Raises `StorageError` if it does not within `VISIBILITY_TIMEOUT_S` seconds."""
         if self.ranks.world == 1:
             return
         wanted = self.ranks.of_first(state_of(self.folder), self.device)
@@ -291,7 +291,7 @@ class TrialTrainer:
         )
 
     def scores(self, step: int) -> dict[str, float]:
-        """All dev metrics after this step, with the averages of the weights where there are some."""
+        """All dev metrics after this step, with the averages of the weights if there are some."""
         train_step, begun = self.train_step, time.time()
 
         def poll(done: int, of: int) -> None:

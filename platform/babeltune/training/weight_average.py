@@ -59,7 +59,7 @@ class WeightAverage:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Within the block the module has the averages in place of its weights, where there are any yet."""
+        """Within the block the module has the averages in place of its weights, if there are any yet."""
         weights = {name: self.named[name].data for name in self.values}
         for name, value in self.values.items():
             self.named[name].data = value

@@ -148,7 +148,7 @@ def train(
 
 
 def padded(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
-    """[rows, longest] padded on the right, and 1 where there is no padding."""
+    """[rows, longest] padded on the right, and 1 if there is no padding."""
     longest = max(map(len, rows))
     ids = torch.tensor([[*row, *[pad] * (longest - len(row))] for row in rows])
     return ids, torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
@@ -196,7 +196,7 @@ class Metric(Protocol):
 
 
 def scorers() -> dict[str, Metric]:
-    """sacrebleu's metrics; raises `DataError` where it is not installed."""
+    """sacrebleu's metrics; raises `DataError` if it is not installed."""
     try:
         from sacrebleu.metrics.bleu import BLEU
         from sacrebleu.metrics.chrf import CHRF

@@ -1,6 +1,6 @@
 """Neighbours through a faiss index, for corpora beyond what exact search can do: its candidates are scored exactly.
 
-What an index misses is missed; what it finds has the cosines of exact search. faiss answers -1 where it found too few
+What an index misses is missed; what it finds has the cosines of exact search. faiss answers -1 if it found too few
 (in a partition, say): such sentences are searched exactly.
 
 An index is in memory, one direction's after the other's: of n vectors [dim] in fp32, `ivf` holds n (4 dim + 8) bytes

@@ -46,7 +46,7 @@ def pair_scores(
 
 
 def around(matches: Matches, left: Int[Tensor, "pairs"], right: Int[Tensor, "pairs"]) -> Float[Tensor, "pairs"]:
-    """The mean cosine of a pair's two sentences to their neighbours; where it is not positive a ratio means nothing."""
+    """The mean cosine of a pair's two sentences to their neighbours; if it is not positive a ratio means nothing."""
     return (matches.forward.cosine.mean(dim=1)[left] + matches.backward.cosine.mean(dim=1)[right]) / 2
 
 

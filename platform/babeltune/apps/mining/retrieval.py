@@ -1,4 +1,4 @@
-"""The nearest of millions of candidates for each query, out of core, and the precision at 1 where they are known.
+"""The nearest of millions of candidates for each query, out of core, and the precision at 1 if they are known.
 
 Retrieval as on the United Nations corpus (Yang et al. 2019, section 5.2): every sentence of one side is looked for
 among all of the other."""

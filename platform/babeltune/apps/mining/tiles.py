@@ -156,7 +156,7 @@ class _Columns:
 
 
 def _factor(vectors: Float[Tensor, "rows dim"], precision: Precision) -> Float[Tensor, "padded dim"]:
-    """A factor of a product, on a GPU where there is one, with rows so that groups are full."""
+    """A factor of a product, on a GPU if there is one, with rows so that groups are full."""
     vectors = torch.nn.functional.pad(vectors, (0, 0, 0, -len(vectors) % GROUP))
     vectors = vectors.bfloat16() if precision == "bf16" else vectors.float()
     return vectors.cuda() if torch.cuda.is_available() else vectors

@@ -28,14 +28,14 @@ def pack(cosine: Float[Tensor, "*shape"], index: Int[Tensor, "*shape"]) -> Int[T
 
 
 def cosine_of(keys: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """The cosines, -inf where there is no candidate."""
+    """The cosines, -inf if there is no candidate."""
     ordered = (keys >> 32).int()
     cosine = (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).view(torch.float32)
     return torch.where(keys == EMPTY, -torch.inf, cosine)
 
 
 def index_of(keys: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
-    """The indices, -1 where there is no candidate."""
+    """The indices, -1 if there is no candidate."""
     return torch.where(keys == EMPTY, -1, LOW - (keys & LOW))
 
 

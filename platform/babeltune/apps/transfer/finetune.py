@@ -109,7 +109,7 @@ def transfer(
 
 
 def backbone_folder(folder: Path) -> Path:
-    """Where the transformers part of a sentence-transformers folder is; the folder itself where it is not one."""
+    """Where the transformers part of a sentence-transformers folder is; the folder itself if it is not one."""
     listed = folder / "modules.json"
     if not listed.exists():
         return folder

@@ -40,7 +40,7 @@ def assignment(sweep: Sweep, folder: SweepFolder, number: int, params: dict[str,
     """What a worker group needs to train trial `number`; written to the trial's folder, too.
 
     One that has begun keeps the settings and the data that it began with, whatever was accepted since. Raises
-    `DamagedError` where these are lost."""
+    `DamagedError` if these are lost."""
     place, prepared = folder.trial(number), folder.data_of(number)
     if prepared == folder.prepared:
         trial = with_speed(folder, make_trial(folder.with_rates(sweep), number, params))

@@ -124,7 +124,7 @@ class Attempt:
         return corpus
 
     def _prepare(self, corpus: Corpus) -> Prepared:
-        """The stores and the baselines' scores, made on the cluster where they are not there yet."""
+        """The stores and the baselines' scores, made on the cluster if they are not there yet."""
         sweep, folder, where, poll = self.sweep, self.folder, self.driver_sync.where, self.stop.raise_if_stopped
         shards = self._shards()
         prepared = prepare(sweep, folder.path.parents[1], corpus=corpus, run_shards=shards, progress=self.said)

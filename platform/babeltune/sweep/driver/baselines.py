@@ -107,7 +107,7 @@ def _digest(name: str, known: str | None) -> str:
 
 
 def baseline_folder(name: str) -> Path:
-    """The folder of a baseline's model. Raises `TeacherError` where it cannot be had."""
+    """The folder of a baseline's model. Raises `TeacherError` if it cannot be had."""
     return model_folder(*split_revision(name), setting="baselines")
 
 

@@ -298,7 +298,7 @@ class MlflowReader:
         return events.model(trial.number, model, per_step=_per_step(report))
 
     def _dimension(self, trial: Trial) -> int | None:
-        """The width of the trial's vectors as they are exported; None where only its export knows it."""
+        """The width of the trial's vectors as they are exported; None if only its export knows it."""
         with suppress(BabeltuneError):
             context, teacher = trial_context(trial.method, trial.config), self._prepared().teacher_dim
             width = teacher if trial.student.projection == "teacher" else student_width(trial.student)

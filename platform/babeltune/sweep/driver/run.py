@@ -63,7 +63,7 @@ def submit(
 ) -> SweepFolder:
     """Runs the sweep until its budget is spent; an earlier, unfinished submission is continued.
 
-    `into` is the id of the sweep that goes on with this spec, where that is not the spec's own. The folder keeps the
+    `into` is the id of the sweep that goes on with this spec, if that is not the spec's own. The folder keeps the
     latest spec; one that decides other results needs `accept_changes`, and a cluster that wants no token `insecure`.
     Raises `DataError` and `TeacherError` before anything starts, `SweepError` when it is being run already or every
     trial fails, `ClusterError` when the cluster cannot hold one trial."""
@@ -99,7 +99,7 @@ def submit(
 
 
 def _make(folder: SweepFolder, cluster: Cluster) -> None:
-    """Makes the sweep's folder. `ClusterError` where the storage cannot be written."""
+    """Makes the sweep's folder. `ClusterError` if the storage cannot be written."""
     try:
         make_folders(folder.path)
     except OSError as error:

@@ -87,7 +87,7 @@ class Proposals:
     def __init__(
         self, sweep: Sweep, suggest: Suggest, warm: Iterable[FrozenTrial] = (), lines: Iterable[LedgerLine] = ()
     ) -> None:
-        """`lines` are those of the ledger. Raises `SweepError` where they propose a trial that is not the next."""
+        """`lines` are those of the ledger. Raises `SweepError` if they propose a trial that is not the next."""
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         # in memory: a driver that is killed between two files would leave them at odds
         self.study = optuna.create_study(study_name=STUDY, directions=[aim.goal for aim in sweep.objectives])

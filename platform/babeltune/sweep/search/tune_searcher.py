@@ -133,7 +133,7 @@ class TrialRecords:
         self.ledger.add_end(number, state.name, final, end, **progress)
 
     def judge(self, *, last: bool = False) -> None:
-        """Raises `SweepError` where too many of the trials failed that ended since the sweep last gave up. `last` says
+        """Raises `SweepError` if too many of the trials failed that ended since the sweep last gave up. `last` says
         that no trial is to come."""
         if not (last or self.ledger.failed):  # to read all trials at each end takes long with many
             return
@@ -220,7 +220,7 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
         return self.trouble is not None or self._stop.stops()
 
     def poll(self) -> bool:
-        """Sees to the worker groups, and to whether the search may go on, about once a second; True where it may
+        """Sees to the worker groups, and to whether the search may go on, about once a second; True if it may
         not."""
         if self.trouble is None and time.monotonic() - self._polled > MEND_INTERVAL_S:
             self._polled = time.monotonic()
@@ -234,7 +234,7 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
         return self.trouble is not None
 
     def _propose(self, trial_id: str) -> Proposal | None:
-        """None where the method refuses what was proposed, which has failed then."""
+        """None if the method refuses what was proposed, which has failed then."""
         with self._stop.guard():
             return self._proposed(trial_id)
 

@@ -65,7 +65,7 @@ class Examples:
     similarities: tuple[Similarities, ...] = ()
     alignment: tuple[LanguageAlignment, ...] = ()
     missing: str = ""
-    """Why there are none; empty where there are."""
+    """Why there are none; empty if there are."""
 
 
 def read_examples(folder: SweepFolder) -> Examples:

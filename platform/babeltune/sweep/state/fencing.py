@@ -220,7 +220,7 @@ class HeldLease:
 
 
 def in_time(renew: Callable[[], None]) -> None:
-    """Renews, or raises `TimeoutError` where the storage does not answer: it may hang for longer than a lease lasts."""
+    """Renews, or raises `TimeoutError` if the storage does not answer: it may hang for longer than a lease lasts."""
     answers: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
 
     def ask() -> None:

@@ -92,7 +92,7 @@ class SweepFolder:
 
     def read(self, name: str) -> dict[str, Any] | None:
         """The JSON object in the file of that name, relative to the folder; what other records have of it where it is
-        damaged. None where it is not there yet, or nothing has what it held."""
+        damaged. None if it is not there yet, or nothing has what it held."""
         path = self.path / name
         try:
             return read_json(path) if path.exists() else None
@@ -122,7 +122,7 @@ class SweepFolder:
         return sweep_from(specs[condition - 1]) if condition <= len(specs) else self.sweep()
 
     def with_rates(self, sweep: Sweep) -> Sweep:
-        """The sweep with the rates that were measured for it, where it has none of its own."""
+        """The sweep with the rates that were measured for it, if it has none of its own."""
         if sweep.budget.unit == "pairs" or sweep.training.rates is not None:
             return sweep
         measured = self.read(RATES)

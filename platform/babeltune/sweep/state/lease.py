@@ -73,7 +73,7 @@ def recorded_driver(folder: SweepFolder) -> DriverRecord | None:
 
 @contextmanager
 def only_driver(folder: SweepFolder) -> Iterator[None]:
-    """Holds the sweep's lock; it falls with the process, however that ends. Raises `SweepError` where it is held."""
+    """Holds the sweep's lock; it falls with the process, however that ends. Raises `SweepError` if it is held."""
     with file_lock(folder.path / "driver.lock", LOCK_TIMEOUT_S) as alone:
         if not alone:
             raise running_elsewhere(folder.id, recorded_driver(folder))
@@ -125,7 +125,7 @@ def _say(folder: SweepFolder, text: str) -> None:
 
 @contextmanager
 def leased(sweep: str) -> Iterator[None]:
-    """Holds the sweep's lease on the connected cluster. Raises `SweepError` where another driver holds it."""
+    """Holds the sweep's lease on the connected cluster. Raises `SweepError` if another driver holds it."""
     name = f"driver-{sweep}"
     kind = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(LeaseActor)
     options = kind.options(name=name, namespace=NAMESPACE)
@@ -148,7 +148,7 @@ def leased(sweep: str) -> Iterator[None]:
 
 
 def _holder(name: str) -> DriverRecord | None:
-    """Who has the lease of that name; None where it is falling."""
+    """Who has the lease of that name; None if it is falling."""
     try:
         lease = ray.get_actor(name, namespace=NAMESPACE)
         record: DriverRecord = json.loads(ray.get(lease.driver.remote(), timeout=LEASE_TIMEOUT_S))

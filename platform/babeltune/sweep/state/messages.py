@@ -151,7 +151,7 @@ class LedgerLine(TypedDict, total=False):
     metrics: dict[str, float]
     """`scores_of` the report."""
     step: int
-    """How far the training was, of how many `steps`. Absent where a trial's folder does not say so."""
+    """How far the training was, of how many `steps`. Absent if a trial's folder does not say so."""
     steps: int
     pairs: int
     seconds: float

@@ -73,7 +73,7 @@ def sweep_line(folder: SweepFolder) -> SweepLine:
 
 
 def _begun(folder: SweepFolder) -> float:
-    """The time of the log's first line; that of the spec where there is no log."""
+    """The time of the log's first line; that of the spec if there is no log."""
     with suppress(OSError, ValueError), folder.log.open(encoding="utf-8", errors="replace") as lines:
         return time.mktime(time.strptime(lines.readline()[:19], LOG_TIME))
     return (folder.path / "sweep.json").stat().st_mtime

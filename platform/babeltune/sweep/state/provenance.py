@@ -80,7 +80,7 @@ def differences(before: object, after: object) -> list[Change]:
 
 
 def spec_changes(folder: SweepFolder, sweep: Sweep) -> list[Change]:
-    """What this spec changes in the one that the folder has; nothing where it has none yet."""
+    """What this spec changes in the one that the folder has; nothing if it has none yet."""
     recorded = folder.read("sweep.json")
     return [] if recorded is None else differences(recorded, plain(sweep))
 

@@ -46,7 +46,7 @@ def read_json(path: Path) -> JsonObject:
 
 
 def damage(path: Path) -> str:
-    """What is wrong with the file; empty where nothing is, or there is no such file."""
+    """What is wrong with the file; empty if nothing is, or there is no such file."""
     with suppress(FileNotFoundError):
         try:
             read_json(path)
@@ -56,7 +56,7 @@ def damage(path: Path) -> str:
 
 
 def rebuilt(folder: SweepFolder, name: str) -> JsonObject | None:
-    """What the file of that name, relative to the sweep's folder, held; None where no other record has it."""
+    """What the file of that name, relative to the sweep's folder, held; None if no other record has it."""
     place, _, file = name.rpartition("/")
     number = place.rpartition("/")[2].removeprefix("t")
     if file == "trial.json":

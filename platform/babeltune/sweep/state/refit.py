@@ -25,7 +25,7 @@ LENGTH = re.compile(r"(?P<times>[0-9]{1,6}(\.[0-9]{1,6})?)x|(?P<pairs>[0-9][0-9_
 
 def best_settings(folder: SweepFolder, top: int) -> list[Row]:
     """The finished trials with the best `top` settings by the first objective, the best first; of equal settings under
-    several seeds the best. Raises `SweepError` where none has finished."""
+    several seeds the best. Raises `SweepError` if none has finished."""
     rows: list[Row] = []
     for row in leaderboard(folder):
         settings = [settings_of(other) for other in rows]
@@ -45,7 +45,7 @@ def refit_of(folder: SweepFolder, *, top: int, length: str, seeds: int, one_star
     """The sweep that trains the best `top` settings of a sweep for this `length`, with so many seeds each. With
     `one_start` all begin with the same weights.
 
-    Raises `SpecError` for a length that is none or below the sweep's own, and `SweepError` where nothing has finished.
+    Raises `SpecError` for a length that is none or below the sweep's own, and `SweepError` if nothing has finished.
     """
     sweep = folder.sweep()
     rows = best_settings(folder, top)

@@ -72,7 +72,7 @@ class LeasedFolder:
         self._held.renew(ended=ended)
 
     def refuse_if_late(self) -> None:
-        """Raises `SweepError` where another driver may have taken the lease since."""
+        """Raises `SweepError` if another driver may have taken the lease since."""
         if self._held is not None:
             self._held.refuse_if_late()
 

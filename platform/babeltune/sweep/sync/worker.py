@@ -131,7 +131,7 @@ def on_this_node(
 ) -> Iterator[tuple[TrialAssignment, Reports]]:
     """The assignment with this node's paths, and the connection to the dispatcher that sends checkpoints first.
 
-    Raises `NodeError` where this node has no package for the bucket, or its disk refuses what is brought or made."""
+    Raises `NodeError` if this node has no package for the bucket, or its disk refuses what is brought or made."""
     where = assignment.mirror
     if where is None:
         raise ValueError("the assignment names no mirror")
@@ -195,7 +195,7 @@ def _note_progress(mirror: Mirror, folder: Path, ended: threading.Event) -> None
 
 
 def bring_prepared(mirror: Mirror, path: Path) -> Prepared:
-    """What was prepared for the sweep of this record, here; `StoreError` where the bucket does not have it."""
+    """What was prepared for the sweep of this record, here; `StoreError` if the bucket does not have it."""
     with mirror.in_turn(mirror.key(path)):
         mirror.fetch(mirror.key(path))
         if not path.exists():

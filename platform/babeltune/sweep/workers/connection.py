@@ -98,7 +98,7 @@ def local_ray(num_cpus: int | None = None, num_gpus: int = 0, env: dict[str, str
 
     It has the machine's CPUs by default. `env` reaches every worker. It listens on 127.0.0.1 alone. Its processes take
     no call without a token of its own, which stands in their environment and in no file. Its files are in a folder
-    that only this user enters. Ray reports no usage, unless the environment says so. Raises `ClusterError` where it
+    that only this user enters. Ray reports no usage, unless the environment says so. Raises `ClusterError` if it
     does not start."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     with authenticated(secrets.token_hex(32)), _own_folder() as folder:

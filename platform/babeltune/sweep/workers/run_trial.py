@@ -41,7 +41,7 @@ def _on_this_node(
 
 
 def _refuse_blind_node(prepared: str, folder: str) -> None:
-    """Raises `NodeError` where the storage is not here as it is on the driver's node; a trial without a driver makes
+    """Raises `NodeError` if the storage is not here as it is on the driver's node; a trial without a driver makes
     its own folder."""
     todo = "mount the sweep's storage there, as on the driver"
     if not os.access(prepared, os.R_OK):

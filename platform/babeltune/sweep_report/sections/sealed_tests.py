@@ -152,7 +152,7 @@ class Paired:
     name: str
     """The sealed test, with its languages."""
     dev_set: str
-    """The dev set that it is compared with; a dash where there is none."""
+    """The dev set that it is compared with; a dash if there is none."""
     dev: float | None
     sealed: float
     untrained: float | None
