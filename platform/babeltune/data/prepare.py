@@ -176,8 +176,6 @@ def encode_with_teacher(
     return store, rows
 
 
-
-
 def counts_of(corpus: Corpus, words: Path | None) -> dict[str, object]:
     """What the record says of the corpus; `words` is the store of the aligned words, if any."""
     facts = facts_of(words) if words else {}
