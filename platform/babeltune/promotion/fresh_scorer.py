@@ -34,6 +34,7 @@ from babeltune.files import plain
 from babeltune.memory import uncollected
 from babeltune.models.hub import open_model, routes_of
 from babeltune.promotion.compare import Outcomes, outcomes
+from babeltune.schema.base import from_plain
 from babeltune.schema.languages import match
 from babeltune.schema.records import Teacher
 from babeltune.stages import EVALUATING, listening, tell
@@ -295,7 +296,11 @@ def answered(asked: dict[str, Any]) -> dict[str, Any]:
     """The answer to one request: scores and items of each model, scores of a teacher, the dimensions of each model and
     of the target (`""`), or what is nearest to sentences."""
     teacher = asked["target"]
-    target = None if teacher is None else target_encoder(Teacher(**teacher) if isinstance(teacher, dict) else teacher)
+    target = (
+        None
+        if teacher is None
+        else target_encoder(from_plain(Teacher, teacher) if isinstance(teacher, dict) else teacher)
+    )
     if "widths" in asked:
         widths = {name: width_of(encoder_of(model)) for name, model in asked["widths"].items()}
         return widths | {"": width_of(target)} if target else widths
@@ -305,7 +310,7 @@ def answered(asked: dict[str, Any]) -> dict[str, Any]:
     if "teacher" in asked:
         tell(_stage("teacher", asked["prefix"]))
         try:
-            encode = target_encoder(Teacher(**asked["teacher"]))
+            encode = target_encoder(from_plain(Teacher, asked["teacher"]))
         except TeacherError as error:
             return {"missing": str(error)}
         return {"scores": evaluate_texts(tasks, encode, asked["prefix"], teacher=encode)}

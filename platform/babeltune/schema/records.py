@@ -303,11 +303,6 @@ class Teacher(FrozenModel):
     """What to do if a method needs the other side too: encode it (the teacher must know the language), or copy the
     anchor's vector."""
 
-    def __post_init__(self) -> None:
-        # dictionaries, as `plain` wrote them
-        beside = (FrozenModel(**each) if isinstance(each, dict) else each for each in self.beside)
-        object.__setattr__(self, "beside", tuple(beside))
-
     @property
     def encoders(self) -> tuple[FrozenModel, ...]:
         """The encoder of `model`, and those beside it."""

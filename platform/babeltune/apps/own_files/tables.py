@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -31,6 +31,7 @@ from babeltune.data.quotation_marks import QUOTED
 from babeltune.data.spreadsheets import sheet_rows, workbook_format
 from babeltune.data.text_streams import text_name
 from babeltune.errors import DataError, counted, listed, shortened
+from babeltune.schema.base import Scalar, flat
 from babeltune.schema.records import Source
 
 if TYPE_CHECKING:
@@ -288,7 +289,7 @@ def commonest_width(rows: Sequence[Sequence[str]]) -> tuple[int, float]:
 def _jsonl(given: str, path: Path, lines: Sequence[str]) -> Table:
     """JSON lines: the columns are all keys that hold text, numbers or nothing; `translation.en` is within an object."""
     objects = (json_object(line.encode()) for line in lines if line.strip())
-    records = [dict(_leaves(value, "")) for value in objects if not isinstance(value, Fault)]  # faults count later
+    records = [_texts(value) for value in objects if not isinstance(value, Fault)]  # faults count later
     columns = tuple(dict.fromkeys(key for record in records for key in record))
     sample = tuple(tuple(record.get(key, "") for key in columns) for record in records)
     return Table(given=given, path=str(path), format="jsonl", columns=columns, sample=sample)
@@ -309,12 +310,9 @@ def _units(given: str, path: Path, format_: translation_files.Format, encoding: 
     return Table(given=given, path=str(path), format=format_, columns=columns, sample=sample, encoding=encoding)
 
 
-def _leaves(value: Mapping[str, object], prefix: str) -> Iterable[tuple[str, str]]:
-    for key, inner in value.items():
-        if isinstance(inner, dict):
-            yield from _leaves(inner, f"{prefix}{key}.")
-        elif isinstance(inner, str | int | float) or inner is None:
-            yield prefix + key, "" if inner is None else str(inner)
+def _texts(record: Mapping[str, object]) -> dict[str, str]:
+    values = flat(record).items()
+    return {key: "" if value is None else str(value) for key, value in values if isinstance(value, Scalar)}
 
 
 def text_columns(schema: pa.Schema) -> list[str]:

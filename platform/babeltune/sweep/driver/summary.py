@@ -10,6 +10,7 @@ from typing import cast, get_args
 
 from babeltune.data.prepared import Prepared
 from babeltune.evaluation.metric_names import COMPUTE
+from babeltune.schema.base import number
 from babeltune.schema.records import TEACHER, UNTRAINED, Report, Scalar, Sweep
 from babeltune.sweep.state.leaderboard import Row, leading
 from babeltune.sweep.state.messages import State
@@ -154,4 +155,4 @@ def _line(*cells: str) -> str:
 
 
 def _value(value: Scalar | None) -> str:
-    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+    return "" if value is None else number(value)
