@@ -51,7 +51,7 @@ class Texts:
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """What a folder holds, without the queries that its split does not judge."""
+    """The content of a folder, without the queries that its split does not judge."""
 
     queries: Texts
     """In the order of the file."""

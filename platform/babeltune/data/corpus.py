@@ -454,6 +454,6 @@ def coded_languages(runs: Sequence[tuple[str, int]]) -> Texts:
 
 
 def words_of(counts: Mapping[str, Mapping[str, int]]) -> str:
-    """What each source has left after each step, in words."""
+    """The rows of each source after each step, in words."""
     sources = (f"{name}: {', '.join(f'{step} {n}' for step, n in steps.items())}" for name, steps in counts.items())
     return "; ".join(sources)

@@ -372,7 +372,7 @@ def translations_subset(
 
 
 def common(task: Task) -> dict[str, Any]:
-    """What every subset takes over from its task."""
+    """The fields that every subset takes over from its task."""
     return {
         "name": task.name,
         "kind": task.task,

@@ -48,7 +48,7 @@ class Fault:
     reason: str
     """The name under which such rows are counted."""
     words: str
-    """What is wrong, for an error."""
+    """The fault in words, for an error."""
     kind: Literal["row", "encoding", "unused", "left out"] = "row"
     """What has to be mended: this row, or how the whole file is encoded. `unused`: nothing, but the row is not what was
     asked for. `left out`: the same, and no file is refused for it, such as a unit without a translation."""

@@ -73,7 +73,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Part:
-    """What a task has read."""
+    """The rows that a task has read."""
 
     first: int
     """The line of the first row."""

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the methods that a sweep can propose ask for, together."""
+    """The needs of all methods that a sweep can propose, together."""
 
     sides: frozenset[str]
     negatives: tuple[tuple[str, int, float], ...]
@@ -57,7 +57,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class PreparationInputs:
-    """What a sweep's preparation depends on besides its file. `planning.preparation` finds it."""
+    """Inputs of a sweep's preparation besides its file. `planning.preparation` finds it."""
 
     sweep: Sweep
     root: Path
@@ -177,7 +177,7 @@ def encode_with_teacher(
 
 
 def counts_of(corpus: Corpus, words: Path | None) -> dict[str, object]:
-    """What the record says of the corpus; `words` is the store of the aligned words, if any."""
+    """The counts of the corpus; `words` is the store of the aligned words, if any."""
     facts = facts_of(words) if words else {}
     counts = Counts(rows=corpus.counts, overlap=corpus.overlap, words=facts, contamination=corpus.contamination.plain())
     return dict(counts)

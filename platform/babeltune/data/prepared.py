@@ -1,4 +1,4 @@
-"""What `prepare` leaves for the trials: one frozen record and the memory-mapped arrays that it names.
+"""The output of `prepare` for the trials: one frozen record and the memory-mapped arrays that it names.
 
 A sweep's folder holds the record, `prepared.json`; the arrays are in content-addressed stores. Every distinct
 (language, text) of the training and dev data has one text id, a row number; pairs, tasks, token stores and teacher
@@ -70,7 +70,7 @@ class EvalTask(Generic[Text]):
     margin: Literal["ratio", "distance", "absolute"] = "ratio"
     compare: Literal["text", "index"] = "text"
     right_model: Literal["student", "teacher"] = "student"
-    """What encodes `right`."""
+    """The model that encodes `right`."""
     fit: EvalTask[Text] | None = None
     """Mining: what the threshold is fitted on. Transfer: what the head learns from."""
 
@@ -150,7 +150,7 @@ def _plain_task(task: IdTask) -> JsonObject:
 
 
 class Counts(TypedDict, total=False):
-    """What cleaning left, and how far training text stands in evaluation sets."""
+    """Rows that cleaning left, and how far training text stands in evaluation sets."""
 
     rows: dict[str, dict[str, int]]
     """Rows left after each cleaning step, by source."""

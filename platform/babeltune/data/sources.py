@@ -59,7 +59,7 @@ class Rows:
     columns: dict[str, Texts]
     """Language code -> sentences, stripped and never empty; all columns are equally long."""
     ids: Texts
-    """What the source calls its rows; empty if it names no id column."""
+    """The ids of the rows; empty if it names no id column."""
     digest: str
     """SHA-256 of the content read (of what was compressed, not of the archive)."""
     dropped: dict[str, int]

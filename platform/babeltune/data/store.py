@@ -56,7 +56,7 @@ class Array:
 
 @dataclass(frozen=True)
 class StoredFile:
-    """What a file of a store had when it was complete."""
+    """Size and digest of a file of a store when it was complete."""
 
     bytes: int
     sha256: str
@@ -64,7 +64,7 @@ class StoredFile:
 
 @dataclass(frozen=True)
 class Contents:
-    """What a builder wrote: its arrays, and facts worth recording (sentences forwarded, sentences truncated)."""
+    """The output of a builder: its arrays, and facts worth recording (sentences forwarded, sentences truncated)."""
 
     arrays: dict[str, Array] = field(default_factory=dict)
     facts: dict[str, Scalar] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class Contents:
 
 @dataclass(frozen=True)
 class StoreRecord:
-    """What `store.json` holds besides its own checksum, `seal`."""
+    """The content of `store.json` besides its own checksum, `seal`."""
 
     format: int
     kind: str
@@ -232,7 +232,7 @@ def build(
 
 
 class _Described(NamedTuple):
-    """What a store is, and of what it is made."""
+    """The kind of a store, and the description of its content."""
 
     kind: str
     description: Mapping[str, object]
@@ -343,7 +343,7 @@ _verified: set[tuple[str | int, ...]] = set()
 
 
 def _fault(folder: Path, *, verify: bool) -> str | None:
-    """What is wrong with the folder's files; None when every one is as `store.json` says."""
+    """The fault of the folder's files; None when every one is as `store.json` says."""
     try:
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         checksum, files = record.pop("seal"), record["files"]

@@ -46,7 +46,7 @@ class ShardFile:
 
 @dataclass(frozen=True)
 class ShardRecord:
-    """What is written once a shard's files are whole."""
+    """The record of a shard, written once its files are whole."""
 
     texts: str
     """Digest of the texts."""
@@ -105,7 +105,7 @@ class ShardWork:
     run: RunShards
     progress: Count
     what: str
-    """What is done to the texts, for an error."""
+    """The work on the texts in words, for an error."""
     gpu: bool = False
 
 

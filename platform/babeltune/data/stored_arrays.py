@@ -88,7 +88,7 @@ class Ragged(Generic[Value]):
 
 
 def _taken(values: NDArray[Value], offsets: Ids, rows: Ids) -> tuple[NDArray[Value], NDArray[np.int64]]:
-    """What `Ragged.take` gives, of one shard."""
+    """`Ragged.take` of one shard."""
     starts = offsets[rows]
     lengths = offsets[np.asarray(rows) + 1] - starts
     ends = np.cumsum(lengths)

@@ -39,7 +39,7 @@ SHARD_ROWS = (2_048, 16_384)
 CENTERED_BY = 2_048
 """Tokens whose mean is the centre. Of multilingual-e5-small it is .92 long, and those of two halves differ by .02."""
 SENTENCE_COST = 16
-"""What a sentence costs besides its characters, in characters."""
+"""The cost of a sentence besides its characters, in characters."""
 
 
 class TeacherModel:

@@ -1,4 +1,4 @@
-"""What texts share that look the same to a reader: their keys, and 64 bits of these."""
+"""Keys that texts share if they look the same to a reader, and 64 bits of these."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ ODD_SHARE, ASCII_SHARE = 0.01, 0.01
 """UTF-16 and UTF-32 are believed below the first share of odd characters, and above the second one of blanks, line
 ends, digits and Latin letters. A few zero bytes within UTF-8 pass neither."""
 UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, NotImplementedError)
-"""What a stream raises for a file that is damaged, or that the disk does not give."""
+"""Errors of a stream whose file is damaged, or that the disk does not give."""
 REFUSED = {
     b"PAR1": "Parquet; in a sweep file say `format: parquet`",
     b"ARROW1": "an Arrow file; write it as Parquet",
@@ -114,7 +114,7 @@ def sampled(raw: IO[bytes] | io.RawIOBase) -> tuple[io.BufferedReader, bytes]:
 
 
 def chunks_of(stream: IO[bytes]) -> Iterator[bytes]:
-    """What is left of a stream, in pieces."""
+    """The rest of a stream, in pieces."""
     return iter(lambda: stream.read(SAMPLE_BYTES), b"")
 
 

@@ -125,7 +125,7 @@ def dead_processes() -> list[str]:
 
 
 def free_resources() -> dict[str, dict[str, float]]:
-    """What is free on each node, by their ids. Moved: `ray.available_resources` has the sum alone; the State API."""
+    """Free resources of each node, by their ids. Moved: `ray.available_resources` has the sum alone; the State API."""
     from ray._private.state import available_resources_per_node
 
     free: dict[str, dict[str, float]] = available_resources_per_node()

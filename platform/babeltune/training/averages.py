@@ -1,4 +1,4 @@
-"""What happens between two reports: the training values' means, and where a stop cut the training."""
+"""The time between two reports: the training values' means, and where a stop cut the training."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ Guard = Callable[[], AbstractContextManager[None]]
 
 
 class CheckpointState(TypedDict, total=False):
-    """What `state.json` holds: what the checkpoint belongs to, and where the training was."""
+    """The content of `state.json`: the identity of the checkpoint, and where the training was."""
 
     trial: JsonObject
     prepared: str
@@ -58,7 +58,7 @@ class CheckpointState(TypedDict, total=False):
 
 
 def stage_of(progress: Mapping[str, Any]) -> Stage | None:
-    """What a trial does between two steps, as its `progress.json` says."""
+    """The work of a trial between two steps, as its `progress.json` says."""
     with suppress(TypeError):  # of another version
         return Stage(**progress["stage"]) if progress.get("stage") else None
     return None

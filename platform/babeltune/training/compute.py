@@ -75,7 +75,7 @@ REFERENCE = (256, 384, 12, 4000)
 
 @dataclass(frozen=True)
 class Work:
-    """What some training costs."""
+    """The cost of some training."""
 
     operations: float = 0.0
     """A multiplication and an addition are two."""
@@ -170,7 +170,7 @@ class FirstBatch:
     seen: int
     """Pairs seen after it."""
     saved_bytes: Callable[[], SavedBytes]
-    """What a checkpoint after it takes."""
+    """The bytes of a checkpoint after it."""
 
 
 def first_batches(trial: Trial, prepared: Prepared, device: torch.device) -> Iterator[FirstBatch]:
@@ -189,7 +189,7 @@ def first_batches(trial: Trial, prepared: Prepared, device: torch.device) -> Ite
 
 
 def work_of_a_pair(trial: Trial, prepared: Prepared, device: torch.device) -> Work:
-    """What training on one pair costs: the mean over the trial's first batches, so that the number of ranks plays no
+    """The cost of training on one pair: the mean over the trial's first batches, so that the number of ranks plays no
     part."""
     work, seen = Work(), 0
     for batch in first_batches(trial, prepared, device):

@@ -57,7 +57,7 @@ class _SharedEncoding:
     of: int = 0
 
     def on_all(self, found: Found | None) -> Found:
-        """What this rank has found, if none has left."""
+        """This rank's vectors, if none has left."""
         left = torch.tensor(float(found is None), device=self.device)
         if bool(self.ranks.sum_scalars({"left": left})["left"]) or found is None:
             raise EvaluationLeftError

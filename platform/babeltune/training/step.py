@@ -148,7 +148,7 @@ class AutocastEncode:
 
 @dataclass
 class TrainStep:
-    """What one optimizer step needs and changes."""
+    """The state that one optimizer step reads and changes."""
 
     encoder: StudentEncoder
     method: Method

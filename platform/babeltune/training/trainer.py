@@ -112,7 +112,7 @@ class TrialTrainer:
         self.interval: Interval | None = None
         """The interval that a stop cut between two reports, until training goes on."""
         self.values: Mapping[str, float] = {}
-        """What the latest step gave."""
+        """The result of the latest step."""
         self.facts: dict[str, Scalar] = {
             "world_size": ranks.world,
             "backend": ranks.backend,
@@ -174,7 +174,7 @@ class TrialTrainer:
             time.sleep(0.5)
 
     def identity(self) -> dict[str, Any]:
-        """What a checkpoint belongs to: the trial's settings, and the data and teacher that it was trained on."""
+        """The identity of a checkpoint: the trial's settings, and the data and teacher that it was trained on."""
         training = plain(self.trial.training)
         del training["checkpoint_minutes"]  # which changes nothing that is trained
         trial = {**plain(self.trial), "training": training}

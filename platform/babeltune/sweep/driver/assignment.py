@@ -1,4 +1,4 @@
-"""What a worker group gets to train a trial."""
+"""The assignment of a trial to a worker group."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def with_temperatures(folder: SweepFolder, trial: Trial) -> Trial:
 
 
 def assignment(sweep: Sweep, folder: SweepFolder, number: int, params: dict[str, Scalar]) -> TrialAssignment:
-    """What a worker group needs to train trial `number`; written to the trial's folder, too.
+    """The assignment of trial `number` to a worker group; written to the trial's folder, too.
 
     One that has begun keeps the settings and the data that it began with, whatever was accepted since. Raises
     `DamagedError` if these are lost."""

@@ -63,7 +63,7 @@ def replacing_dispatchers(search: Callable[[], None], note: Callable[[str], None
 
 @dataclass(frozen=True)
 class Attempt:
-    """What a driver has at hand while it runs a sweep."""
+    """The tools of a driver while it runs a sweep."""
 
     sweep: Sweep
     cluster: Cluster
@@ -194,7 +194,7 @@ class Attempt:
         )
 
     def _recorder(self, prepared: Prepared) -> Recorder:
-        """What writes the sweep's runs in MLflow."""
+        """The recorder of the sweep's runs in MLflow."""
         sweep, folder, cluster = self.sweep, self.folder, self.cluster
         world: dict[str, Scalar] = {
             "fact.world_size": cluster.workers,

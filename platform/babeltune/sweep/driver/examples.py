@@ -107,7 +107,7 @@ def make_missing_examples(
 
 
 def _made(make: Callable[[], Any]) -> Any:
-    """What `make` returns, or examples that say why there are none."""
+    """The value that `make` returns, or examples that say why there are none."""
     try:
         return make()
     except Exception as error:  # the sweep has finished, whatever its report lacks
@@ -147,7 +147,7 @@ def _call(folder: SweepFolder, where: StorageLocation | None, call: Callable[...
 
 
 def _result(task: Any) -> Examples:
-    """What the task returns, within `TIMEOUT_S`."""
+    """The result of the task, within `TIMEOUT_S`."""
     try:
         examples: Examples = ray.get(task, timeout=TIMEOUT_S)
         return examples

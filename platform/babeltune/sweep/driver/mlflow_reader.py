@@ -67,7 +67,7 @@ def track(uri: str, folder: SweepFolder, experiment: str, key_of: KeyOf) -> Trac
 
 @dataclass
 class _OpenTrial:
-    """What is remembered of a trial that began and has not ended."""
+    """A trial that began and has not ended."""
 
     choice: MetricChoice
     """Which of its metrics MLflow gets."""
@@ -123,7 +123,7 @@ class MlflowReader:
         return {**line, "metrics": {name: metrics[name] for name in names if name in metrics}}
 
     def events(self, line: JsonObject) -> list[Event] | None:
-        """What MLflow gets for the line; None if the points of a report are not here yet."""
+        """The events of the line; None if the points of a report are not here yet."""
         event = cast("LedgerLine", line)
         if not self._log.submissions:
             return []

@@ -76,7 +76,7 @@ class Recorder:
         return self
 
     def _submission(self) -> Submission:
-        """What the sweep is from now on."""
+        """The sweep as it is from now on."""
         prepared, facts = self.prepared, self.folder.read("facts.json") or {}
         taught = facts_of(Path(prepared.teacher)) if prepared.teacher else {}
         return {

@@ -151,7 +151,7 @@ def _clean(cluster: Cluster, folder: SweepFolder) -> None:
 
 @contextmanager
 def _kept_in_state(folder: SweepFolder, view: StorageView) -> Iterator[None]:
-    """What ends the block is the sweep's state, as far as the storage takes it."""
+    """Records how the block ended as the sweep's state, as far as the storage takes it."""
     try:
         yield
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""What the runs of MLflow say of a sweep in words and totals: descriptions, the leaderboard, parameters, data sets."""
+"""The words and totals of a sweep in the runs of MLflow: descriptions, the leaderboard, parameters, data sets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHOWN = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """What the sweep's own run shows: totals as metrics, and a description in Markdown."""
+    """The sweep's own run: totals as metrics, and a description in Markdown."""
 
     metrics: dict[str, float]
     note: str
@@ -139,7 +139,7 @@ def table_of_metrics(reports: Sequence[Report]) -> bytes:
 
 
 def corpus_facts(prepared: Prepared, teacher: Mapping[str, Scalar]) -> bytes:
-    """What is known of the sweep's text, as JSON: pairs by source and step, overlap and contamination, cut and aligned
+    """Facts about the sweep's text, as JSON: pairs by source and step, overlap and contamination, cut and aligned
     texts, and what the `teacher` encoded. It is one file, for a sweep of many sets has hundreds of counts."""
     facts = {
         **prepared.counts,

@@ -12,7 +12,7 @@ from babeltune.schema.records import Sweep, Trial
 from babeltune.sweep.state.folder import SweepFolder
 
 DECIDING = ("training.global_batch", "training.batch_parts", "data.sampling.batches", "data.sampling.temperature")
-"""What decides which pairs are in a batch."""
+"""Settings that decide which pairs are in a batch."""
 
 
 def measure_temperatures(sweep: Sweep, prepared: Prepared, folder: SweepFolder) -> None:

@@ -25,7 +25,7 @@ from babeltune.sweep.workers.dispatcher_client import DispatcherClient
 
 
 class Result(TypedDict, total=False):
-    """What Tune calls a result: figures by name. Its own keys are `done` and `training_iteration`."""
+    """A result of Tune: figures by name. Its own keys are `done` and `training_iteration`."""
 
     done: bool
     training_iteration: int

@@ -75,7 +75,7 @@ class _Numbered:
 
 
 class _TuneTrial(Protocol):
-    """What is used of a trial of Tune's."""
+    """The part of a trial of Tune's that is used."""
 
     trial_id: str
     config: TrialConfig

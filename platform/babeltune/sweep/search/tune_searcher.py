@@ -44,7 +44,7 @@ WORDS = {TrialState[state]: word for state, word in ENDS.items()}
 
 @dataclass(frozen=True)
 class Callbacks:
-    """What a sweep does for its trials."""
+    """The functions that a sweep gives its search."""
 
     make_assignment: Callable[[int, dict[str, Scalar]], TrialAssignment]
     """Called with a trial's number and its searched settings before it starts."""

@@ -29,7 +29,7 @@ Distributions = dict[str, BaseDistribution]
 WARM = "warm_start"
 """The attribute of trials that were taken over."""
 KEPT = "warm_start.json"
-"""What a sweep has taken over."""
+"""The file of trials that a sweep has taken over."""
 
 
 def warm_trials(folder: Path, sweep: Sweep, suggest: Suggest) -> list[FrozenTrial]:
@@ -63,7 +63,7 @@ def kept_trials(folder: Path, sweep: Sweep, suggest: Suggest) -> list[FrozenTria
 
 
 def _judged(sweep: Sweep) -> JsonObject:
-    """What decides whether two sweeps' results compare."""
+    """The settings that decide whether two sweeps' results compare."""
     return plain({"objectives": sweep.objectives, "data.root": sweep.data.root, "data.dev": sweep.data.dev})
 
 

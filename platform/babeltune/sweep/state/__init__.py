@@ -1,1 +1,1 @@
-"""What a sweep keeps in its folder: trials, leaderboard, lease, progress, provenance."""
+"""The records in the folder of a sweep: trials, leaderboard, lease, progress, provenance."""

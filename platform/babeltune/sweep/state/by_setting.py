@@ -1,4 +1,4 @@
-"""What a searched setting did: a sweep's trials by its values, with the best and the mean objective of each.
+"""The effect of a searched setting: a sweep's trials by its values, with the best and the mean objective of each.
 
 `babeltune runs SWEEP --by SETTING` shows it."""
 

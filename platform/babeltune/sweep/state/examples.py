@@ -1,4 +1,4 @@
-"""What the best trial of a sweep made of a few translations, before and after training: `examples.json`.
+"""A few translations by the best trial of a sweep, before and after training: `examples.json`.
 
 The driver makes it when the sweep ends, or else the command that writes a report (`driver/examples.py`). So a report
 shows it without any model."""

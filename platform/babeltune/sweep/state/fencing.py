@@ -374,7 +374,7 @@ class FileLease:
 
 @contextlib.contextmanager
 def written_under(record: FileLease, held: HeldLease) -> Iterator[None]:
-    """What a driver writes to the sweep's folder within the block is written under its lease."""
+    """Within the block a driver writes to the sweep's folder under its lease."""
     held.before_write()
     with record.locked():
         held.check()
@@ -383,7 +383,7 @@ def written_under(record: FileLease, held: HeldLease) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class FolderFence:
-    """What a worker asks before it writes into a sweep's folder."""
+    """The fence that a worker asks before it writes into a sweep's folder."""
 
     folder: Path
     """The sweep's folder."""

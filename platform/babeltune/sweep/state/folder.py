@@ -28,9 +28,9 @@ from babeltune.sweep.state.names import meant, name_of
 from babeltune.sweep.state.rebuild import damage, read_json, rebuilt
 
 NEEDED = ("prepared.json", "baselines.json")
-"""What a finished sweep has made, besides its trials."""
+"""Files of a finished sweep, besides its trials."""
 NUMBERED = re.compile(r"[tT]?([0-9]{1,9})")
-"""What a trial is called: `t0007`, `T7` or `7`."""
+"""The name of a trial: `t0007`, `T7` or `7`."""
 SHOWN_TRIALS = 8
 """Trials of a sweep that an error lists by name; of more it says the first and the last."""
 HEARTBEAT = "owner.json"
@@ -54,7 +54,7 @@ class SweepFolder:
     refresh: Callable[[], None] = field(default=lambda: None, compare=False, repr=False)
     """Brings here what another machine has changed (`view.py`)."""
     guard: Guard = field(default=nullcontext, compare=False, repr=False)
-    """What its driver writes under (`lease.py`)."""
+    """The lease under which its driver writes (`lease.py`)."""
 
     @property
     def id(self) -> str:
@@ -71,7 +71,7 @@ class SweepFolder:
 
     @property
     def log(self) -> Path:
-        """What its drivers did, a line each; `babeltune logs` shows it."""
+        """The actions of its drivers, a line each; `babeltune logs` shows them."""
         return self.path / "driver.log"
 
     def note(self, text: str) -> None:
@@ -242,7 +242,7 @@ def _known(folder: SweepFolder) -> str:
 
 
 def read_log(folder: SweepFolder) -> str:
-    """What the sweep's drivers have noted so far."""
+    """The notes of the sweep's drivers so far."""
     return folder.log.read_text(encoding="utf-8", errors="replace") if folder.log.exists() else ""
 
 

@@ -1,4 +1,4 @@
-"""What a sweep's lease says to its readers: whether a driver on another machine lives.
+"""Tells readers by a sweep's lease whether a driver on another machine lives.
 
 It compares the clocks of two machines, so it is for display. Who may write, the lease decides (`fencing.py`), and so it
 decides what may be removed (`stored.py`)."""

@@ -93,7 +93,7 @@ def note_removed(trial: Path, rule: str) -> None:
 
 
 def why_removed(trial: Path) -> str | None:
-    """What asked for the removal of the trial's checkpoints; None if nothing did."""
+    """The rule that asked for the removal of the trial's checkpoints; None if nothing did."""
     try:
         return str(json.loads((trial / REMOVED).read_text(encoding="utf-8"))["rule"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -109,7 +109,7 @@ def best_trials(rows: Sequence[Row], top: int | None) -> set[str]:
 
 
 def removals(storage: Path, *, older_s: float, top: int | None = None) -> Iterator[Removal]:
-    """What can go from the storage, a folder.
+    """Removals from the storage, a folder.
 
     Stores and drafts stay if they changed in the last `older_s` seconds. If `top` is given, checkpoints of ended trials
     stay for the best `top` trials of each sweep only, by its first objective."""

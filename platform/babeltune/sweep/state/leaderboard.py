@@ -48,7 +48,7 @@ class Row:
     loss: float | None = None
     """At the latest step of a trial that runs."""
     stage: Stage | None = None
-    """What a trial that runs does between two steps, if that takes long: it evaluates, or sends a checkpoint."""
+    """The long work of a running trial between two steps: it evaluates, or sends a checkpoint."""
     pairs: int = 0
     seconds: float = 0.0
     best: int | None = None
@@ -61,7 +61,7 @@ class Row:
     last_report_lost: bool = False
     """Whether it finished, and its last report is gone."""
     warning: str = ""
-    """What the method found amiss with the training, such as labels that are nearly flat."""
+    """The method's warning about the training, such as labels that are nearly flat."""
     front: bool = False
     """Whether no other trial is better in one objective and as good in all (the Pareto front), if there are several."""
     condition: int = 1
@@ -69,7 +69,7 @@ class Row:
 
     @property
     def settings(self) -> dict[str, Scalar]:
-        """What was searched, with numbers in place of `auto`, and what else was measured."""
+        """The searched settings, with numbers in place of `auto`, and all other measured ones."""
         return {**self.params, **self.fitted}
 
 
@@ -121,7 +121,7 @@ def logged_row(trial: LoggedTrial, objectives: tuple[Objective, ...], condition:
 
 
 def _logged_row(trial: LoggedTrial, objectives: tuple[Objective, ...], condition: int) -> Row:
-    """What the ledger alone says."""
+    """The row by the ledger alone."""
     reports = trial.reports
     best = best_report(reports, *objectives)
     aim = objectives[0].metric

@@ -25,7 +25,7 @@ NEEDED = {
 OF_SWEEP = ("submit", "accept", "leave")
 """Events of the sweep, which the search does not ask for."""
 FOR_READERS = ("metrics", "facts", "time_ms")
-"""What a line of the ledger has for `log.py`, which the search does not ask for."""
+"""Keys of a line of the ledger that only `log.py` reads."""
 
 
 def end_facts(end: TrialEnd) -> dict[str, str]:

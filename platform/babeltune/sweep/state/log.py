@@ -1,4 +1,4 @@
-"""What a sweep's ledger says of its trials: one fold over `results.jsonl`, read once and then followed by its offset.
+"""The trials of a sweep by its ledger: one fold over `results.jsonl`, read once and then followed by its offset.
 
 Everything that shows a sweep reads this. No file of a trial is opened for a fact that the ledger has."""
 
@@ -44,7 +44,7 @@ class LoggedTrial:
     logged: dict[int, Report] = field(default_factory=dict)
     """The reports by number. Their metrics are `scores_of` what the worker reported; the points are in its folder."""
     derived: dict[object, Any] = field(default_factory=dict)
-    """What readers made of it, by their own keys. Empty again after each event."""
+    """Values that readers derived from it, by their own keys. Empty again after each event."""
 
     @property
     def name(self) -> str:
@@ -67,7 +67,7 @@ class SweepLog:
     def _forget(self) -> None:
         self.trials: dict[int, LoggedTrial] = {}
         self.submissions: list[Submission] = []
-        """What the sweep was at each submission, the first first."""
+        """The sweep at each submission, the first first."""
         self.accepted: list[JsonObject] = []
         """The changes that were accepted while the sweep went on, with their time and the trials that had begun."""
         self.specs_before: list[JsonObject] = []

@@ -57,7 +57,7 @@ class Message(Strict):
 
 @dataclass(frozen=True, kw_only=True)
 class TrialAssignment(Message):
-    """What a worker group needs to train one trial."""
+    """A trial as a worker group gets it."""
 
     folder: str
     """The trial's folder, relative to the mirror if there is one."""
@@ -177,7 +177,7 @@ class Submission(TypedDict):
     environment: dict[str, str]
     """Commit, versions and machine, and the digest of all data."""
     contaminated: dict[str, str]
-    """What is contaminated, in words, by set: `dev.everyday`."""
+    """Contamination in words, by set: `dev.everyday`."""
     teacher: dict[str, Scalar]
     """How many texts the teacher encoded, and how many of them it cut."""
     world: dict[str, Scalar]

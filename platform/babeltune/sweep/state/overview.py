@@ -46,7 +46,7 @@ class SweepLine:
     score: float | None
     """The best trial's first objective."""
     data: str
-    """What it trains on, in a few words."""
+    """The data that it trains on, in a few words."""
     differs: tuple[str, ...] = ()
     """The settings that differ among sweeps of this name, with this sweep's values."""
 

@@ -26,7 +26,7 @@ STAGE_INTERVAL_S = 2.0
 
 
 def read_stage(folder: SweepFolder) -> Stage | None:
-    """What the sweep's driver is doing; None if it does not say."""
+    """The stage of the sweep's driver; None if it does not say."""
     with suppress(TypeError):  # of another version
         values = folder.read(STAGE)
         return None if values is None else Stage(**values)
@@ -35,7 +35,7 @@ def read_stage(folder: SweepFolder) -> Stage | None:
 
 @dataclass
 class SweepProgress:
-    """What the live view shows; the driver's threads write it, the view reads it."""
+    """The state of a live view; the driver's threads write it, the view reads it."""
 
     sweep: Sweep
     folder: SweepFolder
@@ -47,7 +47,7 @@ class SweepProgress:
     before: int = 0
     """Trials that had ended before this submission."""
     messages: list[str] = field(default_factory=list)
-    """What happened besides, in order."""
+    """Other events, in order."""
     latest: str = ""
     """The last of it, if it was in this stage."""
     stage_begun: float = field(default_factory=time.time)
@@ -104,7 +104,7 @@ def time_left(stage: Stage, rows: Sequence[Row], now: float) -> str:
 
 
 def doing_words(folder: SweepFolder, rows: Sequence[Row]) -> str:
-    """What the sweep's driver is doing, with the time left: its stage, or the last line of its log."""
+    """The work of the sweep's driver, with the time left: its stage, or the last line of its log."""
     stage = read_stage(folder)
     if stage is None:
         return (read_log(folder).splitlines() or [""])[-1][20:]  # without its time
@@ -147,7 +147,7 @@ def _plugins(folder: SweepFolder) -> list[str]:
 
 
 def sweep_document(folder: SweepFolder) -> dict[str, Any]:
-    """What the commands say of a sweep in JSON."""
+    """A sweep in JSON, as commands print it."""
     return {**sweep_facts(folder), "leaderboard": [plain(row) for row in standing(folder)]}
 
 

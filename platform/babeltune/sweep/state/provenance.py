@@ -1,4 +1,4 @@
-"""What a sweep began with, and what has changed since: its spec, the code, the packages, the data.
+"""The beginnings of a sweep, and all changes since: its spec, the code, the packages, the data.
 
 A change that decides results is shown and refused unless accepted. What accepting means is an event of the sweep's log:
 the changes, with the trials that had begun. An unfinished one goes on with the settings and
@@ -80,7 +80,7 @@ def differences(before: object, after: object) -> list[Change]:
 
 
 def spec_changes(folder: SweepFolder, sweep: Sweep) -> list[Change]:
-    """What this spec changes in the one that the folder has; nothing if it has none yet."""
+    """The changes of this spec to the one that the folder has; nothing if it has none yet."""
     recorded = folder.read("sweep.json")
     return [] if recorded is None else differences(recorded, plain(sweep))
 
@@ -172,7 +172,7 @@ def _refuse_unfit(folder: SweepFolder, sweep: Sweep, changes: Iterable[Change]) 
 
 
 def accepted_lines(folder: SweepFolder) -> Iterator[str]:
-    """What was accepted while the sweep went on, a line each."""
+    """The changes that were accepted while the sweep went on, a line each."""
     for index, entry in enumerate(folder.accepted(), start=2):
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry["time"]))
         changes = "; ".join(str(from_plain(Change, change)) for change in entry["changes"])
@@ -238,7 +238,7 @@ def code_digest(source: Path | None = None) -> str:
 
 
 def deciding_facts(methods: Iterable[str] = ()) -> dict[str, object]:
-    """What must not change between two submissions of one sweep: the code and the packages that compute.
+    """Facts that must not change between two submissions of one sweep: the code and the packages that compute.
 
     `code` holds a digest for babeltune and for each other distribution that one of these methods comes from."""
 
@@ -249,7 +249,7 @@ def deciding_facts(methods: Iterable[str] = ()) -> dict[str, object]:
 
 
 def environment_facts() -> dict[str, str]:
-    """What a result depends on besides the sweep file: git commit, package versions, platform, CPU count."""
+    """Facts on which a result depends besides the sweep file: git commit, package versions, platform, CPU count."""
     facts = {"git.commit": _commit(), "python": platform.python_version(), "platform": platform.platform()}
     facts["cpus"] = str(os.cpu_count())
     for package in PACKAGES:

@@ -46,7 +46,7 @@ def read_json(path: Path) -> JsonObject:
 
 
 def damage(path: Path) -> str:
-    """What is wrong with the file; empty if nothing is, or there is no such file."""
+    """The fault of the file; empty if it has none, or there is no such file."""
     with suppress(FileNotFoundError):
         try:
             read_json(path)
@@ -56,7 +56,7 @@ def damage(path: Path) -> str:
 
 
 def rebuilt(folder: SweepFolder, name: str) -> JsonObject | None:
-    """What the file of that name, relative to the sweep's folder, held; None if no other record has it."""
+    """The content of the file of that name, relative to the sweep's folder; None if no other record has it."""
     place, _, file = name.rpartition("/")
     number = place.rpartition("/")[2].removeprefix("t")
     if file == "trial.json":
@@ -73,7 +73,7 @@ def rebuilt(folder: SweepFolder, name: str) -> JsonObject | None:
 
 
 def submitted(folder: SweepFolder) -> Submission | None:
-    """What the sweep was when it was submitted last."""
+    """The sweep as it was submitted last."""
     submissions = log_of(folder.path).submissions
     return submissions[-1] if submissions else None
 

@@ -115,7 +115,7 @@ class Gain:
 
 
 def gains(earlier: SweepFolder, refit: SweepFolder) -> list[Gain]:
-    """What each setting of the refit gained on the dev sets, the best first; settings without a finished trial are
+    """The gain of each setting of the refit on the dev sets, the best first; settings without a finished trial are
     left out."""
     sweep = refit.sweep()
     objective = sweep.objectives[0]

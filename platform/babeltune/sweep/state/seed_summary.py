@@ -34,7 +34,7 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What `babeltune runs SWEEP --over seed` shows."""
+    """The table of `babeltune runs SWEEP --over seed`."""
 
     sweep: str
     over: tuple[str, ...]

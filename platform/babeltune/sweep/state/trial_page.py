@@ -126,7 +126,7 @@ def scores_by_set(metrics: Mapping[str, float]) -> tuple[SetScores, ...]:
 
 
 def _cost(reports: list[Report]) -> Cost:
-    """What the last report says; nothing before the first."""
+    """The cost by the last report; nothing before the first."""
     if not reports:
         return Cost(pairs=0, seconds=0.0, workers=1, compute_s=None)
     last = reports[-1]

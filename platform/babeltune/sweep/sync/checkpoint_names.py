@@ -1,4 +1,4 @@
-"""What a trial's checkpoints are called in a bucket: their name in a folder, and the fencing token of their driver.
+"""Names of a trial's checkpoints in a bucket: their name in a folder, and the fencing token of their driver.
 
 `000003-7` is the checkpoint of the third report, sent by a worker of the driver with token 7. So a late worker of an
 earlier driver never changes a checkpoint that another one reads. Names without a token are of a trial

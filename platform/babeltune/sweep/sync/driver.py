@@ -68,7 +68,7 @@ class DriverSync:
         self._sent: dict[Path, float] = {}
         self._changed, self._ending = threading.Event(), threading.Event()
         self._delayed = deque[Callable[[], None]]()
-        """What waits to be done in the bucket, besides sending records."""
+        """Actions that wait to be done in the bucket, besides sending records."""
         self._thread = threading.Thread(target=self._work, name="babeltune-driver-sync", daemon=True)
 
     @property
@@ -79,7 +79,7 @@ class DriverSync:
 
     @property
     def carrier(self) -> Carrier | None:
-        """What takes the files of shards to other nodes and into the bucket; None: all tasks see this folder."""
+        """The carrier of files of shards to other nodes and into the bucket; None: all tasks see this folder."""
         return None if self.where is None or self._alone else Carrier(self.where)
 
     @property

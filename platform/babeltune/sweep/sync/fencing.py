@@ -63,7 +63,7 @@ def claim(store: ObjectStore, key: str, token: int, listed: Entry | None = None)
 
 @dataclass(frozen=True)
 class DriverFence:
-    """What the driver's mirror asks before it changes a record."""
+    """The fence that a driver's mirror asks before it changes a record."""
 
     held: HeldLease
 
@@ -83,7 +83,7 @@ class DriverFence:
 
 @dataclass
 class TrialFence:
-    """What a worker's mirror asks before it changes a record of its trial."""
+    """The fence that a worker's mirror asks before it changes a record of its trial."""
 
     record: BucketLease
     token: int

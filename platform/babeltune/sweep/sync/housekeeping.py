@@ -1,4 +1,4 @@
-"""What a bucket and this machine's mirror of it can do without.
+"""Removes files that a bucket and this machine's mirror of it can do without.
 
 The rule is that of a folder (`state/housekeeping.py`). A mirror can also do without what the bucket has: a node brings
 it again when it needs it."""
@@ -120,7 +120,7 @@ def _check(mirror: Mirror) -> None:
 
 
 def bucket_removals(view: StorageView, *, older_s: float, top: int | None = None) -> Iterator[BucketRemoval]:
-    """What can go from the bucket; everything of a sweep that a driver may have stays."""
+    """Removals from the bucket; everything of a sweep that a driver may have stays."""
     mirror = view.mirror
     assert mirror is not None
     view.update(every=True)
@@ -145,7 +145,7 @@ def _cut_off(view: StorageView, before: float) -> Iterator[Removal]:
 
 
 def mirror_removals(mirror: Mirror, *, older_s: float) -> Iterator[Removal]:
-    """What this machine's mirror holds, has not used for this time, and can bring again from the bucket.
+    """Removals of files that this machine's mirror has not used for this time and can bring again from the bucket.
 
     Sweeps that another machine went on with are there, too: the bucket has the newer state."""
     before = time.time() - older_s
@@ -175,7 +175,7 @@ def _in_bucket(mirror: Mirror, folder: Path, key: str) -> bool:
 
 
 def everything(view: StorageView, *, older_s: float, top: int | None = None) -> list[Removal]:
-    """What can go from the storage, and from this machine's mirror of it."""
+    """Removals from the storage, and from this machine's mirror of it."""
     before = time.time() - older_s
     if view.mirror is None:
         return [*removals(view.folder, older_s=older_s, top=top), *left_temporary(before)]

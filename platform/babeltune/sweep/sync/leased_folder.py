@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 class LeasedFolder:
-    """What one driver holds of a sweep, from `take` to `release`."""
+    """One driver's hold on a sweep, from `take` to `release`."""
 
     def __init__(
         self, view: StorageView, mirror: Mirror, folder: SweepFolder, *, timeout: float, clock: Clock | None = None
@@ -46,7 +46,7 @@ class LeasedFolder:
         self._prefix = f"sweeps/{folder.id}"
         self._held: HeldLease | None = None
         self._leaving = ExitStack()
-        """What ends when this driver leaves the folder: the renewals, then its turn on this machine."""
+        """The contexts that end when this driver leaves the folder: the renewals, then its turn on this machine."""
 
     def take(self, needs: str | None) -> int:
         """Takes the lease, and brings the folder as the latest driver left it. Returns the fencing token.

@@ -195,7 +195,7 @@ def _note_progress(mirror: Mirror, folder: Path, ended: threading.Event) -> None
 
 
 def bring_prepared(mirror: Mirror, path: Path) -> Prepared:
-    """What was prepared for the sweep of this record, here; `StoreError` if the bucket does not have it."""
+    """The prepared data of the sweep of this record, here; `StoreError` if the bucket does not have it."""
     with mirror.in_turn(mirror.key(path)):
         mirror.fetch(mirror.key(path))
         if not path.exists():

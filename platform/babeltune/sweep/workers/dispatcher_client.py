@@ -129,7 +129,7 @@ class DispatcherClient:
 
 
 def _answer(call: Any, seconds: float | None = None) -> Any:
-    """What a call of the dispatcher returns. `ClusterError` if that takes longer than `seconds`, `DispatcherDiedError`
+    """The result of a call of the dispatcher. `ClusterError` if that takes longer than `seconds`, `DispatcherDiedError`
     if its process died."""
     seconds = DISPATCHER_TIMEOUT_S if seconds is None else seconds
     try:

@@ -15,7 +15,7 @@ BATCH = 256
 
 
 class DriverCalls(DispatcherBase):
-    """What the driver asks of the dispatcher."""
+    """The calls of the driver to the dispatcher."""
 
     async def offer(self, trial: str, assignment: str) -> None:
         """Puts a trial, with its encoded assignment, where the next free worker group takes it."""

@@ -1,4 +1,4 @@
-"""What the dispatcher knows: which trial each worker group trains, what was reported, who was asked to stop.
+"""The state of the dispatcher: which trial each worker group trains, what was reported, who was asked to stop.
 
 Plain data and rules, without Ray, clocks, files or waiting. `dispatcher.py` runs it as an actor."""
 
@@ -31,7 +31,7 @@ class Attempt:
 
 @dataclass
 class TrialRecord:
-    """What the dispatcher knows of one trial."""
+    """One trial in the dispatcher's state."""
 
     assignment: str
     """The encoded `TrialAssignment`."""
@@ -82,10 +82,10 @@ class DispatcherState:
     """Worker groups that need a new group of ranks before their next trial."""
     retired: set[str] = field(default_factory=set)
     messages: list[str] = field(default_factory=list)
-    """What has become of trials and worker groups, for the driver's log."""
+    """Events of trials and worker groups, for the driver's log."""
     closed: bool = False
     news: deque[News] = field(default_factory=deque)
-    """What the driver has not acknowledged, oldest first."""
+    """Messages that the driver has not acknowledged, oldest first."""
     numbered: int = 0
     """The number of the latest news."""
     ended: deque[str] = field(default_factory=deque)

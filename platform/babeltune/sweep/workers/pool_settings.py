@@ -1,4 +1,4 @@
-"""What a pool of worker groups is made of."""
+"""The settings of a pool of worker groups."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class ProcessState:
             torch.cuda.reset_peak_memory_stats()
 
     def leak(self) -> str:
-        """What the last trial has kept, as text; empty when that is little.
+        """The memory that the last trial has not freed, as text; empty if that is little.
 
         Of the machine's memory, this is the growth since the first trial, which imports and reads what all need."""
         self._give_back()

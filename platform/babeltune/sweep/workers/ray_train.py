@@ -68,7 +68,7 @@ STORES: list[object] = []
 
 
 class WorkerSettings(TypedDict):
-    """What each rank of a worker group is given."""
+    """The settings of each rank of a worker group."""
 
     worker_group: str
     dispatcher: str

@@ -1,4 +1,4 @@
-"""What a trial's machine was doing between two of its reports, under MLflow's own names of system metrics."""
+"""The load of a trial's machine between two of its reports, under MLflow's own names of system metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one rank of a warm worker group runs: trial after trial, in one process."""
+"""The loop of one rank of a warm worker group: trial after trial, in one process."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class Reporter:
 
 
 def answer_of(call: ray.ObjectRef) -> Any:
-    """What a call of the dispatcher returns. `SilentDispatcherError` if that takes longer than `ANSWER_TIMEOUT_S`, or
+    """The result of a call of the dispatcher. `SilentDispatcherError` if that takes longer than `ANSWER_TIMEOUT_S`, or
     its process died."""
     try:
         return ray.get(call, timeout=ANSWER_TIMEOUT_S)
@@ -144,7 +144,7 @@ def settled(method: Any, *arguments: object) -> bool:
 
 
 def asked_by_rank_0(ask: Callable[[], str], place: Place) -> str:
-    """What `ask` returns on rank 0, on every rank. If it raises `ReplacedError` there, all ranks do: none is left to
+    """The result of `ask` on rank 0, on every rank. If it raises `ReplacedError` there, all ranks do: none is left to
     wait for the others."""
     words, lost = "", ReplacedError("rank 0 ends: the dispatcher does not answer it, or refuses it")
     if place.rank == 0:
