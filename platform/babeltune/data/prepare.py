@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,8 +26,6 @@ from babeltune.data.student_tokens import StudentTokens, ids_among
 from babeltune.data.teacher import build_teacher_store
 from babeltune.data.text_shards import TextShards
 from babeltune.data.texts import Texts, text_hashes
-from babeltune.data.token_vectors import build_token_vectors, encode_tokens
-from babeltune.data.tokens import load_tokenizer, tokenizer_key
 from babeltune.data.translation import Translator
 from babeltune.files import plain
 from babeltune.schema.records import Student, Sweep
@@ -105,18 +103,7 @@ def prepare(
     student_tokens = StudentTokens(sweep, inputs.students, corpus, text_digest, stores, run_shards, progress)
     tokens = student_tokens.build(words) if wanted.trained else {}
     teacher, teacher_rows = encode_with_teacher(inputs, corpus, stores, run_shards, progress)
-    for student in inputs.students:
-        key, kind = tokenizer_key(student, text_digest), student.token_vectors
-        if kind != "random" and key in tokens and kind not in tokens[key].vectors:
-            progress("making the first vectors of tokens", 0, 1)
-            read, size = Path(tokens[key].train), tokens[key].vocabulary
-            if kind == "teacher":
-                vectors = build_token_vectors(stores, read, teacher, corpus.pairs, teacher_rows, size=size)
-            else:
-                tokenizer = load_tokenizer(student, Path(tokens[key].tokenizer))
-                vectors = encode_tokens(stores, read, tokenizer, sweep.teacher, run_shards, size=size)
-            progress("making the first vectors of tokens", 1, 1)
-            tokens[key] = replace(tokens[key], vectors={**tokens[key].vectors, kind: str(vectors)})
+    tokens = student_tokens.with_vectors(tokens, teacher, teacher_rows)
     taught = itertools.chain.from_iterable(corpus.group_languages)
     languages = tuple(dict.fromkeys([*taught, *corpus.languages.names()]))
     description = {

@@ -18,6 +18,7 @@ from babeltune.data.shards import RunShards
 from babeltune.data.starts import keep_start, start_name
 from babeltune.data.store import facts_of
 from babeltune.data.teacher import teacher_folder
+from babeltune.data.token_vectors import build_token_vectors, encode_tokens
 from babeltune.data.tokens import (
     Cut,
     bare_tokenizer,
@@ -61,6 +62,28 @@ class StudentTokens:
         for number, student in enumerate(self.students, 1):
             what = "tokenizing" if len(self.students) == 1 else f"tokenizing {number}/{len(self.students)}"
             sets[tokenizer_key(student, self.text_digest)] = self._of(student, train_texts, words, what)
+        return sets
+
+    def with_vectors(
+        self, sets: dict[str, TokenSet], teacher: Path, teacher_rows: NDArray[np.integer]
+    ) -> dict[str, TokenSet]:
+        """The token sets with the first vectors of their tokens, for students that do not draw them.
+
+        `teacher` is the teacher's store, `teacher_rows` [texts] has each text's row in it."""
+        sets = dict(sets)
+        for student in self.students:
+            key, kind = tokenizer_key(student, self.text_digest), student.token_vectors
+            if kind == "random" or key not in sets or kind in sets[key].vectors:
+                continue
+            self.progress("making the first vectors of tokens", 0, 1)
+            read, size = Path(sets[key].train), sets[key].vocabulary
+            if kind == "teacher":
+                vectors = build_token_vectors(self.stores, read, teacher, self.corpus.pairs, teacher_rows, size=size)
+            else:
+                tokenizer = load_tokenizer(student, Path(sets[key].tokenizer))
+                vectors = encode_tokens(self.stores, read, tokenizer, self.sweep.teacher, self.run_shards, size=size)
+            self.progress("making the first vectors of tokens", 1, 1)
+            sets[key] = replace(sets[key], vectors={**sets[key].vectors, kind: str(vectors)})
         return sets
 
     def _of(self, student: Student, train_texts: Sequence[str], words: Path | None, what: str) -> TokenSet:

@@ -171,7 +171,7 @@ class Submission(TypedDict):
 
     spec: JsonObject
     facts: JsonObject
-    """Those of `facts.json`."""
+    """The content of `facts.json`."""
     digests: dict[str, str]
     """The digests of the texts by name."""
     environment: dict[str, str]
@@ -198,7 +198,7 @@ class Accepted(TypedDict):
     spec: JsonObject | None
     """The spec from now on, if it changes."""
     facts: JsonObject
-    """`facts.json` from now on."""
+    """The content of `facts.json` from now on."""
 
 
 def end_of(record: Mapping[str, object]) -> TrialEnd:
