@@ -81,6 +81,7 @@ UNITED: dict[str, Callable[[list[object]], object]] = {
     "teacher": lambda sides: frozenset().union(*cast("list[frozenset[str]]", sides)),
     "same_dimension": any,
     "in_batch_negatives": any,
+    "translations": all,
     "warm_up": lambda counts: max(cast("list[int]", counts)),
     "layer": lambda layers: max(cast("list[int]", layers)),
     "words": any,
@@ -195,6 +196,8 @@ class Combined(Method):
         terms: dict[str, Tensor] = {}
         diagnostics: dict[str, Tensor] = {}
         for name, method in self.terms():
+            if batch.alone and method.needs(method.config).translations:
+                continue
             loss = method.loss(Shared(views), batch, gather)
             total.append(getattr(self.config, name) * loss.total)
             terms |= {f"{name}/loss": loss.total.detach()}

@@ -116,6 +116,7 @@ class Laser3Co(Method):
         return Needs(
             teacher=frozenset({"source"}),
             same_dimension=True,
+            translations=False,
             in_batch_negatives=config.variant == "in_batch",
             order="length" if config.variant == "co_filter" else "shuffled",
             warm_up=config.queue if config.variant in QUEUED else 0,

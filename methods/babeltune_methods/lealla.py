@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from babeltune.errors import TrainingError
-from babeltune.method import EVERY, Batch, Encode, Gather, Loss, Method, Needs, encode_together
+from babeltune.method import EVERY, Batch, Encode, Gather, Loss, Method, Needs, encode_sides
 from babeltune.method.checks import above_zero, at_least, one_of
 from babeltune.method.contrastive import additive_margin, check_negatives, everyone, negative_shares
 
@@ -123,6 +123,7 @@ class Lealla(Method):
         return Needs(
             teacher=frozenset({"source", "target"}) if distilled else frozenset(),
             in_batch_negatives=config.alpha > 0,
+            translations=not distilled,
             same_dimension=config.variant != "standard" and config.beta > 0,
             fixed_width=config.variant == "distillation_first" or (config.variant == "standard" and config.beta > 0),
         )
@@ -133,14 +134,15 @@ class Lealla(Method):
     def loss(self, encode: Encode, batch: Batch, gather: Gather) -> Loss:
         config: Config = self.config
         total = batch.total
-        if config.alpha:
+        ams_weight = 0.0 if batch.alone else config.alpha  # without translations there is nothing to rank
+        if ams_weight:
             check_negatives(total)
-        plain = [side.float() for side in encode_together(encode, batch.source, batch.target)]
+        plain = [side.float() for side in encode_sides(encode, batch)]
         x, y = (normalize(side if self.down is None else self.down(side), dim=1) for side in plain)
         all_x, all_y, sources, targets = everyone(x, y, batch, gather)
         terms: list[tuple[str, Tensor]] = []
         diagnostics = {"cosine": (x * y).sum().detach() / total}
-        if config.alpha:
+        if ams_weight:
             ams = functools.partial(additive_margin, scale=config.scale, margin=config.margin)
             left_out = [side.others(config.mask_duplicates) for side in (targets, sources)]
             forward, backward = ams(x, y, all_y, left_out[0]), ams(y, x, all_x, left_out[1])

@@ -11,15 +11,15 @@ sentences of a pair, so the student learns the teacher's space and puts translat
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from babeltune.errors import TrainingError
-from babeltune.method import Batch, Encode, Gather, Loss, Method, Needs, encode_together
-from babeltune.method.checks import above_zero
+from babeltune.method import Batch, Encode, Gather, Loss, Method, Needs, encode_sides
+from babeltune.method.checks import above_zero, one_of
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -33,8 +33,13 @@ class Config:
     """Factor on the loss: ours, and 1 leaves it as printed. Unit vectors give small values, which gradient clipping may
     never see."""
 
+    targets: Literal["anchor", "own"] = "anchor"
+    """The target sentence is pulled to its anchor's teacher vector, or to its own, from a teacher that knows its
+    language. `own` is ours."""
+
     def __post_init__(self) -> None:
         above_zero(self, "scale")
+        one_of(self, targets=("anchor", "own"))
 
     @classmethod
     def paper(cls) -> Config:
@@ -52,21 +57,28 @@ class MseDistillation(Method):
 
     @classmethod
     def needs(cls, config: Any) -> Needs:
-        return Needs(teacher=frozenset({"source"}), same_dimension=True)
+        both = config.targets == "own"
+        sides: frozenset[Literal["source", "target"]] = frozenset({"source", "target"} if both else {"source"})
+        return Needs(teacher=sides, same_dimension=True, translations=False)
 
     def loss(self, encode: Encode, batch: Batch, gather: Gather) -> Loss:
-        """(1/N) sum_i ( ||g(s_i) - f(s_i)||^2 + ||g(s_i) - f(t_i)||^2 )."""
+        """(1/N) sum_i ( ||g(s_i) - f(s_i)||^2 + ||g(s_i) - f(t_i)||^2 ); with own targets, g(t_i) in the second."""
         if batch.teacher_source is None:
             raise TrainingError("mse_distillation needs the teacher's vectors of the source side")
-        f_s, f_t = encode_together(encode, batch.source, batch.target)
+        f_s, f_t = encode_sides(encode, batch)
         g_s = batch.cut(batch.teacher_source.float())
+        g_t = (
+            g_s
+            if batch.teacher_target is None or self.config.targets == "anchor"
+            else batch.cut(batch.teacher_target.float())
+        )
         if f_s.shape[1] != g_s.shape[1]:
             raise TrainingError(
                 f"the student has {f_s.shape[1]} dimensions and the teacher {g_s.shape[1]}; "
                 "set student.projection: teacher"
             )
         source = self.config.scale * squared_distance(f_s.float(), g_s) / batch.total
-        target = self.config.scale * squared_distance(f_t.float(), g_s) / batch.total
+        target = self.config.scale * squared_distance(f_t.float(), g_t) / batch.total
         with torch.no_grad():
             cosine = cosine_similarity(f_s.float(), f_t.float()).sum() / batch.total
         return Loss(source + target, {"source": source.detach(), "target": target.detach()}, {"cosine": cosine})

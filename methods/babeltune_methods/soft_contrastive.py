@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from babeltune.errors import TrainingError
-from babeltune.method import Batch, Encode, Gather, Loss, Method, Needs, OwnShare, TeacherVectors, encode_together
+from babeltune.method import Batch, Encode, Gather, Loss, Method, Needs, OwnShare, TeacherVectors, encode_sides
 from babeltune.method.checks import above_zero, one_of
 from babeltune.method.contrastive import Duplicates, check_negatives, everyone, negative_shares, tiled_cross_entropy
 from babeltune.method.own_share import AUTO, check_auto, compared, label_shape, number
@@ -194,8 +194,8 @@ class SoftContrastive(Method):
         if config.labels == "hard":
             return Needs(in_batch_negatives=True)
         if config.labels == "average":
-            return Needs(teacher=frozenset({"source", "target"}), in_batch_negatives=True)
-        return Needs(teacher=frozenset({"source"}), in_batch_negatives=True)
+            return Needs(teacher=frozenset({"source", "target"}), in_batch_negatives=True, translations=False)
+        return Needs(teacher=frozenset({"source"}), in_batch_negatives=True, translations=False)
 
     @classmethod
     def warning(cls, means: Mapping[str, float]) -> str:
@@ -246,7 +246,7 @@ class SoftContrastive(Method):
         check_negatives(total)
         label_tau = config.label_tau
         w = self.weights(batch, gather, label_tau)
-        f_s, f_t = (normalize(side.float(), dim=1) for side in encode_together(encode, batch.source, batch.target))
+        f_s, f_t = (normalize(side.float(), dim=1) for side in encode_sides(encode, batch))
         all_s, all_t, sources, targets = everyone(f_s, f_t, batch, gather)
         masked = config.labels == "hard" and config.reading == "fixed"
         s = Side(f_s, all_s, sources if masked else None)

@@ -53,6 +53,18 @@ def pairs(corpus: Corpus, group: str | None = None) -> list[tuple[str, str]]:
     return [(corpus.texts[corpus.pairs[i, 0]], corpus.texts[corpus.pairs[i, 1]]) for i in chosen]
 
 
+def test_text_of_one_language_is_each_text_with_itself_and_shares_none_with_a_set(tmp_path):
+    both = source(tmp_path, "both", "eng fra", numbered("both", 12))
+    alone = source(tmp_path, "alone", "fra", [*((f"seul français {i}",) for i in range(30)), ("dev français 0",)])
+    dev = Bitext(name="dev", source=source(tmp_path, "dev", "eng fra", numbered("dev", 2)))
+    corpus = build_corpus(Data(train=(both, alone), dev=(dev,), split=Split(pairs=2)), tmp_path, 0)
+    assert corpus.groups == ("eng-fra", "fra-fra")
+    assert sorted(pairs(corpus, "fra-fra")) == sorted((f"seul français {i}",) * 2 for i in range(30))
+    rows = corpus.pairs[corpus.pair_groups == 1]
+    assert (rows[:, 0] == rows[:, 1]).all()
+    assert not sides(corpus, "heldout") & {f"seul français {i}" for i in range(30)}
+
+
 def sides(corpus: Corpus, name: str) -> set[str]:
     ids = itertools.chain.from_iterable((*t.left, *t.right) for t in corpus.tasks if t.name == name)
     return {corpus.texts[i] for i in ids}

@@ -43,6 +43,26 @@ def built(weights, seed=0, settings=SETTINGS):
     return method
 
 
+def test_text_of_one_language_takes_part_in_the_terms_that_need_no_translation():
+    """AMS and ranking are left out; distillation and soft labels compare a text with the others of its language."""
+    settings = {
+        "lealla": {"beta": 1.0, "gamma": 1.0},
+        "translation_ranking": {"hard_negatives": 0},
+        "laser3_co": {"variant": "in_batch"},
+    }
+    method = built(dict.fromkeys(("soft_contrastive", "mse_distillation", *settings), 1.0), settings=settings)
+    assert not method.needs(method.config).translations
+    assert load_method("translation_ranking").needs(make_config(load_method("translation_ranking"), {})).translations
+    alone = batch()
+    alone = dataclasses.replace(
+        alone, target=alone.source, target_ids=alone.source_ids, teacher_target=alone.teacher_source, alone=True
+    )
+    loss, gradient = run(method, gaussian(N, DIM, 3), alone)
+    assert {"lealla/fd", "lealla/ld", "mse_distillation/source", "soft_contrastive/cross"} <= loss.terms.keys()
+    assert not [name for name in loss.terms if name.startswith(("translation_ranking", "lealla/ams"))]
+    assert gradient.abs().sum(1).min() > 0
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.dictionaries(st.sampled_from(sorted(SETTINGS)), st.floats(0.1, 3), min_size=1), st.integers(0, 500))
 def test_loss_and_gradient_are_the_weighted_sums_of_the_single_ones(weights, seed):

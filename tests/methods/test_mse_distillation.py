@@ -34,6 +34,16 @@ def test_both_sides_are_drawn_to_the_anchors_teacher_vector(n, dim, scale, seed)
     torch.testing.assert_close(table.grad, scale * 2 * (table.detach() - torch.cat([teacher, teacher])) / dim / n)
 
 
+def test_each_side_can_have_the_teachers_vector_of_its_own_text():
+    table, g_s, g_t = torch.randn(6, 4), torch.randn(3, 4), torch.randn(3, 4)
+    batch = batch_of(3, teacher_source=g_s, teacher_target=g_t)
+    mse = torch.nn.functional.mse_loss
+    f_s, f_t = table.split(3)
+    torch.testing.assert_close(loss_of(table, batch, Config(targets="own")).total, mse(f_s, g_s) + mse(f_t, g_t))
+    torch.testing.assert_close(loss_of(table, batch).total, mse(f_s, g_s) + mse(f_t, g_s))
+    assert MseDistillation.needs(Config(targets="own")).teacher == {"source", "target"}
+
+
 def test_it_is_sentence_transformers_mse_of_both_sides():
     table, teacher = torch.randn(6, 4), torch.randn(3, 4)
     expected = sum(torch.nn.functional.mse_loss(side, teacher) for side in table.split(3))

@@ -151,7 +151,11 @@ def test_a_file_becomes_a_typed_sweep(tmp_path):
         ("      cap: 100", "      paths: {a: b}", ["small.yaml:12: data.train.0: ", "path + columns or paths"]),
         ("      path: talks.tsv\n", "", ["small.yaml:12: data.train.0: ", "it has columns"]),
         ("name: laws", "name: talks", ["small.yaml:16: data.train.1.name: 'talks' is used twice"]),
-        ("{eng: english, jpn: japanese}", "{eng: english}", ["small.yaml:16", "holds only eng"]),
+        (
+            "{eng: english, jpn: japanese}",
+            "{eng: english}",
+            ["small.yaml:16", "holds one language alone, and method 'contrast' needs translations"],
+        ),
         ("{eng: english, jpn: japanese}", "{}", ["small.yaml:16", "holds no language"]),
         ("name: small", "name: a/b", ["small.yaml:2: name: 'a/b' must be letters"]),
         ("name: small", "name: nan", ["small.yaml:2: name: nan is not a finite number", "quote it if it is a word"]),
@@ -1287,6 +1291,9 @@ def test_every_method_has_a_sweep_offline_and_one_with_its_papers_settings(metho
     assert read_sweep(files[0], check=False).data.root == "bundled:"
 
 
+ALONE = ("config={beta: 0, gamma: 0}", "parameters={}", "teacher.languages=[eng, kor]")
+
+
 @pytest.mark.parametrize(
     ("assignments", "expected"),
     [
@@ -1324,6 +1331,18 @@ def test_every_method_has_a_sweep_offline_and_one_with_its_papers_settings(metho
         (
             ["teacher.beside=[{model: other, languages: [kor]}]"],
             "teacher.beside: no language is known to all encoders: 'bundled:all-MiniLM-L6-v2' eng; 'other' kor; mend",
+        ),
+        (
+            ["data.train.0={name: kor, path: natural_train.tsv, columns: {kor: kor}}", "method=lealla", *ALONE],
+            "data.train.0: source 'kor' holds one language alone, and method 'lealla' needs translations; leave it out",
+        ),
+        (
+            [
+                "data.train=[{name: eng, path: natural_train.tsv, columns: {eng: eng}}]",
+                "data.sampling.batches=mixed",
+                "parameters={}",
+            ],
+            "data.sampling.batches: 'mixed': source 'eng' holds one language alone, and such text has batches",
         ),
         (["teacher.weight=2"], "teacher.weight: 2: is of several encoders; list others in beside, or remove it"),
         (

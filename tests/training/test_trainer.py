@@ -40,7 +40,7 @@ from babeltune.training.checkpoint import (
     state_of,
     stopped_folder,
 )
-from babeltune.training.step import halvings_after, learning_rate_at
+from babeltune.training.step import TrainStep, halvings_after, learning_rate_at
 from babeltune.training.trainer import TrialTrainer, train
 from every_method import SETTINGS, assignments
 from waiting import PATIENCE_S
@@ -137,6 +137,32 @@ def test_a_trial_learns_and_reports_at_equal_shares_of_its_pairs(tiny, tmp_path)
     assert 0 <= reports[-1]["metrics"]["dev/everyday/accuracy"] <= 1
     assert -1 <= reports[-1]["metrics"]["dev/sts/spearman"] <= 1
     assert reports[0]["facts"]["effective_negatives"] == 31
+
+
+def test_text_of_one_language_alone_trains_in_batches_of_its_own(tiny_file, tmp_path, monkeypatch):
+    """Its steps have no ranking term, and the means of that term are over the other steps."""
+    more = "{name: more, path: natural_train.tsv, id: id, columns: {eng: eng}, cap: 60}"
+    sources = [f"data.train=[{{name: two, path: natural_train.tsv, id: id, columns: {{eng: eng, fra: fra}}}}, {more}]"]
+    sweep = read_sweep(
+        tiny_file, assignments=[*sources, "method=lealla", "parameters={}", "teacher.target_side=copy_anchor"]
+    )
+    prepared = prepare(sweep, tmp_path)
+    assert prepared.groups == ("eng-fra", "eng-eng")
+    steps, step = [], TrainStep.step
+
+    def recorded(self, batch, seen):
+        values = step(self, batch, seen)
+        steps.append((batch.alone, torch.equal(batch.source_ids, batch.target_ids), values))
+        return values
+
+    monkeypatch.setattr(TrainStep, "step", recorded)
+    (tmp_path / "out").mkdir()
+    reports = run(sweep, prepared, tmp_path / "out", pairs=1920)
+    assert {(alone, same, "ams" in values) for alone, same, values in steps} == {
+        (True, True, False),
+        (False, False, True),
+    }
+    assert np.isfinite(reports[-1]["metrics"]["dev/everyday/accuracy"])
 
 
 def test_a_trial_is_chosen_by_a_search_in_mixed_languages(tiny_file, tiny_storage, tmp_path):

@@ -281,7 +281,7 @@ class Cleaning:
         """Which pairs do not say the same on both sides (compared by `text_key`): those are not translations."""
         differ = zeros(len(block.rows), np.bool_)
         np.not_equal(block.keys[:, 0], block.keys[:, 1], out=differ)
-        return differ
+        return inverted(differ) if block.alone else differ
 
     def distinct(self, block: Block) -> NDArray[np.bool_]:
         """Which pairs are the first of their kind in their language pair, over all sources so far."""

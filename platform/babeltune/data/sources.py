@@ -457,6 +457,8 @@ def language_pairs(
     The anchor is the language that comes first in `anchor_priority`. Languages that are not in it come last, in
     alphabetical order, so that a pair has the same anchor in every source. Raises `DataError` for a listed pair that
     is not two of the source's languages."""
+    if len(languages) == 1:  # each text is a pair with itself
+        return ((languages[0], languages[0]),)
     ordered = by_priority(languages, anchor_priority)
     combinations = list(itertools.combinations(ordered, 2))
     if source.pairs == "all":

@@ -53,6 +53,11 @@ class Block:
         """The pairs where the mask is true."""
         return self if mask.all() else replace(self, rows=kept(self.rows, mask), keys=kept(self.keys, mask))
 
+    @property
+    def alone(self) -> bool:
+        """Whether it is text of one language, each text a pair with itself."""
+        return self.group[0] == self.group[1]
+
     def pair_keys(self, salt: int = 0) -> NDArray[np.uint64]:
         """[rows] one key per pair, which depends on its two sentences and the salt alone."""
         hashes = zeros(len(self.keys), np.uint64)
@@ -93,7 +98,7 @@ def hold_out(
     groups = {group: index for index, group in enumerate(dict.fromkeys(block.group for block in blocks))}
     sizes = [len(block.rows) for block in blocks]
     pair_group = repeated([groups[block.group] for block in blocks], sizes, np.int32)
-    synthetic = repeated([block.source.synthetic for block in blocks], sizes, np.bool_)
+    synthetic = repeated([block.source.synthetic or block.alone for block in blocks], sizes, np.bool_)
     totals = np.bincount([groups[block.group] for block in blocks], sizes, len(groups)).astype(np.int64)
     room = np.minimum(split.pairs, np.maximum((totals * share).astype(np.int64), np.minimum(least, totals // 3)))
     component = components(keys)

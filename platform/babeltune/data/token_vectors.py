@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 FILE = "vectors.npy"
 PAIRS = 16_384
 """Pairs whose tokens are added up at a time: 25 MB of vectors 384 wide."""
-FREQUENT = 1e-4
-"""Share of a text's tokens at which a token's vector has half its length (model2vec: 1e-4)."""
+FREQUENT = 1e-3
+"""Share of a text's tokens at which a token's vector has half its length (Arora et al.: 1e-3)."""
 PRIOR = 1.0
 """Occurrences with the mean of all vectors that are added to a token's own, so that one seen once is no copy of it."""
 
@@ -82,7 +82,7 @@ def encode_tokens(
 def weighted(encoded: Matrix, rows: NDArray[np.integer], counts: NDArray[np.integer]) -> NDArray[np.float32]:
     """[tokens, dim] a / (a + p) times each token's vector, less the mean of all; zeros where its row is -1.
 
-    p is the token's share of the text, by the `counts`: the weights of Arora et al. 2017, with model2vec's a."""
+    p is the token's share of the text, by the `counts`: the weights of Arora et al. 2017."""
     vectors = encoded.rows(np.arange(len(encoded))).astype(np.float32)
     vectors = np.vstack([vectors - vectors.mean(0), np.zeros_like(vectors[:1])])
     weights = FREQUENT / (FREQUENT + counts / max(1, counts.sum()))

@@ -11,6 +11,7 @@ from babeltune.method.contract import Method as Method
 from babeltune.method.contract import Needs as Needs
 from babeltune.method.contract import TeacherVectors as TeacherVectors
 from babeltune.method.contract import Tokens as Tokens
+from babeltune.method.contract import encode_sides as encode_sides
 from babeltune.method.contract import encode_together as encode_together
 from babeltune.method.contract import joined as joined
 from babeltune.method.contract import states_together as states_together

@@ -135,6 +135,8 @@ class Batch:
     Counted within the sentence, special tokens included. At each visit of a pair one of its words is drawn; the pair
     is one row, so it never meets itself as a negative. (ML-CTL's code has a row for every word.)
     """
+    alone: bool = False
+    """Text of one language alone, the same on both sides: there are no translations in the global batch."""
     masked_source: Masked | None = None
     """The source with `needs.masked` of its tokens chosen for prediction, in the same places as in `source`."""
     masked_target: Masked | None = None
@@ -170,6 +172,8 @@ class Needs:
     same_dimension: bool = False
     """The student's vectors are compared with the teacher's, so their widths must agree."""
     in_batch_negatives: bool = False
+    translations: bool = True
+    """Every loss needs translations. If not, it also takes batches of text of one language (`Batch.alone`)."""
     order: Literal["shuffled", "length"] = "shuffled"
     """Each epoch of a language pair: a permutation, or by the target's length in tokens, the same every time."""
     frozen: bool = False
@@ -196,7 +200,7 @@ class Needs:
         """What of it is prepared before the first trial; order, warm-up, masks, states and layers are matters of each
         trial."""
         of_trials = Needs()
-        names = ("order", "warm_up", "masked", "states", "layer", "fixed_width")
+        names = ("order", "warm_up", "masked", "states", "layer", "fixed_width", "translations")
         return dataclasses.replace(self, **{name: getattr(of_trials, name) for name in names})
 
     @property
@@ -314,6 +318,11 @@ def encode_together(encode: Encode, *sides: Tokens) -> list[Float[Tensor, "sente
         shared: list[Tensor] = together(*sides)
         return shared
     return list(torch.split(encode(joined(*sides)), [len(side) for side in sides]))
+
+
+def encode_sides(encode: Encode, batch: Batch) -> list[Float[Tensor, "sentences dim"]]:
+    """The vectors of source and target, from one pass; of text of one language, those of the source twice."""
+    return [encode(batch.source)] * 2 if batch.alone else encode_together(encode, batch.source, batch.target)
 
 
 def states_together(

@@ -80,6 +80,7 @@ def _needs(sweep: Sweep) -> Iterator[Problem]:
             words = f"method {method.name!r} reads layer {needs.layer}; name a layer that the student has"
             yield key, f"{student.layers}: {words}"
         yield from _teacher_languages(sweep, needs, who, anchors, others)
+        yield from _without_translations(sweep, needs, who)
         width = None if needs.frozen else student_width(student)
         if sweep.training.matryoshka:
             follows = student.projection == "teacher" and not needs.frozen
@@ -203,6 +204,21 @@ def _teacher_languages(
             "with mse_distillation), or let the target side copy the anchor's vectors with "
             "`teacher.target_side: copy_anchor`",
         )
+
+
+def _without_translations(sweep: Sweep, needs: Needs, who: str) -> Iterator[Problem]:
+    """Text of one language alone, for a method that needs translations, or in batches with them."""
+    alone = [index for index, source in enumerate(sweep.data.train) if source.train and len(languages(source, {})) == 1]
+    if not alone:
+        return
+    key, name = ("data", "train", alone[0]), sweep.data.train[alone[0]].name
+    if needs.translations:
+        words = "leave it out, or add a term that reads the teacher's vectors (lealla's beta, mse_distillation, …)"
+        yield key, f"source {name!r} holds one language alone, and {who} needs translations; {words}"
+    searched = sweep.parameters.get("data.sampling.batches")
+    if "mixed" in (sweep.data.sampling.batches, *(values_of(searched, 0) if searched else ())):
+        words = f"'mixed': source {name!r} holds one language alone, and such text has batches of its own; set one_pair"
+        yield ("data", "sampling", "batches"), words
 
 
 def _chosen(sweep: Sweep, params: Mapping[str, Scalar]) -> str:

@@ -30,7 +30,7 @@ def data_problems(data: Data) -> Iterator[Problem]:
         yield ("data", "train"), "every source has `train: false`; nothing would be trained on"
     by_name = {source.name: source for source in data.train}
     for index, source in enumerate(data.train):
-        yield from source_problems(("data", "train", index), source, by_name)
+        yield from source_problems(("data", "train", index), source, by_name, least=1)
     files = [source for source in data.train if source.format != "pivot"]
     spoken = sorted({language for source in files for language in languages(source, by_name)})
     anchors = data.anchor_priority

@@ -33,11 +33,13 @@ def split_pair(pair: str, known: Iterable[str]) -> tuple[str, str] | None:
 
 
 def source_pairs(source: Source, others: dict[str, Source], priority: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    """The (anchor, other) language pairs that a source yields, each once.
+    """The (anchor, other) language pairs that a source yields, each once; of one language alone, it and itself.
 
     The anchor comes first in `priority`; languages that are not in it come last, alphabetically."""
     spoken = languages(source, others)
     ordered = by_priority(spoken, priority)
+    if len(spoken) == 1:
+        return ((spoken[0], spoken[0]),)
     if source.pairs == "anchor":
         return tuple((ordered[0], other) for other in spoken if other != ordered[0])
     pairs = tuple(itertools.combinations(ordered, 2))

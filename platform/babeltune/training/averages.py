@@ -30,7 +30,7 @@ class Averages:
         self.count += 1
         if self.count >= self.every or flush:
             means = {
-                f"train/{key}": min(those) if key.endswith("_least") else sum(those) / self.count
+                f"train/{key}": min(those) if key.endswith("_least") else sum(those) / len(those)
                 for key, those in self.since.items()
             }
             means["train/learning_rate"] = learning_rate

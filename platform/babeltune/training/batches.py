@@ -116,7 +116,9 @@ class Reader:
                 break
         return drawn
 
-    def batch(self, rows: NDArray[np.int64], total: int, *, step: int = 0, first: int = 0) -> Batch:
+    def batch(
+        self, rows: NDArray[np.int64], total: int, *, step: int = 0, first: int = 0, alone: bool = False
+    ) -> Batch:
         """This rank's rows, from place `first` on, of global batch `step` of `total` pairs."""
         places = np.arange(first, first + len(rows))
         sides = self.needs.teacher
@@ -132,6 +134,7 @@ class Reader:
             source_ids=torch.from_numpy(source).to(self.device),
             target_ids=torch.from_numpy(target).to(self.device),
             total=total,
+            alone=alone,
             teacher_source=self.vectors(source) if "source" in sides else None,
             teacher_target=self.vectors(source if self.prepared.copy_anchor else target) if "target" in sides else None,
             negatives=negatives,
@@ -141,6 +144,11 @@ class Reader:
             masked_source=self.masked(source, places, step, 0),
             masked_target=self.masked(target, places, step, 1),
         )
+
+    def alone(self, rows: NDArray[np.int64]) -> bool:
+        """Whether a global batch of these rows is text of one language alone; other batches have no such row."""
+        source, target = self.pairs[rows[0]]
+        return bool(source == target)
 
     def batch_languages(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> Tensor:
         """[rows, 2] the languages of both sides, by their place in `prepared.languages`."""
