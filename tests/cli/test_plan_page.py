@@ -69,6 +69,15 @@ def test_lengths_are_those_of_the_default_trial(tiny_file):
     assert "; by default " in " ".join(shown(plan_of(searched), searched, None, 120).split())
 
 
+def test_the_models_that_are_scored_beside_the_trials_are_named(tiny_file, tmp_path):
+    (tmp_path / "e5").mkdir()
+    sweep = read_sweep(tiny_file, check=False)
+    assert "beside untrained, teacher; `baselines` names" in " ".join(shown(plan_of(sweep), sweep, None, 120).split())
+    bought = replace(sweep, baselines=(str(tmp_path / "e5"), "org/large@v1"))
+    words = " ".join(shown(plan_of(bought), bought, None, 120).split())
+    assert "beside untrained, teacher, e5, large (from the hub)" in words
+
+
 def test_first_points_shorter_vectors_and_token_vectors_are_shown():
     more = ["training.matryoshka=[64, 128]", "student.token_vectors=teacher", "sampler.first_points=static"]
     sweep = read_sweep("search_spaces/static.yaml", assignments=more, check=False)

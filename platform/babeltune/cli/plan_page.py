@@ -18,6 +18,8 @@ from rich.text import Text
 from babeltune.cli.words import ELLIPSIS, duration, weights
 from babeltune.data.language_id import labels_of
 from babeltune.errors import SpecError, counted
+from babeltune.models.hub import baseline_row, split_revision
+from babeltune.planning.availability import is_at_hand
 from babeltune.planning.calibration import Machine
 from babeltune.planning.languages import strangers_in, taught_pairs
 from babeltune.planning.parameters import proposable_methods, words_for
@@ -117,6 +119,7 @@ def summary(report: PlanReport, sweep: Sweep, machine: Machine | None) -> Iterat
     yield "time", _time_words(report, sweep, machine)
     yield "memory", _memory_words(report, machine)
     yield "disk", _disk_words(report, machine)
+    yield "beside", _baseline_words(sweep)
 
 
 def _teacher_words(teacher: Teacher, report: PlanReport) -> str:
@@ -204,6 +207,16 @@ def cut_words(student: Student, size: NamedSize) -> str:
     if size.texts_read is not None:
         left = f"at least {left} (by the tokens of {size.texts_read:,} texts; the others may add some)"
     return f"{weights(size.whole)} weights, {left}"
+
+
+def _baseline_words(sweep: Sweep) -> str:
+    """The rows that are scored beside the trials, and where their models come from."""
+    bought = [
+        baseline_row(name) + ("" if is_at_hand(split_revision(name)[0]) else " (from the hub)")
+        for name in sweep.baselines
+    ]
+    none = "; `baselines` names models to buy instead" if not bought else ""
+    return ", ".join(["untrained", "teacher", *bought]) + none
 
 
 def _dimensions_words(sweep: Sweep) -> str:

@@ -195,6 +195,26 @@ def is_cached(name: str, kind: str) -> bool:
     return snapshots.is_dir() and any(snapshots.iterdir())
 
 
+def models_at_hand(*places: Path) -> list[str]:
+    """The sentence-transformers models in the folders of these places and in the local Hugging Face cache, with weights
+    that are read: absolute folders and hub ids."""
+    from huggingface_hub import constants
+
+    local = [str(found.parent.absolute()) for place in places for found in sorted(place.glob("*/modules.json"))]
+    cache = sorted(Path(constants.HF_HUB_CACHE).glob("models--*--*/snapshots/*/modules.json"))
+    names = [*local, *(found.parts[-4].removeprefix("models--").replace("--", "/") for found in cache)]
+    return [name for name in dict.fromkeys(names) if _loads(name)]
+
+
+def _loads(name: str) -> bool:
+    """Whether the files of a model at hand can be scored as a baseline."""
+    listed = _saved(name, "modules.json", None)
+    try:
+        return listed is not None and model_folder(str(listed.parent), None, setting="baselines").is_dir()
+    except TeacherError:
+        return False
+
+
 def model_width(name: str, revision: str | None = None) -> int | None:
     """The width of a model's sentence vectors as its files say; None when no file is at hand."""
     if name in BUNDLED_WIDTHS:

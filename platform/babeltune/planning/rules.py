@@ -153,6 +153,11 @@ def average_problems(sweep: Sweep) -> Iterator[Problem]:
             )
 
 
+def can_be_row(row: str) -> bool:
+    """Whether a baseline's row of the leaderboard is taken for no other."""
+    return row not in (UNTRAINED, TEACHER) and not TRIAL.fullmatch(row) and bool(NAME.fullmatch(row))
+
+
 def baseline_problems(sweep: Sweep) -> Iterator[Problem]:
     """Baselines that are no names, and those whose rows could be taken for others."""
     rows = [baseline_row(name) for name in sweep.baselines]
@@ -160,7 +165,7 @@ def baseline_problems(sweep: Sweep) -> Iterator[Problem]:
         key: Key = ("baselines", index)
         if name == "" or not is_place(name):
             yield key, f"{name!r} must be {PLACE}"
-        elif row in (UNTRAINED, TEACHER) or TRIAL.fullmatch(row) or not NAME.fullmatch(row):
+        elif not can_be_row(row):
             yield key, f"{name!r} would be row {row!r} of the leaderboard; give the folder another name"
         elif row in rows[:index]:
             yield key, f"{name!r} would be row {row!r}, as {sweep.baselines[rows.index(row)]!r} is; keep one"

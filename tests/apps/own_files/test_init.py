@@ -125,6 +125,35 @@ def test_rows_that_share_a_text_never_stand_in_two_splits(make, text, tmp_path):
     assert not texts["dev"] & texts["test"]
 
 
+def saved_model(folder, *, pickled=False):
+    """The files of a sentence-transformers model that say what it is; its weights are empty."""
+    folder.mkdir(parents=True)
+    (folder / "modules.json").write_text("[]")
+    (folder / ("pytorch_model.bin" if pickled else "model.safetensors")).write_bytes(b"")
+
+
+def test_models_at_hand_are_proposed_as_baselines(make, text, tmp_path, monkeypatch):
+    hub = tmp_path / "hub"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(hub))
+    put(make.folder / "a.tsv", [("fra", "eng"), *pairs(text, "fra", "eng")])
+    without = make("a.tsv").path.read_text(encoding="utf-8")
+    assert "baselines: []" in without
+    assert "None is at hand here; `baselines: [intfloat/multilingual-e5-small]`" in " ".join(without.split())
+    saved_model(tmp_path / "e5")
+    saved_model(tmp_path / "pickled", pickled=True)
+    saved_model(tmp_path / "untrained")  # a row that the leaderboard has already
+    cached = hub / "models--org--small"
+    saved_model(cached / "snapshots" / "abc")
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("abc")
+    out = tmp_path / "again.yaml"
+    init([str(make.folder / "a.tsv")], Wanted(out=out))
+    sweep = read_sweep(out)
+    assert sweep.baselines == (str(tmp_path / "e5"), "org/small")
+    teacher = init([str(make.folder / "a.tsv")], Wanted(out=tmp_path / "third.yaml", teacher="org/small"))
+    assert read_sweep(teacher.path).baselines == (str(tmp_path / "e5"),)
+
+
 def test_an_editor_finds_the_schema_of_the_sweep_file(make, text, tmp_path):
     put(make.folder / "a.tsv", [("fra", "eng"), *pairs(text, "fra", "eng")])
     first = make("a.tsv").path.read_text(encoding="utf-8").splitlines()[0]

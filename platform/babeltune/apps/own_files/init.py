@@ -22,6 +22,7 @@ from babeltune.apps.own_files.sweep_yaml import SCHEMA, cluster_option, sweep_ya
 from babeltune.apps.own_files.tables import read_table
 from babeltune.errors import DataError, SpecError, counted
 from babeltune.files import check_place, draft_of, remove_left, replace_folder, write_json, write_out
+from babeltune.planning.availability import models_at_hand
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.schema.json_schema import json_schema
 
@@ -136,7 +137,7 @@ def make_sweep(files: Sequence[str], found: Collected, wanted: Wanted) -> Made:
     teacher = teacher_of(wanted.teacher, languages, wanted.teacher_languages)
     parts = split(groups)
     check_sets(parts, teacher)
-    proposal = propose(parts, teacher, this_machine())
+    proposal = propose(parts, teacher, this_machine(), models_at_hand(Path(), wanted.out.parent))
     out, folder = wanted.out, folder_of(wanted.out).absolute()
     draft = draft_of(folder)
     text = sweep_yaml(sweep_name(out), str(out), folder, parts, proposal, [str(Path(name)) for name in files])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from babeltune.apps.own_files.splits import Group
 from babeltune.errors import DataError
+from babeltune.models.hub import baseline_row
+from babeltune.planning.rules import can_be_row
 from babeltune.schema.languages import by_priority, known_by
 from babeltune.schema.records import Teacher
 
@@ -19,6 +21,8 @@ FEWEST_PAIRS, MOST_PAIRS = 40_000, 1_000_000
 """Pairs of a trial on two cores; a larger machine takes more, at most `MOST_TIMES` as many, and so does a GPU."""
 MOST_TIMES = 8
 TRIALS = 12
+MOST_BASELINES = 3
+"""Baselines that are proposed: each encodes all dev sets."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +58,8 @@ class Proposal:
     gpu: bool
     """Whether the student is a small Transformer, which a GPU trains; else it is static."""
     trials: int = TRIALS
+    baselines: tuple[str, ...] = ()
+    """Models to buy instead that are at hand."""
 
 
 def teacher_of(model: str | None, languages: Sequence[str], knows: Sequence[str]) -> Teacher:
@@ -84,8 +90,17 @@ def check_sets(groups: Sequence[Group], teacher: Teacher) -> None:
             )
 
 
-def propose(groups: Sequence[Group], teacher: Teacher, machine: Machine) -> Proposal:
-    """The sweep for these rows on this machine."""
+def baselines_among(models: Iterable[str], teacher: Teacher) -> tuple[str, ...]:
+    """The first models that can be rows of a leaderboard beside each other, less the teacher, which has its row."""
+    found: dict[str, str] = {}
+    for name in models:
+        if name != teacher.model and can_be_row(row := baseline_row(name)):
+            found.setdefault(row, name)
+    return tuple(found.values())[:MOST_BASELINES]
+
+
+def propose(groups: Sequence[Group], teacher: Teacher, machine: Machine, models: Iterable[str] = ()) -> Proposal:
+    """The sweep for these rows on this machine, where these models are at hand."""
     languages = dict.fromkeys(language for group in groups for language in group.texts)
     rows = sum(group.size("train") for group in groups)
     times = MOST_TIMES if machine.gpu else max(1, min(MOST_TIMES, machine.cores // 2))
@@ -97,5 +112,6 @@ def propose(groups: Sequence[Group], teacher: Teacher, machine: Machine) -> Prop
         vocabulary=4_000 if rows < 2_000 else 8_000 if rows < LARGE else 24_000,
         pairs=round(min(MOST_PAIRS * times, max(FEWEST_PAIRS, PASSES * rows)), -3),
         gpu=machine.gpu,
+        baselines=baselines_among(models, teacher),
         global_batch=128 if rows < 2_000 else 512 if rows < LARGE else 1_024,
     )

@@ -29,6 +29,8 @@ KEPT = 3
 """Trials whose checkpoints stay: promotion takes the best, and `compare` a few beside it."""
 GPU_CLUSTER = "clusters/local_gpu.yaml"
 """The shipped cluster file that gives a worker a GPU of this machine."""
+TO_BUY = "intfloat/multilingual-e5-small"
+"""A small multilingual model of the hub (118 M weights, MIT), for who has none at hand."""
 SCHEMA = "sweep.schema.json"
 """The JSON Schema in the folder of the split files: editors complete the sweep file by it."""
 
@@ -112,8 +114,7 @@ def sweep_yaml(
     precision = ", precision: bf16" if proposal.gpu else ""
     points = "" if proposal.gpu else ", first_points: margin"
     hints = "random settings" if proposal.gpu else "settings that were good on other text"
-    teacher = proposal.teacher
-    knows = ", ".join(teacher.languages)
+    knows = ", ".join(proposal.teacher.languages)
     pool = min(group.size("test") for group in groups)
     files = "\n".join(f"#   {' '.join(each.split())}" for each in given)
     return f"""\
@@ -145,7 +146,7 @@ data:
 student: {{{shape.fields}, vocabulary: {proposal.vocabulary}, lowercase: true,
   max_tokens: 64, projection: teacher}}
 # The teacher gives the targets. It has to know the languages in this list, and one language of each row.
-teacher: {{model: {quoted(teacher.model)}, languages: [{knows}]}}
+teacher: {{model: {quoted(proposal.teacher.model)}, languages: [{knows}]}}
 # {proposal.pairs:,} pairs are {proposal.pairs / proposal.rows:.1f} passes over {counted(proposal.rows, "row")}.
 training: {{pairs: {proposal.pairs}, reports: 5, global_batch: {proposal.global_batch}{precision}}}
 
@@ -155,6 +156,7 @@ scheduler: {{kind: asha, grace: 1, reduction: 3}}
 sampler: {{kind: tpe, startup: {min(8, proposal.trials)}{points}}}
 # More trials find better settings: `babeltune extend --trials {3 * proposal.trials} {name}`. `minutes: 30` ends sooner.
 budget: {{trials: {proposal.trials}}}
+{bought(proposal)}
 # The best {KEPT} trials keep their checkpoints; the scores of all stay. Without this line all checkpoints stay.
 keep: {{trials: {KEPT}, optimizer: false}}
 # A model is registered if it finds the translation 5 times as often as chance ({1 / pool:.2%} in the smallest set) and
@@ -163,6 +165,15 @@ promotion:
   gates:
     - {{test: mine, times_chance: 5, times_untrained: 1}}
 """
+
+
+def bought(proposal: Proposal) -> str:
+    """The models to buy instead."""
+    none = "" if proposal.baselines else f" None is at hand here; `baselines: [{TO_BUY}]` asks the hub for one."
+    return f"""\
+# Models to buy instead, as folders or hub ids: each is scored beside the trials, and the report says first whether the
+# training was worth it.{none}
+baselines: [{", ".join(map(quoted, proposal.baselines))}]"""
 
 
 def sources(split: str, groups: Sequence[Group]) -> str:
