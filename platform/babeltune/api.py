@@ -123,8 +123,8 @@ def runs(sweep: str | None = None, *, cluster: str | Path | None = None) -> pd.D
     view = StorageView(_cluster(cluster))
     if sweep is None:
         view.update(every=True)
-        found = [(sweep_line(folder), log_of(folder.path)) for folder in sweep_folders(view.folder)]
-        lines = [{**vars(line), "trials": len(log.trials)} for line, log in found]
+        lines_and_logs = [(sweep_line(folder), log_of(folder.path)) for folder in sweep_folders(view.folder)]
+        lines = [{**vars(line), "trials": len(log.trials)} for line, log in lines_and_logs]
         columns = ["sweep", "name", "state", "trials", "best", "objective", "score"]
         return pd.DataFrame(lines, columns=columns).set_index("sweep")
     rows = standing(view.sweep(sweep))
@@ -192,10 +192,10 @@ def load(model: str, *, cluster: str | Path | None = None) -> SentenceTransforme
     view = StorageView(place)
     if not model.startswith("models:/") and not Path(model).is_dir():
         view.update(every=True)
-    found = trial_of(model, view.folder)
-    if found is None:
+    trial = trial_of(model, view.folder)
+    if trial is None:
         return open_model(model_folder(model, place))
-    with exported(found, view) as folder:
+    with exported(trial, view) as folder:
         return open_model(str(folder))
 
 

@@ -32,8 +32,8 @@ def linear(
     """x @ weight.T + bias, differentiable once."""
     if not _by_onednn(x, weight.T):
         return torch.nn.functional.linear(x, weight, bias)
-    found: Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
-    return found
+    result: Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
+    return result
 
 
 class OneDNNLinear(torch.nn.Linear):
@@ -42,8 +42,8 @@ class OneDNNLinear(torch.nn.Linear):
     def forward(self, input: Float[Tensor, "*rows inner"]) -> Float[Tensor, "*rows columns"]:
         if not input.is_cpu:
             return super().forward(input)
-        found = linear(input.reshape(-1, self.in_features), self.weight, self.bias)
-        return found.view(*input.shape[:-1], self.out_features)
+        result = linear(input.reshape(-1, self.in_features), self.weight, self.bias)
+        return result.view(*input.shape[:-1], self.out_features)
 
 
 def use_onednn(model: torch.nn.Module) -> None:
@@ -68,8 +68,8 @@ def _affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x @ weight.T + bias by oneDNN, which has no fast program for a weight that is a part of wider rows."""
     if not (weight.is_contiguous() or weight.T.is_contiguous()):
         weight = weight.contiguous()
-    found: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return found
+    result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return result
 
 
 class _Context(Protocol):

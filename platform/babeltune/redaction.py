@@ -24,5 +24,5 @@ def holds_password(uri: str) -> bool:
     """Whether a password is written out in it; one from a variable is not."""
     user = USER.search(uri)
     password = user[1].partition(":")[2] if user else ""
-    found = [password, *(match[2] for match in QUERY.finditer(uri))]
-    return any(each and not each.startswith(VARIABLE) for each in found)
+    passwords = [password, *(match[2] for match in QUERY.finditer(uri))]
+    return any(each and not each.startswith(VARIABLE) for each in passwords)

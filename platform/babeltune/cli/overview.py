@@ -65,14 +65,14 @@ def about(line: SweepLine) -> str:
     return "; ".join([line.data, *([" ".join(line.differs)] if line.differs else [])])
 
 
-def show_by_setting(found: BySetting, console: Console) -> None:
+def show_by_setting(summary: BySetting, console: Console) -> None:
     """A row for each value of the setting, or for each part of its range."""
-    metric = found.objective.metric.removeprefix("dev/")
-    console.print(f"{metric} by {found.setting}, {found.objective.goal}", markup=False, highlight=False)
+    metric = summary.objective.metric.removeprefix("dev/")
+    console.print(f"{metric} by {summary.setting}, {summary.objective.goal}", markup=False, highlight=False)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in (found.setting, "trials", "scored", "best", "trial", "mean"):
-        table.add_column(title, no_wrap=True, justify="left" if title in (found.setting, "trial") else "right")
-    for level in found.levels:
+    for title in (summary.setting, "trials", "scored", "best", "trial", "mean"):
+        table.add_column(title, no_wrap=True, justify="left" if title in (summary.setting, "trial") else "right")
+    for level in summary.levels:
         best, mean = (f"{value:.4f}" if value is not None else "–" for value in (level.best, level.mean))
         table.add_row(escape(level.label), str(level.trials), str(level.scored), best, level.best_trial or "–", mean)
     console.print(table)

@@ -55,30 +55,30 @@ def show_front(metrics: Sequence[str], rows: Sequence[Row], console: Console) ->
     console.print(table)
 
 
-def show_languages(found: Mapping[str, Mapping[str, float]], metric: str, console: Console) -> None:
+def show_languages(by_name: Mapping[str, Mapping[str, float]], metric: str, console: Console) -> None:
     """Each trial's score in every language pair, and in the mean of them first. If the pairs do not fit side by side,
     they stand below one another, beside as many of the best trials as fit."""
-    titles = list(dict.fromkeys(title for scores in found.values() for title in scores))
-    heads = [f"{metric.removeprefix('dev/')} of", *found]
+    titles = list(dict.fromkeys(title for scores in by_name.values() for title in scores))
+    heads = [f"{metric.removeprefix('dev/')} of", *by_name]
     if max(map(len, heads)) + sum(SCORE_GAP + max(len(title), SCORE) for title in titles) > console.width:
-        _show_languages_below(found, titles, heads[0], console)
+        _show_languages_below(by_name, titles, heads[0], console)
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column(f"{metric.removeprefix('dev/')} of", no_wrap=True)
     for title in titles:
         table.add_column(title, justify="right", no_wrap=True)
-    for name, scores in found.items():
+    for name, scores in by_name.items():
         table.add_row(name, *(f"{scores[title]:.4f}" if title in scores else "–" for title in titles))
     console.print(table)
 
 
 def _show_languages_below(
-    found: Mapping[str, Mapping[str, float]], titles: Sequence[str], head: str, console: Console
+    by_name: Mapping[str, Mapping[str, float]], titles: Sequence[str], head: str, console: Console
 ) -> None:
     """A row for each language pair, a column for each trial."""
     left = console.width - max(len(head), *map(len, titles))
     shown: list[str] = []
-    for name in found:
+    for name in by_name:
         left -= SCORE_GAP + max(len(name), SCORE)
         if left < 0 and shown:
             break
@@ -88,9 +88,9 @@ def _show_languages_below(
     for name in shown:
         table.add_column(name, justify="right", no_wrap=True)
     for title in titles:
-        table.add_row(title, *(f"{found[name][title]:.4f}" if title in found[name] else "–" for name in shown))
+        table.add_row(title, *(f"{by_name[name][title]:.4f}" if title in by_name[name] else "–" for name in shown))
     console.print(table)
-    if rest := len(found) - len(shown):
+    if rest := len(by_name) - len(shown):
         console.print(f"{rest} more in a wider terminal, or with --json", markup=False, highlight=False)
 
 

@@ -35,24 +35,24 @@ def reproduce(
         raise typer.Exit(1)
 
 
-def show(found: Reproduction) -> None:
+def show(outcome: Reproduction) -> None:
     """The verdict and the numbers behind it."""
-    objective, largest = found.objective, found.largest
+    objective, largest = outcome.objective, outcome.largest
     words = {
         "identical": "identical",
         "within": "not identical, and within the interval of the objective",
         "beyond": "differs by more than the interval of the objective",
-    }[found.verdict]
+    }[outcome.verdict]
     weights = {
         "equal": "the weights are equal",
         "differ": "the weights differ",
         "not kept": "the weights were not compared, for no checkpoint is left",
-    }[found.weights]
+    }[outcome.weights]
     lines = [
-        f"{found.trial}: {words}; compared: {counted(found.scores, 'dev score')} of "
-        f"{counted(found.reports, 'report')}; {weights}"
+        f"{outcome.trial}: {words}; compared: {counted(outcome.scores, 'dev score')} of "
+        f"{counted(outcome.reports, 'report')}; {weights}"
     ]
-    interval = "" if found.interval is None else f" (95 % interval ± {found.interval:.4f})"
+    interval = "" if outcome.interval is None else f" (95 % interval ± {outcome.interval:.4f})"
     lines.append(f"{objective.metric}: recorded {objective.recorded:.6f}, again {objective.again:.6f}{interval}")
     if largest is not None:
         lines.append(

@@ -184,8 +184,8 @@ def shortened(name: str) -> str:
 def fitted(columns: Sequence[Column], width: int) -> list[Column]:
     """The columns that fit in the width: long titles are cut first, if they still differ, then columns are dropped."""
 
-    def fits(found: Sequence[Column]) -> bool:
-        return sum(column.width + GAP for column in found) <= width
+    def fits(some: Sequence[Column]) -> bool:
+        return sum(column.width + GAP for column in some) <= width
 
     shown = list(columns)
     if not fits(shown):

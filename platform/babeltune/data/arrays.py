@@ -226,8 +226,8 @@ def _of_residue(keys: NDArray[np.uint64], count: int, residue: int) -> NDArray[n
     if count == 1:
         return np.arange(len(keys))
     divisor = np.uint64(count)
-    found = [np.flatnonzero(keys[part] % divisor == residue) + part.start for part in parts(len(keys))]
-    return np.concatenate([np.empty(0, np.int64), *found])
+    chunks = [np.flatnonzero(keys[part] % divisor == residue) + part.start for part in parts(len(keys))]
+    return np.concatenate([np.empty(0, np.int64), *chunks])
 
 
 def residues(*sides: NDArray[np.uint64]) -> Iterator[list[NDArray[np.int64]]]:

@@ -233,11 +233,11 @@ class Contamination:
                     self._add(source, name, side, "exact", count)
 
     def near(
-        self, source: str, rows: Rows, found: Mapping[str, Near], kept: Sequence[NDArray[np.intp]], index: EvalIndex
+        self, source: str, rows: Rows, by_side: Mapping[str, Near], kept: Sequence[NDArray[np.intp]], index: EvalIndex
     ) -> None:
         """Counts the near-duplicates among the rows of a source that are trained on, which each part of `kept` has in
         order."""
-        for side, near in found.items():
+        for side, near in by_side.items():
             trained = np.zeros(len(near.rows), bool)
             for some in kept:
                 trained |= in_sorted(near.rows, some)
@@ -281,12 +281,12 @@ class Contamination:
 def contaminated(counts: Mapping[str, object], kind: str = "test") -> dict[str, str]:
     """The test sets that cannot gate, or the `dev` sets that cannot compare, by the `counts` of a `Prepared`, and why:
     `tatoeba` -> words."""
-    found = dict[str, str]()
+    reasons = dict[str, str]()
     ledger: ContaminationRecord = cast("Counts", counts).get("contamination", {})
 
     def add(name: str, facts: Mapping[str, float], count: str, words: str) -> None:
         if name.startswith(f"{kind}/") and facts["share"] > CONTAMINATED:
-            found[name.split("/")[1]] = (
+            reasons[name.split("/")[1]] = (
                 f"{name} is contaminated: {facts[count]:.0f} of its {facts['texts']:.0f} texts ({facts['share']:.1%}, "
                 f"allowed {CONTAMINATED:.0%}) {words}"
             )
@@ -296,4 +296,4 @@ def contaminated(counts: Mapping[str, object], kind: str = "test") -> dict[str, 
         add(name, facts, "near", words)
     for name, facts in ledger.get("seen", {}).items():
         add(name, facts, "dev", "are in dev sets, which select; test on other text")
-    return found
+    return reasons

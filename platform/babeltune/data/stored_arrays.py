@@ -83,8 +83,8 @@ class Ragged(Generic[Value]):
         for shard, row in zip(shards.tolist(), (ids - self._starts[shards]).tolist(), strict=True):
             values, offsets = self._shards[shard]
             rows.append(values[offsets[row] : offsets[row + 1]])
-        found = np.concatenate(rows) if rows else self._shards[0][0][:0]
-        return found, np.fromiter(map(len, rows), np.int64, len(rows))
+        together = np.concatenate(rows) if rows else self._shards[0][0][:0]
+        return together, np.fromiter(map(len, rows), np.int64, len(rows))
 
 
 def _taken(values: NDArray[Value], offsets: Ids, rows: Ids) -> tuple[NDArray[Value], NDArray[np.int64]]:

@@ -82,8 +82,8 @@ class Texts(Sequence[str]):
 
     def __getitem__(self, place: int | slice) -> str | list[str]:
         if isinstance(place, slice):
-            found: list[str] = self.part(place).to_pylist()
-            return found
+            texts: list[str] = self.part(place).to_pylist()
+            return texts
         text: str = self._array[place if self._ids is None else int(self._ids[place])].as_py()
         return text
 
@@ -125,12 +125,12 @@ class Texts(Sequence[str]):
     def codes(self, names: Sequence[str]) -> NDArray[np.int16]:
         """[texts] the place of each text among `names`, which are few and have all of them."""
         place = {name: code for code, name in enumerate(names)}
-        found: NDArray[np.int16] = zeros(len(self), np.int16)
+        numbers: NDArray[np.int16] = zeros(len(self), np.int16)
         for part in parts(len(self), BATCH):
             coded = self.part(part).dictionary_encode()
             codes = np.array([place[name] for name in coded.dictionary.to_pylist()], np.int16)
-            found[part] = codes[np.asarray(coded.indices)]
-        return found
+            numbers[part] = codes[np.asarray(coded.indices)]
+        return numbers
 
     def lengths(self) -> NDArray[np.int64]:
         """[texts] the characters of each text."""

@@ -104,11 +104,11 @@ def mean_vectors(
         values, lengths = tokens.take(pairs[first : first + PAIRS].ravel())
         pair_of = np.repeat(np.arange(2 * len(vectors)) // 2, lengths)
         order = np.argsort(values, kind="stable")
-        found, starts, times = np.unique(values[order], return_index=True, return_counts=True)
-        sums[found] += torch.nn.functional.embedding_bag(
+        token_ids, starts, times = np.unique(values[order], return_index=True, return_counts=True)
+        sums[token_ids] += torch.nn.functional.embedding_bag(
             torch.from_numpy(pair_of[order]), torch.from_numpy(vectors), torch.from_numpy(starts), mode="sum"
         ).numpy()
-        counts[found] += times
+        counts[token_ids] += times
     mean = (total / max(1, len(pairs))).astype(np.float32)
     means: NDArray[np.float32] = ((sums - counts[:, None] * mean) / (counts[:, None] + PRIOR)).astype(np.float32)
     return means

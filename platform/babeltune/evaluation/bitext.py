@@ -32,20 +32,20 @@ def match(left: Vectors | Side, right: Vectors | Side, k: int = 4) -> Matches:
     return knn.match(left, right, k)
 
 
-def accuracy(found: Neighbours) -> float:
+def accuracy(neighbours: Neighbours) -> float:
     """Share of queries whose nearest neighbour has the query's own index."""
-    best = found.index[:, 0]
-    return _or_nan(found, (best == torch.arange(len(best), device=best.device)).double().mean())
+    best = neighbours.index[:, 0]
+    return _or_nan(neighbours, (best == torch.arange(len(best), device=best.device)).double().mean())
 
 
-def weighted_f1(found: Neighbours) -> float:
+def weighted_f1(neighbours: Neighbours) -> float:
     """mteb's weighted F1 of one direction, queries to candidates.
 
     Every row is a class with one true member, so a class found right and predicted c times scores 2 / (1 + c)."""
-    best = found.index[:, 0]
+    best = neighbours.index[:, 0]
     right = best == torch.arange(len(best), device=best.device)
     predicted = torch.bincount(best[best >= 0], minlength=len(best)).double()
-    return _or_nan(found, (right * 2 / (1 + predicted[best])).mean())
+    return _or_nan(neighbours, (right * 2 / (1 + predicted[best])).mean())
 
 
 def xsim(matches: Matches, texts: Sequence[int] | None = None, margin: Margin = "ratio") -> float:
@@ -107,6 +107,6 @@ def margin_scores(cosine: Tensor, around: Tensor, margin: Margin) -> Tensor:
     return torch.where(scores.isfinite(), scores, UNDEFINED)
 
 
-def _or_nan(found: Neighbours, score: Tensor) -> float:
+def _or_nan(neighbours: Neighbours, score: Tensor) -> float:
     """The score, or NaN if there was nothing to score or a vector was not finite."""
-    return float(score) if len(found.cosine) and not bool(found.cosine.isnan().any()) else float("nan")
+    return float(score) if len(neighbours.cosine) and not bool(neighbours.cosine.isnan().any()) else float("nan")

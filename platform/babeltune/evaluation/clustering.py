@@ -36,10 +36,10 @@ def agreement(vectors: NDArray[np.float32], labels: Sequence[str]) -> dict[str, 
     scores: dict[str, list[float]] = {"ari": [math.nan], "v_measure": [math.nan]}
     if np.isfinite(rows).all() and len(rows):
         rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
-        found = [kmeans(rows, int(truth.max()) + 1, seed=seed) for seed in SEEDS]
+        clusterings = [kmeans(rows, int(truth.max()) + 1, seed=seed) for seed in SEEDS]
         scores = {
-            "ari": [adjusted_rand_score(truth, clusters) for clusters in found],
-            "v_measure": [v_measure_score(truth, clusters) for clusters in found],
+            "ari": [adjusted_rand_score(truth, clusters) for clusters in clusterings],
+            "v_measure": [v_measure_score(truth, clusters) for clusters in clusterings],
         }
     means = {name: float(np.mean(values)) for name, values in scores.items()}
     return means | {f"{name}_sd": float(np.std(values)) for name, values in scores.items()}

@@ -177,8 +177,8 @@ class Lookup:
 
     def rows(self, texts: Sequence[int]) -> Rows:
         """[texts, dim] their vectors."""
-        found: Rows = self.vectors[np.searchsorted(self.ids, np.asarray(texts, np.int64))]
-        return found
+        vectors: Rows = self.vectors[np.searchsorted(self.ids, np.asarray(texts, np.int64))]
+        return vectors
 
     def side(self, texts: Sequence[int]) -> Side:
         """The same, ready to be compared; a language of a multi-way set is made ready once."""
@@ -261,8 +261,8 @@ def _transfer(task: IdTask, lookup: Lookup) -> Scores:
     rows = lookup.rows(task.left)
     if head is None or not np.isfinite(rows).all():
         return {"accuracy": math.nan, "macro_f1": math.nan}
-    found = head(rows)
-    return {"accuracy": probing.accuracy(task.labels, found), "macro_f1": probing.macro_f1(task.labels, found)}
+    predicted = head(rows)
+    return {"accuracy": probing.accuracy(task.labels, predicted), "macro_f1": probing.macro_f1(task.labels, predicted)}
 
 
 def _retrieval(task: IdTask, lookup: Lookup) -> Scores:
@@ -287,8 +287,8 @@ def _retrieval(task: IdTask, lookup: Lookup) -> Scores:
 def _ranked(task: IdTask, lookup: Lookup, depth: int) -> NDArray[np.int64]:
     """[queries, depth] the nearest documents of each query, best first, without the query itself."""
     rows = np.searchsorted(lookup.ids, np.asarray(task.right, np.int64))
-    found = knn.nearest(lookup.rows(task.left), lookup.vectors, rows, depth + bool(task.own))
-    index: NDArray[np.int64] = found.index.numpy()
+    nearest = knn.nearest(lookup.rows(task.left), lookup.vectors, rows, depth + bool(task.own))
+    index: NDArray[np.int64] = nearest.index.numpy()
     if not task.own:
         return index
     itself = index == np.asarray(task.own)[:, None]

@@ -94,13 +94,13 @@ class Side:
         places[self.which[order], rank] = order
         return places
 
-    def spread(self, found: Neighbours, k: int) -> Neighbours:
+    def spread(self, neighbours: Neighbours, k: int) -> Neighbours:
         """From the k nearest distinct rows to the k nearest rows."""
         if len(self.distinct) == len(self):
-            return found
+            return neighbours
         places = self.places[:, :k]
-        index = places[found.index].flatten(1)
-        cosine = found.cosine.repeat_interleave(places.shape[1], dim=1)
+        index = places[neighbours.index].flatten(1)
+        cosine = neighbours.cosine.repeat_interleave(places.shape[1], dim=1)
         there = index >= 0
         # A missing place comes after every true one, also after those of a cosine that is not a number.
         order = torch.where(there, index, len(self)).argsort(dim=1)
@@ -214,10 +214,10 @@ def narrowed(neighbours: Neighbours) -> Neighbours:
 
 
 def _settled(
-    x: Float[Tensor, "queries dim"], table: NDArray[np.float32], rows: NDArray[np.int64], found: Neighbours, k: int
+    x: Float[Tensor, "queries dim"], table: NDArray[np.float32], rows: NDArray[np.int64], candidates: Neighbours, k: int
 ) -> Neighbours:
     """The k best of what was found, by cosines in fp64 rounded to fp32, lowest index first if equal."""
-    index = found.index.sort(dim=1).values
+    index = candidates.index.sort(dim=1).values
     cosine = torch.empty(index.shape)
     for part in torch.split(torch.arange(len(x)), SETTLED):
         places = rows[index[part].flatten().numpy()]
@@ -246,20 +246,20 @@ def _nothing(queries: int) -> Neighbours:
 
 def _largest(values: Tensor, first: int, k: int) -> Neighbours:
     """The k largest of each row of a tile whose first column has this number."""
-    found = first_largest(values, min(k, values.shape[1]))
-    return Neighbours(found.cosine, found.index + first)
+    largest = first_largest(values, min(k, values.shape[1]))
+    return Neighbours(largest.cosine, largest.index + first)
 
 
 def _joined(parts: list[Neighbours]) -> Neighbours:
     return Neighbours(torch.cat([part.cosine for part in parts]), torch.cat([part.index for part in parts]))
 
 
-def _expanded(found: Neighbours, queries: Side, candidates: Side, k: int) -> Neighbours:
+def _expanded(neighbours: Neighbours, queries: Side, candidates: Side, k: int) -> Neighbours:
     """From distinct rows to all rows, of both sides."""
-    found = narrowed(_marked(candidates.spread(found, min(k, len(candidates)))))
+    neighbours = narrowed(_marked(candidates.spread(neighbours, min(k, len(candidates)))))
     if len(queries.distinct) == len(queries):
-        return found
-    return Neighbours(found.cosine[queries.which], found.index[queries.which])
+        return neighbours
+    return Neighbours(neighbours.cosine[queries.which], neighbours.index[queries.which])
 
 
 def _merged(earlier: Neighbours, later: Neighbours, k: int) -> Neighbours:
@@ -288,9 +288,9 @@ def first_largest(values: Float[Tensor, "rows columns"], k: int) -> Neighbours:
     steps = torch.arange(STRIDE, device=values.device) * classes
     rest = torch.arange(even, columns, device=values.device)
     index = torch.cat([(steps[:, None] + chosen[:, None, :]).flatten(1), rest.expand(rows, -1)], dim=1)  # ascending
-    found = _sorted_largest(values.gather(1, index), k)
-    result = Neighbours(found.cosine, index.gather(1, found.index))
-    unsure = ~(best.values[:, k] < found.cosine[:, -1])  # one more class has an equal, or something is not a number
+    top = _sorted_largest(values.gather(1, index), k)
+    result = Neighbours(top.cosine, index.gather(1, top.index))
+    unsure = ~(best.values[:, k] < top.cosine[:, -1])  # one more class has an equal, or something is not a number
     if unsure.any():
         again = _sorted_largest(values[unsure], k)
         result.cosine[unsure], result.index[unsure] = again.cosine, again.index

@@ -33,8 +33,8 @@ def candidates(left: Vectors | Side, right: Vectors | Side, k: int = 4, margin: 
     if not len(left) or not len(right):
         return {how: {} for how in RETRIEVALS}
     matches = knn.match(left, right, k)
-    rights, forward_scores = (found.tolist() for found in best_scored(matches, margin))
-    lefts, backward_scores = (found.tolist() for found in best_scored(matches.turned(), margin))
+    rights, forward_scores = (tensor.tolist() for tensor in best_scored(matches, margin))
+    lefts, backward_scores = (tensor.tolist() for tensor in best_scored(matches.turned(), margin))
     forward = {(i, j): score for i, (j, score) in enumerate(zip(rights, forward_scores, strict=True)) if j >= 0}
     backward = {(i, j): score for j, (i, score) in enumerate(zip(lefts, backward_scores, strict=True)) if i >= 0}
     both = {pair: score for pair, score in forward.items() if pair in backward}

@@ -59,16 +59,16 @@ def fit_head(vectors: Vectors, labels: Sequence[str]) -> Head | None:
     return Head(head.fit(rows, np.asarray(labels)))
 
 
-def accuracy(truth: Sequence[str], found: Sequence[str]) -> float:
+def accuracy(truth: Sequence[str], predicted: Sequence[str]) -> float:
     """Share of equal labels."""
-    return float(np.mean([a == b for a, b in zip(truth, found, strict=True)]))
+    return float(np.mean([a == b for a, b in zip(truth, predicted, strict=True)]))
 
 
-def macro_f1(truth: Sequence[str], found: Sequence[str]) -> float:
+def macro_f1(truth: Sequence[str], predicted: Sequence[str]) -> float:
     """The mean F1 of all labels that occur, true or found, each counting the same."""
     from sklearn.metrics import f1_score
 
-    return float(f1_score(truth, found, average="macro"))
+    return float(f1_score(truth, predicted, average="macro"))
 
 
 def _rows(vectors: Vectors) -> Float[NDArray[np.float64], "n dim"]:

@@ -73,8 +73,8 @@ def respelled(data: Data) -> Data:
 
 def _respelled(source: Source, names: Mapping[str, str]) -> Source:
     def renamed(by_language: dict[str, str] | None) -> dict[str, str] | None:
-        found = {names[code]: value for code, value in (by_language or {}).items()}
-        return found if len(found) == len(by_language or {}) and found else by_language  # else it is refused
+        by_code = {names[code]: value for code, value in (by_language or {}).items()}
+        return by_code if len(by_code) == len(by_language or {}) and by_code else by_language  # else it is refused
 
     def pair_of(pair: str) -> str:
         sides = split_pair(pair, names)

@@ -178,7 +178,7 @@ def _estimated(report: PlanReport, sweep: Sweep, corpus: Corpus, machine: Machin
     return dataclasses.replace(report, estimate=estimated)
 
 
-def describe(sweep: Sweep, found: Counted, samples: int = 3) -> PlanReport:
+def describe(sweep: Sweep, counts: Counted, samples: int = 3) -> PlanReport:
     """The plan, from the sweep and what its corpus holds."""
     default, *trials = shown_trials(sweep, samples)
     compute = default.training.compute
@@ -186,14 +186,14 @@ def describe(sweep: Sweep, found: Counted, samples: int = 3) -> PlanReport:
         id=sweep_id(sweep),
         spec=spec_yaml(sweep),
         metrics=dev_metrics(sweep),
-        default=_sampled(default, sweep.teacher, found.pairs),
-        trials=tuple(_sampled(trial, sweep.teacher, found.pairs) for trial in trials),
-        counts={source: dict(steps) for source, steps in found.counts.items()},
-        pairs=dict(found.pairs),
-        dev=dict(found.dev),
-        anchors=found.anchors,
-        teacher_sentences=found.teacher_sentences,
-        words=dict(found.words),
+        default=_sampled(default, sweep.teacher, counts.pairs),
+        trials=tuple(_sampled(trial, sweep.teacher, counts.pairs) for trial in trials),
+        counts={source: dict(steps) for source, steps in counts.counts.items()},
+        pairs=dict(counts.pairs),
+        dev=dict(counts.dev),
+        anchors=counts.anchors,
+        teacher_sentences=counts.teacher_sentences,
+        words=dict(counts.words),
         budget_pairs=None if compute else sweep.budget.trials * default.training.pairs,
         budget_compute=sweep.budget.trials * compute if compute else None,
     )

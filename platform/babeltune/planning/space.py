@@ -270,14 +270,14 @@ def configurations(sweep: Sweep, extra: Iterable[str] = ()) -> Iterator[tuple[Pa
 
 def possible_needs(sweep: Sweep) -> list[tuple[str, object, Needs]]:
     """Every distinct need of the configurations that can be proposed and of the default one, with an example."""
-    found: dict[tuple[str, Needs], tuple[str, object, Needs]] = {}
+    by_need: dict[tuple[str, Needs], tuple[str, object, Needs]] = {}
     default = default_params(sweep)
     method = load_method(str(default.get("method", sweep.method)))
     first = (default, method, config_for(sweep, method, default))
     for _, method, config in (first, *configurations(sweep)):
         needs = method.needs(config).prepared
-        found.setdefault((method.name, needs), (method.name, config, needs))
-    return list(found.values())
+        by_need.setdefault((method.name, needs), (method.name, config, needs))
+    return list(by_need.values())
 
 
 def methods_used(sweep: Sweep) -> tuple[str, ...]:
@@ -342,10 +342,10 @@ def make_trial(sweep: Sweep, number: int, params: Mapping[str, Scalar]) -> Trial
 
 def _training(training: Training, params: Mapping[str, Scalar]) -> Training:
     """The section with the proposed values, those of its average too."""
-    found, average = replace(training, **_given("training", params)), training.average
+    proposed, average = replace(training, **_given("training", params)), training.average
     if average is None:
-        return found
-    return replace(found, average=changed(Average, average, _given("training.average", params)))
+        return proposed
+    return replace(proposed, average=changed(Average, average, _given("training.average", params)))
 
 
 def section_of(sweep: Sweep, prefix: str) -> Any:

@@ -178,8 +178,8 @@ def _reach(sweep: Sweep, environ: Mapping[str, str] | None) -> list[Problem]:
     return list(reach_problems(sweep, root, environ))
 
 
-def _refuse(found: Iterable[Problem], error: Callable[[Key, str], str]) -> None:
-    lines = list(dict.fromkeys(error(key, problem) for key, problem in found))
+def _refuse(problems: Iterable[Problem], error: Callable[[Key, str], str]) -> None:
+    lines = list(dict.fromkeys(error(key, problem) for key, problem in problems))
     if lines:
         raise SpecError("\n".join(lines))
 

@@ -314,23 +314,23 @@ def _correlations(
     return [_cell(task, on, both_scores, each, count) for task, both_scores, each, count in rows], mean
 
 
-def _cell(task: TextTask, on: str, scores: tuple[float, float], found: Difference, differing: int) -> Cell:
+def _cell(task: TextTask, on: str, scores: tuple[float, float], difference: Difference, differing: int) -> Cell:
     return Cell(
         name=cell_name(task, on),
         items=len(task.left),
         champion=scores[0],
         challenger=scores[1],
-        difference=found.value,
-        low=found.low,
-        high=found.high,
-        p=found.p,
+        difference=difference.value,
+        low=difference.low,
+        high=difference.high,
+        p=difference.p,
         differing=differing,
     )
 
 
-def _right(found: Mapping[str, Sequence[float]]) -> NDArray[np.float64]:
+def _right(scores: Mapping[str, Sequence[float]]) -> NDArray[np.float64]:
     """[sentences] 1 if the label was right; the share of the two directions in which a translation was found."""
-    share: NDArray[np.float64] = np.mean(list(found.values()), axis=0)
+    share: NDArray[np.float64] = np.mean(list(scores.values()), axis=0)
     return share
 
 

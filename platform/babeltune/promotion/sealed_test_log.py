@@ -59,12 +59,12 @@ class Openings:
         return words + ("; take fresh test sets" if by_chance > 1 / 3 else "")
 
 
-def record_opening(storage: Path, model: str, folder: str | Path, found: Sequence[EvalRows]) -> Openings:
+def record_opening(storage: Path, model: str, folder: str | Path, sets: Sequence[EvalRows]) -> Openings:
     """Writes down that these sets are opened for the model in a folder, which its user calls `model`, by whom and when;
     returns how often that has happened."""
     digests = {
         f"{name}/{column}": digest_of_texts(texts)
-        for name, rows in labelled("test", found)
+        for name, rows in labelled("test", sets)
         for column, texts in rows.columns.items()
     }
     weights = sorted(Path(folder).rglob("*.safetensors"))
@@ -73,7 +73,7 @@ def record_opening(storage: Path, model: str, folder: str | Path, found: Sequenc
         "user": who(),
         "model": model,
         "weights": key_of({str(path.relative_to(folder)): sha256_of(path) for path in weights}),
-        "tests": sorted({rows.task.name for rows in found}),
+        "tests": sorted({rows.task.name for rows in sets}),
         "digests": digests,
         "id": uuid.uuid4().hex,
     }
@@ -84,7 +84,7 @@ def record_opening(storage: Path, model: str, folder: str | Path, found: Sequenc
     return _counted(lines, set(digests.values()))
 
 
-def sealed_elsewhere(storage: Path, found: Sequence[EvalRows]) -> list[EvalRows]:
+def sealed_elsewhere(storage: Path, sets: Sequence[EvalRows]) -> list[EvalRows]:
     """Those of these sets that are a sealed test of a sweep in the storage, or were opened as one, under any name."""
     sealed = {
         digest
@@ -95,7 +95,7 @@ def sealed_elsewhere(storage: Path, found: Sequence[EvalRows]) -> list[EvalRows]
     opened = {digest for line in read_openings(storage) for digest in line["digests"].values()}
     return [
         rows
-        for rows in found
+        for rows in sets
         if rows.digest in sealed or all(digest_of_texts(texts) in opened for texts in rows.columns.values())
     ]
 

@@ -16,8 +16,8 @@ def log_report(uri: str, experiment: str, sweep: str, path: Path, *, again: bool
     try:
         client = open_client(uri)
         which = f"tags.`{SWEEP}` = '{quotable(sweep)}' and tags.`{ROLE}` = 'sweep'"
-        found = client.search_runs([experiment_id(client, experiment)], which, max_results=1)
-        for run in found:
+        runs = client.search_runs([experiment_id(client, experiment)], which, max_results=1)
+        for run in runs:
             files = [] if again else client.list_artifacts(run.info.run_id)
             if (path.name, path.stat().st_size) not in {(file.path, file.file_size) for file in files}:
                 client.log_artifact(run.info.run_id, str(path))

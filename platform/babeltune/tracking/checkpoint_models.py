@@ -86,8 +86,8 @@ def log_checkpoint(client: MlflowClient, experiment: str, run: str, model: Check
 
 def model_of_run(client: MlflowClient, experiment: str, run: str) -> LoggedModel | None:
     """The model of a trial's best checkpoint."""
-    found = client.search_logged_models([experiment], f"source_run_id = '{quotable(run)}'", max_results=1)
-    return found[0] if found else None
+    models = client.search_logged_models([experiment], f"source_run_id = '{quotable(run)}'", max_results=1)
+    return models[0] if models else None
 
 
 def add_version(client: MlflowClient, model: LoggedModel, name: str, version: str) -> None:

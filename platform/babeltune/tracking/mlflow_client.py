@@ -70,9 +70,9 @@ def about_plain_http(uri: str) -> str:
     address = urlsplit(uri)
     if address.scheme != "http" or is_loopback(host := address.hostname or ""):
         return ""
-    found = read_mlflow_creds()  # from the environment, or from ~/.mlflow/credentials
+    credentials = read_mlflow_creds()  # from the environment, or from ~/.mlflow/credentials
     named = {
-        "a user and a password": address.password or (found.username and found.password),
+        "a user and a password": address.password or (credentials.username and credentials.password),
         "a token": os.environ.get("MLFLOW_TRACKING_TOKEN"),
     }
     secrets = " and ".join(name for name, value in named.items() if value)
@@ -102,18 +102,18 @@ def experiment_id(client: MlflowClient, name: str) -> str:
     """The id of the experiment, made or restored where necessary."""
     from mlflow.exceptions import MlflowException
 
-    found = client.get_experiment_by_name(name)
-    if found is None:
+    experiment = client.get_experiment_by_name(name)
+    if experiment is None:
         folder = artifact_folder(client.tracking_uri)
         try:
             return str(client.create_experiment(name, artifact_location=folder.resolve().as_uri() if folder else None))
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
-            found = client.get_experiment_by_name(name)
-    if found.lifecycle_stage == "deleted":
-        client.restore_experiment(found.experiment_id)
-    return str(found.experiment_id)
+            experiment = client.get_experiment_by_name(name)
+    if experiment.lifecycle_stage == "deleted":
+        client.restore_experiment(experiment.experiment_id)
+    return str(experiment.experiment_id)
 
 
 def trial_name(key: str) -> str:
@@ -124,8 +124,8 @@ def trial_name(key: str) -> str:
 def run_of_trial(client: MlflowClient, experiment: str, sweep: str, key: str) -> Run | None:
     """The run of a trial by its number."""
     which = f"tags.`{SWEEP}` = '{quotable(sweep)}' and tags.`{TRIAL}` = '{trial_name(key)}'"
-    found = client.search_runs([experiment], which, max_results=1)
-    return found[0] if found else None
+    runs = client.search_runs([experiment], which, max_results=1)
+    return runs[0] if runs else None
 
 
 def link_to_run(text: str, name: str = "", artifact: str = "") -> str:
@@ -138,8 +138,8 @@ def link_to_run(text: str, name: str = "", artifact: str = "") -> str:
 def linked(text: str, experiment: str, runs: Mapping[str, str]) -> str:
     """A description with its links to runs, by the names of the runs. A link to an unknown run becomes its text."""
 
-    def link(found: re.Match[str]) -> str:
-        words, name, artifact = found.groups()
+    def link(match: re.Match[str]) -> str:
+        words, name, artifact = match.groups()
         if (run := runs.get(unquote(name))) is None:
             return words
         return f"[{words}]({page_of_run(experiment, run)}{f'/artifacts/{artifact}' if artifact else ''})"

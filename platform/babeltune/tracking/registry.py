@@ -304,8 +304,8 @@ def version_in(uri: str, folder: Path) -> Registered | None:
     return None
 
 
-def _registered(found: ModelVersion) -> Registered:
-    return Registered(str(found.version), found.run_id, found.source, dict(found.tags))
+def _registered(version: ModelVersion) -> Registered:
+    return Registered(str(version.version), version.run_id, version.source, dict(version.tags))
 
 
 @contextlib.contextmanager

@@ -368,8 +368,8 @@ class _Sender:
         if key:
             return run_of_trial(self.client, self.experiment_id, sweep, key)
         which = f"tags.`{SWEEP}` = '{sweep}' and tags.`{ROLE}` = 'sweep'"
-        found = self.client.search_runs([self.experiment_id], which, max_results=1)
-        return found[0] if found else None
+        runs = self.client.search_runs([self.experiment_id], which, max_results=1)
+        return runs[0] if runs else None
 
     def _end(self, key: str, event: Event) -> None:
         self._send_metrics(key)

@@ -35,10 +35,10 @@ class Permutation:
 
     def __call__(self, places: NDArray[np.integer]) -> NDArray[np.int64]:
         """[places] the number at each place; all places are below `size`."""
-        found = self._once(places.astype(np.uint64))
-        while len(beyond := np.flatnonzero(found >= np.uint64(self.size))):
-            found[beyond] = self._once(found[beyond])
-        return found.astype(np.int64)
+        numbers = self._once(places.astype(np.uint64))
+        while len(beyond := np.flatnonzero(numbers >= np.uint64(self.size))):
+            numbers[beyond] = self._once(numbers[beyond])
+        return numbers.astype(np.int64)
 
     def _once(self, numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """The network: each round scrambles one half by the other, so that it can be undone."""

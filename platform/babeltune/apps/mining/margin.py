@@ -115,11 +115,11 @@ def _one_to_one(left: NDArray[np.int64], right: NDArray[np.int64], lefts: int, r
     return np.sort(np.concatenate(rounds)) if rounds else waiting
 
 
-def precision_at_1(found: Neighbours, gold: NDArray[np.int64]) -> float:
+def precision_at_1(neighbours: Neighbours, gold: NDArray[np.int64]) -> float:
     """Share of queries whose nearest candidate is the `gold` one: UN-style retrieval (Yang et al. 2019, section 5.2).
 
-    `found` is as `one_way_resumable` gives it with k = 1; memory-mapped candidates may be millions."""
-    best = found.index[:, 0].numpy()
+    `neighbours` is as `one_way_resumable` gives it with k = 1; memory-mapped candidates may be millions."""
+    best = neighbours.index[:, 0].numpy()
     if len(best) != len(gold):
         raise ValueError(f"{len(best)} queries and {len(gold)} gold candidates: each query has one")
     return float((best == gold).mean()) if len(gold) else float("nan")

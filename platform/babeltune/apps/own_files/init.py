@@ -129,10 +129,10 @@ def recipe_of(out: Path) -> Path:
     return out.with_name(f"{out.stem}_mine.sh")
 
 
-def make_sweep(files: Sequence[str], found: Collected, wanted: Wanted) -> Made:
+def make_sweep(files: Sequence[str], collected: Collected, wanted: Wanted) -> Made:
     """Splits the rows and writes the sweep file, which is read back as `plan` reads it."""
-    groups, repeated = grouped(found.tables)
-    groups = large_enough(groups, found.notes)
+    groups, repeated = grouped(collected.tables)
+    groups = large_enough(groups, collected.notes)
     languages = list(dict.fromkeys(language for texts in groups for language in texts))
     teacher = teacher_of(wanted.teacher, languages, wanted.teacher_languages)
     parts = split(groups)
@@ -160,14 +160,14 @@ def make_sweep(files: Sequence[str], found: Collected, wanted: Wanted) -> Made:
         if isinstance(error, OSError):
             raise SpecError(f"--out {out} cannot be written ({error.strerror}); name another place") from error
         raise
-    notes = [*found.notes, *(note for table in found.tables for note in table.notes)]
+    notes = [*collected.notes, *(note for table in collected.tables for note in table.notes)]
     if repeated:
         verb = "stands" if repeated == 1 else "stand"
         notes.append(f"{counted(repeated, 'row')} {verb} in an earlier file too; each was used once")
     return Made(
         path=out,
         kind="sweep",
-        files=tuple(map(summary, found.tables)),
+        files=tuple(map(summary, collected.tables)),
         splits={group.name: {name: group.size(name) for name in ("train", "dev", "test")} for group in parts},
         notes=tuple(notes),
         next=tuple(
@@ -197,13 +197,13 @@ def sweep_name(out: Path) -> str:
 # --- Monolingual text ----------------------------------------------------------------------------------------------
 
 
-def make_recipe(found: Collected, wanted: Wanted) -> Made:
+def make_recipe(collected: Collected, wanted: Wanted) -> Made:
     """Writes the commands that mine pairs of monolingual files, and then make the sweep of them."""
     by_language: dict[str, list[Monolingual]] = {}
-    for each in found.monolingual:
+    for each in collected.monolingual:
         by_language.setdefault(each.language, []).append(each)
     if len(by_language) < 2:
-        names = ", ".join(str(each.path) for each in found.monolingual)
+        names = ", ".join(str(each.path) for each in collected.monolingual)
         raise DataError(
             f"{names}: text in one language, {', '.join(by_language)}; give a table with two languages a row, or a "
             "file in another language, to mine pairs from"
@@ -235,4 +235,4 @@ def make_recipe(found: Collected, wanted: Wanted) -> Made:
 set -e
 """
     write_out(path, (head + "\n".join(commands) + "\n").encode())
-    return Made(path=path, kind="mining", notes=tuple(found.notes), next=(f"sh {shlex.quote(str(path))}",))
+    return Made(path=path, kind="mining", notes=tuple(collected.notes), next=(f"sh {shlex.quote(str(path))}",))

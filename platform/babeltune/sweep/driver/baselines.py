@@ -79,7 +79,7 @@ def score_baselines(
     elif not missing and scores.keys() <= {*OWN, *digests}:
         return
     bought = {row: digest for row, digest in models.items() if row in digests and row not in missing}
-    scores = {row: found for row, found in scores.items() if row in OWN or row in bought}
+    scores = {row: each for row, each in scores.items() if row in OWN or row in bought}
     facts = {"data": prepared.digest, "speeds": speeds, "scores": scores, "models": bought}
     folder.write("baselines.json", facts)
     for row, name in missing.items():

@@ -209,18 +209,18 @@ def aligned_rows(
     translations: dict[int, dict[str, int]] = {}
     for task in _set_of(prepared, dev_set):
         for left, right in zip(task.left, task.right, strict=False):
-            found = translations.setdefault(right, {prepared.languages[of_text[right]]: right})
-            found.setdefault(prepared.languages[of_text[left]], left)
-    known = Counter(language for found in translations.values() for language in found)
+            by_language = translations.setdefault(right, {prepared.languages[of_text[right]]: right})
+            by_language.setdefault(prepared.languages[of_text[left]], left)
+    known = Counter(language for by_language in translations.values() for language in by_language)
     first = Counter(prepared.languages[of_text[right]] for right in translations).most_common(1)[0][0]
     languages: tuple[str, ...] = (first,)
     rows = list(translations.values())
     weak = (language for pair in weakest for language in pair if language in known)
     for language in dict.fromkeys([*weak, *(language for language, _ in known.most_common())]):
-        shared = [found for found in rows if language in found]
+        shared = [by_language for by_language in rows if language in by_language]
         if language != first and len(shared) >= min(FEWEST_ROWS, len(rows)) and len(languages) < MOST_LANGUAGES:
             languages, rows = (*languages, language), shared
-    rows = [found for found in rows if all(language in found for language in languages)]
+    rows = [by_language for by_language in rows if all(language in by_language for language in languages)]
     if len(languages) < 2:
         raise DataError(f"the dev set {dev_set!r} has no sentences in two languages")
     most = min(MOST_ROWS, MOST_POINTS // len(languages), len(rows))

@@ -164,10 +164,10 @@ class HeldLease:
                 if (version := self._record.swap(lease, self._version)) is not None:
                     self.lease, self._version, self._renewed = lease, version, begun
                     return
-                found, self._version = self._record.read()
-                if found is not None:
-                    self._refuse_other(found)
-                    self.lease = found  # a renewal whose answer was lost
+                current, self._version = self._record.read()
+                if current is not None:
+                    self._refuse_other(current)
+                    self.lease = current  # a renewal whose answer was lost
 
     def before_write(self) -> None:
         """Renews the lease first if it may have been taken since. Raises `OvertakenError` if it was."""
@@ -205,15 +205,15 @@ class HeldLease:
         if self._lost is not None:
             raise self._lost
 
-    def _refuse_other(self, found: Lease) -> None:
-        if found.session == self.lease.session:
+    def _refuse_other(self, current: Lease) -> None:
+        if current.session == self.lease.session:
             return
         sweep = self._record.sweep
         self._lost = OvertakenError(
-            f"sweep {sweep} was run on {found.host} meanwhile; this driver ends, and `babeltune resume {sweep}` goes "
+            f"sweep {sweep} was run on {current.host} meanwhile; this driver ends, and `babeltune resume {sweep}` goes "
             "on from what that one left"
-            if found.ended
-            else f"sweep {sweep} was taken over by {found.host}; this driver stops, `babeltune status {sweep}` shows "
+            if current.ended
+            else f"sweep {sweep} was taken over by {current.host}; this driver stops, `babeltune status {sweep}` shows "
             "the other"
         )
         raise self._lost
@@ -288,13 +288,13 @@ def _watched(
     )
     while clock.now() - began <= lease.expiry_s:
         clock.wait(RENEWAL_INTERVAL_S / 2)
-        found, now = record.read()
+        current, now = record.read()
         if now == version:
             continue
-        if found is None or found.ended:
-            return found, now
+        if current is None or current.ended:
+            return current, now
         raise DrivenError(
-            f"sweep {record.sweep} is being run on {found.host}, whose last heartbeat was "
+            f"sweep {record.sweep} is being run on {current.host}, whose last heartbeat was "
             f"{clock.now() - began:.0f} s ago; `babeltune stop {record.sweep}` ends it"
         )
     return lease, version

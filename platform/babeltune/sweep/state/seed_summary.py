@@ -125,8 +125,8 @@ def _group(
         settings=dict(settings or {}),
         trials=trials,
         values=values,
-        mean={metric: statistics.fmean(found) for metric, found in values.items()},
-        deviation={m: statistics.stdev(found) if len(found) > 1 else None for m, found in values.items()},
+        mean={metric: statistics.fmean(numbers) for metric, numbers in values.items()},
+        deviation={m: statistics.stdev(numbers) if len(numbers) > 1 else None for m, numbers in values.items()},
     )
 
 

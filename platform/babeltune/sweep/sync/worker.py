@@ -273,17 +273,17 @@ def _adopted(mirror: Mirror, key: str) -> tuple[bytes, Stamp]:
     of another driver, which has begun a trial under this number since: they are replaced by none."""
     at, fence = f"{key}/{REPORTS}", mirror.fence
     if fence is None:
-        data, found = unstamped(mirror.store.read(at) or b"")
-        return data, found or Stamp(0)
+        data, written = unstamped(mirror.store.read(at) or b"")
+        return data, written or Stamp(0)
     while True:
         entry = mirror.store.entry(at)
-        data, found = unstamped(mirror.store.read(at) or b"")
+        data, written = unstamped(mirror.store.read(at) or b"")
         fence.check()
         mine = Stamp(fence.token, fence.token)
-        if found is not None and found.token > fence.token:
+        if written is not None and written.token > fence.token:
             raise FencedError(f"{at} has a later fencing token than this trial; `babeltune resume` begins it again")
-        if entry is None or (found is not None and found.token == fence.token):
-            stamp = found or mine
+        if entry is None or (written is not None and written.token == fence.token):
+            stamp = written or mine
             break
         if mirror.store.write_if(at, mine.line(), entry.version) is not None:
             data, stamp = b"", mine

@@ -31,15 +31,15 @@ def translations(report: SweepReport) -> Section:
     return Section(anchor=anchor, title=title, blocks=blocks)
 
 
-def _similarities(found: Examples) -> Figure:
+def _similarities(examples: Examples) -> Figure:
     """The heat maps, and the cosine of each sentence with its translation and with the nearest other sentence."""
     description = (
         "A square is the cosine of a sentence (row) and a sentence in the other language (column), from 0 (blank) to 1 "
         "(full). Translations stand on the diagonal: after training it should stand out."
     )
-    texts = {(each.language, each.row): each.text for each in found.sentences}
+    texts = {(each.language, each.row): each.text for each in examples.sentences}
     rows: list[tuple[str, ...]] = []
-    for each in found.similarities:
+    for each in examples.similarities:
         for row, lines in enumerate(zip(each.before, each.after, strict=True)):
             others = (
                 max((value for column, value in enumerate(line) if column != row), default=None) for line in lines
@@ -50,11 +50,11 @@ def _similarities(found: Examples) -> Figure:
     columns = ("sentence", "before", "after", "nearest other, before", "nearest other, after", "text", "translation")
     title = "Cosines of translations"
     table = Table(caption=title, columns=columns, rows=tuple(rows), left=frozenset({0, 5, 6}))
-    svg = heat_maps(Caption(name="similarities", title=title, description=description), found.similarities)
+    svg = heat_maps(Caption(name="similarities", title=title, description=description), examples.similarities)
     return Figure(title, description, svg, table)
 
 
-def _projection(found: Examples) -> Figure:
+def _projection(examples: Examples) -> Figure:
     """The sentences in a plane, and how near translations are in numbers."""
     description = (
         "Each mark is a sentence, placed by t-SNE: near marks have high cosines. Lines join translations. If languages "
@@ -69,11 +69,11 @@ def _projection(found: Examples) -> Figure:
             f"{each.found_before:.0%}",
             f"{each.found_after:.0%}",
         )
-        for each in found.alignment
+        for each in examples.alignment
     )
-    caption = f"Mean cosine with the translation in {found.languages[0]}, and how often that is the nearest sentence"
+    caption = f"Mean cosine with the translation in {examples.languages[0]}, and how often that is the nearest sentence"
     title = "Sentences in a plane"
-    svg = projection_chart(Caption(name="plane", title=title, description=description), found.sentences)
+    svg = projection_chart(Caption(name="plane", title=title, description=description), examples.sentences)
     return Figure(title, description, svg, Table(caption=caption, columns=columns, rows=rows))
 
 
