@@ -146,6 +146,20 @@ def test_a_driver_whose_lock_another_machine_does_not_see_is_noticed_there(tmp_p
     assert not is_driven(folder), "it was killed a minute ago"
 
 
+def test_a_holder_that_renews_after_the_last_look_is_running_the_sweep(tmp_path):
+    record, now = FileLease(tmp_path), iter(range(100))
+    holder = far_lease(SweepFolder(tmp_path), expiry_s=2)
+    swap = record.swap
+
+    def late(lease, expected, *, taken=False):
+        far_lease(SweepFolder(tmp_path), session=holder.session, renewals=1)
+        return swap(lease, expected, taken=taken)
+
+    record.swap = late
+    with pytest.raises(DrivenError, match="is being run on far, whose last heartbeat was"):
+        acquire(record, Lease(), clock=Clock(lambda: next(now), lambda _: None))
+
+
 def test_a_driver_that_another_one_overtook_writes_nothing_more(tmp_path, quick):
     folder = SweepFolder(tmp_path)
     with folder_lease(folder) as first:

@@ -270,6 +270,8 @@ def acquire(
     made = record.swap(ours, version, taken=True)
     if made is None:
         holder, made = record.read()
+        if holder is not None and lease is not None and holder.session == lease.session and not holder.ended:
+            raise _driven(record, holder, clock.now() - begun)  # it renewed after the last look
         if holder is None or holder.session != ours.session:
             host = holder.host if holder else "another machine"
             raise DrivenError(f"sweep {record.sweep} was begun at the same moment by {host}")
@@ -293,11 +295,16 @@ def _watched(
             continue
         if current is None or current.ended:
             return current, now
-        raise DrivenError(
-            f"sweep {record.sweep} is being run on {current.host}, whose last heartbeat was "
-            f"{clock.now() - began:.0f} s ago; `babeltune stop {record.sweep}` ends it"
-        )
+        raise _driven(record, current, clock.now() - began)
     return lease, version
+
+
+def _driven(record: LeaseRecord, holder: Lease, seconds: float) -> DrivenError:
+    """What says that another driver is alive, whose last heartbeat was so long ago."""
+    return DrivenError(
+        f"sweep {record.sweep} is being run on {holder.host}, whose last heartbeat was {seconds:.0f} s ago; "
+        f"`babeltune stop {record.sweep}` ends it"
+    )
 
 
 class FileLease:
