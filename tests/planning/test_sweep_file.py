@@ -1359,6 +1359,14 @@ def test_what_cannot_be_meant_is_refused(assignments, expected):
     assert expected in str(caught.value)
 
 
+def test_a_method_that_needs_translations_says_so_once_for_all_its_settings():
+    text = "data.train=[{name: kor, path: natural_train.tsv, columns: {kor: kor}}]"
+    with pytest.raises(SpecError) as caught:
+        read_sweep("search_spaces/translation_ranking.yaml", assignments=[text, "teacher.languages=[eng, kor]"])
+    (line,) = str(caught.value).splitlines()
+    assert "data.train.0: source 'kor' holds one language alone, and method 'translation_ranking' needs tra" in line
+
+
 def test_a_test_set_is_no_dev_set():
     same = "{name: other, source: {name: s, path: natural_train.tsv, columns: {fra: fra, eng: eng}}}"
     renamed = same.replace("name: s", "name: again").replace("name: other", "name: sealed")

@@ -67,8 +67,12 @@ def _needs(sweep: Sweep) -> Iterator[Problem]:
         student = student_with(sweep, params)
         # its settings are named only where another choice of them needs something else
         who = f"method {method.name!r}{_chosen(sweep, params) if len(by_method[method.name]) > 1 else ''}"
-        readings = {(one.states, one.frozen, one.per_language, one.fixed_width) for one in by_method[method.name]}
+        readings = {
+            (one.states, one.frozen, one.per_language, one.fixed_width, one.translations)
+            for one in by_method[method.name]
+        }
         alone = f"method {method.name!r}" if len(readings) == 1 else who
+        yield from _without_translations(sweep, needs, alone)
         if needs.states and student.kind == "static":
             yield (
                 ("parameters", "student.kind") if "student.kind" in sweep.parameters else ("student", "kind"),
@@ -80,7 +84,6 @@ def _needs(sweep: Sweep) -> Iterator[Problem]:
             words = f"method {method.name!r} reads layer {needs.layer}; name a layer that the student has"
             yield key, f"{student.layers}: {words}"
         yield from _teacher_languages(sweep, needs, who, anchors, others)
-        yield from _without_translations(sweep, needs, who)
         width = None if needs.frozen else student_width(student)
         if sweep.training.matryoshka:
             follows = student.projection == "teacher" and not needs.frozen
