@@ -1,0 +1,246 @@
+"""What pays: terms that other models' authors praise, each beside the losses of `search_spaces/static.yaml`.
+
+A static student learns from the bundled text and the bundled teacher. Every row has the same counted compute, and each
+seed trains all of them. Nothing is chosen by a score. A stage begins with a training of three quarters of the compute,
+with the losses of the first row. Scores are those of the bundled texts that no training reads. The table says which
+terms pay, as the papers' tables judge an order."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import logging
+import statistics
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from datasets import disable_progress_bars
+from torch import Tensor
+from transformers.utils import logging as of_transformers
+
+from babeltune.data.prepared import TextTask
+from babeltune.files import write_whole
+from babeltune.planning.space import make_trial
+from babeltune.planning.sweep_file import read_sweep
+from babeltune.promotion.export import export_trial
+from babeltune.promotion.fresh_scorer import score_items
+from babeltune.schema.records import Scalar
+from babeltune.training.averages import Averages
+from benchmarks.__main__ import commit
+from benchmarks.quality import Work
+from benchmarks.race import one_thread
+from benchmarks.tables.definition import SEEDS
+from benchmarks.tables.sampling import Scored, sampling_error
+from benchmarks.tables.verdict import Judged, judge, over_seeds
+from benchmarks.tables.written import mean_of, table_of
+from benchmarks.work import start
+
+SWEEP = "search_spaces/static.yaml"
+BASE = "the losses of static.yaml"
+TEMPERATURE, SCALE, ALPHA = 0.05, 20.0, 5.0
+"""Temperature and scale of the first row, and alpha of EmbeddingGemma."""
+SETTINGS: Mapping[str, Scalar] = {
+    "lealla": 1.0,
+    "translation_ranking": 0.0,
+    "mse_distillation": 0.0,
+    "settings.lealla.margin": 0.3,
+    "settings.lealla.scale": SCALE,
+    "settings.laser3_co.temperature": TEMPERATURE,
+    "settings.translation_ranking.hard_negatives": 0,
+    "settings.translation_ranking.hard_negatives_below": 0.95,
+    "settings.mse_distillation.scale": 192.0,
+    "training.hardness": 0.0,
+    "training.spread_out": 0.0,
+    "training.learning_rate": 3e-3,
+    "training.global_batch": 256,
+}
+"""Those of the first row. 192 times the mean of 384 squared differences of unit vectors is 1 - cos."""
+METRICS = {"test/everyday/accuracy": "translations", "test/sts/spearman": "STS English"}
+MINED_ROW, RANKED = "a stage with mined negatives", "a stage with ranking"
+RANKING: Mapping[str, Scalar] = {"translation_ranking": 1.0}
+MINED: Mapping[str, Scalar] = {**RANKING, "settings.translation_ranking.hard_negatives": 3}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One variant."""
+
+    settings: Mapping[str, Scalar]
+    other: str = BASE
+    """The row that differs from it by the term."""
+    stage: bool = False
+
+
+ROWS = {
+    BASE: Row({}),
+    "hardness 5": Row({"training.hardness": ALPHA}),
+    "hardness 9": Row({"training.hardness": 9.0}),
+    "temperatures as cold as hardness 5": Row(
+        {
+            "settings.laser3_co.temperature": round(1 / (1 / TEMPERATURE + ALPHA), 4),
+            "settings.lealla.scale": SCALE + ALPHA,
+        }
+    ),
+    "spread-out 1": Row({"training.spread_out": 1.0}),
+    "spread-out 10": Row({"training.spread_out": 10.0}),
+    "cosine distillation": Row({"mse_distillation": 1.0}),
+    "a stage": Row({}, stage=True),
+    RANKED: Row(RANKING, "a stage", stage=True),
+    MINED_ROW: Row(MINED, RANKED, stage=True),
+    f"{MINED_ROW}, hardness 5": Row({**MINED, "training.hardness": ALPHA}, MINED_ROW, stage=True),
+}
+
+
+def searched(key: str) -> list[Scalar]:
+    """The values of a setting in all rows."""
+    return list(dict.fromkeys([SETTINGS[key], *(row.settings[key] for row in ROWS.values() if key in row.settings)]))
+
+
+def read_work(storage: Path, compute: float) -> Work:
+    """The bundled text, prepared for all rows; every row is a point of one sweep."""
+    parameters = json.dumps({key: {"choice": searched(key)} for key in SETTINGS})
+    student = "{kind: static, width: 384, vocabulary: 4000, max_tokens: 64, projection: teacher}"
+    settings = "{laser3_co: {variant: in_batch}, lealla: {beta: 0, gamma: 0}}"
+    training = f"{{compute: {compute}, rates: [29, 29], reports: 1, embedding_learning_rate: 3}}"
+    words = [
+        f"parameters={parameters}",
+        f"config={{laser3_co: 1, settings: {settings}}}",
+        f"training={training}",
+        f"student={student}",
+        "sampler={kind: random}",
+        "scheduler={kind: none}",
+        "budget={unit: compute, trials: 1}",
+    ]
+    return Work(read_sweep(SWEEP, assignments=words), storage)
+
+
+def unread(work: Work) -> list[TextTask]:
+    """Sets that nothing here is chosen by: the sealed one, and the similarities of the dev sets."""
+    return [*work.sets["test"], *(task for task in work.sets["dev"] if task.kind == "sts")]
+
+
+def train(
+    work: Work, row: Row, seed: int, share: float, begin: Mapping[str, Tensor] | None, folder: Path | None
+) -> tuple[dict[str, Tensor], int, float]:
+    """Trains with a share of the compute; the student's weights, the pairs that it saw, and the CPU seconds."""
+    trial = make_trial(replace(work.sweep, seed=seed), 0, {**SETTINGS, **row.settings})
+    assert trial.training.compute is not None
+    trial = replace(trial, training=replace(trial.training, compute=share * trial.training.compute))
+    run, meter = start(trial, work.prepared), Averages(every=10**9)
+    encoder = run.train_step.encoder
+    if begin is not None:
+        encoder.load_state_dict(begin)
+    began = time.process_time()
+    for step in range(len(run.steps.schedule)):
+        run.one_step(step, meter, flush=False)
+    spent = time.process_time() - began
+    if folder is not None:
+        export_trial(work.sweep, trial, work.prepared, encoder, run.train_step.method, folder)
+    return copy.deepcopy(encoder.state_dict()), run.trial.training.pairs, spent
+
+
+def trained(work: Work, seed: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every row with this seed: its pairs, its CPU seconds, its scores and what each test sentence came out as."""
+    begin, before, spent_before = train(work, ROWS[BASE], seed, 0.75, None, None)
+    for name, row in ROWS.items():
+        with TemporaryDirectory() as draft:
+            folder = Path(draft) / "model"
+            share, first = (0.25, begin) if row.stage else (1.0, None)
+            _, pairs, spent = train(work, row, seed, share, first, folder)
+            scores, outcomes = score_items(str(folder), unread(work), "test")
+        found = {"pairs": pairs + before * row.stage, "seconds": spent + spent_before * row.stage}
+        shown = " ".join(f"{title} {scores[metric]:.4f}" for metric, title in METRICS.items())
+        print(f"{name}, seed {seed}: {found['pairs']:,} pairs, {found['seconds']:.1f} CPU s, {shown}", flush=True)
+        yield name, {**found, "scored": Scored(scores, outcomes)}
+
+
+def verdicts(work: Work, rows: Mapping[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Each row against the one that lacks its term, in each metric."""
+    found = []
+    for name, row in ROWS.items():
+        for metric in METRICS if name != BASE else ():
+            better, worse = ([one["scored"] for one in rows[each]] for each in (name, row.other))
+            one, other = ([each.scores[metric] for each in side] for side in (better, worse))
+            differences = tuple(a - b for a, b in zip(one, other, strict=True))
+            error = sampling_error(metric, unread(work), better, worse)
+            said = judge(
+                Judged(
+                    better=statistics.fmean(one),
+                    worse=statistics.fmean(other),
+                    differences=differences,
+                    sentence_error=error,
+                    untrained=None,
+                )
+            )
+            mean, low, high = over_seeds(differences)
+            order = {"row": name, "other": row.other, "metric": metric, "difference": mean, "low": low, "high": high}
+            found.append({**order, "sentence_error": error, "verdict": said.said, "why": said.why})
+    return found
+
+
+def page(record: Mapping[str, Any]) -> str:
+    """The tables that docs/measured/what_pays.md shows."""
+    rows = [
+        [
+            row["name"],
+            *(mean_of(row["scores"][metric]) for metric in METRICS),
+            f"{statistics.median(row['pairs']):,.0f}",
+        ]
+        for row in record["rows"]
+    ]
+    orders = [
+        [
+            *(each["row"], each["other"], METRICS[each["metric"]], f"{each['difference']:+.4f}"),
+            *(f"{each['low']:+.4f} to {each['high']:+.4f}", f"± {1.96 * each['sentence_error']:.4f}"),
+            *(f"**{each['verdict']}**", each["why"]),
+        ]
+        for each in record["orders"]
+    ]
+    titles = ["row", *METRICS.values(), "pairs"]
+    claims = ["row", "above", "score", "difference", "over seeds", "over sentences", "verdict", "why"]
+    return f"{table_of(titles, rows)}\n\n{table_of(claims, orders)}\n"
+
+
+def main() -> None:
+    """Runs the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--compute", type=float, default=3.0, help="counted seconds of each training")
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the record to this file")
+    given = parser.parse_args()
+    one_thread()
+    disable_progress_bars()
+    of_transformers.set_verbosity_error()
+    logging.disable(logging.WARNING)
+    rows: dict[str, list[dict[str, Any]]] = {name: [] for name in ROWS}
+    with TemporaryDirectory() as storage:
+        work = read_work(Path(storage), given.compute)
+        for seed in given.seeds:
+            for name, found in trained(work, seed):
+                rows[name].append(found)
+        record = {
+            "commit": commit(),
+            "compute": given.compute,
+            "rows": [
+                {
+                    "name": name,
+                    "pairs": [one["pairs"] for one in found],
+                    "seconds": [round(one["seconds"], 2) for one in found],
+                    "scores": {metric: [one["scored"].scores[metric] for one in found] for metric in METRICS},
+                }
+                for name, found in rows.items()
+            ],
+            "orders": verdicts(work, rows),
+        }
+    print(page(record))
+    if given.json is not None:
+        write_whole(given.json, (json.dumps(record, ensure_ascii=False, indent=1) + "\n").encode())
+
+
+if __name__ == "__main__":
+    main()
