@@ -1,5 +1,6 @@
 """The benchmarks of quality: rows that outlive an interruption, their tables, and a training of given CPU seconds."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -12,10 +13,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from babeltune.models.hub import model_folder
 from babeltune.planning.space import default_params, make_trial
 from babeltune.planning.sweep_file import read_sweep
-from benchmarks import encoder, quality_curve, trimming
+from benchmarks import encoder, quality_curve, trimming, what_pays
 from benchmarks.matryoshka import cut
 from benchmarks.quality import SHOWN, Row, Work, read_fixed, read_rows, train_within, write_row
 
+ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.usefixtures("one_thread", "offline")
 
 
@@ -114,3 +116,21 @@ def test_trimming_leaves_vectors_as_they_are(capsys):
     said = capsys.readouterr().out
     assert "parameters 22,565,376 to 12," in said
     assert "the vectors of 2,000 texts differ by at most 0\n" in said
+
+
+@pytest.mark.parametrize("file", ["what_pays", "what_pays_longer"])
+def test_the_kept_records_of_what_pays_are_those_that_the_docs_show(file):
+    record = json.loads((ROOT / f"docs/measured/{file}.json").read_text(encoding="utf-8"))
+    shown = (ROOT / "docs/how-to/choose-a-method.md").read_text(encoding="utf-8")
+    page = what_pays.page(record)
+    for order in record["orders"]:
+        figures = f"{order['difference']:+.4f} ({order['low']:+.4f} to {order['high']:+.4f}): {order['verdict']}"
+        assert figures in shown
+        assert f"{order['difference']:+.4f}" in page
+        assert order["verdict"] != "holds" or "No term pays" not in shown
+
+
+def test_every_row_of_what_pays_is_a_trial_beside_another_row():
+    assert {row.other for row in what_pays.ROWS.values()} <= set(what_pays.ROWS)
+    for row in what_pays.ROWS.values():
+        assert set(row.settings) <= set(what_pays.SETTINGS)

@@ -26,7 +26,7 @@ PLATFORM = (
         "method.negative_queue",
         "method.masked_lm",
     ),
-    *("method.matryoshka", "method.spread_out", "method.views"),
+    *("method.matryoshka", "method.views"),
     *("evaluation.bitext", "evaluation.evaluate", "evaluation.clustering"),
     *("evaluation.mining_f1", "evaluation.knn", "evaluation.probing"),
     *("training.checkpoint", "training.sampler", "training.trainer", "sweep.workers.run_trial", "testing"),

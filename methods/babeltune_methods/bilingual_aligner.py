@@ -101,7 +101,7 @@ class BilingualAligner(Method):
 
     @classmethod
     def needs(cls, config: Any) -> Needs:
-        return Needs(frozen=True, per_language=True, in_batch_negatives=True, weighs_negatives=True)
+        return Needs(frozen=True, per_language=True, in_batch_negatives=True)
 
     @classmethod
     def negatives(cls, config: Any, global_batch: int) -> int:

@@ -82,7 +82,6 @@ UNITED: dict[str, Callable[[list[object]], object]] = {
     "same_dimension": any,
     "in_batch_negatives": any,
     "translations": all,
-    "weighs_negatives": any,
     "warm_up": lambda counts: max(cast("list[int]", counts)),
     "layer": lambda layers: max(cast("list[int]", layers)),
     "words": any,

@@ -61,7 +61,7 @@ class DimensionReduction(Method):
 
     @classmethod
     def needs(cls, config: Any) -> Needs:
-        return Needs(frozen=True, in_batch_negatives=True, weighs_negatives=True)
+        return Needs(frozen=True, in_batch_negatives=True)
 
     def layers(self) -> Mapping[str, nn.Sequential]:
         return {EVERY: self.dense}

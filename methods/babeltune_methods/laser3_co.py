@@ -118,7 +118,6 @@ class Laser3Co(Method):
             same_dimension=True,
             translations=False,
             in_batch_negatives=config.variant == "in_batch",
-            weighs_negatives=config.variant != "laser3",
             order="length" if config.variant == "co_filter" else "shuffled",
             warm_up=config.queue if config.variant in QUEUED else 0,
             states=config.mask_weight > 0,
@@ -197,7 +196,7 @@ class Laser3Co(Method):
                 names = torch.arange(len(ids), device=ids.device)
                 own = names[gather.offset(len(k)) :][: len(k)]
         below = config.sigma if config.variant == "co_filter" else None
-        negatives = Filter(k, own, below, hardness=batch.hardness)
+        negatives = Filter(k, own, below)
         if config.equal_m:
             negatives = equal_m(negatives, candidates, names, batch.source_ids, gather)
         log_sum, counts, similarity = log_sums(q, candidates, names, negatives, temperature=number(config.temperature))

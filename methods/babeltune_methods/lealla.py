@@ -124,7 +124,6 @@ class Lealla(Method):
             teacher=frozenset({"source", "target"}) if distilled else frozenset(),
             in_batch_negatives=config.alpha > 0,
             translations=not distilled,
-            weighs_negatives=config.alpha > 0,
             same_dimension=config.variant != "standard" and config.beta > 0,
             fixed_width=config.variant == "distillation_first" or (config.variant == "standard" and config.beta > 0),
         )

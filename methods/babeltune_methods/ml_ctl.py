@@ -182,7 +182,6 @@ class MlCtl(Method):
         masked = config.p if config.guesses or config.resolved[2] == "masked" else 0.0
         return Needs(
             in_batch_negatives=config.contrasts,
-            weighs_negatives=config.contrasts,
             states=True,
             layer=config.layer or 0,
             vectors=False,

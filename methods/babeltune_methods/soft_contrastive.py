@@ -192,7 +192,7 @@ class SoftContrastive(Method):
     @classmethod
     def needs(cls, config: Any) -> Needs:
         if config.labels == "hard":
-            return Needs(in_batch_negatives=True, weighs_negatives=True)
+            return Needs(in_batch_negatives=True)
         if config.labels == "average":
             return Needs(teacher=frozenset({"source", "target"}), in_batch_negatives=True, translations=False)
         return Needs(teacher=frozenset({"source"}), in_batch_negatives=True, translations=False)
@@ -249,10 +249,8 @@ class SoftContrastive(Method):
         f_s, f_t = (normalize(side.float(), dim=1) for side in encode_sides(encode, batch))
         all_s, all_t, sources, targets = everyone(f_s, f_t, batch, gather)
         masked = config.labels == "hard" and config.reading == "fixed"
-        s, t = (
-            Side(own, side, repeats.within(masked) if config.labels == "hard" else None)
-            for own, side, repeats in ((f_s, all_s, sources), (f_t, all_t, targets))
-        )
+        s = Side(f_s, all_s, sources if masked else None)
+        t = Side(f_t, all_t, targets if masked else None)
 
         loss, label_similarity = cross(s, t, w)
         terms = {"cross": loss.detach() / total}

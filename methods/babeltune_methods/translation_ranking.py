@@ -60,16 +60,10 @@ class Config:
 
 
 def hard_log_sum(
-    s: Float[Tensor, "local dim"],
-    h: Float[Tensor, "local k dim"],
-    found: Bool[Tensor, "local k"],
-    temperature: float,
-    hardness: float = 0.0,
+    s: Float[Tensor, "local dim"], h: Float[Tensor, "local k dim"], found: Bool[Tensor, "local k"], temperature: float
 ) -> Float[Tensor, "local"]:
-    """log sum_k e^(alpha sg(s_i . h_ik)) e^phi(s_i, h_ik) over the negatives that were found, alpha the `hardness`;
-    lowest finite where none was."""
-    cosines = torch.einsum("nd,nkd->nk", s, h)
-    phi = cosines / temperature + hardness * cosines.detach()
+    """log sum_k e^phi(s_i, h_ik) over the negatives that were found; lowest finite where none was."""
+    phi = torch.einsum("nd,nkd->nk", s, h) / temperature
     return phi.masked_fill(~found, torch.finfo(phi.dtype).min).logsumexp(1)
 
 
@@ -96,7 +90,6 @@ class TranslationRanking(Method):
             hard_negatives=config.hard_negatives,
             hard_negatives_below=config.hard_negatives_below,
             in_batch_negatives=True,
-            weighs_negatives=True,
         )
 
     @classmethod
@@ -120,13 +113,13 @@ class TranslationRanking(Method):
 
         hard = None
         if found is not None:
-            hard = hard_log_sum(s, h[0].view(len(s), k, s.shape[1]), found, config.temperature, batch.hardness)
+            hard = hard_log_sum(s, h[0].view(len(s), k, s.shape[1]), found, config.temperature)
         theirs = found.sum(1) if found is not None else 0
         kept, available = [targets.others(masked).negatives() + theirs], [total - 1 + theirs]
-        forward = ranking(s, t, all_t, config.temperature, targets.within(masked), hard) / total
+        forward = ranking(s, t, all_t, config.temperature, targets if masked else None, hard) / total
         loss, terms = forward, {"forward": forward.detach()}
         if config.direction == "both":
-            backward = ranking(t, s, all_s, config.temperature, sources.within(masked)) / total
+            backward = ranking(t, s, all_s, config.temperature, sources if masked else None) / total
             loss, terms["backward"] = (forward + backward) / 2, backward.detach()
             kept.append(sources.others(masked).negatives())
             available.append(total - 1)

@@ -35,23 +35,11 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from babeltune.errors import TrainingError
-from babeltune.method.contract import (
-    FIRST_AND_LAST,
-    Batch,
-    Encode,
-    Gather,
-    Loss,
-    Masked,
-    Method,
-    Needs,
-    Tokens,
-    tokens_from,
-)
+from babeltune.method.contract import FIRST_AND_LAST, Batch, Loss, Masked, Method, Needs, Tokens, tokens_from
 from babeltune.method.distributed import ProcessGroup
 from babeltune.method.gradcache import CachedEncode
 from babeltune.method.masked_lm import Masking
 from babeltune.method.registry import load_method, make_config
-from babeltune.method.spread_out import spread_loss
 from babeltune.training.sampler import local_sizes, lots, own_rows
 
 if TYPE_CHECKING:
@@ -87,10 +75,6 @@ class Case:
     """Fields of its `Config`, as a sweep file says them."""
     detaches_teacher: bool = True
     """Whether the loss would give the teacher's vectors no gradient, even if they asked for one. They never do."""
-    hardness: float = 0.0
-    """`training.hardness`."""
-    spread_out: float = 0.0
-    """`training.spread_out`."""
 
     @property
     def method_class(self) -> type[Method]:
@@ -99,12 +83,7 @@ class Case:
     @property
     def name(self) -> str:
         """Names the case in the output of a test."""
-        terms = [f"{value:g}" for value in (self.hardness, self.spread_out) if value]
-        return "-".join([self.method_class.name, *map(str, self.settings.values()), *terms])
-
-    def loss(self, method: Method, encode: Encode, batch: Batch, gather: Gather) -> Loss:
-        """The loss as the training step asks for it."""
-        return spread_loss(method, self.spread_out, encode, dataclasses.replace(batch, hardness=self.hardness), gather)
+        return "-".join([self.method_class.name, *map(str, self.settings.values())])
 
     def build(self) -> tuple[Method, Needs]:
         """The method, warmed up, and what it needs."""
@@ -209,7 +188,7 @@ def check_gradients(case: Case) -> None:
     student, batch = Student(), example_batch(needs)
     teacher = [side.clone().requires_grad_() for side in _teacher_vectors(batch)]
     batch = dataclasses.replace(batch, teacher_source=teacher[0], teacher_target=teacher[1])
-    loss = case.loss(method, student, batch, ProcessGroup())
+    loss = method.loss(student, batch, ProcessGroup())
     _require(isinstance(loss, Loss), case, f"loss() gave {type(loss).__name__}; give a babeltune.method.Loss")
     torch.autograd.backward(loss.total)
     for name, parameter in student.layers.named_parameters():
@@ -231,7 +210,7 @@ def check_learns(case: Case) -> None:
     for _ in range(5):
         method.load_state_dict(before)  # a queue that has grown is another loss
         optimizer.zero_grad()
-        loss = case.loss(method, student, batch, ProcessGroup())
+        loss = method.loss(student, batch, ProcessGroup())
         torch.autograd.backward(loss.total)
         optimizer.step()
         losses.append(loss.total.item())
@@ -245,7 +224,7 @@ def check_gradient_caching(case: Case) -> None:
         method, needs = case.build()
         student, batch = Student(), example_batch(needs)
         cached = None if chunk is None else CachedEncode(student, chunk)
-        torch.autograd.backward(case.loss(method, cached or student, batch, ProcessGroup()).total)
+        torch.autograd.backward(method.loss(cached or student, batch, ProcessGroup()).total)
         if cached is not None:
             cached.backward()
         found.append([p.grad for p in student.parameters()])
@@ -259,11 +238,11 @@ def check_saved_continues(case: Case) -> None:
     """A method that is saved and loaded into a new one goes on bit for bit. Its state is tensors alone."""
     method, needs = case.build()
     batch = example_batch(needs)
-    case.loss(method, Student(), batch, ProcessGroup())
+    method.loss(Student(), batch, ProcessGroup())
     saved = save({name: tensor.contiguous() for name, tensor in method.state_dict().items()})
     again, _ = case.build()
     again.load_state_dict(load(saved))
-    one, other = (case.loss(m, Student(), batch, ProcessGroup()).total for m in (method, again))
+    one, other = (m.loss(Student(), batch, ProcessGroup()).total for m in (method, again))
     _require(
         torch.equal(one, other),
         case,
@@ -276,10 +255,10 @@ def check_nan_shows(case: Case) -> None:
     method, needs = case.build()
     student, batch = Student(), example_batch(needs)
     nn.init.constant_(student.layers[0].get_parameter("bias"), torch.nan)
-    total = case.loss(method, student, batch, ProcessGroup()).total
+    total = method.loss(student, batch, ProcessGroup()).total
     _require(bool(total.isnan()), case, f"the student's vectors are NaN and the loss is {total.item():g}")
     _teacher_vectors(batch)[0][2, 3] = torch.nan
-    total = case.loss(method, Student(), batch, ProcessGroup()).total
+    total = method.loss(Student(), batch, ProcessGroup()).total
     if needs.teacher:
         _require(bool(total.isnan()), case, f"a vector of the teacher is NaN and the loss is {total.item():g}")
     else:
@@ -293,7 +272,7 @@ def check_batch_unchanged(case: Case) -> None:
     source, target = _teacher_vectors(batch)
     batch = dataclasses.replace(batch, teacher_source=3 * source, teacher_target=2 * target)
     before = {at: tensor.clone() for at, tensor in tensors_of(batch)}
-    torch.autograd.backward(case.loss(method, Student(), batch, ProcessGroup()).total)
+    torch.autograd.backward(method.loss(Student(), batch, ProcessGroup()).total)
     for at, tensor in tensors_of(batch):
         _require(torch.equal(tensor, before[at]), case, f"the loss changes {at}; work on a copy")
 
@@ -311,29 +290,18 @@ def check_single_pair(case: Case) -> None:
     method, needs = case.build()
     batch = example_batch(needs, total=1)
     if not needs.in_batch_negatives or needs.hard_negatives:
-        total = case.loss(method, Student(), batch, ProcessGroup()).total
+        total = method.loss(Student(), batch, ProcessGroup()).total
         _require(bool(total.isfinite()), case, f"the loss of a single pair is {total.item()}")
     if not needs.in_batch_negatives:
         return
     if batch.negatives_mask is not None:
         batch = dataclasses.replace(batch, negatives_mask=torch.zeros_like(batch.negatives_mask))
     try:
-        total = case.loss(method, Student(), batch, ProcessGroup()).total
+        total = method.loss(Student(), batch, ProcessGroup()).total
     except TrainingError as error:
         _require("no negatives" in str(error), case, f"a batch without negatives is refused with {str(error)!r}")
     else:
         _require(False, case, f"the loss without negatives is {total.item():g}; raise TrainingError: no negatives")
-
-
-def check_hardness(case: Case) -> None:
-    """`Batch.hardness` changes the loss of a method that says so in its needs, and of no other."""
-    _, needs = case.build()
-    plain, hard = (dataclasses.replace(case, hardness=alpha) for alpha in (0.0, 3.0))
-    batch = example_batch(needs)
-    one, other = (each.loss(each.build()[0], Student(), batch, ProcessGroup()).total for each in (plain, hard))
-    same = bool(torch.isclose(one, other, rtol=1e-6))
-    said = "needs.weighs_negatives is " + str(needs.weighs_negatives)
-    _require(same != needs.weighs_negatives, case, f"{said}, and with hardness the loss goes from {one:g} to {other:g}")
 
 
 CHECKS: tuple[Callable[[Case], None], ...] = (
@@ -345,7 +313,6 @@ CHECKS: tuple[Callable[[Case], None], ...] = (
     check_batch_unchanged,
     check_no_scalar_parameter,
     check_single_pair,
-    check_hardness,
 )
 """Every check of one process, for `pytest.mark.parametrize`."""
 
@@ -386,8 +353,7 @@ def check_ranks(cases: Sequence[Case], folder: Path, worlds: Sequence[int] = WOR
 
     It starts as many processes with gloo as the largest of `worlds`. They find each case's class by its module, and
     write into `folder`."""
-    settings = [[dict(case.settings), case.hardness, case.spread_out] for case in cases]
-    asked = {"cases": settings, "worlds": list(worlds)}
+    asked = {"settings": [dict(case.settings) for case in cases], "worlds": list(worlds)}
     (folder / "ranks.json").write_text(json.dumps(asked), encoding="utf-8")
     methods = [_reference(case) for case in cases]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -448,7 +414,7 @@ def _figures_of(case: Case, total: int, ranks: ProcessGroup) -> dict[str, Tensor
     student = Student()
     ranks.set_sizes(local_sizes(total, ranks.world))
     batch = example_batch(needs, total, ranks.rank, ranks.world)
-    loss = case.loss(method, student, batch, ranks)
+    loss = method.loss(student, batch, ranks)
     local = (student(batch.target) * torch.arange(DIM)).sum() / batch.total
     torch.autograd.backward(loss.total + 0.3 * local)
     trained = nn.ModuleDict({"student": student, "method": method})
@@ -462,10 +428,7 @@ def _figures_of(case: Case, total: int, ranks: ProcessGroup) -> dict[str, Tensor
 def _run_rank(rank: int, folder: Path, methods: Sequence[str]) -> None:
     """One of the processes of `check_ranks`: it takes part in each group that has its rank."""
     asked = json.loads((folder / "ranks.json").read_text(encoding="utf-8"))
-    cases = [
-        Case(_referenced(name), settings, hardness=hardness, spread_out=spread_out)
-        for name, (settings, hardness, spread_out) in zip(methods, asked["cases"], strict=True)
-    ]
+    cases = [Case(_referenced(name), settings) for name, settings in zip(methods, asked["settings"], strict=True)]
     for world in asked["worlds"]:
         if rank < world:
             dist.init_process_group("gloo", init_method=f"file://{folder}/store-{world}", rank=rank, world_size=world)

@@ -334,11 +334,6 @@ def test_a_temperature_of_5_thousandths_is_finite(name, values, student):
     assert any(p.grad.any() for p in encode.layers.parameters())
 
 
-@pytest.mark.parametrize(("name", "values"), CASES, ids=NAMES)
-def test_hardness_changes_the_loss_of_the_methods_that_say_so(name, values):
-    testing.check_hardness(case_of(name, values))
-
-
 @pytest.mark.trap(16)
 @pytest.mark.parametrize(("name", "values"), CASES, ids=NAMES)
 def test_negatives_are_required_where_they_are_the_method(name, values):

@@ -145,9 +145,6 @@ class Batch:
     the whole vectors last, and `encode` gives vectors cut like this. A method with `Needs.same_dimension` cuts the
     teacher's vectors alike. A method with a queue changes it only if `cut.whole`. The teacher's vectors in the batch
     are whole."""
-    hardness: float = 0.0
-    """alpha of `training.hardness`: a method with `Needs.weighs_negatives` multiplies the share of each negative in a
-    denominator by exp(alpha * its cosine), which gets no gradient."""
 
 
 @dataclass(frozen=True)
@@ -177,8 +174,6 @@ class Needs:
     in_batch_negatives: bool = False
     translations: bool = True
     """Every loss needs translations. If not, it also takes batches of text of one language (`Batch.alone`)."""
-    weighs_negatives: bool = False
-    """The loss weighs its negatives as `Batch.hardness` says."""
     order: Literal["shuffled", "length"] = "shuffled"
     """Each epoch of a language pair: a permutation, or by the target's length in tokens, the same every time."""
     frozen: bool = False
@@ -205,7 +200,7 @@ class Needs:
         """What of it is prepared before the first trial; order, warm-up, masks, states and layers are matters of each
         trial."""
         of_trials = Needs()
-        names = ("order", "warm_up", "masked", "states", "layer", "fixed_width", "weighs_negatives", "translations")
+        names = ("order", "warm_up", "masked", "states", "layer", "fixed_width", "translations")
         return dataclasses.replace(self, **{name: getattr(of_trials, name) for name in names})
 
     @property

@@ -5,12 +5,7 @@ With unit rows x_i and y_j, S_ij = x_i·y_j / tau, and soft labels w_ij (`soft_l
     sum_i alpha_i lse_j S_ij + sum_j beta_j lse_i S_ij - sum_ij (r w_ij + c w_ji) S_ij.
 
 `tiled_contrastive.py` finds its exact value and gradient in the memory of a few tiles. A repeated text is no negative:
-`Duplicates` leaves it out of a row's log-sum-exp.
-
-`training.hardness` weighs negatives (Lan et al. 2025, "LLaVE: Large Language and Vision Embedding Models with
-Hardness-Weighted Contrastive Learning"; EmbeddingGemma, 2025, does so with mined ones). In every log-sum-exp, the
-candidate j of row i that is not its positive counts exp(alpha * sg(x_i·y_j)) times. Its gradient is that of S_ij alone.
-"""
+`Duplicates` leaves it out of a row's log-sum-exp."""
 
 from __future__ import annotations
 
@@ -47,22 +42,13 @@ class Duplicates:
     """Row i's positive is candidate offset + i."""
     positives: bool = False
     """Whether the positives themselves are left out too."""
-    hardness: float = 0.0
-    """alpha: how much more a similar candidate counts."""
-
-    def within(self, masked: bool) -> Duplicates | None:
-        """Leaves out (`masked`) the repeats of each row's positive, which stands among the candidates."""
-        if masked or not self.hardness:
-            return self if masked else None
-        return replace(self.others(masked), positives=False)
 
     def others(self, masked: bool) -> Duplicates:
         """Leaves out each row's positive, which the loss counts apart, and (`masked`) its repeats."""
         if masked:
             return replace(self, positives=True)
         places = torch.arange(len(self.everyone), device=self.own.device)
-        own = places[self.offset : self.offset + len(self.own)]
-        return replace(self, own=own, everyone=places, positives=True)
+        return Duplicates(places[self.offset : self.offset + len(self.own)], places, self.offset, positives=True)
 
     def count(self) -> Int[Tensor, ""]:
         """How many own positives have the text of another candidate."""
@@ -75,14 +61,7 @@ class Duplicates:
         times[:, 1:][texts[:, 1:] == texts[:, :-1]] = 0  # the same text twice drops its candidates once
         return len(self.everyone) - times.sum(1)
 
-    def weigh(self, similarities: Tensor, i: slice, j: slice, temperature: float) -> None:
-        """Adds the logarithms of the candidates' weights to a tile of similarities: -inf for those left out."""
-        if self.hardness:
-            positives = similarities.diagonal(self.offset + i.start - j.start)
-            before = positives.clone()
-            similarities *= 1 + self.hardness * temperature
-            if not self.positives:
-                positives.copy_(before)
+    def drop(self, similarities: Tensor, i: slice, j: slice) -> None:
         same = self.own[i].unsqueeze(-1) == self.everyone[j]
         same = same if same.ndim == 2 else same.any(1)
         if not self.positives:
@@ -98,8 +77,8 @@ def everyone(
     all_source, all_target = gather(torch.stack([batch.source_ids, batch.target_ids], dim=1)).unbind(1)
     offset = gather.offset(len(x))
     sources, targets = (
-        Duplicates(batch.source_ids, all_source, offset, hardness=batch.hardness),
-        Duplicates(batch.target_ids, all_target, offset, hardness=batch.hardness),
+        Duplicates(batch.source_ids, all_source, offset),
+        Duplicates(batch.target_ids, all_target, offset),
     )
     return all_x, all_y, sources, targets
 
@@ -115,7 +94,7 @@ def of_both_sides(first: Duplicates, second: Duplicates, masked: bool) -> Duplic
     are its own pair and, if `masked`, the repeats of its two texts."""
     sides = [side.others(masked) for side in (first, second)]
     keys = torch.stack([side.own for side in sides], dim=1)
-    return replace(sides[0], own=keys, everyone=torch.cat([side.everyone for side in sides]))
+    return Duplicates(keys, torch.cat([side.everyone for side in sides]), first.offset, positives=True)
 
 
 def negative_shares(

@@ -19,7 +19,6 @@ import torch
 
 from babeltune.errors import TrainingError
 from babeltune.method.contract import Batch, Cut, Encode, Gather, Loss, Method, Tokens
-from babeltune.method.spread_out import spread_loss
 from babeltune.method.views import Shared, Views
 
 if TYPE_CHECKING:
@@ -52,19 +51,15 @@ class CutViews(Shared):
         return [self.cut(vectors) for vectors in super().together(*sides)]
 
 
-def matryoshka_loss(
-    method: Method, cuts: Sequence[Cut], encode: Encode, batch: Batch, gather: Gather, spread_out: float = 0.0
-) -> Loss:
-    """sum_{m in M} L_m over the cuts and then the whole vectors, from one forward pass of each view. Each L_m has the
-    term of `spread_out.py` with this weight.
+def matryoshka_loss(method: Method, cuts: Sequence[Cut], encode: Encode, batch: Batch, gather: Gather) -> Loss:
+    """sum_{m in M} L_m over the cuts and then the whole vectors, from one forward pass of each view.
 
     Terms and diagnostics are those of the whole vectors. The loss of each dimension is the term `dim128/loss`."""
     views = Views(encode)
     total: list[Tensor] = []
     dims: dict[str, Tensor] = {}
     for cut in (*cuts, Cut()):
-        at_cut = dataclasses.replace(batch, cut=cut)
-        loss = spread_loss(method, spread_out, CutViews(views, cut), at_cut, gather)
+        loss = method.loss(CutViews(views, cut), dataclasses.replace(batch, cut=cut), gather)
         total.append(loss.total)
         dims[f"dim{method.student_dim if cut.dim is None else cut.dim}/loss"] = loss.total.detach()
     return Loss(torch.stack(total).sum(), {**loss.terms, **dims}, loss.diagnostics)

@@ -73,8 +73,6 @@ class Filter:
     """None lets every similarity pass; 1 all but that of an equal text, which rounding may leave a little below it."""
     chosen: Bool[Tensor, "rows candidates"] | None = None
     """Only these, where they were chosen beforehand (`equal_m`)."""
-    hardness: float = 0.0
-    """alpha: each candidate counts exp(alpha * sg(q_i . c)) times."""
 
     def keep(
         self, similarities: Float[Tensor, "rows tile"] | None, ids: Int[Tensor, "tile"], at: slice
@@ -125,11 +123,10 @@ class _LogSums(torch.autograd.Function):
     def forward(
         ctx: _Context, q: Tensor, candidates: Tensor, ids: Tensor, negatives: Filter, temperature: float, tile: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        sharpness = 1 / temperature + negatives.hardness
-        rows, plain, wanted = len(q), sharpness <= PLAIN, ctx.needs_input_grad[0]
+        rows, plain, wanted = len(q), 1 / temperature <= PLAIN, ctx.needs_input_grad[0]
         filtered = negatives.below is not None and negatives.chosen is None
         left = torch.cat([q, negatives.positives]) if filtered else q
-        most = q.new_full((rows, 1), 0.0 if plain else -sharpness)
+        most = q.new_full((rows, 1), 0.0 if plain else -1 / temperature)
         sums, means = q.new_zeros(rows, 1), torch.zeros_like(q)
         counts = torch.zeros(rows, dtype=torch.long, device=q.device)
         similarity = q.new_zeros(())
@@ -138,7 +135,7 @@ class _LogSums(torch.autograd.Function):
                 at = slice(start, start + tile)
                 products = product(left, candidates[at].T)
                 mask = negatives.keep(products[rows:] if filtered else None, ids[at], at)
-                values = products[:rows].mul_(sharpness).masked_fill_(~mask, -torch.inf)
+                values = products[:rows].div_(temperature).masked_fill_(~mask, -torch.inf)
                 counts += mask.sum(1)
                 if filtered:
                     similarity += products[rows:].sum()
@@ -176,8 +173,7 @@ def log_sums(
     temperature: float,
     tile: int | None = None,
 ) -> tuple[Float[Tensor, "rows"], Int[Tensor, "rows"], Float[Tensor, ""]]:
-    """log sum_{c in S_i} e^(q_i . c / temperature) of unit vectors, weighed by `hardness`, |S_i|, and
-    sum_i mean_c k_i . c.
+    """log sum_{c in S_i} e^(q_i . c / temperature) of unit vectors, |S_i|, and sum_i mean_c k_i . c.
 
     The first is -inf if S_i is empty, and differentiable once in `q` alone. The last is the similarity of all
     candidates to the positives, before the filter. Needs memory for one tile of rows x `tile`."""

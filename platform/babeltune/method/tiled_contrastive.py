@@ -133,15 +133,10 @@ def soft_labels(
 
 
 class Repeats(Protocol):
-    """What candidates count in the rows' log-sum-exps: `contrastive.Duplicates`."""
+    """Candidates that rows leave out of their log-sum-exps: `contrastive.Duplicates`."""
 
-    @property
-    def hardness(self) -> float:
-        """The largest logarithm of a weight."""
-        ...
-
-    def weigh(self, similarities: Tensor, i: slice, j: slice, temperature: float) -> None:
-        """Adds the logarithms of their weights to this tile of S; -inf leaves a candidate out."""
+    def drop(self, similarities: Tensor, i: slice, j: slice) -> None:
+        """Puts -inf in their places of this tile of S."""
         ...
 
 
@@ -173,18 +168,13 @@ class Formula:
     kept: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     """The tiles of S by first row and column, if S is one tile or small. Else the second pass makes them again."""
 
-    @property
-    def bound(self) -> float:
-        """The largest |S_ij|, with the logarithm of its weight."""
-        return 1 / self.temperature + (self.repeats.hardness if self.repeats else 0.0)
-
     def similarities(self, left: Side, right: Side, i: slice, j: slice) -> Tensor:
         """A tile of S (of S transposed when `left` is the columns)."""
         if (products := self.kept.get((i.start, j.start) if left is self.rows else (j.start, i.start))) is not None:
             return products if left is self.rows else products.T
         tile = product(left.vectors[i], right.vectors[j].T).div_(self.temperature)
         if self.repeats is not None:
-            self.repeats.weigh(tile, i, j, self.temperature)
+            self.repeats.drop(tile, i, j)
         whole = len(self.rows.vectors) * len(self.columns.vectors)
         if left is self.rows and (whole <= KEPT or whole == tile.numel()):
             self.kept[i.start, j.start] = tile
@@ -194,7 +184,7 @@ class Formula:
         """The first pass."""
         rows, columns = self.rows, self.columns
         row_sums, column_sums = (
-            None if side.weights is None else _LogSums(len(side.vectors), side.vectors, self.bound)
+            None if side.weights is None else _LogSums(len(side.vectors), side.vectors, 1 / self.temperature)
             for side in (rows, columns)
         )
         for i in _spans(len(rows.vectors), self.tile):
@@ -234,7 +224,7 @@ class Formula:
                 totals[0] += torch.dot(labels.view(-1), values.reshape(-1))
                 totals[1] += torch.dot(labels.view(-1), teacher.view(-1))
             if left.gradient is not None and right.gradient is not None:
-                powers = values.exp() if self.bound <= PLAIN else None
+                powers = values.exp() if 1 / self.temperature <= PLAIN else None
                 change = _softmaxes(values, powers, (left.weights, left.sums, i), (right.weights, right.sums, j))
                 if labels is not None:
                     change -= labels

@@ -55,10 +55,7 @@ def _needs(sweep: Sweep) -> Iterator[Problem]:
         yield from _lexicons(sweep)
     taught_width = teacher_width(sweep.teacher)
     anchors, others = taught_languages(sweep)
-    extra = (
-        *("student.kind", "student.preset", "student.width", "student.layers", "student.projection", "student.model"),
-        *("training.hardness", "training.spread_out"),
-    )
+    extra = ("student.kind", "student.preset", "student.width", "student.layers", "student.projection", "student.model")
     if all(needs.frozen for _, _, needs in possible_needs(sweep)):
         yield from unused_student(sweep)
     settings = list(configurations(sweep, extra))
@@ -71,7 +68,7 @@ def _needs(sweep: Sweep) -> Iterator[Problem]:
         # its settings are named only where another choice of them needs something else
         who = f"method {method.name!r}{_chosen(sweep, params) if len(by_method[method.name]) > 1 else ''}"
         readings = {
-            (one.states, one.frozen, one.per_language, one.fixed_width, one.translations, one.weighs_negatives)
+            (one.states, one.frozen, one.per_language, one.fixed_width, one.translations)
             for one in by_method[method.name]
         }
         alone = f"method {method.name!r}" if len(readings) == 1 else who
@@ -87,7 +84,6 @@ def _needs(sweep: Sweep) -> Iterator[Problem]:
             words = f"method {method.name!r} reads layer {needs.layer}; name a layer that the student has"
             yield key, f"{student.layers}: {words}"
         yield from _teacher_languages(sweep, needs, who, anchors, others)
-        yield from _terms(sweep, params, needs, alone)
         width = None if needs.frozen else student_width(student)
         if sweep.training.matryoshka:
             follows = student.projection == "teacher" and not needs.frozen
@@ -110,31 +106,11 @@ def _needs(sweep: Sweep) -> Iterator[Problem]:
                 )
 
 
-FROZEN = "trains layers on a frozen encoder, whose vectors stay as they are"
-
-
-def _terms(sweep: Sweep, params: Mapping[str, Scalar], needs: Needs, who: str) -> Iterator[Problem]:
-    """Settings of a loss that a method of these needs has no use for."""
-    why = {
-        "hardness": [] if needs.weighs_negatives else ["has no negatives with hard labels, the only ones to weigh"],
-        "spread_out": [
-            *([FROZEN] if needs.frozen or needs.per_language else []),
-            *([] if needs.vectors else ["reads token states, and has no sentence vectors to spread"]),
-        ],
-    }
-    for name, reasons in why.items():
-        searched = (parameter := f"training.{name}") in params
-        value = params[parameter] if searched else getattr(sweep.training, name)
-        if value and reasons:
-            key: Key = ("parameters", parameter) if searched else ("training", name)
-            yield key, f"{value:g}: {who} {reasons[0]}; make it 0 there, or choose another method"
-
-
 def matryoshka_problems(dims: Sequence[int], needs: Needs, who: str, width: int | None) -> Iterator[Problem]:
     """Why vectors of this width cannot be trained at these dimensions with a method of these needs."""
     key: Key = ("training", "matryoshka")
     why = {
-        FROZEN: needs.frozen or needs.per_language,
+        "trains layers on a frozen encoder, whose vectors stay as they are": needs.frozen or needs.per_language,
         "reads token states, and no sentence vector is cut there": needs.states,
         "has a layer that takes the student's whole vectors": needs.fixed_width,
     }

@@ -412,12 +412,6 @@ class Training(Strict):
     with equal weights. Each dev set is scored at each of them (Kusupati et al. 2022, section 3, "Matryoshka
     Representation Learning"; sentence-transformers' `MatryoshkaLoss`). The student's own width is always among them.
     What is cut is normalised again where the student normalises. Absent: whole vectors alone."""
-    hardness: Annotated[float, at_least(0)] = 0.0
-    """alpha: each negative counts exp(alpha * its cosine) times in the denominators of any contrastive method, and this
-    weight gets no gradient. Lan et al. 2025 (LLaVE) take 9. EmbeddingGemma takes 5, for mined negatives. 0: none."""
-    spread_out: Annotated[float, at_least(0)] = 0.0
-    """Weight of the second moment of the cosines of different sentences of a batch, beside any method's loss: Zhang et
-    al. 2017 (GOR), as EmbeddingGemma has it. 0: none."""
     checkpoint_minutes: Annotated[float | None, positive] = 10.0
     """Minutes of training after which a trial writes a checkpoint between two reports. A killed trial goes on from it,
     bit for bit. The trained weights do not depend on it. null: only reports have checkpoints."""

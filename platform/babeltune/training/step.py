@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,7 +18,6 @@ from babeltune.method.contract import FIRST_AND_LAST
 from babeltune.method.distributed import ProcessGroup, numbers
 from babeltune.method.gradcache import CachedEncode
 from babeltune.method.matryoshka import cuts_below, matryoshka_loss
-from babeltune.method.spread_out import spread_loss
 from babeltune.models.encoder import Encoder, FrozenEncoder, StudentEncoder
 from babeltune.training.batches import Reader
 from babeltune.training.parts import loss_in_parts
@@ -191,11 +190,9 @@ class TrainStep:
         cached = CachedEncode(encode, training.chunk) if training.chunk and not frozen else None
 
         def loss_of(some: Batch) -> Loss:
-            some = replace(some, hardness=training.hardness)
             if training.matryoshka:
-                spread_out = training.spread_out
-                return matryoshka_loss(self.method, self.cuts, cached or encode, some, self.ranks, spread_out)
-            return spread_loss(self.method, training.spread_out, cached or encode, some, self.ranks)
+                return matryoshka_loss(self.method, self.cuts, cached or encode, some, self.ranks)
+            return self.method.loss(cached or encode, some, self.ranks)
 
         parts = training.batch_parts
         loss = loss_of(batch) if parts == 1 else loss_in_parts(loss_of, batch, parts, self.ranks)
