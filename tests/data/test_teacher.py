@@ -20,6 +20,7 @@ from babeltune.errors import StoreError, TeacherError
 from babeltune.files import plain
 from babeltune.models.hub import BUNDLED_SHA256, verify_weights
 from babeltune.promotion.fresh_scorer import target_encoder
+from babeltune.schema.base import from_plain
 from babeltune.schema.records import FrozenModel, Teacher, Transformer
 
 TEXTS = [
@@ -288,7 +289,7 @@ def test_shards_may_finish_in_any_order_anywhere(tiny, tmp_path, small_shards):
         assert function is encode_shard
         for each in reversed(arguments):
             calls.append(each)
-            yield function(*each, threads=1)
+            yield function(*each)
 
     folder = build_teacher_store(tmp_path / "a", TEXTS, tiny_teacher(tiny), run_shards=backwards)
     inline = build_teacher_store(tmp_path / "b", TEXTS, tiny_teacher(tiny))
@@ -370,11 +371,11 @@ def test_all_that_decides_the_vectors_decides_the_store(tiny, tmp_path, change):
 def test_a_cosine_of_encoders_side_by_side_is_the_weighted_mean_of_theirs(tiny, static, tmp_path):
     other = FrozenModel(model=str(static), prompt="boats ", weight=3)
     mixed = tiny_teacher(tiny, beside=(other,))
-    one, two = (load_teacher(each).encode(TEXTS) for each in (tiny_teacher(tiny), Teacher(**plain(other))))
+    one, two = (load_teacher(each).encode(TEXTS) for each in (tiny_teacher(tiny), from_plain(Teacher, plain(other))))
     vectors = load_teacher(mixed).encode(TEXTS)
     assert vectors.shape == (len(TEXTS), 16 + 16)
     assert np.abs(vectors @ vectors.T - (one @ one.T + 3 * two @ two.T) / 4).max() < 1e-5
-    again = target_encoder(Teacher(**plain(mixed)))
+    again = target_encoder(from_plain(Teacher, plain(mixed)))
     assert np.array_equal(again(TEXTS, ["eng"] * len(TEXTS)), vectors), "what promotion encodes"
     build_teacher_store(tmp_path, TEXTS, tiny_teacher(tiny))
     forwarded, run = [], module.run_here

@@ -13,6 +13,7 @@ from babeltune.planning.preparation import prepare
 from babeltune.planning.recorded import sweep_id
 from babeltune.planning.space import default_params, make_trial, sample
 from babeltune.planning.sweep_file import read_sweep
+from babeltune.schema.base import from_plain
 from babeltune.schema.records import LastAverage, MovingAverage, Training, trial_from
 from babeltune.training.build import make_method, make_reader, make_schedule, make_student, make_train_step
 from babeltune.training.checkpoint import checkpoint_folder, load_checkpoint, read_reports, stopped_folder
@@ -165,7 +166,7 @@ def test_an_average_survives_json_and_its_decay_can_be_searched(tiny_file):
     assert trial_from(plain(trial)) == trial
     assert default_params(sweep)["training.average.decay"] == 0.999
     assert sweep_id(plain_sweep) != sweep_id(sweep)
-    assert Training(average=plain(LastAverage())).average == LastAverage()
+    assert from_plain(Training, {"average": plain(LastAverage())}).average == LastAverage()
 
 
 @pytest.mark.parametrize(

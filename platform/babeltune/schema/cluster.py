@@ -207,9 +207,9 @@ def read_cluster(path: str | Path | None = None, *, environ: Mapping[str, str] |
     if {"method", "data"} & document.values.keys():
         raise SpecError(f"{file}: this is a sweep file, not a cluster file; `babeltune submit {file}` runs it")
     wrong = {key: _secret(key) for key, value in document.values.items() if _is_secret(key, value)}
-    by_jobs = str(document.values.get("address")).startswith(DASHBOARD)
-    for key in EXPANDED:
+    for key in EXPANDED:  # the address comes first
         value = document.values.get(key)
+        by_jobs = str(document.values.get("address")).startswith(DASHBOARD)
         if isinstance(value, str) and not (by_jobs and key in OF_THE_HEAD):
             try:
                 document.values[key] = expand(value, environ)
