@@ -30,6 +30,7 @@ def short_quickstart(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("ray_cluster", "short_quickstart")
 def test_the_notebook_of_a_sweep_runs_from_its_first_cell_to_its_last(tmp_path, monkeypatch):
     monkeypatch.setenv("BABELTUNE_HOME", str(tmp_path))

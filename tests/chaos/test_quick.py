@@ -32,6 +32,7 @@ def test_a_sweep_survives_a_killed_worker_a_trial_that_fails_and_a_second_driver
     assert reason.startswith("step 70: loss is nan")
 
 
+@pytest.mark.long
 def test_a_dispatcher_that_dies_is_replaced_with_its_worker_groups(prepared, tiny_file, tmp_path):
     arena = build(tmp_path / "arena", tiny_file, prepared, pause=0.01)
     with arena.meanwhile(arena.trained(90), lambda: actor("TrialDispatcher").kill()):

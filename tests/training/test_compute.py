@@ -173,6 +173,7 @@ def test_a_sweep_without_compute_keeps_its_id(tiny_file):
     )
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("ray_cluster", "undrawn")
 def test_a_sweep_gives_unlike_students_equal_compute_by_rates_that_it_measures_once(
     with_stores, tiny_file, tmp_path, monkeypatch

@@ -575,6 +575,7 @@ def test_blocks_on_a_cluster_give_the_neighbours_of_one_process_also_resumed(
     assert len(noted) == 4, "no block is searched twice"
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("offline")
 def test_a_cluster_mines_the_file_that_one_process_mines(ray_cluster, tmp_path, monkeypatch):
     """Its workers encode three shards a side with a real model, and search nine blocks."""

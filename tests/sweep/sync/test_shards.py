@@ -147,6 +147,7 @@ def test_tasks_write_a_store_into_the_bucket_with_the_bytes_of_a_local_one(build
         assert np.array_equal(open_ragged(stores[1]).take(ids)[0], open_ragged(local[1]).take(ids)[0])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("damage", ["nothing", "a shard is gone", "a record is damaged", "a shard is cut off"])
 def test_another_machine_goes_on_with_the_shards_that_the_bucket_has(build, machine, tmp_path, damage):
     local = build(tmp_path / "local", run_here)
