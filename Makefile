@@ -66,7 +66,6 @@ sweep: $(INSTALLED)
 	echo "MLflow pages: $(BIN)/babeltune ui" && \
 	echo "sweep and promotion took $$(( $$(date +%s) - start )) s"
 
-# Tests wait often, so that three processes share two cores.
 test: $(DEVELOPED)
 	@$(BIN)/python -m pytest
 
@@ -74,9 +73,9 @@ test: $(DEVELOPED)
 test-fast: $(DEVELOPED)
 	@$(BIN)/python -m pytest -m fast --durations=5
 
-# Every fault of the matrix, and what each cost as a table.
+# Every fault of the matrix, and what each cost as a table. Its tests wait much, so that three share two cores.
 chaos: $(DEVELOPED)
-	@BABELTUNE_FAULT_TABLE=docs/measured/faults.json $(BIN)/python -m pytest -m chaos --dist=worksteal
+	@BABELTUNE_FAULT_TABLE=docs/measured/faults.json $(BIN)/python -m pytest -m chaos --numprocesses=3 --dist=worksteal
 
 # What `make test` leaves out for its time: jobs, nodes that come and go, object stores, worker groups that are killed or leak.
 long: $(DEVELOPED)
