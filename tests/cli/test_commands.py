@@ -125,6 +125,11 @@ def test_a_command_that_does_not_exist_is_a_usage_error(babeltune):
         (("plan", "x", "--trials=0"), "--trials=0: must be greater than or equal to 1; `babeltune plan --help`"),
         (("report", "x", "--format", "doc"), "--format doc: 'doc' is not one of 'html', 'md', 'png'; `babeltune"),
         (("promote", "x", "--sop", "3"), "No such option: --sop (Possible options: --json, --out, --soup); `babel"),
+        (
+            ("promote", "x", "--front", "--soup=2"),
+            "Invalid value for --front: promotes several models, with aliases of their own; leave",
+        ),
+        (("promote", "x", "--front", "--alias=champion"), "Invalid value for --front: promotes several models"),
         (("promote", "x", "--soup"), "Option '--soup' requires an argument; `babeltune --help`"),
         (("plan",), "Missing argument 'FILE'; `babeltune plan --help` lists what it takes"),
     ],

@@ -116,7 +116,7 @@ def register(folder, cluster, number, storage):
         return begin(*arguments, **more)
 
     promotion.intend = intend
-    promotion.register_model(candidate, model, cluster, recorded_run(candidate, cluster), "champion", decision, None)
+    promotion.register_model(candidate, model, cluster, recorded_run(candidate, cluster), ("champion",), decision, None)
 
 
 def recorded(folder, storage):

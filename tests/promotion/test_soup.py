@@ -146,7 +146,7 @@ def test_a_promoted_average_names_its_members_and_its_start(noisy, base, one_sco
     mlflow.set_tracking_uri(cluster.mlflow)
     run = mlflow.MlflowClient().create_run(mlflow.MlflowClient().create_experiment("noisy"))
     candidate, _ = best_or_average(members_of(noisy, 4))
-    decision = decided(candidate, cluster, "champion", run_id=run.info.run_id)
+    decision = decided(candidate, cluster, ("champion",), run_id=run.info.run_id)
     assert decision.verdict == "promote", decision.reasons
     assert decision.members == candidate.members
     card = (noisy.path.parents[1] / "models" / noisy.id).glob("*/README.md")
@@ -156,10 +156,10 @@ def test_a_promoted_average_names_its_members_and_its_start(noisy, base, one_sco
     champion = champion_for(candidate, cluster, "champion")
     assert champion.version.tags[MEMBERS] == " ".join(candidate.members)
     assert champion.version.tags["babeltune.start"] == candidate.trial.student.start
-    assert is_same(champion, candidate)
+    assert is_same(champion.version, candidate)
     single = find_candidate(f"{noisy.id}/{candidate.name}", base[0])
-    assert not is_same(champion, single), "the best single checkpoint is another model"
-    again = decided(candidate, cluster, "champion", run_id=run.info.run_id)
+    assert not is_same(champion.version, single), "the best single checkpoint is another model"
+    again = decided(candidate, cluster, ("champion",), run_id=run.info.run_id)
     assert again.verdict == "tie"
     # and the promoted model is a start, by its alias
     name = "models:/noisy@champion"

@@ -35,7 +35,7 @@ def promote(
     name: Annotated[
         str | None, typer.Argument(help="A sweep, a trial such as SWEEP/t0003, or a trial's MLflow run id.")
     ] = None,
-    alias: Annotated[str, typer.Option(help="The registry alias to move.")] = "champion",
+    alias: Annotated[str | None, typer.Option(help="The registry alias to move.", show_default="champion")] = None,
     out_: Annotated[Path | None, typer.Option("--out", help="Where the model folder goes.")] = None,
     prefer: Annotated[
         str | None, typer.Option(help="Choose the trial by dev metrics, such as 'sts>=0.70, max tatoeba'.")
@@ -44,6 +44,9 @@ def promote(
         int | None,
         typer.Option(help="Average the checkpoints of this number of best trials that share a start, if dev says so."),
     ] = None,
+    front: Annotated[
+        bool, typer.Option("--front", help="Each model of the sweep's front, with the aliases small, fast and best.")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Decide and say so (this opens the sealed tests); register nothing.")
     ] = False,
@@ -54,19 +57,29 @@ def promote(
 
     Where the alias has a model already, it must be better than that one. A tie moves nothing and ends with 0, a
     refusal with 3."""
-    from babeltune.cli.render import show_decision
+    from babeltune.cli.render import show_decision, show_rungs
     from babeltune.files import plain
+    from babeltune.promotion.ladder import promote_front
     from babeltune.promotion.promote import promote as decide
     from babeltune.sweep_report.stored_report import report_again
 
+    if front and any(option is not None for option in (alias, out_, prefer, soup)):
+        words = "promotes several models, with aliases of their own; leave out --alias, --out, --prefer and --soup"
+        raise typer.BadParameter(words, param_hint="--front")
     chosen = cluster_of(cluster)
     with steps_shown("reading the sweep"):
-        decision = decide(name, chosen, alias=alias, out=out_, dry_run=dry_run, prefer=prefer, soup=soup)
-        report_again(decision.sweep, chosen, say_line)
-    say(plain(decision), as_json, lambda: show_decision(decision, out))
+        rungs = promote_front(name, chosen, dry_run=dry_run) if front else []
+        decisions = [decision for rung in rungs for decision in rung.decisions] or [
+            decide(name, chosen, alias=alias or "champion", out=out_, dry_run=dry_run, prefer=prefer, soup=soup)
+        ]
+        report_again(decisions[0].sweep, chosen, say_line)
+    if front:
+        say(plain(rungs), as_json, lambda: show_rungs(rungs, out))
+    else:
+        say(plain(decisions[0]), as_json, lambda: show_decision(decisions[0], out))
     if dry_run:
         err.print("dry run: this is what would be decided; nothing was registered")
-    raise typer.Exit(decision.exit_code)
+    raise typer.Exit(min(decision.exit_code for decision in decisions))
 
 
 @app.command()

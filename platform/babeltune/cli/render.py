@@ -23,10 +23,13 @@ from babeltune.sweep.state.seed_summary import markdown as as_markdown
 if TYPE_CHECKING:
     from babeltune.promotion.compare import Cell, Conclusion
     from babeltune.promotion.gates import Decision
+    from babeltune.promotion.ladder import Rung
     from babeltune.promotion.statistics import Selection
     from babeltune.promotion.sweep_scores import Comparison as ModelComparison
 
 
+FP32_BYTES = 4
+"""Bytes of a weight: models are exported in fp32."""
 SCORE, SCORE_GAP = 6, 2
 """Columns of a score, and between two of them."""
 
@@ -181,6 +184,43 @@ def show_decision(decision: Decision, console: Console) -> None:
         console.print(f"model: {decision.folder}", markup=False)
     if decision.registered:
         console.print(f"registered: {decision.registered}", markup=False)
+
+
+def show_rungs(rungs: Sequence[Rung], console: Console) -> None:
+    """The front that was promoted, a line each, then why a rung was not and what to know of it."""
+    from babeltune.evaluation.metric_names import PARAMETERS, SPEED
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    objective = rungs[0].metric
+    table.add_column("trial", no_wrap=True)
+    for title in (objective, "interval", "sealed", "weights", "MB", "sentences/s"):
+        table.add_column(title, justify="right")
+    table.add_column("verdict")
+    table.add_column("aliases")
+    notes: list[str] = []
+    for rung in rungs:
+        value, weights, last = rung.row.metrics[objective], rung.row.metrics[PARAMETERS], rung.decisions[-1]
+        sealed = last.test.get(objective.replace("dev/", "test/", 1))
+        table.add_row(
+            rung.row.name,
+            f"{value:.4f}",
+            "" if rung.interval is None else "{:.4f} to {:.4f}".format(*rung.interval),
+            "" if sealed is None else f"{sealed:.4f}",
+            f"{weights:,.0f}",
+            f"{weights * FP32_BYTES / 1e6:,.1f}",
+            f"{rung.row.metrics[SPEED]:,.0f}",
+            ", ".join(dict.fromkeys(decision.verdict for decision in rung.decisions)),
+            " ".join(f"@{alias}" for alias in rung.aliases),
+        )
+        for decision in rung.decisions:
+            reasons = [why for why in decision.reasons if decision.verdict == "refuse" or why.startswith("warning")]
+            notes += [
+                f"{rung.row.name}: {why}" for why in reasons or decision.reasons[-1:] * (decision.verdict == "tie")
+            ]
+        notes += [f"registered: {each.registered}" for each in rung.decisions if each.registered]
+    console.print(table)
+    for note in dict.fromkeys(notes):
+        console.print(note, markup=False, highlight=False, soft_wrap=True)
 
 
 def show_compared(comparison: ModelComparison, console: Console) -> None:

@@ -111,11 +111,14 @@ def _parts_without_negatives(sweep: Sweep) -> Iterator[Problem]:
 
 
 def _section_values(sweep: Sweep, name: str, parameter: Parameter) -> Iterator[Problem]:
-    """Each value of a `training`, `student` or `data.sampling` parameter, as if the section had it, beside the values
-    of the section that its `when` names."""
+    """Each value of a `training`, `student` or `data.sampling` parameter, as if the section had it. Beside it are the
+    values of the section that its `when` names, and the constants that hold whenever that does."""
     prefix, last = split_name(name)
     conditions = ((*split_name(other), accepted_values(values)) for other, values in parameter.when.items())
     beside = {f"{prefix}.{field}": values[0] for part, field, values in conditions if part == prefix}
+    for other, constant in sweep.parameters.items():
+        if constant.const is not None and constant.when.items() <= parameter.when.items():
+            beside[other] = constant.const
     key: Key = ("parameters", name, kind_of(parameter))
     for value in dict.fromkeys([*values_of(parameter, 0), *values_of(parameter, 1)]):
         try:

@@ -23,21 +23,26 @@ class Champion:
     folder: Path
 
 
-def champion_for(candidate: Candidate, cluster: Cluster, alias: str) -> Champion | None:
-    """The registered model that the candidate would replace; None if there is no such alias."""
-    from babeltune.tracking.registry import champion_of, fetch_version
+def champion_for(candidate: Candidate, cluster: Cluster, alias: str | None) -> Champion | None:
+    """The registered model that the candidate would replace; None if there is no such alias. Without an alias, it is
+    the version that has the candidate's checkpoint already."""
+    from babeltune.tracking.registry import champion_of, fetch_version, versions_of
 
     name = registered_name(candidate)
-    version = champion_of(cluster.mlflow, name, alias)
+    if alias is None:
+        version = next((each for each in versions_of(cluster.mlflow, name) if is_same(each, candidate)), None)
+    else:
+        version = champion_of(cluster.mlflow, name, alias)
     if version is None:
         return None
     folder = fetch_version(cluster.mlflow, version, cluster.folder / "fetched")
-    return Champion(f"models:/{name}@{alias} (version {version.version})", version, folder)
+    title = f"models:/{name}" if alias is None else f"models:/{name}@{alias}"
+    return Champion(f"{title} (version {version.version})", version, folder)
 
 
-def is_same(champion: Champion, candidate: Candidate) -> bool:
-    """Whether the champion is the candidate's own checkpoint."""
-    tags = champion.version.tags
+def is_same(version: Registered, candidate: Candidate) -> bool:
+    """Whether the version is the candidate's own checkpoint."""
+    tags = version.tags
     return tags.items() >= lineage(candidate).items() and tags.get(MEMBERS, "") == " ".join(candidate.members)
 
 

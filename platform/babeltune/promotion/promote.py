@@ -29,7 +29,7 @@ from babeltune.promotion.soup import best_or_average, members_of
 from babeltune.promotion.verdict import weigh
 from babeltune.schema.cluster import Cluster
 from babeltune.stages import WRITING, tell
-from babeltune.sweep.state.folder import find_run, find_sweep
+from babeltune.sweep.state.folder import SweepFolder, find_run, find_sweep
 from babeltune.sweep.state.leaderboard import leaderboard
 from babeltune.sweep.sync.view import StorageView
 
@@ -60,7 +60,6 @@ def promote(
             "nor a version such as `v1`"
         )
     view = StorageView(cluster)
-    storage = view.folder
     if out is not None:
         check_free(out)
     if name and re.fullmatch(r"[0-9a-f]{32}", name):
@@ -69,16 +68,30 @@ def promote(
         name = trial_of_run(cluster.mlflow, name)
     view.update(name and name.partition("/")[0])
     candidate, words = chosen(name, view, prefer, soup)
+    return promote_candidate(candidate, view, (alias,), out=out, dry_run=dry_run, words=words)
+
+
+def promote_candidate(
+    candidate: Candidate,
+    view: StorageView,
+    aliases: tuple[str, ...],
+    *,
+    out: Path | None = None,
+    dry_run: bool = False,
+    words: tuple[str, ...] = (),
+) -> Decision:
+    """`promote` for a candidate whose checkpoints are here. All aliases must point to one version, or to none."""
+    cluster = view.cluster
     if dry_run:
         settle(view)
-        decision = decided(candidate, cluster, alias, words=words)
+        decision = decided(candidate, cluster, aliases, words=words)
         record_decision(view, candidate.folder, decision, dry_run=True)
         return decision
     run_id, name = recorded_run(candidate, cluster), registered_name(candidate)  # before tests are opened in vain
     # A second promotion compares with what the first one has made the champion.
-    with in_turn(promotes(storage, name), f"promotes {name}"):
+    with in_turn(promotes(view.folder, name), f"promotes {name}"):
         settle(view, promoting=name)
-        decision = decided(candidate, cluster, alias, run_id=run_id, out=out, words=words)
+        decision = decided(candidate, cluster, aliases, run_id=run_id, out=out, words=words)
         if not decision.registered:
             record_decision(view, candidate.folder, decision, dry_run=False)
     return decision
@@ -94,10 +107,7 @@ def chosen(
     if prefer is not None and soup is not None:
         raise SpecError("--prefer and --soup each choose what is promoted; give one of them")
     if prefer is not None or soup is not None:
-        folder, number = find_run(storage, name) if name else (find_sweep(storage, None), None)
-        if number is not None:
-            rule = "--prefer" if prefer is not None else "--soup"
-            raise SpecError(f"{rule} chooses among the trials of a sweep, and {name!r} is one trial; name its sweep")
+        folder = whole_sweep(name, storage, "--prefer" if prefer is not None else "--soup")
         if prefer is not None:
             row, aim = preferred(leaderboard(folder), prefer)
             name = f"{folder.id}/{row.name}"
@@ -110,10 +120,18 @@ def chosen(
     return candidate, (why,)
 
 
+def whole_sweep(name: str | None, storage: Path, rule: str) -> SweepFolder:
+    """The named sweep, or the latest. Raises `SpecError` for a trial: the rule chooses among several."""
+    folder, number = find_run(storage, name) if name else (find_sweep(storage, None), None)
+    if number is not None:
+        raise SpecError(f"{rule} chooses among the trials of a sweep, and {name!r} is one trial; name its sweep")
+    return folder
+
+
 def decided(
     candidate: Candidate,
     cluster: Cluster,
-    alias: str,
+    aliases: tuple[str, ...],
     *,
     run_id: str | None = None,
     out: Path | None = None,
@@ -121,7 +139,7 @@ def decided(
 ) -> Decision:
     """The decision. It takes effect and is recorded if the candidate's `run_id` is given. `words` are more reasons."""
     view = StorageView(cluster)
-    champion = champion_for(candidate, cluster, alias)
+    champion = champion_for(candidate, cluster, next(iter(aliases), None))
     average = f"-average-of-{len(candidate.members)}" if candidate.members else ""
     final = view.folder / "models" / candidate.folder.id / f"{candidate.name}-{candidate.report.index:06d}{average}"
     # A draft of this call alone: a dry run waits for no promotion of the same trial.
@@ -133,7 +151,12 @@ def decided(
         start = start_of(candidate, cluster) if decision.test else None
         seen = [] if start is None else unfiltered(start, candidate, "the model that it started from")
         decision = replace(decision, reasons=(*decision.reasons, *seen, *words))
-        if out is not None and champion is not None and is_same(champion, candidate) and decision.verdict == "tie":
+        if (
+            out is not None
+            and champion is not None
+            and is_same(champion.version, candidate)
+            and decision.verdict == "tie"
+        ):
             hand_over(champion.folder, out)
             return replace(decision, folder=str(out))
         if decision.verdict != "promote" or run_id is None:
@@ -149,7 +172,7 @@ def decided(
         hand_over(final, out)
         decision = replace(decision, folder=str(out))
     try:
-        return register_model(candidate, final, cluster, run_id, alias, decision, champion)
+        return register_model(candidate, final, cluster, run_id, aliases, decision, champion)
     except BaseException:
         if out is not None:  # so that the same command may be given again
             shutil.rmtree(out, ignore_errors=True)
@@ -197,13 +220,13 @@ def register_model(
     folder: Path,
     cluster: Cluster,
     run_id: str,
-    alias: str,
+    aliases: tuple[str, ...],
     decision: Decision,
     champion: Champion | None,
 ) -> Decision:
-    """Makes the folder a new version in the MLflow registry, with its lineage, under the alias, and records that.
+    """Makes the folder a new version in the MLflow registry, with its lineage, under the aliases, and records that.
 
-    What will be recorded is written before the alias moves, so that the next command can do it where this one ends."""
+    What will be recorded is written before an alias moves, so that the next command can do it where this one ends."""
     from babeltune.tracking.registry import MODEL, checkpoint_model, log_scores, move_alias, register
 
     name, digests = registered_name(candidate), candidate.prepared.digests
@@ -220,9 +243,14 @@ def register_model(
     log_scores(cluster.mlflow, run_id, decision.test, candidate.report.step, candidate.report.pairs)
     replaces = None if champion is None else champion.version.version
     version = register(cluster.mlflow, name, folder, run_id, tags)
-    decision = replace(decision, registered=f"models:/{name}@{alias} (version {version})")
     view = StorageView(cluster)
-    intent = intend(view, decision, move=Move(model=name, alias=alias, version=version))
-    move_alias(cluster.mlflow, name, alias, version, replaces=replaces)
-    finish(view, intent)
+    titles = [f"models:/{name}@{alias} (version {version})" for alias in aliases]
+    for alias, title in zip(aliases, titles, strict=True):
+        move = Move(model=name, alias=alias, version=version)
+        intent = intend(view, replace(decision, registered=title), move=move)
+        move_alias(cluster.mlflow, name, alias, version, replaces=replaces)
+        finish(view, intent)
+    decision = replace(decision, registered=", ".join(titles) or f"models:/{name}/{version}")
+    if not aliases:
+        finish(view, intend(view, decision))
     return decision

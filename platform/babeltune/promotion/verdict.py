@@ -73,8 +73,8 @@ def weigh(
     doubts = [*doubts_about(candidate), *(f"warning: {why}" for why in chosen_by.values())]
     if verdict == "refuse":
         return replace(decision, verdict=verdict, reasons=(*reasons, *doubts))
-    if champion is not None and is_same(champion, candidate):
-        same = "the champion is this very checkpoint; the alias stays where it is"
+    if champion is not None and is_same(champion.version, candidate):
+        same = f"{champion.name} is this very checkpoint, so no alias moves"
         return replace(decision, verdict="tie", reasons=(*reasons, same, *doubts))
     if data.test:
         return _on_sealed_tests(candidate, draft, rescore, champion, decision, doubts, openings)

@@ -295,6 +295,12 @@ def registered_folder(folder: Path) -> str:
     return f"model-{_digest(folder)}"
 
 
+def versions_of(uri: str, name: str) -> list[Registered]:
+    """The versions of a registered model; none if there is no such model."""
+    with _promotion(uri, f"look up {name!r}"):
+        return [_registered(each) for each in open_client(uri).search_model_versions(f"name = '{quotable(name)}'")]
+
+
 def version_in(uri: str, folder: Path) -> Registered | None:
     """The version whose files a fetched folder holds; None if the folder is no version's."""
     with _promotion(uri, f"look up {folder.name!r}"):
