@@ -1,4 +1,4 @@
-"""The commands about models and methods: promote, evaluate, compare, methods, ui."""
+"""The commands about models and methods: promote, evaluate, compare, export, methods, ui."""
 
 from __future__ import annotations
 
@@ -152,6 +152,36 @@ def compare(
         comparison = compare_models(first, second, cluster_of(cluster), sweep=sweep)
     warn(comparison.warnings)
     say(plain(comparison), as_json, lambda: show_compared(comparison, out))
+
+
+@app.command()
+def export(
+    model: Annotated[str, typer.Argument(help="A static model: a folder, SWEEP/t0003, or models:/NAME@ALIAS.")],
+    out_: Annotated[Path, typer.Option("--out", help="Where the new folder goes.")],
+    int8: Annotated[bool, typer.Option("--int8", help="Eight bits a number. This is what is done.")] = False,
+    int4: Annotated[bool, typer.Option("--int4", help="Four bits a number.")] = False,
+    dim: Annotated[int | None, typer.Option(help="Keep the first numbers of each vector.", min=1)] = None,
+    sweep: Annotated[str | None, typer.Option(help="The sweep whose dev sets count; the model's own.")] = None,
+    most_lost: Annotated[float, typer.Option(help="What a mean of scores may lose; else nothing is written.")] = 0.01,
+    cluster: ClusterFile = None,
+    as_json: Json = False,
+) -> None:
+    """Make a static model small: a table of whole numbers, read by fifteen lines of numpy.
+
+    Both are scored on a sweep's dev sets. A loss above --most-lost is a refusal, and ends with 3."""
+    from babeltune.cli.render import show_exported
+    from babeltune.files import plain
+    from babeltune.promotion.small_table import export_small
+
+    if int8 and int4:
+        raise typer.BadParameter("is another number of bits than --int4; give one of them", param_hint="--int8")
+    with steps_shown("loading the model"):
+        done = export_small(
+            model, out_, cluster_of(cluster), bits=4 if int4 else 8, dim=dim, sweep=sweep, most_lost=most_lost
+        )
+    warn(done.comparison.warnings)
+    say(plain(done), as_json, lambda: show_exported(done, most_lost, out))
+    raise typer.Exit(0 if done.folder is not None else 3)
 
 
 @app.command()

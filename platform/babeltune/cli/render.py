@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from babeltune.promotion.compare import Cell, Conclusion
     from babeltune.promotion.gates import Decision
     from babeltune.promotion.ladder import Rung
+    from babeltune.promotion.small_table import Exported
     from babeltune.promotion.statistics import Selection
     from babeltune.promotion.sweep_scores import Comparison as ModelComparison
 
@@ -232,6 +233,25 @@ def show_compared(comparison: ModelComparison, console: Console) -> None:
     console.print(cells_table((*comparison.cells, *comparison.overall), ("dev set", "items", "A", "B")))
     for line in interval_words(comparison.cells, len(comparison.overall), comparison.confidence):
         console.print(line, markup=False, highlight=False)
+
+
+def show_exported(done: Exported, most_lost: float, console: Console) -> None:
+    """A model and its small table side by side, then sizes, speeds and where it is."""
+    show_compared(done.comparison, console)
+    (size, smaller), (speed, faster) = done.sizes, done.speeds
+    lines = [
+        f"size: {size / 1e6:.1f} MB -> {smaller / 1e6:.1f} MB, {smaller / size:.1%}; vectors of {done.dim} numbers",
+        f"speed here: {speed:,.0f} texts/s with sentence-transformers, {faster:,.0f} with numpy",
+    ]
+    name, lost = max(done.losses.items(), key=lambda item: item[1])
+    if done.folder is None:
+        lines.append(
+            f"refused: the mean {name} loses {lost:.4f}, more than --most-lost {most_lost}; nothing is written"
+        )
+    else:
+        lines.append(f"written to {done.folder}; its README has the code that reads it")
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def compared_words(conclusion: Conclusion, mean: Cell) -> str:

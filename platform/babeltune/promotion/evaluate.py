@@ -105,7 +105,7 @@ def _sealed_among_dev(sealed: Sequence[EvalRows], storage: Path) -> Iterator[str
 def score_model(asked: Scoring, view: StorageView, target_model: str | None) -> Evaluated:
     """Scores a model in a fresh process. Before that, the opening of sealed sets is recorded."""
     words, target = list(asked.warnings), asked.target
-    with weights_of(asked, view) as (who, folder), FreshScorer() as rescore:
+    with weights_of(asked.model, asked.trial, view) as (who, folder), FreshScorer() as rescore:
         words += trained_on(asked.model, asked.trial, asked.tasks, view, folder)
         if target is not None:
             rescore.check_widths({"model": folder}, target, {"model": repr(asked.model), "": repr(target_model)})
@@ -118,11 +118,10 @@ def score_model(asked: Scoring, view: StorageView, target_model: str | None) -> 
 
 
 @contextmanager
-def weights_of(asked: Scoring, view: StorageView) -> Iterator[tuple[str, str]]:
+def weights_of(model: str, trial: Candidate | None, view: StorageView) -> Iterator[tuple[str, str]]:
     """What the model is called in the record of openings, and a folder with it; a trial's is exported for the while."""
-    trial = asked.trial
     if trial is None:
-        yield asked.model, model_folder(asked.model, view.cluster)
+        yield model, model_folder(model, view.cluster)
         return
     with exported(trial, view, view.folder / "evaluations") as folder:
         yield f"{trial.folder.id}/{trial.name}/{trial.report.index}", str(folder)

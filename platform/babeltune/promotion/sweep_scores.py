@@ -127,7 +127,8 @@ def compare_models(first: str, second: str, cluster: Cluster, *, sweep: str | No
 def _scored_together(asked: Sequence[Scoring], view: StorageView) -> tuple[tuple[Outcomes, Outcomes], tuple[str, ...]]:
     """The outcomes of two models on the same tasks, from one fresh process, and warnings about their training text."""
     target, tasks = asked[0].target, asked[0].tasks
-    with weights_of(asked[0], view) as (_, one), weights_of(asked[1], view) as (_, other), FreshScorer() as rescore:
+    folders = [weights_of(each.model, each.trial, view) for each in asked]
+    with folders[0] as (_, one), folders[1] as (_, other), FreshScorer() as rescore:
         models = {"first": one, "second": other}
         if target is not None:
             rescore.check_widths(models, target, {"first": repr(asked[0].model), "second": repr(asked[1].model)})

@@ -1,0 +1,28 @@
+"""Encodes texts with a folder of `babeltune export`. It needs numpy, safetensors and tokenizers alone."""
+
+import numpy as np
+from safetensors.numpy import load_file
+from tokenizers import Tokenizer
+
+
+class SmallEncoder:
+    """Token vectors as whole numbers, each row with a scale of its own. `prompt` is put before every text."""
+
+    def __init__(self, folder: str, prompt: str = "") -> None:
+        stored = load_file(f"{folder}/model.safetensors")
+        self.tokenizer, self.prompt = Tokenizer.from_file(f"{folder}/tokenizer.json"), prompt
+        self.table, self.scales = stored["table"], stored["scales"]
+
+    def encode(self, texts: list[str]) -> np.ndarray:
+        """Vectors of length 1: float32 [texts, dim]. A text without a known token has zeros."""
+        ids = self.tokenizer.encode_batch([self.prompt + text for text in texts], add_special_tokens=False)
+        vectors: np.ndarray = np.stack([self.scales[each.ids] @ self.rows(each.ids) for each in ids])
+        vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+        return vectors
+
+    def rows(self, ids: list[int]) -> np.ndarray:
+        """The numbers of these tokens. A byte holds one of 8 bits, or two of 4 bits above -8."""
+        rows = self.table[ids]
+        return (
+            rows if rows.dtype == np.int8 else np.stack([rows & 15, rows >> 4], 2).reshape(len(ids), -1) - np.float32(8)
+        )

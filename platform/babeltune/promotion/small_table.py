@@ -1,0 +1,221 @@
+"""A static model with a table of whole numbers: `babeltune export MODEL --int8 --out FOLDER`.
+
+A row of the table is 8 or 4 bits a number, times one scale. The folder is read by `small_encoder.py`, whose text its
+card carries. Both models are scored on a sweep's dev sets, item by item, before the folder is there."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+from safetensors.numpy import save_file
+
+from babeltune.data.prepared import read_prepared
+from babeltune.errors import SpecError
+from babeltune.files import draft_folder
+from babeltune.models.hub import open_model
+from babeltune.promotion import small_encoder
+from babeltune.promotion.candidate import dev_texts
+from babeltune.promotion.evaluate import weights_of
+from babeltune.promotion.export import write_folder
+from babeltune.promotion.model_names import trial_of
+from babeltune.promotion.promote import check_free
+from babeltune.promotion.small_encoder import SmallEncoder
+from babeltune.promotion.sweep_scores import Comparison, compare_models
+from babeltune.schema.cluster import Cluster
+from babeltune.sweep.state.folder import find_sweep
+from babeltune.sweep.sync.view import StorageView
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from sentence_transformers import SentenceTransformer
+
+Bits = Literal[8, 4]
+TIMED = 2000
+"""Texts of the dev sets that speeds are measured on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """A model before and after."""
+
+    folder: str | None
+    """The new folder; None if a mean has lost more than it may."""
+    bits: Bits
+    dim: int
+    """Numbers of a vector."""
+    sizes: tuple[int, int]
+    """Bytes of the files, before and after."""
+    speeds: tuple[float, float]
+    """Texts a second on this machine, tokenizing among it: sentence-transformers before, numpy after."""
+    losses: dict[str, float]
+    """The loss of each mean of `comparison.overall`: the first model's minus the second's."""
+    comparison: Comparison
+
+
+def export_small(
+    model: str,
+    out: Path,
+    cluster: Cluster,
+    *,
+    bits: Bits = 8,
+    dim: int | None = None,
+    sweep: str | None = None,
+    most_lost: float = 0.01,
+) -> Exported:
+    """Writes the model with a table of whole numbers, if no mean of its scores loses more than `most_lost`.
+
+    `dim` keeps the first numbers of each vector. The scores are of the sweep's dev sets: by default that of the trial
+    or of the registered model.
+
+    Raises `SpecError` for a model that is no table of token vectors, if no sweep is known, and if `out` is there."""
+    check_free(out)
+    view = StorageView(cluster)
+    view.update(every=True)
+    trial = trial_of(model, view.folder)
+    sweep = sweep or (trial.folder.id if trial is not None else _sweep_of_registered(model, cluster))
+    if sweep is None:
+        raise SpecError(f"{model!r} is no trial and no registered model; name the sweep to score it on: --sweep SWEEP")
+    drafts_of = draft_folder("export", view.folder / "evaluations")
+    with weights_of(model, trial, view) as (_, folder), drafts_of as drafts:
+        whole = open_model(folder)
+        table = table_of(whole, model, dim)
+        numbers, scales = whole_numbers(table, bits)
+        prompt = _prompt_of(whole)
+        small = drafts / "small"
+        small.mkdir()
+        save_file({"table": packed(numbers, bits), "scales": scales}, small / "model.safetensors")
+        whole.tokenizer.save(str(small / "tokenizer.json"))
+        _write_plain(numbers * scales[:, None], whole, drafts / "plain")
+        comparison = compare_models(folder, str(drafts / "plain"), cluster, sweep=sweep)
+        losses = {cell.name: cell.champion - cell.challenger for cell in comparison.overall}
+        texts = _timed_texts(view, comparison.sweep)
+        encoders = (whole.encode, SmallEncoder(str(small), prompt).encode)
+        exported = Exported(
+            folder=None if max(losses.values()) > most_lost else str(out),
+            bits=bits,
+            dim=table.shape[1],
+            sizes=(_bytes_of(Path(folder)), _bytes_of(small)),
+            speeds=(_speed(encoders[0], texts), _speed(encoders[1], texts)),
+            losses=losses,
+            comparison=replace(comparison, first=model, second=str(out)),
+        )
+        if exported.folder is not None:
+            (small / "README.md").write_text(_card(exported, model, prompt), encoding="utf-8")
+            write_folder(partial(_copy, small), out)
+    return exported
+
+
+def table_of(model: SentenceTransformer, name: str, dim: int | None = None) -> NDArray[np.float32]:
+    """The vectors of all tokens: float32 [tokens, dim], after linear layers, whose mean is the mean's.
+
+    Raises `SpecError` for a model of other layers, and for more numbers than its vectors have."""
+    first, *others = model
+    kinds = [type(module).__name__ for module in (first, *others)]
+    linear = [module for module in others if type(module).__name__ == "Dense"]
+    bent = [module for module in linear if not isinstance(module.activation_function, torch.nn.Identity)]
+    if kinds[0] != "StaticEmbedding" or set(kinds[1:]) - {"Dense", "Normalize"} or bent:
+        raise SpecError(
+            f"{name} has the layers {', '.join(kinds)}; only a static model, a table with linear layers after it, "
+            "becomes a table of whole numbers; train one with `student: {kind: static}`"
+        )
+    with torch.inference_mode():
+        rows = first.embedding.weight.float()
+        for module in linear:
+            rows = module.linear(rows)
+    table: NDArray[np.float32] = rows.cpu().numpy()
+    if dim is not None and dim > table.shape[1]:
+        raise SpecError(f"--dim {dim}: the vectors of {name} have {table.shape[1]} numbers; give at most that")
+    return np.ascontiguousarray(table[:, :dim])
+
+
+def whole_numbers(table: NDArray[np.float32], bits: Bits) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Each row as whole numbers from -127 to 127, or from -7 to 7, and its scale: row = numbers * scale."""
+    most = 2 ** (bits - 1) - 1
+    scales = np.abs(table).max(axis=1) / most
+    numbers = np.rint(table / np.where(scales > 0, scales, 1)[:, None])
+    return numbers.astype(np.int8), scales.astype(np.float32)
+
+
+def packed(numbers: NDArray[np.int8], bits: Bits) -> NDArray[np.int8] | NDArray[np.uint8]:
+    """The numbers as they are stored. `SpecError` for 4 bits and an odd row."""
+    if bits == 8:
+        return numbers
+    if numbers.shape[1] % 2:
+        raise SpecError(f"--int4 puts two numbers into a byte, and a vector has {numbers.shape[1]}; give an even --dim")
+    above = (numbers + 8).astype(np.uint8)
+    return above[:, ::2] | above[:, 1::2] << 4
+
+
+def _write_plain(table: NDArray[np.float32], whole: SentenceTransformer, folder: Path) -> None:
+    """The new table in a plain sentence-transformers folder, which is scored as every model is."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.models import Normalize, StaticEmbedding
+
+    modules = [StaticEmbedding(whole.tokenizer, embedding_weights=table), Normalize()]
+    plain = SentenceTransformer(modules=modules, prompts=whole.prompts, default_prompt_name=whole.default_prompt_name)
+    plain.save(str(folder), create_model_card=False)
+
+
+def _prompt_of(model: SentenceTransformer) -> str:
+    return "" if model.default_prompt_name is None else str(model.prompts[model.default_prompt_name])
+
+
+def _sweep_of_registered(model: str, cluster: Cluster) -> str | None:
+    if not model.startswith("models:/"):
+        return None
+    from babeltune.tracking.registry import champion_of
+
+    name, _, alias = model.removeprefix("models:/").partition("@")
+    version = champion_of(cluster.mlflow, name, alias)
+    return None if version is None else version.tags.get("babeltune.sweep")
+
+
+def _timed_texts(view: StorageView, sweep: str) -> list[str]:
+    tasks = dev_texts(read_prepared(find_sweep(view.folder, sweep).prepared))
+    return list(dict.fromkeys(text for task in tasks for text in task.texts()))[:TIMED]
+
+
+def _speed(encode: Callable[[list[str]], object], texts: list[str]) -> float:
+    encode(texts[:64])  # what the first call pays for
+    begin = time.perf_counter()
+    encode(texts)
+    return len(texts) / (time.perf_counter() - begin)
+
+
+def _bytes_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and path.suffix != ".md")
+
+
+def _copy(folder: Path, draft: Path) -> None:
+    shutil.copytree(folder, draft, dirs_exist_ok=True)
+
+
+def _card(exported: Exported, model: str, prompt: str) -> str:
+    """The new folder's README: what it lost, and how it is read."""
+    source = Path(small_encoder.__file__).read_text(encoding="utf-8")
+    before, after = exported.sizes
+    lines = [
+        f"# {model}, {exported.bits} bits a number",
+        "",
+        f"Vectors of {exported.dim} numbers. {after / 1e6:.1f} MB, {after / before:.1%} of the model's "
+        f"{before / 1e6:.1f} MB. On the dev sets of `{exported.comparison.sweep}`:",
+        "",
+        "| mean | the model | this folder | difference | interval |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    lines += [
+        f"| {cell.name} | {cell.champion:.4f} | {cell.challenger:.4f} | {cell.difference:+.4f} | "
+        f"{cell.low:+.4f} to {cell.high:+.4f} |"
+        for cell in exported.comparison.overall
+    ]
+    call = f'vectors = SmallEncoder(".", prompt={json.dumps(prompt)}).encode(["a text", "another"])'
+    return "\n".join([*lines, "", "It is read so:", "", "```python", source.rstrip(), "", "", call, "```", ""])
