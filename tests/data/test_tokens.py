@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerFast
 
 from babeltune.data import stored_arrays, tokens
 from babeltune.data.store import facts_of
@@ -210,3 +210,11 @@ def test_a_japanese_token_ends_where_the_script_changes(tmp_path):
     folder = train_tokenizer([sentence] * 50, 400, folder=tmp_path)
     tokens = AutoTokenizer.from_pretrained(folder, local_files_only=True).tokenize(sentence)
     assert tokens == ["▁私", "は", "コーヒー", "を", "毎朝飲", "みます", "。"]
+
+
+def test_a_model_with_a_slow_tokenizer_alone_is_refused(tmp_path):
+    shape = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 8, "num_hidden_layers": 1}
+    BertModel(BertConfig(vocab_size=50, **shape)).save_pretrained(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    with pytest.raises(TeacherError, match=r"it has a slow one only, without a tokenizer\.json; name a model"):
+        load_tokenizer(Transformer(model=str(tmp_path)), None)

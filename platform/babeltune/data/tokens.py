@@ -193,8 +193,11 @@ def load_tokenizer(student: Student, folder: Path | None) -> PreTrainedTokenizer
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError, KeyError, ImportError) as error:
+        reason = str(error).splitlines()[0]
+        if "backend tokenizer" in reason:  # a list of what could be installed follows
+            reason = "it has a slow one only, without a tokenizer.json"
         raise TeacherError(
-            f"no tokenizer can be loaded from {name!r}: {str(error).splitlines()[0]}; name a model that has one, or "
+            f"no tokenizer can be loaded from {name!r}: {reason}; name a model that has one, or "
             "leave student.model out to train a student from scratch"
         ) from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
