@@ -136,7 +136,7 @@ class Combined(Method):
 
     @classmethod
     def needs(cls, config: Any) -> Needs:
-        needs = {name: method.needs(own) for name, (method, own) in parts(config).items()}
+        needs = {name: method.needs(settings) for name, (method, settings) in parts(config).items()}
         if not needs:
             raise MethodError(
                 f"no weight is above 0; give one to at least one of {', '.join(METHODS)}; a searched one begins above 0"
@@ -152,26 +152,28 @@ class Combined(Method):
 
     @classmethod
     def negatives(cls, config: Any, global_batch: int) -> int:
-        return max(method.negatives(own, global_batch) for method, own in parts(config).values())
+        return max(method.negatives(settings, global_batch) for method, settings in parts(config).values())
 
     @classmethod
     def warning(cls, means: Mapping[str, float]) -> str:
         said = []
         for name in METHODS:
-            own = {key.removeprefix(f"{name}/"): mean for key, mean in means.items() if key.startswith(f"{name}/")}
-            if own and (words := load_method(name).warning(own)):
+            part_means = {
+                key.removeprefix(f"{name}/"): mean for key, mean in means.items() if key.startswith(f"{name}/")
+            }
+            if part_means and (words := load_method(name).warning(part_means)):
                 said.append(f"{name}: {words}")
         return "; ".join(said)
 
     @classmethod
     def fits(cls, config: Any) -> Mapping[str, OwnShare]:
         """Those of the combined methods, as `settings.soft_contrastive.teacher_temperature`."""
-        fits = {name: method.fits(own) for name, (method, own) in parts(config).items()}
-        return {f"settings.{name}.{field}": asked for name, each in fits.items() for field, asked in each.items()}
+        fits = {name: method.fits(settings) for name, (method, settings) in parts(config).items()}
+        return {f"settings.{name}.{field}": fit for name, each in fits.items() for field, fit in each.items()}
 
     @classmethod
     def label_warning(cls, config: Any, vectors: TeacherVectors) -> str:
-        said = {name: method.label_warning(own, vectors) for name, (method, own) in parts(config).items()}
+        said = {name: method.label_warning(settings, vectors) for name, (method, settings) in parts(config).items()}
         return "; ".join(f"{name}: {words}" for name, words in said.items() if words)
 
     def terms(self) -> Iterable[tuple[str, Method]]:

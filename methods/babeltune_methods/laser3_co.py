@@ -148,7 +148,7 @@ class Laser3Co(Method):
         if batch.teacher_source is None:
             raise TrainingError("laser3_co needs the teacher's vectors of the source side")
         both = config.self_weight > 0
-        q, *own = (
+        q, *others = (
             normalize(side.float(), dim=1)
             for side in encode_together(encode, batch.target, *([batch.source] if both else []))
         )
@@ -165,7 +165,7 @@ class Laser3Co(Method):
             loss, more = self.contrast(q, k, batch, gather)
             terms, diagnostics = {"contrast": loss.detach()}, diagnostics | more
         if both:
-            again = config.self_weight * distil(own[0], k) / batch.total
+            again = config.self_weight * distil(others[0], k) / batch.total
             loss, terms["self"] = loss + again, again.detach()
         if self.head is not None and batch.masked_target is not None:
             states = encode.states(batch.masked_target.tokens)

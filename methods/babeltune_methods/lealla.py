@@ -148,8 +148,8 @@ class Lealla(Method):
             forward, backward = ams(x, y, all_y, left_out[0]), ams(y, x, all_x, left_out[1])
             terms.append(("ams", config.alpha * (forward + backward) / total))
             repeated = sources.count() + targets.count()
-            kept = [side.negatives() for side in left_out]
-            diagnostics |= negative_shares(repeated, 2 * total, kept, [total - 1] * 2, gather)
+            negatives = [side.negatives() for side in left_out]
+            diagnostics |= negative_shares(repeated, 2 * total, negatives, [total - 1] * 2, gather)
         if config.beta or config.gamma:
             g_x, g_y = self.teachers(batch)
             if config.beta:

@@ -242,9 +242,9 @@ class MlCtl(Method):
         anchors = [(x, y), (y, x)] if config.resolved[1] else [(x, y)]
         info, candidates = "info" in config.variant, torch.cat([all_x, all_y])
         sums = [anchor_losses(a, b, candidates, left_out, config.temperature, positive_below=info) for a, b in anchors]
-        repeated, kept = sources.count() + targets.count(), [left_out.negatives()]
+        repeated, negatives = sources.count() + targets.count(), [left_out.negatives()]
         diagnostics = {
-            **negative_shares(repeated, 2 * batch.total, kept, [2 * batch.total - 2], gather),
+            **negative_shares(repeated, 2 * batch.total, negatives, [2 * batch.total - 2], gather),
             "cosine": (x * y).sum().detach() / batch.total,
         }
         return torch.stack(sums).sum() / (len(anchors) * batch.total), diagnostics

@@ -201,13 +201,13 @@ class SoftContrastive(Method):
     def warning(cls, means: Mapping[str, float]) -> str:
         """Labels that hardly prefer a pair teach nothing: their entropy is near that of equal shares, log N. Labels
         that give a row's own pair nearly everything teach no more than hard ones."""
-        entropy, own = means.get("label_entropy", 0.0), means.get("label_own")
+        entropy, own_share = means.get("label_entropy", 0.0), means.get("label_own")
         if entropy > FLAT:
             return f"labels are nearly flat ({entropy:.0%} of log N): set teacher_temperature to auto, or lower it"
-        if own is not None and (entropy < HARD or own > OWN):
+        if own_share is not None and (entropy < HARD or own_share > OWN):
             return (
-                f"labels are nearly hard ({own:.0%} of their weight is on the own pair, {entropy:.0%} of log N): set "
-                "teacher_temperature to auto, raise it, or set labels: hard"
+                f"labels are nearly hard ({own_share:.0%} of their weight is on the own pair, {entropy:.0%} of log N): "
+                "set teacher_temperature to auto, raise it, or set labels: hard"
             )
         return ""
 
@@ -215,8 +215,8 @@ class SoftContrastive(Method):
     def fits(cls, config: Any) -> Mapping[str, OwnShare]:
         if config.labels == "hard":
             return {}
-        asked = OwnShare(config.own_share, ("source", "target") if config.labels == "average" else ("source",))
-        return {name: asked for name in ("temperature", "teacher_temperature") if getattr(config, name) == AUTO}
+        fit = OwnShare(config.own_share, ("source", "target") if config.labels == "average" else ("source",))
+        return {name: fit for name in ("temperature", "teacher_temperature") if getattr(config, name) == AUTO}
 
     @classmethod
     def label_warning(cls, config: Any, vectors: TeacherVectors) -> str:
@@ -226,8 +226,8 @@ class SoftContrastive(Method):
         g = anchors(config, *vectors())
         if len(g) < 2:
             return ""
-        own, entropy = label_shape(g, config.label_tau)
-        return cls.warning({"label_entropy": entropy, "label_own": own})
+        own_share, entropy = label_shape(g, config.label_tau)
+        return cls.warning({"label_entropy": entropy, "label_own": own_share})
 
     def weights(self, batch: Batch, gather: Gather, label_tau: float) -> Weights:
         """w(i, j) of this configuration."""

@@ -115,16 +115,16 @@ class TranslationRanking(Method):
         if found is not None:
             hard = hard_log_sum(s, h[0].view(len(s), k, s.shape[1]), found, config.temperature)
         theirs = found.sum(1) if found is not None else 0
-        kept, available = [targets.others(masked).negatives() + theirs], [total - 1 + theirs]
+        negatives, available = [targets.others(masked).negatives() + theirs], [total - 1 + theirs]
         forward = ranking(s, t, all_t, config.temperature, targets if masked else None, hard) / total
         loss, terms = forward, {"forward": forward.detach()}
         if config.direction == "both":
             backward = ranking(t, s, all_s, config.temperature, sources if masked else None) / total
             loss, terms["backward"] = (forward + backward) / 2, backward.detach()
-            kept.append(sources.others(masked).negatives())
+            negatives.append(sources.others(masked).negatives())
             available.append(total - 1)
         diagnostics = {
-            **negative_shares(sources.count() + targets.count(), 2 * total, kept, available, gather),
+            **negative_shares(sources.count() + targets.count(), 2 * total, negatives, available, gather),
             "cosine": (s * t).sum().detach() / total,
         }
         return Loss(loss, terms, diagnostics)

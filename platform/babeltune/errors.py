@@ -98,10 +98,10 @@ def storage_refusals(place: Path, storage: str | None = None) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        named = error.filename if isinstance(error.filename, str | os.PathLike) else None
-        if error.errno not in REFUSALS or (named and storage and not _is_in(storage, named)):
+        path = error.filename if isinstance(error.filename, str | os.PathLike) else None
+        if error.errno not in REFUSALS or (path and storage and not _is_in(storage, path)):
             raise
-        raise StorageError.at(Path(named or place), error.strerror) from error
+        raise StorageError.at(Path(path or place), error.strerror) from error
 
 
 def _is_in(folder: str, path: str | os.PathLike[str]) -> bool:

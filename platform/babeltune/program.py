@@ -161,9 +161,9 @@ def refuse_a_deleted_folder() -> None:
         Path.cwd()
     except FileNotFoundError:
         shell = os.environ.get("PWD", "")
-        named = f", {shell}," if shell else ""
+        name = f", {shell}," if shell else ""
         raise DeletedFolderError(
-            f"the folder{named} that this command runs in was deleted; go to one that exists, such as with `cd`"
+            f"the folder{name} that this command runs in was deleted; go to one that exists, such as with `cd`"
         ) from None
 
 
@@ -188,10 +188,10 @@ def unexpected(error: BaseException) -> str:
         os.close(handle)
         text = f"babeltune {__version__}, Python {sys.version}\n{command}\n\n{trace}"
         Path(path).write_text(text, encoding="utf-8", errors="backslashreplace")
-        kept = f"its full traceback is in {path}"
+        ending = f"its full traceback is in {path}"
     except OSError:
-        kept = "no file could take its traceback"
+        ending = "no file could take its traceback"
     return (
-        f"{words} (babeltune {__version__}); this is a defect of babeltune: {kept}; "
+        f"{words} (babeltune {__version__}); this is a defect of babeltune: {ending}; "
         "please report it. BABELTUNE_DEBUG=1 prints it"
     )

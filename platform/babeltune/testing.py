@@ -353,8 +353,8 @@ def check_ranks(cases: Sequence[Case], folder: Path, worlds: Sequence[int] = WOR
 
     It starts as many processes with gloo as the largest of `worlds`. They find each case's class by its module, and
     write into `folder`."""
-    asked = {"settings": [dict(case.settings) for case in cases], "worlds": list(worlds)}
-    (folder / "ranks.json").write_text(json.dumps(asked), encoding="utf-8")
+    request = {"settings": [dict(case.settings) for case in cases], "worlds": list(worlds)}
+    (folder / "ranks.json").write_text(json.dumps(request), encoding="utf-8")
     methods = [_reference(case) for case in cases]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     commands = [[sys.executable, "-P", "-m", __name__, str(rank), str(folder), *methods] for rank in range(max(worlds))]
@@ -427,9 +427,9 @@ def _figures_of(case: Case, total: int, ranks: ProcessGroup) -> dict[str, Tensor
 
 def _run_rank(rank: int, folder: Path, methods: Sequence[str]) -> None:
     """One of the processes of `check_ranks`: it takes part in each group that has its rank."""
-    asked = json.loads((folder / "ranks.json").read_text(encoding="utf-8"))
-    cases = [Case(_referenced(name), settings) for name, settings in zip(methods, asked["settings"], strict=True)]
-    for world in asked["worlds"]:
+    request = json.loads((folder / "ranks.json").read_text(encoding="utf-8"))
+    cases = [Case(_referenced(name), settings) for name, settings in zip(methods, request["settings"], strict=True)]
+    for world in request["worlds"]:
         if rank < world:
             dist.init_process_group("gloo", init_method=f"file://{folder}/store-{world}", rank=rank, world_size=world)
             found = _figures(cases, ProcessGroup())

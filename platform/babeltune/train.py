@@ -76,14 +76,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path(".babeltune/alone"), help="stores, checkpoints and reports")
     parser.add_argument("--export", type=Path, help="write the last state as a sentence-transformers folder")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    given = parser.parse_args(arguments)
-    run, sweep = train_alone(given.file, given.overlays, given.assignments, given.out, given.device)
-    if given.export:
+    options = parser.parse_args(arguments)
+    run, sweep = train_alone(options.file, options.overlays, options.assignments, options.out, options.device)
+    if options.export:
         train_step = run.train_step
         with train_step.averaged():
             train_step.module.cpu()
-            export_trial(sweep, run.trial, run.prepared, train_step.encoder, train_step.method, given.export)
-        print(f"model: {given.export}")
+            export_trial(sweep, run.trial, run.prepared, train_step.encoder, train_step.method, options.export)
+        print(f"model: {options.export}")
 
 
 if __name__ == "__main__":

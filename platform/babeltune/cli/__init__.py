@@ -104,10 +104,10 @@ def refused(error: TyperException, arguments: list[str]) -> str:
     """What is wrong with the arguments: the option, its value, the rule, and where the options are listed."""
     words = error.format_message().strip().removesuffix(".")
     options = getattr(getattr(error, "param", None), "opts", [])
-    given = next(_given(arguments, options), None)
-    if given and words.startswith("Invalid value"):
+    option = next(_given(arguments, options), None)
+    if option and words.startswith("Invalid value"):
         rule = str(error).removeprefix("Value error, ").replace("Input should be", "must be").removesuffix(".")
-        words = f"{given}: {rule.partition(', unable to parse')[0]}"
+        words = f"{option}: {rule.partition(', unable to parse')[0]}"
     if (unknown := re.match(r"No such command '(version|help)'", words)) is not None:
         words += f" (did you mean '--{unknown[1]}'?)"
     context = getattr(error, "ctx", None)

@@ -53,7 +53,7 @@ def init(
     from babeltune.apps.own_files.init import init as make
     from babeltune.files import plain
 
-    wanted = Wanted(
+    choices = Wanted(
         out=out_,
         teacher=teacher,
         teacher_languages=tuple(filter(None, (teacher_languages or "").replace(" ", "").split(","))),
@@ -62,7 +62,7 @@ def init(
         encoding=encoding,
     )
     with steps_shown("reading the files"):
-        recipe = make(files, wanted)
+        recipe = make(files, choices)
     warn(recipe.notes)
     say({**plain(recipe), "path": str(recipe.path)}, as_json, lambda: show(recipe))
 

@@ -63,8 +63,8 @@ def machine_of(cluster: Cluster, sweep: Sweep) -> Machine | None:
             "with --cluster"
         )
     fit = int(cpus // share) if sized.address == "local" else 1
-    asked = fit if sized.worker_groups == "auto" else sized.worker_groups
-    groups = max(1, min(asked, sweep.budget.trials))
+    worker_groups = fit if sized.worker_groups == "auto" else sized.worker_groups
+    groups = max(1, min(worker_groups, sweep.budget.trials))
     return Machine(
         groups=groups,
         workers=sized.workers,
@@ -185,9 +185,9 @@ def _detects_words(report: PlanReport, sweep: Sweep) -> str:
 
 def student_words(student: Student, report: PlanReport) -> str:
     """The default student in a few words."""
-    count, named = report.default.student_parameters, report.default.named
-    if named is not None:
-        return f"{student.model}: {cut_words(student, named)}"
+    count, shape_of = report.default.student_parameters, report.default.named
+    if shape_of is not None:
+        return f"{student.model}: {cut_words(student, shape_of)}"
     weights_words = f", about {weights(count)} weights" if count is not None else ""
     if student.model or student.start:
         return f"{student.model or student.start}{weights_words}"

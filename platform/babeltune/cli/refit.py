@@ -48,8 +48,8 @@ def refit(
     from babeltune.sweep.state.progress import is_driven
     from babeltune.sweep.state.refit import refit_of
 
-    asked = Submission(accept_changes, detach, insecure)
-    check_submission(asked, cluster)
+    submission = Submission(accept_changes, detach, insecure)
+    check_submission(submission, cluster)
     with steps_shown("reading the sweep"):
         folder = folder_of(name, cluster)
         if is_driven(folder):
@@ -62,7 +62,7 @@ def refit(
     if len(sweep.refit_of) < top and not as_json:
         words = f"{folder.id} has {len(sweep.refit_of)} finished settings, fewer than --top {top}: those are trained"
         out.print(words, markup=False, highlight=False)
-    run_sweep(sweep, cluster, asked, as_json=as_json)
+    run_sweep(sweep, cluster, submission, as_json=as_json)
     if not as_json:
         show_gains(folder, sweep, cluster)
 

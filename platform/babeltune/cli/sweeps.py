@@ -107,9 +107,9 @@ def submit(
 
     A finished one asks before it gets more trials; `--yes` answers."""
     sweep = read(file, with_, set_, cluster, trials)
-    asked = Submission(accept_changes, detach, insecure, yes)
-    check_submission(asked, cluster)
-    run_sweep(sweep, cluster, asked, as_json=as_json)
+    submission = Submission(accept_changes, detach, insecure, yes)
+    check_submission(submission, cluster)
+    run_sweep(sweep, cluster, submission, as_json=as_json)
 
 
 @app.command()
@@ -173,8 +173,8 @@ def resume(
             "it changes a sweep file; name one with --spec FILE", param_hint="--with" if with_ else "--set"
         )
     sweep = read(spec, with_, set_, cluster, trials) if spec is not None else None
-    asked = Submission(accept_changes, detach, insecure)
-    check_submission(asked, cluster)
+    submission = Submission(accept_changes, detach, insecure)
+    check_submission(submission, cluster)
     folder = folder_of(name, cluster)
     if (sweep is not None or trials is not None) and is_driven(folder):
         words = ("spec", f"--spec {spec}") if sweep is not None else ("budget", f"--trials {trials}")
@@ -182,8 +182,8 @@ def resume(
     if sweep is None:
         sweep = recorded(folder, trials)
     else:
-        show_taken(folder, sweep, accept_changes=asked.accept_changes)
-    run_sweep(sweep, cluster, asked, as_json=as_json, into=folder.id)
+        show_taken(folder, sweep, accept_changes=submission.accept_changes)
+    run_sweep(sweep, cluster, submission, as_json=as_json, into=folder.id)
 
 
 @app.command()
@@ -199,8 +199,8 @@ def extend(
     """Give a sweep more trials. It stays the same sweep, and learns from the trials that it has."""
     from babeltune.sweep.state.progress import is_driven
 
-    asked = Submission(accept_changes, detach, insecure)
-    check_submission(asked, cluster)
+    submission = Submission(accept_changes, detach, insecure)
+    check_submission(submission, cluster)
     folder = folder_of(name, cluster)
     before = folder.sweep().budget.trials
     if trials <= before:
@@ -209,7 +209,7 @@ def extend(
         )
     if is_driven(folder):
         raise SweepError(running_words(folder.id, with_cluster(cluster), "budget", f"--trials {trials}", "extend"))
-    run_sweep(recorded(folder, trials), cluster, asked, as_json=as_json, into=folder.id)
+    run_sweep(recorded(folder, trials), cluster, submission, as_json=as_json, into=folder.id)
 
 
 def wait_for_driver(folder: SweepFolder, storage: Storage, seconds: float) -> bool:

@@ -331,6 +331,6 @@ def smallest(ranks: NDArray[np.uint64], count: int) -> NDArray[np.bool_]:
         out[part] = bins < last
         ties.append(np.flatnonzero(bins == last) + part.start)
     tied = np.concatenate([np.empty(0, np.int64), *ties])
-    wanted = count - int(below[last - 1]) if last else count
-    out[tied[np.argsort(ranks[tied], kind="stable")[:wanted]]] = True
+    missing = count - int(below[last - 1]) if last else count
+    out[tied[np.argsort(ranks[tied], kind="stable")[:missing]]] = True
     return out

@@ -107,7 +107,7 @@ def parquet_batches(path: Path, names: Sequence[str], content: Digest) -> Iterat
                 content.update(block)
         schema = _first_stream(process)
         roots, types = arrow_roots(str(path), schema, names), leaves(schema)
-        wanted = {
+        request = {
             "columns": roots,
             "texts": [name for name in names if is_text(types[name])],
             "rows": ARROW_ROWS,
@@ -117,7 +117,7 @@ def parquet_batches(path: Path, names: Sequence[str], content: Digest) -> Iterat
         if not (rows := int(schema.metadata[b"rows"])):
             return
         assert process.stdin is not None
-        process.stdin.write(json.dumps(wanted).encode() + b"\n")
+        process.stdin.write(json.dumps(request).encode() + b"\n")
         process.stdin.flush()
         with pa.ipc.open_stream(process.stdout) as batches:
             yield from _counted(batches, path.stat().st_size, rows)

@@ -111,9 +111,9 @@ class EvalIndex:
         keys, first, where = np.unique(keys, return_index=True, return_inverse=True)
         near: dict[int, list[int]] = {}
         for part in parts(len(first), BLOCK):
-            asked = [texts[i] for i in first[part]]
-            shared = self._bands.query_all(signatures(asked))
-            for i, (text, others) in enumerate(zip(asked, shared, strict=True), part.start):
+            chunk = [texts[i] for i in first[part]]
+            shared = self._bands.query_all(signatures(chunk))
+            for i, (text, others) in enumerate(zip(chunk, shared, strict=True), part.start):
                 candidates = (j for j in sorted(others) if keys[i] != self.keys[j])
                 if alike := [j for j in candidates if jaccard(text, self.texts[j]) >= THRESHOLD]:
                     near[i] = alike

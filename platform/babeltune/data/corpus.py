@@ -125,8 +125,8 @@ def build_corpus(
     for name, sets in cleaning.near.items():
         rows_kept = [block.rows for block in train if block.source.name == name]
         cleaning.contamination.near(name, read[name], sets, rows_kept, index)
-    asked = {name: np.unique(sentence_keys(rows.asked())) for name, rows in evals.items() if rows.languages}
-    cleaning.contamination.both({**sealed, **asked})
+    query_keys = {name: np.unique(sentence_keys(rows.asked())) for name, rows in evals.items() if rows.languages}
+    cleaning.contamination.both({**sealed, **query_keys})
     if find:
         cleaning.contamination.close(index)
     heldout_sets = heldout_tasks(kept_back, data.split.right_model if data.split else "student")

@@ -56,10 +56,10 @@ def write(path: str) -> int:
     sys.stdout.buffer.flush()
     if not (line := sys.stdin.readline()):
         return 0
-    wanted, size, writer = json.loads(line), 0, None
-    for batch in batches(path, wanted):
+    request, size, writer = json.loads(line), 0, None
+    for batch in batches(path, request):
         size += sum(map(text_bytes, batch.columns))
-        if size > wanted["most"]:
+        if size > request["most"]:
             print(size, file=sys.stderr)
             return TOO_LARGE
         writer = writer or pa.ipc.new_stream(out, batch.schema)

@@ -94,14 +94,14 @@ def prepare(
 
     Raises `DataError` for broken text, `TeacherError` for a teacher that cannot be loaded, `StoreError` when the
     storage fails."""
-    sweep, wanted = inputs.sweep, inputs.wanted
+    sweep, needs = inputs.sweep, inputs.wanted
     stores = storage / "stores"
     stores.mkdir(parents=True, exist_ok=True)
     corpus = corpus or read_corpus(inputs, storage, progress)
     text_digest = digest_of_texts(itertools.chain(corpus.texts, corpus.languages))
-    words = align_words(inputs, corpus, stores, progress) if wanted.words else None
+    words = align_words(inputs, corpus, stores, progress) if needs.words else None
     student_tokens = StudentTokens(sweep, inputs.students, corpus, text_digest, stores, run_shards, progress)
-    tokens = student_tokens.build(words) if wanted.trained else {}
+    tokens = student_tokens.build(words) if needs.trained else {}
     teacher, teacher_rows = encode_with_teacher(inputs, corpus, stores, run_shards, progress)
     tokens = student_tokens.with_vectors(tokens, teacher, teacher_rows)
     taught = itertools.chain.from_iterable(corpus.group_languages)
@@ -109,16 +109,16 @@ def prepare(
     description = {
         **described(sweep, corpus, text_digest, teacher_rows),
         "teacher": teacher.name,
-        "negatives": plain(wanted.negatives),
+        "negatives": plain(needs.negatives),
         **({"words": words.name} if words else {}),
     }
 
     def write(folder: Path) -> Contents:
         write_arrays(folder, corpus, teacher_rows, languages)
-        if wanted.negatives:
+        if needs.negatives:
             progress("mining hard negatives", 0, 1)
             vectors = open_matrix(teacher).rows(teacher_rows[corpus.pairs[:, 0]])
-            write_negatives(folder, corpus, wanted, vectors, sweep.seed)
+            write_negatives(folder, corpus, needs, vectors, sweep.seed)
             progress("mining hard negatives", 1, 1)
         return Contents()
 
@@ -132,7 +132,7 @@ def prepare(
         teacher=str(teacher),
         teacher_dim=int(facts_of(teacher)["dim"] or 0),
         copy_anchor=_copies_anchor(sweep),
-        negatives={key: str(folder / f"negatives-{key}.npy") for key, _, _ in wanted.negatives},
+        negatives={key: str(folder / f"negatives-{key}.npy") for key, _, _ in needs.negatives},
         counts=counts_of(corpus, words),
         texts=len(corpus.texts),
         groups=corpus.groups,
@@ -151,10 +151,10 @@ def encode_with_teacher(
     inputs: PreparationInputs, corpus: Corpus, stores: Path, run_shards: RunShards, progress: Progress
 ) -> tuple[Path, NDArray[np.integer]]:
     """The store of the teacher's vectors, and [texts] each text's row in it (-1: not asked)."""
-    asked, rows = asked_of_teacher(corpus, inputs.wanted, copy_anchor=_copies_anchor(inputs.sweep))
+    sentences, rows = asked_of_teacher(corpus, inputs.wanted, copy_anchor=_copies_anchor(inputs.sweep))
     store = build_teacher_store(
         stores,
-        asked,
+        sentences,
         inputs.sweep.teacher,
         exact=inputs.wanted.exact,
         run_shards=run_shards,

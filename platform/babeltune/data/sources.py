@@ -186,11 +186,11 @@ def whole_rows(
     source: Source, refusals: Refusals, place: str, table: Iterable[Row], names: Sequence[str]
 ) -> list[Texts]:
     """The columns of the rows that are not broken, and that the source's `where` takes."""
-    rows, begin, asked = TableWriter(len(names)), len(source.columns or ()), list(source.where.values())
+    rows, begin, values_of_where = TableWriter(len(names)), len(source.columns or ()), list(source.where.values())
     for line, values in refusals.count(table):
         if isinstance(values, Fault):
             refusals.refuse(f"{place}:{line}", values)
-        elif values[begin : begin + len(asked)] == asked:
+        elif values[begin : begin + len(values_of_where)] == values_of_where:
             rows.add(values)
     return rows.done()
 

@@ -133,15 +133,15 @@ def _ranks(
     names, sizes = zeros(len(keys), np.uint64), zeros(len(keys), number_type(len(keys) + 1))
     barred = zeros(len(keys), np.bool_)
     for part in parts(len(keys)):
-        own = component[part]
-        np.bitwise_xor.at(names, own, mixed(keys[part]).sum(axis=1, dtype=np.uint64))
-        np.add.at(sizes, own, 1)
-        barred[own[synthetic[part]]] = True
+        groups = component[part]
+        np.bitwise_xor.at(names, groups, mixed(keys[part]).sum(axis=1, dtype=np.uint64))
+        np.add.at(sizes, groups, 1)
+        barred[groups[synthetic[part]]] = True
     ranks = zeros(len(keys), np.uint64)
     for part in parts(len(keys)):
-        own = component[part]
-        ranks[part] = mixed(names[own] ^ np.uint64(salt))
-        can[part] = ~barred[own] & (sizes[own] <= most)
+        groups = component[part]
+        ranks[part] = mixed(names[groups] ^ np.uint64(salt))
+        can[part] = ~barred[groups] & (sizes[groups] <= most)
     return ranks
 
 

@@ -273,7 +273,7 @@ def _build(
     files = dict(sorted(files.items()))
     for array in contents.arrays.values():
         _check_fits(array, files, folder)
-    made = StoreRecord(
+    content = StoreRecord(
         format=FORMAT,
         kind=store.kind,
         key=_key(store.kind, store.description),
@@ -284,7 +284,7 @@ def _build(
         files=files,
     )
     record = building / RECORD
-    record.write_text(made.encode(), encoding="utf-8")
+    record.write_text(content.encode(), encoding="utf-8")
     sync(record)
     if bucket is not None and not files.keys() <= here.keys():
         bucket.finish(folder, building, {**files, record.name: _stored_file(record)})

@@ -137,7 +137,7 @@ class StudentTokens:
         self, student: Student, max_tokens: int | None, tokenizer: PreTrainedTokenizerFast, what: str
     ) -> tuple[Path, Path]:
         """The token stores of the texts with the student's prompt and with that of the evaluation."""
-        asked = self.sweep.evaluation.prompt
+        evaluation_prompt = self.sweep.evaluation.prompt
         train, evaluation = (
             build_token_store(
                 self.stores,
@@ -147,7 +147,7 @@ class StudentTokens:
                 run_shards=self.run_shards,
                 progress=functools.partial(self.progress, what),
             )
-            for prompt in (student.prompt, student.prompt if asked is None else asked)
+            for prompt in (student.prompt, student.prompt if evaluation_prompt is None else evaluation_prompt)
         )
         return train, evaluation
 

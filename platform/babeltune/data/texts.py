@@ -283,9 +283,9 @@ def text_hashes(texts: Texts, language: str = "") -> NDArray[np.uint64]:
     begin = hashlib.blake2b(f"{language}\0".encode(), digest_size=8)
 
     def digest(text: bytes) -> bytes:
-        own = begin.copy()
-        own.update(text)
-        return own.digest()
+        state = begin.copy()
+        state.update(text)
+        return state.digest()
 
     for place in parts(len(texts), BATCH):
         some = texts.part(place).cast(pa.large_binary()).to_pylist()

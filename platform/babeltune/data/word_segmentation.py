@@ -142,10 +142,10 @@ def token_spans(
     A token that reaches into a word belongs to it. Tokens are counted with the prompt's and the special ones."""
     result = np.full((len(ids), 2), -1)
     order = np.argsort(ids, kind="stable")
-    wanted, first = np.unique(ids[order], return_index=True)
+    distinct, first = np.unique(ids[order], return_index=True)
     first = np.append(first, len(order))
-    for start in range(0, len(wanted), CHUNK):
-        chunk = wanted[start : start + CHUNK]
+    for start in range(0, len(distinct), CHUNK):
+        chunk = distinct[start : start + CHUNK]
         encodings = tokenizer.encode_batch([prompt + texts[i] for i in chunk])
         lengths = np.array([len(encoding) for encoding in encodings])
         offsets = np.array([pair for encoding in encodings for pair in encoding.offsets], np.int64).reshape(-1, 2)

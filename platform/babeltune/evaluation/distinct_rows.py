@@ -9,8 +9,8 @@ from babeltune.data.prepared import IdTask
 
 def tasks_behind(metric: str, tasks: Sequence[IdTask]) -> list[IdTask]:
     """The tasks that a dev metric is the score of, or the mean over."""
-    named = metric.split("/")[1:-1]
-    return [task for task in tasks if named in ([task.name], [task.group], [task.name, task.subset])]
+    parts = metric.split("/")[1:-1]
+    return [task for task in tasks if parts in ([task.name], [task.group], [task.name, task.subset])]
 
 
 def distinct_rows(tasks: Sequence[IdTask]) -> int:
@@ -20,7 +20,7 @@ def distinct_rows(tasks: Sequence[IdTask]) -> int:
     for task in tasks:
         rows = len(task.left)
         sides = (("text", task.left), ("text", task.right[:rows]), ("grades", task.scores), ("labels", task.labels))
-        own: set[Hashable] = {side for side in sides if side[1]}
-        joined = own.union(*(known for known, _ in sets if known & own))
-        sets = [(joined, rows), *(one for one in sets if not one[0] & own)]
+        row_texts: set[Hashable] = {side for side in sides if side[1]}
+        joined = row_texts.union(*(texts for texts, _ in sets if texts & row_texts))
+        sets = [(joined, rows), *(one for one in sets if not one[0] & row_texts)]
     return sum(rows for _, rows in sets)

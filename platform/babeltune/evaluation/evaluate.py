@@ -70,20 +70,20 @@ def dimension(cut: Cut) -> str:
 def embedded(tasks: Sequence[IdTask], embed: Embed, teacher: Embed | None = None) -> Lookup:
     """The vectors of all texts of the tasks, each text encoded once by each model that has to."""
     _check_names(tasks)
-    own = _embedded(tasks, "student", embed)
+    student = _embedded(tasks, "student", embed)
     if all(task.right_model == "student" for task in tasks):
-        return own
+        return student
     if teacher is None:
-        named = ", ".join(dict.fromkeys(task.name for task in tasks if task.right_model == "teacher"))
-        raise DataError(f"the right side of {named} is the teacher's to encode, and there is none; name one")
+        names = ", ".join(dict.fromkeys(task.name for task in tasks if task.right_model == "teacher"))
+        raise DataError(f"the right side of {names} is the teacher's to encode, and there is none; name one")
     others = _embedded(tasks, "teacher", teacher)
-    if own.vectors.shape[1] != others.vectors.shape[1]:
-        widths = f"{own.vectors.shape[1]} dimensions and the teacher's {others.vectors.shape[1]}"
+    if student.vectors.shape[1] != others.vectors.shape[1]:
+        widths = f"{student.vectors.shape[1]} dimensions and the teacher's {others.vectors.shape[1]}"
         raise TrainingError(
             f"the student's vectors have {widths}, so they do not compare; set student.projection: teacher, or remove "
             "right_model"
         )
-    return replace(own, others=others)
+    return replace(student, others=others)
 
 
 def _embedded(tasks: Sequence[IdTask], model: Literal["student", "teacher"], embed: Embed) -> Lookup:
@@ -221,14 +221,14 @@ def _bitext(task: IdTask, lookup: Lookup) -> Scores:
 
 def _mining(task: IdTask, lookup: Lookup) -> Scores:
     found = _mined(task, lookup)
-    known = _mined(task.fit, lookup) if task.fit is not None else {}
+    fit_pairs = _mined(task.fit, lookup) if task.fit is not None else {}
     broken = not lookup.finite()
     scores: Scores = {}
     for how, pairs in found.items():
-        own = mining_f1.fitted_threshold(pairs, task.gold)
-        scores[f"f1_{how}_oracle"] = math.nan if broken else mining_f1.mining_f1(pairs, task.gold, own)
+        best_threshold = mining_f1.fitted_threshold(pairs, task.gold)
+        scores[f"f1_{how}_oracle"] = math.nan if broken else mining_f1.mining_f1(pairs, task.gold, best_threshold)
         if task.fit is not None:
-            fitted = mining_f1.fitted_threshold(known[how], task.fit.gold)
+            fitted = mining_f1.fitted_threshold(fit_pairs[how], task.fit.gold)
             scores[f"f1_{how}"] = math.nan if broken else mining_f1.mining_f1(pairs, task.gold, fitted)
     return scores
 
@@ -279,8 +279,8 @@ def _retrieval(task: IdTask, lookup: Lookup) -> Scores:
     )
     scores = {name: float(value.mean()) for name, value in zip(names, values, strict=True)}
     if task.mixed:
-        own = np.array([language == task.left_languages[0] for language in task.right_languages])
-        scores[BIAS] = retrieval.same_language_bias(ranked, judged, own)
+        same_language = np.array([language == task.left_languages[0] for language in task.right_languages])
+        scores[BIAS] = retrieval.same_language_bias(ranked, judged, same_language)
     return scores
 
 

@@ -178,14 +178,14 @@ def nearest(
     query are kept; their cosines are then summed again in fp64, so that equal vectors tie. The whole matrix of queries
     and documents is never made, and the documents are never copied as a whole."""
     x, k = unit(queries).cpu(), min(k, len(rows))
-    kept = min(k + SLACK, len(rows))
+    candidates = min(k + SLACK, len(rows))
     parts = []
     with full_precision("cpu"):
         for some in torch.split(x, tile[0]):
             best = _nothing(len(some))
             for first in range(0, len(rows), tile[1]):
                 documents = unit(table[rows[first : first + tile[1]]])
-                best = _merged(best, _largest(cosines(some, documents), first, kept), kept)
+                best = _merged(best, _largest(cosines(some, documents), first, candidates), candidates)
             parts.append(_settled(some, table, rows, best, k))
     return _marked(_joined(parts))
 

@@ -45,13 +45,13 @@ def candidates(left: Vectors | Side, right: Vectors | Side, k: int = 4, margin: 
 def one_to_one(pairs: Scored) -> Scored:
     """The pairs from the best-scored downwards with two sentences that were not taken before; equal scores by index."""
     taken: tuple[set[int], set[int]] = (set(), set())
-    kept: Scored = {}
+    one_each: Scored = {}
     for (i, j), score in sorted(pairs.items(), key=lambda item: (-item[1], item[0])):
         if i not in taken[0] and j not in taken[1]:
             taken[0].add(i)
             taken[1].add(j)
-            kept[i, j] = score
-    return kept
+            one_each[i, j] = score
+    return one_each
 
 
 def without_repeated(pairs: Scored, left: Sequence[int], right: Sequence[int]) -> Scored:
@@ -83,5 +83,5 @@ def fitted_threshold(pairs: Scored, gold: Sequence[Pair]) -> float:
 def mining_f1(pairs: Scored, gold: Sequence[Pair], threshold: float) -> float:
     """F1 of the pairs that score at least `threshold`; NaN without gold."""
     right = set(gold)
-    kept = [pair for pair, score in pairs.items() if score >= threshold]
-    return 2 * sum(pair in right for pair in kept) / (len(kept) + len(right)) if right else math.nan
+    above = [pair for pair, score in pairs.items() if score >= threshold]
+    return 2 * sum(pair in right for pair in above) / (len(above) + len(right)) if right else math.nan

@@ -37,7 +37,7 @@ def in_plane(vectors: Rows, *, seed: int = 0) -> Rows:
         raise DataError("all vectors are alike, so they have no positions")
     from sklearn.manifold import TSNE
 
-    made = TSNE(
+    projection = TSNE(
         n_components=2,
         init="pca",
         method="exact",  # faster than the approximation up to some hundred points
@@ -45,7 +45,7 @@ def in_plane(vectors: Rows, *, seed: int = 0) -> Rows:
         max_iter=ITERATIONS,
         random_state=seed,
     )
-    positions: Rows = made.fit_transform(unit).astype(np.float32)
+    positions: Rows = projection.fit_transform(unit).astype(np.float32)
     return positions
 
 

@@ -10,8 +10,8 @@ def one_of(config: object, **allowed: Collection[object]) -> None:
     """Each field has one of these values."""
     for field, values in allowed.items():
         if (value := getattr(config, field)) not in values:
-            known = ", ".join(str(each) for each in values if each is not None)
-            raise ValueError(f"{field} is {value!r}; allowed: {known}")
+            choices = ", ".join(str(each) for each in values if each is not None)
+            raise ValueError(f"{field} is {value!r}; allowed: {choices}")
 
 
 def above_zero(config: object, *fields: str) -> None:

@@ -165,8 +165,8 @@ def tiled_cross_entropy(
         temperature,
         tile,
     )
-    wanted = torch.is_grad_enabled() and any(v is not None and v.requires_grad for v in (x, y, beside))
-    value, teacher = CrossEntropy.apply(x, y, beside, formula, wanted)  # type: ignore[no-untyped-call]
+    with_gradient = torch.is_grad_enabled() and any(v is not None and v.requires_grad for v in (x, y, beside))
+    value, teacher = CrossEntropy.apply(x, y, beside, formula, with_gradient)  # type: ignore[no-untyped-call]
     return value, teacher
 
 

@@ -62,9 +62,9 @@ class CachedEncode:
                 parts.append(run(part))
         rows = torch.cat(parts).requires_grad_()
         start = 0
-        for part, state, made in zip(chunks(tokens, self.chunk), states, parts, strict=True):
-            self.replays.append((run, part, state, rows, slice(start, start + len(made))))
-            start += len(made)
+        for part, state, part_rows in zip(chunks(tokens, self.chunk), states, parts, strict=True):
+            self.replays.append((run, part, state, rows, slice(start, start + len(part_rows))))
+            start += len(part_rows)
         return rows
 
     def backward(self) -> None:

@@ -123,7 +123,7 @@ class _LogSums(torch.autograd.Function):
     def forward(
         ctx: _Context, q: Tensor, candidates: Tensor, ids: Tensor, negatives: Filter, temperature: float, tile: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        rows, plain, wanted = len(q), 1 / temperature <= PLAIN, ctx.needs_input_grad[0]
+        rows, plain, with_gradient = len(q), 1 / temperature <= PLAIN, ctx.needs_input_grad[0]
         filtered = negatives.below is not None and negatives.chosen is None
         left = torch.cat([q, negatives.positives]) if filtered else q
         most = q.new_full((rows, 1), 0.0 if plain else -1 / temperature)
@@ -146,9 +146,9 @@ class _LogSums(torch.autograd.Function):
                     values -= most
                 values.exp_()
                 sums += values.sum(1, keepdim=True)
-                if wanted:
+                if with_gradient:
                     means += product(values, candidates[at])
-        if wanted:
+        if with_gradient:
             ctx.mean = means.div_(sums * temperature).masked_fill_(sums == 0, 0.0)
         if not filtered:
             similarity = negatives.positives.sum(0) @ candidates.sum(0)

@@ -106,7 +106,7 @@ def _distances(g: Float[Tensor, "pairs teacher"], below: float, rows: int) -> Fl
     g = normalize(g.double(), dim=1)
     chosen = torch.linspace(0, len(g) - 1, min(rows, len(g))).long()
     cosines = g[chosen] @ g.T
-    own = cosines[torch.arange(len(chosen)), chosen].unsqueeze(1)
+    own_cosines = cosines[torch.arange(len(chosen)), chosen].unsqueeze(1)
     left_out = cosines >= below
     left_out[torch.arange(len(chosen)), chosen] = False
-    return (cosines - own).masked_fill(left_out, -math.inf)
+    return (cosines - own_cosines).masked_fill(left_out, -math.inf)

@@ -72,7 +72,7 @@ def data_problems(sweep: Sweep, root: Path, hub: Hub) -> Iterator[Problem]:
                 find_files(task, root)
             except DataError as error:
                 yield (*key, "source", "path"), str(error)
-    asked = set[tuple[str | None, str | None]]()
+    checked = set[tuple[str | None, str | None]]()
     for key, source in sources(sweep):
         if source.dataset is None:
             continue
@@ -81,8 +81,8 @@ def data_problems(sweep: Sweep, root: Path, hub: Hub) -> Iterator[Problem]:
         except DataError as error:
             yield (*key, "dataset"), str(error)
             continue
-        if not folder.exists() and (source.dataset, source.revision) not in asked:  # one data set has many languages
-            asked.add((source.dataset, source.revision))
+        if not folder.exists() and (source.dataset, source.revision) not in checked:  # one data set has many languages
+            checked.add((source.dataset, source.revision))
             yield from hub.problem((*key, "dataset"), source.dataset, "dataset", source.revision)
     for key, source in sources(sweep):
         if how := source.translation:

@@ -199,10 +199,10 @@ def _with_random_vectors(
 
 def _with_whole_vocabulary(prepared: Prepared, trial: Trial) -> Prepared:
     """The record whose students have as many tokens as asked for: a part of the corpus gives a smaller vocabulary."""
-    wanted = trial.student.vocabulary
-    if trial.student.model is not None or not isinstance(wanted, int):
+    vocabulary = trial.student.vocabulary
+    if trial.student.model is not None or not isinstance(vocabulary, int):
         return prepared
-    grown = {key: replace(each, vocabulary=max(each.vocabulary, wanted)) for key, each in prepared.tokens.items()}
+    grown = {key: replace(each, vocabulary=max(each.vocabulary, vocabulary)) for key, each in prepared.tokens.items()}
     return replace(prepared, tokens=grown)
 
 

@@ -273,8 +273,8 @@ def shape_problems(key: Key, source: Source, others: dict[str, Source]) -> Itera
     alone |= {"pivot": ("pivot",), "translate": ("translate",)}
     alone |= dict.fromkeys(("tmx", "xliff", "po"), ("path",))
     shapes = alone.get(source.format, ("path", "paths"))
-    wanted = [set(FIELDS_OF[shape]) for shape in shapes]
-    if written not in wanted:
+    allowed = [set(FIELDS_OF[shape]) for shape in shapes]
+    if written not in allowed:
         rule = " or ".join(" + ".join(FIELDS_OF[shape]) for shape in shapes)
         has = ", ".join(sorted(written)) or "none of them"
         yield key, f"a source of format {source.format!r} needs {rule}, and no other of these; it has {has}"

@@ -109,8 +109,8 @@ def check_point(sweep: Sweep, point: Mapping[str, Scalar]) -> None:
             accepted = accepted_values(values)
             if other not in point or not any(same(point[other], choice) for choice in accepted):
                 has = f"it has {point[other]!r}" if other in point else "it leaves that out"
-                wanted = " or ".join(map(repr, accepted))
-                raise SpecError(f"{name}: exists only when {other} is {wanted}, and {has}; give both or neither")
+                choices = " or ".join(map(repr, accepted))
+                raise SpecError(f"{name}: exists only when {other} is {choices}, and {has}; give both or neither")
 
 
 def words_for(parameter: Parameter) -> str:

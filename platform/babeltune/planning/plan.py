@@ -134,15 +134,15 @@ def counted(sweep: Sweep, corpus: Corpus) -> Counted:
     from babeltune.data.student_tokens import ids_among
     from babeltune.planning.preparation import wanted_of
 
-    wanted, copy_anchor = wanted_of(sweep), sweep.teacher.target_side == "copy_anchor"
+    needs, copy_anchor = wanted_of(sweep), sweep.teacher.target_side == "copy_anchor"
     rows = histogram(corpus.pair_groups, len(corpus.groups))
     return Counted(
         counts=corpus.counts,
         pairs=dict(zip(corpus.groups, rows.tolist(), strict=True)),
         dev={f"{task.name}/{task.subset}": len(task.left) for task in corpus.tasks},
         anchors=len(ids_among(len(corpus.texts), corpus.pairs[:, 0])),
-        teacher_sentences=len(asked_of_teacher(corpus, wanted, copy_anchor=copy_anchor)[0]),
-        words=_word_counts(sweep, corpus) if wanted.words else {},
+        teacher_sentences=len(asked_of_teacher(corpus, needs, copy_anchor=copy_anchor)[0]),
+        words=_word_counts(sweep, corpus) if needs.words else {},
     )
 
 

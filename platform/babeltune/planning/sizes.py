@@ -80,5 +80,5 @@ def _vocabulary(sweep: Sweep, student: Student, corpus: Corpus) -> Vocabulary:
     texts = [prompt + text for prompt in sorted(prompts) for text in corpus.texts.at(ids)[:]]
     read = [np.array(row.ids, np.int64) for row in backend.encode_batch_fast(texts, add_special_tokens=special)]
     counts = np.bincount(np.concatenate(read), minlength=len(tokenizer))
-    cut, kept = trimmed(tokenizer, by_frequency(counts), limit_of(student))
-    return Vocabulary(len(kept), cut.pad_token_id, kept=kept)
+    cut, token_ids = trimmed(tokenizer, by_frequency(counts), limit_of(student))
+    return Vocabulary(len(token_ids), cut.pad_token_id, kept=token_ids)

@@ -138,8 +138,8 @@ def combinations(
     """Every reachable combination of choices of these parameters (all, when None) and of those they depend on.
 
     A range stands at its low end (`end` 0) or its high end (1), or at what `values` gives. At most `MANY` are given."""
-    wanted = _with_conditions(parameters, parameters if names is None else names)
-    order = [name for name in ordered(parameters) if name in wanted]
+    with_conditions = _with_conditions(parameters, parameters if names is None else names)
+    order = [name for name in ordered(parameters) if name in with_conditions]
 
     def walk(index: int, params: Params) -> Iterator[Params]:
         if index == len(order):
@@ -200,13 +200,13 @@ def within_grid(sweep: Sweep) -> Sweep:
 
 
 def _with_conditions(parameters: Mapping[str, Parameter], names: Iterable[str]) -> set[str]:
-    wanted, waiting = set[str](), [name for name in names if name in parameters]
+    closed, waiting = set[str](), [name for name in names if name in parameters]
     while waiting:
         name = waiting.pop()
-        if name not in wanted:
-            wanted.add(name)
+        if name not in closed:
+            closed.add(name)
             waiting += [other for other in parameters[name].when if other in parameters]
-    return wanted
+    return closed
 
 
 def fields_of(method: type[Method]) -> set[str]:

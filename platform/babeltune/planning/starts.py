@@ -188,9 +188,9 @@ def _unlike_table(student: Student, start: StartShape) -> list[tuple[str, str]]:
 
 def _other_tokens(sweep: Sweep, student: Student, start: StartShape) -> list[tuple[str, str]]:
     """A written vocabulary that is not the start's."""
-    asked = student.vocabulary
-    wanted = model_vocabulary(sweep.teacher.model, sweep.teacher.revision) if asked == "teacher" else asked
-    if wanted is None or wanted == start.tokens or start.tokens < FEWEST:
+    vocabulary = student.vocabulary
+    tokens = model_vocabulary(sweep.teacher.model, sweep.teacher.revision) if vocabulary == "teacher" else vocabulary
+    if tokens is None or tokens == start.tokens or start.tokens < FEWEST:
         return []
     words = f"the start's tokenizer has {start.tokens} tokens, and it is the student's; leave student.vocabulary out"
-    return [("vocabulary", f"{describe(asked)}: {words}")]
+    return [("vocabulary", f"{describe(vocabulary)}: {words}")]

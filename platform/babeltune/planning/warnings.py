@@ -140,10 +140,11 @@ def about_prompts(sweep: Sweep) -> Iterator[str]:
     from babeltune.planning.availability import encoders, model_prompt
 
     for key, encoder in encoders(sweep):
-        own = model_prompt(encoder.model, encoder.revision)
-        if own is not None and own != encoder.prompt:
+        file_prompt = model_prompt(encoder.model, encoder.revision)
+        if file_prompt is not None and file_prompt != encoder.prompt:
             setting = ".".join(map(str, (*key, "prompt")))
-            yield f"{setting} is {encoder.prompt!r}, and the files of {encoder.model!r} say {own!r}: its vectors differ"
+            files = f"the files of {encoder.model!r} say {file_prompt!r}"
+            yield f"{setting} is {encoder.prompt!r}, and {files}: its vectors differ"
 
 
 def about_projection(sweep: Sweep) -> Iterator[str]:
@@ -236,13 +237,11 @@ def _with_sampled_temperatures(trial: Trial, vectors: TeacherVectors) -> tuple[T
     from babeltune.schema.records import with_fitted
 
     numbers, words = dict[str, float](), list[str]()
-    for name, asked in trial_context(trial.method, trial.config).fits.items():
+    for name, fit in trial_context(trial.method, trial.config).fits.items():
         source, target = vectors()
         sides = {"source": source, "target": source if target is None else target}
-        numbers[name] = fitted_temperature(asked, [compared([sides[side] for side in asked.sides])], rows=len(source))
-        words.append(
-            f"{name} about {numbers[name]:.3g}: a share of {asked.share:.3g} in a sample of {len(source)} pairs"
-        )
+        numbers[name] = fitted_temperature(fit, [compared([sides[side] for side in fit.sides])], rows=len(source))
+        words.append(f"{name} about {numbers[name]:.3g}: a share of {fit.share:.3g} in a sample of {len(source)} pairs")
     return with_fitted(trial, numbers), ", ".join(words)
 
 
@@ -388,10 +387,10 @@ def about_gpus(cluster: Cluster) -> Iterator[str]:
     import torch
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    wanted = cluster.gpus_per_worker * (cluster.least_workers or cluster.workers)
-    if wanted > gpus and cluster.address == "local":
+    needs = cluster.gpus_per_worker * (cluster.least_workers or cluster.workers)
+    if needs > gpus and cluster.address == "local":
         yield (
-            f"cluster {cluster.name!r} gives a trial {counted(wanted, 'GPU')}, and this machine has {gpus or 'none'}: "
+            f"cluster {cluster.name!r} gives a trial {counted(needs, 'GPU')}, and this machine has {gpus or 'none'}: "
             "`submit` is refused here; run it on a machine that has them, or leave --cluster out"
         )
     if gpus and not cluster.gpus_per_worker:

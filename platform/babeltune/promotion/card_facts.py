@@ -62,8 +62,8 @@ def facts_of(candidate: Candidate, model: Path, scorer: FreshScorer) -> CardFact
     """The facts of an exported candidate. Sentences are left out where the sweep's texts are gone, or none fit."""
     others, dimension = candidate.folder.baselines(), dimension_of(model)
     try:
-        asked = questions(dev_texts(candidate.prepared))
-        answers = scorer.nearest(str(model), asked) if asked else []
+        sentences = questions(dev_texts(candidate.prepared))
+        answers = scorer.nearest(str(model), sentences) if sentences else []
     except (BabeltuneError, OSError, ValueError):  # a promotion does not fail for the examples of its card
         return CardFacts(others=others, dimension=dimension)
     nearest = tuple(
@@ -73,7 +73,7 @@ def facts_of(candidate: Candidate, model: Path, scorer: FreshScorer) -> CardFact
             cosine=cosine,
             is_translation=question.candidates[place] == question.candidates[question.translation],
         )
-        for question, (place, cosine) in zip(asked, answers, strict=True)
+        for question, (place, cosine) in zip(sentences, answers, strict=True)
     )
     return CardFacts(others=others, dimension=dimension, nearest=nearest)
 

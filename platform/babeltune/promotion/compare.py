@@ -153,8 +153,8 @@ def compare(
     if not cells:
         left_out = f"; {', '.join(contaminated)} is contaminated and decides nothing" if contaminated else ""
         why = f"no {on} set can be compared item by item with {name}{left_out}"
-        wanted = f"{why}; name {'another' if contaminated else 'a'} bitext, STS or transfer task in data.test"
-        return Contest(verdict="tie", reasons=(wanted,), champion=name, on=on)
+        advice = f"{why}; name {'another' if contaminated else 'a'} bitext, STS or transfer task in data.test"
+        return Contest(verdict="tie", reasons=(advice,), champion=name, on=on)
     verdict, reasons = verdict_of(cells, overall, rules.margin, alpha)
     words = [f"compared with {name} on the {'sealed tests' if on == 'test' else 'dev sets'}", *reasons]
     if on == "dev":

@@ -64,10 +64,10 @@ def evaluate_model(
     file, or else of the trial's sweep. Raises `SpecError` when the section has no such sets, `TeacherError` when the
     vectors of both models have different dimensions."""
     data, root = read_data(with_)
-    wanted = data.test if test else data.dev
-    if not wanted:
+    chosen = data.test if test else data.dev
+    if not chosen:
         raise SpecError(f"{with_}: data.{'test' if test else 'dev'} names no tasks to score")
-    sets = read_eval(wanted, root, data.max_line_bytes)
+    sets = read_eval(chosen, root, data.max_line_bytes)
     tasks = subsets(sets, data.anchor_priority)
     view = StorageView(cluster)
     view.update(every=True)
@@ -79,8 +79,8 @@ def evaluate_model(
         target = model_folder(target_model, cluster, setting="--target-model")
         tasks = [task.against_target() for task in tasks]
     else:
-        target = _teacher_for(wanted, with_, data.anchor_priority, trial, cluster)
-    asked = Scoring(
+        target = _teacher_for(chosen, with_, data.anchor_priority, trial, cluster)
+    scoring = Scoring(
         model=model,
         trial=trial,
         tasks=tasks,
@@ -90,7 +90,7 @@ def evaluate_model(
         target=target,
         warnings=() if test else tuple(_sealed_among_dev(sealed, view.folder)),
     )
-    return score_model(asked, view, target_model)
+    return score_model(scoring, view, target_model)
 
 
 def _sealed_among_dev(sealed: Sequence[EvalRows], storage: Path) -> Iterator[str]:

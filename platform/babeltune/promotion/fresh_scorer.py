@@ -102,8 +102,8 @@ class FreshScorer:
 
         `prompt` is put before every sentence; without it, the model's own one is. `target` encodes the right sides of
         tasks with `right_model: teacher`. Raises `PromotionError` with the process's last words when it fails."""
-        asked = {"models": models, "prefix": prefix, "prompt": prompt, "target": plain(target)}
-        answer = self._answer({**asked, **_numbered(tasks)})
+        request = {"models": models, "prefix": prefix, "prompt": prompt, "target": plain(target)}
+        answer = self._answer({**request, **_numbered(tasks)})
         return {name: (scores, items) for name, (scores, items) in answer.items()}
 
     def of_teacher(self, teacher: Teacher, tasks: Sequence[TextTask], prefix: str) -> Scores:
@@ -117,13 +117,13 @@ class FreshScorer:
     def check_widths(self, models: dict[str, str], target: Target, named: dict[str, str]) -> None:
         """Raises `TeacherError`, with the model's name in `named`, where vectors do not compare with the target's."""
         widths = self._answer({"widths": models, "target": plain(target)})
-        wanted = widths.pop("", 0)
+        target_width = widths.pop("", 0)
         for name, width in widths.items():
-            if width != wanted:
+            if width != target_width:
                 what = named[""] if isinstance(target, str) else f"the teacher {target.title!r}"
                 raise TeacherError(
                     f"{named[name]} has vectors of {width} dimensions, and {what}, which encodes "
-                    f"the right side, of {wanted}: they do not compare; name two models of one dimension"
+                    f"the right side, of {target_width}: they do not compare; name two models of one dimension"
                 )
 
     def nearest(self, model: str, questions: Sequence[Question]) -> list[tuple[int, float]]:

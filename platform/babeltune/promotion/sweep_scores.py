@@ -101,11 +101,11 @@ def compare_models(first: str, second: str, cluster: Cluster, *, sweep: str | No
     folder, spec, prepared = _sweep_of(sweep_name, view)
     tasks = dev_texts(prepared)
     target: Target | None = spec.teacher if spec.data.against_teacher("dev") else None
-    asked = [
+    scorings = [
         Scoring(model=name, trial=trial, tasks=tasks, prefix="dev", sealed=(), prompt=None, target=target)
         for name, trial in zip((first, second), trials, strict=True)
     ]
-    scored, words = _scored_together(asked, view)
+    scored, words = _scored_together(scorings, view)
     rules = spec.promotion
     comparison = compare(scored, tasks, rules, name=first, on="dev")
     if not comparison.cells:

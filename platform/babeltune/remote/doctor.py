@@ -89,11 +89,11 @@ def packages(have: Mapping[str, str], needs: Iterable[Requirement]) -> Iterator[
     by_name = {need.name: need for need in needs}
     for name in dict.fromkeys((*LOOKED_AT, *by_name)):
         need, is_version = by_name.get(name), have.get(name)
-        wanted = f"{name}{need.specifier}" if need else name
+        requirement = f"{name}{need.specifier}" if need else name
         if is_version is None:
-            yield Finding(name, False, f"is not installed; `pip install '{wanted}'`")
+            yield Finding(name, False, f"is not installed; `pip install '{requirement}'`")
         elif need is not None and not need.specifier.contains(is_version, prereleases=True):
-            yield Finding(name, False, f"{is_version} does not fit; `pip install '{wanted}'`")
+            yield Finding(name, False, f"{is_version} does not fit; `pip install '{requirement}'`")
         elif name in LOOKED_AT:
             yield Finding(name, True, is_version)
 
@@ -194,5 +194,5 @@ def ray_cluster(cluster: Cluster) -> Iterator[Finding]:
         fit = worker_groups_that_fit(cluster.workers, *shares, least=cluster.least_workers, nodes=nodes)
         yield Finding("worker groups", True, f"room for {fit}; workers in each: {cluster.workers}")
     except ClusterError as error:
-        asked = "none fits now; `nodes_within` asks for nodes with a sweep"
-        yield Finding("worker groups", cluster.nodes_within > 0, asked if cluster.nodes_within else str(error))
+        later = "none fits now; `nodes_within` asks for nodes with a sweep"
+        yield Finding("worker groups", cluster.nodes_within > 0, later if cluster.nodes_within else str(error))

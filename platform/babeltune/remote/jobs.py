@@ -253,11 +253,11 @@ class Jobs:
                 path = beside / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(content)
-            own = {"RAY_JOB_STOP_WAIT_TIME_S": STOP_WAIT_S, ACTOR: actor(), "PYTHONSAFEPATH": "1"}
+            job_variables = {"RAY_JOB_STOP_WAIT_TIME_S": STOP_WAIT_S, ACTOR: actor(), "PYTHONSAFEPATH": "1"}
             environment = {
                 "py_modules": list(map(str, wheels)),
                 "working_dir": str(beside),
-                "env_vars": {**variables, **own},
+                "env_vars": {**variables, **job_variables},
             }
             deadline = time.monotonic() + START_TIMEOUT_S
             while True:

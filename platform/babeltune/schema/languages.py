@@ -83,9 +83,9 @@ def match(language: str, among: Sequence[str]) -> str | None:
     None where there is none."""
     if language in among:
         return language
-    wanted = meaning(language)
-    same = [name for name in among if meaning(name).variety == wanted.variety]
-    return next(iter(same + [name for name in among if meaning(name).language == wanted.language]), None)
+    code = meaning(language)
+    same = [name for name in among if meaning(name).variety == code.variety]
+    return next(iter(same + [name for name in among if meaning(name).language == code.language]), None)
 
 
 def by_priority(languages: Iterable[str], priority: Sequence[str]) -> list[str]:

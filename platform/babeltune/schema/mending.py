@@ -195,10 +195,10 @@ def _lists(value: JsonValue, items: tuple[object, ...]) -> Iterator[JsonValue]:
     if isinstance(value, dict) and set(value) & set(ENDS):
         items_given = _ends(value)
     assert isinstance(items_given, list)
-    wanted = [items[0]] * len(items_given) if items[-1] is Ellipsis else list(items)
-    if len(wanted) == len(items_given):
+    hints = [items[0]] * len(items_given) if items[-1] is Ellipsis else list(items)
+    if len(hints) == len(items_given):
         mended = [
-            [each] if _fits(each, hint) else mends(each, hint) for each, hint in zip(items_given, wanted, strict=True)
+            [each] if _fits(each, hint) else mends(each, hint) for each, hint in zip(items_given, hints, strict=True)
         ]
         if all(mended):
             yield [each[0] for each in mended]

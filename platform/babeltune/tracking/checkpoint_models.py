@@ -92,9 +92,9 @@ def model_of_run(client: MlflowClient, experiment: str, run: str) -> LoggedModel
 
 def add_version(client: MlflowClient, model: LoggedModel, name: str, version: str) -> None:
     """Tells MLflow that the registered version was made of this model."""
-    known, new = json.loads(model.tags.get(VERSIONS, "[]")), {"name": name, "version": version}
-    if new not in known:
-        client.set_logged_model_tags(model.model_id, {VERSIONS: json.dumps([*known, new])})
+    versions, new = json.loads(model.tags.get(VERSIONS, "[]")), {"name": name, "version": version}
+    if new not in versions:
+        client.set_logged_model_tags(model.model_id, {VERSIONS: json.dumps([*versions, new])})
 
 
 def _metrics(model: CheckpointModel, model_id: str, run: str) -> list[Any]:
@@ -104,9 +104,9 @@ def _metrics(model: CheckpointModel, model_id: str, run: str) -> list[Any]:
     found: list[Any] = []
     for name, value in model.scores.items():
         data = "/".join(name.split("/")[:2])
-        named = {"dataset_name": data, "dataset_digest": model.digests[data][:36]} if data in model.digests else {}
+        dataset = {"dataset_name": data, "dataset_digest": model.digests[data][:36]} if data in model.digests else {}
         metric = (name_of(name), float(value), model.time_ms, model.step)
-        found.append(Metric(*metric, model_id=model_id, run_id=run, **named))
+        found.append(Metric(*metric, model_id=model_id, run_id=run, **dataset))
     return found
 
 

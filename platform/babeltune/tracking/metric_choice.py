@@ -43,9 +43,9 @@ class MetricChoice:
         if name == "train/loss":
             return 1
         if kind == "dev" and parts <= 2:
-            return 2 if any(name.endswith(f"/{own.rpartition('/')[2]}") for own in self.objectives) else 3
+            return 2 if any(name.endswith(f"/{objective.rpartition('/')[2]}") for objective in self.objectives) else 3
         if kind != "dev" and kind != "system":
             return 4
         if kind == "system":
             return 6
-        return 5 if any(name.endswith(f"/{own.rpartition('/')[2]}") for own in self.objectives) else 7
+        return 5 if any(name.endswith(f"/{objective.rpartition('/')[2]}") for objective in self.objectives) else 7

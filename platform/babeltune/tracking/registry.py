@@ -280,9 +280,9 @@ def fetch(uri: str, model: str, folder: Path) -> Path:
 
 def fetch_version(uri: str, version: Registered, folder: Path) -> Path:
     """The files of a version, in a folder below `folder` that their content names."""
-    wanted = folder / version.source.rpartition("/")[2]
-    if wanted.is_dir() and wanted.name == registered_folder(wanted):
-        return wanted
+    place = folder / version.source.rpartition("/")[2]
+    if place.is_dir() and place.name == registered_folder(place):
+        return place
     with _promotion(uri, f"fetch {version.source!r}"):
         from mlflow.artifacts import download_artifacts
 

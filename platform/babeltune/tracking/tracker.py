@@ -219,12 +219,12 @@ class Tracker:
         reader = self._reader or self._reader_so_far()
         size, batch, values = self._size(), _Batch(self._cursor), 0
         for line in self._cursor.lines(self._log):
-            made = self._made(reader, line, batch)
-            if made is None:
+            events = self._made(reader, line, batch)
+            if events is None:
                 break
             batch.end = batch.end.after(line)
-            batch.events += [(batch.end.offset, event) for event in made]
-            values += sum(len(point[2]) for event in made for point in event.get("points", ()))
+            batch.events += [(batch.end.offset, event) for event in events]
+            values += sum(len(point[2]) for event in events for point in event.get("points", ()))
             if values >= BATCH_VALUES or batch.end.offset - self._cursor.offset >= BATCH_BYTES:
                 break
         else:

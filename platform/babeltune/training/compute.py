@@ -275,13 +275,13 @@ def _step(device: torch.device, pairs: int, layers: int) -> Callable[[], None]:
     optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(dense, fused=True)]
     if not layers:
         optimizers.append(RowAdam(table.parameters(), lr=1e-3, betas=(0.9, 0.999), eps=1e-8))
-    own = torch.arange(pairs, device=device)
+    own_places = torch.arange(pairs, device=device)
 
     def step() -> None:
         module.zero_grad()
         states = body(ids)
         vectors = functional.normalize(last(states.mean(dim=1) if layers else states))
-        functional.cross_entropy(20 * vectors[:pairs] @ vectors[pairs:].T, own).backward()  # type: ignore[no-untyped-call]
+        functional.cross_entropy(20 * vectors[:pairs] @ vectors[pairs:].T, own_places).backward()  # type: ignore[no-untyped-call]
         for parameter in table.parameters() if not layers else ():
             assert parameter.grad is not None
             parameter.grad = parameter.grad.coalesce()

@@ -199,9 +199,9 @@ class ComputedEpoch:
         span = np.searchsorted(self.ends, drawn, side="right")
         within = drawn - self.begins[span]
         extra = within >= self.whole[span]
-        for own in np.unique(span[extra]):
-            some = np.flatnonzero(extra & (span == own))
-            within[some] = self.within[own](within[some] - self.whole[own])
+        for stream in np.unique(span[extra]):
+            some = np.flatnonzero(extra & (span == stream))
+            within[some] = self.within[stream](within[some] - self.whole[stream])
         return self.stream.rows(self.stream.starts[span] + within % self.stream.sizes[span])
 
 

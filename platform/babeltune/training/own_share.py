@@ -63,7 +63,7 @@ def candidates(trial: Trial, asked: OwnShare) -> int:
 def fitted(trial: Trial, prepared: Prepared) -> Trial:
     """The trial with numbers in place of `auto`. Raises `MethodError` for a share that cannot be had."""
     context = trial_context(trial.method, trial.config)
-    numbers = {name: _measured(_batches(trial, prepared, asked), asked) for name, asked in context.fits.items()}
+    numbers = {name: _measured(_batches(trial, prepared, fit), fit) for name, fit in context.fits.items()}
     return with_fitted(trial, numbers)
 
 

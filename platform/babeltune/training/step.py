@@ -253,8 +253,8 @@ class Steps:
         ranks, rows = self.train_step.ranks, self.schedule.rows(step)
         torch.manual_seed(step_seed(self.seed, step, ranks.rank))
         first, total = ranks.rank * len(rows) // ranks.world, len(rows)
-        own, alone = own_rows(rows, ranks.rank, ranks.world), self.reader.alone(rows)
-        return self.reader.batch(own, total, step=step, first=first, alone=alone)
+        rank_rows, alone = own_rows(rows, ranks.rank, ranks.world), self.reader.alone(rows)
+        return self.reader.batch(rank_rows, total, step=step, first=first, alone=alone)
 
     def seen(self, steps: int) -> int:
         """Pairs of these steps."""

@@ -162,9 +162,9 @@ class TrialTrainer:
         Raises `StorageError` if it does not within `VISIBILITY_TIMEOUT_S` seconds."""
         if self.ranks.world == 1:
             return
-        wanted = self.ranks.of_first(state_of(self.folder), self.device)
+        first_state = self.ranks.of_first(state_of(self.folder), self.device)
         deadline = time.monotonic() + VISIBILITY_TIMEOUT_S
-        while state_of(self.folder) != wanted:
+        while state_of(self.folder) != first_state:
             if time.monotonic() > deadline:
                 raise StorageError(
                     f"the storage shows rank {self.ranks.rank} other checkpoints in {self.folder} than rank 0 "

@@ -172,11 +172,11 @@ def write_subsets(folder: Path, ranked: Ranked, sizes: Sequence[int]) -> list[Su
     from babeltune.apps.mining.mine import written
 
     subsets = []
-    for asked in sizes:
-        count, tokens = subset(ranked, asked)
-        name = f"top-{asked}.tsv"
+    for size in sizes:
+        count, tokens = subset(ranked, size)
+        name = f"top-{size}.tsv"
         with written(folder / name) as file:
             file.writelines(f"{score:.6f}\t{source}\t{target}\n" for source, target, score in ranked.rows(count))
         lowest = ranked.scores[count - 1] if count else None
-        subsets.append(Subset(asked, name, count, tokens, lowest))
+        subsets.append(Subset(size, name, count, tokens, lowest))
     return subsets

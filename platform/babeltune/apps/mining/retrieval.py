@@ -50,19 +50,19 @@ def retrieve(
     with working(encoding.storage) as work:
         progress("reading", 0, 2)
         left, right = encoding.columns or (None, None)
-        asked, query_of, query_lines = read_lines(queries, work / "queries.txt", encoding.codec, left)
+        query_texts, query_of, query_lines = read_lines(queries, work / "queries.txt", encoding.codec, left)
         texts, candidate_of, candidate_lines = read_lines(candidates, work / "candidates.txt", encoding.codec, right)
         relevant = None if gold is None else gold_of(gold, query_of, (candidates, texts, candidate_of), encoding.codec)
         progress("reading", 2, 2)
-        folders = embedded((asked, texts), encoding, work, names=("queries", "candidates"))
+        folders = embedded((query_texts, texts), encoding, work, names=("queries", "candidates"))
         search = ResumableSearch(encoding.storage, (folders[0], folders[1]), k, precision, both=False)
         nearest = one_way_resumable(search, functools.partial(progress, "searching"))
         with written(out) as file:
-            for number in range(len(asked)):
+            for number in range(len(query_texts)):
                 for cosine, index in zip(nearest.cosine[number].tolist(), nearest.index[number].tolist(), strict=True):
                     if index < 0:
                         continue
-                    file.write(f"{cosine:.6f}\t{asked[number]}\t{texts[index]}\n")
+                    file.write(f"{cosine:.6f}\t{query_texts[number]}\t{texts[index]}\n")
     done = {
         "out": str(out),
         "queries": asdict(query_lines),
@@ -86,13 +86,13 @@ def gold_of(
     lines = read_gold(gold, codec)
     if len(lines) != len(query_of):
         raise DataError(f"{gold} has {len(lines)} lines and the queries {len(query_of)}; give one line for each query")
-    asked = [(number, lines[number - 1]) for number in range(1, len(lines) + 1) if query_of[number - 1] != NONE]
+    numbered = [(number, lines[number - 1]) for number in range(1, len(lines) + 1) if query_of[number - 1] != NONE]
     right = []
-    for number, text in asked:
+    for number, text in numbered:
         if not text:
             raise DataError(f"{gold}, line {number} is empty, but the query there is not; say what is right for it")
-    if all(text.isascii() and text.isdigit() for _, text in asked):
-        for number, text in asked:
+    if all(text.isascii() and text.isdigit() for _, text in numbered):
+        for number, text in numbered:
             line = int(text[:19])  # beyond any file; int() refuses more than 4,300 digits
             if not 1 <= line <= len(candidate_of):
                 raise DataError(f"{gold}, line {number}: {path} has lines 1 to {len(candidate_of)}, not {line}")
@@ -100,9 +100,9 @@ def gold_of(
                 raise DataError(f"{gold}, line {number}: line {line} of {path} holds no sentence; name another")
             right.append(int(candidate_of[line - 1]))
         return np.array(right, np.int64)
-    wanted = {text for _, text in asked}
-    place = {text: number for number in range(len(candidates)) if (text := candidates[number]) in wanted}
-    for number, text in asked:
+    named_texts = {text for _, text in numbered}
+    place = {text: number for number in range(len(candidates)) if (text := candidates[number]) in named_texts}
+    for number, text in numbered:
         if text not in place:
             raise DataError(
                 f"{gold}, line {number}: {text[:80]!r} is no line of {path}; give line numbers, or the candidates' text"

@@ -87,17 +87,17 @@ class Attempt:
             warm_trials(folder.path, sweep, self._suggest)
             here = cluster.address == "local"
             corpus = self._read(None) if here else None  # broken text is known before Ray starts
-            asked = functools.partial(nodes_asked, cluster, note=self.progress.note, progress=self.said)
+            survey = functools.partial(nodes_asked, cluster, note=self.progress.note, progress=self.said)
             self.said(STARTING, 0, 0)
             with connected(cluster), ray_refusals():
                 if not cluster.nodes_within:  # it is known before all that is prepared
                     shares = cluster.cpus_per_worker, cluster.gpus_per_worker
                     worker_groups_that_fit(cluster.workers, *shares, least=cluster.least_workers)
                 corpus = corpus or self._read(self._shards() if are_several() else None)
-                with asked(trials=1):
+                with survey(trials=1):
                     prepared = self._prepare(corpus)
                 del corpus  # its files take room on the disk
-                with asked(trials=sweep.budget.trials - self.progress.before) as surveyed:
+                with survey(trials=sweep.budget.trials - self.progress.before) as surveyed:
                     return self._search(prepared, surveyed)
         except StopRequestedError:
             return False

@@ -62,8 +62,8 @@ def score_baselines(
     missing = {row: name for name in sweep.baselines if models.get(row := baseline_row(name)) != digests[row]}
     counting, place = ray.remote(counted), (where, f"sweeps/{folder.id}/{folder.prepared.name}")
     sentences = len({text for task in prepared.tasks for text in task.texts_of("student")})
-    wanted = shapes(sweep) if prepared.tasks else {}
-    if new := {shape: trial for shape, trial in wanted.items() if shape not in speeds}:
+    trial_of = shapes(sweep) if prepared.tasks else {}
+    if new := {shape: trial for shape, trial in trial_of.items() if shape not in speeds}:
         tell = partial(progress, "measuring the speed of students")
         tell(0, len(new))
         asked = counting.options(num_cpus=1, num_gpus=gpus).remote(*place, shape_speeds, new, prepared)

@@ -136,14 +136,14 @@ def _call(folder: SweepFolder, where: StorageLocation | None, call: Callable[...
         for name, value in best.metrics.items()
         if name.count("/") == 3 and name.rpartition("/")[2] in MAIN_METRICS
     }
-    asked = Asked(
+    request = Asked(
         trial=trial_from(values),
         place=str(place) if where is None else f"sweeps/{folder.id}/trials/{place.name}",
         report=best.best or 0,
         dev_set=folder.sweep().objectives[0].metric.split("/")[1],
         weakest=tuple(sorted(scores, key=lambda name: scores[name])),
     )
-    return call(where, key, make_examples, where, asked, None if where else read_prepared(folder.prepared))
+    return call(where, key, make_examples, where, request, None if where else read_prepared(folder.prepared))
 
 
 def _result(task: Any) -> Examples:
@@ -211,12 +211,12 @@ def aligned_rows(
         for left, right in zip(task.left, task.right, strict=False):
             by_language = translations.setdefault(right, {prepared.languages[of_text[right]]: right})
             by_language.setdefault(prepared.languages[of_text[left]], left)
-    known = Counter(language for by_language in translations.values() for language in by_language)
+    counts = Counter(language for by_language in translations.values() for language in by_language)
     first = Counter(prepared.languages[of_text[right]] for right in translations).most_common(1)[0][0]
     languages: tuple[str, ...] = (first,)
     rows = list(translations.values())
-    weak = (language for pair in weakest for language in pair if language in known)
-    for language in dict.fromkeys([*weak, *(language for language, _ in known.most_common())]):
+    weak = (language for pair in weakest for language in pair if language in counts)
+    for language in dict.fromkeys([*weak, *(language for language, _ in counts.most_common())]):
         shared = [by_language for by_language in rows if language in by_language]
         if language != first and len(shared) >= min(FEWEST_ROWS, len(rows)) and len(languages) < MOST_LANGUAGES:
             languages, rows = (*languages, language), shared

@@ -24,8 +24,8 @@ def measure_temperatures(sweep: Sweep, prepared: Prepared, folder: SweepFolder) 
         from babeltune.training.own_share import candidates, fitted  # it loads transformers
 
         numbers = fitted(trial, prepared).fitted
-        for name, asked in context.fits.items():
-            share = f"{asked.share:g} of a label among {candidates(trial, asked)} pairs"
+        for name, fit in context.fits.items():
+            share = f"{fit.share:g} of a label among {candidates(trial, fit)} pairs"
             noted.add(f"measured: {name} {numbers[name]:g} gives a row's own pair {share}")
     for words in sorted(noted):
         folder.note(words)

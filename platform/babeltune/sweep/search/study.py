@@ -115,8 +115,8 @@ class Proposals:
 
     def trials(self, *states: TrialState) -> dict[int, FrozenTrial]:
         """This sweep's own trials by number, in these states or in any that has begun."""
-        wanted = states or (TrialState.RUNNING, TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
-        trials = self.study.get_trials(deepcopy=False, states=wanted)
+        chosen = states or (TrialState.RUNNING, TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+        trials = self.study.get_trials(deepcopy=False, states=chosen)
         return {t.number - self._offset: t for t in trials if WARM not in t.user_attrs}
 
     def ask(self, recorded: dict[str, Scalar] | None = None) -> tuple[int, dict[str, Scalar]]:

@@ -74,10 +74,10 @@ class TrialRecords:
     def record(self, number: int, result: Result) -> None:
         """Records a report, once, and before it those that only the trial's folder has: a ledger may have lost its
         end."""
-        report, known = result.get("report"), self.ledger.reports(number)
+        report, earlier = result.get("report"), self.ledger.reports(number)
         if report is None:
             return
-        last = known[-1]["index"] if known else 0
+        last = earlier[-1]["index"] if earlier else 0
         if report.index > last + 1:
             reports = read_reports(SweepFolder(self.folder).trial(number))
             for lost in reports[last : report.index - 1]:

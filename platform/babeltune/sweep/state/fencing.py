@@ -267,16 +267,16 @@ def acquire(
     begun = clock.now()
     now = time.time()
     ours = replace(mine, token=token, beat=now, taken=now)
-    made = record.swap(ours, version, taken=True)
-    if made is None:
-        holder, made = record.read()
+    written = record.swap(ours, version, taken=True)
+    if written is None:
+        holder, written = record.read()
         if holder is not None and lease is not None and holder.session == lease.session and not holder.ended:
             raise _driven(record, holder, clock.now() - begun)  # it renewed after the last look
         if holder is None or holder.session != ours.session:
             host = holder.host if holder else "another machine"
             raise DrivenError(f"sweep {record.sweep} was begun at the same moment by {host}")
-    assert made is not None
-    return HeldLease(record, ours, made, begun, clock.now, lease)
+    assert written is not None
+    return HeldLease(record, ours, written, begun, clock.now, lease)
 
 
 def _watched(

@@ -70,16 +70,16 @@ def grouped(
     `metrics`, when none are given, are the objectives and every dev metric over all subsets; `sort`, which is the
     first objective when absent, stands first. Raises `UnknownNameError` for a parameter that is not searched and for a
     metric that nobody has."""
-    known = dict.fromkeys(
+    there = dict.fromkeys(
         metric for scores in [*(row.metrics for row in trials), *baselines.values()] for metric in scores
     )
-    by, wanted = sort or sweep.objectives[0].metric, tuple(metrics)
+    by, shown = sort or sweep.objectives[0].metric, tuple(metrics)
     _check(over, sweep.parameters, f"sweep {name} searches no")
-    _check([*wanted, *filter(None, [sort])], known, f"sweep {name} has no metric")
-    if not wanted:
-        whole = [metric for metric in known if metric.startswith("dev/") and metric.count("/") == 2]
-        wanted = (*(objective.metric for objective in sweep.objectives), *whole)
-    columns = tuple(dict.fromkeys([by, *wanted]))
+    _check([*shown, *filter(None, [sort])], there, f"sweep {name} has no metric")
+    if not shown:
+        whole = [metric for metric in there if metric.startswith("dev/") and metric.count("/") == 2]
+        shown = (*(objective.metric for objective in sweep.objectives), *whole)
+    columns = tuple(dict.fromkeys([by, *shown]))
     groups: dict[str, list[Row]] = {}
     settings: dict[str, dict[str, Scalar]] = {}
     left_out: dict[str, list[str]] = {}

@@ -219,14 +219,14 @@ def settle(
             waiting(lambda: push_trial(mirror, folder))
     if world == 1:
         return
-    wanted = ProcessGroup().of_first(state_of(folder) if rank == 0 else 0, device)
-    if rank and state_of(folder) != wanted:
+    first_state = ProcessGroup().of_first(state_of(folder) if rank == 0 else 0, device)
+    if rank and state_of(folder) != first_state:
         with mirror.in_turn(key):
             shutil.rmtree(folder / "checkpoints", ignore_errors=True)
             (folder / REPORTS).unlink(missing_ok=True)
             mirror.forget(f"{key}/{REPORTS}")
             waiting(lambda: pull_trial(mirror, folder))
-        if state_of(folder) != wanted:
+        if state_of(folder) != first_state:
             raise ObjectStoreError(
                 f"the storage {mirror.store.uri} does not have the checkpoint of {key} from which rank 0 goes on"
             )
@@ -398,12 +398,12 @@ def _sound(mirror: Mirror, checkpoint: Path) -> bool:
     """Whether the checkpoint is as its manifest says. Files that did not change since they were sealed are not read."""
     digests = {name: facts["sha256"] for name, facts in mirror.files_of(checkpoint).items() if name != MANIFEST}
     try:
-        wanted = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))["files"]
+        recorded = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))["files"]
     except (ValueError, KeyError, TypeError):
-        wanted = None
-    if digests != wanted:
+        recorded = None
+    if digests != recorded:
         log.warning("the checkpoint %s is damaged", checkpoint)
-    return bool(digests == wanted)
+    return bool(digests == recorded)
 
 
 def _goes_further(mirror: Mirror, stopped: Path, names: Mapping[str, str]) -> bool:

@@ -85,10 +85,10 @@ def takes(address: str, variables: Mapping[str, str]) -> bool | None:
     environment |= variables
     command = [sys.executable, "-P", "-c", ASK, address]
     try:
-        asked = subprocess.run(command, env=environment, capture_output=True, check=False, timeout=ANSWER_TIMEOUT_S)
+        answer = subprocess.run(command, env=environment, capture_output=True, check=False, timeout=ANSWER_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         return None
-    return ANSWERS.get(asked.returncode)
+    return ANSWERS.get(answer.returncode)
 
 
 def open_to_all(named: str, address: str) -> str:

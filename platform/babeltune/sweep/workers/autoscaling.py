@@ -37,17 +37,17 @@ def nodes_asked(
         yield lambda _: None
         return
     worker_groups = 1 if cluster.worker_groups == "auto" else max(1, min(cluster.worker_groups, trials))
-    asked = _Asked(worker_groups * cluster.workers, cluster, note)
+    request = _Asked(worker_groups * cluster.workers, cluster, note)
     deadline = time.monotonic() + cluster.nodes_within
     try:
-        while not (fitting := asked.poll(last=time.monotonic() > deadline)):
+        while not (fitting := request.poll(last=time.monotonic() > deadline)):
             progress("waiting for nodes", 0, 1)
             time.sleep(POLL_INTERVAL_S)
-        asked.keep(fitting * cluster.workers)
-        yield asked.keep
+        request.keep(fitting * cluster.workers)
+        yield request.keep
     finally:
         with contextlib.suppress(ray.exceptions.RayError, ClusterError):
-            asked.keep(worker_groups * cluster.workers)
+            request.keep(worker_groups * cluster.workers)
 
 
 class _Asked:

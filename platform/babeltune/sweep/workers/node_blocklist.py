@@ -40,11 +40,11 @@ class NodeBlocklist:
         placement group of its own, so that work of others there blocks only its own part."""
         free = free_resources().get(node, {})
         slots = min(self._workers + workers_held(self._worker, free), MOST_HELD) if takes_room(self._worker) else 0
-        asked = [placement_group([self._worker], bundle_label_selector=[{NODE_ID: node}]) for _ in range(slots)]
-        self._held[node] += asked
+        groups = [placement_group([self._worker], bundle_label_selector=[{NODE_ID: node}]) for _ in range(slots)]
+        self._held[node] += groups
         yield
         deadline = time.monotonic() + HOLD_TIMEOUT_S
-        while (late := [group for group in asked if not is_placed(group)]) and time.monotonic() < deadline:
+        while (late := [group for group in groups if not is_placed(group)]) and time.monotonic() < deadline:
             time.sleep(0.05)
         for group in late:  # or else an autoscaler would look for another such node
             remove_placement_group(group)

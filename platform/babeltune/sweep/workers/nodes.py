@@ -126,8 +126,8 @@ def worker_groups_that_fit(
 def resources_of(cpus_per_worker: float, gpus_per_worker: float) -> dict[str, float]:
     """The resources of one worker for Ray: a byte of memory if it needs neither CPUs nor GPUs, as it must need
     something."""
-    asked = {"CPU": cpus_per_worker, "GPU": gpus_per_worker}
-    return {name: share for name, share in asked.items() if share} or {"memory": 1}
+    shares = {"CPU": cpus_per_worker, "GPU": gpus_per_worker}
+    return {name: share for name, share in shares.items() if share} or {"memory": 1}
 
 
 def takes_room(worker: Mapping[str, float]) -> bool:

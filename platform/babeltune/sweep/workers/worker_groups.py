@@ -122,9 +122,9 @@ class WorkerGroups(Mapping[str, WorkerGroup]):
     def unresponsive(self, names: Collection[str]) -> list[str]:
         """Asks the controllers of these groups whether they live. Returns the groups whose controller has not answered
         in `UNANSWERED_SURVEYS` calls: it is stopped, and would not see that its ranks die."""
-        asked = {group.answer: group for group in self._there.values() if group.answer is not None}
-        for answer in ray.wait(list(asked), num_returns=len(asked), timeout=0)[0] if asked else []:
-            asked[answer].answer, asked[answer].unanswered = None, 0
+        group_of = {group.answer: group for group in self._there.values() if group.answer is not None}
+        for answer in ray.wait(list(group_of), num_returns=len(group_of), timeout=0)[0] if group_of else []:
+            group_of[answer].answer, group_of[answer].unanswered = None, 0
         groups = [(name, self._there[name]) for name in names if name in self]
         for _, group in groups:
             group.unanswered += group.answer is not None

@@ -51,10 +51,10 @@ def matched(sealed: str, tests: Collection[str], dev: Collection[str], preferred
 
     A mean is of the same languages if its set has the same subsets. Of several dev sets, the one with the test's own
     name comes first, then the `preferred` one."""
-    wanted, same = languages_of(sealed, tests), "dev/" + sealed.removeprefix("test/")
+    languages, same = languages_of(sealed, tests), "dev/" + sealed.removeprefix("test/")
     if same in dev:
         return same
-    candidates = [name for name in dev if wanted[1] and languages_of(name, dev) == wanted]
+    candidates = [name for name in dev if languages[1] and languages_of(name, dev) == languages]
     order = {set_of(sealed): 0, preferred: 1}
     return min(candidates, key=lambda name: order.get(set_of(name), 2), default=None)
 
