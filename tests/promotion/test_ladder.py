@@ -20,6 +20,7 @@ from babeltune.tracking import registry
 from babeltune.tracking.registry import champion_of, versions_of
 from babeltune.training.checkpoint import checkpoint_folder
 from made_sweeps import rewrite_ledger
+from notified import events_in, teller
 
 pytestmark = pytest.mark.usefixtures("one_scoring_process")
 COSTS = ((30e6, 100.0), (20e6, 400.0), (10e6, 800.0))
@@ -103,9 +104,11 @@ def test_a_rung_that_is_refused_is_named_and_hands_on_its_aliases(ladder, monkey
     assert holders(cluster) == {"best": best, "small": middle, "fast": middle}
 
 
-def test_an_alias_stays_with_a_model_that_the_rung_does_not_beat(ladder):
+def test_an_alias_stays_with_a_model_that_the_rung_does_not_beat(ladder, tmp_path):
     folder, cluster, (best, _, small) = ladder
-    promote(f"{folder.id}/{best}", cluster, alias="small")
+    telling = replace(cluster, notify=(teller(tmp_path / "events"),))
+    decision = promote(f"{folder.id}/{best}", telling, alias="small")
+    assert events_in(tmp_path / "events") == [("promotion", f"{folder.id}/{best} is promoted as {decision.registered}")]
     rungs = promote_front(folder.id, cluster)
     assert holders(cluster) == {"best": best, "small": best, "fast": small}
     assert [decision.verdict == "promote" for decision in rungs[-1].decisions] == [False, True]

@@ -39,6 +39,7 @@ from babeltune.tracking.registry import champion_of, fetch, find_run, trial_of_r
 from babeltune.train import Printer
 from babeltune.training.checkpoint import checkpoint_folder, read_reports
 from babeltune.training.trainer import TrialTrainer
+from notified import events_in, teller
 
 pytestmark = [pytest.mark.usefixtures("one_scoring_process")]
 GATE = Gate(test="t", times_chance=5, times_untrained=2)
@@ -462,8 +463,9 @@ def test_a_checkpoint_that_differs_from_its_manifest_is_not_loaded(copied):
     registered_nothing(cluster)
 
 
-def test_gates_that_do_not_hold_refuse_and_register_nothing(copied):
+def test_gates_that_do_not_hold_refuse_and_register_nothing(copied, tmp_path):
     sweep, folder, cluster = copied
+    cluster = replace(cluster, notify=(teller(tmp_path / "events"),))
     gates = (
         Gate(test="everyday", times_chance=1000),
         Gate(test="everyday", times_untrained=1e6),
@@ -480,6 +482,8 @@ def test_gates_that_do_not_hold_refuse_and_register_nothing(copied):
     assert sum("1e+06 x untrained" in reason for reason in decision.reasons) == len(found)
     assert len(decision.reasons) == subsets + len(found), "the third gate asks for nothing"
     registered_nothing(cluster)
+    trial = f"{folder.id}/{decision.trial}"
+    assert events_in(tmp_path / "events") == [("refusal", f"{trial} is not promoted: {decision.reasons[0]}")]
 
 
 def test_a_named_trial_is_the_candidate_and_a_failed_one_is_none(copied):

@@ -31,6 +31,7 @@ from babeltune.schema.cluster import Cluster
 from babeltune.stages import WRITING, tell
 from babeltune.sweep.state.folder import SweepFolder, find_run, find_sweep
 from babeltune.sweep.state.leaderboard import leaderboard
+from babeltune.sweep.sync.notify import notify
 from babeltune.sweep.sync.view import StorageView
 
 ALIAS = re.compile(r"(?!(latest|v\d+)\Z)[\w-]{1,255}", re.IGNORECASE)
@@ -94,6 +95,11 @@ def promote_candidate(
         decision = decided(candidate, cluster, aliases, run_id=run_id, out=out, words=words)
         if not decision.registered:
             record_decision(view, candidate.folder, decision, dry_run=False)
+    trial = f"{candidate.folder.id}/{candidate.name}"
+    if decision.registered:
+        notify(cluster, "promotion", trial, f"{trial} is promoted as {decision.registered}")
+    elif decision.verdict == "refuse":
+        notify(cluster, "refusal", trial, f"{trial} is not promoted: {decision.reasons[0]}")
     return decision
 
 

@@ -192,7 +192,8 @@ def _speed(encode: Callable[[list[str]], object], texts: list[str]) -> float:
 
 
 def _bytes_of(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and path.suffix != ".md")
+    """Bytes of the weights and of all JSON. A folder of the hub may hold other forms of the same weights."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.suffix in (".safetensors", ".json"))
 
 
 def _copy(folder: Path, draft: Path) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from babeltune.redaction import KEYS, holds_password, without_password
 from babeltune.schema.addresses import PLACE, is_place
 from babeltune.schema.bounds import NAME, Problem
 from babeltune.schema.document import read_document, validate
+from babeltune.schema.notice import Notice, secret_of_file
 from babeltune.schema.paths import expand, find_file, sqlite_url
 from babeltune.schema.records import Strict
 from babeltune.schema.storage_location import StorageLocation
@@ -97,6 +97,8 @@ class Cluster(Strict):
     progress_timeout: float = 1800.0
     """Seconds without an optimizer step, an evaluated batch or a report after which a trial hangs: its workers are
     replaced and it goes on from its last checkpoint. What comes before the first step counts, too."""
+    notify: tuple[Notice, ...] = ()
+    """Webhooks and programs that are notified how sweeps end, and what is promoted or refused."""
 
     @property
     def by_jobs(self) -> bool:
@@ -167,28 +169,7 @@ class Cluster(Strict):
         if self.token_file is None:
             return None
         path = Path(self.token_file).expanduser()
-        try:
-            with path.open(encoding="utf-8", errors="replace") as file:
-                status = os.fstat(file.fileno())
-                token = file.read().strip()
-            mode = stat.S_IMODE(status.st_mode)
-        except OSError as error:
-            raise SpecError(
-                f"cluster {self.name!r}: token_file {path} cannot be read ({error.strerror}); put the cluster's token "
-                "there, for you alone (`chmod 600`), or name another file"
-            ) from error
-        if mode & 0o077:
-            raise SpecError(
-                f"cluster {self.name!r}: token_file {path} has the permissions {mode:04o}, so that others may read it; "
-                f"`chmod 600 {path}` keeps it to its owner"
-            )
-        if status.st_uid not in (os.geteuid(), 0):
-            raise SpecError(
-                f"cluster {self.name!r}: token_file {path} belongs to another user (uid {status.st_uid}), who may "
-                "change it; name a file of your own"
-            )
-        if not token:
-            raise SpecError(f"cluster {self.name!r}: token_file {path} is empty; put the token in it")
+        token = secret_of_file(path, f"cluster {self.name!r}: token_file", "the cluster's token")
         return self._whole(token, f"token_file {path}")
 
     def _whole(self, token: str, place: str) -> str:
@@ -274,6 +255,9 @@ def _place_problems(cluster: Cluster) -> Iterator[Problem]:
         )
     if cluster.token_env is not None and cluster.token_file is not None:
         yield ("token_file",), "token_env is given too; keep one"
+    for index, notice in enumerate(cluster.notify):
+        for key, problem in notice.problems():
+            yield ("notify", index, *key), problem
 
 
 def _share_problems(cluster: Cluster) -> Iterator[Problem]:

@@ -51,6 +51,7 @@ from babeltune.training.checkpoint import (
     write_reports,
 )
 from made_sweeps import rewrite_ledger
+from notified import events_in, teller
 from processes import command_line
 from replays import trials_in
 from toy_trials import next_message, pool_of
@@ -465,12 +466,16 @@ def test_the_first_ctrl_c_is_a_request_and_the_second_ends_at_once(number):
     assert signal.getsignal(number) is handler
 
 
-def test_a_sweep_that_does_not_fit_is_refused_before_anything_is_prepared(copied):
+def test_a_sweep_that_does_not_fit_is_refused_before_anything_is_prepared(copied, tmp_path):
     sweep, _, cluster = copied
+    cluster = replace(cluster, notify=(teller(tmp_path / "events"),))
     large = replace(sweep, seed=9, budget=replace(sweep.budget, workers=64))
     with pytest.raises(ClusterError, match=r"a worker group of 64 workers .* does not fit"):
         submit(large, cluster)
     assert not SweepFolder(cluster.folder / "sweeps" / sweep_id(large)).prepared.exists()
+    ((event, text),) = events_in(tmp_path / "events")
+    assert event == "failure"
+    assert text.startswith(f"sweep {sweep_id(large)} failed: a worker group of 64 workers")
 
 
 def test_the_log_says_from_which_checkpoint_a_trial_goes_on(tmp_path):
@@ -489,13 +494,15 @@ def test_the_log_says_from_which_checkpoint_a_trial_goes_on(tmp_path):
     assert _beginning(tmp_path) == damaged
 
 
-def test_a_stop_during_preparation_is_noticed(copied):
+def test_a_stop_during_preparation_is_noticed(copied, tmp_path):
     sweep, folder, cluster = copied
+    cluster = replace(cluster, notify=(teller(tmp_path / "events"),))
     sweep, cluster = on_one_worker(replace(with_trials(sweep, 1), seed=7), cluster)
     stopped = submit(sweep, cluster, watch=lambda board: board.folder.stop_request.touch())
     assert stopped.id != folder.id
     assert stopped.state() == "stopped"
     assert not stopped.prepared.exists()
+    assert events_in(tmp_path / "events") == [("end", f"sweep {stopped.id} is stopped after 0 trials")]
 
 
 def test_a_stop_is_noticed_by_a_driver_that_is_starting(copied, monkeypatch):

@@ -13,10 +13,11 @@ from dataclasses import replace
 
 import ray
 
-from babeltune.errors import ClusterError, ObjectStoreError, SweepError, storage_refusals
+from babeltune.errors import ClusterError, ObjectStoreError, SweepError, counted, storage_refusals
 from babeltune.files import make_folders, plain
 from babeltune.planning.recorded import sweep_id
 from babeltune.planning.space import methods_used, within_grid
+from babeltune.redaction import without_password
 from babeltune.schema.cluster import Cluster
 from babeltune.schema.records import Sweep
 from babeltune.schema.storage_location import DAY_S
@@ -26,6 +27,7 @@ from babeltune.sweep.driver.mlflow_reader import track
 from babeltune.sweep.driver.recorder import close_tracker
 from babeltune.sweep.state.fencing import OvertakenError
 from babeltune.sweep.state.folder import SweepFolder, refuse_a_file
+from babeltune.sweep.state.leaderboard import winner
 from babeltune.sweep.state.lease import folder_lease, leased, only_driver, this_driver, this_ray
 from babeltune.sweep.state.log import log_of
 from babeltune.sweep.state.progress import SweepProgress, is_driven
@@ -34,6 +36,7 @@ from babeltune.sweep.state.rebuild import mend
 from babeltune.sweep.sync.audit import audit
 from babeltune.sweep.sync.driver import DriverSync
 from babeltune.sweep.sync.housekeeping import clean
+from babeltune.sweep.sync.notify import notify
 from babeltune.sweep.sync.view import StorageView
 from babeltune.sweep.workers.access import open_to_all
 from babeltune.sweep.workers.connection import connected
@@ -135,8 +138,19 @@ def _submit(
     with _kept_in_state(folder, view):
         complete = Attempt(sweep, cluster, folder, progress, driver_sync, stop, accept).run()
     folder.set_state("finished" if complete else "stopped")
+    notify(cluster, "end", folder.id, _ending(folder))
     _clean(cluster, folder)
     return folder
+
+
+def _ending(folder: SweepFolder) -> str:
+    """How the sweep ended, in a sentence."""
+    ended = f"sweep {folder.id} is {folder.state()} after {counted(log_of(folder.path).ended, 'trial')}"
+    with contextlib.suppress(SweepError):
+        best = winner(folder)
+        metric = folder.sweep().objectives[0].metric
+        return f"{ended}; the best is {best.name}, {metric} {best.metrics[metric]:.4f}"
+    return ended
 
 
 def _clean(cluster: Cluster, folder: SweepFolder) -> None:
@@ -163,4 +177,5 @@ def _kept_in_state(folder: SweepFolder, view: StorageView) -> Iterator[None]:
     except BaseException as error:
         with contextlib.suppress(OSError, SweepError):
             folder.set_state("failed", reason=f"{type(error).__name__}: {error}"[:2000])
+        notify(view.cluster, "failure", folder.id, f"sweep {folder.id} failed: {without_password(str(error))[:300]}")
         raise
