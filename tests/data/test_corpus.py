@@ -594,7 +594,10 @@ def test_the_bundled_corpus_is_cleaned_to_the_bytes_of_earlier_versions():
 def test_the_benchmark_overlay_names_files_and_columns_that_exist(name):
     data, root = read_data(REPOSITORY / f"benchmarks/data/{name}.yaml")
     tasks = read_tasks([*data.dev, *data.test], root, data)
-    assert {task.subset for task in tasks} == {"eng", *(subset for code in ("fra", "rus", "jpn", "kor") for subset in (code, f"{code}-eng"))}
+    assert {task.subset for task in tasks} == {
+        "eng",
+        *(subset for code in ("fra", "rus", "jpn", "kor") for subset in (code, f"{code}-eng")),
+    }
     for train in data.train:
         columns = set((train.columns or {}).values()) or {train.column}
         for path in (train.paths or {"": train.path or ""}).values():

@@ -35,7 +35,7 @@ class Notice(Strict):
 
     @property
     def place(self) -> str:
-        """Who is told, without the secret."""
+        """Who is notified, without the secret."""
         if self.command is not None:
             return f"the command {self.command[0]}"
         return f"the webhook of {self.url_env or self.url_file}"
