@@ -245,9 +245,7 @@ def show_exported(done: Exported, most_lost: float, console: Console) -> None:
     ]
     name, lost = max(done.losses.items(), key=lambda item: item[1])
     if done.folder is None:
-        lines.append(
-            f"refused: the mean {name} loses {lost:.4f}, more than --most-lost {most_lost}; nothing is written"
-        )
+        lines.append(f"refused: {name} loses {lost:.4f}, more than --most-lost {most_lost}; nothing is written")
     else:
         lines.append(f"written to {done.folder}; its README has the code that reads it")
     for line in lines:

@@ -81,11 +81,11 @@ def export_small(
     view = StorageView(cluster)
     view.update(every=True)
     trial = trial_of(model, view.folder)
-    sweep = sweep or (trial.folder.id if trial is not None else _sweep_of_registered(model, cluster))
-    if sweep is None:
-        raise SpecError(f"{model!r} is no trial and no registered model; name the sweep to score it on: --sweep SWEEP")
     drafts_of = draft_folder("export", view.folder / "evaluations")
     with weights_of(model, trial, view) as (_, folder), drafts_of as drafts:
+        sweep = sweep or (trial.folder.id if trial is not None else _sweep_of_registered(model, cluster))
+        if sweep is None:
+            raise SpecError(f"{model!r} is no trial and no registered model; name the sweep that counts: --sweep SWEEP")
         whole = open_model(folder)
         table = table_of(whole, model, dim)
         numbers, scales = whole_numbers(table, bits)
