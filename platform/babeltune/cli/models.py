@@ -166,7 +166,7 @@ def export(
     cluster: ClusterFile = None,
     as_json: Json = False,
 ) -> None:
-    """Make a static model small: a table of whole numbers, read by fifteen lines of numpy.
+    """Make a static model small: a table of whole numbers, which numpy alone reads.
 
     Both are scored on a sweep's dev sets. A loss above --most-lost is a refusal, and ends with 3."""
     from babeltune.cli.render import show_exported
