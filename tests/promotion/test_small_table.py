@@ -1,8 +1,10 @@
 """A static model as a table of whole numbers: the vectors, the loss that is allowed, and what is refused."""
 
 import json
+import math
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from typer.testing import CliRunner
 from babeltune.cli import app
 from babeltune.data.teacher import teacher_folder
 from babeltune.errors import SpecError, TeacherError
+from babeltune.promotion import small_table as module
 from babeltune.promotion.small_encoder import SmallEncoder
 from babeltune.promotion.small_table import export_small, packed, table_of, whole_numbers
 from babeltune.schema.records import Teacher
@@ -75,6 +78,8 @@ def test_the_code_of_the_card_gives_the_vectors_of_the_model(static, copied, tmp
     assert np.abs(vectors[0] - mean / np.linalg.norm(mean)).max() < 1e-6
     assert done.sizes[1] < 0.35 * done.sizes[0] + (out / "tokenizer.json").stat().st_size
     assert min(done.speeds) > 0
+    assert SmallEncoder(str(out)).encode([]).shape == (0, 24)
+    assert not SmallEncoder(str(out)).encode([""]).any(), "without a prompt there is no token"
     assert done.comparison.sweep == folder.id
     cells = {cell.name: cell for cell in done.comparison.overall}
     assert done.losses == {name: cell.champion - cell.challenger for name, cell in cells.items()}
@@ -94,6 +99,22 @@ def test_a_loss_above_what_is_allowed_writes_nothing(static, copied, tmp_path, m
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout)
     assert (document["bits"], document["dim"], document["folder"]) == (4, 24, str(tmp_path / "small"))
+
+
+def test_a_score_that_is_no_number_writes_nothing(static, copied, tmp_path, monkeypatch):
+    _, folder, cluster = copied
+    compared = module.compare_models
+
+    def undefined(*arguments, **settings):
+        comparison = compared(*arguments, **settings)
+        return replace(comparison, overall=tuple(replace(c, challenger=math.nan) for c in comparison.overall))
+
+    monkeypatch.setattr(module, "compare_models", undefined)
+    done = export_small(str(static), tmp_path / "small", cluster, sweep=folder.id)
+    assert done.folder is None
+    assert not (tmp_path / "small").exists()
+    refused = CliRunner().invoke(app, ["export", str(static), "--out", str(tmp_path / "small"), "--most-lost", "nan"])
+    assert refused.exit_code != 0
 
 
 def test_what_is_no_table_and_what_has_no_sweep_is_refused(static, copied, tmp_path):

@@ -243,3 +243,10 @@ def folder_of(name: str | None, cluster: str | None) -> SweepFolder:
 def with_cluster(file: str | None) -> str:
     """The option ` --cluster FILE` for a command in a message; empty for this machine."""
     return f" --cluster {shlex.quote(file)}" if file else ""
+
+
+def finite(value: float | None) -> float | None:
+    """A number that is compared with others, which `nan` and `inf` are not."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is no number; write one such as 1.2")
+    return value

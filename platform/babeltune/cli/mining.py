@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from babeltune.cli.common import ClusterFile, Json, cluster_of, out, say, steps_shown, warn
+from babeltune.cli.common import ClusterFile, Json, cluster_of, finite, out, say, steps_shown, warn
 from babeltune.cli.program import app
 from babeltune.errors import SpecError, check_all, counted
 from babeltune.files import check_place
@@ -69,13 +68,6 @@ GOES_ON = "goes on where it was"
 """What `mine`, `score` and `retrieve` do after a Ctrl-C."""
 FIRST = "loading the model"
 """The step that `mine`, `score`, `retrieve` and `encode` begin with."""
-
-
-def finite(value: float | None) -> float | None:
-    """A threshold, which `nan` and `inf` are not."""
-    if value is not None and not math.isfinite(value):
-        raise typer.BadParameter(f"{value} is no number; write one such as 1.2")
-    return value
 
 
 @app.command()

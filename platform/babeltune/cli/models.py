@@ -17,6 +17,7 @@ from babeltune.cli.common import (
     SweepName,
     cluster_of,
     err,
+    finite,
     folder_of,
     out,
     say,
@@ -162,7 +163,9 @@ def export(
     int4: Annotated[bool, typer.Option("--int4", help="Four bits a number.")] = False,
     dim: Annotated[int | None, typer.Option(help="Keep the first numbers of each vector.", min=1)] = None,
     sweep: Annotated[str | None, typer.Option(help="The sweep whose dev sets count; the model's own.")] = None,
-    most_lost: Annotated[float, typer.Option(help="What a mean of scores may lose; else nothing is written.")] = 0.01,
+    most_lost: Annotated[
+        float, typer.Option(help="What a mean of scores may lose; else nothing is written.", callback=finite)
+    ] = 0.01,
     cluster: ClusterFile = None,
     as_json: Json = False,
 ) -> None:

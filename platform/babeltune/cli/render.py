@@ -243,8 +243,8 @@ def show_exported(done: Exported, most_lost: float, console: Console) -> None:
         f"size: {size / 1e6:.1f} MB -> {smaller / 1e6:.1f} MB, {smaller / size:.1%}; vectors of {done.dim} numbers",
         f"speed here: {speed:,.0f} texts/s with sentence-transformers, {faster:,.0f} with numpy",
     ]
-    name, lost = max(done.losses.items(), key=lambda item: item[1])
     if done.folder is None:
+        name, lost = next((name, lost) for name, lost in done.losses.items() if not lost <= most_lost)
         lines.append(f"refused: {name} loses {lost:.4f}, more than --most-lost {most_lost}; nothing is written")
     else:
         lines.append(f"written to {done.folder}; its README has the code that reads it")

@@ -16,7 +16,9 @@ class SmallEncoder:
     def encode(self, texts: list[str]) -> np.ndarray:
         """Vectors of length 1: float32 [texts, dim]. A text without a known token has zeros."""
         ids = self.tokenizer.encode_batch([self.prompt + text for text in texts], add_special_tokens=False)
-        vectors: np.ndarray = np.stack([self.scales[each.ids] @ self.rows(each.ids) for each in ids])
+        vectors: np.ndarray = np.zeros((len(ids), self.rows([0]).shape[1]), np.float32)
+        for vector, each in zip(vectors, ids, strict=True):
+            vector += self.scales[each.ids] @ self.rows(each.ids)
         vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
         return vectors
 

@@ -86,25 +86,19 @@ def export_small(
         sweep = sweep or (trial.folder.id if trial is not None else _sweep_of_registered(model, cluster))
         if sweep is None:
             raise SpecError(f"{model!r} is no trial and no registered model; name the sweep that counts: --sweep SWEEP")
-        whole = open_model(folder)
-        table = table_of(whole, model, dim)
-        numbers, scales = whole_numbers(table, bits)
-        prompt = _prompt_of(whole)
-        small = drafts / "small"
-        small.mkdir()
-        save_file({"table": packed(numbers, bits), "scales": scales}, small / "model.safetensors")
-        whole.tokenizer.save(str(small / "tokenizer.json"))
-        _write_plain(numbers * scales[:, None], whole, drafts / "plain")
+        whole, small, prompt = open_model(folder), drafts / "small", ""
+        if whole.default_prompt_name is not None:
+            prompt = str(whole.prompts[whole.default_prompt_name])
+        table = _write(whole, table_of(whole, model, dim), bits, small, drafts / "plain")
         comparison = compare_models(folder, str(drafts / "plain"), cluster, sweep=sweep)
         losses = {cell.name: cell.champion - cell.challenger for cell in comparison.overall}
         texts = _timed_texts(view, comparison.sweep)
-        encoders = (whole.encode, SmallEncoder(str(small), prompt).encode)
         exported = Exported(
-            folder=None if max(losses.values()) > most_lost else str(out),
+            folder=str(out) if all(lost <= most_lost for lost in losses.values()) else None,
             bits=bits,
             dim=table.shape[1],
             sizes=(_bytes_of(Path(folder)), _bytes_of(small)),
-            speeds=(_speed(encoders[0], texts), _speed(encoders[1], texts)),
+            speeds=(_speed(whole.encode, texts), _speed(SmallEncoder(str(small), prompt).encode, texts)),
             losses=losses,
             comparison=replace(comparison, first=model, second=str(out)),
         )
@@ -155,18 +149,23 @@ def packed(numbers: NDArray[np.int8], bits: Bits) -> NDArray[np.int8] | NDArray[
     return above[:, ::2] | above[:, 1::2] << 4
 
 
-def _write_plain(table: NDArray[np.float32], whole: SentenceTransformer, folder: Path) -> None:
-    """The new table in a plain sentence-transformers folder, which is scored as every model is."""
+def _write(
+    whole: SentenceTransformer, table: NDArray[np.float32], bits: Bits, small: Path, plain: Path
+) -> NDArray[np.float32]:
+    """Writes the small folder, and its vectors as a plain sentence-transformers folder, which is scored as every model
+    is. Returns these vectors."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.models import Normalize, StaticEmbedding
 
+    numbers, scales = whole_numbers(table, bits)
+    small.mkdir()
+    save_file({"table": packed(numbers, bits), "scales": scales}, small / "model.safetensors")
+    whole.tokenizer.save(str(small / "tokenizer.json"))
+    table = numbers * scales[:, None]
     modules = [StaticEmbedding(whole.tokenizer, embedding_weights=table), Normalize()]
-    plain = SentenceTransformer(modules=modules, prompts=whole.prompts, default_prompt_name=whole.default_prompt_name)
-    plain.save(str(folder), create_model_card=False)
-
-
-def _prompt_of(model: SentenceTransformer) -> str:
-    return "" if model.default_prompt_name is None else str(model.prompts[model.default_prompt_name])
+    model = SentenceTransformer(modules=modules, prompts=whole.prompts, default_prompt_name=whole.default_prompt_name)
+    model.save(str(plain), create_model_card=False)
+    return table
 
 
 def _sweep_of_registered(model: str, cluster: Cluster) -> str | None:
