@@ -5,11 +5,10 @@ also stands in a table."""
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from babeltune.sweep_report.record import Curve
 from babeltune.sweep_report.svg import DASHES, MARKERS, SERIES
@@ -18,10 +17,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-WIDTH, NARROW = 9.0, 4.2
-"""Inches of a chart on a desktop and on paper, and of the same chart on a phone. Both have the same size of letters."""
-Arguments = ParamSpec("Arguments")
+WIDTH = 5.0
+"""Inches of a chart. A phone shows its letters at 10 pixels, and a desktop at no more than 17."""
 Each = TypeVar("Each")
+LEGEND = 3
+"""Names side by side in the legend of a chart of lines."""
 NAMED = 5
 """Series with a colour and a name of their own; others stand in the background."""
 BARS = 40
@@ -43,20 +43,6 @@ class Caption:
     description: str
 
 
-def for_screens(
-    chart: Callable[Concatenate[Caption, float, Arguments], str],
-) -> Callable[Concatenate[Caption, Arguments], str]:
-    """The chart drawn twice, for desktops and for phones. The page's style sheet shows the one that fits."""
-
-    @functools.wraps(chart)
-    def both(caption: Caption, /, *arguments: Arguments.args, **named: Arguments.kwargs) -> str:
-        phone = replace(caption, name=f"{caption.name}-narrow")
-        wide, narrow = chart(caption, WIDTH, *arguments, **named), chart(phone, NARROW, *arguments, **named)
-        return f'<div class="wide">{wide}</div><div class="narrow">{narrow}</div>'
-
-    return both
-
-
 def pieces(caption: Caption, each: Sequence[Each], most: int = PIECE) -> Iterator[tuple[Caption, Sequence[Each]]]:
     """The parts of a chart that become a drawing each, with a caption of their own."""
     for start in range(0, len(each), most):
@@ -76,15 +62,10 @@ def at_edge(value: float, limits: tuple[float, float]) -> tuple[float, int]:
     return min(max(value, low), high), (value > high) - (value < low)
 
 
-def clipped(text: str, most: int = 28) -> str:
+def clipped(text: str, most: int = 22) -> str:
     """A text that fits beside an axis. matplotlib reads `$` as the begin of a formula."""
     text = text if len(text) <= most else f"{text[: most - 1]}…"
     return text.replace("$", r"\$")
-
-
-def label(text: str, width: float) -> str:
-    """The name of a line of bars, as long as a chart of this width has room for."""
-    return clipped(text, 34 if width == WIDTH else 18)
 
 
 def named_lines(axes: Axes, curves: Sequence[Curve], named: Sequence[str]) -> None:
@@ -110,8 +91,8 @@ def joined(lines: Iterable[tuple[Iterable[float], Iterable[float]]]) -> tuple[li
     return [x for x, _ in points], [y for _, y in points]
 
 
-def few_ticks(axes: Axes, width: float) -> None:
-    """As many numbers below a chart as have room."""
+def few_ticks(axes: Axes, most: int = 4) -> None:
+    """At most so many numbers below a chart, and one more."""
     from matplotlib.ticker import MaxNLocator
 
-    axes.xaxis.set_major_locator(MaxNLocator(6 if width == WIDTH else 3))
+    axes.xaxis.set_major_locator(MaxNLocator(most))

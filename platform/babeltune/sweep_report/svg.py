@@ -56,11 +56,11 @@ SETTINGS = {
     "grid.linewidth": 0.8,
     "xtick.color": MUTED,
     "ytick.color": MUTED,
-    "xtick.labelsize": 9,
-    "ytick.labelsize": 9,
+    "xtick.labelsize": 10,
+    "ytick.labelsize": 10,
     "figure.facecolor": "none",
     "legend.frameon": False,
-    "legend.fontsize": 9,
+    "legend.fontsize": 10,
     "legend.labelcolor": INK,
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from babeltune.sweep_report.charts import BARS, WIDTH, Caption, clipped, for_screens, label, pieces
+from babeltune.sweep_report.charts import BARS, WIDTH, Caption, clipped, pieces
 from babeltune.sweep_report.document import Figure, Section, Table, Text
 from babeltune.sweep_report.record import LanguageScore, SweepReport
 from babeltune.sweep_report.svg import BAR, INK, MARKERS, SERIES, drawing, svg_of
@@ -38,22 +38,21 @@ def _values(values: Sequence[tuple[str, float]], models: Sequence[str]) -> tuple
     return tuple(score(by_model.get(model)) for model in models)
 
 
-@for_screens
-def languages_chart(caption: Caption, width: float, scores: Sequence[LanguageScore]) -> str:
+def languages_chart(caption: Caption, scores: Sequence[LanguageScore]) -> str:
     """The winner as bars, the other models as marks beside them."""
     shown = scores[:BARS]
     models = list(dict.fromkeys(name for score in shown for name, _ in score.values))
     values = [0.0, *(value for score in shown for _, value in score.values)]
     drawings = list[str]()
     for part, rows in pieces(caption, shown):
-        with drawing(width, 1.1 + 0.32 * len(rows)) as figure:
+        with drawing(WIDTH, 1.1 + 0.32 * len(rows)) as figure:
             axes = figure.subplots()
             _bars(axes, rows, models)
-            axes.set_yticks(range(len(rows)), [label(subset_name(score.metric), width) for score in rows])
+            axes.set_yticks(range(len(rows)), [clipped(subset_name(score.metric)) for score in rows])
             axes.set_ylim(len(rows) - 0.5, -0.5)
             axes.set_xlim(min(values), max(values) * 1.05)
             axes.grid(axis="y", visible=False)
-            figure.legend(loc="outside upper left", ncols=4 if width == WIDTH else 2)
+            figure.legend(loc="outside upper left", ncols=2)
             drawings.append(svg_of(figure, part.name, part.title, part.description))
     return "".join(drawings)
 

@@ -7,17 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from babeltune.evaluation.metric_names import COMPUTE, PARAMETERS, SPEED
-from babeltune.sweep_report.charts import (
-    BARS,
-    OUTSIDE,
-    Caption,
-    at_edge,
-    clipped,
-    for_screens,
-    joined,
-    limits_of,
-    pieces,
-)
+from babeltune.sweep_report.charts import BARS, OUTSIDE, WIDTH, Caption, at_edge, clipped, joined, limits_of, pieces
 from babeltune.sweep_report.document import Block, Figure, Section, Table, Text
 from babeltune.sweep_report.record import Standing, SweepReport
 from babeltune.sweep_report.svg import SERIES, drawing, svg_of
@@ -106,15 +96,14 @@ def _scores_table(shown: Sequence[Standing], metric: str) -> Table:
     return Table(caption=f"{short(metric)} by trial", columns=("trial", "value", "95 % interval"), rows=rows)
 
 
-@for_screens
-def leaderboard_chart(caption: Caption, width: float, standings: Sequence[Standing], metric: str) -> str:
+def leaderboard_chart(caption: Caption, standings: Sequence[Standing], metric: str) -> str:
     """Each trial's and baseline's value with its 95 % interval, the best on top. The trials fill the axis."""
     shown = [each for each in standings if each.value is not None][:BARS]
     fit = [each for each in shown if not each.is_baseline] or shown
     limits = limits_of(end for each in fit for end in (each.interval or (each.value or 0.0,)))
     drawings = list[str]()
     for part, rows in pieces(caption, shown):
-        with drawing(width, 0.9 + 0.26 * len(rows)) as figure:
+        with drawing(WIDTH, 0.9 + 0.26 * len(rows)) as figure:
             axes = figure.subplots()
             _rows(axes, rows, limits)
             axes.set_yticks(range(len(rows)), [_label(each) for each in rows])

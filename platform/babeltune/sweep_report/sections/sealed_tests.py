@@ -10,7 +10,7 @@ from babeltune.evaluation.metric_names import MAIN_METRICS, each_once
 from babeltune.promotion.compare import Contest
 from babeltune.promotion.decisions import DecisionRecord
 from babeltune.schema.languages import meaning
-from babeltune.sweep_report.charts import BARS, OUTSIDE, WIDTH, Caption, at_edge, for_screens, label, limits_of, pieces
+from babeltune.sweep_report.charts import BARS, OUTSIDE, WIDTH, Caption, at_edge, clipped, limits_of, pieces
 from babeltune.sweep_report.document import Block, Figure, Items, Section, Table, Text
 from babeltune.sweep_report.record import SweepReport
 from babeltune.sweep_report.svg import FAINT, INK, MUTED, SERIES, drawing, svg_of
@@ -160,14 +160,13 @@ class Paired:
     chance: float | None
 
 
-@for_screens
-def sealed_chart(caption: Caption, width: float, pairs: Sequence[Paired]) -> str:
+def sealed_chart(caption: Caption, pairs: Sequence[Paired]) -> str:
     """Dev beside sealed, joined by a line, with the untrained student and chance. Dev and sealed fill the axis."""
     shown = pairs[:BARS]
     limits = limits_of(value for pair in shown for value in (pair.dev, pair.sealed) if value is not None)
     drawings = list[str]()
     for part, rows in pieces(caption, shown):
-        with drawing(width, 1.1 + 0.32 * len(rows)) as figure:
+        with drawing(WIDTH, 1.1 + 0.32 * len(rows)) as figure:
             axes = figure.subplots()
             for place, pair in enumerate(rows):
                 if pair.dev is not None:
@@ -176,11 +175,11 @@ def sealed_chart(caption: Caption, width: float, pairs: Sequence[Paired]) -> str
             _marks(axes, "sealed test", [p.sealed for p in rows], ("D", SERIES[0], SERIES[0]), limits)
             _marks(axes, "sealed test, untrained", [p.untrained for p in rows], ("s", INK, "none"), limits)
             _marks(axes, "chance", [p.chance for p in rows], ("|", MUTED, MUTED), limits)
-            axes.set_yticks(range(len(rows)), [label(pair.name, width) for pair in rows])
+            axes.set_yticks(range(len(rows)), [clipped(pair.name) for pair in rows])
             axes.set_ylim(len(rows) - 0.5, -0.5)
             axes.set_xlim(limits)
             axes.grid(axis="y", visible=False)
-            figure.legend(loc="outside upper left", ncols=4 if width == WIDTH else 2)
+            figure.legend(loc="outside upper left", ncols=2)
             drawings.append(svg_of(figure, part.name, part.title, part.description))
     return "".join(drawings)
 

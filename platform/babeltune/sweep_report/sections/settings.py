@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from babeltune.schema.base import number
 from babeltune.schema.records import Scalar
 from babeltune.sweep.search.importance import BEST_SHARE, LEAST_TRIALS
-from babeltune.sweep_report.charts import NAMED, WIDTH, Caption, clipped, for_screens, joined, label, limits_of, pieces
+from babeltune.sweep_report.charts import LEGEND, NAMED, WIDTH, Caption, clipped, joined, limits_of, pieces
 from babeltune.sweep_report.document import Block, Figure, Section, Table, Text
 from babeltune.sweep_report.record import Standing, SweepReport
 from babeltune.sweep_report.svg import DASHES, FAINT, MUTED, PAGE, SERIES, drawing, plain, svg_of
@@ -70,19 +70,18 @@ def _importance(report: SweepReport) -> Iterator[Block]:
 
 TICKS = 4
 """Numbers on the axis of a small chart."""
-SMALL = 3.2
-"""Inches of a small chart. Three have room side by side."""
+SMALL, BROAD = 3.2, 9.0
+"""Inches of a small chart, of which three have room side by side, and of one that phones scroll."""
 
 
-@for_screens
-def importance_chart(caption: Caption, width: float, shares: Sequence[tuple[str, float]]) -> str:
+def importance_chart(caption: Caption, shares: Sequence[tuple[str, float]]) -> str:
     """A bar per setting, the most important on top."""
     drawings, most = list[str](), 1.05 * max(share for _, share in shares)
     for part, rows in pieces(caption, shares):
-        with drawing(width, 0.9 + 0.3 * len(rows)) as figure:
+        with drawing(WIDTH, 0.9 + 0.3 * len(rows)) as figure:
             axes = figure.subplots()
             axes.barh(range(len(rows)), [share for _, share in rows], height=0.6, color=SERIES[0])
-            axes.set_yticks(range(len(rows)), [label(name, width) for name, _ in rows])
+            axes.set_yticks(range(len(rows)), [clipped(name) for name, _ in rows])
             axes.set_ylim(len(rows) - 0.5, -0.5)
             axes.set_xlim(0, most)
             axes.set_xlabel("share of the importance")
@@ -170,7 +169,7 @@ def parallel_chart(
         (name, [each.row.params.get(name) for each in shown]) for name in searched
     ]
     columns.append((short(metric), [each.value for each in shown]))
-    with drawing(max(WIDTH, 1.2 * len(columns)), 4.2) as figure:
+    with drawing(max(BROAD, 1.2 * len(columns)), 4.2) as figure:
         axes = figure.subplots()
         axes.set_axis_off()
         heights = [_axis(axes, x, name, values, name in logarithmic) for x, (name, values) in enumerate(columns)]
@@ -182,7 +181,7 @@ def parallel_chart(
         axes.set_xlim(-0.3, len(columns) - 0.4)
         axes.set_ylim(-0.22, 1.2)
         handles, labels = axes.get_legend_handles_labels()
-        figure.legend(handles[::-1], labels[::-1], loc="outside lower left", ncols=NAMED, handlelength=3)
+        figure.legend(handles[::-1], labels[::-1], loc="outside lower left", ncols=LEGEND, handlelength=3)
         svg = svg_of(figure, caption.name, caption.title, caption.description)
         box = f'class="scroll broad" id="{caption.name}-box" role="group" tabindex="0" aria-label="{caption.title}"'
         return f"<div {box}>{svg}</div>"

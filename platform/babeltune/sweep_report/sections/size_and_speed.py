@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from babeltune.evaluation.metric_names import PARAMETERS, SPEED
 from babeltune.schema.records import UNTRAINED
-from babeltune.sweep_report.charts import OUTSIDE, Caption, at_edge, clipped, few_ticks, for_screens, limits_of
+from babeltune.sweep_report.charts import OUTSIDE, WIDTH, Caption, at_edge, clipped, few_ticks, limits_of
 from babeltune.sweep_report.document import Figure, Section, Table, Text
 from babeltune.sweep_report.record import SweepReport
 from babeltune.sweep_report.svg import SERIES, drawing, svg_of
@@ -69,13 +69,12 @@ class Priced:
     is_baseline: bool
 
 
-@for_screens
-def front_chart(caption: Caption, width: float, models: Sequence[Priced], metric: str) -> str:
+def front_chart(caption: Caption, models: Sequence[Priced], metric: str) -> str:
     """Quality over speed; a larger circle is a larger model. Filled: on the Pareto front. The trials fill the axes."""
     largest = max(each.parameters for each in models)
     trials = [each for each in models if not each.is_baseline] or models
     heights = limits_of(each.quality for each in trials)
-    with drawing(width, 3.8) as figure:
+    with drawing(WIDTH, 3.8) as figure:
         axes = figure.subplots()
         for each in models:
             color = SERIES[2] if each.is_baseline else SERIES[0]
@@ -99,7 +98,7 @@ def front_chart(caption: Caption, width: float, models: Sequence[Priced], metric
         if max(each.speed for each in models) > 20 * min(each.speed for each in models) > 0:
             axes.set_xscale("log")
         else:
-            few_ticks(axes, width)
+            few_ticks(axes)
         axes.margins(0.12, 0)
         axes.set_ylim(heights)
         axes.set_xlabel("sentences per second, one worker")

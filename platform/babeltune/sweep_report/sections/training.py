@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from babeltune.sweep_report.charts import (
+    LEGEND,
     NAMED,
-    NARROW,
     WIDTH,
     Caption,
     at_edge,
     clipped,
     few_ticks,
-    for_screens,
     joined,
     limits_of,
     named_lines,
@@ -90,19 +89,13 @@ def diagnostics(report: SweepReport, most: int) -> Section | None:
     return Section(anchor="diagnostics", title="Diagnostics", blocks=tuple(blocks)) if blocks else None
 
 
-@for_screens
 def curves_chart(
-    caption: Caption,
-    width: float,
-    curves: Sequence[Curve],
-    levels: Sequence[tuple[str, float]],
-    x_label: str,
-    y_label: str,
+    caption: Caption, curves: Sequence[Curve], levels: Sequence[tuple[str, float]], x_label: str, y_label: str
 ) -> str:
     """A line per trial, the best ones named. The trials fill the axis; `levels` are the baselines."""
     trials = [curve.trial for curve in curves[:NAMED]]
     limits = limits_of(value for curve in curves for value in curve.y)
-    with drawing(width, 3.9) as figure:
+    with drawing(WIDTH, 3.9) as figure:
         axes = figure.subplots()
         axes.plot(
             *joined((curve.x, curve.y) for curve in curves[NAMED:]), color=FAINT, linewidth=1, marker=".", markersize=3
@@ -125,8 +118,8 @@ def curves_chart(
         axes.set_ylim(limits)
         axes.set_xlabel(x_label)
         axes.set_ylabel(y_label)
-        few_ticks(axes, width)
-        figure.legend(loc="outside upper left", ncols=NAMED if width == WIDTH else 3, handlelength=3)
+        few_ticks(axes)
+        figure.legend(loc="outside upper left", ncols=LEGEND, handlelength=3)
         return svg_of(figure, caption.name, caption.title, caption.description)
 
 
@@ -143,34 +136,30 @@ def _merged(levels: Sequence[tuple[str, float]], limits: tuple[float, float]) ->
     return marks
 
 
-@for_screens
-def diagnostics_chart(
-    caption: Caption, width: float, diagnostics: Sequence[Diagnostic], named: Sequence[str], x_label: str
-) -> str:
+def diagnostics_chart(caption: Caption, diagnostics: Sequence[Diagnostic], named: Sequence[str], x_label: str) -> str:
     """A small chart per quantity, a line per trial."""
-    columns = 2 if width == WIDTH else 1
-    drawings = list[str]()
+    columns, drawings = 2, list[str]()
     for part, row in pieces(caption, diagnostics, columns):
         first = not drawings
-        with drawing(width, 2.2 + 0.4 * first) as figure:
+        with drawing(WIDTH, 2.2 + 0.4 * first) as figure:
             line = figure.subplots(1, columns, squeeze=False).flat
             for axes, each in zip(line, row, strict=False):
                 named_lines(axes, each.curves, named)
                 axes.set_title(each.name)
-                few_ticks(axes, NARROW)
+                few_ticks(axes, 3)
                 axes.set_xlabel(x_label, fontsize=9)
             for axes in line[len(row) :]:
                 axes.set_visible(False)
             if first:
-                _legend(figure, diagnostics, named, NAMED if width == WIDTH else 3)
+                _legend(figure, diagnostics, named)
             drawings.append(svg_of(figure, part.name, part.title, part.description))
     return "".join(drawings)
 
 
-def _legend(figure: Drawn, diagnostics: Sequence[Diagnostic], named: Sequence[str], columns: int) -> None:
+def _legend(figure: Drawn, diagnostics: Sequence[Diagnostic], named: Sequence[str]) -> None:
     """The named trials of all small charts, though the first chart may lack some."""
     axes = figure.add_axes((0, 0, 0, 0), visible=False)
     curves = {curve.trial: curve for each in diagnostics for curve in each.curves}
     named_lines(axes, [curves[name] for name in named if name in curves], named)
     handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper left", ncols=columns, handlelength=3)
+    figure.legend(handles, labels, loc="outside upper left", ncols=LEGEND, handlelength=3)

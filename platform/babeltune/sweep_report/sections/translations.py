@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from babeltune.sweep.state.examples import Examples, ExampleSentence, Similarities
-from babeltune.sweep_report.charts import WIDTH, Caption, clipped, for_screens, pieces
+from babeltune.sweep_report.charts import LEGEND, WIDTH, Caption, clipped, pieces
 from babeltune.sweep_report.document import Figure, Section, Table, Text
 from babeltune.sweep_report.record import SweepReport
 from babeltune.sweep_report.svg import GRID, MARKERS, SERIES, drawing, svg_of
@@ -77,19 +77,18 @@ def _projection(examples: Examples) -> Figure:
     return Figure(title, description, svg, Table(caption=caption, columns=columns, rows=rows))
 
 
-@for_screens
-def heat_maps(caption: Caption, width: float, maps: Sequence[Similarities]) -> str:
+def heat_maps(caption: Caption, maps: Sequence[Similarities]) -> str:
     """Cosines of translations before and after training: a column per pair of languages, darker for higher ones."""
-    columns, drawings = (4 if len(maps) > 2 else 3) if width == WIDTH else 2, list[str]()
+    columns, drawings = min(3, len(maps)), list[str]()
     for part, row in pieces(caption, maps, columns):
-        with drawing(width, 2.3 * width / columns) as figure:
+        with drawing(WIDTH, 2.3 * WIDTH / columns) as figure:
             grid = figure.subplots(2, columns, squeeze=False)
             for column, each in enumerate(row):
                 for axes, when, values in zip(
                     grid[:, column], ("before", "after"), (each.before, each.after), strict=True
                 ):
                     _heat(axes, values)
-                    axes.set_title(f"{each.left}, {each.right} {when}")
+                    axes.set_title(f"{each.left}, {each.right}\n{when}")
             for axes in grid[:, len(row) :].flat:
                 axes.set_visible(False)
             drawings.append(svg_of(figure, part.name, part.title, part.description))
@@ -114,21 +113,19 @@ def _heat(axes: Axes, values: Sequence[Sequence[float]]) -> None:
     axes.grid(visible=False)
     axes.set_xticks(range(1, size + 1))
     axes.set_yticks(range(1, size + 1))
-    axes.tick_params(labelsize=7)
+    axes.tick_params(labelsize=9)
 
 
-@for_screens
-def projection_chart(caption: Caption, width: float, sentences: Sequence[ExampleSentence]) -> str:
+def projection_chart(caption: Caption, sentences: Sequence[ExampleSentence]) -> str:
     """Sentences in a plane before and after training. Lines join translations."""
     languages = list(dict.fromkeys(each.language for each in sentences))
-    side_by_side = width == WIDTH
-    with drawing(width, 4.8 if side_by_side else 8.6) as figure:
-        grid = figure.subplots(1, 2) if side_by_side else figure.subplots(2, 1)
+    with drawing(WIDTH, 3.2) as figure:
+        grid = figure.subplots(1, 2)
         for axes, when in zip(grid, ("before", "after"), strict=True):
             _plane(axes, [(each, each.before if when == "before" else each.after) for each in sentences], languages)
             axes.set_title(f"{when} training")
         handles, labels = figure.axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper left", ncols=len(languages) if side_by_side else 3)
+        figure.legend(handles, labels, loc="outside upper left", ncols=LEGEND)
         return svg_of(figure, caption.name, caption.title, caption.description)
 
 
