@@ -219,7 +219,7 @@ def shortened(value: str, width: int = 60) -> str:
 
 def printable(text: str) -> str:
     """The text with control characters, escapes and direction marks written out, but for line ends and tabs."""
-    if text.isprintable():
+    if text.rstrip("\n").isprintable():
         return text
     return "".join(each if each.isprintable() or each in SPACES else repr(each)[1:-1] for each in text)
 
