@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import functools
 import threading
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -100,10 +99,14 @@ class SweepLog:
     def _read(self) -> None:
         if not self._cursor.fits(self._path):
             self._forget()
+        line, size = b"", 0
         for line in self._cursor.lines(self._path):
-            self._cursor = self._cursor.after(line)
-            with suppress(ValueError, TypeError, KeyError):  # what is no event is passed over
+            size += len(line)
+            try:
                 self.take(EVENT.validate_json(line))
+            except (ValueError, TypeError, KeyError):  # what is no event is passed over
+                continue
+        self._cursor = self._cursor.after(line, size)
 
     def take(self, line: LedgerLine) -> None:
         """Folds the next line in."""

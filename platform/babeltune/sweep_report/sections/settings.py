@@ -71,7 +71,7 @@ def _importance(report: SweepReport) -> Iterator[Block]:
 TICKS = 4
 """Numbers on the axis of a small chart."""
 SMALL, BROAD = 3.2, 9.0
-"""Inches of a small chart, of which three have room side by side, and of one that phones scroll."""
+"""Inches of a small chart: three have room side by side. And of a broad one, which phones scroll."""
 
 
 def importance_chart(caption: Caption, shares: Sequence[tuple[str, float]]) -> str:
