@@ -283,10 +283,9 @@ class LineCursor:
             file.seek(self.offset)
             yield from itertools.takewhile(lambda line: line.endswith(b"\n"), file)
 
-    def after(self, line: bytes, size: int | None = None) -> LineCursor:
-        """The place behind the next line, or behind the last of those of this size together."""
-        size = len(line) if size is None else size
-        return LineCursor(self.offset + size, line[-SEAM:]) if size else self
+    def after(self, line: bytes) -> LineCursor:
+        """The place behind this line, which is the next one."""
+        return LineCursor(self.offset + len(line), line[-SEAM:])
 
 
 def as_new_files(folder: Path) -> None:

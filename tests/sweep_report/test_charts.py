@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from babeltune.planning.sweep_file import read_sweep
+from babeltune.sweep.state.examples import Similarities
 from babeltune.sweep_report.charts import Caption
 from babeltune.sweep_report.gather import gather
 from babeltune.sweep_report.record import Curve
@@ -15,6 +16,7 @@ from babeltune.sweep_report.sections.sealed_tests import Paired, sealed_chart
 from babeltune.sweep_report.sections.settings import parallel_chart, slices_chart
 from babeltune.sweep_report.sections.size_and_speed import Priced, front_chart
 from babeltune.sweep_report.sections.training import curves_chart
+from babeltune.sweep_report.sections.translations import heat_maps
 from babeltune.sweep_report.write import page
 from made_sweeps import METRIC, add_trial, make_sweep
 from screens import kept, page_of
@@ -85,6 +87,15 @@ def test_no_number_beside_a_chart_has_an_exponent_or_an_offset(report, values, l
         svg = chart(CAPTION, trials, ("x",), logarithmic, METRIC)
         assert [word for word in words(svg) if re.search(r"\de[-+−]?\d|×|\$|\^|\+\d", word)] == []
         assert len(numbers(svg)) > 3
+
+
+@pytest.mark.parametrize("pairs", [1, 2, 3, 4])
+def test_heat_maps_of_any_number_of_pairs_are_no_taller_than_wide(pairs):
+    maps = [
+        Similarities(left="eng", right=f"l{n}", before=((1.0, 0.0),) * 2, after=((0.0, 1.0),) * 2) for n in range(pairs)
+    ]
+    for width, height in re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', heat_maps(CAPTION, maps)):
+        assert float(height) <= float(width)
 
 
 @pytest.mark.needs_chromium

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 WIDTH = 5.0
-"""Inches of a chart. A phone shows its letters at 10 pixels, and a desktop at no more than 17."""
+"""Inches of a chart. Its letters of 10 points are some 10 pixels high on a phone, and 17 on a desktop."""
 Each = TypeVar("Each")
 LEGEND = 3
 """Names side by side in the legend of a chart of lines."""
@@ -91,8 +91,8 @@ def joined(lines: Iterable[tuple[Iterable[float], Iterable[float]]]) -> tuple[li
     return [x for x, _ in points], [y for _, y in points]
 
 
-def few_ticks(axes: Axes, most: int = 4) -> None:
-    """At most so many numbers below a chart, and one more."""
+def few_ticks(axes: Axes, steps: int = 4) -> None:
+    """Numbers below a chart, with at most `steps` steps from the first to the last."""
     from matplotlib.ticker import MaxNLocator
 
-    axes.xaxis.set_major_locator(MaxNLocator(most))
+    axes.xaxis.set_major_locator(MaxNLocator(steps))

@@ -99,14 +99,12 @@ class SweepLog:
     def _read(self) -> None:
         if not self._cursor.fits(self._path):
             self._forget()
-        line, size = b"", 0
         for line in self._cursor.lines(self._path):
-            size += len(line)
+            self._cursor = self._cursor.after(line)
             try:
                 self.take(EVENT.validate_json(line))
             except (ValueError, TypeError, KeyError):  # what is no event is passed over
                 continue
-        self._cursor = self._cursor.after(line, size)
 
     def take(self, line: LedgerLine) -> None:
         """Folds the next line in."""

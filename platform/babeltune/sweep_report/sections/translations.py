@@ -79,7 +79,7 @@ def _projection(examples: Examples) -> Figure:
 
 def heat_maps(caption: Caption, maps: Sequence[Similarities]) -> str:
     """Cosines of translations before and after training: a column per pair of languages, darker for higher ones."""
-    columns, drawings = min(3, len(maps)), list[str]()
+    columns, drawings = 3, list[str]()
     for part, row in pieces(caption, maps, columns):
         with drawing(WIDTH, 2.3 * WIDTH / columns) as figure:
             grid = figure.subplots(2, columns, squeeze=False)
