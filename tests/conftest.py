@@ -467,6 +467,6 @@ def one_scoring_process(scoring_process):
     from contextlib import nullcontext
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("promote", "evaluate", "sweep_scores"):
+        for module in ("promote", "ladder", "evaluate", "sweep_scores"):
             patch.setattr(f"babeltune.promotion.{module}.FreshScorer", lambda: nullcontext(scoring_process()))
         yield

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from babeltune.cli import app
 from babeltune.errors import PromotionError, SpecError, SweepError
-from babeltune.evaluation.metric_names import PARAMETERS, SPEED
+from babeltune.evaluation.metric_names import PARAMETERS, SPEED, SPREAD
 from babeltune.promotion.candidate import find_candidate
 from babeltune.promotion.ladder import promote_front
 from babeltune.promotion.promote import promote
@@ -23,8 +23,8 @@ from made_sweeps import rewrite_ledger
 from notified import events_in, teller
 
 pytestmark = pytest.mark.usefixtures("one_scoring_process")
-COSTS = ((30e6, 100.0), (20e6, 400.0), (10e6, 800.0))
-"""Weights and sentences a second of the three finished trials, the most accurate first."""
+COSTS = ((30e6, 100.0, 0.1), (20e6, 400.0, 0.1), (10e6, 800.0, 0.1))
+"""Weights, sentences a second and their spread, of the three finished trials, the most accurate first."""
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def ladder(copied):
         if line["event"] != "report" or (name := f"t{line['number']:04d}") not in names:
             return line
         place, metrics = names.index(name), line["metrics"]
-        costs = dict(zip((PARAMETERS, SPEED), COSTS[place], strict=True))
+        costs = dict(zip((PARAMETERS, SPEED, SPREAD), COSTS[place], strict=True))
         return {**line, "metrics": {**metrics, **costs, objective: metrics[objective] - 0.1 * place}}
 
     rewrite_ledger(folder, priced)

@@ -108,7 +108,7 @@ class FreshScorer:
 
     def of_teacher(self, teacher: Teacher, tasks: Sequence[TextTask], prefix: str) -> Scores:
         """The metrics of the raw teacher on the tasks. Raises `TeacherError` if it cannot be had now."""
-        answer = self._answer({"teacher": plain(teacher), "prefix": prefix, "target": None, **_numbered(tasks)})
+        answer = self._answer({"teacher": plain(teacher), "prefix": prefix, **_numbered(tasks)})
         if "missing" in answer:
             raise TeacherError(str(answer["missing"]))
         scores: Scores = answer["scores"]
@@ -282,7 +282,7 @@ def main() -> None:
 
     with listening(progress):
         while True:
-            write(answered(json.loads(requests.get())))
+            write(answered(requests.get()))
 
 
 def _listen(requests: SimpleQueue[str]) -> None:
@@ -292,9 +292,15 @@ def _listen(requests: SimpleQueue[str]) -> None:
     os._exit(0)
 
 
-def answered(asked: dict[str, Any]) -> dict[str, Any]:
+def answered(request: str) -> dict[str, Any]:
     """The answer to one request: scores and items of each model, scores of a teacher, the dimensions of each model and
     of the target (`""`), or what is nearest to sentences."""
+    asked = json.loads(request)
+    if "teacher" in asked:
+        try:
+            return {"scores": teacher_scores(request)}
+        except TeacherError as error:
+            return {"missing": str(error)}
     teacher = asked["target"]
     target = (
         None
@@ -306,18 +312,24 @@ def answered(asked: dict[str, Any]) -> dict[str, Any]:
         return widths | {"": width_of(target)} if target else widths
     if "questions" in asked:
         return {"nearest": nearest_of(asked["model"], asked["questions"])}
-    tasks = [task.mapped(lambda number, _: asked["texts"][number]) for task in tasks_from(asked["tasks"])]
-    if "teacher" in asked:
-        tell(_stage("teacher", asked["prefix"]))
-        try:
-            encode = target_encoder(from_plain(Teacher, asked["teacher"]))
-        except TeacherError as error:
-            return {"missing": str(error)}
-        return {"scores": evaluate_texts(tasks, encode, asked["prefix"], teacher=encode)}
+    tasks = _tasks_of(asked)
     return {
         name: score_items(model, tasks, asked["prefix"], asked["prompt"], target, _stage(name, asked["prefix"]))
         for name, model in asked["models"].items()
     }
+
+
+@lru_cache(maxsize=2)  # the rungs of a front are judged beside one teacher
+def teacher_scores(request: str) -> Scores:
+    """The metrics of the raw teacher that the request asks for; `TeacherError` if it cannot be had."""
+    asked = json.loads(request)
+    tell(_stage("teacher", asked["prefix"]))
+    encode = target_encoder(from_plain(Teacher, asked["teacher"]))
+    return evaluate_texts(_tasks_of(asked), encode, asked["prefix"], teacher=encode)
+
+
+def _tasks_of(asked: dict[str, Any]) -> list[TextTask]:
+    return [task.mapped(lambda number, _: asked["texts"][number]) for task in tasks_from(asked["tasks"])]
 
 
 if __name__ == "__main__":

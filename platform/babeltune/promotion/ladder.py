@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from babeltune.errors import CheckpointError, SweepError
 from babeltune.evaluation.metric_names import PARAMETERS, SPEED
 from babeltune.promotion.candidate import find_candidate, registered_name
+from babeltune.promotion.fresh_scorer import FreshScorer
 from babeltune.promotion.gates import Decision
 from babeltune.promotion.promote import promote_candidate, whole_sweep
 from babeltune.promotion.selection_rule import preferred
@@ -61,15 +62,17 @@ def promote_front(name: str | None, cluster: Cluster, *, dry_run: bool = False) 
     winner(folder, board)
     metrics, rows = front(folder, board=board)
     rungs = {row.name: Rung(row=row, metric=metrics[0]) for row in rows}
-    while (turn := _next(tuple(rungs.values()))) is not None:
-        rung, due = turn
-        try:
-            rungs[rung.row.name] = _promoted(rung, f"{folder.id}/{rung.row.name}", view, due, dry_run=dry_run)
-        except (CheckpointError, SweepError) as error:
-            refusal = Decision(
-                verdict="refuse", reasons=(str(error),), sweep=folder.id, trial=rung.row.name, report=rung.row.best or 0
-            )
-            rungs[rung.row.name] = replace(rung, decisions=(*rung.decisions, refusal))
+    with FreshScorer() as scorer:
+        while (turn := _next(tuple(rungs.values()))) is not None:
+            rung, due = turn
+            name = rung.row.name
+            try:
+                rungs[name] = _promoted(rung, f"{folder.id}/{name}", view, due, scorer, dry_run=dry_run)
+            except (CheckpointError, SweepError) as error:
+                refusal = Decision(
+                    verdict="refuse", reasons=(str(error),), sweep=folder.id, trial=name, report=rung.row.best or 0
+                )
+                rungs[name] = replace(rung, decisions=(*rung.decisions, refusal))
     return list(rungs.values())
 
 
@@ -90,7 +93,9 @@ def _next(rungs: Sequence[Rung]) -> tuple[Rung, dict[str, Objective | None]] | N
     return None
 
 
-def _promoted(rung: Rung, name: str, view: StorageView, due: dict[str, Objective | None], *, dry_run: bool) -> Rung:
+def _promoted(
+    rung: Rung, name: str, view: StorageView, due: dict[str, Objective | None], scorer: FreshScorer, *, dry_run: bool
+) -> Rung:
     """The rung after a decision for each group of the aliases that one version has, or that none has yet."""
     from babeltune.tracking.registry import champion_of
 
@@ -108,7 +113,7 @@ def _promoted(rung: Rung, name: str, view: StorageView, due: dict[str, Objective
     interval = None if half is None else (value - half, value + half)
     rung = replace(rung, interval=interval, judged_for=(*rung.judged_for, *due))
     for aliases in groups.values() or [()]:
-        decision = promote_candidate(candidate, view, aliases, dry_run=dry_run)
+        decision = promote_candidate(candidate, view, aliases, dry_run=dry_run, scorer=scorer)
         stays = decision.verdict == "tie" and decision.contest is None
         gained = aliases if decision.verdict == "promote" or stays else ()
         rung = replace(rung, decisions=(*rung.decisions, decision), aliases=(*rung.aliases, *gained))

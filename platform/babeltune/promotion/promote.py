@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from tempfile import mkdtemp
@@ -80,19 +81,20 @@ def promote_candidate(
     out: Path | None = None,
     dry_run: bool = False,
     words: tuple[str, ...] = (),
+    scorer: FreshScorer | None = None,
 ) -> Decision:
     """`promote` for a candidate whose checkpoints are here. All aliases must point to one version, or to none."""
     cluster = view.cluster
     if dry_run:
         settle(view)
-        decision = decided(candidate, cluster, aliases, words=words)
+        decision = decided(candidate, cluster, aliases, words=words, scorer=scorer)
         record_decision(view, candidate.folder, decision, dry_run=True)
         return decision
     run_id, name = recorded_run(candidate, cluster), registered_name(candidate)  # before tests are opened in vain
     # A second promotion compares with what the first one has made the champion.
     with in_turn(promotes(view.folder, name), f"promotes {name}"):
         settle(view, promoting=name)
-        decision = decided(candidate, cluster, aliases, run_id=run_id, out=out, words=words)
+        decision = decided(candidate, cluster, aliases, run_id=run_id, out=out, words=words, scorer=scorer)
         if not decision.registered:
             record_decision(view, candidate.folder, decision, dry_run=False)
     trial = f"{candidate.folder.id}/{candidate.name}"
@@ -142,14 +144,17 @@ def decided(
     run_id: str | None = None,
     out: Path | None = None,
     words: tuple[str, ...] = (),
+    scorer: FreshScorer | None = None,
 ) -> Decision:
-    """The decision. It takes effect and is recorded if the candidate's `run_id` is given. `words` are more reasons."""
+    """The decision. It takes effect and is recorded if the candidate's `run_id` is given. `words` are more reasons.
+
+    Without a `scorer` that is there already, one is started."""
     view = StorageView(cluster)
     champion = champion_for(candidate, cluster, next(iter(aliases), None))
     average = f"-average-of-{len(candidate.members)}" if candidate.members else ""
     final = view.folder / "models" / candidate.folder.id / f"{candidate.name}-{candidate.report.index:06d}{average}"
     # A draft of this call alone: a dry run waits for no promotion of the same trial.
-    with draft_folder(final.name, final.parent) as draft, FreshScorer() as rescore:
+    with draft_folder(final.name, final.parent) as draft, nullcontext(scorer) if scorer else FreshScorer() as rescore:
         tell("exporting the checkpoint")
         export_model(candidate, draft / "model")
         export_model(candidate, draft / "untrained", untrained=True)
