@@ -30,6 +30,7 @@ class Strict:
     """The key that tells a record from the others of its union."""
 
     @classmethod
+    @functools.cache
     def kinds(cls) -> tuple[str, ...]:
         """The words of `KIND` that mean this record."""
         return typing.get_args(typing.get_type_hints(cls)[cls.KIND]) if cls.KIND else ()

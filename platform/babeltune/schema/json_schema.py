@@ -9,6 +9,7 @@ import inspect
 import re
 import textwrap
 import typing
+from functools import cache
 from typing import Literal, TypedDict, cast
 
 from pydantic import TypeAdapter
@@ -34,6 +35,7 @@ class Definition(TypedDict, total=False):
     additionalProperties: Definition
 
 
+@cache
 def json_schema(kind: Kind) -> dict[str, object]:
     """The schema of a kind of file, with the docstrings of records and fields as descriptions."""
     record = RECORDS[kind]
@@ -82,6 +84,7 @@ def records_of(record: type, found: dict[str, type] | None = None) -> dict[str, 
     return found
 
 
+@cache  # reading the source of a class parses its whole file
 def field_notes(record: type) -> dict[str, str]:
     """The docstrings that stand under a dataclass's fields."""
     shared = [
