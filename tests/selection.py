@@ -30,14 +30,13 @@ LEFT_OUT = ("chaos", "long", "slow", "needs_gpu", "needs_papers", "needs_encoder
 SLOW_FIXTURES = frozenset({"tiny", "tiny_storage", "tiny_stores"})
 """Fixtures that take seconds: a prepared sweep, its stores, and the storage of tests that prepare one."""
 SLOWEST = (
-    *("remote/test_jobs.py", "cli/test_refit.py", "sweep/search/test_tune_run.py", "training/test_trainer.py"),
-    *("sweep/workers/test_pool.py", "cli/test_commands.py", "test_benchmarks.py", "sweep/sync/test_view.py"),
-    *("security/test_secrets.py", "sweep/workers/test_access.py", "test_tables.py", "sweep/driver/test_baselines.py"),
-    *("test_program.py", "sweep/sync/test_housekeeping.py", "chaos/test_quick.py", "test_examples.py"),
-    *("promotion/test_interrupted.py", "test_packaging.py", "tracking/test_tracker.py", "training/test_compute.py"),
-    *("sweep/state/test_rebuild.py", "sweep/driver/test_run.py", "sweep/sync/test_worker.py"),
+    *("cli/test_refit.py", "training/test_trainer.py", "cli/test_commands.py", "chaos/test_quick.py"),
+    *("sweep/search/test_tune_run.py", "sweep/sync/test_housekeeping.py", "sweep/driver/test_run.py"),
+    *("remote/test_jobs.py", "test_tables.py", "sweep/workers/test_access.py", "tracking/test_tracker.py"),
+    *("promotion/test_interrupted.py", "sweep/driver/test_baselines.py", "promotion/test_ladder.py"),
     *("planning/test_sweep_file.py", "methods/test_contract.py", "sweep_report/test_report.py"),
-    *("sweep/search/test_recovery.py", "sweep/state/test_lease.py", "data/test_starts.py"),
+    *("security/test_secrets.py", "test_packaging.py", "data/test_trimming.py", "data/test_starts.py"),
+    *("test_benchmarks.py", "test_program.py", "training/test_compute.py", "training/test_right_model.py"),
 )
 """The files of tests that take longest, the longest first, as measured. They come first in a run, or else one process
 would end minutes before the other."""

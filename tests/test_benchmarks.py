@@ -253,6 +253,7 @@ def test_the_tiled_and_the_full_loss_agree():
     assert max(value, gradient) < 1e-5
 
 
+@pytest.mark.long
 def test_peak_memory_is_that_of_the_work_and_not_of_this_process():
     ballast = torch.ones(2**28)
     small, large = (race.peak_memory(soft_loss.evaluate_once, which, 1536, 16) for which in ("inputs", "peer"))
@@ -307,6 +308,7 @@ def test_chunks_of_a_sixth_take_less_than_half_of_the_memory_of_one_piece(task):
     assert peaks[0] < peaks[1] / 2
 
 
+@pytest.mark.long
 def test_a_sweep_over_the_store_and_one_with_the_teacher_beside_it_have_equal_losses(sweep_work):
     assert sweep_work.ours() > 0
     assert sweep_work.peer() > 0

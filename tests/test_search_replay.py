@@ -52,6 +52,7 @@ def short(monkeypatch):
     monkeypatch.setattr("benchmarks.search_replay.replay.MOST_TRIALS", 10)
 
 
+@pytest.mark.long
 def test_a_replay_prints_the_same_figures_twice(short, table, tmp_path, capsys):
     names = ["random", "today", "multivariate + regret + portfolio"]
     arguments = ["--table", str(table), "--seeds", "2", "--only", *names, "--json", str(tmp_path / "rows.json")]
@@ -66,6 +67,7 @@ def test_a_replay_prints_the_same_figures_twice(short, table, tmp_path, capsys):
     assert capsys.readouterr().out == first
 
 
+@pytest.mark.long
 def test_kept_outcomes_are_run_again_only_for_another_table(short, table, tmp_path, capsys, monkeypatch):
     arguments = ["--table", str(table), "--seeds", "1", "--only", "random", "--json", str(tmp_path / "rows.json")]
     replay.main(arguments)

@@ -432,6 +432,7 @@ def watching(monkeypatch):
     return begun
 
 
+@pytest.mark.long
 def test_a_sweep_that_runs_elsewhere_is_followed_and_stopped(babeltune, copied, tiny_file, monkeypatch, watching):
     sweep, folder, cluster = copied
     monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)

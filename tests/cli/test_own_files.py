@@ -74,6 +74,7 @@ def test_a_wrong_option_of_init_is_one_line_and_exit_code_2(given, words, call, 
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 def test_a_full_sweep_file_is_written_from_another_folder(tmp_path):
     (tmp_path / "own.tsv").write_bytes(BUNDLED.read_bytes())
     command = [sys.executable, "-m", "babeltune.cli"]

@@ -107,6 +107,7 @@ def test_launcher_files_pass_rays_own_validation():
         assert prepared["head_node_type"] in prepared["available_node_types"]
 
 
+@pytest.mark.long
 def test_ray_up_prepares_aws_and_starts_both_kinds_of_node_there(tmp_path, monkeypatch):
     """By Ray's own code, on moto's AWS: keys, network and what the instances hold; then one of each is run."""
     monkeypatch.setenv("HOME", str(tmp_path))  # the key goes into its `.ssh`

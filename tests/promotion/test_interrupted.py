@@ -57,6 +57,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_a_test_is_opened(copi
     assert champion_of(cluster.mlflow, "searched", "champion") is None
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("one_scoring_process")
 def test_the_alias_moves_only_after_the_folder_that_was_asked_for_is_there(copied, tmp_path, monkeypatch):
     _, folder, cluster = copied
@@ -243,6 +244,7 @@ def test_sigterm_leaves_no_draft_and_no_scorer(copied, tiny_file, tmp_path, comm
     assert champion_of(cluster.mlflow, "searched", "champion") is None
 
 
+@pytest.mark.long
 def test_a_promotion_that_is_killed_leaves_no_scorer(copied, tiny_file, tmp_path):
     _, folder, cluster = copied
     process, (scorer,) = begun("promote", folder, Path(cluster.storage), tiny_file, tmp_path, lambda _: True)

@@ -12,6 +12,7 @@ from babeltune.schema.records import Report
 from babeltune.training.checkpoint import read_reports
 
 
+@pytest.mark.long
 def test_a_trial_of_two_ranks_comes_out_equal_to_the_last_bit(copied):
     _, folder, cluster = copied
     found = reproduce(f"{folder.id}/t0000", cluster)

@@ -200,6 +200,7 @@ def test_the_command_takes_the_average_and_says_why(noisy, base, tmp_path, comma
         promote(f"{noisy.id}/t0001", cluster, soup=2)
 
 
+@pytest.mark.long
 def test_trials_that_share_no_start_are_refused_in_one_line(base, tiny_file):
     storage, start = base
     seeds = {number: {"seed": number} for number in range(2)}

@@ -160,6 +160,7 @@ def test_a_sweep_is_found_by_its_id_its_name_and_what_alone_begins_like_that(mon
         jobs.find("qu")
 
 
+@pytest.mark.long
 def test_a_sweep_goes_there_as_a_job_and_its_log_comes_back(babeltune, tiny_file, quick, place, monkeypatch):
     code, out, err = babeltune("submit", tiny_file)
     assert code == 0, out + err

@@ -595,6 +595,7 @@ LEFT = {"left as it encodes": 1, "left as it scores": 3}
 """The poll of its first evaluation at which rank 0 gets a stop request."""
 
 
+@pytest.mark.long
 @pytest.mark.trap(1, 37)
 def test_the_number_of_workers_does_not_change_the_training(tiny_file, tiny_storage, tmp_path):
     """Nor does a resume at four workers, of a queue that is smaller than a batch, bit for bit: after a report, or after
@@ -636,6 +637,7 @@ def test_the_number_of_workers_does_not_change_the_training(tiny_file, tiny_stor
     assert not same(apart, together)
 
 
+@pytest.mark.long
 def test_every_rank_scores_against_the_stored_right_sides_of_the_teacher(tiny_file, tiny_storage, tmp_path):
     sweep, prepared = of_method("laser3_co", tiny_file, tiny_storage, "data.dev.0.right_model=teacher")
     write_prepared(prepared, tmp_path / "prepared.json")
@@ -681,6 +683,7 @@ def test_every_need_of_a_method_reaches_its_batch(tiny):
     assert (batch.teacher_target is not None) == ("target" in needs.teacher)
 
 
+@pytest.mark.long
 def test_training_alone_writes_a_model_that_sentence_transformers_loads(tiny_file, tmp_path):
     model = tmp_path / "model"
     without_ray = "import runpy, sys; sys.modules['ray'] = None; "

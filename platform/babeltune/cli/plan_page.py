@@ -279,9 +279,15 @@ def _disk_words(report: PlanReport, machine: Machine | None) -> str:
     estimate = report.estimate
     if estimate is None or machine is None or machine.storage is None:
         return "not measured"
-    parts = f"stores {size(estimate.stores_bytes)}, checkpoints {size(estimate.checkpoints_bytes)}"
-    free = f"MLflow and logs come on top; {size(free_bytes(machine.storage))} are free in {machine.storage}"
-    return f"at most about {size(estimate.disk_bytes)}: {parts}, an exported model {size(estimate.model_bytes)}; {free}"
+    parts = {
+        "stores": estimate.stores_bytes,
+        "checkpoints": estimate.checkpoints_bytes,
+        "logs and MLflow": estimate.records_bytes,
+        "an exported model": estimate.model_bytes,
+    }
+    listed = ", ".join(f"{name} {size(part)}" for name, part in parts.items())
+    free = f"{size(free_bytes(machine.storage))} are free in {machine.storage}"
+    return f"at most about {size(estimate.disk_bytes)}: {listed}; {free}"
 
 
 def free_bytes(storage: Path) -> int:

@@ -56,13 +56,9 @@ def ngrams(token: str) -> list[str]:
     """The n-grams of a token in lower case, with `<` for the blank before it and `>` for its end."""
     hangul = any("가" <= character <= "힣" for character in token)
     text = unicodedata.normalize("NFD" if hangul else "NFC", token.lower()).replace("▁", "<") + ">"
-    least, most = LETTERS if hangul or not any(map(_is_sign, text)) else SIGNS
+    # Kana, Han and what follows them say as much in one character as others in a few letters.
+    least, most = LETTERS if hangul or max(text) <= "\u2e80" else SIGNS
     return [text[i : i + n] for n in range(least, most + 1) for i in range(len(text) - n + 1)]
-
-
-def _is_sign(character: str) -> bool:
-    """Whether one character of the script says as much as a few letters: Kana, Han and what follows them."""
-    return character > "\u2e80"
 
 
 def hash_of(ngram: str, buckets: int) -> int:

@@ -49,6 +49,10 @@ TEACHER_SENTENCES = 64
 """Sentences that the teacher encodes: about a second for a small one."""
 WORKER_BYTES = 600 * 2**20
 """Memory of a worker before it has a student: Python, torch, transformers and Ray."""
+REPORT_BYTES = 110_000
+"""Disk for a report in the log, its trial's ledger and MLflow on SQLite: 90 to 111 KB in sweeps of 20 to 60 metrics."""
+EMPTY_MLFLOW_BYTES = 955_000
+"""Disk for MLflow's database before its first run."""
 CLEAR_REFS = Path("/proc/self/clear_refs")
 """The file of Linux that starts the measurement of a process's peak memory anew."""
 
@@ -282,12 +286,14 @@ class Estimate:
     """Disk for texts, tokens and the teacher's vectors."""
     checkpoints_bytes: int
     """Disk for the checkpoints of all trials that keep them, if the best report of each is not its last."""
+    records_bytes: int
+    """Disk for what is recorded of all reports: logs and MLflow's database."""
     model_bytes: int
     """Disk for an exported model."""
 
     @property
     def disk_bytes(self) -> int:
-        return self.stores_bytes + self.checkpoints_bytes + self.model_bytes
+        return self.stores_bytes + self.checkpoints_bytes + self.records_bytes + self.model_bytes
 
 
 def estimate(
@@ -318,6 +324,7 @@ def estimate(
         memory_bytes=memory,
         stores_bytes=round(texts * measured.text_bytes + teacher_sentences * measured.vector_bytes),
         checkpoints_bytes=checkpoints_bytes(sweep, trial, measured.saved, machine.groups),
+        records_bytes=EMPTY_MLFLOW_BYTES + sweep.budget.trials * training.reports * REPORT_BYTES,
         model_bytes=measured.saved.weights,
     )
 

@@ -35,7 +35,9 @@ def write_out_sets(document: Document) -> None:
             here = (*key, index)
             inside = {place[3:]: where for place, where in document.places.items() if place[:3] == here}
             for one, names in _sets(document, here, task):
-                places |= {(len(written), *_filled_key(place, names)): where for place, where in inside.items()}
+                for place, where in inside.items():
+                    filled = (str(_filled(part, names)) if isinstance(part, str) else part for part in place)
+                    places[len(written), *filled] = where
                 written.append(one)
         document.put(key, written, places)
 
@@ -89,7 +91,3 @@ def _filled(value: JsonValue, names: Mapping[str, str]) -> JsonValue:
     if not isinstance(value, str):
         return value
     return IN_BRACES.sub(lambda found: names.get(found[1], found[0]), value)
-
-
-def _filled_key(key: Key, names: Mapping[str, str]) -> Key:
-    return tuple(str(_filled(part, names)) if isinstance(part, str) else part for part in key)

@@ -28,7 +28,7 @@ from babeltune.models.dense import has_pooler
 from babeltune.models.encoder import Encoder, FrozenEncoder, StudentEncoder
 from babeltune.models.hub import quiet
 from babeltune.models.static import StaticEncoder
-from babeltune.schema.records import Evaluation, Student, Sweep, Trial
+from babeltune.schema.records import Student, Sweep, Trial
 from babeltune.training.build import token_set
 
 KIND = "sentence_transformers.models."
@@ -36,11 +36,6 @@ KIND = "sentence_transformers.models."
 LINEAR = "linear.Identity"
 SAFE = frozenset({".json", ".safetensors", ".md", ".txt", ".model", ".jinja"})
 """What an exported folder may hold."""
-
-
-def as_used(student: Student, evaluation: Evaluation) -> Student:
-    """The student as it is scored and handed over: the evaluation prompt is the model's prompt."""
-    return student if evaluation.prompt is None else replace(student, prompt=evaluation.prompt)
 
 
 def export_trial(
@@ -57,7 +52,9 @@ def export_trial(
 
         write_folder(write, folder)
         return
-    student, tokens = as_used(trial.student, sweep.evaluation), token_set(trial, prepared)
+    student, prompt, tokens = trial.student, sweep.evaluation.prompt, token_set(trial, prepared)
+    if prompt is not None:  # it is scored with this prompt, and handed over with it
+        student = replace(student, prompt=prompt)
     tokenizer = load_tokenizer(student, Path(tokens.tokenizer) if student.model is None or student.trim else None)
     export(encoder, tokenizer, student, folder, layers=layers)
 

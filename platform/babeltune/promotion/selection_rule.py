@@ -74,16 +74,13 @@ def full_name(short: str, known: Sequence[str]) -> str:
             f"so the lowest is not the best encoder's; choose by {', '.join(known)}"
         )
     words = f"could be {', '.join(matching)}; name one" if matching else f"is no metric; known: {', '.join(known)}"
-    raise UnknownNameError(f"--prefer: {short!r} {words}{'' if matching else nearest(short, _names(known))}")
+    parts = [part for name in known for part in (name, *name.split("/")[1:])]
+    raise UnknownNameError(f"--prefer: {short!r} {words}{'' if matching else nearest(short, dict.fromkeys(parts))}")
 
 
 def _has(name: Sequence[str], parts: Sequence[str]) -> bool:
     rest = iter(name)
     return all(part in rest for part in parts)
-
-
-def _names(known: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(part for name in known for part in (name, *name.split("/")[1:])))
 
 
 def preferred(rows: Sequence[Row], text: str) -> tuple[Row, Objective]:

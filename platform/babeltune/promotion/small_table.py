@@ -104,7 +104,7 @@ def export_small(
         )
         if exported.folder is not None:
             (small / "README.md").write_text(_card(exported, model, prompt), encoding="utf-8")
-            write_folder(partial(_copy, small), out)
+            write_folder(partial(shutil.copytree, small, dirs_exist_ok=True), out)
     return exported
 
 
@@ -193,10 +193,6 @@ def _speed(encode: Callable[[list[str]], object], texts: list[str]) -> float:
 def _bytes_of(folder: Path) -> int:
     """Bytes of the weights and of all JSON. A folder of the hub may hold other forms of the same weights."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.suffix in (".safetensors", ".json"))
-
-
-def _copy(folder: Path, draft: Path) -> None:
-    shutil.copytree(folder, draft, dirs_exist_ok=True)
 
 
 def _card(exported: Exported, model: str, prompt: str) -> str:

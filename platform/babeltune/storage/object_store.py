@@ -275,7 +275,8 @@ class ObjectStore:
                 raise
             except Exception as error:  # each protocol's library has its own
                 wait = pause_s(number)
-                if not _may_pass(error) or time.monotonic() + wait >= deadline:
+                lasts = isinstance(error, NotImplementedError) or is_local(error) or _refused(error)
+                if lasts or time.monotonic() + wait >= deadline:
                     why = f"the storage {self.uri} cannot be {what} ({_first_line(error)})"
                     raise ObjectStoreError(f"{why}; {_next_step(error)}") from error
             time.sleep(wait)
@@ -311,11 +312,6 @@ def _next_step(error: Exception) -> str:
     if isinstance(error, NotImplementedError):
         return "name a storage that can be written"
     return "start it, or check its address and the network"
-
-
-def _may_pass(error: Exception) -> bool:
-    """Whether the same request may succeed later."""
-    return not (isinstance(error, NotImplementedError) or is_local(error) or _refused(error))
 
 
 def inside(key: str) -> str:

@@ -63,8 +63,4 @@ def _facts(report: SweepReport) -> Iterator[Fact]:
     if PARAMETERS in best.row.metrics:
         size = best.row.metrics[PARAMETERS]
         detail = ", ".join(filter(None, (f"{4 * size / 1e6:,.1f} MB in fp32", speed_words(best.row.metrics))))
-        yield Fact(label="parameters", value=_millions(size), detail=detail)
-
-
-def _millions(size: float) -> str:
-    return f"{size / 1e6:.1f} M" if size >= 1e5 else f"{size:,.0f}"
+        yield Fact(label="parameters", value=f"{size / 1e6:.1f} M" if size >= 1e5 else f"{size:,.0f}", detail=detail)

@@ -142,14 +142,9 @@ def linked(text: str, experiment: str, runs: Mapping[str, str]) -> str:
         words, name, artifact = match.groups()
         if (run := runs.get(unquote(name))) is None:
             return words
-        return f"[{words}]({page_of_run(experiment, run)}{f'/artifacts/{artifact}' if artifact else ''})"
+        return f"[{words}](#/experiments/{experiment}/runs/{run}{f'/artifacts/{artifact}' if artifact else ''})"
 
     return re.sub(r"\[([^\]]*)\]\(run:([^/)]*)/([^)]*)\)", link, text)
-
-
-def page_of_run(experiment: str, run: str) -> str:
-    """The page of a run, as a link on any page of MLflow has it."""
-    return f"#/experiments/{experiment}/runs/{run}"
 
 
 EXPERIMENTS = "/#/experiments?workflowType=machine_learning"

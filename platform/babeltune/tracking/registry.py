@@ -35,7 +35,6 @@ from babeltune.tracking.mlflow_client import (
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import LoggedModel
     from mlflow.entities.model_registry import ModelVersion
 
 FOR_MLFLOW = ("MLmodel", EXAMPLE)
@@ -83,7 +82,8 @@ def register(uri: str, name: str, folder: Path, run_id: str, tags: Mapping[str, 
         elif not models[0].description:
             client.update_registered_model(name, ABOUT)
         model = client.get_logged_model(str(tags[MODEL])) if MODEL in tags else None
-        origin = "" if model is None else f"Its checkpoint: [{model.name}]({page_of_model(model)})."
+        page = "" if model is None else f"#/experiments/{model.experiment_id}/models/{model.model_id}"
+        origin = "" if model is None else f"Its checkpoint: [{model.name}]({page})."
         versions = [v for v in client.search_model_versions(f"name = '{quotable(name)}'") if v.source == source]
         if not versions:
             client.log_artifacts(run_id, str(folder), path)
@@ -109,11 +109,6 @@ def move_alias(uri: str, name: str, alias: str, version: str, *, replaces: str |
             _expect(uri, name, alias, replaces, version)
             client.set_registered_model_alias(name, alias, version)
         _expect(uri, name, alias, version, version)
-
-
-def page_of_model(model: LoggedModel) -> str:
-    """The page of a checkpoint's model, as a link on any page of MLflow has it."""
-    return f"#/experiments/{model.experiment_id}/models/{model.model_id}"
 
 
 def checkpoint_model(uri: str, run_id: str) -> str | None:

@@ -29,7 +29,7 @@ from babeltune.training.step import cuts_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from babeltune.data.prepared import Prepared, TokenSet
+    from babeltune.data.prepared import Prepared
     from babeltune.data.stored_arrays import Ragged
 
 
@@ -121,8 +121,8 @@ def dev_scores(
     scores[PARAMETERS] = size
     if prepared.tasks and ranks.rank == 0:
         scores[SPEED], scores[SPREAD] = trial.speed or speed_of(encoder, trial, prepared, device)
-    if not isinstance(encoder, FrozenEncoder) and (dropped := dropped_tokens(token_set(trial, prepared))):
-        scores[UNTRIMMED] = size + dropped * encoder.word_embeddings.shape[1]
+    if not isinstance(encoder, FrozenEncoder) and (table := token_set(trial, prepared)).untrimmed > table.vocabulary:
+        scores[UNTRIMMED] = size + (table.untrimmed - table.vocabulary) * encoder.word_embeddings.shape[1]
     return scores
 
 
@@ -155,8 +155,3 @@ def _as_exported(
         return encoder, TextIds()
     tokens = open_ragged(Path(token_set(trial, prepared).evaluation))
     return encoder.folded() if isinstance(encoder, StaticEncoder) else encoder, tokens
-
-
-def dropped_tokens(tokens: TokenSet) -> int:
-    """How many tokens `student.trim` has dropped."""
-    return tokens.untrimmed - tokens.vocabulary if tokens.untrimmed else 0

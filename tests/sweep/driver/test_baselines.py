@@ -38,6 +38,7 @@ def mine(tiny, tmp_path):
     return tmp_path / "mine"
 
 
+@pytest.mark.long
 def test_a_baseline_has_the_scores_of_the_model_alone_with_size_and_speed(tiny):
     _, prepared = tiny
     seen = []
@@ -74,6 +75,7 @@ def test_a_baseline_is_a_row_that_is_scored_once_and_wins_nothing(copied):
     assert folder.baselines() == before, "a baseline that the sweep names no more is no row"
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("ray_cluster")
 def test_a_changed_baseline_is_scored_again_and_a_broken_one_costs_no_other(copied, mine, tmp_path):
     sweep, folder, _ = copied
@@ -96,6 +98,7 @@ def test_a_changed_baseline_is_scored_again_and_a_broken_one_costs_no_other(copi
     assert "mine" in folder.baselines(), "one that is gone keeps its scores"
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("ray_cluster", "one_scoring_process")
 def test_promotion_says_whether_training_beat_each_model_that_could_be_had(copied, tmp_path):
     sweep, folder, cluster = copied

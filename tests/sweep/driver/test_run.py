@@ -623,6 +623,7 @@ def test_two_ranks_stop_together_between_reports_and_go_on_at_that_step(ray_clus
         assert one == other
 
 
+@pytest.mark.long
 def test_a_trial_in_a_used_group_equals_the_same_in_a_fresh_one(ray_cluster, tiny, tmp_path):
     """Bit for bit, although another one came between, which left everything in disorder."""
     sweep, prepared = tiny

@@ -524,6 +524,7 @@ def test_every_installed_method_is_registered_with_tune(ray_cluster):
     assert get_trainable_cls("soft_contrastive").method == "soft_contrastive"
 
 
+@pytest.mark.long
 def test_a_method_by_its_name_in_plain_tune_trains_on_a_worker_group(ray_cluster, with_stores, tiny_file, tmp_path):
     assert "soft_contrastive" in register_methods()
     out = with_stores(tmp_path / "out")
@@ -539,6 +540,7 @@ def test_a_method_by_its_name_in_plain_tune_trains_on_a_worker_group(ray_cluster
     assert list((folder / "train").iterdir()), "Ray Train's run of the group"
 
 
+@pytest.mark.long
 def test_a_setting_that_a_method_refuses_fails_its_trial_in_plain_tune(ray_cluster, with_stores, tiny_file, tmp_path):
     register_methods()
     tuner = tune.Tuner(

@@ -71,6 +71,7 @@ def other_driver(ray_cluster, monkeypatch):
         process.stdout.close()
 
 
+@pytest.mark.long
 def test_a_second_driver_with_another_storage_learns_who_runs_the_sweep(other_driver, copied):
     sweep, folder, cluster = copied
     first = other_driver(folder.id)

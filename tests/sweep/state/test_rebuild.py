@@ -73,6 +73,7 @@ def commands(command, folder, cluster, tmp_path):
     return call
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("names", [FEW, *(pytest.param((name,), id=name, marks=pytest.mark.long) for name in SMALL)])
 def test_a_finished_sweep_is_seen_promoted_and_resumed_without(copied, command, tmp_path, names):
     _, folder, cluster = copied
@@ -140,6 +141,7 @@ def test_a_sweep_whose_small_files_are_all_empty_goes_on(stopped):
     assert promote(folder.id, cluster).verdict == "promote"
 
 
+@pytest.mark.long
 def test_a_trial_that_no_record_has_is_one_line_and_the_others_are_promoted(copied):
     sweep, folder, cluster = copied
     lines = (folder.path / "results.jsonl").read_bytes().splitlines(keepends=True)

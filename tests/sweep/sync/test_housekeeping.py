@@ -338,6 +338,7 @@ def test_who_follows_a_sweep_that_rests_asks_for_five_records(stored, machines, 
         assert sum(door.answers) < 25 * 2_000, "headers only"
 
 
+@pytest.mark.long
 def test_who_follows_a_busy_sweep_gets_what_is_new_and_lists_nothing(stored, machines, s3, monkeypatch):
     monkeypatch.setattr(driver_module, "RENEWAL_INTERVAL_S", 0.1)
     view, folder = stored

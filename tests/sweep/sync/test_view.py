@@ -42,6 +42,7 @@ from made_sweeps import states
 from trials_here import standalone
 from waiting import PATIENCE_S, wait_until, when
 
+pytestmark = pytest.mark.long
 PREFIX = "team"
 
 
@@ -126,7 +127,6 @@ def test_a_report_that_another_machine_makes_is_in_the_bucket(far, s3, machine):
     assert (StorageView(machine("reader")).sweep("far").path / "report.html").read_bytes() == written.path.read_bytes()
 
 
-@pytest.mark.long
 def test_a_model_is_promoted_and_evaluated_from_other_machines(
     far, s3, machine, one_scoring_process, tiny_file, offline
 ):
@@ -142,7 +142,6 @@ def test_a_model_is_promoted_and_evaluated_from_other_machines(
     assert len(s3.keys(f"{PREFIX}/openings/")) == 2
 
 
-@pytest.mark.long
 def test_a_trial_goes_on_on_an_empty_node_and_skips_a_truncated_checkpoint(far, s3, machine):
     _, folder = far
     trial = json.loads((folder.trial(0) / "trial.json").read_text(encoding="utf-8"))
@@ -195,7 +194,6 @@ def test_a_worker_without_its_stores_says_so(far, s3, machine):
     s3.put(manifest, kept)
 
 
-@pytest.mark.long
 def test_a_sweep_goes_on_elsewhere_after_a_stop_from_afar_and_outlasts_a_dead_server(far, s3, machine):
     sweep, _ = far
     training = replace(sweep.training, pairs=12800, reports=10)
@@ -295,7 +293,6 @@ def test_a_driver_that_was_replaced_stops_and_sends_nothing_more(far, s3, machin
     del sweep
 
 
-@pytest.mark.long
 def test_a_sweep_that_another_machine_took_over_is_that_ones_to_record(ray_cluster, s3, machine, tiny_file):
     sweep = read_sweep(tiny_file)
     longer = replace(sweep, name="taken", training=replace(sweep.training, pairs=38400))

@@ -184,6 +184,7 @@ class TrialDispatcher:
         return False
 
 
+@pytest.mark.long
 def test_training_goes_on_while_the_server_is_away_and_the_last_report_waits_for_it(nodes, s3):
     one, other = nodes
     one.store.timeout = 0.2
@@ -205,6 +206,7 @@ def test_training_goes_on_while_the_server_is_away_and_the_last_report_waits_for
     assert len(last_good(other.path(KEY))) == 2
 
 
+@pytest.mark.long
 def test_ranks_on_two_nodes_go_on_from_the_same_report(nodes, tmp_path):
     one, other = nodes
     push_trial(one, train(one, 2, {2}))

@@ -203,6 +203,7 @@ def test_a_token_file_of_another_user_is_refused_and_an_absent_one_is_none(tmp_p
         close_token_file()
 
 
+@pytest.mark.long
 def test_what_ray_says_of_its_workers_is_not_printed_among_the_results():
     program = """
 import logging, os, ray, threading

@@ -54,6 +54,7 @@ def starts(folder, name):
     return [json.loads(line) for line in (folder / name / "starts.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.long
 def test_two_groups_of_two_workers_run_six_trials(pool, tmp_path):
     assert pool.count == 2
     wait_until_free(pool, 2)
@@ -121,6 +122,7 @@ def test_a_refused_trial_ends_with_its_reason_and_its_group_goes_on(pool, tmp_pa
     assert processes() == before, "no process was started again"
 
 
+@pytest.mark.long
 def test_a_bug_on_one_rank_fails_its_trial_and_does_not_hang_its_worker_group(pool, tmp_path):
     wait_until_free(pool, 2)
     offer(pool, tmp_path, "bug", orders={"kind": "raise", "rank": 1, "at": 2})
@@ -175,6 +177,7 @@ def test_a_group_that_can_never_fit_is_refused_with_what_is_there(ray_cluster):
     assert worker_groups_that_fit(1, 2, 0) == 2
 
 
+@pytest.mark.long
 def test_a_trial_function_that_cannot_be_loaded_is_an_error_and_nothing_stays_behind(ray_cluster, tmp_path, pool):
     with (
         pytest.raises(ClusterError, match="no_such_function"),
@@ -204,6 +207,7 @@ def test_nothing_is_left_after_a_block_that_ends_with_an_error_in_mid_trial(ray_
     assert left_behind() == (set(), 0, [])
 
 
+@pytest.mark.long
 def test_a_dispatcher_that_dies_is_an_error_and_its_groups_end(room, tmp_path):
     with pool_of(**{**TWO_WORKERS, "count": 1}, storage=tmp_path) as opened:
         offer(opened, tmp_path, "long", steps=500, seconds=0.1)
