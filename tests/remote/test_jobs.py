@@ -439,6 +439,7 @@ def test_the_doctor_looks_here_and_at_the_head(babeltune, place):
     assert str(place / "storage") in findings["head: storage"]["text"]
 
 
+@pytest.mark.long
 def test_no_job_and_no_log_holds_a_secret(head, cluster_file, place, monkeypatch):
     monkeypatch.setenv("TEST_RAY_TOKEN", TOKEN)
     answer = requests.get(f"{head}/api/jobs/", headers={"Authorization": f"Bearer {TOKEN}"}, timeout=PATIENCE_S)

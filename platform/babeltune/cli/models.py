@@ -188,6 +188,31 @@ def export(
 
 
 @app.command()
+def adapter(
+    old: Annotated[str, typer.Argument(help="The model of the index: a folder, SWEEP/t0003, or models:/NAME@ALIAS.")],
+    new: Annotated[str, typer.Argument(help="The model that encodes queries from now on.")],
+    out_: Annotated[Path, typer.Option("--out", help="Where the new folder goes.")],
+    sweep: Annotated[str | None, typer.Option(help="The sweep whose text and dev sets count; NEW's own.")] = None,
+    least: Annotated[
+        float, typer.Option(help="The share of the recall that must be kept; else nothing is written.", callback=finite)
+    ] = 0.95,
+    cluster: ClusterFile = None,
+    as_json: Json = False,
+) -> None:
+    """Make NEW's queries fit an index of OLD's vectors, which then need not be made again.
+
+    A recall below --least is a refusal, and ends with 3."""
+    from babeltune.cli.render import show_adapted
+    from babeltune.files import plain
+    from babeltune.promotion.adapter import make_adapter
+
+    with steps_shown("loading the models"):
+        done = make_adapter(old, new, out_, cluster_of(cluster), sweep=sweep, least=least)
+    say({**plain(done), "kept": done.kept}, as_json, lambda: show_adapted(done, least, out))
+    raise typer.Exit(0 if done.folder is not None else 3)
+
+
+@app.command()
 def methods(
     name: Annotated[str | None, typer.Argument(help="A method, for its settings.")] = None, as_json: Json = False
 ) -> None:

@@ -21,6 +21,7 @@ from babeltune.sweep.state.seed_summary import Comparison, cells, footnote
 from babeltune.sweep.state.seed_summary import markdown as as_markdown
 
 if TYPE_CHECKING:
+    from babeltune.promotion.adapter import Adapted
     from babeltune.promotion.compare import Cell, Conclusion
     from babeltune.promotion.gates import Decision
     from babeltune.promotion.ladder import Rung
@@ -248,6 +249,18 @@ def show_exported(done: Exported, most_lost: float, console: Console) -> None:
         lines.append(f"refused: {name} loses {lost:.4f}, more than --most-lost {most_lost}; nothing is written")
     else:
         lines.append(f"written to {done.folder}; its README has the code that reads it")
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def show_adapted(done: Adapted, least: float, console: Console) -> None:
+    """What the queries of both models find in the old index, and where the adapted one is."""
+    table = Table("set", "queries of the old model", "of the new model", title="Recall@10 in the old index")
+    for name, values in done.recalls.items():
+        table.add_row(name, *(f"{value:.4f}" for value in values))
+    console.print(table)
+    lines = [f"{done.kept:.1%} of the recall is kept, by {done.map}, in an index of {done.index:,} texts"]
+    lines += [f"written to {done.folder}"] if done.folder else [f"refused: --least {least}; nothing is written"]
     for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from babeltune.errors import UnknownNameError
+from babeltune.errors import SpecError, UnknownNameError
 from babeltune.models.hub import model_folder as hub_folder
 from babeltune.promotion.candidate import Candidate, find_candidate
 from babeltune.schema.cluster import Cluster
@@ -31,3 +31,17 @@ def trial_of(model: str, storage: Path) -> Candidate | None:
         if re.search(r"/t\d+$", model):
             raise
         return None
+
+
+def sweep_of(model: str, trial: Candidate | None, cluster: Cluster) -> str:
+    """The id of the sweep that made a trial or a registered model. Raises `SpecError` for another model."""
+    version = None
+    if trial is None and model.startswith("models:/"):
+        from babeltune.tracking.registry import champion_of
+
+        name, _, alias = model.removeprefix("models:/").partition("@")
+        version = champion_of(cluster.mlflow, name, alias)
+    sweep = trial.folder.id if trial is not None else version and version.tags.get("babeltune.sweep")
+    if not sweep:
+        raise SpecError(f"{model!r} is no trial and no registered model; name the sweep that counts: --sweep SWEEP")
+    return str(sweep)

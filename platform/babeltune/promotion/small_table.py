@@ -26,7 +26,7 @@ from babeltune.promotion import small_encoder
 from babeltune.promotion.candidate import dev_texts
 from babeltune.promotion.evaluate import weights_of
 from babeltune.promotion.export import write_folder
-from babeltune.promotion.model_names import trial_of
+from babeltune.promotion.model_names import sweep_of, trial_of
 from babeltune.promotion.promote import check_free
 from babeltune.promotion.small_encoder import SmallEncoder
 from babeltune.promotion.sweep_scores import Comparison, compare_models
@@ -83,9 +83,7 @@ def export_small(
     trial = trial_of(model, view.folder)
     drafts_of = draft_folder("export", view.folder / "evaluations")
     with weights_of(model, trial, view) as (_, folder), drafts_of as drafts:
-        sweep = sweep or (trial.folder.id if trial is not None else _sweep_of_registered(model, cluster))
-        if sweep is None:
-            raise SpecError(f"{model!r} is no trial and no registered model; name the sweep that counts: --sweep SWEEP")
+        sweep = sweep or sweep_of(model, trial, cluster)
         whole, small, prompt = open_model(folder), drafts / "small", ""
         if whole.default_prompt_name is not None:
             prompt = str(whole.prompts[whole.default_prompt_name])
@@ -166,16 +164,6 @@ def _write(
     model = SentenceTransformer(modules=modules, prompts=whole.prompts, default_prompt_name=whole.default_prompt_name)
     model.save(str(plain), create_model_card=False)
     return table
-
-
-def _sweep_of_registered(model: str, cluster: Cluster) -> str | None:
-    if not model.startswith("models:/"):
-        return None
-    from babeltune.tracking.registry import champion_of
-
-    name, _, alias = model.removeprefix("models:/").partition("@")
-    version = champion_of(cluster.mlflow, name, alias)
-    return None if version is None else version.tags.get("babeltune.sweep")
 
 
 def _timed_texts(view: StorageView, sweep: str) -> list[str]:

@@ -1,0 +1,185 @@
+"""A new model whose vectors fit the index of an old one: `babeltune adapter OLD NEW --out FOLDER`.
+
+A linear map turns the new model's vectors towards the old ones of the same texts. It is fitted on the training text of
+a sweep. The sweep's bitext dev sets say what it costs: how often a query finds its translation in the old index."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from shutil import copytree
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from babeltune.data.prepared import Prepared, TextTask, read_prepared
+from babeltune.errors import SpecError
+from babeltune.files import draft_folder
+from babeltune.models.hub import open_model
+from babeltune.promotion.candidate import dev_texts
+from babeltune.promotion.evaluate import weights_of
+from babeltune.promotion.export import write_folder
+from babeltune.promotion.fresh_scorer import encoder_of
+from babeltune.promotion.model_names import sweep_of, trial_of
+from babeltune.promotion.promote import check_free
+from babeltune.schema.cluster import Cluster
+from babeltune.sweep.state.folder import find_sweep
+from babeltune.sweep.sync.view import StorageView
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from babeltune.evaluation.evaluate import EncodeTexts
+
+    Vectors = NDArray[np.float32]
+
+FITTED = 20_000
+"""Training texts, at most, that the map is fitted on."""
+HELD_OUT = 0.1
+"""The share of them that chooses between the two maps."""
+NEIGHBOURS = 10
+"""Texts of the index among which a query's translation counts as found."""
+ROWS = 1_000
+"""Queries that are compared with the index at once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapted:
+    """A new model in an old model's space, and what its queries find in the old index."""
+
+    folder: str | None
+    """The new folder; None if queries find too little."""
+    sweep: str
+    map: str
+    """`rotation` or `least squares`: the one that is nearer to the old vectors of texts that it was not fitted on."""
+    index: int
+    """Texts in the index."""
+    recalls: dict[str, tuple[float, float]]
+    """Recall@10 of each `task/subset`: of the old model's queries, and of the new one's."""
+
+    @property
+    def kept(self) -> float:
+        """The share of the old model's mean recall that the new one has."""
+        old, new = np.mean(list(self.recalls.values()), axis=0)
+        return float(new / old) if old else 0.0
+
+
+def make_adapter(
+    old: str, new: str, out: Path, cluster: Cluster, *, sweep: str | None = None, least: float = 0.95
+) -> Adapted:
+    """Writes the new model with a linear layer after it, if its queries keep `least` of the old recall.
+
+    The sweep is by default the one that made `new`. Raises `SpecError` if none is known, if it has no bitext dev set,
+    and if `out` is there."""
+    check_free(out)
+    view = StorageView(cluster)
+    view.update(every=True)
+    trials = [trial_of(model, view.folder) for model in (old, new)]
+    sweep = sweep_of(new, trials[1], cluster) if sweep is None else find_sweep(view.folder, sweep).id
+    prepared = read_prepared(find_sweep(view.folder, sweep).prepared)
+    view.bring_data(prepared)
+    tasks = [task for task in dev_texts(prepared) if task.kind == "bitext" and task.right_model == "student"]
+    if not tasks:
+        raise SpecError(f"sweep {sweep} has no bitext dev set, and an adapter is judged by one; name another: --sweep")
+    drafts_of = draft_folder("adapter", view.folder / "evaluations")
+    with (
+        weights_of(old, trials[0], view) as (_, before),
+        weights_of(new, trials[1], view) as (_, after),
+        drafts_of as draft,
+    ):
+        encode_old = encoder_of(before, stage="encoding with the old model")
+        encode_new = encoder_of(after, stage="encoding with the new model")
+        name, layer = fitted(*_vectors_of(prepared, encode_old, encode_new))
+        adapted = str(draft / "model")
+        _write(after, layer, adapted)
+        index, recalls = _recalls(tasks, encode_old, encoder_of(adapted, stage="encoding with both"))
+        done = Adapted(folder=str(out), sweep=sweep, map=name, index=index, recalls=recalls)
+        if done.kept < least:
+            return Adapted(**{**vars(done), "folder": None})
+        (draft / "model" / "README.md").write_text(_card(done, old, new), encoding="utf-8")
+        write_folder(partial(copytree, adapted, dirs_exist_ok=True), out)
+    return done
+
+
+def fitted(new: Vectors, old: Vectors) -> tuple[str, Vectors]:
+    """The map from new [texts, m] to old [texts, n] vectors: float32 [m, n], and which of the two kinds it is.
+
+    A rotation keeps all cosines (the orthogonal Procrustes problem, Schönemann 1966), and least squares need not."""
+    some = max(1, round(HELD_OUT * len(new)))
+    left, _, right = np.linalg.svd(new[some:].T @ old[some:], full_matrices=False)
+    gram = new[some:].T @ new[some:]
+    gram += 1e-3 * np.trace(gram) / len(gram) * np.eye(len(gram), dtype=gram.dtype)
+    maps = {"rotation": left @ right, "least squares": np.linalg.solve(gram, new[some:].T @ old[some:])}
+    name = max(maps, key=lambda each: float((_unit(new[:some] @ maps[each]) * old[:some]).sum()))
+    return name, maps[name].astype(np.float32)
+
+
+def _vectors_of(prepared: Prepared, *models: EncodeTexts) -> Iterator[Vectors]:
+    """The old and then the new vectors, reversed: those of the new model come first."""
+    ids = np.random.default_rng(0).permutation(np.unique(np.asarray(prepared.pairs())))[:FITTED]
+    texts, numbers = prepared.texts_of(ids), prepared.text_languages()[ids]
+    languages = [prepared.languages[number] for number in numbers]
+    return reversed([_unit(encode(texts, languages)) for encode in models])
+
+
+def _unit(vectors: Vectors) -> Vectors:
+    unit: Vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True).clip(np.float32(1e-12))
+    return unit
+
+
+def _write(new: str, layer: Vectors, folder: str) -> None:
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.models import Dense, Normalize
+
+    whole = open_model(new)
+    dense = Dense(*layer.shape, bias=False, activation_function=torch.nn.Identity(), init_weight=torch.tensor(layer.T))
+    model = SentenceTransformer(
+        modules=[*whole, dense, Normalize()], prompts=whole.prompts, default_prompt_name=whole.default_prompt_name
+    )
+    model.save(folder, create_model_card=False)
+
+
+def _recalls(
+    tasks: Sequence[TextTask], index_by: EncodeTexts, query_by: EncodeTexts
+) -> tuple[int, dict[str, tuple[float, float]]]:
+    """How many texts the old model's index holds, and for each subset how often both models' queries find the
+    translation of a text there, in both directions. A text does not find itself."""
+    places: dict[tuple[str, str], int] = {}
+    sides = {}
+    for task in tasks:
+        numbered = task.mapped(lambda text, language: places.setdefault((text, language), len(places)))
+        sides[f"{task.name}/{task.subset}"] = np.array([numbered.left, numbered.right[: len(numbered.left)]])
+    texts, languages = [text for text, _ in places], [language for _, language in places]
+    index, queries = _unit(index_by(texts, languages)), _unit(query_by(texts, languages))
+    recalls = {
+        name: (_recall(index, index, both), _recall(queries, index, both)) for name, both in sides.items() if both.size
+    }
+    return len(places), recalls
+
+
+def _recall(queries: Vectors, index: Vectors, both: NDArray[np.int64]) -> float:
+    asked, gold = np.concatenate([both, both[::-1]], axis=1)
+    hits = 0
+    for first in range(0, len(asked), ROWS):
+        rows, answers = asked[first : first + ROWS], gold[first : first + ROWS]
+        cosines = queries[rows] @ index.T
+        wanted = cosines[np.arange(len(rows)), answers].copy()
+        cosines[np.arange(len(rows)), rows] = -np.inf
+        hits += int(((cosines > wanted[:, None]).sum(axis=1) < NEIGHBOURS).sum())
+    return hits / len(asked)
+
+
+def _card(done: Adapted, old: str, new: str) -> str:
+    rows = "\n".join(f"| {name} | {before:.4f} | {after:.4f} |" for name, (before, after) in done.recalls.items())
+    return f"""# {Path(new).name} for an index of {Path(old).name}
+
+Encode queries with this model, and search the vectors of `{old}`. It is `{new}` with a linear layer ({done.map}).
+Recall@{NEIGHBOURS} of translations among {done.index:,} texts of {done.sweep}'s dev sets, {done.kept:.1%} of before:
+
+| set | queries of the old model | of this model |
+|---|---|---|
+{rows}
+"""

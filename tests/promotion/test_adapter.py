@@ -1,0 +1,128 @@
+"""A new model in the space of an old one: the map, what it keeps, and what is refused."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.models import Normalize, StaticEmbedding
+from tokenizers import Tokenizer
+from typer.testing import CliRunner
+
+from babeltune.cli import app
+from babeltune.data.prepared import read_prepared
+from babeltune.data.teacher import teacher_folder
+from babeltune.errors import SpecError
+from babeltune.promotion.adapter import fitted, make_adapter
+from babeltune.promotion.candidate import dev_texts
+from babeltune.schema.records import Teacher
+
+TEXTS = ["A boat lies on the beach.", "Un bateau est sur la plage.", "some more words"]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Folders of static models: `old`, `turned` with the same vectors in other axes and noise, and `other`
+    of three numbers."""
+    tokenizer = Tokenizer.from_file(str(teacher_folder(Teacher()) / "tokenizer.json"))
+    random = np.random.default_rng(0)
+    table = random.standard_normal((tokenizer.get_vocab_size(), 24)).astype(np.float32)
+    axes = np.linalg.qr(random.standard_normal((32, 24)))[0].T
+    turned = table @ axes + 0.05 * random.standard_normal((len(table), 32))
+    place = tmp_path_factory.mktemp("models")
+    for name, rows in (("old", table), ("turned", turned), ("other", random.standard_normal((len(table), 3)))):
+        modules = [StaticEmbedding(tokenizer, embedding_weights=rows.astype(np.float32)), Normalize()]
+        SentenceTransformer(modules=modules).save(str(place / name))
+    return place
+
+
+@pytest.mark.parametrize(("stretched", "name"), [(False, "rotation"), (True, "least squares")])
+def test_the_map_is_the_one_that_is_nearer_on_texts_that_it_has_not_seen(stretched, name):
+    random = np.random.default_rng(1)
+    new = random.standard_normal((400, 8)).astype(np.float32)
+    new /= np.linalg.norm(new, axis=1, keepdims=True)
+    turn = np.linalg.qr(random.standard_normal((8, 8)))[0].astype(np.float32)
+    turn = turn * np.linspace(0.1, 3, 8, dtype=np.float32) if stretched else turn
+    old = new @ turn
+    old = old / np.linalg.norm(old, axis=1, keepdims=True) + (0 if stretched else 0.02) * random.standard_normal(
+        (400, 8)
+    )
+    kind, layer = fitted(new, old.astype(np.float32))
+    assert kind == name
+    assert layer.shape == (8, 8)
+    mapped = new @ layer
+    cosines = (mapped / np.linalg.norm(mapped, axis=1, keepdims=True) * old).sum(1) / np.linalg.norm(old, axis=1)
+    assert cosines.min() > (0.8 if stretched else 0.98)
+
+
+def test_the_folder_is_a_model_with_vectors_near_the_old_ones(models, copied, tmp_path, monkeypatch):
+    _, folder, cluster = copied
+    monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
+    out = tmp_path / "adapted"
+    arguments = [
+        "adapter",
+        str(models / "old"),
+        str(models / "turned"),
+        "--sweep",
+        folder.id,
+        "--out",
+        str(out),
+        "--json",
+    ]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    done = json.loads(result.stdout)
+    assert done["kept"] > 0.95
+    assert done["folder"] == str(out)
+    old, adapted = SentenceTransformer(str(models / "old")), SentenceTransformer(str(out))
+    assert (old.encode(TEXTS) * adapted.encode(TEXTS)).sum(1).min() > 0.95
+    for name, (before, after) in done["recalls"].items():
+        assert f"| {name} | {before:.4f} | {after:.4f} |" in (out / "README.md").read_text(encoding="utf-8")
+    with pytest.raises(SpecError, match="exists already"):
+        make_adapter(str(models / "old"), str(models / "turned"), out, cluster, sweep=folder.id)
+
+
+def test_the_recall_is_that_of_a_plain_loop(models, copied, tmp_path):
+    _, folder, cluster = copied
+    done = make_adapter(str(models / "old"), str(models / "turned"), tmp_path / "m", cluster, sweep=folder.id, least=0)
+    tasks = [task for task in dev_texts(read_prepared(folder.prepared)) if task.kind == "bitext"]
+    texts = {(text, language) for task in tasks for text, language in texts_of(task)}
+    index, adapted = SentenceTransformer(str(models / "old")), SentenceTransformer(str(tmp_path / "m"))
+    names = sorted(texts)
+    rows, queries = index.encode([text for text, _ in names]), adapted.encode([text for text, _ in names])
+    assert done.index == len(names)
+    for task in tasks:
+        found = []
+        (left,), (right,) = task.left_languages, task.right_languages
+        for one, other in zip(task.left, task.right, strict=True):
+            for query, answer in (((one, left), (other, right)), ((other, right), (one, left))):
+                cosines = rows @ queries[names.index(query)]
+                cosines[names.index(query)] = -2
+                found.append(names.index(answer) in np.argsort(-cosines)[:10])
+        assert done.recalls[f"{task.name}/{task.subset}"][1] == pytest.approx(np.mean(found), abs=0.02)
+
+
+def texts_of(task):
+    (left,), (right,) = task.left_languages, task.right_languages
+    return [*((text, left) for text in task.left), *((text, right) for text in task.right)]
+
+
+def test_a_model_that_finds_too_little_is_refused(models, copied, command, tmp_path, monkeypatch):
+    _, folder, cluster = copied
+    monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
+    out = tmp_path / "adapted"
+    asked = ["adapter", models / "old", models / "other", "--out", out]
+    code, said, _ = command(*asked, "--sweep", folder.id)
+    assert code == 3
+    assert "refused: --least 0.95; nothing is written" in said
+    assert not out.exists()
+    code, _, words = command(*asked)
+    assert code == 2
+    assert "--sweep SWEEP" in words
+
+
+def test_a_zero_vector_and_rounding_do_no_harm():
+    new, old = torch.randn(50, 4).numpy(), torch.randn(50, 6).numpy()
+    new[3] = 0
+    assert np.isfinite(fitted(new, old)[1]).all()
