@@ -178,6 +178,23 @@ def test_a_workbook_is_read_by_the_names_of_its_columns(tmp_path):
         read_source(dataclasses.replace(source, sheet="Third"), tmp_path, others={})
 
 
+@pytest.mark.parametrize(
+    ("entry", "line"),
+    [
+        ('msgid "one"\nmsgstr 95 ans"\n', 3),
+        ('msgid "one"\nmsgstr "\n', 3),
+        ('msgid "one\nmsgstr "un"\n', 2),
+        ("msgid one\n", 2),
+    ],
+)
+def test_a_line_of_a_catalogue_without_its_quotation_marks_is_named(tmp_path, entry, line):
+    (tmp_path / "c.po").write_text(f"# made by hand\n{entry}", encoding="utf-8")
+    with pytest.raises(DataError, match=rf"c\.po:{line}: .* is no line of a PO file.*correct it"):
+        read_source(
+            Source(name="s", path="c.po", format="po", columns={"eng": "msgid", "fra": "msgstr"}), tmp_path, others={}
+        )
+
+
 def test_a_sheet_that_takes_too_much_memory_is_refused(tmp_path, monkeypatch):
     workbook(tmp_path / "b.xlsx", Text=[*ROWS, *[()] * 9_000, ("x" * 1000, "y", 1)])
     monkeypatch.setattr(spreadsheets, "MEMORY", 1 << 20)

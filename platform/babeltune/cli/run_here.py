@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from babeltune.cli.common import agreed, cluster_of, err, out, say, say_line, warn, with_cluster
-from babeltune.errors import counted
+from babeltune.errors import SweepError, counted
 from babeltune.program import INTERRUPTED
 
 if TYPE_CHECKING:
@@ -105,7 +105,6 @@ def _run_sweep(
 def watched_or_run(name: str, sweep: Sweep, cluster: Cluster, run: Callable[..., SweepFolder]) -> SweepFolder:
     """The sweep's folder once it has ended: watched if another process drives it, else run in this one."""
     from babeltune.cli.terminal_view import attach, live
-    from babeltune.errors import SweepError
     from babeltune.planning.space import within_grid
     from babeltune.signals import acknowledged
     from babeltune.sweep.driver.run import driven_folder
@@ -151,7 +150,13 @@ def say_what_next(folder: SweepFolder, state: str, where: str, report: Path | No
         out.print(f"MLflow did not take everything ({rest['trouble']}); `{again}` sends the rest")
     if report is not None:
         out.print(f"report: {report}", markup=False, highlight=False, soft_wrap=True)
-    out.print(f"next: `babeltune promote {folder.id}{where}` · `babeltune ui{where}` shows every run in MLflow")
+    from babeltune.sweep.state.leaderboard import winner
+
+    try:
+        winner(folder)
+        out.print(f"next: `babeltune promote {folder.id}{where}` · `babeltune ui{where}` shows every run in MLflow")
+    except SweepError as error:
+        warn([str(error)])
 
 
 def show_taken(folder: SweepFolder, sweep: Sweep, *, accept_changes: bool) -> None:
@@ -190,7 +195,7 @@ def recorded(folder: SweepFolder, trials: int | None) -> Sweep:
     """The sweep as its folder has it, with this number of trials."""
     import dataclasses
 
-    from babeltune.errors import SpecError, SweepError
+    from babeltune.errors import SpecError
     from babeltune.planning.recorded import sweep_id
     from babeltune.schema.document import LARGEST
 

@@ -35,6 +35,10 @@ SNIFFED_BYTES = 1 << 14
 """Bytes at the begin of a text that say whether it is a translation file."""
 PO_BYTES = 1 << 26
 """Bytes of a PO file, which is in memory as a whole."""
+PO_LINE = re.compile(
+    r'\s*(?:#.*|(?:(?:msgctxt|msgid|msgid_plural|msgstr(?:\[\d+\])?)\s*)?"(?:[^"\\]|\\.)*"\s*)?', re.DOTALL
+)
+"""A line of a PO file: blank, a comment, or a text in quotation marks, with its keyword or going on."""
 DECLARED = re.compile(rb"<\?xml[^>]{0,200}encoding\s*=\s*[\"']([\w.:-]{1,40})[\"']")
 CHARSET = re.compile(rb"Content-Type:[^\n]{0,100}charset=([\w.:-]{1,40})", re.IGNORECASE)
 
@@ -233,7 +237,15 @@ def po_units(stream: IO[bytes], path: Path, content: Digest) -> Iterator[Unit]:
     if len(raw) > PO_BYTES:
         raise DataError(f"{path} has more than {PO_BYTES >> 20} MB; split it (`msggrep`)")
     try:
-        catalogue = polib.pofile(raw.decode("utf-8-sig"))
+        text = raw.decode("utf-8-sig")
+        # The library takes a line without a quotation mark, and cuts the text's first or last character for it.
+        for number, line in enumerate(re.split(r"\r\n|\r|\n", text), 1):
+            if not PO_LINE.fullmatch(line):
+                raise DataError(
+                    f"{path}:{number}: {shortened(line)} is no line of a PO file, which is a comment or a keyword with "
+                    "a text in quotation marks; correct it"
+                )
+        catalogue = polib.pofile(text)
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not UTF-8 at byte {error.start}; name its charset in the header") from error
     except (OSError, ValueError) as error:

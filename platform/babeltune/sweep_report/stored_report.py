@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from babeltune.errors import BabeltuneError
 from babeltune.schema.cluster import Cluster
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.sync.view import StorageView
@@ -42,5 +43,6 @@ def _kept(folder: SweepFolder, cluster: Cluster, say: Say, *, made: bool) -> Pat
         if not (folder.read("tracking.json") or {}).get("unsent_bytes"):
             log_report(cluster.mlflow, folder.sweep().name, folder.id, path, again=not made)
     except Exception as error:  # the sweep has finished, whatever its report lacks
-        say(" ".join(f"report: {type(error).__name__}: {error}".split())[:300])
+        kind = "" if isinstance(error, BabeltuneError) else f"{type(error).__name__}: "
+        say(" ".join(f"report: {kind}{error}".split())[:300])
     return path if path.is_file() else None

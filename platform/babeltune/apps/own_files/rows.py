@@ -186,7 +186,8 @@ def read_rows(given: str, source: Source, root: Path) -> Rows:
     broken = {reason: count for reason, count in rows.dropped.items() if reason not in INCOMPLETE}
     count = sum(broken.values())
     first = next((f"; the first: {words}" for reason, words in rows.firsts.items() if reason in broken), "")
-    rule = f"{MAX_BROKEN:.0%} that may be{first}; quote fields that hold the delimiter, or correct what it is read as"
+    quoting = "quote fields that hold the delimiter, or " if source.format in ("tsv", "csv") else ""
+    rule = f"{MAX_BROKEN:.0%} that may be{first}; {quoting}correct what it is read as"
     refuse_broken(given, (count, len(rows) + count, "rows"), broken, rule=rule)
     return rows
 

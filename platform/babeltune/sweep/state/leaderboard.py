@@ -342,8 +342,8 @@ def winner(folder: SweepFolder, board: Sequence[Row] | None = None) -> Row:
             return row
     trials = sorted((row for row in rows if row.name not in folder.baselines()), key=lambda row: row.name)
     shown = ", ".join(f"{row.name} {row.state}{f' ({LOST})' if row.last_report_lost else ''}" for row in trials)
-    wait = "wait for one; if its driver is gone, " if folder.state() == "running" else ""
-    raise SweepError(
-        f"sweep {folder.id} has no finished trial; states: {shown or 'no trials'}; "
-        f"{wait}`babeltune resume {folder.id}` goes on"
-    )
+    state = folder.state()
+    wait = "wait for one; if its driver is gone, " if state == "running" else ""
+    step = f"`babeltune status {folder.id}` says why; `babeltune extend {folder.id} --trials N` tries more settings"
+    step = step if state == "finished" else f"{wait}`babeltune resume {folder.id}` goes on"
+    raise SweepError(f"sweep {folder.id} has no finished trial; states: {shown or 'no trials'}; {step}")
