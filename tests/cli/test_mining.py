@@ -162,7 +162,7 @@ def test_retrieve_prints_the_precision_at_1(call, tmp_path):
     (tmp_path / "gold").write_text("1\n2\n3\n3\n1\n1\n")
     result = call("retrieve", "s.txt", "t.txt", "model", "--out", "o.tsv", "--gold", "gold", "--k", "9")
     assert "precision at 1 0.8000, 4 queries in o.tsv" in result.stdout
-    assert "k is 9, but there are only 4 different candidates" in result.stderr
+    assert "k is 9, but the number of different candidates is 4" in result.stderr
     assert "s.txt: of 6 lines, 1 repeated, 1 empty" in result.stderr
     assert len((tmp_path / "o.tsv").read_text().splitlines()) == 16
     assert "precision" not in call("retrieve", "s.txt", "t.txt", "model", "--out", "o.tsv").stdout

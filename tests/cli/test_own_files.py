@@ -46,11 +46,14 @@ def test_init_says_what_it_found_and_what_to_do_next(call, tmp_path):
 
 
 def test_init_prints_json_for_programs(call, tmp_path):
-    code, out, _ = call("init", BUNDLED, "--out", tmp_path / "own.yaml", "--columns", "fra=fra,eng=eng", "--json")
+    code, out, _ = call(
+        "init", BUNDLED, "--out", tmp_path / "own.yaml", "--columns", "fra=fra", "--columns", "eng=eng", "--json"
+    )
     made = json.loads(out)
     assert code == 0
     assert made["path"] == str(tmp_path / "own.yaml")
     assert made["splits"]["fra-eng"]["dev"] >= 20
+    assert list(made["splits"]) == ["fra-eng"], "of the three languages of the file"
 
 
 @pytest.mark.parametrize(
@@ -62,6 +65,7 @@ def test_init_prints_json_for_programs(call, tmp_path):
         (("--out", "own.txt"), "ends in .yaml"),
         (("--out", "nowhere/own.yaml"), "there is no folder"),
         ((str(BUNDLED),), "named twice"),
+        (("dta/pairs.csv",), "holds no 'dta'; correct the path"),
     ],
 )
 def test_a_wrong_option_of_init_is_one_line_and_exit_code_2(given, words, call, tmp_path, monkeypatch):
@@ -72,6 +76,13 @@ def test_a_wrong_option_of_init_is_one_line_and_exit_code_2(given, words, call, 
     assert "Traceback" not in err
     assert not out
     assert not list(tmp_path.iterdir())
+
+
+def test_a_table_of_numbers_has_no_column_of_text(call, tmp_path):
+    parquet.write_table(pa.table({"n": [1, 2]}), tmp_path / "n.parquet")
+    code, _, err = call("init", tmp_path / "n.parquet", "--out", tmp_path / "own.yaml")
+    assert code == 2
+    assert "n.parquet: it was read as parquet and holds no column of text" in err
 
 
 @pytest.mark.long

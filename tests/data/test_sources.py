@@ -182,11 +182,12 @@ def test_parquet_with_many_equal_texts_and_few_values_of_a_column_is_read(kind, 
     assert read(table("t", format="parquet", where={"lang": "fra"}), tmp_path).columns["eng"] == rows
 
 
-def test_parquet_dictionary_columns_and_several_batches_are_read(tmp_path):
+def test_parquet_columns_of_each_kind_of_text_and_several_batches_are_read(tmp_path):
     texts = [f"text {i}" for i in range(10_050)]
-    content = pa.table({"eng": texts, "fra": pa.array(texts).dictionary_encode()})
-    parquet.write_table(content, tmp_path / "t.parquet")
-    assert read(table("t.parquet", format="parquet"), tmp_path).columns == {"eng": texts, "fra": texts}
+    for kind in (pa.dictionary(pa.int32(), pa.string()), pa.string_view(), pa.large_string()):
+        content = pa.table({"eng": texts, "fra": pa.array(texts).cast(kind)})
+        parquet.write_table(content, tmp_path / "t.parquet")
+        assert read(table("t.parquet", format="parquet"), tmp_path).columns == {"eng": texts, "fra": texts}
 
 
 @pytest.mark.parametrize("name", ["bz2", "xz", "zst", "zip"])

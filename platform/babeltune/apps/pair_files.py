@@ -79,7 +79,7 @@ def only_column(name: str, codec: str | None) -> str | None:
 
 def two_columns(name: str, table: Table | None) -> Columns:
     """The columns that nobody has named: the only two of text beside numbers, such as the margins that `mine` writes,
-    else the first two. Raises `DataError` if a file that is no table has others beside two."""
+    else the first two of a table without a header. Raises `DataError` if others have names, too."""
     if table is None or table.format == "moses":
         return "0", "1"
     names = table.columns if table.header else tuple(map(str, range(len(table.columns))))
@@ -87,5 +87,7 @@ def two_columns(name: str, table: Table | None) -> Columns:
         raise DataError(f"{name} has the columns {listed(names)}; say which two: --columns SOURCE,TARGET")
     cells = zip(*table.sample, strict=True)
     text = [each for each, column in zip(names, cells, strict=False) if not all(map(NUMBER.fullmatch, column))]
+    if table.header and len(text) > 2:
+        raise DataError(f"{name} has the columns {listed(names)}; say which two: --columns SOURCE,TARGET")
     best = text if len(text) == 2 else [*names, "1"]
     return best[0], best[1]

@@ -38,7 +38,8 @@ def init(
         str | None, typer.Option("--teacher-languages", help="What the teacher knows, such as eng,fra.")
     ] = None,
     columns: Annotated[
-        str | None, typer.Option(help="CODE=COLUMN for each language, such as fra=french,eng=2; found when left out.")
+        list[str] | None,
+        typer.Option(help="CODE=COLUMN for each language, such as fra=french,eng=2; found when left out."),
     ] = None,
     header: Annotated[
         bool | None, typer.Option("--header/--no-header", help="Whether the first row names the columns.")
@@ -57,7 +58,7 @@ def init(
         out=out_,
         teacher=teacher,
         teacher_languages=tuple(filter(None, (teacher_languages or "").replace(" ", "").split(","))),
-        columns=columns_of(columns),
+        columns=columns_of(",".join(columns) if columns else None),
         header=header,
         encoding=encoding,
     )

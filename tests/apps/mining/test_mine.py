@@ -316,6 +316,17 @@ def test_of_a_file_with_more_named_columns_two_are_to_be_said(tmp_path):
     assert read_pairs(path, tmp_path / "spill", ("fr", "en")).target[:] == ["Yes"]
 
 
+@pytest.mark.parametrize("names", ["id,English,French", "source_lang,source,target", "text1,lang1,text2"])
+def test_of_a_table_with_more_named_columns_two_are_to_be_said(tmp_path, names):
+    path = tmp_path / "pairs.csv"
+    path.write_text(names + "\n" + "".join(f"doc-{row},Hello there {row},Bonjour à tous {row}\n" for row in range(9)))
+    listed = names.replace(",", ", ")
+    with pytest.raises(DataError, match=f"has the columns {listed}; say which two: --columns SOURCE,TARGET"):
+        read_pairs(path, tmp_path / "spill")
+    second, third = names.split(",")[1:]
+    assert read_pairs(path, tmp_path / "spill", (second, third)).target[8] == "Bonjour à tous 8"
+
+
 # Mining
 
 
@@ -386,7 +397,7 @@ def test_the_same_text_on_both_sides_is_refused_and_few_sentences_are_said(encod
         run(tmp_path, source, source)
     done, _, _ = run(tmp_path, source, target, margin="distance", threshold=9.0)
     said = list(mine.warnings_about(done))
-    assert any("k is 4, but there are only 3" in words for words in said)
+    assert any("k is 4, but one side has only 3 different sentences" in words for words in said)
     assert any("no pair has a score above 9.0" in words for words in said)
     assert (tmp_path / "out.tsv").read_text() == ""
 

@@ -27,7 +27,7 @@ from babeltune.data.file_readers import bounded_lines, refuse_broken
 from babeltune.data.shards import RunShards, run_here
 from babeltune.data.stored_arrays import open_matrix
 from babeltune.data.text_streams import text_stream
-from babeltune.errors import DataError
+from babeltune.errors import DataError, counted
 from babeltune.evaluation.bitext import Margin
 from babeltune.evaluation.knn import UNDEFINED, Matches
 from babeltune.evaluation.sts import paired_cosine
@@ -257,7 +257,7 @@ def warnings_about(done: Mapping[str, Any]) -> Iterator[str]:
     settings = done["settings"]
     if min(done["neighbours"]) < settings["k"]:
         yield (
-            f"k is {settings['k']}, but there are only {min(done['neighbours'])} different sentences on one side: "
+            f"k is {settings['k']}, but one side has only {counted(min(done['neighbours']), 'different sentence')}: "
             "that many neighbours were used"
         )
     if any(done["without_neighbours"]):

@@ -114,6 +114,6 @@ def gold_of(
 def warnings_about(done: Mapping[str, Any]) -> Iterator[str]:
     """Warnings about the result of `retrieve`, such as fewer candidates than `k`."""
     if done["neighbours"] < done["k"]:
-        yield f"k is {done['k']}, but there are only {done['neighbours']} different candidates: that many are listed"
+        yield f"k is {done['k']}, but the number of different candidates is {done['neighbours']}: that many are listed"
     if alone := done["without_neighbours"]:
         yield f"{alone} queries have no neighbours, as a vector is zero: they are not in the file, and count as wrong"

@@ -133,7 +133,10 @@ def read_columns(table: Table, wanted: Mapping[str, str]) -> list[TableRows]:
     """The rows of a table that has a column for each language; of one that names the languages of each row, a part for
     each set of languages."""
     if not table.columns:
-        raise DataError(f"{table.given}: it was read as {table.format} and holds no unit with texts; export it again")
+        lack = (
+            "unit with texts; export it again" if table.format in FORMATS else "column of text; give one that has two"
+        )
+        raise DataError(f"{table.given}: it was read as {table.format} and holds no {lack}")
     notes: list[str] = []
     tags = [] if wanted else language_columns(table)
     if tags:

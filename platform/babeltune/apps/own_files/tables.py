@@ -51,6 +51,8 @@ JSON_VALUE = re.compile(r'\s*(\[\s*(\{\s*("|$)|\[\s*"|"[^"]*",?\s*$|$)|\{\s*("[^
 """How a first line begins that no line ends: `[`, `{`, `[{"`, `{"key":`."""
 Wanted = bool | Collection[str] | None
 """Whether a table has a header, or columns that it names; None: that is seen."""
+FILE = re.compile(r"\.(tsv|csv|txt|jsonl?|parquet|arrow|tmx|xlf|xliff|po|xlsx|ods|gz|bz2|xz|zst|zip)$", re.IGNORECASE)
+"""Names of files, which are no data sets of the hub though they look like one, such as `data/pairs.csv`."""
 HUB = re.compile(r"(?P<name>[\w.-]+(?:/[\w.-]+)?)(?:\[(?P<split>[\w.-]+)\])?")
 """A data set by its id, with a split: `org/name[validation]`."""
 
@@ -110,7 +112,8 @@ def read_table(given: str, *, encoding: str | None = None, header: bool | Collec
     path = Path(given).expanduser()
     if not given.strip():
         raise DataError(f"{given!r} is no file's name; name a file with text")
-    if path.is_dir() or (HUB.fullmatch(given) and "/" in given and not (path.exists() or path.parent.is_dir())):
+    strange = not (path.exists() or path.parent.is_dir() or FILE.search(given))
+    if path.is_dir() or (strange and "/" in given and HUB.fullmatch(given)):
         return _dataset(given)
     path, sheet = named_sheet(given, path)
     path = located(str(path.absolute()))
