@@ -78,6 +78,7 @@ def test_the_commands_are_those_that_are_promised():
         "submit",
     ]
     models = [
+        "adapter",
         "compare",
         "encode",
         "evaluate",
