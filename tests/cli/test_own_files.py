@@ -6,6 +6,7 @@ import os
 import shlex
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pyarrow as pa
@@ -83,6 +84,15 @@ def test_a_table_of_numbers_has_no_column_of_text(call, tmp_path):
     code, _, err = call("init", tmp_path / "n.parquet", "--out", tmp_path / "own.yaml")
     assert code == 2
     assert "n.parquet: it was read as parquet and holds no column of text" in err
+
+
+def test_a_line_that_is_a_list_and_an_archive_that_is_empty_say_so(call, tmp_path):
+    lists = tmp_path / "lists.jsonl"
+    lists.write_text('["Bonjour, à tous", "Hello"]\n' * 30, encoding="utf-8")
+    zipfile.ZipFile(tmp_path / "none.zip", "w").close()
+    for file, words in ((lists, "has a JSON list in each line"), (tmp_path / "none.zip", "is an empty ZIP archive")):
+        code, _, err = call("init", file, "--out", tmp_path / "own.yaml")
+        assert (code, words in err) == (2, True), err
 
 
 @pytest.mark.long

@@ -159,6 +159,8 @@ def _zip(raw: io.BufferedReader, name: object) -> io.RawIOBase:
     names = [each.filename for each in members]
     if (office := office_kind(names)) is not None:
         raise DataError(f"{name} is {office}")
+    if not members:
+        raise DataError(f"{name} is an empty ZIP archive; fetch it again")
     if len(members) != 1:
         raise DataError(f"{name} is a ZIP archive of {len(members)} files ({listed(names)}); unpack it, and name one")
     if members[0].flag_bits & 1:

@@ -5,8 +5,8 @@ a sweep. The sweep's bitext dev sets say what it costs: how often a query finds 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from shutil import copytree
@@ -92,13 +92,14 @@ def make_adapter(
     ):
         encode_old = encoder_of(before, stage="encoding with the old model")
         encode_new = encoder_of(after, stage="encoding with the new model")
-        name, layer = fitted(*_vectors_of(prepared, encode_old, encode_new))
+        texts, languages = _training_text(prepared)
+        name, layer = fitted(_unit(encode_new(texts, languages)), _unit(encode_old(texts, languages)))
         adapted = str(draft / "model")
         _write(after, layer, adapted)
         index, recalls = _recalls(tasks, encode_old, encoder_of(adapted, stage="encoding with both"))
         done = Adapted(folder=str(out), sweep=sweep, map=name, index=index, recalls=recalls)
         if done.kept < least:
-            return Adapted(**{**vars(done), "folder": None})
+            return replace(done, folder=None)
         (draft / "model" / "README.md").write_text(_card(done, old, new), encoding="utf-8")
         write_folder(partial(copytree, adapted, dirs_exist_ok=True), out)
     return done
@@ -117,12 +118,10 @@ def fitted(new: Vectors, old: Vectors) -> tuple[str, Vectors]:
     return name, maps[name].astype(np.float32)
 
 
-def _vectors_of(prepared: Prepared, *models: EncodeTexts) -> Iterator[Vectors]:
-    """The old and then the new vectors, reversed: those of the new model come first."""
+def _training_text(prepared: Prepared) -> tuple[list[str], list[str]]:
+    """At most `FITTED` texts of the training pairs, drawn at random, and their languages."""
     ids = np.random.default_rng(0).permutation(np.unique(np.asarray(prepared.pairs())))[:FITTED]
-    texts, numbers = prepared.texts_of(ids), prepared.text_languages()[ids]
-    languages = [prepared.languages[number] for number in numbers]
-    return reversed([_unit(encode(texts, languages)) for encode in models])
+    return prepared.texts_of(ids), [prepared.languages[number] for number in prepared.text_languages()[ids]]
 
 
 def _unit(vectors: Vectors) -> Vectors:

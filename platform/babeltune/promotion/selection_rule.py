@@ -74,8 +74,8 @@ def full_name(short: str, known: Sequence[str]) -> str:
             f"so the lowest is not the best encoder's; choose by {', '.join(known)}"
         )
     words = f"could be {', '.join(matching)}; name one" if matching else f"is no metric; known: {', '.join(known)}"
-    parts = [part for name in known for part in (name, *name.split("/")[1:])]
-    raise UnknownNameError(f"--prefer: {short!r} {words}{'' if matching else nearest(short, dict.fromkeys(parts))}")
+    spellings = dict.fromkeys(part for name in known for part in (name, *name.split("/")[1:]))
+    raise UnknownNameError(f"--prefer: {short!r} {words}{'' if matching else nearest(short, spellings)}")
 
 
 def _has(name: Sequence[str], parts: Sequence[str]) -> bool:

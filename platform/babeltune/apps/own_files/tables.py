@@ -49,6 +49,8 @@ COMMAS_ALIKE = 0.98
 Format = Literal["tsv", "csv", "jsonl", "parquet", "moses", "hub", "xlsx", "ods", "tmx", "xliff", "po"]
 JSON_VALUE = re.compile(r'\s*(\[\s*(\{\s*("|$)|\[\s*"|"[^"]*",?\s*$|$)|\{\s*("[^"]*"\s*:|$))')
 """How a first line begins that no line ends: `[`, `{`, `[{"`, `{"key":`."""
+JSON_LIST = re.compile(r'\s*\[\s*"(?:[^"\\]|\\.)*"\s*,.*\]\s*', re.DOTALL)
+"""A line that is a list of texts."""
 Wanted = bool | Collection[str] | None
 """Whether a table has a header, or columns that it names; None: that is seen."""
 FILE = re.compile(r"\.(tsv|csv|txt|jsonl?|parquet|arrow|tmx|xlf|xliff|po|xlsx|ods|gz|bz2|xz|zst|zip)$", re.IGNORECASE)
@@ -128,6 +130,9 @@ def read_table(given: str, *, encoding: str | None = None, header: bool | Collec
         notes = (f"{given} is not UTF-8; it was read as {encoding}. If letters are wrong: --encoding",)
     delimiter, lines = first_lines(path, encoding)
     kind = json_kind(lines)
+    if kind == "lists":
+        objects = f"`jq -c '{{fra: .[0], eng: .[1]}}' {given} > rows.jsonl`"
+        raise DataError(f"{given} has a JSON list in each line; write one object a line, such as by {objects}")
     if kind == "list":
         whole = f"{given} is JSON, and no line is a whole object; write one object a line"
         raise DataError(f"{whole} (of a list: `jq -c '.[]' {given} > rows.jsonl`)")
@@ -154,9 +159,12 @@ def first_lines(path: Path, encoding: str | None) -> tuple[str, list[str]]:
     return delimiter, [raw.decode(errors="replace") for _, raw in some if not isinstance(raw, Fault)]
 
 
-def json_kind(lines: Sequence[str]) -> Literal["lines", "list", ""]:
-    """Whether the lines are JSON objects, or parts of one JSON value; empty for other text, in brackets or not."""
+def json_kind(lines: Sequence[str]) -> Literal["lines", "list", "lists", ""]:
+    """Whether the lines are JSON objects, parts of one JSON value, or each a list; empty for other text, in brackets or
+    not."""
     filled = [line for line in lines if line.strip()]
+    if filled and all(map(JSON_LIST.fullmatch, filled)):
+        return "lists"
     begins = [line for line in filled if line.lstrip().startswith("{")]
     objects = sum(not isinstance(json_object(line.encode()), Fault) for line in begins)
     if objects and (2 * objects > len(filled) or begins[0] is filled[0]):
