@@ -84,7 +84,7 @@ def test_gold_is_the_number_of_a_line_or_its_text(run, gold, expected):
 def test_k_beyond_the_candidates_lists_all_and_is_said(run):
     done, rows = run(k=9)
     assert len(rows) == 3 * 4
-    assert "only 4 different candidates" in next(retrieval.warnings_about(done))
+    assert "the number of different candidates is 4" in next(retrieval.warnings_about(done))
     assert not list(retrieval.warnings_about(run(k=4)[0]))
 
 
