@@ -40,7 +40,7 @@ def test_a_sweep_its_promotion_and_its_pages_import_nothing_from_there(tiny_file
 
     run("submit", tiny_file)
     run("promote", "tiny")
-    run("evaluate", "tiny")
+    run("evaluate", "tiny", "--model", "models:/tiny@champion")
     run("report", "tiny", "--out", tmp_path / "report.html")
     port = free_port()
     pages = subprocess.Popen([BABELTUNE, "ui", "--no-open", "--port", str(port)], cwd=stands, env=environment)
