@@ -31,7 +31,7 @@ def test_what_an_earlier_submission_did_says_nothing_of_the_pace():
 def test_bytes_are_written_in_the_unit_that_fits(name):
     stage = replace(TEACHER, name=name, done=300 * 2**20, of=3 * 2**30)
     assert stage_words(stage) == f"{name} 300 MB/3.0 GB · 30 MB/s · about 1:32 left"
-    assert [size(count) for count in (900, 5 * 2**20, 2**31)] == ["1 kB", "5 MB", "2.0 GB"]
+    assert [size(count) for count in (900, 5 * 2**20, 2**31)] == ["900 bytes", "5 MB", "2.0 GB"]
 
 
 def test_a_step_that_nobody_can_measure_is_named():

@@ -98,7 +98,7 @@ def minutes(seconds: float) -> str:
 def size(count: float) -> str:
     """Bytes in the unit that fits."""
     if count < 2**20:
-        return f"{count / 2**10:,.0f} kB"
+        return f"{count / 2**10:,.0f} kB" if count >= 2**10 else f"{count:.0f} bytes"
     return f"{count / 2**30:.1f} GB" if count >= 2**30 else f"{count / 2**20:,.0f} MB"
 
 

@@ -297,7 +297,7 @@ def test_the_heavy_readers_are_imported_only_when_they_read():
 # --- broken input --------------------------------------------------------------------------------------------------
 
 BROKEN_ROWS = {
-    "column count": (b"Yes\tOui\tSi", "3 columns in 'Yes\\tOui\\tSi', where line 1 has 2"),
+    "column count": (b"Yes\tOui\tSi", "3 columns in 'Yes | Oui | Si', where line 1 has 2"),
     "empty side": (b"Yes\t ", "nothing in 'fra'"),
     "not UTF-8": (b"Yes\tOu\xe9", "'Yes\\tOu\\\\xe9' at byte 6"),
 }

@@ -322,9 +322,8 @@ def table_rows(
         elif len(fields) == len(head):
             yield line, cells([fields[place] for place in places], names)
         else:
-            words = (
-                f"{counted(len(fields), 'column')} in {shortened(TAB.join(fields))}, where line {top} has {len(head)}"
-            )
+            row = shortened(" | ".join(fields))
+            words = f"{counted(len(fields), 'column')} in {row}, where line {top} has {len(head)}"
             if any(field.count('"') % 2 for field in fields):
                 words += "; if quotation marks hold line breaks or tabs here, say `quoted: true`"
             yield line, Fault("column count", words)

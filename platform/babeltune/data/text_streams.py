@@ -45,6 +45,7 @@ REFUSED = {
     b"7z\xbc\xaf\x27\x1c": "a 7z archive; unpack it",
     b"Rar!": "a RAR archive; unpack it",
     b"\x1f\x9d": "packed with compress; unpack it with uncompress",
+    b"\x5d\x00\x00\x80\x00\xff": "packed with lzma; unpack it with unlzma",
     b"\x04\x22\x4d\x18": "packed with LZ4; unpack it with unlz4",
     b"SQLite format 3\0": "an SQLite database; export a table as CSV (UTF-8)",
     b"\x93NUMPY": "a NumPy array; give text",

@@ -322,6 +322,50 @@ def test_a_column_whose_name_is_another_language_is_named(make, text):
     assert any("column 'eng' reads as fra" in note for note in make("a.tsv").notes)
 
 
+@pytest.mark.parametrize(("name", "said"), [("Deutsch", "deu"), ("German text", "deu"), ("text_is", None)])
+def test_a_name_of_a_language_is_doubted_and_the_end_of_a_word_is_not(make, text, name, said):
+    put(make.folder / "a.tsv", [("fra", name), *pairs(text, "fra", "eng")])
+    made = make("a.tsv")
+    assert made.files[0].columns == {"fra": "fra", "eng": name}
+    assert [f"--columns {said}={name}" in note for note in made.notes] == [True] * (said is not None)
+
+
+def test_bytes_are_text_if_they_are_utf_8_and_else_are_named(make, text):
+    columns = {language: [row.encode() for row in text[language]] for language in ("fra", "eng")}
+    columns["image"] = [b"\x89\xff" + row for row in columns["fra"]]
+    parquet.write_table(pa.table(columns), make.folder / "a.parquet")
+    made = make("a.parquet")
+    assert (made.files[0].columns, made.files[0].rows) == ({"fra": "fra", "eng": "eng"}, ROWS)
+    assert ["image left out" in note for note in made.notes] == [True]
+
+
+def test_a_parquet_file_without_rows_says_so(make):
+    parquet.write_table(pa.table({"fr": pa.array([], pa.string())}), make.folder / "a.parquet")
+    with pytest.raises(DataError, match="has the columns fr and no rows"):
+        make("a.parquet")
+
+
+def test_a_first_line_that_names_the_delimiter_is_no_row(make, text, tmp_path):
+    rows = [[field.replace(";", ",") for field in row] for row in pairs(text, "fra", "eng")]
+    put(make.folder / "a.csv", [("sep=;",), ("fr", "en"), *rows], ";")
+    made = make("a.csv")
+    assert (made.files[0].columns, made.files[0].rows) == ({"fra": "fr", "eng": "en"}, ROWS)
+    assert {tuple(row) for part in split_rows(tmp_path).values() for row in part} <= {tuple(row) for row in rows}
+
+
+@pytest.mark.parametrize("sheet", ["Second [x]", "[x]"])
+def test_the_name_of_a_sheet_may_hold_brackets(make, text, sheet):
+    rows = [[escape(field) for field in row] for row in pairs(text, "fra", "eng")]
+    xlsx(make.folder / "a[b].xlsx", **{"First": [("no",)], sheet: [("fr", "en"), *rows]})
+    assert make(f"a[b].xlsx[{sheet}]").files[0].rows == ROWS
+
+
+def test_a_workbook_without_cells_says_so(make):
+    xlsx(make.folder / "a.xlsx", Sheet1=[])
+    with pytest.raises(DataError, match="has no cells; name a workbook with text"):
+        make("a.xlsx")
+
+
 def test_a_first_row_of_short_words_is_no_header(make, text):
     put(make.folder / "a.tsv", [("Oui.", "Yes."), *pairs(text, "fra", "eng")])
     assert make("a.tsv").files[0].rows == ROWS + 1
@@ -331,7 +375,11 @@ def test_a_first_row_of_short_words_is_no_header(make, text):
     ("name", "content", "words"),
     [
         ("a.xlsx", b"PK\x03\x04....", "save each sheet as CSV"),
-        ("a.json", b'[{"en": "a"}]', "one object a line"),
+        ("a.json", b'[{"en": "a"}]', r"one object a line, such as by `jq -c '\.\[\]'"),
+        ("a.json", b'{"en": "a"}{"en": "b"}\n', r"one object a line, such as by `jq -c '\.' "),
+        ("a.json", b'{"data": [{"en": "a"}]}\n', r"no column of text.*`jq -c '\.data\[\]'"),
+        ("a.csv", b"sep=;\nfr,en\nun,one\n", "a.csv:1: `sep=;` names a delimiter that no other line has"),
+        ("a.fra", lzma.compress(b"un\n", lzma.FORMAT_ALONE), "packed with lzma; unpack it with unlzma"),
         ("a.tsv", b"", "is empty"),
         ("a.tsv", b"\n \n", "only blank lines"),
         ("a.tsv", b"x" * 2**20 + b"\ty\n", "or ones of more than 1,048,576 bytes"),

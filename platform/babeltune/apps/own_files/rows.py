@@ -133,10 +133,14 @@ def read_columns(table: Table, wanted: Mapping[str, str]) -> list[TableRows]:
     """The rows of a table that has a column for each language; of one that names the languages of each row, a part for
     each set of languages."""
     if not table.columns:
-        lack = (
-            "unit with texts; export it again" if table.format in FORMATS else "column of text; give one that has two"
-        )
+        lack = "column of text; give one that has two"
+        if table.format in FORMATS:
+            lack = "unit with texts; export it again"
+        elif table.format == "jsonl":
+            lack += f" (of a list in `data`: `jq -c '.data[]' {table.given} > rows.jsonl`)"
         raise DataError(f"{table.given}: it was read as {table.format} and holds no {lack}")
+    if not table.sample:
+        raise DataError(f"{table.given} has the columns {listed(table.columns)} and no rows; give a table with rows")
     notes: list[str] = []
     tags = [] if wanted else language_columns(table)
     if tags:
@@ -258,7 +262,8 @@ def found_columns(table: Table, notes: list[str], given: Mapping[str, str]) -> d
         weak = not contradicted or few_strangers(texts, said or "")
         trusted = weak or (column == said and seen.shares[0][1] < NEARLY_ALL)
         language = alpha3(said) if said is not None and trusted else seen.code
-        if contradicted and not weak and (len(said or "") > 3 or column == said) and seen.code:
+        chance = column != said and said in re.split(r"[._\- /]", column)  # `text_is` may end in no language's code
+        if contradicted and not weak and not chance and seen.code:
             way = f"if so, say --columns {seen.code}" if trusted else f"it was read so; if not, say --columns {said}"
             notes.append(f"{table.given}: column {shortened(column)} reads as {seen.words}; {way}={column}")
         if language is None:

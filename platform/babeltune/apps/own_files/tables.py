@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -20,6 +20,7 @@ from babeltune.data.file_readers import (
     TITLE_ROWS,
     Fault,
     QuotedLines,
+    Row,
     is_title,
     json_object,
     located,
@@ -134,8 +135,9 @@ def read_table(given: str, *, encoding: str | None = None, header: bool | Collec
         objects = f"`jq -c '{{fra: .[0], eng: .[1]}}' {given} > rows.jsonl`"
         raise DataError(f"{given} has a JSON list in each line; write one object a line, such as by {objects}")
     if kind == "list":
-        whole = f"{given} is JSON, and no line is a whole object; write one object a line"
-        raise DataError(f"{whole} (of a list: `jq -c '.[]' {given} > rows.jsonl`)")
+        inside = "" if next(filter(str.strip, lines)).lstrip().startswith("[") else " (of a list in `data`: `.data[]`)"
+        todo = f"`jq -c '{'.' if inside else '.[]'}' {given} > rows.jsonl`{inside}"
+        raise DataError(f"{given} is JSON, and no line is a whole object; write one object a line, such as by {todo}")
     table = _jsonl(given, path, lines) if kind == "lines" else _delimited(given, path, lines, header, delimiter)
     return replace(table, notes=(*notes, *table.notes), encoding=encoding)
 
@@ -148,8 +150,9 @@ def is_parquet(path: Path) -> bool:
 
 def named_sheet(given: str, path: Path) -> tuple[Path, str | None]:
     """The workbook and the sheet of `book.xlsx[Sheet2]`; a file of that very name goes before."""
-    match = None if path.exists() else re.fullmatch(r"(.+)\[(.+)\]", given)
-    return (Path(match[1]).expanduser(), match[2]) if match and Path(match[1]).expanduser().is_file() else (path, None)
+    marks = [] if path.exists() or not given.endswith("]") else [mark.start() for mark in re.finditer(r"\[", given)]
+    books = [(Path(given[:mark]).expanduser(), given[mark + 1 : -1]) for mark in marks]
+    return next(((book, sheet) for book, sheet in books if sheet and book.is_file()), (path, None))
 
 
 def first_lines(path: Path, encoding: str | None) -> tuple[str, list[str]]:
@@ -192,6 +195,10 @@ def _delimited(given: str, path: Path, lines: Sequence[str], wanted: Wanted, nam
             width, least = len(rows[0]), 0.0  # the reader says which rows do not fit
         if width >= 2 and share >= least and (best is None or share > best[0] + 0.05):
             best = (share, -order, delimiter, quoted, [row for row in rows if len(row) == width])
+    if best is None and named:
+        raise DataError(
+            f"{given}:1: `sep={named}` names a delimiter that no other line has; correct or remove the line"
+        )
     if best is None:
         texts = tuple((line,) for line in lines)
         return Table(given=given, path=str(path), format="moses", columns=("text",), sample=texts, header=False)
@@ -326,16 +333,27 @@ def _texts(record: Mapping[str, object]) -> dict[str, str]:
     return {key: "" if value is None else str(value) for key, value in values if isinstance(value, Scalar)}
 
 
-def text_columns(schema: pa.Schema) -> list[str]:
-    """The columns that hold text, with those within structures: `translation.en`."""
-    return [name for name, type_ in leaves(schema).items() if is_text(type_, raw=False)]
+def text_columns(
+    given: str, schema: pa.Schema, rows_of: Callable[[list[str]], Iterable[Row]]
+) -> tuple[list[str], tuple[str, ...]]:
+    """The columns that hold text, those within structures too (`translation.en`), and a note on those left out. Bytes
+    are text if the sampled ones are UTF-8."""
+    types, binary = leaves(schema), []
+    for name in [name for name, type_ in types.items() if is_text(type_) and not is_text(type_, raw=False)]:
+        if any(isinstance(row, Fault) for _, row in itertools.islice(rows_of([name]), SAMPLE_LINES)):
+            binary.append(name)
+    columns = [name for name, type_ in types.items() if is_text(type_) and name not in binary]
+    words = f"{given}: {listed(binary)} left out, as the bytes there are not UTF-8; write text"
+    return columns, (words,) if binary else ()
 
 
 def _parquet(given: str, path: Path) -> Table:
-    names = text_columns(parquet_schema(path))
-    rows = parquet_rows(path, names, None, hashlib.sha256()) if names else iter(())
-    sample = tuple(tuple(row) for _, row in itertools.islice(rows, SAMPLE_LINES) if not isinstance(row, Fault))
-    return Table(given=given, path=str(path), format="parquet", columns=tuple(names), sample=sample)
+    def rows_of(names: list[str]) -> Iterable[Row]:
+        return parquet_rows(path, names, None, hashlib.sha256()) if names else iter(())
+
+    names, notes = text_columns(given, parquet_schema(path), rows_of)
+    sample = (tuple(row) for _, row in itertools.islice(rows_of(names), SAMPLE_LINES) if not isinstance(row, Fault))
+    return Table(given=given, path=str(path), format="parquet", columns=tuple(names), sample=tuple(sample), notes=notes)
 
 
 def _dataset(given: str) -> Table:
@@ -347,9 +365,12 @@ def _dataset(given: str) -> Table:
             raise DataError(f"{given} is a folder without files; name files, or a folder that `save_to_disk` wrote")
         name = str(Path(name).absolute())
     dataset = load_dataset(Source(name="init", format="hub", dataset=name, split=split), Path.cwd())
-    names = text_columns(dataset.features.arrow_schema)
-    roots = list(dict.fromkeys(each.split(".")[0] for each in names))
-    batches = dataset.select_columns(roots).with_format("arrow").iter(SAMPLE_LINES) if names else ()
-    rows = arrow_rows(itertools.islice(batches, 1), names, None, LINE_CHARACTERS)
-    sample = tuple(tuple(row) for _, row in rows if not isinstance(row, Fault))
-    return Table(given=given, path=name, format="hub", columns=tuple(names), sample=sample, split=split)
+
+    def rows_of(names: list[str]) -> Iterable[Row]:
+        roots = list(dict.fromkeys(each.split(".")[0] for each in names))
+        batches = dataset.select_columns(roots).with_format("arrow").iter(SAMPLE_LINES) if names else ()
+        return arrow_rows(itertools.islice(batches, 1), names, None, LINE_CHARACTERS)
+
+    names, notes = text_columns(given, dataset.features.arrow_schema, rows_of)
+    sample = tuple(tuple(row) for _, row in rows_of(names) if not isinstance(row, Fault))
+    return Table(given=given, path=name, format="hub", columns=tuple(names), sample=sample, split=split, notes=notes)
