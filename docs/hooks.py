@@ -234,6 +234,8 @@ def benchmarks() -> str:
         *opened_groups(),
         *many_trials(),
         *requests_to_a_bucket(),
+        *large_sweeps(),
+        *noisy_text(),
         *of_a_gpu(),
     ]
     figures = json.loads((MEASURED / "figures.json").read_text(encoding="utf-8"))["rows"]
@@ -338,6 +340,46 @@ def many_trials() -> list[str]:
             "slowest proposal, ms of CPU": lambda found: f"{1000 * found['slowest_proposal']:.0f}",
             "longest save of a trial, ms": lambda found: f"{1000 * found['slowest_save']:.0f}",
             "KB in the sweep's folder a trial": lambda found: f"{found['stored'] / found['trials'] / 1000:.1f}",
+        },
+    )
+
+
+def large_sweeps() -> list[str]:
+    """What `benchmarks.reading` has measured."""
+    return measured(
+        "reading",
+        "Looking at large sweeps",
+        "`python -m benchmarks.reading` reads a made sweep and many small ones. Seconds are a whole command's, of CPU.",
+        {
+            "trials": lambda found: f"{found['trials']:,}",
+            "`status`, s": lambda found: f"{found['status_s']:.1f}",
+            "`report`, s": lambda found: f"{found['report_s']:.1f}",
+            "`report`, MB": lambda found: f"{found['report_mb']:.0f}",
+            "% of a core a viewer": lambda found: f"{100 * found['watch_share']:.2f}",
+            "`runs` of all small sweeps, s": lambda found: f"{found['runs_s']:.1f} of {found['sweeps']}",
+        },
+    )
+
+
+def noisy_text() -> list[str]:
+    """What `benchmarks.noisy_text` has measured."""
+    lead = (
+        "`python -m benchmarks.noisy_text` breaks a part of a bitext: a fifth of its rows are shuffled, a tenth are in "
+        "another language. A sweep searches the thresholds of margin and language."
+    )
+    return measured(
+        "noisy_text",
+        "Thresholds over noisy text",
+        lead,
+        {
+            "pairs": lambda found: f"{found['pairs']:,}",
+            "broken": lambda found: f"{found['noise']:,}",
+            "trials": lambda found: f"{found['trials']}",
+            "margin and language that won": lambda found: f"{found['least_margin']:.3f}, {found['least_language']:.3f}",
+            "% of the broken left": lambda found: f"{100 * found['noise_left']:.1f}",
+            "% of the good left": lambda found: f"{100 * found['good_left']:.1f}",
+            "dev accuracy without thresholds": lambda found: f"{found['accuracy_without_thresholds']:.4f}",
+            "with them": lambda found: f"{found['accuracy_of_the_best']:.4f}",
         },
     )
 

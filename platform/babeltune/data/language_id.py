@@ -150,3 +150,19 @@ def strangers(texts: Texts, language: str) -> NDArray[np.int16]:
         other &= np.array([len(text.encode()) >= LEAST_BYTES for text in some])
         result[part][other] = best[other]
     return result
+
+
+def leads(texts: Texts, language: str) -> NDArray[np.float32]:
+    """[texts] the score of the text's language, or of one close to it, less that of the likeliest other one. inf for
+    text that is too short to tell, and in a language that the model does not know."""
+    labels = list(labels_of(language))
+    result: NDArray[np.float32] = zeros(len(texts), np.float32)
+    result[:] = np.inf
+    others = [place for place in range(len(model().labels)) if place not in labels] if labels else []
+    for part in parts(len(texts), BATCH) if labels else ():
+        some = texts[part]
+        by_label = scores(some)
+        lead = by_label[:, labels].max(axis=1) - by_label[:, others].max(axis=1)
+        long = np.array([len(text.encode()) >= LEAST_BYTES for text in some])
+        result[part][long] = lead[long]
+    return result

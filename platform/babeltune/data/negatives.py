@@ -42,14 +42,15 @@ def mine_negatives(
     pool's vectors and `TILE` cosines."""
     anchor_ids, target_ids = pairs[:, 0], pairs[:, 1]
     negatives = np.full((len(pairs), k), -1, pairs.dtype)
-    for members in _pools(anchor_ids, groups, pool, np.random.default_rng(seed)):
+    for members in pools(anchor_ids, groups, pool, np.random.default_rng(seed)):
         negatives[members] = _mine_pool(vectors[members], anchor_ids[members], target_ids[members], k, below)
     return negatives
 
 
-def _pools(
+def pools(
     anchor_ids: NDArray[np.integer], groups: NDArray[np.integer], pool: int, rng: np.random.Generator
 ) -> Iterator[NDArray[np.intp]]:
+    """The pairs of each group, or random parts of about `pool` of them; pairs of one anchor stay together."""
     for group in np.unique(groups):
         members = np.flatnonzero(groups == group)
         count = -(-len(members) // pool)

@@ -18,6 +18,7 @@ from babeltune.data.contamination import find_near_once
 from babeltune.data.corpus import Corpus, build_corpus, check_corpus
 from babeltune.data.ids import write_ids
 from babeltune.data.negatives import mine_negatives
+from babeltune.data.pair_scores import MARGIN, write_scores
 from babeltune.data.prepared import TEXTS, Counts, Prepared, sides_of, with_files
 from babeltune.data.shards import RunShards, run_here
 from babeltune.data.store import Contents, build, digest_of_array, digest_of_texts, facts_of, key_of
@@ -51,6 +52,13 @@ class Wanted:
     """Whether a method trains a student, which reads tokens."""
     words: bool = False
     """Word-positioned samples."""
+    scores: tuple[str, ...] = ()
+    """The thresholds by which trials leave pairs out."""
+
+    @property
+    def both_sides(self) -> bool:
+        """Whether the teacher encodes both texts of a pair, whatever the methods read."""
+        return self.frozen or MARGIN in self.scores
 
 
 @dataclass(frozen=True)
@@ -111,15 +119,15 @@ def prepare(
         "teacher": teacher.name,
         "negatives": plain(needs.negatives),
         **({"words": words.name} if words else {}),
+        **({"scores": needs.scores} if needs.scores else {}),
     }
+    vectors_of = functools.partial(_vectors, teacher, teacher_rows)
 
     def write(folder: Path) -> Contents:
         write_arrays(folder, corpus, teacher_rows, languages)
         if needs.negatives:
-            progress("mining hard negatives", 0, 1)
-            vectors = open_matrix(teacher).rows(teacher_rows[corpus.pairs[:, 0]])
-            write_negatives(folder, corpus, needs, vectors, sweep.seed)
-            progress("mining hard negatives", 1, 1)
+            write_negatives(folder, corpus, needs, vectors_of(corpus.pairs[:, 0]), sweep.seed, progress)
+        write_scores(folder, needs.scores, corpus, vectors_of, functools.partial(progress, "scoring pairs"))
         return Contents()
 
     folder = build(stores, "prepared", description, write)
@@ -141,6 +149,11 @@ def prepare(
         tasks=with_files(corpus.tasks, folder),
         digests=corpus.digests,
     )
+
+
+def _vectors(teacher: Path, teacher_rows: NDArray[np.integer], ids: NDArray[np.integer]) -> NDArray[np.generic]:
+    """[ids, dim] the teacher's vectors of these texts."""
+    return open_matrix(teacher).rows(teacher_rows[ids])
 
 
 def _copies_anchor(sweep: Sweep) -> bool:
@@ -202,9 +215,12 @@ def write_arrays(folder: Path, corpus: Corpus, teacher_rows: NDArray[np.integer]
     write_ids(folder, list(sides_of(corpus.tasks)))
 
 
-def write_negatives(folder: Path, corpus: Corpus, wanted: Wanted, vectors: NDArray[np.generic], seed: int) -> None:
+def write_negatives(
+    folder: Path, corpus: Corpus, wanted: Wanted, vectors: NDArray[np.generic], seed: int, progress: Progress
+) -> None:
     """Mined negatives of every kind that is wanted; `vectors` [pairs, dim] are the teacher's of the anchors."""
-    for key, k, below in wanted.negatives:
+    for number, (key, k, below) in enumerate(wanted.negatives):
+        progress("mining hard negatives", number, len(wanted.negatives))
         mined = mine_negatives(vectors, corpus.pairs, corpus.pair_groups, k=k, below=below, seed=seed)
         np.save(folder / f"negatives-{key}.npy", mined)
 
@@ -212,14 +228,14 @@ def write_negatives(folder: Path, corpus: Corpus, wanted: Wanted, vectors: NDArr
 def asked_of_teacher(corpus: Corpus, wanted: Wanted, *, copy_anchor: bool) -> tuple[Texts, NDArray[np.integer]]:
     """The distinct sentences that the teacher encodes, and [texts] each text's place among them (-1: not asked).
 
-    Asked are the sides that the methods read (of a frozen encoder, both) and all dev texts. These give the raw
-    teacher's row of the leaderboard, and the right sides of tasks with `right_model: teacher`. Equal sentences of two
-    languages are asked once."""
+    Asked are the sides that the methods read, both for a frozen encoder or margins, and all dev texts. These give the
+    raw teacher's row of the leaderboard, and the right sides of tasks with `right_model: teacher`. Equal sentences of
+    two languages are asked once."""
     evals = np.array([i for task in corpus.tasks for i in task.texts()], np.int64)
     some: list[NDArray[np.integer]] = [evals]
-    if wanted.frozen or "source" in wanted.sides or (copy_anchor and "target" in wanted.sides):
+    if wanted.both_sides or "source" in wanted.sides or (copy_anchor and "target" in wanted.sides):
         some.append(corpus.pairs[:, 0])
-    if wanted.frozen or ("target" in wanted.sides and not copy_anchor):
+    if wanted.both_sides or ("target" in wanted.sides and not copy_anchor):
         some.append(corpus.pairs[:, 1])
     ids = ids_among(len(corpus.texts), *some)
     first = first_places(text_hashes(corpus.texts.at(ids)))

@@ -198,6 +198,13 @@ def _teacher_languages(
             ("parameters", "student.token_vectors") if searched else ("student", "token_vectors"),
             f"'teacher_tokens': {says}, and not tokens of {', '.join(dict.fromkeys(strange))}; {words}",
         )
+    searched = "data.sampling.least_margin" in sweep.parameters
+    if strange and (searched or sweep.data.sampling.least_margin):
+        yield (
+            ("parameters", "data.sampling.least_margin") if searched else ("data", "sampling", "least_margin"),
+            f"{says}, so margins of pairs with {', '.join(dict.fromkeys(strange))} mean nothing; name a multilingual "
+            "teacher and list its languages, or leave the threshold out",
+        )
     strange = [language for language in others if not known_by(language, languages_of_teacher)]
     if strange and "target" in needs.teacher and sweep.teacher.target_side == "encode":
         yield (

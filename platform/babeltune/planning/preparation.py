@@ -10,6 +10,7 @@ from pathlib import Path
 from babeltune.data import prepare as stores
 from babeltune.data.arrays import scratch_in
 from babeltune.data.corpus import Corpus
+from babeltune.data.pair_scores import THRESHOLDS, thresholds
 from babeltune.data.prepare import PreparationInputs, Wanted
 from babeltune.data.prepared import Prepared
 from babeltune.data.shards import RunShards, run_here
@@ -25,6 +26,7 @@ def wanted_of(sweep: Sweep) -> Wanted:
     mined = {(n.negatives_key, n.hard_negatives, n.hard_negatives_below) for n in needs if n.hard_negatives}
     sides = frozenset(itertools.chain.from_iterable(n.teacher for n in needs))
     frozen = any(need.frozen for need in needs)
+    set_here = thresholds(sweep.data.sampling)
     vectors = any(student.token_vectors == "teacher" for student in preparations(sweep))
     return Wanted(
         sides=sides | {"source"} if mined or vectors else sides,
@@ -33,6 +35,7 @@ def wanted_of(sweep: Sweep) -> Wanted:
         exact=frozen or bool(sweep.data.against_teacher("dev")),
         trained=not all(need.frozen for need in needs),
         words=any(need.words for need in needs),
+        scores=tuple(name for name in THRESHOLDS if name in set_here or f"data.sampling.{name}" in sweep.parameters),
     )
 
 

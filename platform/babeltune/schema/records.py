@@ -73,12 +73,26 @@ UNTRAINED, TEACHER = "untrained", "teacher"
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling(Strict):
-    """How batches are drawn. Decides results, so it is part of a sweep's id."""
+    """How batches are drawn, and from which pairs. Thresholds may be searched: pairs are scored once for all trials."""
 
     batches: Literal["one_pair", "mixed"] = "one_pair"
     """One language pair per global batch, or all pairs mixed (LaBSE)."""
     temperature: Annotated[float, positive] = 1.0
     """A language pair of n rows is drawn with weight n ** (1 / temperature): 1 is proportional, large is uniform."""
+    least_margin: Annotated[float, at_least(0)] = 0.0
+    """Pairs of a lower margin are not drawn: the cosine of the teacher's vectors over the mean cosine of both texts to
+    their four nearest ones (Artetxe and Schwenk 2019). A translation is above 1. The teacher must know both languages.
+    0 leaves none out."""
+    least_language: Annotated[float, share] = 0.0
+    """Pairs are not drawn if py3langid is less sure that each text is in its language. 0.5: another language is as
+    likely. 0 leaves none out, and short texts pass."""
+    least_length_ratio: Annotated[float, share] = 0.0
+    """Pairs are not drawn whose shorter text has less than this share of the longer one's characters, once the median
+    ratio of their languages is divided out. 0 leaves none out."""
+    least_characters: Annotated[int, at_least(0)] = 0
+    """Pairs with a shorter text are not drawn."""
+    most_characters: Annotated[int, at_least(1)] = 1_000_000
+    """Pairs with a longer text are not drawn."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
+from babeltune.data.pair_scores import passing
 from babeltune.data.stored_arrays import open_matrix, open_ragged
 from babeltune.data.tokens import tokenizer_key
 from babeltune.errors import TrainingError
@@ -138,7 +139,7 @@ def make_schedule(trial: Trial, prepared: Prepared, reader: Reader, needs: Needs
             prepared.pair_groups(),
             prepared.pair_weights(),
             order=reader.target_lengths() if needs.order == "length" else None,
-            only=reader.usable(),
+            only=passing(prepared, trial.sampling, reader.usable()),
         ),
         trial.sampling,
         global_batch=trial.training.global_batch,

@@ -75,7 +75,7 @@ class Schedule:
     def __init__(
         self, pairs: DrawnPairs, sampling: Sampling, *, global_batch: int, total_pairs: int, seed: int
     ) -> None:
-        of = " that have an aligned word" if pairs.only is not None else ""
+        of = " that the method can use and no threshold of data.sampling leaves out" if pairs.only is not None else ""
         groups = pairs.groups if pairs.only is None else taken(pairs.groups, pairs.only)
         self.streams = streams_of(pairs, with_negatives(histogram(groups).tolist(), of), seed)
         batch = min(global_batch, len(pairs))

@@ -1,0 +1,125 @@
+"""Scores of each training pair, by which trials leave pairs out: one for each threshold of `data.sampling`.
+
+They are computed once, when a sweep is prepared. So any number of thresholds costs one pass over the text, and a margin
+no encoding besides that of the teacher's store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from babeltune.data.arrays import parts, taken, zeros
+from babeltune.data.language_id import leads
+from babeltune.data.negatives import pools
+from babeltune.schema.records import Sampling
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from babeltune.data.corpus import Corpus
+    from babeltune.data.prepared import Prepared
+    from babeltune.stages import Count
+
+    Vectors = Callable[[NDArray[np.integer]], NDArray[np.generic]]
+    """The teacher's vectors [texts, dim] of text ids."""
+
+MARGIN = "least_margin"
+THRESHOLDS = (MARGIN, "least_language", "least_length_ratio", "least_characters", "most_characters")
+"""Fields of `Sampling`. The first word says whether a score must reach the threshold or may not exceed it."""
+NEIGHBOURS = 4
+"""Nearest neighbours of a margin, as in Artetxe and Schwenk 2019."""
+POOL = 16_384
+"""Pairs among which the neighbours are searched; a larger language pair is cut into random pools of about this size."""
+TILE = 1 << 23
+"""Cosines held at a time."""
+
+
+def thresholds(sampling: Sampling) -> dict[str, float]:
+    """The thresholds that are set."""
+    return {name: getattr(sampling, name) for name in THRESHOLDS if getattr(sampling, name) != getattr(Sampling, name)}
+
+
+def write_scores(folder: Path, names: Sequence[str], corpus: Corpus, vectors: Vectors, progress: Count) -> None:
+    """Writes [pairs] the scores for each of these thresholds."""
+    for number, name in enumerate(names):
+        progress(number, len(names))
+        scored = margins(corpus.pairs, corpus.pair_groups, vectors) if name == MARGIN else SCORES[name](corpus)
+        np.save(_file(folder, name), scored)
+
+
+def passing(prepared: Prepared, sampling: Sampling, only: NDArray[np.int64] | None = None) -> NDArray[np.int64] | None:
+    """The pairs, of these, that no threshold leaves out; None if all take part."""
+    for name, threshold in thresholds(sampling).items():
+        scores = np.load(_file(Path(prepared.folder), name), mmap_mode="r")
+        some = scores if only is None else taken(scores, only)
+        passed = np.flatnonzero(some >= threshold if name.startswith("least") else some <= threshold)
+        only = passed if only is None else only[passed]
+    return only
+
+
+def _file(folder: Path, name: str) -> Path:
+    return folder / f"score-{name}.npy"
+
+
+def margins(pairs: NDArray[np.integer], groups: NDArray[np.integer], vectors: Vectors) -> NDArray[np.float32]:
+    """[pairs] the ratio margin: the cosine of a pair over the mean cosine of both texts to their `NEIGHBOURS` nearest
+    texts of the other side (Artetxe and Schwenk 2019, section 3.2). -inf where a ratio means nothing, as of a zero
+    vector; inf for text of one language alone."""
+    result: NDArray[np.float32] = zeros(len(pairs), np.float32)
+    for members in pools(pairs[:, 0], groups, POOL, np.random.default_rng(0)):
+        ids, places = zip(*(np.unique(pairs[members, side], return_inverse=True) for side in (0, 1)), strict=True)
+        left, right = (torch.nn.functional.normalize(torch.from_numpy(vectors(side)).float(), dim=1) for side in ids)
+        around = (_nearness(left, right)[places[0]] + _nearness(right, left)[places[1]]) / 2
+        cosines = torch.cat(
+            [(left[places[0][part]] * right[places[1][part]]).sum(1) for part in parts(len(members), POOL)]
+        )
+        result[members] = torch.where(around > 0, cosines / around, -torch.inf).numpy()
+    result[pairs[:, 0] == pairs[:, 1]] = np.inf
+    return result
+
+
+def _nearness(queries: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+    """[queries] the mean cosine of each to its nearest candidates."""
+    size = max(1, TILE // len(candidates))
+    nearest = (queries[part] @ candidates.T for part in parts(len(queries), size))
+    return torch.cat([cosines.topk(min(NEIGHBOURS, len(candidates))).values.mean(1) for cosines in nearest])
+
+
+def languages(corpus: Corpus) -> NDArray[np.float32]:
+    """[pairs] how sure py3langid is that both texts are in their languages: the lower one of the two texts."""
+    sides = [zeros(len(corpus.pairs), np.float32) for _ in range(2)]
+    for group, names in enumerate(corpus.group_languages):
+        members = np.flatnonzero(corpus.pair_groups == group)
+        for side, language in enumerate(names):
+            lead = leads(corpus.texts.at(corpus.pairs[members, side]), language)
+            sides[side][members] = 1 / (1 + np.exp(-lead))
+    return np.minimum(*sides)
+
+
+def length_ratios(corpus: Corpus) -> NDArray[np.float32]:
+    """[pairs] the characters of the shorter text over those of the longer one, once the median ratio of the language
+    pair is divided out."""
+    logs = np.log(np.maximum(1, _characters(corpus)))
+    differences: NDArray[np.float32] = (logs[:, 0] - logs[:, 1]).astype(np.float32)
+    for group in np.unique(corpus.pair_groups):
+        members = corpus.pair_groups == group
+        differences[members] -= np.median(differences[members])
+    return np.exp(-np.abs(differences))
+
+
+def _characters(corpus: Corpus) -> NDArray[np.int64]:
+    """[pairs, 2] the characters of both texts."""
+    characters: NDArray[np.int64] = corpus.texts.lengths()[corpus.pairs]
+    return characters
+
+
+SCORES: Mapping[str, Callable[[Corpus], NDArray[np.generic]]] = {
+    "least_language": languages,
+    "least_length_ratio": length_ratios,
+    "least_characters": lambda corpus: _characters(corpus).min(axis=1),
+    "most_characters": lambda corpus: _characters(corpus).max(axis=1),
+}

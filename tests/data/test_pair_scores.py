@@ -1,0 +1,162 @@
+"""Scores of pairs, by which trials leave pairs out, and the thresholds of a search."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from babeltune.data import pair_scores
+from babeltune.data.pair_scores import NEIGHBOURS, THRESHOLDS, margins, passing, thresholds
+from babeltune.errors import SpecError, TrainingError
+from babeltune.method.distributed import ProcessGroup
+from babeltune.planning.preparation import prepare
+from babeltune.planning.space import default_params, make_trial
+from babeltune.planning.sweep_file import read_sweep
+from babeltune.schema.records import Sampling
+from babeltune.training.trainer import TrialTrainer
+
+pytestmark = pytest.mark.usefixtures("one_thread", "offline")
+FEW = "data.train=[{name: natural, path: natural_train.tsv, columns: {eng: eng, fra: fra, kor: kor}, cap: 300}]"
+KNOWS = "teacher.languages=[eng, fra, kor]"
+LEAST = dict(zip(THRESHOLDS, (1.0, 0.2, 0.5, 12, 60), strict=True))
+
+
+class Reports(list):
+    """Takes every report."""
+
+    def report(self, report):
+        self.append(report)
+        return True
+
+    def stopped(self):
+        return False
+
+    def kept(self):
+        """Nothing is to be done for a checkpoint."""
+
+
+def trained(trial, prepared, folder):
+    """The reports of a trial that is trained here."""
+    reports = Reports()
+    TrialTrainer(trial, prepared, folder, reports, ProcessGroup(), torch.device("cpu")).train()
+    return reports
+
+
+def margin(left, right, pair, group):
+    """The ratio margin of a pair by loops over the distinct texts of its group."""
+
+    def cosine(x, y):
+        return float(x @ y / np.linalg.norm(x) / np.linalg.norm(y))
+
+    def nearness(text, others):
+        return np.mean(sorted((cosine(text, other) for other in others), reverse=True)[:NEIGHBOURS])
+
+    here = [each for each, of in zip(*group, strict=True) if of == group[1][pair]]
+    lefts, rights = ({each[side] for each in here} for side in (0, 1))
+    x, y = left[group[0][pair][0]], right[group[0][pair][1]]
+    around = nearness(x, [right[each] for each in rights]) / 2 + nearness(y, [left[each] for each in lefts]) / 2
+    return cosine(x, y) / around if around > 0 else -np.inf
+
+
+@pytest.mark.parametrize("tile", [7, pair_scores.TILE])
+@given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8), st.integers(0, 1)), min_size=1, max_size=30))
+def test_a_margin_is_the_printed_ratio_among_the_distinct_texts_of_both_languages(tile, drawn):
+    vectors = np.random.default_rng(1).standard_normal((18, 6)).astype(np.float32)
+    pairs = np.array([(left, 9 + right) for left, right, _ in drawn])
+    groups = np.array([group for _, _, group in drawn])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pair_scores, "TILE", tile)
+        scores = margins(pairs, groups, lambda ids: vectors[ids])
+    listed = [tuple(pair) for pair in pairs.tolist()], groups.tolist()
+    expected = [margin(vectors, vectors, number, listed) for number in range(len(pairs))]
+    assert scores == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_zero_vector_passes_no_margin_and_text_of_one_language_passes_each():
+    vectors = np.eye(4, dtype=np.float32)
+    vectors[3] = 0
+    scores = margins(np.array([[0, 1], [2, 3], [2, 2]]), np.array([0, 0, 1]), lambda ids: vectors[ids])
+    assert scores[1] <= 0
+    assert scores[2] == np.inf
+
+
+@pytest.fixture(scope="module")
+def scored(tiny_file, tiny_storage):
+    """The tiny sweep with every threshold searched, and what is prepared for it. Its teacher is taken for a
+    multilingual one."""
+    ranges = [f"parameters.data.sampling.{name}={{choice: [{least}]}}" for name, least in LEAST.items()]
+    sweep = read_sweep(tiny_file, assignments=[FEW, KNOWS, *ranges])
+    return sweep, prepare(sweep, tiny_storage)
+
+
+@pytest.mark.slow
+def test_thresholds_leave_out_the_pairs_that_they_say(scored):
+    _, prepared = scored
+    texts = [prepared.texts_of(prepared.pairs()[:, side]) for side in (0, 1)]
+    lengths = np.array([[len(text) for text in side] for side in texts]).T
+    short = passing(prepared, Sampling(least_characters=12, most_characters=60))
+    assert short.tolist() == np.flatnonzero((lengths.min(1) >= 12) & (lengths.max(1) <= 60)).tolist()
+    ratios = lengths[:, 0] / lengths[:, 1]
+    groups = prepared.pair_groups()
+    for group in range(len(prepared.groups)):
+        ratios[groups == group] /= np.median(ratios[groups == group])
+    even = passing(prepared, Sampling(least_length_ratio=0.5))
+    assert set(even.tolist()) == set(np.flatnonzero(np.minimum(ratios, 1 / ratios) >= 0.5).tolist())
+    both = passing(prepared, Sampling(least_length_ratio=0.5, least_characters=12, most_characters=60))
+    assert both.tolist() == np.intersect1d(short, even).tolist()
+    assert passing(prepared, Sampling()) is None
+    assert 0 < len(passing(prepared, Sampling(least_margin=1.0))) < len(prepared.pairs())
+
+
+@pytest.mark.slow
+def test_a_hundred_thresholds_cost_one_pass_and_the_scores_are_stored_with_the_pairs(scored, tiny_file, tiny_storage):
+    _, prepared = scored
+    stores = set((tiny_storage / "stores").iterdir())
+    others = [
+        f"parameters.data.sampling.{name}={{choice: [{least}, 0.9]}}" for name, least in LEAST.items() if least < 2
+    ]
+    others += [f"data.sampling.{name}={least}" for name, least in LEAST.items() if least >= 2]
+    assert prepare(read_sweep(tiny_file, assignments=[FEW, KNOWS, *others]), tiny_storage).digest == prepared.digest
+    assert set((tiny_storage / "stores").iterdir()) == stores
+    assert sorted(path.name for path in Path(prepared.folder).glob("score-*")) == sorted(
+        f"score-{name}.npy" for name in THRESHOLDS
+    )
+
+
+@pytest.mark.slow
+def test_a_trial_trains_on_the_pairs_above_its_thresholds_and_says_how_many_it_leaves_out(scored, tmp_path):
+    sweep, prepared = scored
+    params = {**default_params(sweep), **{f"data.sampling.{name}": least for name, least in LEAST.items()}}
+    trial = make_trial(sweep, 0, params)
+    assert thresholds(trial.sampling) == LEAST
+    reports = trained(trial, prepared, tmp_path / "some")
+    passed = passing(prepared, trial.sampling)
+    assert reports[0].facts["pairs_left_out"] == len(prepared.pairs()) - len(passed) > 0
+    plain = trained(replace(trial, sampling=Sampling()), prepared, tmp_path / "all")
+    assert "pairs_left_out" not in plain[0].facts
+    with pytest.raises(TrainingError, match=r"no threshold of data\.sampling leaves out"):
+        trained(replace(trial, sampling=Sampling(least_margin=1e9)), prepared, tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("assignment", "words"),
+    [
+        ("data.sampling.least_margin=-1", "at least 0"),
+        ("data.sampling.least_language=1", "at least 0 and less than 1"),
+        ("parameters.data.sampling.least_length_ratio={float: [0.1, 2]}", "at least 0 and less than 1"),
+        ("parameters.data.sampling.most_characters={int: [0, 9]}", "at least 1"),
+        (
+            "data.sampling.least_margin=1",
+            "knows eng, so margins of pairs with fra, kor mean nothing; name a multilingual",
+        ),
+        ("parameters.data.sampling.least_margin={float: [0, 1]}", "margins of pairs with fra, kor mean nothing"),
+        ("data.sampling.least_margn=1", "did you mean 'least_margin'"),
+    ],
+)
+def test_a_threshold_out_of_its_bounds_is_refused(tiny_file, assignment, words):
+    with pytest.raises(SpecError, match=words):
+        read_sweep(tiny_file, assignments=[assignment])
