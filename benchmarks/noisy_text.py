@@ -100,7 +100,7 @@ def figures(place: Path, noise: set[tuple[str, str]]) -> dict[str, Any]:
     table = babeltune.runs(done.id, cluster=place / "cluster.yaml").dropna(subset=[f"setting.{MARGIN}"])
     first, best = table.loc["t0000"], table.loc[table[AIM].idxmax()]
     prepared = read_prepared(SweepFolder(done.folder).prepared)
-    texts = [prepared.texts_of(prepared.pairs()[:, side]) for side in (0, 1)]
+    texts = [prepared.texts_of(prepared.pairs()[:, side].astype(np.int64)) for side in (0, 1)]
     is_noise = np.array([pair in noise or pair[::-1] in noise for pair in zip(*texts, strict=True)])
     margin, language = (float(best[f"setting.{name}"]) for name in (MARGIN, LANGUAGE))
     passed = np.zeros(len(is_noise), bool)

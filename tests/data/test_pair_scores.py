@@ -96,7 +96,7 @@ def scored(tiny_file, tiny_storage):
 @pytest.mark.slow
 def test_thresholds_leave_out_the_pairs_that_they_say(scored):
     _, prepared = scored
-    texts = [prepared.texts_of(prepared.pairs()[:, side]) for side in (0, 1)]
+    texts = [prepared.texts_of(prepared.pairs()[:, side].astype(np.int64)) for side in (0, 1)]
     lengths = np.array([[len(text) for text in side] for side in texts]).T
     short = passing(prepared, Sampling(least_characters=12, most_characters=60))
     assert short.tolist() == np.flatnonzero((lengths.min(1) >= 12) & (lengths.max(1) <= 60)).tolist()
