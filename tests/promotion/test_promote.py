@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import mlflow
+import numpy as np
 import pytest
 import torch
 from mlflow.exceptions import MlflowException
@@ -15,7 +16,7 @@ from sentence_transformers import SentenceTransformer
 
 import babeltune as bt
 from babeltune.cli import app
-from babeltune.data.prepared import TextTask
+from babeltune.data.prepared import TextTask, read_prepared
 from babeltune.errors import CheckpointError, PromotionError, SpecError, SweepError, TeacherError, UnknownNameError
 from babeltune.evaluation.metric_names import each_once
 from babeltune.files import sha256_of
@@ -26,6 +27,7 @@ from babeltune.planning.space import make_trial
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.promotion.candidate import dev_texts, doubts_about, export_model, find_candidate
 from babeltune.promotion.card_facts import facts_of
+from babeltune.promotion.drift import SAMPLE, read_profile, training_sample
 from babeltune.promotion.evaluate import evaluate_model
 from babeltune.promotion.fresh_scorer import score
 from babeltune.promotion.gates import TOLERANCE, chance_of, judge
@@ -182,6 +184,13 @@ def test_a_model_in_half_precision_is_scored_in_fp32_and_a_pickled_one_is_refuse
         path.unlink()
     with pytest.raises(TeacherError, match="safetensors"):
         score(str(tmp_path / "pickled"), [task], "test")
+
+
+def test_the_folder_has_the_profile_of_its_training_text(promoted):
+    folder, *_, out = promoted
+    prepared = read_prepared(folder.prepared)
+    assert read_profile(out) == training_sample(str(out), prepared).profile()
+    assert read_profile(out).texts == min(SAMPLE, len(np.unique(prepared.pairs())))
 
 
 def test_the_export_holds_tensors_json_and_text_only(promoted):

@@ -12,6 +12,7 @@ from typer.models import CommandInfo
 
 from babeltune.cli import (
     clean,
+    drift,
     filtering,
     health,
     inspect,
@@ -35,6 +36,7 @@ from babeltune.signals import end_when_asked
 __all__ = [
     "app",
     "clean",
+    "drift",
     "filtering",
     "health",
     "inspect",
@@ -56,7 +58,7 @@ GROUPS = {
     "Follow a sweep": ("status", "watch", "logs", "runs", "show", "report", "study", "ui"),
     "Control a sweep": ("stop", "resume", "extend", "refit", "reproduce"),
     "Take the model": ("promote", "evaluate", "compare", "export", "adapter", "transfer"),
-    "Use a model": ("mine", "score", "retrieve", "encode", "filter"),
+    "Use a model": ("mine", "score", "retrieve", "encode", "filter", "check"),
     "Reference and upkeep": ("methods", "schema", "doctor", "clean"),
 }
 """The commands as `--help` and the reference list them: by group, and in this order."""

@@ -231,6 +231,10 @@ class Prepared:
         array: NDArray[np.integer] = np.load(Path(self.folder) / "pairs.npy", mmap_mode="r")
         return array
 
+    def some_trained(self, most: int) -> NDArray[np.int64]:
+        """At most so many text ids of the training pairs, each once, drawn at random and always alike."""
+        return np.random.default_rng(0).permutation(np.unique(np.asarray(self.pairs())))[:most]
+
     def distinct_anchors(self) -> NDArray[np.int64]:
         """The text ids that are some pair's source, each once."""
         return np.unique(np.asarray(self.pairs()[:, 0], dtype=np.int64))

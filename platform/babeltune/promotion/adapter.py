@@ -120,7 +120,7 @@ def fitted(new: Vectors, old: Vectors) -> tuple[str, Vectors]:
 
 def _training_text(prepared: Prepared) -> tuple[list[str], list[str]]:
     """At most `FITTED` texts of the training pairs, drawn at random, and their languages."""
-    ids = np.random.default_rng(0).permutation(np.unique(np.asarray(prepared.pairs())))[:FITTED]
+    ids = prepared.some_trained(FITTED)
     return prepared.texts_of(ids), [prepared.languages[number] for number in prepared.text_languages()[ids]]
 
 

@@ -21,6 +21,7 @@ from babeltune.promotion.candidate import Candidate, export_model, find_candidat
 from babeltune.promotion.card_facts import facts_of
 from babeltune.promotion.champion import Champion, champion_for, is_same, start_of, unfiltered
 from babeltune.promotion.decisions import Move, finish, intend, promotes, record_decision, settle
+from babeltune.promotion.drift import write_profile
 from babeltune.promotion.export import write_folder
 from babeltune.promotion.fresh_scorer import FreshScorer
 from babeltune.promotion.gates import Decision
@@ -177,6 +178,7 @@ def decided(
         decision = replace(decision, folder=str(final))
         card = model_card(candidate.sweep, candidate.trial, candidate.report, candidate.prepared, decision, facts)
         write_whole(draft / "model" / "README.md", card.encode(), durable=True)
+        write_profile(draft / "model", candidate.prepared)
         replace_folder(draft / "model", final)
     view.keep(final)
     if out is not None:

@@ -1,0 +1,81 @@
+"""The command check: whether queries have drifted from a model's training text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from babeltune.cli.common import ClusterFile, Json, cluster_of, out, say, steps_shown
+from babeltune.cli.mining import FIRST, Codec
+from babeltune.cli.program import app
+
+if TYPE_CHECKING:
+    from babeltune.promotion.drift import Drift
+
+DRIFTED = 4
+"""The exit code for drift: no error (1, 2) and no refusal (3)."""
+
+
+@app.command()
+def check(
+    model: Annotated[str, typer.Argument(help="A promoted folder, SWEEP/t0003, or models:/NAME@ALIAS.")],
+    queries: Annotated[Path, typer.Option(help="What users asked: text, one query a line, or a table.")],
+    against: Annotated[
+        Path | None, typer.Option(help="Earlier queries, which count in place of the training text.")
+    ] = None,
+    sweep: Annotated[str | None, typer.Option(help="The sweep whose training text counts; MODEL's own.")] = None,
+    column: Annotated[str | None, typer.Option(help="The column of the queries, if they are in a table.")] = None,
+    codec: Codec = None,
+    cluster: ClusterFile = None,
+    as_json: Json = False,
+) -> None:
+    """Compare queries with the text that MODEL was trained on. Drift ends with 4, for a scheduler.
+
+    Languages, lengths, unknown tokens and mean vectors are tested together."""
+    from babeltune.apps.drift import Queries, check_queries
+    from babeltune.files import plain
+
+    if against is not None and sweep is not None:
+        raise typer.BadParameter("is text in place of a sweep's; leave out --sweep", param_hint="--against")
+    files = Queries(path=queries, earlier=against, column=column, codec=codec)
+    with steps_shown(FIRST):
+        drift = check_queries(model, files, cluster_of(cluster), sweep=sweep)
+    document = {**plain(drift), "drifted": list(drift.drifted), "sweep_pays": drift.pays}
+    say(document, as_json, lambda: show(drift, model))
+    raise typer.Exit(DRIFTED if drift.drifted else 0)
+
+
+def show(drift: Drift, model: str) -> None:
+    """Prints the tests, the worst slices, and what to do."""
+    table = Table(title=f"{drift.queries:,} queries beside {drift.trained:,} texts")
+    for title in ("what", "difference", "counts from", "p", "drift"):
+        table.add_column(title, justify="left" if title in ("what", "drift") else "right")
+    for name, test in drift.tests.items():
+        interval = "" if test.low is None else f" [{test.low:.3f}, {test.high:.3f}]"
+        table.add_row(
+            name, f"{test.value:.3f}{interval}", f"{test.least:.2f}", f"{test.p:.2g}", "yes" if test.drifted else "no"
+        )
+    slices = Table("worst slices", title="Shares, and distances from the mean of the texts before")
+    for title in ("share before", "of queries", "distance before", "of queries"):
+        slices.add_column(title, justify="right")
+    for each in drift.slices:
+        slices.add_row(
+            each.name, *(f"{share:.1%}" for share in each.shares), *(f"{value:.2f}" for value in each.distances)
+        )
+    out.print(table)
+    out.print(slices)
+    out.print(words(drift, model), markup=False, highlight=False, soft_wrap=True)
+
+
+def words(drift: Drift, model: str) -> str:
+    """What was found, and whether to train."""
+    if not drift.drifted:
+        return "no drift; no sweep is needed"
+    kinds = " and ".join((", ".join(drift.drifted[:-1]), drift.drifted[-1]) if drift.drifted[1:] else drift.drifted)
+    if not drift.pays:
+        return f"drift of {kinds}: no reason to train, as meanings and words are those of before"
+    new = f", in {', '.join(drift.new_languages)}, too" if drift.new_languages else ""
+    return f"drift of {kinds}: a warm sweep may pay: `student.start: {model}`, and such text in data.train{new}"

@@ -1,0 +1,172 @@
+"""Drift of queries: each test beside a plain computation of it, its level, and what the command says."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import hypergeom
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.models import Normalize, StaticEmbedding
+from tokenizers import Tokenizer
+
+from babeltune.data.prepared import read_prepared
+from babeltune.data.teacher import teacher_folder
+from babeltune.promotion import drift as module
+from babeltune.promotion.drift import FILE, Sample, compare, read_profile, sample_of, write_profile
+from babeltune.schema.records import Teacher
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """The folder of a static model."""
+    tokenizer = Tokenizer.from_file(str(teacher_folder(Teacher()) / "tokenizer.json"))
+    table = np.random.default_rng(0).standard_normal((tokenizer.get_vocab_size(), 16)).astype(np.float32)
+    folder = tmp_path_factory.mktemp("models") / "static"
+    SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_weights=table), Normalize()]).save(str(folder))
+    return folder
+
+
+def drawn(texts, seed, *, dim=6, move=0.0, new=0, unknown=0.0):
+    """Texts in two languages with normal vectors; the first `new` of them are in a third."""
+    random = np.random.default_rng(seed)
+    return Sample(
+        languages=np.array(["de"] * new + ["en" if each < 0.7 else "fr" for each in random.random(texts - new)]),
+        lengths=2 ** random.integers(2, 7, texts),
+        unknown=random.random(texts) < unknown,
+        vectors=(random.standard_normal((texts, dim)) * np.arange(1, dim + 1) + move).astype(np.float32),
+    )
+
+
+def test_a_profile_is_what_plain_loops_count(model):
+    texts = ["A boat lies on the beach.", "Un bateau est sur la plage, et il fait beau.", "A boat \U00013000 here now."]
+    sample = sample_of(str(model), texts, "encoding")
+    profile = sample.profile()
+    vectors = SentenceTransformer(str(model)).encode(texts)
+    assert profile.mean == pytest.approx(vectors.mean(0), abs=1e-6)
+    spread = math.sqrt(np.mean([np.sum((row - vectors.mean(0)) ** 2) for row in vectors]))
+    assert profile.spread == pytest.approx(spread, abs=1e-6)
+    assert profile.unknown == 1
+    assert {name: each.texts for name, each in profile.lengths.items()} == {"16": 1, "23": 1, "32": 1}
+    assert {name: each.texts for name, each in profile.languages.items()} == {"en": 2, "fr": 1}
+    apart = np.linalg.norm(vectors[1] - vectors.mean(0)) / spread
+    assert profile.languages["fr"].distance == pytest.approx(apart, abs=1e-3)
+
+
+def test_the_p_of_a_share_is_that_of_all_exchanges():
+    counts = np.array([[180, 20], [70, 20]])
+    value, p = module._permuted(counts, module._apart)
+    assert value == pytest.approx(20 / 90 - 20 / 200)
+    exact = sum(hypergeom.pmf(k, 290, 40, 90) for k in range(41) if abs(k / 90 - (40 - k) / 200) >= value - 1e-12)
+    assert p == pytest.approx(exact, abs=4 * math.sqrt(exact / module.DRAWN))
+
+
+def test_lengths_are_compared_in_their_order():
+    before, now = drawn(300, 0).profile(), drawn(200, 1)
+    below = [
+        np.mean(now.lengths <= 2**k)
+        - sum(each.texts for name, each in before.lengths.items() if int(name) <= 2**k) / 300
+        for k in range(2, 7)
+    ]
+    assert compare(before, now).tests["lengths"].value == pytest.approx(np.abs(below).max())
+
+
+def test_the_means_have_their_level_and_an_interval_that_holds_the_distance(monkeypatch):
+    monkeypatch.setattr(module, "DRAWN", 999)
+    quiet = [module._means_apart(drawn(400, seed).profile(), drawn(200, 1000 + seed).vectors)[3] for seed in range(300)]
+    assert 3 <= sum(p <= 0.05 for p in quiet) <= 30  # 15 are expected
+    true = math.sqrt(6) * 0.8 / math.sqrt(sum(k**2 for k in range(1, 7)))
+    moved = [
+        module._means_apart(drawn(400, seed).profile(), drawn(200, 1000 + seed, move=0.8).vectors)
+        for seed in range(200)
+    ]
+    assert np.mean([low <= true <= high for _, low, high, _ in moved]) > 0.88
+    assert np.mean([value for value, *_ in moved]) == pytest.approx(true, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("drift", "kinds", "pays"),
+    [
+        ({}, (), False),
+        ({"new": 60}, ("languages",), True),
+        ({"unknown": 0.2}, ("unknown tokens",), True),
+        ({"move": 1.5}, ("vectors",), True),
+    ],
+)
+def test_a_month_shows_its_kind_of_drift_alone(drift, kinds, pays):
+    result = compare(drawn(1000, 0).profile(), drawn(400, 1, **drift))
+    assert (result.drifted, result.pays) == (kinds, pays)
+    if "new" in drift:
+        assert result.new_languages == ("de",)
+
+
+def test_more_of_a_trained_language_is_drift_that_no_sweep_mends():
+    now = drawn(400, 1)
+    now = replace(now, languages=np.where(np.arange(400) < 200, "fr", now.languages))
+    result = compare(drawn(1000, 0).profile(), now)
+    assert (result.drifted, result.new_languages, result.pays) == (("languages",), (), False)
+
+
+def test_the_worst_slice_is_the_one_that_is_new_and_far():
+    sample = drawn(400, 1, new=80)
+    sample.vectors[:80] += 20
+    worst = compare(drawn(1000, 0).profile(), sample).slices[0]
+    assert (worst.name, worst.shares) == ("language de", (0.0, 0.2))
+    assert worst.distances[1] > 3
+
+
+def test_the_command_ends_with_4_for_drift_and_with_0_without(model, copied, command, tmp_path, monkeypatch):
+    _, folder, cluster = copied
+    monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
+    prepared = read_prepared(folder.prepared)
+    texts = prepared.texts_of(prepared.some_trained(600))
+    (tmp_path / "like").write_text("\n".join(texts), encoding="utf-8")
+    (tmp_path / "other").write_text("\n".join(f"Hallo Herr Nummer {n}, wie geht es dir?" for n in range(200)))
+    asked = ["check", model, "--queries"]
+    code, _, words = command(*asked, tmp_path / "like")
+    assert code == 2
+    assert "--sweep SWEEP" in words
+    write_profile(model, prepared)
+    try:
+        assert command(*asked, tmp_path / "like")[:1] == (0,)
+        code, said, _ = command(*asked, tmp_path / "other", "--json")
+        assert code == 4
+        assert {"languages", "vectors"} <= {*json.loads(said)["drifted"]}
+        assert json.loads(said)["new_languages"] == ["de"]
+        assert command(*asked, tmp_path / "other", "--against", tmp_path / "other")[0] == 0
+        (model / FILE).write_text((model / FILE).read_text().replace('"texts": ', '"texts": 1'))
+        code, _, words = command(*asked, tmp_path / "like")
+        assert code == 2
+        assert "is damaged (its numbers do not fit)" in words
+        assert command(*asked, tmp_path / "like", "--sweep", folder.id)[0] == 0
+    finally:
+        (model / FILE).unlink()
+
+
+def test_wrong_input_is_one_line(model, command, tmp_path, monkeypatch):
+    monkeypatch.setenv("BABELTUNE_HOME", str(tmp_path / "home"))
+    few = tmp_path / "few"
+    few.write_text("one\ntwo\n")
+    for arguments, words in (
+        ((few,), "has 2 different texts, and drift is looked for in 100 or more"),
+        ((tmp_path / "gone",), "gone"),
+        ((few, "--against", few, "--sweep", "x"), "leave out --sweep"),
+    ):
+        code, said, error = command("check", model, "--queries", *arguments)
+        assert (code, said) == (2, ""), error
+        assert words in error
+        assert len([line for line in error.splitlines() if "gone" not in line or "error" in line]) == 1
+
+
+def test_a_model_without_a_profile_has_none(model):
+    assert read_profile(model) is None
+
+
+def test_the_figures_of_the_docs_are_those_of_the_benchmark():
+    root = Path(__file__).parents[2]
+    alarms = json.loads((root / "docs/measured/drift.json").read_text(encoding="utf-8"))["alarms"]
+    text = " ".join((root / "docs/how-to/promote.md").read_text(encoding="utf-8").split())
+    assert f"Of 100 months without drift, {alarms.pop('none')} have an alarm" in text
+    assert {*alarms.values()} == {100}
