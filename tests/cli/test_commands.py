@@ -79,6 +79,7 @@ def test_the_commands_are_those_that_are_promised():
     ]
     models = [
         "adapter",
+        "canary",
         "compare",
         "encode",
         "evaluate",

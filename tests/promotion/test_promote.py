@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import mlflow
+import numpy as np
 import pytest
 import torch
 from mlflow.exceptions import MlflowException
@@ -24,6 +25,7 @@ from babeltune.models.hub import open_model
 from babeltune.planning.preparation import prepare
 from babeltune.planning.space import make_trial
 from babeltune.planning.sweep_file import read_sweep
+from babeltune.promotion.canary import CANARY, read_canary
 from babeltune.promotion.candidate import dev_texts, doubts_about, export_model, find_candidate
 from babeltune.promotion.card_facts import facts_of
 from babeltune.promotion.evaluate import evaluate_model
@@ -281,6 +283,21 @@ def test_the_card_says_what_the_run_and_the_promotion_measured(promoted):
     assert prepared["digest"] in card
     for group, rows in zip(prepared["groups"], prepared["group_rows"], strict=True):
         assert f"| {group} | {rows} |" in card
+
+
+def test_a_promoted_model_brings_its_canary_vectors(promoted, command, monkeypatch):
+    _, cluster, decision, out = promoted
+    canary, model = read_canary(out / CANARY), SentenceTransformer(str(out), device="cpu")
+    ours = model.encode(list(canary.sentences), normalize_embeddings=True)
+    assert np.abs(ours - canary.vectors).max() < 1e-4
+    digest = sha256_of(out / CANARY)
+    assert f"(SHA-256 `{digest}`)" in (out / "README.md").read_text(encoding="utf-8")
+    monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
+    code, said, _ = command("canary", out, decision.registered.partition(" ")[0], "--json")
+    assert (code, json.loads(said)["fits"]) == (0, True)
+    code, said, _ = command("canary", out, "bundled:all-MiniLM-L6-v2")
+    assert code == 3
+    assert "does not fit (--least 0.999)" in said
 
 
 def test_the_card_compares_with_other_models_and_shows_three_sentences(promoted):

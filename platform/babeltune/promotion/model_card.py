@@ -156,6 +156,17 @@ def size(report: Report, facts: CardFacts) -> str:
     return " ".join(sentences)
 
 
+def canary(facts: CardFacts) -> list[str]:
+    """By what a client knows whether an index fits."""
+    if facts.canary is None:
+        return []
+    return [
+        f"`canary.json` has its vectors of 100 fixed sentences (SHA-256 `{facts.canary}`). `babeltune canary "
+        "this-folder MODEL` says whether another model, or a server at a URL, gives the same, so that an index fits.",
+        "",
+    ]
+
+
 def examples(facts: CardFacts) -> list[str]:
     """A few dev sentences, and what the model finds nearest to each in another language."""
     if not facts.nearest:
@@ -254,6 +265,7 @@ def model_card(
         "```",
         "",
         *routes(trial, prepared),
+        *canary(facts),
         *right_sides(sweep),
         *results(decision, facts),
         *examples(facts),
