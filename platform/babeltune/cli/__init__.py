@@ -58,7 +58,7 @@ GROUPS = {
     "Follow a sweep": ("status", "watch", "logs", "runs", "show", "report", "study", "ui"),
     "Control a sweep": ("stop", "resume", "extend", "refit", "reproduce"),
     "Take the model": ("promote", "evaluate", "compare", "export", "adapter", "transfer"),
-    "Use a model": ("mine", "score", "retrieve", "encode", "filter", "canary"),
+    "Use a model": ("mine", "score", "retrieve", "encode", "filter", "index", "search", "canary"),
     "Reference and upkeep": ("methods", "schema", "doctor", "clean"),
 }
 """The commands as `--help` and the reference list them: by group, and in this order."""
