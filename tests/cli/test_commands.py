@@ -89,6 +89,7 @@ def test_the_commands_are_those_that_are_promised():
         "methods",
         "mine",
         "promote",
+        "push",
         "report",
         "reproduce",
         "retrieve",

@@ -10,6 +10,7 @@ import mlflow
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from mlflow.exceptions import MlflowException
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
@@ -41,6 +42,7 @@ from babeltune.tracking.registry import champion_of, fetch, find_run, trial_of_r
 from babeltune.train import Printer
 from babeltune.training.checkpoint import checkpoint_folder, read_reports
 from babeltune.training.trainer import TrialTrainer
+from fake_hub import fake_hub
 from notified import events_in, teller
 
 pytestmark = [pytest.mark.usefixtures("one_scoring_process")]
@@ -283,6 +285,32 @@ def test_the_card_says_what_the_run_and_the_promotion_measured(promoted):
     assert prepared["digest"] in card
     for group, rows in zip(prepared["groups"], prepared["group_rows"], strict=True):
         assert f"| {group} | {rows} |" in card
+
+
+def test_the_card_has_what_a_hub_reads_and_goes_there(promoted, command, monkeypatch):
+    folder, cluster, decision, out = promoted
+    card = ModelCard((out / "README.md").read_text(encoding="utf-8"))
+    assert (card.data.language, card.data.license) == (["en", "fr", "ko"], None)
+    figures = {
+        "/".join(filter(None, ("test", each.dataset_type, each.dataset_config, each.metric_type))): each.metric_value
+        for each in card.data.eval_results
+    }
+    expected = {name.replace("test/mean_", "test/all/mean_"): value for name, value in each_once(decision.test).items()}
+    assert figures == pytest.approx(expected, abs=1e-4)
+    assert "natural_train.tsv of babeltune | CC0-1.0 |" in card.content
+    assert "## Limits" in card.content
+    trial = json.loads((folder.trial(int(decision.trial[1:])) / "trial.json").read_text(encoding="utf-8"))
+    assert f"* Text beyond {trial['student']['max_tokens']} tokens is cut." in card.content
+    monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
+    with fake_hub(monkeypatch) as hub:
+        model = decision.registered.partition(" ")[0]
+        code, _, words = command("push", model, "me/searched", "--license", "cc0-1.0")
+        assert code == 0, words
+        sent = ModelCard(hub.files["me/searched/README.md"].decode())
+    assert (sent.data.license, sent.data.eval_results) == ("cc0-1.0", card.data.eval_results)
+    assert 'SentenceTransformer("me/searched")' in sent.content
+    files = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
+    assert {name.removeprefix("me/searched/") for name in hub.files} == files
 
 
 def test_a_promoted_model_brings_its_canary_vectors(promoted, command, monkeypatch):

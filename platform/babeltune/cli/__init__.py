@@ -57,7 +57,7 @@ GROUPS = {
     "Find a model": ("init", "plan", "submit", "demo"),
     "Follow a sweep": ("status", "watch", "logs", "runs", "show", "report", "study", "ui"),
     "Control a sweep": ("stop", "resume", "extend", "refit", "reproduce"),
-    "Take the model": ("promote", "evaluate", "compare", "export", "adapter", "transfer"),
+    "Take the model": ("promote", "evaluate", "compare", "export", "adapter", "push", "transfer"),
     "Use a model": ("mine", "score", "retrieve", "encode", "filter", "index", "search", "canary"),
     "Reference and upkeep": ("methods", "schema", "doctor", "clean"),
 }
