@@ -57,6 +57,12 @@ class MethodError(BabeltuneError):
     exit_code = 2
 
 
+class MisfitError(BabeltuneError):
+    """A model that gives other vectors than an index holds: a refusal by a figure."""
+
+    exit_code = 3
+
+
 class StoreError(BabeltuneError):
     """A store on disk that cannot be built or trusted."""
 

@@ -15,6 +15,7 @@ from babeltune.data.prepared import read_prepared
 from babeltune.data.teacher import teacher_folder
 from babeltune.errors import SpecError
 from babeltune.promotion.adapter import fitted, make_adapter
+from babeltune.promotion.canary import CANARY, SPACE, read_canary
 from babeltune.promotion.candidate import dev_texts
 from babeltune.schema.records import Teacher
 
@@ -77,6 +78,9 @@ def test_the_folder_is_a_model_with_vectors_near_the_old_ones(models, copied, tm
     assert done["folder"] == str(out)
     old, adapted = SentenceTransformer(str(models / "old")), SentenceTransformer(str(out))
     assert (old.encode(TEXTS) * adapted.encode(TEXTS)).sum(1).min() > 0.95
+    canary = read_canary(out / SPACE)
+    assert np.abs(old.encode(list(canary.sentences)) - canary.vectors).max() < 1e-4
+    assert (adapted.encode(list(canary.sentences)) * read_canary(out / CANARY).vectors).sum(1).min() > 0.9999
     for name, (before, after) in done["recalls"].items():
         assert f"| {name} | {before:.4f} | {after:.4f} |" in (out / "README.md").read_text(encoding="utf-8")
     with pytest.raises(SpecError, match="exists already"):

@@ -10,6 +10,7 @@ import mlflow
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from mlflow.exceptions import MlflowException
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
@@ -25,6 +26,7 @@ from babeltune.models.hub import open_model
 from babeltune.planning.preparation import prepare
 from babeltune.planning.space import make_trial
 from babeltune.planning.sweep_file import read_sweep
+from babeltune.promotion.canary import CANARY, read_canary
 from babeltune.promotion.candidate import dev_texts, doubts_about, export_model, find_candidate
 from babeltune.promotion.card_facts import facts_of
 from babeltune.promotion.drift import SAMPLE, read_profile, training_sample
@@ -41,6 +43,7 @@ from babeltune.tracking.registry import champion_of, fetch, find_run, trial_of_r
 from babeltune.train import Printer
 from babeltune.training.checkpoint import checkpoint_folder, read_reports
 from babeltune.training.trainer import TrialTrainer
+from fake_hub import fake_hub
 from notified import events_in, teller
 
 pytestmark = [pytest.mark.usefixtures("one_scoring_process")]
@@ -290,6 +293,47 @@ def test_the_card_says_what_the_run_and_the_promotion_measured(promoted):
     assert prepared["digest"] in card
     for group, rows in zip(prepared["groups"], prepared["group_rows"], strict=True):
         assert f"| {group} | {rows} |" in card
+
+
+def test_the_card_has_what_a_hub_reads_and_goes_there(promoted, command, monkeypatch):
+    folder, cluster, decision, out = promoted
+    card = ModelCard((out / "README.md").read_text(encoding="utf-8"))
+    assert (card.data.language, card.data.license) == (["en", "fr", "ko"], None)
+    figures = {
+        "/".join(filter(None, ("test", each.dataset_type, each.dataset_config, each.metric_type))): each.metric_value
+        for each in card.data.eval_results
+    }
+    expected = {name.replace("test/mean_", "test/all/mean_"): value for name, value in each_once(decision.test).items()}
+    assert figures == pytest.approx(expected, abs=1e-4)
+    assert "natural_train.tsv of babeltune | CC0-1.0 |" in card.content
+    assert "## Limits" in card.content
+    trial = json.loads((folder.trial(int(decision.trial[1:])) / "trial.json").read_text(encoding="utf-8"))
+    assert f"* Text beyond {trial['student']['max_tokens']} tokens is cut." in card.content
+    monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
+    with fake_hub(monkeypatch) as hub:
+        model = decision.registered.partition(" ")[0]
+        code, _, words = command("push", model, "me/searched", "--license", "cc0-1.0")
+        assert code == 0, words
+        sent = ModelCard(hub.files["me/searched/README.md"].decode())
+    assert (sent.data.license, sent.data.eval_results) == ("cc0-1.0", card.data.eval_results)
+    assert 'SentenceTransformer("me/searched")' in sent.content
+    files = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
+    assert {name.removeprefix("me/searched/") for name in hub.files} == files
+
+
+def test_a_promoted_model_brings_its_canary_vectors(promoted, command, monkeypatch):
+    _, cluster, decision, out = promoted
+    canary, model = read_canary(out / CANARY), SentenceTransformer(str(out), device="cpu")
+    ours = model.encode(list(canary.sentences), normalize_embeddings=True)
+    assert np.abs(ours - canary.vectors).max() < 1e-4
+    digest = sha256_of(out / CANARY)
+    assert f"(SHA-256 `{digest}`)" in (out / "README.md").read_text(encoding="utf-8")
+    monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
+    code, said, _ = command("canary", out, decision.registered.partition(" ")[0], "--json")
+    assert (code, json.loads(said)["fits"]) == (0, True)
+    code, said, _ = command("canary", out, "bundled:all-MiniLM-L6-v2")
+    assert code == 3
+    assert "does not fit (--least 0.999)" in said
 
 
 def test_the_card_compares_with_other_models_and_shows_three_sentences(promoted):

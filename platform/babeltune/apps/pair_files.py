@@ -73,7 +73,7 @@ def only_column(name: str, codec: str | None) -> str | None:
     table = read_table(name, encoding=codec)
     if len(table.columns) > 1:
         words = f"{name} is {table.format.upper()} with the columns {listed(table.columns)}"
-        raise DataError(f"{words}; say which of each file: --columns SOURCE,TARGET")
+        raise DataError(f"{words}; say which of each file: --columns SOURCE,TARGET (index: --column)")
     return table.columns[0]
 
 

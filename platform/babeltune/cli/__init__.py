@@ -22,6 +22,7 @@ from babeltune.cli import (
     refit,
     report,
     reproduce,
+    search,
     sweeps,
     transfer,
     watch,
@@ -47,6 +48,7 @@ __all__ = [
     "refit",
     "report",
     "reproduce",
+    "search",
     "sweeps",
     "transfer",
     "watch",
@@ -57,8 +59,8 @@ GROUPS = {
     "Find a model": ("init", "plan", "submit", "demo"),
     "Follow a sweep": ("status", "watch", "logs", "runs", "show", "report", "study", "ui"),
     "Control a sweep": ("stop", "resume", "extend", "refit", "reproduce"),
-    "Take the model": ("promote", "evaluate", "compare", "export", "adapter", "transfer"),
-    "Use a model": ("mine", "score", "retrieve", "encode", "filter", "check"),
+    "Take the model": ("promote", "evaluate", "compare", "export", "adapter", "push", "transfer"),
+    "Use a model": ("mine", "score", "retrieve", "encode", "filter", "index", "search", "canary", "check"),
     "Reference and upkeep": ("methods", "schema", "doctor", "clean"),
 }
 """The commands as `--help` and the reference list them: by group, and in this order."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -294,7 +294,12 @@ def columns_of(text: str | None, files: int = 1) -> tuple[str, str] | None:
 
 
 def _about_lines(done: dict[str, Any], *files: tuple[str, Path]) -> list[str]:
+    return about_lines([(path, done[name]) for name, path in files])
+
+
+def about_lines(files: Iterable[tuple[Path, dict[str, Any]]]) -> list[str]:
+    """What was wrong with lines of the files; each has the counts of `Lines`."""
     from babeltune.apps.mining.sentences import Lines
 
-    read = [(Lines(**done[name]), path) for name, path in files]
-    return [f"{path}: of {counted(lines.read, 'line')}, {lines.faults()}" for lines, path in read if lines.faults()]
+    read = [(path, Lines(**counts)) for path, counts in files]
+    return [f"{path}: of {counted(lines.read, 'line')}, {lines.faults()}" for path, lines in read if lines.faults()]

@@ -1,4 +1,4 @@
-"""The commands about models and methods: promote, evaluate, compare, export, methods, ui."""
+"""The commands about models and methods: promote, evaluate, compare, export, adapter, push, methods, ui."""
 
 from __future__ import annotations
 
@@ -210,6 +210,29 @@ def adapter(
         done = make_adapter(old, new, out_, cluster_of(cluster), sweep=sweep, least=least)
     say({**plain(done), "kept": done.kept}, as_json, lambda: show_adapted(done, least, out))
     raise typer.Exit(0 if done.folder is not None else 3)
+
+
+@app.command()
+def push(
+    model: Annotated[str, typer.Argument(help="A model folder or models:/NAME@ALIAS, with the card of its promotion.")],
+    repo: Annotated[str, typer.Argument(help="OWNER/NAME of the Hugging Face hub, or a new folder such as ./out.")],
+    license_: Annotated[
+        str | None, typer.Option("--license", help="The model's licence, an id of the hub such as apache-2.0.")
+    ] = None,
+    public: Annotated[bool, typer.Option("--public", help="Make a new repository open to all, not private.")] = False,
+    cluster: ClusterFile = None,
+    as_json: Json = False,
+) -> None:
+    """Send a promoted model to a repository of the hub, with its card: licence, languages and every sealed figure.
+
+    The token is that of the variable HF_TOKEN."""
+    from babeltune.files import plain
+    from babeltune.promotion.push import push as send
+
+    with steps_shown("reading the model"):
+        done = send(model, repo, cluster_of(cluster), license=license_, public=public)
+    words = f"{len(done.files)} files ({done.license}) are in {done.url}"
+    say(plain(done), as_json, lambda: out.print(words, markup=False, highlight=False, soft_wrap=True))
 
 
 @app.command()

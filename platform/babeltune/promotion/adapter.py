@@ -19,6 +19,7 @@ from babeltune.data.prepared import Prepared, TextTask, read_prepared
 from babeltune.errors import SpecError
 from babeltune.files import draft_folder
 from babeltune.models.hub import open_model
+from babeltune.promotion.canary import CANARY, SPACE, canary_by, in_language, write_canary
 from babeltune.promotion.candidate import dev_texts
 from babeltune.promotion.evaluate import weights_of
 from babeltune.promotion.export import write_folder
@@ -96,10 +97,13 @@ def make_adapter(
         name, layer = fitted(_unit(encode_new(texts, languages)), _unit(encode_old(texts, languages)))
         adapted = str(draft / "model")
         _write(after, layer, adapted)
-        index, recalls = _recalls(tasks, encode_old, encoder_of(adapted, stage="encoding with both"))
+        encode_adapted = encoder_of(adapted, stage="encoding with both")
+        index, recalls = _recalls(tasks, encode_old, encode_adapted)
         done = Adapted(folder=str(out), sweep=sweep, map=name, index=index, recalls=recalls)
         if done.kept < least:
             return replace(done, folder=None)
+        for file, encode in ((SPACE, encode_old), (CANARY, encode_adapted)):
+            write_canary(canary_by(in_language(encode)), draft / "model" / file)
         (draft / "model" / "README.md").write_text(_card(done, old, new), encoding="utf-8")
         write_folder(partial(copytree, adapted, dirs_exist_ok=True), out)
     return done
@@ -175,7 +179,8 @@ def _card(done: Adapted, old: str, new: str) -> str:
     rows = "\n".join(f"| {name} | {before:.4f} | {after:.4f} |" for name, (before, after) in done.recalls.items())
     return f"""# {Path(new).name} for an index of {Path(old).name}
 
-Encode queries with this model, and search the vectors of `{old}`. It is `{new}` with a linear layer ({done.map}).
+Encode queries with this model, and search the vectors of `{old}` (`space.json` has some of them).
+It is `{new}` with a linear layer ({done.map}).
 Recall@{NEIGHBOURS} of translations among {done.index:,} texts of {done.sweep}'s dev sets, {done.kept:.1%} of before:
 
 | set | queries of the old model | of this model |

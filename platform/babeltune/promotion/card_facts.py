@@ -56,6 +56,8 @@ class CardFacts:
     """Dev scores of the untrained student, the teacher and the sweep's baselines."""
     dimension: int | None = None
     nearest: tuple[Nearest, ...] = ()
+    canary: str | None = None
+    """The SHA-256 of the file of canary vectors in the model's folder."""
 
 
 def facts_of(candidate: Candidate, model: Path, scorer: FreshScorer) -> CardFacts:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
 from pathlib import Path
 
@@ -83,8 +83,8 @@ def export(
     write_folder(write, folder)
 
 
-def write_folder(write: Callable[[Path], None], folder: Path) -> None:
-    """The folder as `write` fills it, or nothing."""
+def write_folder(write: Callable[[Path], None], folder: Path, allowed: Set[str] = SAFE) -> None:
+    """The folder as `write` fills it, or nothing. `allowed`: the suffixes that its files may have."""
     if folder.exists():
         raise CheckpointError(f"{folder} exists already; name a new folder, or remove it first")
     make_folders(folder.parent)
@@ -93,10 +93,10 @@ def write_folder(write: Callable[[Path], None], folder: Path) -> None:
     try:
         draft.mkdir()
         write(draft)
-        unsafe = [path.name for path in draft.rglob("*") if path.is_file() and path.suffix not in SAFE]
+        unsafe = [path.name for path in draft.rglob("*") if path.is_file() and path.suffix not in allowed]
         if unsafe:
             raise CheckpointError(
-                f"the export would hold {', '.join(sorted(unsafe))}; only {', '.join(sorted(SAFE))} are allowed"
+                f"the export would hold {', '.join(sorted(unsafe))}; only {', '.join(sorted(allowed))} are allowed"
             )
         as_new_files(draft)
         for path in (*draft.rglob("*"), draft):

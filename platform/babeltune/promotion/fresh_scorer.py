@@ -133,6 +133,10 @@ class FreshScorer:
         neighbours = self._answer({"model": model, "questions": plain(list(questions)), "target": None})["nearest"]
         return [(int(place), float(cosine)) for place, cosine in neighbours]
 
+    def vectors(self, model: str, texts: list[str]) -> NDArray[np.float32]:
+        """The model's vectors [texts, dim]; one with layers for each language takes its first. Raises as `scored`."""
+        return np.array(self._answer({"model": model, "encode": texts, "target": None})["vectors"], np.float32)
+
     def _answer(self, asked: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -294,7 +298,7 @@ def _listen(requests: SimpleQueue[str]) -> None:
 
 def answered(request: str) -> dict[str, Any]:
     """The answer to one request: scores and items of each model, scores of a teacher, the dimensions of each model and
-    of the target (`""`), or what is nearest to sentences."""
+    of the target (`""`), vectors, or what is nearest to sentences."""
     asked = json.loads(request)
     if "teacher" in asked:
         try:
@@ -310,6 +314,9 @@ def answered(request: str) -> dict[str, Any]:
     if "widths" in asked:
         widths = {name: width_of(encoder_of(model)) for name, model in asked["widths"].items()}
         return widths | {"": width_of(target)} if target else widths
+    if "encode" in asked:
+        vectors = encoder_of(asked["model"])(asked["encode"], [""] * len(asked["encode"]))
+        return {"vectors": vectors.tolist()}
     if "questions" in asked:
         return {"nearest": nearest_of(asked["model"], asked["questions"])}
     tasks = _tasks_of(asked)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import babeltune
 from babeltune.evaluation.metric_names import MAIN_METRICS, PARAMETERS, each_once
-from babeltune.method import needs_of
+from babeltune.method import available, needs_of
+from babeltune.planning.sweep_file import BUNDLED_ROOT
 from babeltune.promotion.card_facts import CardFacts
+from babeltune.promotion.card_header import header
 from babeltune.schema.base import flat, number
 
 if TYPE_CHECKING:
     from babeltune.data.prepared import Prepared
     from babeltune.promotion.gates import Decision, Scores
-    from babeltune.schema.records import Report, Sweep, Trial
+    from babeltune.schema.records import Report, Source, Sweep, Trial
 
 NO_TESTS = """\
 ## No sealed tests
@@ -143,7 +146,16 @@ def settings_of(sweep: Sweep, trial: Trial, report: Report) -> dict[str, object]
     settings |= {"learning_rate": trial.training.learning_rate, "global_batch": trial.training.global_batch}
     settings |= {"pairs seen": report.pairs, "steps": report.step, "seed": trial.seed, "teacher": sweep.teacher.title}
     searched = {name: value for name, value in trial.params.items() if name.removeprefix("training.") not in settings}
-    return settings | searched
+    return {name: value for name, value in (settings | searched).items() if not _is_idle(name, value, trial)}
+
+
+def _is_idle(name: str, value: object, trial: Trial) -> bool:
+    """Whether a setting is a weight of zero, or one of a loss that has such a weight: it did nothing."""
+    last = name.rpartition(".")[2]
+    if value == 0 and (last.endswith("weight") or last in available()):
+        return True
+    loss = name.removeprefix("settings.").partition(".")[0]
+    return name.startswith("settings.") and loss in available() and not trial.config.get(loss)
 
 
 def size(report: Report, facts: CardFacts) -> str:
@@ -154,6 +166,17 @@ def size(report: Report, facts: CardFacts) -> str:
     if facts.dimension is not None:
         sentences.append(f"Its vectors have {facts.dimension} dimensions.")
     return " ".join(sentences)
+
+
+def canary(facts: CardFacts) -> list[str]:
+    """By what a client knows whether an index fits."""
+    if facts.canary is None:
+        return []
+    return [
+        f"`canary.json` has its vectors of 100 fixed sentences (SHA-256 `{facts.canary}`). `babeltune canary "
+        "this-folder MODEL` says whether another model, or a server at a URL, gives the same, so that an index fits.",
+        "",
+    ]
 
 
 def examples(facts: CardFacts) -> list[str]:
@@ -209,14 +232,39 @@ def more_results(decision: Decision, facts: CardFacts) -> Iterator[str]:
         yield table("More metrics of the sealed test sets", test, others)
 
 
-def front_matter(languages: Sequence[str]) -> list[str]:
-    """The header that the Hugging Face hub reads."""
+def sources(sweep: Sweep) -> list[str]:
+    """Where the training text is from, and under which licence."""
+    cells = ((each.name, _origin(each, sweep), _licence(each, sweep)) for each in sweep.data.train)
+    rows = (f"| {' | '.join(map(cell, row))} |" for row in cells)
+    return ["## Training text", "", "| source | from | licence |", "|---|---|---|", *rows, ""]
+
+
+def _origin(source: Source, sweep: Sweep) -> str:
+    if source.dataset is not None:
+        return source.dataset
+    if source.left and source.right:
+        return f"{source.left} and {source.right}, joined"
+    if source.translation is not None:
+        return f"a translation of {source.translation.text}, by {source.translation.model}"
+    names = [Path(each).name for each in (source.path, *(source.paths or {}).values()) if each]
+    return f"{', '.join(names)}{' of babeltune' if sweep.data.root == BUNDLED_ROOT else ''}"
+
+
+def _licence(source: Source, sweep: Sweep) -> str:
+    bundled = sweep.data.root == BUNDLED_ROOT and source.dataset is None
+    return source.license or ("CC0-1.0" if bundled else "as the data set says" if source.dataset else "not stated")
+
+
+def limits(trial: Trial, languages: Sequence[str], decision: Decision) -> list[str]:
+    """What the model was not made or measured for."""
+    chosen = f" It is the best of {decision.among} trials on the dev sets." if decision.among > 1 else ""
     return [
-        "---",
-        "library_name: sentence-transformers",
-        "pipeline_tag: sentence-similarity",
-        f"language: [{', '.join(languages)}]",
-        "---",
+        "## Limits",
+        "",
+        f"* It was trained for {', '.join(languages)}. Nothing is known of other languages.",
+        f"* Text beyond {trial.student.max_tokens} tokens is cut.",
+        "* Cosines rank texts. They are no probabilities, and do not compare with those of another model.",
+        f"* The figures are of the sets above, and other text may be harder.{chosen}",
         "",
     ]
 
@@ -238,7 +286,7 @@ def model_card(
         f"| {group} | {count} |" for group, count in zip(prepared.groups, prepared.group_rows, strict=True)
     )
     parts = [
-        *front_matter(languages),
+        header(sweep, trial, languages, decision.test),
         f"# {sweep.promotion.name or sweep.name}",
         "",
         f"A sentence encoder for {', '.join(languages)}, trained by babeltune {babeltune.__version__} with the method "
@@ -254,13 +302,16 @@ def model_card(
         "```",
         "",
         *routes(trial, prepared),
+        *canary(facts),
         *right_sides(sweep),
         *results(decision, facts),
         *examples(facts),
         f"## Settings\n\n| setting | value |\n|---|---|\n{rows}\n",
         f"## Training pairs\n\n| languages | pairs |\n|---|---:|\n{groups}\n",
         f"Data digest: `{prepared.digest}`. Rows that occur in any dev or test set were removed before training.\n",
+        *sources(sweep),
         *overlap(prepared),
+        *limits(trial, languages, decision),
         *dimensions(trial, report),
         *contest(decision),
         *more_results(decision, facts),

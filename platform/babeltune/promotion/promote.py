@@ -12,11 +12,13 @@ import re
 import shutil
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
 
 from babeltune.errors import CheckpointError, PromotionError, SpecError
 from babeltune.files import draft_folder, in_turn, replace_folder, write_whole
+from babeltune.promotion.canary import CANARY, canary_by, write_canary
 from babeltune.promotion.candidate import Candidate, export_model, find_candidate, lineage, registered_name
 from babeltune.promotion.card_facts import facts_of
 from babeltune.promotion.champion import Champion, champion_for, is_same, start_of, unfiltered
@@ -174,7 +176,9 @@ def decided(
         if decision.verdict != "promote" or run_id is None:
             return decision
         tell("making the model card")
-        facts = facts_of(candidate, draft / "model", rescore)
+        canary = canary_by(partial(rescore.vectors, str(draft / "model")))
+        digest = write_canary(canary, draft / "model" / CANARY)
+        facts = replace(facts_of(candidate, draft / "model", rescore), canary=digest)
         decision = replace(decision, folder=str(final))
         card = model_card(candidate.sweep, candidate.trial, candidate.report, candidate.prepared, decision, facts)
         write_whole(draft / "model" / "README.md", card.encode(), durable=True)

@@ -88,6 +88,8 @@ class Source(Strict):
     probably read in a wrong way."""
     synthetic: bool = False
     """Written by rule or machine, as a `translate` is: kept out of `split`, marked in the data digest."""
+    license: Annotated[str | None, not_empty] = None
+    """The licence of the text, such as `CC-BY-4.0`, which the card of a promoted model names."""
     train: bool = True
     """False for a source that only feeds a pivot or a translation."""
 

@@ -76,8 +76,7 @@ def _filled(kind: Index, candidates: Rows, tell: Callable[[int], None]) -> Any:
             f"an index {kind!r} needs {SMALLEST[kind]:,} sentences to learn from, not {count}: --index exact"
         )
     if kind == "hnsw":
-        index = faiss.IndexHNSWFlat(candidates.dim, 32, faiss.METRIC_INNER_PRODUCT)
-        index.hnsw.efSearch = 128
+        index = graph(candidates.dim)
     else:
         lists, trained = training_size(count, candidates.dim)
         # np: without the polysemous codes that faiss else spends nearly all of its training on, and that nothing reads.
@@ -105,12 +104,19 @@ def _parts(dim: int) -> int:
     return next(parts for parts in range(max(1, dim // 4), 0, -1) if dim % parts == 0)
 
 
-def load_faiss() -> Any:
-    """faiss; `DataError` with the command that installs it."""
+def graph(dim: int) -> Any:
+    """An empty HNSW index of vectors of this dimension."""
+    faiss = load_faiss()
+    index = faiss.IndexHNSWFlat(dim, 32, faiss.METRIC_INNER_PRODUCT)
+    index.hnsw.efSearch = 128
+    return index
+
+
+def load_faiss(instead: str = "; or search with --index exact") -> Any:
+    """faiss; `DataError` with the command that installs it, and what can be done `instead`."""
     try:
         return importlib.import_module("faiss")
     except ImportError as error:
         raise DataError(
-            "an approximate index needs faiss, which is not installed: pip install babeltune[faiss]; "
-            "or search with --index exact"
+            f"this index needs faiss, which is not installed: pip install babeltune[faiss]{instead}"
         ) from error

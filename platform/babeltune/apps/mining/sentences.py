@@ -8,7 +8,7 @@ import re
 import sys
 import threading
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -131,17 +131,39 @@ def read_lines(
     path: Path, spill: Path, codec: str | None = None, column: str | None = None
 ) -> tuple[Sentences, NDArray[np.int64], Lines]:
     """As `read_sentences`, and which of the sentences each line of the file is: `NONE` for one that holds none."""
-    lines, collector, held = Lines(), Collector(spill), array("q")
-    for line in _text_lines(path, lines, codec, column):
-        if text := _clean(line, lines):
-            collector.add(text)
-            held.append(lines.read - 1)
-    sentences, ids = collector.finish()
-    lines.kept, lines.repeated = len(sentences), len(ids) - len(sentences)
-    _check_some(path, lines)
+    sentences, ids, places, (lines,) = read_files([path], spill, codec, column)
     numbers = np.full(lines.read, NONE)
-    numbers[np.frombuffer(held, np.int64)] = ids
+    numbers[places[:, 1] - 1] = ids
     return sentences, numbers, lines
+
+
+def read_files(
+    paths: Sequence[Path], spill: Path, codec: str | None = None, column: str | None = None
+) -> tuple[Sentences, NDArray[np.int64], NDArray[np.int64], list[Lines]]:
+    """The different sentences of several files, and what became of the lines of each.
+
+    Between them, for each line that holds a sentence: which it is [lines], and its place, the number of the file and
+    that of the line from 1 [lines, 2].
+
+    Raises as `read_sentences` does."""
+    collector, files, numbers, counts = Collector(spill), array("q"), array("q"), []
+    for number, path in enumerate(paths):
+        lines = Lines()
+        for line in _text_lines(path, lines, codec, column):
+            if text := _clean(line, lines):
+                collector.add(text)
+                files.append(number)
+                numbers.append(lines.read)
+                lines.kept += 1
+        _check_some(path, lines)
+        counts.append(lines)
+    sentences, ids = collector.finish()
+    places = np.stack([np.frombuffer(each, np.int64) for each in (files, numbers)], axis=1)
+    first = places[np.unique(ids, return_index=True)[1], 0]
+    for number, lines in enumerate(counts):
+        different = int((first == number).sum())
+        lines.kept, lines.repeated = different, lines.kept - different
+    return sentences, ids, places, counts
 
 
 def check_text(path: Path, codec: str | None, column: str | None) -> None:

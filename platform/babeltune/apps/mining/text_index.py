@@ -1,0 +1,224 @@
+"""A folder in which a model finds texts: `babeltune index MODEL FILES --out FOLDER`, `babeltune search FOLDER QUERY`.
+
+The folder has a faiss index of unit vectors, the texts with their files and lines, the canary vectors of the model, and
+a record that names it. Texts and vectors are on disk, and read in blocks; the index alone is in memory. A search
+compares the canary vectors of its model with those of the index first."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from babeltune.apps.mining.index import graph, load_faiss
+from babeltune.apps.mining.mine import Encoding, working
+from babeltune.apps.mining.rows import Rows
+from babeltune.apps.mining.sentences import Sentences, read_files
+from babeltune.apps.mining.vectors import Model, embed
+from babeltune.data.stored_arrays import open_matrix
+from babeltune.errors import DataError, MisfitError, SpecError
+from babeltune.files import write_json
+from babeltune.models.hub import routes_of
+from babeltune.promotion.canary import CANARY, LEAST, Canary, Fit, canary_by, fit_of, read_canary, write_canary
+from babeltune.promotion.export import write_folder
+from babeltune.promotion.promote import check_free
+from babeltune.schema.base import from_plain
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    from babeltune.stages import Progress
+
+Kind = Literal["flat", "hnsw"]
+VECTORS, TEXTS, RECORD = "index.faiss", "texts.arrow", "index.json"
+"""The files of the folder, besides the canary vectors."""
+FORMAT = 1
+FLAT = 200_000
+"""Vectors up to which a query is compared with each: 0.3 GB and some 30 ms at 384 dimensions."""
+BLOCK = 8_192
+"""Texts in memory at a time, and in a batch of the file of texts."""
+INSTALL = ""
+"""Nothing takes the place of faiss here."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """What `index.json` says: which model made the vectors and how, and what must be in the other files."""
+
+    model: str
+    """The model as it was named; a folder by its whole path."""
+    folder: str
+    """The folder of its files, which stays if an alias moves."""
+    digest: str
+    """SHA-256 over the model's files."""
+    prompt: str | None
+    language: str | None
+    kind: Kind
+    rows: int
+    dim: int
+    bytes: int
+    """The size of the faiss index: a shorter file was cut."""
+    files: tuple[str, ...]
+    format: int = FORMAT
+
+
+@dataclass(frozen=True)
+class TextIndex:
+    """An index that is open."""
+
+    folder: Path
+    record: Record
+    canary: Canary
+    vectors: Any
+    """faiss's index."""
+    texts: pa.RecordBatchFileReader
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hit:
+    """A text that a search finds."""
+
+    score: float
+    """The cosine with the query."""
+    text: str
+    file: str
+    line: int
+    """The first line with the text, from 1; in a table the row."""
+
+
+def build_index(
+    model: Model, name: str, files: Sequence[Path], out: Path, encoding: Encoding, kind: Kind | None = None
+) -> dict[str, Any]:
+    """Writes the folder, and returns what was done. `name` is what the model was called, `kind` by default by size.
+
+    A text that stands in several places is one. A text with a zero vector has no cosine: it is left out and counted.
+    Vectors stay in the storage until the index is there, so that an interrupted command goes on.
+
+    Raises:
+        DataError: a file cannot be read or holds nothing, or there is no faiss.
+        SpecError: there is something at `out`."""
+    check_free(out)
+    load_faiss(INSTALL)
+    column = encoding.columns and encoding.columns[0]
+    with working(encoding.storage) as work:
+        encoding.progress("reading", 0, 1)
+        texts, ids, places, lines = read_files(files, work / "texts.txt", encoding.codec, column)
+        encoding.progress("reading", 1, 1)
+        first = places[np.unique(ids, return_index=True)[1]]
+        tell = partial(encoding.progress, "encoding texts")
+        rows = Rows(open_matrix(*embed(texts, model, encoding.storage / "vectors", work, progress=tell)))
+        record = Record(
+            model=model.folder if Path(name).is_dir() else name,
+            folder=model.folder,
+            digest=model.digest,
+            prompt=model.prompt,
+            language=model.language,
+            kind=kind or ("flat" if len(texts) <= FLAT else "hnsw"),
+            rows=0,
+            dim=rows.dim,
+            bytes=0,
+            files=tuple(map(str, files)),
+        )
+        records: list[Record] = []
+
+        def write(draft: Path) -> None:
+            complete = _fill(draft, record, rows, texts, first, encoding.progress)
+            write_canary(canary_by(model.encode), draft / CANARY)
+            write_json(draft / RECORD, complete)
+            records.append(complete)
+
+        write_folder(write, out, {".faiss", ".arrow", ".json"})
+    counts = {"out": str(out), "zero_vectors": len(texts) - records[0].rows}
+    return {**counts, **asdict(records[0]), "lines": [asdict(each) for each in lines]}
+
+
+def _fill(
+    draft: Path, record: Record, rows: Rows, texts: Sentences, first: NDArray[np.int64], progress: Progress
+) -> Record:
+    """Writes the vectors and the texts, those with a zero vector left out, and returns the record with the sizes."""
+    import pyarrow as pa
+
+    faiss = load_faiss(INSTALL)
+    index = graph(rows.dim) if record.kind == "hnsw" else faiss.IndexFlatIP(rows.dim)
+    schema = pa.schema({"text": pa.large_string(), "file": pa.int32(), "line": pa.int64()})
+    with pa.ipc.new_file(str(draft / TEXTS), schema) as file:
+        for start in range(0, len(rows), BLOCK):
+            block = rows.block(start, min(start + BLOCK, len(rows))).numpy()
+            numbers = start + np.flatnonzero(block.any(axis=1))
+            index.add(block[numbers - start])
+            text = [texts[int(number)] for number in numbers]
+            places = first[numbers].T
+            file.write_batch(pa.record_batch([text, places[0].astype(np.int32), places[1]], schema=schema))
+            progress("indexing", start + len(block), len(rows))
+    if not index.ntotal:
+        raise DataError(f"the model {record.model} gives each text a zero vector: nothing can be found by it")
+    faiss.write_index(index, str(draft / VECTORS))
+    return replace(record, rows=index.ntotal, bytes=(draft / VECTORS).stat().st_size)
+
+
+def open_index(folder: Path) -> TextIndex:
+    """The index of a folder. Raises `DataError` for another folder, and for files that are gone, cut or altered."""
+    import pyarrow as pa
+
+    faiss = load_faiss(INSTALL)
+    try:
+        record = from_plain(Record, json.loads((folder / RECORD).read_bytes()))
+        if record.format != FORMAT:
+            raise ValueError(f"it is of format {record.format}, and this version reads {FORMAT}")
+        if (size := (folder / VECTORS).stat().st_size) != record.bytes:
+            raise ValueError(f"{VECTORS} has {size:,} bytes, not {record.bytes:,}")
+        vectors = faiss.read_index(str(folder / VECTORS))
+        texts = pa.ipc.open_file(pa.memory_map(str(folder / TEXTS)))
+        rows = sum(texts.get_batch(number).num_rows for number in range(texts.num_record_batches))
+        if not (record.rows == vectors.ntotal == rows and record.dim == vectors.d):
+            raise ValueError(f"{record.rows} rows of {record.dim} numbers are not what its files hold")
+    except (OSError, ValueError, TypeError, RuntimeError, pa.ArrowException) as error:
+        reason = (getattr(error, "strerror", None) or str(error)).splitlines()[0]
+        raise DataError(
+            f"{folder} is no index, or a damaged one ({reason}); make one: `babeltune index MODEL FILES --out FOLDER`"
+        ) from error
+    return TextIndex(folder, record, read_canary(folder / CANARY), vectors, texts)
+
+
+def check_fit(index: TextIndex, folder: str, name: str) -> Fit:
+    """How near the model of a folder is to the one that made the index, by its prompt and language.
+
+    Raises `MisfitError`, which names the next step, if a canary sentence has a lower cosine than `LEAST`."""
+    record = index.record
+    language = record.language if record.language in routes_of(Path(folder)) else None
+    model = Model(folder, "", record.prompt, language)
+    fit = fit_of(index.canary, model.encode, Path(folder))
+    if fit.cosine < LEAST:
+        old = record.folder if name == record.model else record.model  # an alias may have moved since
+        raise MisfitError(
+            f"{name} does not fit the index {index.folder} of {old}: {fit.words()} ({LEAST} is needed); make its "
+            f"queries fit, `babeltune adapter {old} {name} --out NEW`, and search with --model NEW"
+        )
+    return fit
+
+
+def nearest_texts(index: TextIndex, model: Model, query: str, top: int) -> list[Hit]:
+    """The texts nearest to the query, the best first. Raises `SpecError` for a query whose vector is zero."""
+    unit = Rows(model.encode([query])).block(0, 1).numpy()
+    if not unit.any():
+        raise SpecError(f"the query {query!r} has a zero vector: the model knows no word of it; ask with other words")
+    top = min(top, index.record.rows)
+    if index.record.kind == "hnsw":
+        index.vectors.hnsw.efSearch = max(128, top)
+    scores, numbers = index.vectors.search(unit, top)
+    near = zip(scores[0].tolist(), numbers[0].tolist(), strict=True)
+    return [_hit(index, score, number) for score, number in near if number >= 0]
+
+
+def _hit(index: TextIndex, score: float, number: int) -> Hit:
+    batch = 0
+    while number >= (rows := index.texts.get_batch(batch).num_rows):  # a batch lacks the texts with a zero vector
+        number, batch = number - rows, batch + 1
+    values = index.texts.get_batch(batch).slice(number, 1).to_pylist()[0]
+    return Hit(score=score, text=values["text"], file=index.record.files[values["file"]], line=values["line"])
