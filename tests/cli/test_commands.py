@@ -91,6 +91,7 @@ def test_the_commands_are_those_that_are_promised():
         "reproduce",
         "retrieve",
         "score",
+        "serve",
         "transfer",
         "study",
         "ui",

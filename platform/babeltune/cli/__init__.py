@@ -21,6 +21,7 @@ from babeltune.cli import (
     refit,
     report,
     reproduce,
+    serving,
     sweeps,
     transfer,
     watch,
@@ -45,6 +46,7 @@ __all__ = [
     "refit",
     "report",
     "reproduce",
+    "serving",
     "sweeps",
     "transfer",
     "watch",
@@ -56,7 +58,7 @@ GROUPS = {
     "Follow a sweep": ("status", "watch", "logs", "runs", "show", "report", "study", "ui"),
     "Control a sweep": ("stop", "resume", "extend", "refit", "reproduce"),
     "Take the model": ("promote", "evaluate", "compare", "export", "adapter", "transfer"),
-    "Use a model": ("mine", "score", "retrieve", "encode", "filter"),
+    "Use a model": ("serve", "mine", "score", "retrieve", "encode", "filter"),
     "Reference and upkeep": ("methods", "schema", "doctor", "clean"),
 }
 """The commands as `--help` and the reference list them: by group, and in this order."""
