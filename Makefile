@@ -121,7 +121,7 @@ layers:
 	@$(BIN)/lint-imports --no-logo
 
 # Only an issue raises the budget.
-LINES := 61230
+LINES := 61989
 lines:
 	@count=$$(find platform methods -name '*.py' -exec cat {} + | wc -l); test $$count -le $(LINES) || \
 	  { echo "platform and methods have $$count lines, and the budget is $(LINES): delete what a change replaces"; exit 1; }
@@ -151,7 +151,7 @@ COMPILE = $(BIN)/uv pip compile --quiet --no-header --no-annotate --generate-has
   --python-platform x86_64-manylinux_2_28 --constraint constraints.txt
 requirements: $(INSTALLED)
 	@$(PIP) uv==0.13.9
-	@$(COMPILE) $(if $(TORCH_INDEX),--index $(TORCH_INDEX)) --extra quickstart --extra translation --extra s3 --extra jobs \
+	@$(COMPILE) $(if $(TORCH_INDEX),--index $(TORCH_INDEX)) --extra quickstart --extra translation --extra s3 --extra jobs --extra serve \
 	  --output-file requirements.txt pyproject.toml
 	@$(COMPILE) --output-file clusters/mlflow/requirements.txt clusters/mlflow/requirements.in
 

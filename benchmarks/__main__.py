@@ -21,7 +21,7 @@ from benchmarks.readme import write_after
 ALL = (
     *("soft_loss", "queue_loss", "gradcache", "train", "static_train", "teacher_store", "trial_start"),
     *("sweep_overhead", "thousand_trials", "scale", "opening", "corpus", "tracker", "mining", "evaluation"),
-    *("bucket_requests", "reading"),
+    *("bucket_requests", "reading", "serving"),
 )
 TABLE = "{:<16} {:>8} {:>8} {:>8} {:>8}  {}"
 """The columns: name, median, least and largest ratio, goal, and what came of it."""

@@ -96,6 +96,7 @@ def test_the_commands_are_those_that_are_promised():
         "retrieve",
         "score",
         "search",
+        "serve",
         "transfer",
         "study",
         "ui",

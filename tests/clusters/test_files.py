@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import shlex
@@ -19,6 +20,8 @@ from ray.autoscaler._private.aws.node_provider import AWSNodeProvider
 from ray.autoscaler._private.commands import _bootstrap_config
 from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.autoscaler.tags import TAG_RAY_NODE_KIND, TAG_RAY_USER_NODE_TYPE
+from ray.serve.config import AutoscalingConfig
+from ray.serve.schema import ServeDeploySchema
 from typer.main import get_command
 
 from babeltune.cli import app
@@ -183,11 +186,13 @@ def ray_clusters():
                 yield manifest["spec"]
             elif manifest["kind"] == "RayJob":
                 yield manifest["spec"]["rayClusterSpec"]
+            elif manifest["kind"] == "RayService":
+                yield manifest["spec"]["rayClusterConfig"]
 
 
 def test_clusters_on_kubernetes_want_a_token_survive_their_head_and_scale():
     found = list(ray_clusters())
-    assert len(found) == 2
+    assert len(found) == 3
     (uid,) = re.findall(r"--uid ([0-9]+)", (CLUSTERS / "Dockerfile").read_text(encoding="utf-8"))
     services = [m["metadata"]["name"] for path in KUBERNETES for m in documents(path) if m["kind"] == "Service"]
     for spec in found:
@@ -224,6 +229,27 @@ def test_the_rayjob_runs_a_command_of_ours():
     (job,) = documents(CLUSTERS / "kuberay" / "rayjob.yaml")
     assert parse(shlex.split(job["spec"]["entrypoint"])) == "submit"
     assert job["spec"]["backoffLimit"] > 0, "KubeRay starts it again"
+
+
+def test_the_rayservice_runs_our_app_and_scales_it():
+    """By Ray Serve's own schema; the app is the one that its cluster file lets build."""
+    (service,) = documents(CLUSTERS / "kuberay" / "rayservice.yaml")
+    config = ServeDeploySchema.model_validate(yaml.safe_load(service["spec"]["serveConfigV2"]))
+    (application,) = config.applications
+    module, _, builder = application.import_path.partition(":")
+    file = Path(application.args["cluster"]).relative_to("/home/ray/babeltune")
+    build = getattr(importlib.import_module(module), builder)
+    built = build({**application.args, "cluster": str(ROOT / file)})
+    (deployment,) = application.deployments
+    assert deployment.name == built._bound_deployment.name
+    scaling = AutoscalingConfig(**deployment.autoscaling_config)
+    assert scaling.min_replicas < scaling.max_replicas
+    assert scaling.target_ongoing_requests < deployment.max_ongoing_requests
+    (group,) = service["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    cpus = int(group["template"]["spec"]["containers"][0]["resources"]["limits"]["cpu"])
+    assert scaling.max_replicas * deployment.ray_actor_options.num_cpus <= cpus * group["maxReplicas"]
+    token = read_cluster(ROOT / file, environ=SET).serve.token_env
+    assert f"`{token}`" in (CLUSTERS / "README.md").read_text(encoding="utf-8")
 
 
 def parse(line):

@@ -23,7 +23,7 @@ IMAGES = [CLUSTERS / "Dockerfile", CLUSTERS / "mlflow" / "Dockerfile"]
 BY_DIGEST = re.compile(r"[\w./-]+:[\w.-]+@sha256:[0-9a-f]{64}")
 NEW = "sha256:" + "0" * 64
 LOCKED = (
-    (ROOT / "requirements.txt", "babeltune", ("quickstart", "translation", "s3")),
+    (ROOT / "requirements.txt", "babeltune", ("quickstart", "translation", "s3", "serve")),
     (CLUSTERS / "mlflow" / "requirements.txt", "mlflow", ("auth",)),
 )
 TLS = {"RAY_USE_TLS", "RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT"}
@@ -79,7 +79,7 @@ def files_with_images():
 
 
 def test_every_image_is_named_by_its_digest():
-    assert len(files_with_images()) == 9
+    assert len(files_with_images()) == 10
     assert not images_without_digest(files_with_images())
 
 
@@ -136,7 +136,7 @@ def test_pinning_writes_the_digest_that_the_registry_names_into_every_file(pinne
     texts = {path: path.read_text(encoding="utf-8") for path in files}
     assert not images_without_digest(files)
     assert not [path for path, text in texts.items() if NEW in text]
-    assert len(done.stdout.splitlines()) == 10
+    assert len(done.stdout.splitlines()) == 11
     assert pinned()[0].returncode == 0
     assert {path: path.read_text(encoding="utf-8") for path in files} == texts, "the same images have the same digests"
     for path in MANIFESTS:  # nothing else changed
@@ -224,7 +224,7 @@ def test_an_image_installs_nothing_without_a_hash_and_runs_as_a_user(path):
 
 def test_every_pod_runs_as_a_user_under_a_seccomp_profile():
     found = list(pods())
-    assert len(found) == 8
+    assert len(found) == 10
     for file, template in found:
         context = template["spec"]["securityContext"]
         assert context["runAsNonRoot"] is True, file
@@ -237,7 +237,7 @@ def test_every_container_gives_up_its_capabilities_and_gains_no_rights():
     for path in MANIFESTS:
         for options in (each for document in documents(path) for each in values_of("autoscalerOptions", document)):
             checked.append(options["securityContext"])
-    assert len(checked) == 14
+    assert len(checked) == 19
     for context in checked:
         assert context == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
@@ -256,7 +256,7 @@ def test_only_heads_which_scale_their_cluster_may_speak_to_kubernetes():
         for _, template in pods()
         if template["spec"].get("automountServiceAccountToken") is not False
     ]
-    assert with_token == [["ray-head"], ["ray-head"]]
+    assert with_token == [["ray-head"]] * 3
 
 
 def test_containers_of_docker_are_not_root_and_gain_no_rights():
@@ -300,7 +300,7 @@ def test_a_policy_names_who_may_come_and_by_which_port():
         for rule in spec["ingress"]:
             for peer in rule["from"]:
                 app = peer["podSelector"]["matchLabels"].get("app")
-                assert app in own or (name == "babeltune-ray" and "namespaceSelector" in peer)
+                assert app in {*own, "babeltune-client"} or (name == "babeltune-ray" and "namespaceSelector" in peer)
                 assert rule.get("ports") or app == "babeltune-ray", "Ray alone chooses its ports"
 
 
@@ -345,7 +345,7 @@ def test_rays_processes_on_kubernetes_want_certificates():
         assert variables(options) == paths
         assert options["volumeMounts"] == [{"name": "tls", "mountPath": "/etc/ray_tls", "readOnly": True}]
         checked += 1
-    assert checked == 6
+    assert checked == 9
 
 
 def test_only_the_first_container_of_a_pod_sees_the_key_of_the_authority():

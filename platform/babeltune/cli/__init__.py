@@ -23,6 +23,7 @@ from babeltune.cli import (
     report,
     reproduce,
     search,
+    serving,
     sweeps,
     transfer,
     watch,
@@ -49,6 +50,7 @@ __all__ = [
     "report",
     "reproduce",
     "search",
+    "serving",
     "sweeps",
     "transfer",
     "watch",
@@ -60,7 +62,7 @@ GROUPS = {
     "Follow a sweep": ("status", "watch", "logs", "runs", "show", "report", "study", "ui"),
     "Control a sweep": ("stop", "resume", "extend", "refit", "reproduce"),
     "Take the model": ("promote", "evaluate", "compare", "export", "adapter", "push", "transfer"),
-    "Use a model": ("mine", "score", "retrieve", "encode", "filter", "index", "search", "canary", "check"),
+    "Use a model": ("serve", "mine", "score", "retrieve", "encode", "filter", "index", "search", "canary", "check"),
     "Reference and upkeep": ("methods", "schema", "doctor", "clean"),
 }
 """The commands as `--help` and the reference list them: by group, and in this order."""

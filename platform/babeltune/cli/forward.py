@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from babeltune.remote.jobs import Job, Jobs
     from babeltune.schema.cluster import Cluster
 
-HERE = frozenset({"doctor", "plan", "ui", "watch"})
+HERE = frozenset({"doctor", "plan", "serve", "ui", "watch"})
 """Commands that run on this machine. `doctor` asks the head itself, `plan` reads files, the others serve pages here."""
 SWEEPS = frozenset({"submit", "demo", "resume", "extend", "refit"})
 """Commands that run a sweep. Its job outlives the command."""

@@ -287,17 +287,17 @@ def ui(
         os.execvpe(command[0], command, environment)
 
 
-def check_port(port: int) -> None:
+def check_port(port: int, host: str = "127.0.0.1") -> None:
     """`SweepError` where another program listens on the port."""
     from babeltune.errors import SweepError
 
-    with socket.socket() as place:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as place:
         place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            place.bind(("127.0.0.1", port))
+            place.bind((host, port))
         except OSError as error:
             raise SweepError(
-                f"--port {port}: 127.0.0.1:{port} cannot be used ({error.strerror}); end what listens there, or give "
+                f"--port {port}: {host}:{port} cannot be used ({error.strerror}); end what listens there, or give "
                 "another port"
             ) from error
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
@@ -22,6 +22,7 @@ from babeltune.schema.document import read_document, validate
 from babeltune.schema.notice import Notice, secret_of_file
 from babeltune.schema.paths import expand, find_file, sqlite_url
 from babeltune.schema.records import Strict
+from babeltune.schema.serving import Serving
 from babeltune.schema.storage_location import StorageLocation
 
 DEFAULT = "clusters/local.yaml"
@@ -99,6 +100,8 @@ class Cluster(Strict):
     replaced and it goes on from its last checkpoint. What comes before the first step counts, too."""
     notify: tuple[Notice, ...] = ()
     """Webhooks and programs that are notified how sweeps end, and what is promoted or refused."""
+    serve: Serving = field(default_factory=Serving)
+    """The address of `babeltune serve`, and the token that it asks for."""
 
     @property
     def by_jobs(self) -> bool:
@@ -258,6 +261,8 @@ def _place_problems(cluster: Cluster) -> Iterator[Problem]:
     for index, notice in enumerate(cluster.notify):
         for key, problem in notice.problems():
             yield ("notify", index, *key), problem
+    for key, problem in cluster.serve.problems():
+        yield ("serve", *key), problem
 
 
 def _share_problems(cluster: Cluster) -> Iterator[Problem]:

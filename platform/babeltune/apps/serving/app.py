@@ -1,0 +1,323 @@
+"""The server of vectors as an ASGI app: `/v1/embeddings` as OpenAI has it, and `/embed` as text-embeddings-inference.
+
+It refuses what is too much before it keeps it, and says what is wrong in the error object of either API. uvicorn and
+Ray Serve run the same app."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hmac
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from fastapi import FastAPI, Request, Response
+from fastapi.middleware.trustedhost import TrustedHostMiddleware
+
+from babeltune.apps.serving.models import Encoded, Served
+from babeltune.errors import shortened
+
+log = logging.getLogger(__name__)
+MOST_TEXTS = 2_048
+"""Texts of a request, as many as OpenAI takes."""
+MOST_CHARACTERS = 32_768
+"""Characters of a text: 8,192 tokens, as OpenAI takes, of four characters each. Tokens that are cut off take
+time, too."""
+MOST_BYTES = 16 << 20
+"""Bytes of a request's body."""
+MOST_WAITING = 8_192
+"""Texts of all requests that wait for a batch; more are refused, so that an answer never takes minutes."""
+BODY_S = 10.0
+"""Seconds within which a body must have come."""
+ALIAS_S = 5.0
+"""Seconds between two looks at where an alias points."""
+OPEN = ("/health",)
+"""What needs no token."""
+SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+"""Bounds of the histogram of seconds."""
+SIZES = (1, 2, 4, 8, 16, 32, 64)
+"""Bounds of the histogram of texts in a batch."""
+KINDS = {
+    400: ("invalid_request_error", "Validation"),
+    401: ("authentication_error", "Unauthorized"),
+    404: ("not_found_error", "Not found"),
+    405: ("invalid_request_error", "Validation"),
+    408: ("timeout_error", "Timeout"),
+    413: ("invalid_request_error", "Validation"),
+    429: ("rate_limit_error", "Overloaded"),
+    500: ("server_error", "Backend"),
+}
+"""The kinds of errors, as OpenAI and text-embeddings-inference call them."""
+
+
+class RequestError(Exception):
+    """A request that is not answered, in words for who sent it."""
+
+    def __init__(self, status: int, words: str, field: str | None = None) -> None:
+        super().__init__(words)
+        self.status, self.words, self.field = status, words, field
+
+
+class Metrics:
+    """What `/metrics` says."""
+
+    def __init__(self, models: Sequence[Served]) -> None:
+        from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+        self.registry = CollectorRegistry()
+        prefix = "babeltune_serve"
+        self.requests = Counter(
+            f"{prefix}_requests", "Requests, by path and status.", ["path", "status"], registry=self.registry
+        )
+        self.seconds = Histogram(
+            f"{prefix}_seconds", "Seconds of requests for vectors.", buckets=SECONDS, registry=self.registry
+        )
+        self.texts = Counter(f"{prefix}_texts", "Texts that were encoded.", registry=self.registry)
+        self.batches = Histogram(f"{prefix}_batch_texts", "Texts of a batch.", buckets=SIZES, registry=self.registry)
+        self.failures = Counter(
+            f"{prefix}_alias_failures", "Looks at an alias that failed.", ["model"], registry=self.registry
+        )
+        waiting = Gauge(f"{prefix}_waiting_texts", "Texts that wait for a batch.", ["model"], registry=self.registry)
+        version = Gauge(f"{prefix}_model_version", "The version that serves.", ["model"], registry=self.registry)
+        for model in models:
+            waiting.labels(model.name).set_function(partial(getattr, model.batches, "waiting"))
+            if model.version:
+                version.labels(model.name).set_function(model.version_number)
+            model.batches.sizes = self.batches.observe
+
+
+class Server:
+    """The models, and the answers to requests."""
+
+    def __init__(self, models: Sequence[Served], token: str | None, alias_s: float) -> None:
+        self.models, self.alias_s, self.metrics = models, alias_s, Metrics(models)
+        self.token = None if token is None else f"Bearer {token}".encode()
+
+    @asynccontextmanager
+    async def lifespan(self, _: object) -> AsyncIterator[None]:
+        """Follows the aliases while the app runs."""
+        if all(model.encoder.quick for model in self.models):
+            # Batches are short. On a busy machine threads that wait for one another take fifty times as long.
+            torch.set_num_threads(1)
+            os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        tasks = [
+            asyncio.create_task(model.follow(self.alias_s, self.metrics.failures.labels(model.name).inc))
+            for model in self.models
+        ]
+        yield
+        for task in tasks:
+            task.cancel()
+
+    def endpoint(
+        self, path: str, answer: Callable[[Request], Awaitable[Response]]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """What answers at a path: it asks for the token, counts, and makes error objects."""
+        from starlette.requests import ClientDisconnect
+
+        async def endpoint(request: Request) -> Response:
+            try:
+                if self.token is not None and path not in OPEN:
+                    sent = request.headers.get("authorization", "").encode()
+                    if not hmac.compare_digest(sent, self.token):
+                        raise RequestError(401, "the token is missing or wrong; send `Authorization: Bearer TOKEN`")
+                response = await answer(request)
+            except RequestError as error:
+                response = error_response(path, error)
+            except ClientDisconnect:
+                response = Response(status_code=499)  # nobody reads it
+            except Exception:
+                log.exception("%s failed", path)
+                response = error_response(path, RequestError(500, "the model failed; the server's log says why"))
+            self.metrics.requests.labels(path, response.status_code).inc()
+            return response
+
+        return endpoint
+
+    async def health(self, _: Request) -> Response:
+        """Says that the models are loaded."""
+        return json_response({"status": "ok", "models": {model.name: model.version for model in self.models}})
+
+    async def listed(self, _: Request) -> Response:
+        """The models, as OpenAI lists them."""
+        entries = [{"id": model.name, "object": "model", "owned_by": "babeltune"} for model in self.models]
+        return json_response({"object": "list", "data": entries})
+
+    async def measured(self, _: Request) -> Response:
+        """The figures, as Prometheus reads them."""
+        from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+        return Response(generate_latest(self.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    async def embeddings(self, request: Request) -> Response:
+        """Vectors as OpenAI's API gives them."""
+        fields = await fields_of(request)
+        form = fields.get("encoding_format") or "float"
+        if form not in ("float", "base64"):
+            raise RequestError(400, f"encoding_format: {quoted(form)} must be float or base64", "encoding_format")
+        model = self._model(fields.get("model"))
+        encoded, vectors = await self._encode(model, fields, "input")
+        values = [base64.b64encode(row).decode() for row in vectors] if form == "base64" else vectors
+        entries = [{"object": "embedding", "index": i, "embedding": value} for i, value in enumerate(values)]
+        count = sum(encoded.tokens)
+        usage = {"prompt_tokens": count, "total_tokens": count}
+        return json_response({"object": "list", "data": entries, "model": model.name, "usage": usage})
+
+    async def embed(self, request: Request) -> Response:
+        """Vectors as text-embeddings-inference gives them, of the model that was named first."""
+        fields = await fields_of(request)
+        for field in ("normalize", "truncate"):
+            if not isinstance(fields.get(field), bool | None):
+                raise RequestError(400, f"{field}: {quoted(fields[field])} must be true or false", field)
+        if fields.get("prompt_name") is not None:
+            raise RequestError(
+                400, "prompt_name: the model puts its own prompt before each text; leave it out", "prompt_name"
+            )
+        encoded, vectors = await self._encode(self.models[0], fields, "inputs")
+        if fields.get("truncate") is False and any(encoded.cut):
+            place = encoded.cut.index(True)
+            raise RequestError(
+                413, f"inputs {place}: has more tokens than the model reads; cut it, or send truncate: true"
+            )
+        return json_response(vectors if fields.get("normalize") is False else unit(vectors))
+
+    def _model(self, name: object) -> Served:
+        if name is None:
+            return self.models[0]
+        for model in self.models:
+            if name in (model.name, model.source):
+                return model
+        names = ", ".join(model.name for model in self.models)
+        raise RequestError(404, f"model: {quoted(name)} is not served here; there: {names}", "model")
+
+    async def _encode(self, model: Served, fields: dict[str, Any], key: str) -> tuple[Encoded, Any]:
+        """The texts' vectors, whole and with the numbers that were asked for."""
+        begun, encoder = time.perf_counter(), model.encoder
+        texts, dim = texts_of(fields.get(key), key), fields.get("dimensions")
+        if dim is not None and not (isinstance(dim, int) and 1 <= dim <= encoder.dim):
+            raise RequestError(
+                400, f"dimensions: {quoted(dim)} must be a whole number from 1 to {encoder.dim}", "dimensions"
+            )
+        if model.batches.waiting + len(texts) > MOST_WAITING:
+            raise RequestError(429, f"{model.batches.waiting:,} texts wait already; try again in a second")
+        encoded = await model.batches.encode(encoder, texts)
+        self.metrics.texts.inc(len(texts))
+        self.metrics.seconds.observe(time.perf_counter() - begun)
+        vectors = encoded.vectors
+        return encoded, vectors if dim in (None, encoder.dim) else unit(np.ascontiguousarray(vectors[:, :dim]))
+
+
+def serving_app(
+    models: Sequence[Served], *, token: str | None = None, loopback: bool = True, alias_s: float = ALIAS_S
+) -> FastAPI:
+    """The app. With `loopback` it answers only to names of this machine, as a page of the network could send a browser
+    here under another one."""
+    server = Server(models, token, alias_s)
+    answers = {
+        "/v1/embeddings": ("POST", server.embeddings),
+        "/embed": ("POST", server.embed),
+        "/health": ("GET", server.health),
+        "/v1/models": ("GET", server.listed),
+        "/metrics": ("GET", server.measured),
+    }
+
+    async def other(request: Request, error: Any) -> Response:
+        words = f"{request.method} {request.url.path[:100]}: there are {', '.join(answers)}"
+        return error_response(request.url.path, RequestError(error.status_code, words))
+
+    app = FastAPI(
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        exception_handlers={404: other, 405: other},
+        lifespan=server.lifespan,
+    )
+    hosts = ["127.0.0.1", "localhost", "[::1]"] if loopback else ["*"]
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts)
+    for path, (method, answer) in answers.items():
+        app.router.add_route(path, server.endpoint(path, answer), methods=[method])
+    return app
+
+
+async def fields_of(request: Request) -> dict[str, Any]:
+    """The JSON object of a body. Raises `RequestError` for one that is too large, too slow, or no object."""
+    import orjson
+
+    body = bytearray()
+    too_large = RequestError(413, f"the body has more than {MOST_BYTES:,} bytes; send fewer or shorter texts")
+    if int(request.headers.get("content-length") or 0) > MOST_BYTES:
+        raise too_large
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > MOST_BYTES:
+                    raise too_large
+    except TimeoutError:
+        raise RequestError(408, f"the body did not end within {BODY_S:g} seconds; send it whole") from None
+    try:
+        fields = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise RequestError(400, f"the body is no JSON in UTF-8 ({error}); send an object") from None
+    if not isinstance(fields, dict):
+        raise RequestError(400, "the body must be a JSON object")
+    return fields
+
+
+def texts_of(value: object, key: str) -> list[str]:
+    """The texts of a request. Raises `RequestError` for too many, and for one that is too long or none."""
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not texts:
+        raise RequestError(400, f"{key}: must be a text or a list of texts, not empty", key)
+    if len(texts) > MOST_TEXTS:
+        raise RequestError(
+            413, f"{key}: has {len(texts):,} texts; a request may have {MOST_TEXTS:,}; send several", key
+        )
+    for place, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise RequestError(400, f"{key} {place}: {quoted(text)} must be a text", key)
+        if len(text) > MOST_CHARACTERS:
+            words = f"{key} {place}: has {len(text):,} characters; a text may have {MOST_CHARACTERS:,}; cut it"
+            raise RequestError(413, words, key)
+    return texts
+
+
+def quoted(value: object) -> str:
+    """A value of a request for a message."""
+    import orjson
+
+    return shortened(value) if isinstance(value, str) else orjson.dumps(value).decode()[:60]
+
+
+def unit(vectors: Any) -> Any:
+    """The same directions at length 1; zeros stay."""
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.float32(1e-12))
+
+
+def json_response(value: object) -> Response:
+    """The value as JSON. A number of fp32 has as many digits as it needs."""
+    import orjson
+
+    return Response(orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY), media_type="application/json")
+
+
+def error_response(path: str, error: RequestError) -> Response:
+    """The error object of the API that the path belongs to."""
+    import orjson
+
+    openai, tei = KINDS.get(error.status, KINDS[400])
+    body: dict[str, object] = {"error": error.words, "error_type": tei}
+    if path.startswith("/v1/"):
+        body = {"error": {"message": error.words, "type": openai, "param": error.field, "code": None}}
+    headers = {}
+    if error.status in (408, 413):  # the rest of the body is not read
+        headers["connection"] = "close"
+    if error.status == 429:
+        headers["retry-after"] = "1"
+    return Response(orjson.dumps(body), error.status, headers, "application/json")

@@ -1,0 +1,67 @@
+"""The command that serves models over HTTP: `babeltune serve`."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from importlib.util import find_spec
+from typing import Annotated
+
+import typer
+
+from babeltune.cli.common import ClusterFile, Json, cluster_of, out, say, steps_shown
+from babeltune.cli.models import check_port
+from babeltune.cli.program import app
+
+LAST_WAIT_S = 30
+"""Seconds that a server that ends gives to requests in flight."""
+
+
+@app.command()
+def serve(
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            help="Model folders, SWEEP/t0003, or models:/NAME@ALIAS, which is followed.", metavar="MODEL..."
+        ),
+    ],
+    port: Annotated[int, typer.Option(help="The port to listen on.", min=1, max=65535)] = 5002,
+    cluster: ClusterFile = None,
+    as_json: Json = False,
+) -> None:
+    """Serve models over HTTP, as OpenAI's /v1/embeddings and text-embeddings-inference's /embed.
+
+    A new version behind an alias takes over without a pause. It listens on this machine only, unless `serve` of the
+    cluster file says otherwise. Ctrl-C or SIGTERM ends it after the requests in flight."""
+    from babeltune.errors import SpecError
+
+    if missing := [name for name in ("orjson", "prometheus_client") if find_spec(name) is None]:
+        raise SpecError(f"serve needs the package {missing[0]}: `pip install babeltune[serve]`")
+    chosen = cluster_of(cluster)
+    token = chosen.serve.token()
+    check_port(port, chosen.serve.host)
+    import uvicorn
+
+    from babeltune.apps.serving.app import serving_app
+    from babeltune.apps.serving.models import Served
+
+    with steps_shown("loading the models"):
+        served = [Served(name, chosen) for name in models]
+    settings = uvicorn.Config(
+        serving_app(served, token=token, loopback=chosen.serve.on_loopback),
+        host=chosen.serve.host,
+        port=port,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        ws="none",
+        timeout_graceful_shutdown=LAST_WAIT_S,
+    )
+    host = f"[{chosen.serve.host}]" if ":" in chosen.serve.host else chosen.serve.host
+    url = f"http://{host}:{port}"
+    names = [model.name for model in served]
+    words = f"{', '.join(names)} at {url}/v1/embeddings and {url}/embed (Ctrl-C ends it)"
+    say({"url": url, "models": names}, as_json, lambda: out.print(words, markup=False, highlight=False, soft_wrap=True))
+    sys.stdout.flush()
+    with suppress(KeyboardInterrupt):  # uvicorn raises the signal again once all is answered
+        uvicorn.Server(settings).run()
