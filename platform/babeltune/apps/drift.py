@@ -45,7 +45,7 @@ def check_queries(model: str, queries: Queries, cluster: Cluster, *, sweep: str 
 
     The profile of the training text is in a promoted folder. That of a trial, and with `sweep` that of any model, is
     made from the sweep's training text. Raises `DataError` for files that cannot be read, and `SpecError` for a model
-    of which no training text is known."""
+    without known training text."""
     texts = queries.texts(queries.path)
     before = None if queries.earlier is None else queries.texts(queries.earlier)
     view = StorageView(cluster)

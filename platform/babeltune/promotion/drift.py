@@ -51,7 +51,7 @@ class Slice:
 
     texts: int
     distance: float
-    """Of their mean vector from the training text's mean, in its spread; what chance adds is taken off."""
+    """The distance of their mean vector from the training text's mean, in its spread; what chance adds is taken off."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +60,9 @@ class Profile:
 
     texts: int
     languages: dict[str, Slice]
-    """By py3langid's code."""
+    """The texts of each language, by py3langid's code."""
     lengths: dict[str, Slice]
-    """By the fewest characters of a range: each range ends at the square root of 2 times its begin."""
+    """The texts of each range of lengths, by its fewest characters. A range ends at the square root of 2 times its begin."""
     unknown: int
     """Texts with a token that the tokenizer does not have."""
     mean: tuple[float, ...]
@@ -77,7 +77,7 @@ class Sample:
 
     languages: NDArray[np.str_]
     lengths: NDArray[np.int64]
-    """Where the range of lengths begins."""
+    """The fewest characters of each text's range."""
     unknown: NDArray[np.bool_]
     vectors: Vectors
     """[texts, dim]"""
@@ -115,7 +115,7 @@ class Test:
     high: float | None = None
     """The 95 % interval of the distance of the means."""
     p: float
-    """Of no difference, corrected for the number of tests."""
+    """The p of no difference, corrected for the number of tests."""
     drifted: bool
 
 
@@ -138,9 +138,9 @@ class Drift:
     """Texts of both samples."""
     tests: dict[str, Test]
     slices: tuple[Change, ...]
-    """Those that add most to the distance from the training text, the worst first."""
+    """The slices that add most to the distance from the training text, the worst first."""
     new_languages: tuple[str, ...]
-    """Those that `RARE` of the training text is not in, and `LEAST` of the queries is."""
+    """Languages that less than `RARE` of the training text is in, and at least `LEAST` of the queries."""
 
     @property
     def drifted(self) -> tuple[str, ...]:
