@@ -62,7 +62,7 @@ class Profile:
     languages: dict[str, Slice]
     """The texts of each language, by py3langid's code."""
     lengths: dict[str, Slice]
-    """The texts of each range of lengths, by its fewest characters. A range ends at the square root of 2 times its begin."""
+    """The texts of each range of lengths, by its fewest characters. A range ends at root 2 times its begin."""
     unknown: int
     """Texts with a token that the tokenizer does not have."""
     mean: tuple[float, ...]
