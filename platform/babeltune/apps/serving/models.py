@@ -137,7 +137,7 @@ class Batches:
         self.waiting = 0
         """Texts that no batch has yet."""
         self.sizes: Callable[[int], object] = lambda size: None
-        """Is told the texts of each batch."""
+        """Called with the number of texts of each batch."""
         self._pieces: deque[Piece] = deque()
         self._running: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1)
@@ -167,7 +167,7 @@ class Batches:
             self.sizes(sum(len(piece.texts) for piece in batch))
             if batch[0].encoder.quick and sum(len(text) for piece in batch for text in piece.texts) <= QUICK_CHARACTERS:
                 results = encode_all(batch)
-                await asyncio.sleep(0)  # others are heard before the next batch
+                await asyncio.sleep(0)  # other requests are read before the next batch
             else:
                 results = await loop.run_in_executor(self._thread, encode_all, batch)
             for piece, result in zip(batch, results, strict=True):
