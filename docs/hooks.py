@@ -236,6 +236,7 @@ def benchmarks() -> str:
         *requests_to_a_bucket(),
         *large_sweeps(),
         *noisy_text(),
+        *served_requests(),
         *of_a_gpu(),
     ]
     figures = json.loads((MEASURED / "figures.json").read_text(encoding="utf-8"))["rows"]
@@ -402,6 +403,27 @@ def requests_to_a_bucket() -> list[str]:
                 f"{sum(n for kind, n in size['by_kind'].items() if kind.startswith('LIST')) / size['trials']:.1f}"
             ),
             "KB sent a trial": lambda size: f"{size['bytes'] / size['trials'] / 1000:,.0f}",
+        },
+    )
+
+
+def served_requests() -> list[str]:
+    """What `benchmarks.serving` has measured."""
+    lead = (
+        "`python -m benchmarks.serving --ray-serve` asks servers of a static model for the vector of a short text, and "
+        "takes the best rate at which 99 % of the answers take 50 ms at most. `peer` is sentence-transformers behind "
+        "FastAPI. The client and other programs have the same cores; the CPU time of a request depends on them less."
+    )
+    return measured(
+        "serving",
+        "Vectors over HTTP",
+        lead,
+        {
+            "server": lambda size: size["name"],
+            "requests a second": lambda size: f"{size['rate']:,.0f}",
+            "connections": lambda size: f"{size['connections']}",
+            "99 % of the answers within, ms": lambda size: f"{size['p99_ms']:.1f}",
+            "ms of CPU a request": lambda size: f"{size['cpu_ms']:.2f}",
         },
     )
 

@@ -188,7 +188,7 @@ def test_a_body_that_is_no_json_object_is_refused(address):
         assert "the body" in answer.json()["error"]
 
 
-def test_an_unknown_path_or_verb_names_those_that_there_are(address):
+def test_an_unknown_path_or_verb_is_answered_with_those_that_there_are(address):
     assert "/v1/embeddings" in post(address, "/v1/rerank").json()["error"]["message"]
     answer = requests.get(f"{address}/embed", timeout=PATIENCE_S)
     assert (answer.status_code, "/embed" in answer.json()["error"]) == (405, True)

@@ -167,7 +167,7 @@ class Batches:
             self.sizes(sum(len(piece.texts) for piece in batch))
             if batch[0].encoder.quick and sum(len(text) for piece in batch for text in piece.texts) <= QUICK_CHARACTERS:
                 results = encode_all(batch)
-                await asyncio.sleep(0)  # requests that came in are read before the next batch
+                await asyncio.sleep(0)  # other requests are read before the next batch
             else:
                 results = await loop.run_in_executor(self._thread, encode_all, batch)
             for piece, result in zip(batch, results, strict=True):
