@@ -18,7 +18,7 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, overload
@@ -150,8 +150,11 @@ def write_out(path: Path, data: bytes | bytearray) -> None:
     write_whole(path, data, durable=True)
 
 
-def check_place(out: Path) -> None:
-    """`SpecError` unless a file can be made at `out`, before the work whose result it is to hold."""
+def check_place(out: Path, inputs: Iterable[Path] = ()) -> None:
+    """`SpecError` unless a file can be made at `out`, before the work whose result it is to hold. None of the `inputs`
+    may stand there."""
+    if out.exists() and any(path.exists() and path.samefile(out) for path in inputs):
+        raise SpecError(f"--out {out} is a file that is read, too; name another one")
     if out.is_dir():
         raise SpecError(f"--out {out} is a folder; name a file in it")
     folder = out.absolute().parent

@@ -98,6 +98,40 @@ def test_a_wrong_file_or_column_is_named_before_the_model(arguments, words, call
 
 
 @pytest.mark.parametrize(
+    "arguments",
+    [
+        ("mine", "s.txt", "t.txt", "model", "--out", "t.txt"),
+        ("mine", "s.txt", "t.txt", "model", "--out", "./s.txt"),
+        ("mine", "s.txt", "t.txt", "model", "--out", "link"),
+        ("score", "p.tsv", "model", "--out", "p.tsv"),
+        ("retrieve", "s.txt", "t.txt", "model", "--out", "s.txt"),
+        ("retrieve", "s.txt", "t.txt", "model", "--gold", "t.txt", "--out", "t.txt"),
+    ],
+)
+def test_no_file_that_is_read_is_overwritten(arguments, call, tmp_path):
+    (tmp_path / "link").symlink_to("t.txt")
+    content = [(tmp_path / name).read_bytes() for name in ("s.txt", "t.txt", "p.tsv")]
+    with pytest.raises(BabeltuneError, match=f"--out {arguments[-1].removeprefix('./')} is a file that is read, too"):
+        call(*arguments)
+    assert [(tmp_path / name).read_bytes() for name in ("s.txt", "t.txt", "p.tsv")] == content
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", "fr,en\nOui.,Yes.\nNon.,No.\n"),
+        ("a.tsv", "Oui.\tYes.\nNon.\tNo.\n"),
+        ("a.txt", "source\ttarget\nOui.\tYes.\nNon.\tNo.\n"),
+        ("a", '{"fr": "Oui.", "en": "Yes."}\n{"fr": "Non.", "en": "No."}\n'),
+    ],
+)
+def test_a_table_without_columns_named_is_no_text(name, content, call, tmp_path):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(BabeltuneError, match=r"with the columns .*; say which of each file: --columns SOURCE,TARGET"):
+        call("mine", name, "t.txt", "model", "--out", "o.tsv")
+
+
+@pytest.mark.parametrize(
     ("arguments", "lines"),
     [
         (

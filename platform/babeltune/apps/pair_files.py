@@ -12,6 +12,7 @@ from babeltune.apps.own_files.tables import Table, is_parquet, named_sheet, read
 from babeltune.data.file_readers import MAX_LINE_BYTES, Digest, Row, located
 from babeltune.data.sources import read_file
 from babeltune.data.spreadsheets import workbook_format
+from babeltune.data.text_streams import text_name
 from babeltune.data.translation_files import format_in
 from babeltune.errors import DataError, listed
 from babeltune.schema.records import Source
@@ -64,13 +65,25 @@ def check_pairs(name: str, columns: Columns | None, codec: str | None) -> None:
 
 
 def only_column(name: str, codec: str | None) -> str | None:
-    """The column of a workbook, Parquet or translation file; None for text, whose lines are all read.
+    """The column of a table; None for text, whose lines are all read. Delimited text is a table if it has a header, or
+    its name says so.
 
     Raises `DataError` if there are several."""
     path = located(str(named_sheet(name, Path(name))[0]), once=True)
-    if not path.is_file() or not (is_parquet(path) or workbook_format(path) or format_in(path, codec)):
+    if not path.is_file():
         return None
-    table = read_table(name, encoding=codec)
+    is_table = bool(is_parquet(path) or workbook_format(path) or format_in(path, codec))
+    try:
+        table = read_table(name, encoding=codec)
+    except DataError:
+        if is_table:
+            raise
+        return None  # it is read as lines, which says what is wrong
+    if table.format in ("tsv", "csv"):
+        is_named = text_name(path).lower().endswith((".tsv", ".csv"))
+        is_table = len(table.columns) > 1 and (is_named or (table.header and not table.guessed))
+    if not is_table and table.format != "jsonl":
+        return None
     if len(table.columns) > 1:
         words = f"{name} is {table.format.upper()} with the columns {listed(table.columns)}"
         raise DataError(f"{words}; say which of each file: --columns SOURCE,TARGET (index: --column)")

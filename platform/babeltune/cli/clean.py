@@ -38,7 +38,7 @@ def clean(
     these trials keep their scores and cannot be promoted any more. Of a storage behind a URI, the bucket is cleaned,
     and this machine's mirror of it."""
     from babeltune.schema.storage_location import DAY_S
-    from babeltune.sweep.sync.housekeeping import everything, why_kept
+    from babeltune.sweep.sync.housekeeping import GONE, IN_USE, everything, why_kept
     from babeltune.sweep.sync.view import StorageView
 
     view = StorageView(cluster_of(cluster))
@@ -55,8 +55,12 @@ def clean(
         left = Counter(why for _, why in reasons if why)
         listing = Listing(view, [removal for removal, why in reasons if not why])
     warn([f"{count} not removed: {why}" for why, count in left.items()])
+    failed = left.keys() - {IN_USE, GONE}
     done = "can be removed" if dry_run else f"removed in {time.monotonic() - started:.1f} s"
-    say(listing.document(), as_json, lambda: (listing.total if asks else listing.show)(done))
+    if listing.removals or as_json or not failed:
+        say(listing.document(), as_json, lambda: (listing.total if asks else listing.show)(done))
+    if failed:
+        raise typer.Exit(1)
 
 
 @dataclass(frozen=True)

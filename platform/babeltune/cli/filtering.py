@@ -36,7 +36,10 @@ def filter_(
     tokens: Annotated[str, typer.Option(help="Sizes in target tokens, such as 1000000,2000000.")],
     columns: Columns = None,
     languages: Annotated[
-        str | None, typer.Option(help="ISO 639-1 codes, besides en, that a source's language may be; else all.")
+        str | None,
+        typer.Option(
+            help="Codes. A source's language is guessed among these and en alone, whatever it is; else among all."
+        ),
     ] = None,
     k: Neighbours = 4,
     margin: MarginName = "ratio",

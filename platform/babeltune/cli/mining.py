@@ -100,7 +100,8 @@ def mine(
     from babeltune.apps.mining import mine as mining
 
     names = columns_of(columns, files=2)
-    check_all(partial(check_place, out_), *texts_of(names, source, target, codec))  # before the model
+    checks = texts_of(names, source, target, codec)  # before the model
+    check_all(partial(check_place, out_, books(source, target)), *checks)
     if cluster is not None and index != "exact":
         raise SpecError(f"--index {index} searches on this machine alone; leave out --cluster, or --index")
     with steps_shown(FIRST, GOES_ON):
@@ -137,7 +138,7 @@ def score(
     from babeltune.apps.pair_files import check_pairs
 
     names = columns_of(columns)
-    check_all(partial(check_place, out_), lambda: check_pairs(str(pairs), names, codec))  # before the model
+    check_all(partial(check_place, out_, books(pairs)), partial(check_pairs, str(pairs), names, codec))
     with steps_shown(FIRST, GOES_ON):
         models = models_of(model, cluster, prompt, source_language, target_language, target_model)
         settings = mining.Settings(k=k, margin=margin, precision=precision, index=index)
@@ -174,7 +175,8 @@ def retrieve(
     from babeltune.data.file_readers import located
 
     names, golds = columns_of(columns, files=2), [partial(located, str(gold), once=True)] if gold is not None else []
-    check_all(partial(check_place, out_), *texts_of(names, queries, candidates, codec), *golds)  # before the model
+    place = partial(check_place, out_, books(queries, candidates, *filter(None, [gold])))
+    check_all(place, *texts_of(names, queries, candidates, codec), *golds)  # before the model
     with steps_shown(FIRST, GOES_ON):
         models = models_of(model, cluster, prompt, source_language, target_language, target_model)
         encoding = encoding_of(models, cluster, codec, names)
@@ -281,6 +283,13 @@ def texts_of(
 
     for path, name in zip((source, target), names or (None, None), strict=True):
         yield partial(check_text, path, codec, name)
+
+
+def books(*files: Path) -> list[Path]:
+    """The files; `book.xlsx[Sheet2]` is `book.xlsx`."""
+    from babeltune.apps.own_files.tables import named_sheet
+
+    return [named_sheet(str(file), file)[0] for file in files]
 
 
 def columns_of(text: str | None, files: int = 1) -> tuple[str, str] | None:

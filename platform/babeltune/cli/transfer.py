@@ -52,7 +52,7 @@ def transfer(
 
     if out_ is not None:
         out_.parent.mkdir(parents=True, exist_ok=True)
-        check_place(out_)
+        check_place(out_, map(Path, [train, *([dev] if dev else []), *languages_of(test).values()]))
     files = languages_of(test)
 
     def read(path: str, language: str) -> Examples:

@@ -56,6 +56,7 @@ class Fault:
 
 EMPTY_SIDE = "empty side"
 """The reason of a row that lacks the text of a column."""
+ZERO_BYTE = Fault("zero byte", "text has no zero byte")
 Row = tuple[int, list[str] | Fault]
 """Line (or row) from 1, and the values of the columns asked for."""
 SEPARATOR = re.compile(rb'"?sep=([^"\x80-\xff])"?', re.IGNORECASE)
@@ -487,6 +488,8 @@ def cells(
         text = text.strip()
         if BLANK.fullmatch(text):
             return Fault(EMPTY_SIDE, f"nothing in {name!r}; every column that is read must have text")
+        if "\0" in text:
+            return ZERO_BYTE
         texts.append(text)
     return texts
 

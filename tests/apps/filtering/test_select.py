@@ -61,8 +61,9 @@ def test_english_is_recognised_among_the_languages_that_are_sensible():
     given_pairs = pairs(*((text, "x") for text in texts[:2]), ("ភាសាខ្មែរ", "x"))
     assert select.without_english(given_pairs, None)[1] == {"en": 1, "fr": 1, "km": 1}
     assert select.without_english(given_pairs, select.checked_languages(["km"]))[1] == {"en": 2, "km": 1}
-    with pytest.raises(DataError, match=r"knows no language 'khm'; did you mean 'km'"):
-        select.checked_languages(["khm"])
+    assert select.checked_languages(["khm", "German"]) == ("km", "de", "en")
+    with pytest.raises(DataError, match=r"knows no language 'kmh'; write codes, such as fr,de"):
+        select.checked_languages(["kmh"])
 
 
 def test_without_sacrebleu_the_error_names_the_installation(monkeypatch):

@@ -1,5 +1,6 @@
 """What a storage can do without."""
 
+import errno
 import json
 import os
 import shutil
@@ -216,6 +217,20 @@ def test_the_command_goes_on_past_what_has_vanished(copied, command, monkeypatch
     code, _, err = command("clean", "--older", 0, "--yes")
     assert (code, "1 not removed: gone meanwhile" in err) == (0, True), err
     assert not list(storage.rglob(OPTIMIZER))
+
+
+def test_the_command_fails_if_the_storage_cannot_be_written(copied, command, monkeypatch):
+    storage = copied[1].path.parents[1]
+    monkeypatch.setenv("BABELTUNE_HOME", str(storage))
+
+    def denied(removal):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), f"{removal.path}.draft")
+
+    monkeypatch.setattr(housekeeping.Removal, "carry_out", denied)
+    code, shown, err = command("clean", "--older", 0, "--yes")
+    assert (code, shown) == (1, "")
+    assert f"not removed: {next(storage.rglob(OPTIMIZER)).parent} cannot be written (Permission denied)" in err
+    assert ".draft" not in err
 
 
 def test_a_cluster_file_can_ask_for_the_same_after_each_sweep(copied):

@@ -19,7 +19,8 @@ from babeltune.data import language_id
 from babeltune.data.file_readers import Fault, refuse_broken
 from babeltune.data.sources import Refusals
 from babeltune.data.text_keys import text_key
-from babeltune.errors import DataError, nearest
+from babeltune.errors import DataError
+from babeltune.schema.languages import code_of, meaning
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -92,15 +93,15 @@ def without_test(pairs: Pairs, test: Pairs) -> Pairs:
 
 
 def checked_languages(languages: Sequence[str] | None) -> tuple[str, ...] | None:
-    """The languages that a source can be in, English among them. `DataError` for one that py3langid does not know."""
-    for language in languages or ():
-        if language not in language_id.languages():
-            identified = sorted(language_id.languages())
-            allowed = ", ".join(identified)
-            raise DataError(
-                f"py3langid knows no language {language!r}{nearest(language, identified)}; known: {allowed}"
-            )
-    return None if languages is None else (*languages, ENGLISH)
+    """The languages that a source can be in, English among them, as py3langid writes them. `DataError` for one that it
+    does not know."""
+    if languages is None:
+        return None
+    labels = {meaning(label).language: label for label in language_id.languages()}
+    codes = {language: meaning(code_of(language) or language).language for language in languages}
+    if strange := [language for language, code in codes.items() if code not in labels]:
+        raise DataError(f"--languages: py3langid knows no language {strange[0]!r}; write codes, such as fr,de")
+    return (*(labels[code] for code in codes.values()), ENGLISH)
 
 
 def without_english(pairs: Pairs, among: Sequence[str] | None) -> tuple[Pairs, dict[str, int]]:

@@ -18,7 +18,7 @@ import numpy as np
 
 from babeltune.apps.own_files.tables import named_sheet
 from babeltune.apps.pair_files import Columns, only_column, pair_rows
-from babeltune.data.file_readers import BLANK, EMPTY_SIDE, Fault, located, not_utf8, numbered, refuse_broken
+from babeltune.data.file_readers import BLANK, EMPTY_SIDE, ZERO_BYTE, Fault, located, not_utf8, numbered, refuse_broken
 from babeltune.errors import DataError
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ SENTENCES, PAIRS = "one sentence a line", "a source and a target in each row"
 """What a file of text holds."""
 NONE = -1
 """In place of a sentence's number."""
-ZERO_BYTE = Fault("zero byte", "text has no zero byte")
 BREAKS = re.compile(r"[\t\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 """What would end a field or a line of the output: each becomes a blank."""
 
@@ -206,8 +205,8 @@ def read_pairs(path: Path, spill: Path, columns: Columns | None = None, codec: s
         for _, row in pair_rows(str(path), columns, hashlib.sha256(), codec, LONGEST):
             begun()
             lines.read += 1
-            if isinstance(row, Fault) or any("\0" in text for text in row):
-                lines.drop(row if isinstance(row, Fault) else ZERO_BYTE)
+            if isinstance(row, Fault):
+                lines.drop(row)
                 continue
             for side, text in zip(sides, row, strict=True):
                 side.add(_clean(text))

@@ -195,13 +195,19 @@ def clean(view: StorageView, *, older_s: float) -> tuple[int, int]:
     return len(done), sum(done)
 
 
+IN_USE, GONE = "in use by now", "gone meanwhile"
+"""Why a file stays though nothing failed."""
+
+
 def why_kept(removal: Removal) -> str:
     """Carries the removal out. Why it could not be done; empty if it is."""
     try:
-        return "" if removal.carry_out() else "in use by now"
+        return "" if removal.carry_out() else IN_USE
     except FileNotFoundError:
-        return "gone meanwhile"
-    except (OSError, ObjectStoreError) as error:
+        return GONE
+    except OSError as error:
+        return f"{removal.path.parent} cannot be written ({error.strerror})"
+    except ObjectStoreError as error:
         return str(error)
 
 
