@@ -314,7 +314,7 @@ def declared(*extras):
     return {canonicalize_name(Requirement(line).name) for line in lines} - {"babeltune"}
 
 
-USERS = ("quickstart", "faiss", "translation", "s3", "gs", "serve", "picture", "notebook")
+USERS = ("quickstart", "faiss", "translation", "s3", "gs", "serve", "picture", "notebook", "onnx")
 EVERY = (*USERS, "jobs", "dev")
 
 

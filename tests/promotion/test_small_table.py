@@ -19,7 +19,7 @@ from babeltune.data.teacher import teacher_folder
 from babeltune.errors import SpecError, TeacherError
 from babeltune.promotion import small_table as module
 from babeltune.promotion.small_encoder import SmallEncoder
-from babeltune.promotion.small_table import export_small, packed, table_of, whole_numbers
+from babeltune.promotion.small_table import Form, export_small, packed, table_of, whole_numbers
 from babeltune.schema.records import Teacher
 
 pytestmark = pytest.mark.usefixtures("one_scoring_process")
@@ -122,10 +122,18 @@ def test_what_is_no_table_and_what_has_no_sweep_is_refused(static, copied, tmp_p
     out = tmp_path / "small"
 
     def refused(match, model=str(static), **options):
+        asked = {name: options.pop(name) for name in ("format", "bits", "dim") if name in options}
         with pytest.raises((SpecError, TeacherError), match=match):
-            export_small(model, out, cluster, **{"sweep": folder.id, **options})
+            export_small(model, out, cluster, form=Form(**asked), **{"sweep": folder.id, **options})
 
-    refused("has the layers Transformer, Pooling, Normalize; only a static model", str(teacher_folder(Teacher())))
+    refused(
+        "has the layers Transformer, Pooling, Normalize; only a static model",
+        str(teacher_folder(Teacher())),
+        format="static",
+    )
+    refused("has the layers StaticEmbedding, Dense, Normalize; a graph is made of a Transformer", format="onnx")
+    refused("--int4 is for tables of static models, and .* becomes a graph", str(teacher_folder(Teacher())), bits=4)
+    refused("--dim 385: the vectors of .* have 384 numbers", str(teacher_folder(Teacher())), dim=385)
     refused("--dim 25: the vectors of .* have 24 numbers", dim=25)
     refused("--int4 puts two numbers into a byte, and a vector has 3; give an even --dim", bits=4, dim=3)
     refused("is no trial and no registered model; name the sweep", sweep=None)

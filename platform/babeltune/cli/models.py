@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -157,10 +157,16 @@ def compare(
 
 @app.command()
 def export(
-    model: Annotated[str, typer.Argument(help="A static model: a folder, SWEEP/t0003, or models:/NAME@ALIAS.")],
+    model: Annotated[str, typer.Argument(help="A folder, SWEEP/t0003, or models:/NAME@ALIAS.")],
     out_: Annotated[Path, typer.Option("--out", help="Where the new folder goes.")],
-    int8: Annotated[bool, typer.Option("--int8", help="Eight bits a number. This is what is done.")] = False,
-    int4: Annotated[bool, typer.Option("--int4", help="Four bits a number.")] = False,
+    format_: Annotated[
+        Literal["static", "onnx"] | None,
+        typer.Option("--format", help="A table for numpy, or a graph for onnxruntime; by what MODEL is."),
+    ] = None,
+    int8: Annotated[
+        bool, typer.Option("--int8", help="Eight bits a number; of a table unless --int4, and not of a graph else.")
+    ] = False,
+    int4: Annotated[bool, typer.Option("--int4", help="Four bits a number, of a table.")] = False,
     dim: Annotated[int | None, typer.Option(help="Keep the first numbers of each vector.", min=1)] = None,
     sweep: Annotated[str | None, typer.Option(help="The sweep whose dev sets count; the model's own.")] = None,
     most_lost: Annotated[
@@ -169,19 +175,20 @@ def export(
     cluster: ClusterFile = None,
     as_json: Json = False,
 ) -> None:
-    """Make a static model small: a table of whole numbers, which numpy alone reads.
+    """Make a static model a table of whole numbers, which numpy reads, or a Transformer a graph for onnxruntime.
 
     Both are scored on a sweep's dev sets. A loss above --most-lost is a refusal, and ends with 3."""
     from babeltune.cli.render import show_exported
     from babeltune.files import plain
-    from babeltune.promotion.small_table import export_small
+    from babeltune.promotion.small_table import Form, export_small
 
     if int8 and int4:
         raise typer.BadParameter("is another number of bits than --int4; give one of them", param_hint="--int8")
+    if int4 and format_ == "onnx":
+        raise typer.BadParameter("is for tables of static models; give --int8, or neither", param_hint="--int4")
+    form = Form(format=format_, bits=4 if int4 else 8 if int8 else None, dim=dim)
     with steps_shown("loading the model"):
-        done = export_small(
-            model, out_, cluster_of(cluster), bits=4 if int4 else 8, dim=dim, sweep=sweep, most_lost=most_lost
-        )
+        done = export_small(model, out_, cluster_of(cluster), form=form, sweep=sweep, most_lost=most_lost)
     warn(done.comparison.warnings)
     say(plain(done), as_json, lambda: show_exported(done, most_lost, out))
     raise typer.Exit(0 if done.folder is not None else 3)

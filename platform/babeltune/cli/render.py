@@ -237,12 +237,13 @@ def show_compared(comparison: ModelComparison, console: Console) -> None:
 
 
 def show_exported(done: Exported, most_lost: float, console: Console) -> None:
-    """A model and its small table side by side, then sizes, speeds and where it is."""
+    """A model and its new form side by side, then sizes, speeds and where it is."""
     show_compared(done.comparison, console)
     (size, smaller), (speed, faster) = done.sizes, done.speeds
     lines = [
         f"size: {size / 1e6:.1f} MB -> {smaller / 1e6:.1f} MB, {smaller / size:.1%}; vectors of {done.dim} numbers",
-        f"speed here: {speed:,.0f} texts/s with sentence-transformers, {faster:,.0f} with numpy",
+        f"speed here: {speed:,.0f} texts/s with sentence-transformers, {faster:,.0f} with "
+        f"{'numpy' if done.format == 'static' else 'onnxruntime'}, {faster / speed:.1f} times",
     ]
     if done.folder is None:
         name, lost = next((name, lost) for name, lost in done.losses.items() if not lost <= most_lost)

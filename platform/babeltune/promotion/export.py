@@ -34,7 +34,7 @@ from babeltune.training.build import token_set
 KIND = "sentence_transformers.models."
 """The module path of sentence-transformers' modules, by the name that every release knows."""
 LINEAR = "linear.Identity"
-SAFE = frozenset({".json", ".safetensors", ".md", ".txt", ".model", ".jinja"})
+SAFE = frozenset({".json", ".safetensors", ".md", ".txt", ".model", ".jinja", ".onnx"})
 """What an exported folder may hold."""
 
 

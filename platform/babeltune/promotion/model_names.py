@@ -8,16 +8,19 @@ from pathlib import Path
 from babeltune.errors import SpecError, UnknownNameError
 from babeltune.models.hub import model_folder as hub_folder
 from babeltune.promotion.candidate import Candidate, find_candidate
+from babeltune.promotion.onnx_graph import is_graph
 from babeltune.schema.cluster import Cluster
 
 
 def model_folder(model: str, cluster: Cluster, *, setting: str = "model") -> str:
-    """The folder behind a model's name: a path, a hub id, or `models:/NAME@ALIAS`. Raises `TeacherError` for none,
-    naming the `setting`."""
+    """The folder behind a model's name: a path, also of a graph, a hub id, or `models:/NAME@ALIAS`. Raises
+    `TeacherError` for none, naming the `setting`."""
     from babeltune.tracking.registry import fetch
 
     if model.startswith("models:/"):
         model = str(fetch(cluster.mlflow, model, cluster.folder / "fetched"))
+    if is_graph(Path(model)):
+        return str(Path(model).absolute())
     return str(hub_folder(model, None, setting=setting).absolute())
 
 

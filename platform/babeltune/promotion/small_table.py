@@ -1,7 +1,8 @@
-"""A static model with a table of whole numbers: `babeltune export MODEL --int8 --out FOLDER`.
+"""A smaller or faster form of a model: `babeltune export MODEL --out FOLDER`.
 
-A row of the table is 8 or 4 bits a number, times one scale. The folder is read by `small_encoder.py`, whose text its
-card carries. Both models are scored on a sweep's dev sets, item by item, before the folder is there."""
+A static model becomes a table of whole numbers: a row is 8 or 4 bits a number, times one scale. The folder is read by
+`small_encoder.py`, whose text its card carries. A Transformer becomes a graph (`onnx_graph.py`). Both
+models are scored on a sweep's dev sets, item by item, before the folder is there."""
 
 from __future__ import annotations
 
@@ -22,11 +23,11 @@ from babeltune.data.prepared import read_prepared
 from babeltune.errors import SpecError
 from babeltune.files import draft_folder
 from babeltune.models.hub import open_model
-from babeltune.promotion import small_encoder
 from babeltune.promotion.candidate import dev_texts
 from babeltune.promotion.evaluate import weights_of
 from babeltune.promotion.export import write_folder
 from babeltune.promotion.model_names import sweep_of, trial_of
+from babeltune.promotion.onnx_graph import write_graph
 from babeltune.promotion.promote import check_free
 from babeltune.promotion.small_encoder import SmallEncoder
 from babeltune.promotion.sweep_scores import Comparison, compare_models
@@ -38,9 +39,33 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from sentence_transformers import SentenceTransformer
 
-Bits = Literal[8, 4]
+Bits = Literal[32, 8, 4]
+Written = tuple[str, Callable[[list[str]], "NDArray[np.float32]"], str]
+"""How the card's code opens the folder; what encodes with it; and the folder that is scored."""
 TIMED = 2000
 """Texts of the dev sets that speeds are measured on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """What is asked for."""
+
+    format: Literal["static", "onnx"] | None = None
+    """None: what the model is."""
+    bits: Bits | None = None
+    """None: 8 of a static model, 32 of a graph."""
+    dim: int | None = None
+    """The first numbers of each vector that are kept; None: all."""
+
+    def of(self, model: SentenceTransformer, name: str) -> Form:
+        """The form with the model's defaults. Raises `SpecError` for 4 bits of a graph."""
+        static = type(model[0]).__name__ == "StaticEmbedding"
+        chosen = self.format or ("static" if static else "onnx")
+        if chosen == "onnx" and self.bits == 4:
+            raise SpecError(
+                f"--int4 is for tables of static models, and {name} becomes a graph; give --int8, or neither"
+            )
+        return replace(self, format=chosen, bits=self.bits or (8 if chosen == "static" else 32))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,13 +74,14 @@ class Exported:
 
     folder: str | None
     """The new folder; None if a mean has lost more than it may."""
+    format: Literal["static", "onnx"]
     bits: Bits
     dim: int
     """Numbers of a vector."""
     sizes: tuple[int, int]
     """Bytes of the files, before and after."""
     speeds: tuple[float, float]
-    """Texts a second on this machine, tokenizing among it: sentence-transformers before, numpy after."""
+    """Texts a second on this machine, tokenizing among it: sentence-transformers before, numpy or onnxruntime after."""
     losses: dict[str, float]
     """The loss of each mean of `comparison.overall`: the first model's minus the second's."""
     comparison: Comparison
@@ -66,17 +92,15 @@ def export_small(
     out: Path,
     cluster: Cluster,
     *,
-    bits: Bits = 8,
-    dim: int | None = None,
+    form: Form = Form(),  # a frozen record
     sweep: str | None = None,
     most_lost: float = 0.01,
 ) -> Exported:
-    """Writes the model with a table of whole numbers, if no mean of its scores loses more than `most_lost`.
+    """Writes the model in its new form, if no mean of its scores loses more than `most_lost`.
 
-    `dim` keeps the first numbers of each vector. The scores are of the sweep's dev sets: by default that of the trial
-    or of the registered model.
+    The scores are of the sweep's dev sets: by default that of the trial or of the registered model.
 
-    Raises `SpecError` for a model that is no table of token vectors, if no sweep is known, and if `out` is there."""
+    Raises `SpecError` for a model that cannot have this form, if no sweep is known, and if `out` is there."""
     check_free(out)
     view = StorageView(cluster)
     view.update(every=True)
@@ -84,26 +108,40 @@ def export_small(
     drafts_of = draft_folder("export", view.folder / "evaluations")
     with weights_of(model, trial, view) as (_, folder), drafts_of as drafts:
         sweep = sweep or sweep_of(model, trial, cluster)
-        whole, small, prompt = open_model(folder), drafts / "small", ""
-        if whole.default_prompt_name is not None:
-            prompt = str(whole.prompts[whole.default_prompt_name])
-        table = _write(whole, table_of(whole, model, dim), bits, small, drafts / "plain")
-        comparison = compare_models(folder, str(drafts / "plain"), cluster, sweep=sweep)
+        whole, small = open_model(folder), drafts / "small"
+        form = form.of(whole, model)
+        call, encode, scored = (_table if form.format == "static" else _graph)(whole, model, form, small)
+        comparison = compare_models(folder, scored, cluster, sweep=sweep)
         losses = {cell.name: cell.champion - cell.challenger for cell in comparison.overall}
         texts = _timed_texts(view, comparison.sweep)
         exported = Exported(
             folder=str(out) if all(lost <= most_lost for lost in losses.values()) else None,
-            bits=bits,
-            dim=table.shape[1],
+            format=form.format or "onnx",
+            bits=form.bits or 32,
+            dim=encode(["dimension"]).shape[1],
             sizes=(_bytes_of(Path(folder)), _bytes_of(small)),
-            speeds=(_speed(whole.encode, texts), _speed(SmallEncoder(str(small), prompt).encode, texts)),
+            speeds=(_speed(whole.encode, texts), _speed(encode, texts)),
             losses=losses,
             comparison=replace(comparison, first=model, second=str(out)),
         )
         if exported.folder is not None:
-            (small / "README.md").write_text(_card(exported, model, prompt), encoding="utf-8")
+            (small / "README.md").write_text(_card(exported, model, call), encoding="utf-8")
             write_folder(partial(shutil.copytree, small, dirs_exist_ok=True), out)
     return exported
+
+
+def _table(whole: SentenceTransformer, name: str, form: Form, small: Path) -> Written:
+    prompt = "" if whole.default_prompt_name is None else str(whole.prompts[whole.default_prompt_name])
+    plain = small.with_name("plain")
+    _write(whole, table_of(whole, name, form.dim), form.bits or 8, small, plain)
+    return f'SmallEncoder(".", prompt={json.dumps(prompt)})', SmallEncoder(str(small), prompt).encode, str(plain)
+
+
+def _graph(whole: SentenceTransformer, name: str, form: Form, small: Path) -> Written:
+    write_graph(whole, name, small, int8=form.bits == 8, dim=form.dim)
+    from babeltune.promotion.onnx_encoder import OnnxEncoder
+
+    return 'OnnxEncoder(".")', OnnxEncoder(str(small)).encode, str(small)
 
 
 def table_of(model: SentenceTransformer, name: str, dim: int | None = None) -> NDArray[np.float32]:
@@ -147,11 +185,9 @@ def packed(numbers: NDArray[np.int8], bits: Bits) -> NDArray[np.int8] | NDArray[
     return above[:, ::2] | above[:, 1::2] << 4
 
 
-def _write(
-    whole: SentenceTransformer, table: NDArray[np.float32], bits: Bits, small: Path, plain: Path
-) -> NDArray[np.float32]:
+def _write(whole: SentenceTransformer, table: NDArray[np.float32], bits: Bits, small: Path, plain: Path) -> None:
     """Writes the small folder, and its vectors as a plain sentence-transformers folder, which is scored as every model
-    is. Returns these vectors."""
+    is."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.models import Normalize, StaticEmbedding
 
@@ -163,7 +199,6 @@ def _write(
     modules = [StaticEmbedding(whole.tokenizer, embedding_weights=table), Normalize()]
     model = SentenceTransformer(modules=modules, prompts=whole.prompts, default_prompt_name=whole.default_prompt_name)
     model.save(str(plain), create_model_card=False)
-    return table
 
 
 def _timed_texts(view: StorageView, sweep: str) -> list[str]:
@@ -180,12 +215,13 @@ def _speed(encode: Callable[[list[str]], object], texts: list[str]) -> float:
 
 def _bytes_of(folder: Path) -> int:
     """Bytes of the weights and of all JSON. A folder of the hub may hold other forms of the same weights."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.suffix in (".safetensors", ".json"))
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.suffix in (".safetensors", ".onnx", ".json"))
 
 
-def _card(exported: Exported, model: str, prompt: str) -> str:
+def _card(exported: Exported, model: str, call: str) -> str:
     """The new folder's README: what it lost, and how it is read."""
-    source = Path(small_encoder.__file__).read_text(encoding="utf-8")
+    reader = "small_encoder.py" if exported.format == "static" else "onnx_encoder.py"
+    source = Path(__file__).with_name(reader).read_text(encoding="utf-8")
     before, after = exported.sizes
     lines = [
         f"# {model}, {exported.bits} bits a number",
@@ -201,5 +237,5 @@ def _card(exported: Exported, model: str, prompt: str) -> str:
         f"{cell.low:+.4f} to {cell.high:+.4f} |"
         for cell in exported.comparison.overall
     ]
-    call = f'vectors = SmallEncoder(".", prompt={json.dumps(prompt)}).encode(["a text", "another"])'
+    call = f'vectors = {call}.encode(["a text", "another"])'
     return "\n".join([*lines, "", "It is read so:", "", "```python", source.rstrip(), "", "", call, "```", ""])

@@ -1,0 +1,128 @@
+"""A Transformer as an ONNX graph, whole or with weights of eight bits. The folder is read by `onnx_encoder.py`.
+
+Optimum, through which sentence-transformers exports, wants transformers 4. So torch exports here."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import json
+import logging
+import warnings
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+import torch
+from tokenizers import Tokenizer
+from torch import nn
+
+from babeltune.errors import SpecError
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+MODULES = {"Transformer", "Pooling", "Dense", "Normalize"}
+"""Modules that a graph can have."""
+GRAPH = "model.onnx"
+SETTINGS = "encoder.json"
+MISSING = "packages are missing; pip install babeltune[onnx]"
+MOST_BYTES = 2**31
+"""Bytes of a graph in one file, by the format (protobuf)."""
+
+
+def is_graph(folder: Path) -> bool:
+    """Whether a folder is one of `write_graph`. Raises `SpecError` if it cannot be read here."""
+    if not ((folder / SETTINGS).is_file() and (folder / GRAPH).is_file()):
+        return False
+    if importlib.util.find_spec("onnxruntime") is None:
+        raise SpecError(f"{folder} is a graph: {MISSING}")
+    return True
+
+
+class Graph(nn.Module):
+    """All modules of a model in turn: token ids and mask, [texts, tokens], become vectors, [texts, dim]."""
+
+    def __init__(self, model: SentenceTransformer, dim: int | None) -> None:
+        super().__init__()
+        self.model, self.dim = model, dim
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        features = {"input_ids": input_ids, "attention_mask": attention_mask}
+        for module in self.model:
+            features = module(features)
+        vectors: torch.Tensor = features["sentence_embedding"]
+        return vectors if self.dim is None else nn.functional.normalize(vectors[:, : self.dim], dim=1)
+
+
+def write_graph(model: SentenceTransformer, name: str, folder: Path, *, int8: bool, dim: int | None) -> None:
+    """Writes the graph, the tokenizer and the prompt into a new folder.
+
+    Raises `SpecError` for a model of other modules, one too large for a file, and without the extra `onnx`."""
+    kinds = [type(module).__name__ for module in model]
+    width = model.get_embedding_dimension() or 0
+    if set(kinds) - MODULES or kinds[0] != "Transformer":
+        raise SpecError(
+            f"{name} has the layers {', '.join(kinds)}; a graph is made of a Transformer with pooling and dense "
+            "layers; for a static model leave out --format"
+        )
+    if dim is not None and dim > width:
+        raise SpecError(f"--dim {dim}: the vectors of {name} have {width} numbers; give at most that")
+    if (size := sum(each.nbytes for each in model.parameters())) >= MOST_BYTES:
+        raise SpecError(f"{name} has {size / 1e9:.1f} GB of weights, and a graph holds at most 2; train a smaller one")
+    try:
+        import onnxscript  # type: ignore[import-not-found, import-untyped, unused-ignore]  # noqa: F401
+        from onnxruntime import quantization
+    except ImportError as error:
+        raise SpecError(f"--format onnx: {MISSING}") from error
+    folder.mkdir()
+    tokenizer = _tokenizer(model, name)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    prompt = "" if model.default_prompt_name is None else model.prompts[model.default_prompt_name]
+    (folder / SETTINGS).write_text(json.dumps({"prompt": prompt}), encoding="utf-8")
+    with TemporaryDirectory(dir=folder.parent) as place:
+        whole = Path(place) / GRAPH if int8 else folder / GRAPH
+        _export(Graph(model.cpu().eval(), dim).eval(), tokenizer, whole)
+        if int8:
+            # A weight keeps seven bits: without VNNI, sums of two products of eight bits overflow.
+            quantization.quantize_dynamic(whole, folder / GRAPH, per_channel=True, reduce_range=True)
+
+
+def _tokenizer(model: SentenceTransformer, name: str) -> Tokenizer:
+    """The model's tokenizer with its cut and its padding."""
+    fast = getattr(model.tokenizer, "backend_tokenizer", None)
+    if fast is None:
+        raise SpecError(f"{name} has a tokenizer of Python alone; a folder needs one with a tokenizer.json")
+    tokenizer = Tokenizer.from_str(fast.to_str())
+    tokenizer.enable_truncation(model.max_seq_length)
+    tokenizer.enable_padding(pad_id=model.tokenizer.pad_token_id, pad_token=model.tokenizer.pad_token)
+    return tokenizer
+
+
+def _export(graph: Graph, tokenizer: Tokenizer, path: Path) -> None:
+    rows = tokenizer.encode_batch(["a text", "another text that is longer"])
+    example = tuple(torch.tensor([getattr(row, name) for row in rows]) for name in ("ids", "attention_mask"))
+    axes = {0: torch.export.Dim("texts"), 1: torch.export.Dim("tokens")}
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    levels = [each.level for each in loggers]
+    # The exporter prints its steps, and warns of what its libraries will change.
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), torch.no_grad():
+        warnings.simplefilter("ignore")
+        for each in loggers:
+            each.setLevel(logging.ERROR)
+        try:
+            torch.onnx.export(
+                graph,
+                example,
+                path,
+                input_names=["input_ids", "attention_mask"],
+                output_names=["vectors"],
+                dynamic_shapes={"input_ids": axes, "attention_mask": axes},
+                dynamo=True,
+                external_data=False,
+                verbose=False,
+            )
+        finally:
+            for each, level in zip(loggers, levels, strict=True):
+                each.setLevel(level)

@@ -1,0 +1,95 @@
+"""A Transformer as an ONNX graph: its vectors, the code of its card, and what is printed and refused."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.models import Dense, Normalize, Pooling, Transformer
+from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+from babeltune.data.teacher import teacher_folder
+from babeltune.promotion.fresh_scorer import encoder_of
+from babeltune.promotion.onnx_graph import write_graph
+from babeltune.schema.records import Teacher
+
+pytestmark = [pytest.mark.usefixtures("one_scoring_process"), pytest.mark.slow]
+TEXTS = ["A boat lies on the beach.", "", "Un bateau est sur la plage.", "a longer text, of some more words " * 9]
+RUN = """
+import json, pathlib, re, sys
+source = re.search("```python\\n(.*?)```", pathlib.Path("README.md").read_text(), re.DOTALL)[1]
+exec(source.replace('["a text", "another"]', sys.argv[1]))
+assert not {"torch", "transformers", "sentence_transformers", "babeltune"} & sys.modules.keys()
+print(json.dumps(vectors.tolist()))
+"""
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """A Transformer with a dense layer and a prompt; its folder."""
+    place = tmp_path_factory.mktemp("transformer")
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(teacher_folder(Teacher()))
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    BertModel(BertConfig(**shape, vocab_size=len(tokenizer))).save_pretrained(place / "bert")
+    tokenizer.save_pretrained(place / "bert")
+    modules = [Transformer(str(place / "bert"), max_seq_length=24), Pooling(32, "mean"), Dense(32, 16), Normalize()]
+    model = SentenceTransformer(modules=modules, prompts={"x": "boat: "}, default_prompt_name="x", device="cpu")
+    model.save(str(place / "model"), create_model_card=False)
+    return place / "model"
+
+
+@pytest.mark.parametrize(("int8", "dim", "least"), [(False, None, 0.999999), (True, None, 0.99), (False, 5, 0.999999)])
+def test_a_graph_gives_the_vectors_of_the_model(small, tmp_path, int8, dim, least):
+    model = SentenceTransformer(str(small), device="cpu")
+    expected = model.encode(TEXTS)[:, :dim]
+    write_graph(model, "small", tmp_path / "graph", int8=int8, dim=dim)
+    vectors = encoder_of(str(tmp_path / "graph"))(TEXTS, [""] * 4)
+    assert vectors.shape == (4, dim or 16)
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    assert (vectors * expected).sum(1).min() > least
+    assert (tmp_path / "graph" / "model.onnx").stat().st_size > 0
+
+
+def test_the_command_writes_a_folder_whose_card_encodes_without_torch(small, copied, command, tmp_path, monkeypatch):
+    _, folder, cluster = copied
+    monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
+    out = tmp_path / "graph"
+    code, said, _ = command("export", small, "--int8", "--sweep", folder.id, "--out", out, "--most-lost", 1, "--json")
+    done = json.loads(said)
+    assert code == 0
+    assert (done["format"], done["bits"], done["dim"]) == ("onnx", 8, 16)
+    assert done["sizes"][1] < 0.6 * done["sizes"][0]
+    assert max(map(abs, done["losses"].values())) < 0.1
+    names = ["README.md", "encoder.json", "model.onnx", "tokenizer.json"]
+    assert sorted(path.name for path in out.iterdir()) == names
+    run = [sys.executable, "-I", "-c", RUN, json.dumps(TEXTS)]
+    vectors = np.array(json.loads(subprocess.run(run, cwd=out, capture_output=True, check=True).stdout))
+    expected = SentenceTransformer(str(small), device="cpu").encode(TEXTS)
+    assert (vectors * expected).sum(1).min() > 0.99
+    code, said, _ = command("export", small, "--sweep", folder.id, "--out", tmp_path / "no", "--most-lost", -1)
+    assert code == 3
+    assert "more than --most-lost -1.0; nothing is written" in said
+    assert not (tmp_path / "no").exists()
+
+
+def test_without_the_extra_and_with_wrong_options_it_is_one_line(small, command, copied, tmp_path, monkeypatch):
+    _, folder, cluster = copied
+    monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
+    asked = ["export", small, "--sweep", folder.id, "--out", tmp_path / "graph"]
+    for options, words in (
+        (("--int8", "--int4"), "give one of them"),
+        (("--format", "onnx", "--int4"), "is for tables of static models"),
+        (("--int4",), "becomes a graph; give --int8, or neither"),
+        (("--format", "static"), "only a static model"),
+    ):
+        code, said, error = command(*asked, *options)
+        assert (code, said) == (2, "")
+        assert words in error
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    code, _, error = command(*asked)
+    assert code == 2
+    assert "--format onnx: packages are missing; pip install babeltune[onnx]" in error
+    assert not Path(tmp_path / "graph").exists()
