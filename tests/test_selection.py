@@ -97,6 +97,7 @@ def test_what_the_code_of_a_test_names_decides_whether_it_is_fast(planted):
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["leaves", pytest.param("hides", marks=pytest.mark.long)])
 def test_a_fast_test_that_starts_ray_all_the_same_fails(planted, how):
     done = fast_tests(planted, "-k", f"computes or {how}")

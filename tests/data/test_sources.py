@@ -299,7 +299,11 @@ def test_the_heavy_readers_are_imported_only_when_they_read():
 BROKEN_ROWS = {
     "column count": (b"Yes\tOui\tSi", "3 columns in 'Yes | Oui | Si', where line 1 has 2"),
     "empty side": (b"Yes\t ", "nothing in 'fra'"),
-    "not UTF-8": (b"Yes\tOu\xe9", "'Yes\\tOu\\\\xe9' at byte 6"),
+    "not UTF-8": (
+        b"Yes\tOu\xe9",
+        "'Yes\\tOu\\\\xe9' at byte 6 (unexpected end of data); save the file as UTF-8, name its",
+    ),
+    "zero byte": (b"Y\0s\tOui", "text has no zero byte; correct it"),
 }
 
 
@@ -332,6 +336,19 @@ def test_a_broken_json_line_is_an_error_with_file_and_line_or_dropped_and_counte
     assert message.startswith(f"{tmp_path / 't.jsonl'}:2: {reason}: ")
     assert words in message
     assert dropped(source, tmp_path) == {reason: 1}
+
+
+@pytest.mark.parametrize(
+    ("content", "way"),
+    [
+        ('[{"eng": "A", "fra": "B"}]', "`jq -c '.[]' FILE` makes them"),
+        ('{"eng": "A", "fra": "B"}{"eng": "C", "fra": "D"}', "`jq -c . FILE` gives each object a line"),
+        ('{\n"eng": "A",\n"fra": "B"\n}', "`jq -c . FILE` gives each object a line"),
+        ('["A", "B"]', "`jq -c '.[]' FILE` makes them"),
+    ],
+)
+def test_another_kind_of_json_says_how_it_becomes_lines(tmp_path, content, way):
+    assert way in refused(table(put(tmp_path, "t.jsonl", content + "\n"), format="jsonl"), tmp_path)
 
 
 @pytest.mark.parametrize("format", ["tsv", "csv", "jsonl"])
@@ -846,7 +863,13 @@ def test_what_is_no_file_is_refused_and_never_waited_for(tmp_path, kind):
     [
         ("t.csv", "eng,fra\nYes,Oui\n", "if this is CSV, say `format: csv`"),
         ("t.txt", "eng,fra\nYes,Oui\n", "if this is CSV, say `format: csv`"),
-        ("t.txt", "eng;fra\nYes;Oui\n", "say `format: csv` and `delimiter: ;`"),
+        (
+            "t.txt",
+            "eng;fra\nYes;Oui\n",
+            'a semicolon stands between the columns, say `format: csv` and `delimiter: ";"`',
+        ),
+        ("t.csv", " eng \tfra\nYes\tOui\n", "no column 'eng'; columns: ' eng ', fra; did you mean ' eng '?"),
+        ("t.csv", " \n \n", "t.csv:1: the first line is blank; it must name the columns"),
         ("t.jsonl", '{"eng": "Yes"}\n', "say `format: jsonl`"),
         ("t.tsv", "engl\tfra\nYes\tOui\n", "columns: engl, fra; did you mean 'engl'?"),
     ],

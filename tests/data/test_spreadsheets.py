@@ -37,6 +37,12 @@ def test_a_sweep_file_and_init_read_the_same_columns_of_a_workbook(kind, tmp_pat
     assert (table.format, table.columns, table.sample[0][:4]) == (kind, tuple(ROWS[0]), ("Yes", "Oui", "3", "0.5"))
 
 
+def test_an_old_workbook_says_how_to_save_it(tmp_path):
+    (tmp_path / "book.xlsx").write_bytes(b"\xd0\xcf\x11\xe0" + bytes(600))
+    with pytest.raises(DataError, match="an old Excel workbook; save it as XLSX"):
+        list(sheet_rows(tmp_path / "book.xlsx", None, hashlib.sha256(), 1000))
+
+
 @pytest.mark.parametrize("kind", BOOKS)
 def test_a_sheet_is_named_if_several_have_cells(kind, tmp_path):
     path = BOOKS[kind](tmp_path / "book", Texts=ROWS, Old=ROWS, Empty=[])

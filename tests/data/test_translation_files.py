@@ -112,6 +112,7 @@ DAMAGED = {
     "external": ("<!DOCTYPE tmx [<!ENTITY a SYSTEM 'file:///etc/passwd'>]><tmx/>", "declares an entity"),
     "cut": ("<tmx><body><tu><tuv lang='fr'><seg>a", "not XML"),
     "deep": ("<tmx>" + "<a>" * 5000, "more than 1,000 elements stand within one another"),
+    "page": ("<html><body><p>a</p></body></html>", "the document is 'html', and neither TMX nor XLIFF"),
     "tag": ("<tmx a='" + "x" * (1 << 18), "without the end of a tag"),
 }
 

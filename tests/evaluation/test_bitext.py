@@ -264,7 +264,7 @@ def ntrex(teacher):
 
 @needs_data
 @pytest.mark.filterwarnings("ignore:To copy construct from a tensor")  # mteb's own
-@pytest.mark.parametrize("corpus", ["tatoeba", "ntrex"])
+@pytest.mark.parametrize("corpus", [pytest.param("tatoeba", marks=pytest.mark.long), "ntrex"])
 def test_bitext_scores_are_mtebs_on_real_text(corpus, teacher, request):
     from mteb._evaluators.text.bitext_mining_evaluator import BitextMiningEvaluator
     from mteb.abstasks.text.bitext_mining import AbsTaskBitextMining

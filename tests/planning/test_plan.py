@@ -100,10 +100,10 @@ def test_the_plan_says_which_pairs_are_in_other_languages(tiny_file, tmp_path):
     report = make_plan(sweep, samples=0)
     assert dict(summary(report, sweep, None))["language"] == "a: 9 not in fra; counted, and trained on"
     (words,) = about_strangers(sweep, report.counts)
-    assert words.startswith("source 'a': 9 not in fra of 9 pairs; check its columns' languages, or leave them out with")
+    assert words == "source 'a': 9 not in fra of 9 pairs; check its columns' languages"
     left = {"a": {"pairs": 600, "no_overlap": 300, "dropped: swapped": 90}}  # half stand in a dev set
     (words,) = about_strangers(sweep, left)
-    assert words.startswith("source 'a': 90 swapped of 300 pairs")
+    assert words.startswith("source 'a': 90 swapped of 300 pairs; check its columns' languages, or leave them out with")
     unjudged = read_sweep(tiny_file, assignments=text)
     assert "language" not in dict(summary(report, unjudged, None))
     (words,) = make_plan(unjudged, samples=0).warnings
@@ -112,6 +112,11 @@ def test_the_plan_says_which_pairs_are_in_other_languages(tiny_file, tmp_path):
     progress, sync = SweepProgress(unjudged, folder), DriverSync(cluster, folder)
     Attempt(unjudged, cluster, folder, progress, sync, StopSignal(), accept=False)._read(None)
     assert progress.messages == [f"warning: {words}"], "a driver says the same"
+    exchanged = "".join(f"Où est donc la vieille gare {i} ?\tWhere is the old station {i}?\n" for i in range(9))
+    (tmp_path / "train.tsv").write_text(f"eng\tfra\n{exchanged}", encoding="utf-8")
+    words, *_ = make_plan(unjudged, samples=0).warnings
+    assert words.endswith("in another language, 9 of them each in that of the other; exchange the columns")
+    (tmp_path / "train.tsv").write_text(f"eng\tfra\n{lines}", encoding="utf-8")
     with pytest.raises(DataError, match=r"no pairs are left to train on; a: .*not in fra 9, language 0"):
         make_plan(read_sweep(tiny_file, assignments=[*text, "data.clean.language=drop"]))
 

@@ -1210,6 +1210,7 @@ def test_pairs_are_those_that_their_file_is_named_after(name, count):
     assert len(pairs_of(read_sweep("search_spaces/soft_contrastive.yaml", overlays=overlays, fetch=promoted))) == count
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_every_pivot_of_real_text_joins_something():
     try:
@@ -1303,6 +1304,10 @@ ALONE = ("config={beta: 0, gamma: 0}", "parameters={}", "teacher.languages=[eng,
         ),
         (["objectives=[{metric: dev/everyday/accuracy, goal: minimize}]"], "accuracy is better the higher it is"),
         (["student.kind=transformer", "parameters={student.heads: {choice: [-1, 0, 4]}}"], "-1 must be from 1 to"),
+        (
+            ["data.train=[{name: s, path: train.tsv, columns: {english: eng, french: fra}}]", "data.dev=[]"],
+            "'english' is no code of a language: write eng, 'french' is no code of a language: write fra",
+        ),
         (["data.anchor_priority=[xyz]"], "none of xyz is a language of data.train; allowed: eng, fra"),
         (["training.pairs=129", "training.reports=3"], "training.pairs 129 in batches of 64 are 2"),
         (

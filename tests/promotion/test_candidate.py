@@ -61,6 +61,7 @@ def test_languages_of_a_multi_way_set_are_the_same_rows():
     assert distinct_rows([]) == 0
 
 
+@pytest.mark.long
 def test_the_level_is_corrected_for_the_best_of_n_whatever_the_metric_that_chose(copied, tmp_path):
     """On dev sets: the first objective has no standard error, and a rule may choose by another metric."""
     sweep, folder, cluster = copied

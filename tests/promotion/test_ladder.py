@@ -84,6 +84,7 @@ def test_each_model_of_the_front_is_a_version_with_its_aliases(ladder, monkeypat
     assert len(versions_of(cluster.mlflow, "searched")) == versions
 
 
+@pytest.mark.long
 def test_a_rung_that_is_refused_is_named_and_hands_on_its_aliases(ladder, monkeypatch):
     folder, cluster, (best, middle, small) = ladder
     place = folder.trial(int(small[1:]))
@@ -104,6 +105,7 @@ def test_a_rung_that_is_refused_is_named_and_hands_on_its_aliases(ladder, monkey
     assert holders(cluster) == {"best": best, "small": middle, "fast": middle}
 
 
+@pytest.mark.long
 def test_an_alias_stays_with_a_model_that_the_rung_does_not_beat(ladder, tmp_path):
     folder, cluster, (best, _, small) = ladder
     telling = replace(cluster, notify=(teller(tmp_path / "events"),))

@@ -440,6 +440,7 @@ def test_the_job_of_another_program_is_left_alone(babeltune, head, long):
         client.stop_job(theirs)
 
 
+@pytest.mark.long
 def test_the_doctor_looks_here_and_at_the_head(babeltune, place):
     code, out, err = babeltune("doctor", "--json")
     findings = {one["name"]: one for one in json.loads(out)}

@@ -242,7 +242,10 @@ def of_method(method, file, storage, *more):
     return sweep, prepare(sweep, storage)
 
 
-@pytest.mark.parametrize("method", ["translation_ranking", "ml_ctl", "dimension_reduction"])
+LONG = [pytest.param(name, marks=pytest.mark.long) for name in ("translation_ranking", "dimension_reduction")]
+
+
+@pytest.mark.parametrize("method", ["ml_ctl", *LONG])
 def test_numbers_of_64_bits_give_the_trial_that_those_of_32_give(
     tiny_file, tiny_storage, tmp_path, monkeypatch, method
 ):

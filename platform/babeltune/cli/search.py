@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -65,12 +65,6 @@ def index(
     files: Annotated[list[Path], typer.Argument(help="Text, one a line, packed or not; or tables, with --column.")],
     out_: Annotated[Path, typer.Option("--out", help="A new folder for the index.")],
     column: Annotated[str | None, typer.Option(help="The column of each file, if they are tables.")] = None,
-    kind: Annotated[
-        Literal["flat", "hnsw"] | None,
-        typer.Option(
-            help="Compare a query with every vector, or follow a graph; by default up to 200,000 texts, and above."
-        ),
-    ] = None,
     prompt: Prompt = None,
     language: Language = None,
     cluster: ClusterFile = None,
@@ -89,11 +83,11 @@ def index(
     with steps_shown(FIRST, GOES_ON):
         models = models_of(model, cluster, prompt, language, language)
         columns = None if column is None else (column, column)
-        done = build_index(models[0], model, files, out_, encoding_of(models, cluster, codec, columns), kind)
+        done = build_index(models[0], model, files, out_, encoding_of(models, cluster, codec, columns))
     warn(about_lines(zip(files, done["lines"], strict=True)))
     if zeros := done["zero_vectors"]:
         warn([f"a zero vector, which has no cosine with any other: {counted(zeros, 'text')}, not in the index"])
-    words = f"{counted(done['rows'], 'text')} of {done['dim']} dimensions ({done['kind']}) in {out_}"
+    words = f"{counted(done['rows'], 'text')} of {done['dim']} dimensions in {out_}"
     say(done, as_json, lambda: out.print(words, markup=False, highlight=False, soft_wrap=True))
 
 

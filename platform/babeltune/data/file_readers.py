@@ -375,13 +375,17 @@ def check_column(path: Path, name: str, head: list[str]) -> None:
         raise DataError(f"{path}:1: {head.count(name)} columns are called {shortened(name)}; rename all but one")
     if name not in head and f'"{name}"' in head:
         raise DataError(f"{path}:1: column {shortened(name)} is in quotation marks; say `quoted: true`")
+    if name not in head and all(map(BLANK.fullmatch, head)):
+        raise DataError(f"{path}:1: the first line is blank; it must name the columns")
     if name not in head:
-        other = other_format(path, head)
+        columns = listed(shortened(each) if each != each.strip() else each for each in head)
         is_numbered = head == [str(index) for index in range(len(head))]
-        names = "" if is_numbered else "; the first line must name the columns"
-        names += ", or with `header: false` they are numbered from 0" if names and name.isdigit() else ""
-        todo = other or nearest(name, head) or names
-        raise DataError(f"{path}:1: no column {shortened(name)}; columns: {listed(head)}{todo}")
+        todo = "; say 0" if is_numbered and len(head) == 1 else f"; say a number from 0 to {len(head) - 1}"
+        if not is_numbered:
+            todo = "; the first line must name the columns"
+            todo += ", or with `header: false` they are numbered from 0" if name.isdigit() else ""
+            todo = other_format(path, head) or nearest(name, head) or todo
+        raise DataError(f"{path}:1: no column {shortened(name)}; columns: {columns}{todo}")
 
 
 OTHER_FORMATS = (
@@ -395,14 +399,22 @@ OTHER_FORMATS = (
 
 
 def other_format(path: Path, head: list[str]) -> str:
-    """Which `format` the source may lack, by the file's ending and first line; empty if nothing speaks for another."""
-    (only, *more), ending = head, text_name(path).rpartition(".")[2].lower()
+    """Which `format` or `delimiter` the source may lack, by the first line; empty if nothing speaks for another, such
+    as several columns."""
+    only, *more = head
     for begin, name, format_ in OTHER_FORMATS:
         if only.removeprefix("\ufeff").lstrip().startswith(begin):
             return f"; if this is {name}, say `format: {format_}`"
-    if only.lower().startswith("sep=") or ending == "csv" or (not more and "," in only):
-        return "; if this is CSV, say `format: csv`, and with another character between the columns `delimiter`"
-    return "; if a semicolon stands between the columns, say `format: csv` and `delimiter: ;`" if ";" in only else ""
+    common = max(DELIMITERS, key=only.count)
+    if more or not (common in only or text_name(path).lower().endswith(".csv")):
+        return ""
+    if common in only and common != ",":
+        return f'; if {DELIMITERS[common]} stands between the columns, say `format: csv` and `delimiter: "{common}"`'
+    return "; if this is CSV, say `format: csv`, and with another character between the columns `delimiter`"
+
+
+DELIMITERS = {",": "a comma", ";": "a semicolon", "|": "a bar"}
+"""What may stand between columns, besides a tab; the likeliest first."""
 
 
 def moses_rows(lines: Lines) -> Iterator[Row]:
@@ -435,10 +447,19 @@ def json_object(raw: bytes) -> dict[str, object] | Fault:
     except RecursionError:
         return Fault("not JSON", f"{shortened(raw.decode())} is nested too deeply; each line is one flat JSON object")
     except ValueError as error:
-        return Fault("not JSON", f"{shortened(raw.decode())}: {error}; each line is one JSON object")
+        way = jq_words(raw.decode().strip(), several="Extra data" in str(error))
+        return Fault("not JSON", f"{shortened(raw.decode())}: {error}; each line is one JSON object{way}")
     if not isinstance(record, dict):
-        return Fault("not JSON", f"{shortened(raw.decode())} is not an object; each line is one JSON object")
+        way = jq_words(raw.decode().strip(), several=False)
+        return Fault("not JSON", f"{shortened(raw.decode())} is not an object; each line is one JSON object{way}")
     return record
+
+
+def jq_words(text: str, *, several: bool) -> str:
+    """How a line of another kind of JSON becomes lines with an object each."""
+    if text.startswith("["):
+        return "; of a list, `jq -c '.[]' FILE` makes them"
+    return "; `jq -c . FILE` gives each object a line" if several or text == "{" else ""
 
 
 class _RepeatedKeyError(Exception):

@@ -115,8 +115,9 @@ class Refusals:
         """Counts the row, or raises `DataError` that names its place."""
         self.unused += fault.kind in ("unused", "left out")
         if not self.drop and fault.kind != "left out":
+            todo = "save the file as UTF-8, name its `encoding`" if fault.kind == "encoding" else "correct it"
             raise DataError(
-                f"{place}: {fault.reason}: {fault.words}; correct it, or leave such rows out with {self.switch}"
+                f"{place}: {fault.reason}: {fault.words}; {todo}, or leave such rows out with {self.switch}"
             )
         self.counts[fault.reason] += 1
         self.firsts.setdefault(fault.reason, f"{place}: {fault.words or fault.reason}")

@@ -10,6 +10,7 @@ from typing import Literal
 
 from babeltune.data import read_progress
 from babeltune.data.file_readers import Digest, Fields, too_long
+from babeltune.data.text_streams import refuse_other
 from babeltune.data.watched_process import ended, watched
 from babeltune.errors import DataError, listed, shortened
 
@@ -39,6 +40,8 @@ def sheet_rows(path: Path, sheet: str | None, content: Digest, longest: int) -> 
         while block := raw.read(1 << 20):
             content.update(block)
     if workbook_format(path) is None:
+        with path.open("rb") as raw:
+            refuse_other(raw.read(512), path)
         raise DataError(f"{path} is no XLSX or ODS workbook; correct `format`, or save it again")
     with watched("sheet_process.py", str(path), sheet or "", memory=MEMORY) as process:
         assert process.stdout is not None

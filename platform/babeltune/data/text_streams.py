@@ -265,6 +265,6 @@ def transcoded(stream: IO[bytes], encoding: str, name: object) -> Iterator[bytes
         yield decoder.decode(b"", final=True).encode()
     except LookupError as error:
         words = f"{name}: encoding {shortened(encoding)} is unknown to Python"
-        raise DataError(f"{words}; say for example cp1252, or shift_jis") from error
+        raise DataError(f"{words}; name another: `encoding: cp1252` in a sweep file, else --encoding") from error
     except UnicodeError as error:
         raise DataError(f"{name} is not {encoding}: {error}; name its encoding, or save it as UTF-8") from error

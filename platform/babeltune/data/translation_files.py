@@ -144,6 +144,8 @@ class Units:
         name = tag.rpartition("}")[2]
         if self._depth > DEEPEST:
             raise DataError(f"more than {DEEPEST:,} elements stand within one another; export the file again")
+        if self._depth == 1 and name not in ("tmx", "xliff"):
+            raise DataError(f"the document is {shortened(name)}, and neither TMX nor XLIFF; export the file again")
         if self._skipped or name in OTHER_TEXT or (self._text is not None and name in CODES):
             self._skipped += 1
             if "lb" in (attributes.get("ctype"), attributes.get("type")):

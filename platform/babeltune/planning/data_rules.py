@@ -35,11 +35,10 @@ def data_problems(data: Data) -> Iterator[Problem]:
     spoken = sorted({language for source in files for language in languages(source, by_name)})
     anchors = data.anchor_priority
     if spoken and anchors and not any(same_variety(a, b) for a in spoken for b in anchors):
-        yield (
-            ("data", "anchor_priority"),
-            f"none of {', '.join(anchors)} is a language of data.train; allowed: {', '.join(spoken)}"
-            f"{nearest(anchors[0], spoken)}",
-        )
+        names = [f"{name!r} is no code of a language: write {written}" for name in spoken if (written := code_of(name))]
+        todo = f"; {', '.join(names)}" if names else nearest(anchors[0], spoken)
+        words = f"none of {', '.join(anchors)} is a language of data.train; allowed: {', '.join(spoken)}{todo}"
+        yield ("data", "anchor_priority"), words
     for index, anchor in enumerate(anchors):
         if anchor not in spoken and (written := code_of(anchor)):
             yield ("data", "anchor_priority", index), f"{anchor!r} is no code of a language; write {written}"

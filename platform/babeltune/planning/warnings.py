@@ -15,6 +15,8 @@ from babeltune.schema.records import Training
 
 MANY_STRANGERS = 0.2
 """The share of a source's pairs with a text in another language above which it is said."""
+NEARLY_ALL = 0.9
+"""The share above which the file is misread, and no pair should be dropped for it."""
 JUDGED = 200
 """Pairs of each two languages whose languages are looked at if the sweep file does not have them judged."""
 MANY_EPOCHS = 1_000
@@ -305,9 +307,10 @@ def about_strangers(sweep: Sweep, counts: Mapping[str, Mapping[str, int]]) -> It
     for name, steps in counts.items():
         judged = steps.get("no_near_overlap", steps.get("no_overlap", 0))  # the steps before
         share = sum(strangers_in(steps).values()) / max(1, judged)
+        drop = sweep.data.clean.language != "drop" and share < NEARLY_ALL
         if share > MANY_STRANGERS:
             words = ", ".join(f"{count:,} {reason}" for reason, count in strangers_in(steps).items())
-            more = "" if sweep.data.clean.language == "drop" else ", or leave them out with `data.clean.language: drop`"
+            more = ", or leave them out with `data.clean.language: drop`" if drop else ""
             yield f"source {name!r}: {words} of {judged:,} pairs; check its columns' languages{more}"
 
 
@@ -315,15 +318,20 @@ def about_unjudged(sweep: Sweep, corpus: Corpus) -> Iterator[str]:
     """Language pairs with many texts in another language, by a sample, if the sweep judges none."""
     import numpy as np
 
-    from babeltune.data.language_id import strangers
+    from babeltune.data.language_id import labels_of, strangers
 
     for number, (left, right) in enumerate(corpus.group_languages if sweep.data.clean.language == "off" else ()):
         rows = np.random.default_rng(sweep.seed).permutation(np.flatnonzero(corpus.pair_groups == number))[:JUDGED]
         sources, targets = (corpus.texts.at(corpus.pairs[rows, side]) for side in (0, 1))
-        count = int(np.count_nonzero((strangers(sources, left) >= 0) | (strangers(targets, right) >= 0)))
+        labels = strangers(sources, left), strangers(targets, right)
+        count = int(np.count_nonzero((labels[0] >= 0) | (labels[1] >= 0)))
+        swapped = np.isin(labels[0], labels_of(right)) & np.isin(labels[1], labels_of(left))
         if count > MANY_STRANGERS * len(rows):
             words = f"{count:,} of {len(rows):,} pairs that were looked at have a text in another language"
-            yield f"{left}-{right}: {words}; check the columns' languages, or say `data.clean.language: drop`"
+            words += f", {swapped.sum():,} of them each in that of the other" if swapped.any() else ""
+            todo = "exchange the columns" if 2 * swapped.sum() > len(rows) else "check the columns' languages"
+            todo += ", or say `data.clean.language: drop`" if count < NEARLY_ALL * len(rows) else ""
+            yield f"{left}-{right}: {words}; {todo}"
 
 
 def about_headers(sweep: Sweep) -> Iterator[str]:

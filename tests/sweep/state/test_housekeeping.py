@@ -221,6 +221,7 @@ def test_the_command_goes_on_past_what_has_vanished(copied, command, monkeypatch
 
 def test_the_command_fails_if_the_storage_cannot_be_written(copied, command, monkeypatch):
     storage = copied[1].path.parents[1]
+    folder_of_stores = storage / "stores"
     monkeypatch.setenv("BABELTUNE_HOME", str(storage))
 
     def denied(removal):
@@ -229,7 +230,8 @@ def test_the_command_fails_if_the_storage_cannot_be_written(copied, command, mon
     monkeypatch.setattr(housekeeping.Removal, "carry_out", denied)
     code, shown, err = command("clean", "--older", 0, "--yes")
     assert (code, shown) == (1, "")
-    assert f"not removed: {next(storage.rglob(OPTIMIZER)).parent} cannot be written (Permission denied)" in err
+    assert "not removed: " in err
+    assert f"{folder_of_stores} cannot be written (Permission denied)" in " ".join(err.split())
     assert ".draft" not in err
 
 

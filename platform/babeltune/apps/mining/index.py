@@ -76,7 +76,8 @@ def _filled(kind: Index, candidates: Rows, tell: Callable[[int], None]) -> Any:
             f"an index {kind!r} needs {SMALLEST[kind]:,} sentences to learn from, not {count}: --index exact"
         )
     if kind == "hnsw":
-        index = graph(candidates.dim)
+        index = faiss.IndexHNSWFlat(candidates.dim, 32, faiss.METRIC_INNER_PRODUCT)
+        index.hnsw.efSearch = 128
     else:
         lists, trained = training_size(count, candidates.dim)
         # np: without the polysemous codes that faiss else spends nearly all of its training on, and that nothing reads.
@@ -104,19 +105,11 @@ def _parts(dim: int) -> int:
     return next(parts for parts in range(max(1, dim // 4), 0, -1) if dim % parts == 0)
 
 
-def graph(dim: int) -> Any:
-    """An empty HNSW index of vectors of this dimension."""
-    faiss = load_faiss()
-    index = faiss.IndexHNSWFlat(dim, 32, faiss.METRIC_INNER_PRODUCT)
-    index.hnsw.efSearch = 128
-    return index
-
-
-def load_faiss(instead: str = "; or search with --index exact") -> Any:
-    """faiss; `DataError` with the command that installs it, and what can be done `instead`."""
+def load_faiss() -> Any:
+    """faiss; `DataError` with the command that installs it."""
     try:
         return importlib.import_module("faiss")
     except ImportError as error:
         raise DataError(
-            f"this index needs faiss, which is not installed: pip install babeltune[faiss]{instead}"
+            "faiss is not installed: pip install babeltune[faiss] (`mine` does without it: --index exact)"
         ) from error

@@ -1,8 +1,9 @@
 """A folder in which a model finds texts: `babeltune index MODEL FILES --out FOLDER`, `babeltune search FOLDER QUERY`.
 
-The folder has a faiss index of unit vectors, the texts with their files and lines, the canary vectors of the model, and
-a record that names it. Texts and vectors are on disk, and read in blocks; the index alone is in memory. A search
-compares the canary vectors of its model with those of the index first."""
+The folder has unit vectors as faiss writes them (`IndexFlatIP`), the texts with their files and lines, the canary
+vectors of the model, and a record that names it. Texts and vectors are on disk, and read in blocks. A search compares
+the canary vectors of its model with those of the index first. It maps the vectors as numbers: no file is trusted to
+faiss's reader."""
 
 from __future__ import annotations
 
@@ -11,15 +12,16 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from babeltune.apps.mining.index import graph, load_faiss
+from babeltune.apps.mining.index import load_faiss
 from babeltune.apps.mining.mine import Encoding, working
 from babeltune.apps.mining.rows import Rows
 from babeltune.apps.mining.sentences import Sentences, read_files
 from babeltune.apps.mining.vectors import Model, embed
+from babeltune.data.arrays import parts
 from babeltune.data.stored_arrays import open_matrix
 from babeltune.errors import DataError, MisfitError, SpecError
 from babeltune.files import write_json
@@ -35,16 +37,13 @@ if TYPE_CHECKING:
 
     from babeltune.stages import Progress
 
-Kind = Literal["flat", "hnsw"]
 VECTORS, TEXTS, RECORD = "index.faiss", "texts.arrow", "index.json"
 """The files of the folder, besides the canary vectors."""
 FORMAT = 1
-FLAT = 200_000
-"""Vectors up to which a query is compared with each: 0.3 GB and some 30 ms at 384 dimensions."""
+FLAT = b"IxFI"
+"""How faiss's file of an `IndexFlatIP` begins; it ends with the vectors."""
 BLOCK = 8_192
 """Texts in memory at a time, and in a batch of the file of texts."""
-INSTALL = ""
-"""Nothing takes the place of faiss here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +58,6 @@ class Record:
     """SHA-256 over the model's files."""
     prompt: str | None
     language: str | None
-    kind: Kind
     rows: int
     dim: int
     bytes: int
@@ -75,8 +73,8 @@ class TextIndex:
     folder: Path
     record: Record
     canary: Canary
-    vectors: Any
-    """faiss's index."""
+    vectors: NDArray[np.float32]
+    """[rows, dim] the unit vectors, mapped."""
     texts: pa.RecordBatchFileReader
 
 
@@ -92,10 +90,8 @@ class Hit:
     """The first line with the text, from 1; in a table the row."""
 
 
-def build_index(
-    model: Model, name: str, files: Sequence[Path], out: Path, encoding: Encoding, kind: Kind | None = None
-) -> dict[str, Any]:
-    """Writes the folder, and returns what was done. `name` is what the model was called, `kind` by default by size.
+def build_index(model: Model, name: str, files: Sequence[Path], out: Path, encoding: Encoding) -> dict[str, Any]:
+    """Writes the folder, and returns what was done. `name` is what the model was called.
 
     A text that stands in several places is one. A text with a zero vector has no cosine: it is left out and counted.
     Vectors stay in the storage until the index is there, so that an interrupted command goes on.
@@ -104,7 +100,7 @@ def build_index(
         DataError: a file cannot be read or holds nothing, or there is no faiss.
         SpecError: there is something at `out`."""
     check_free(out)
-    load_faiss(INSTALL)
+    load_faiss()
     column = encoding.columns and encoding.columns[0]
     with working(encoding.storage) as work:
         encoding.progress("reading", 0, 1)
@@ -119,7 +115,6 @@ def build_index(
             digest=model.digest,
             prompt=model.prompt,
             language=model.language,
-            kind=kind or ("flat" if len(texts) <= FLAT else "hnsw"),
             rows=0,
             dim=rows.dim,
             bytes=0,
@@ -144,8 +139,8 @@ def _fill(
     """Writes the vectors and the texts, those with a zero vector left out, and returns the record with the sizes."""
     import pyarrow as pa
 
-    faiss = load_faiss(INSTALL)
-    index = graph(rows.dim) if record.kind == "hnsw" else faiss.IndexFlatIP(rows.dim)
+    faiss = load_faiss()
+    index = faiss.IndexFlatIP(rows.dim)
     schema = pa.schema({"text": pa.large_string(), "file": pa.int32(), "line": pa.int64()})
     with pa.ipc.new_file(str(draft / TEXTS), schema) as file:
         for start in range(0, len(rows), BLOCK):
@@ -166,18 +161,21 @@ def open_index(folder: Path) -> TextIndex:
     """The index of a folder. Raises `DataError` for another folder, and for files that are gone, cut or altered."""
     import pyarrow as pa
 
-    faiss = load_faiss(INSTALL)
     try:
         record = from_plain(Record, json.loads((folder / RECORD).read_bytes()))
         if record.format != FORMAT:
             raise ValueError(f"it is of format {record.format}, and this version reads {FORMAT}")
         if (size := (folder / VECTORS).stat().st_size) != record.bytes:
             raise ValueError(f"{VECTORS} has {size:,} bytes, not {record.bytes:,}")
-        vectors = faiss.read_index(str(folder / VECTORS))
+        shape = record.rows, record.dim
+        with (folder / VECTORS).open("rb") as file:
+            if file.read(len(FLAT)) != FLAT:
+                raise ValueError(f"{VECTORS} is no flat index of faiss")
+        vectors = np.memmap(folder / VECTORS, np.float32, "r", size - 4 * record.rows * record.dim, shape)
         texts = pa.ipc.open_file(pa.memory_map(str(folder / TEXTS)))
         rows = sum(texts.get_batch(number).num_rows for number in range(texts.num_record_batches))
-        if not (record.rows == vectors.ntotal == rows and record.dim == vectors.d):
-            raise ValueError(f"{record.rows} rows of {record.dim} numbers are not what its files hold")
+        if record.rows != rows:
+            raise ValueError(f"{record.rows} rows are not what its files hold")
     except (OSError, ValueError, TypeError, RuntimeError, pa.ArrowException) as error:
         reason = (getattr(error, "strerror", None) or str(error)).splitlines()[0]
         raise DataError(
@@ -208,12 +206,13 @@ def nearest_texts(index: TextIndex, model: Model, query: str, top: int) -> list[
     unit = Rows(model.encode([query])).block(0, 1).numpy()
     if not unit.any():
         raise SpecError(f"the query {query!r} has a zero vector: the model knows no word of it; ask with other words")
-    top = min(top, index.record.rows)
-    if index.record.kind == "hnsw":
-        index.vectors.hnsw.efSearch = max(128, top)
-    scores, numbers = index.vectors.search(unit, top)
-    near = zip(scores[0].tolist(), numbers[0].tolist(), strict=True)
-    return [_hit(index, score, number) for score, number in near if number >= 0]
+    scores, numbers = np.zeros(0, np.float32), np.zeros(0, np.int64)
+    for block in parts(index.record.rows, BLOCK):
+        scores = np.concatenate([scores, index.vectors[block] @ unit[0]])
+        numbers = np.concatenate([numbers, np.arange(block.start, block.stop)])
+        best = np.argsort(-scores, kind="stable")[:top]
+        scores, numbers = scores[best], numbers[best]
+    return [_hit(index, score, number) for score, number in zip(scores.tolist(), numbers.tolist(), strict=True)]
 
 
 def _hit(index: TextIndex, score: float, number: int) -> Hit:
