@@ -92,7 +92,7 @@ def test_a_few_zero_bytes_do_not_make_text_utf16(tmp_path):
 
 def test_a_code_page_is_read_if_it_is_named(tmp_path):
     assert lines(tmp_path / "t", "Où ?\nЖ".encode("cp1251", "ignore"), encoding="cp1251") == ["O ?", "Ж"]
-    with pytest.raises(DataError, match="encoding 'cp9999' is unknown to Python; say for example cp1252"):
+    with pytest.raises(DataError, match="encoding 'cp9999' is unknown to Python; name another: `encoding: cp1252`"):
         lines(tmp_path / "t", b"x", encoding="cp9999")
 
 
