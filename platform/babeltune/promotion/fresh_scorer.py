@@ -304,8 +304,8 @@ def _listen(requests: SimpleQueue[str]) -> None:
 
 
 def answered(request: str) -> dict[str, Any]:
-    """The answer to one request: scores and items of each model, scores of a teacher, the dimensions of each model and
-    of the target (`""`), vectors, or what is nearest to sentences."""
+    """The answer to one request: scores and items of each model, or scores of a teacher. Other requests ask for the
+    dimensions of each model and of the target (`""`), for vectors, or for what is nearest to sentences."""
     asked = json.loads(request)
     if "teacher" in asked:
         try:

@@ -19,6 +19,7 @@ import torch
 
 from babeltune.errors import BabeltuneError, SpecError
 from babeltune.models.hub import ROUTED, open_model, routes_of
+from babeltune.planning.sweep_file import REGISTERED
 from babeltune.promotion.evaluate import weights_of
 from babeltune.promotion.model_names import trial_of
 from babeltune.schema.cluster import Cluster
@@ -35,7 +36,6 @@ BATCH = 64
 QUICK_CHARACTERS = 8_192
 """Characters of a batch that a static model encodes in the event loop, in a millisecond or two. To wake another thread
 takes longer."""
-REGISTERED = "models:/"
 
 
 @dataclass(frozen=True)
