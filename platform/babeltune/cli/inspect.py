@@ -271,11 +271,12 @@ def all_sweeps(cluster: str | None, as_json: bool) -> None:
     lines, specs, documents = [], {}, {}
     for folder in folders:
         try:
-            line, specs[folder.id] = sweep_line(folder), folder.read("sweep.json") or {}
+            specs[folder.id] = folder.read("sweep.json") or {}
+            line = sweep_line(folder, specs[folder.id])
             documents[folder.id] = sweep_document(folder) if as_json else {}
             lines.append(line)
         except SweepError as error:
             warn([f"sweep {folder.id} is left out: {error}"])
     lines = with_differences(lines, specs)
-    said = [{**documents[line.sweep], **plain(line)} for line in lines]
+    said = [{**documents[line.sweep], **plain(line)} for line in lines if as_json]
     say(said, as_json, lambda: show_sweeps(lines, out) if lines or not folders else None)

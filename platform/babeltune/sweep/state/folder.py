@@ -108,9 +108,10 @@ class SweepFolder:
         scores: dict[str, dict[str, float]] = (self.read("baselines.json") or {}).get("scores", {})
         return scores
 
-    def sweep(self) -> Sweep:
-        """The spec, with changes that were accepted and are not written yet."""
-        written, accepting = self._written_sweep(), log_of(self.path).accepting
+    def sweep(self, written_spec: Mapping[str, object] | None = None) -> Sweep:
+        """The spec, with changes that were accepted and are not written yet. `written_spec` is `sweep.json` if it is
+        read already."""
+        written, accepting = self._written_sweep(written_spec), log_of(self.path).accepting
         if accepting is None or accepting["spec"] is None:
             return written
         accepted = sweep_from(accepting["spec"])
@@ -130,8 +131,8 @@ class SweepFolder:
             raise DamagedError(f"{self.path / RATES} is gone, so no trial has a length; restore it from a copy")
         return replace(sweep, training=replace(sweep.training, rates=tuple(measured["rates"])))
 
-    def _written_sweep(self) -> Sweep:
-        values, path = self.read("sweep.json"), self.path / "sweep.json"
+    def _written_sweep(self, spec: Mapping[str, object] | None) -> Sweep:
+        values, path = spec or self.read("sweep.json"), self.path / "sweep.json"
         if values is None and (words := damage(path)):
             raise DamagedError(
                 f"{words}, or `babeltune resume {self.id} --spec FILE` with the file that it was begun with"

@@ -51,9 +51,11 @@ class SweepLine:
     """The settings that differ among sweeps of this name, with this sweep's values."""
 
 
-def sweep_line(folder: SweepFolder) -> SweepLine:
-    """The line of one sweep, without what differs. Raises `SweepError` for one that cannot be read."""
-    sweep = folder.sweep()
+def sweep_line(folder: SweepFolder, spec: Mapping[str, object] | None = None) -> SweepLine:
+    """The line of one sweep, without what differs. `spec` is its `sweep.json` if it is read already.
+
+    Raises `SweepError` for one that cannot be read."""
+    sweep = folder.sweep(spec)
     objective = sweep.objectives[0].metric
     order = best_first(sweep, objective)
     scored = [row for row in trial_rows(folder, sweep) if row.best is not None]
