@@ -919,7 +919,10 @@ def test_a_data_set_that_many_sets_read_is_missing_once(monkeypatch):
     ("assignments", "words"),
     [
         (["training.average={kind: last, decay: 0.9}"], "training.average.decay: 0.9 is for kind 'ema', and this"),
-        (["training.average={kind: ema, share: 0.5}"], "training.average.share: 0.5 is for kind 'last', and this"),
+        (
+            ["training.average={kind: ema, share: 0.4}"],
+            "training.average.share: 0.4 is for kind 'last' or 'start', and this",
+        ),
         (
             ["training.average={kind: last}", "parameters.training.average.decay={float: [0.9, 0.99]}"],
             "parameters.training.average.decay: is for kind 'ema', and training.average.kind is 'last'",

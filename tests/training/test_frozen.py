@@ -27,7 +27,7 @@ from babeltune.promotion.export import export, export_trial
 from babeltune.promotion.fresh_scorer import score, score_items
 from babeltune.promotion.model_card import routes
 from babeltune.promotion.verdict import weigh
-from babeltune.schema.records import Parameter, Teacher, Transformer
+from babeltune.schema.records import Parameter, StartAverage, Teacher, Transformer
 from babeltune.sweep.driver.baselines import teacher_scores, untrained_scores
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.training.build import make_method, make_student
@@ -280,6 +280,10 @@ def test_a_student_that_nothing_trains_is_refused_and_foreign_languages_are_said
         (
             replace(sweep, evaluation=replace(sweep.evaluation, prompt="query: ")),
             "evaluation.prompt: 'query: ': the encoder is the frozen teacher",
+        ),
+        (
+            replace(sweep, training=replace(sweep.training, average=StartAverage())),
+            "training.average.kind: 'start': the encoder is the frozen teacher",
         ),
         (
             replace(sweep, teacher=replace(sweep.teacher, precision="bf16")),

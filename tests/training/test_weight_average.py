@@ -26,6 +26,7 @@ pytestmark = pytest.mark.usefixtures("one_thread", "offline")
 CPU = torch.device("cpu")
 STATIC = "student={kind: static, width: 32, projection: teacher, vocabulary: 500, max_tokens: 32}"
 EMA = "training.average={kind: ema, decay: 0.9, every: 2}"
+START = "training.average={kind: start, share: 0.3}"
 LAST = "training.average={kind: last, share: 0.4, every: 2}"
 
 
@@ -131,6 +132,19 @@ def test_the_average_is_scored_and_kept_and_training_goes_on_with_the_weights(av
     assert report.metrics["dev/sts/spearman"] == pytest.approx(scores["dev/sts/spearman"])
 
 
+@pytest.mark.parametrize("student", [(STATIC,), ()])
+def test_the_mean_with_the_start_is_its_definition_and_training_goes_on_without(averaged, tmp_path, student):
+    trial, prepared = averaged(*student, START)
+    trained(trial, prepared, tmp_path / "mean")
+    trained(replace(trial, training=replace(trial.training, average=None)), prepared, tmp_path / "plain")
+    mean, plain_weights = checkpoint(tmp_path / "mean"), checkpoint(tmp_path / "plain")["student"]
+    for name, first in make_student(trial, prepared).state_dict().items():
+        if first.is_floating_point():
+            expected = 0.7 * first.double() + 0.3 * plain_weights[name].double()
+            torch.testing.assert_close(mean["student"][name].double(), expected, rtol=1e-5, atol=1e-7)
+            assert torch.equal(mean["weights"][f"student.{name}"], plain_weights[name])
+
+
 def test_before_the_last_share_reports_are_of_the_weights_themselves(averaged, tmp_path):
     trial, prepared = averaged(LAST)
     trained(trial, prepared, tmp_path / "average")
@@ -141,7 +155,7 @@ def test_before_the_last_share_reports_are_of_the_weights_themselves(averaged, t
 
 
 @pytest.mark.parametrize(
-    "settings", [(STATIC, EMA), (EMA,), (STATIC, "training.average={kind: last, share: 0.9, every: 3}")]
+    "settings", [(STATIC, EMA), (EMA,), (START,), (STATIC, "training.average={kind: last, share: 0.9, every: 3}")]
 )
 def test_a_trial_stopped_between_reports_goes_on_bit_for_bit(averaged, tmp_path, monkeypatch, settings):
     monkeypatch.setattr("babeltune.training.trainer.STOP_POLL_INTERVAL_S", 0.0)
@@ -179,7 +193,8 @@ def test_an_average_survives_json_and_its_decay_can_be_searched(tiny_file):
         (["training.average={every: 20}"], r"every: 20: the average is over 20 steps, so .* once; lower it below 20"),
         (["training.average={kind: last, share: 0.1}"], r"every: 10: the average is over 2 steps, .* below 2"),
         (["training.average={kind: last, share: 0.01}"], r"over 1 step, .* once; give more pairs, or a larger share"),
-        (["training.average={kind: mean}"], r"training.average.kind: .*'ema' or 'last'"),
+        (["training.average={kind: mean}"], r"training.average.kind: .*'ema', 'last' or 'start'"),
+        (["training.average={kind: start, share: 0}"], r"training.average.share: 0.0 must be above 0 and at most 1"),
         (
             ["parameters.training.average.decay={float: [0.9, 0.99]}"],
             r"parameters.training.average.decay: needs training.average, .* add training.average: \{kind: ema\}",

@@ -27,7 +27,7 @@ from babeltune.schema.bounds import Key, Problem
 from babeltune.schema.document import describe
 from babeltune.schema.languages import known_by, script_of
 from babeltune.schema.layers import layers_problem
-from babeltune.schema.records import Sweep, Task, Teacher, Transformer
+from babeltune.schema.records import StartAverage, Sweep, Task, Teacher, Transformer
 
 TRIMMED = ("student.trim", "student.model")
 """Parameters that decide whether a vocabulary is trimmed."""
@@ -71,6 +71,8 @@ def unused_student(sweep: Sweep) -> Iterator[Problem]:
         if value != getattr(Transformer(), name, ...):
             yield ("student", name), f"{describe(value)}: {encoder}"
     yield from ((("parameters", name), encoder) for name in sweep.parameters if name.startswith("student."))
+    if isinstance(sweep.training.average, StartAverage):
+        yield ("training", "average", "kind"), f"'start': {encoder}"
     if sweep.evaluation.prompt is not None:
         yield ("evaluation", "prompt"), f"{describe(sweep.evaluation.prompt)}: {encoder}, or set teacher.prompt"
     if sweep.teacher.beside:

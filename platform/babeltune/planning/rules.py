@@ -20,6 +20,7 @@ from babeltune.schema.records import (
     Parameter,
     Scalar,
     Static,
+    StepsAverage,
     Student,
     Sweep,
     Teacher,
@@ -141,7 +142,7 @@ def average_problems(sweep: Sweep) -> Iterator[Problem]:
     """An average of one reading."""
     average, training = sweep.training.average, sweep.training
     free = any(name.startswith(STEPS) for name in sweep.parameters)
-    if average is not None and sweep.budget.unit == "pairs" and not free:
+    if isinstance(average, StepsAverage) and sweep.budget.unit == "pairs" and not free:
         share = average.share if isinstance(average, LastAverage) else 1.0
         steps = math.ceil(share * training.pairs / max(training.global_batch, 1))
         if steps <= average.every:

@@ -343,18 +343,25 @@ class Evaluation(Strict):
 
 @dataclass(frozen=True, kw_only=True)
 class AnyAverage(Strict):
-    """An average of the weights over a training's steps, which is evaluated and exported in their place."""
+    """An average of the weights, which is evaluated and exported in their place."""
 
     KIND = "kind"
     kind: str
     """`ema`: exponential moving average (Polyak and Juditsky 1992); `last`: the plain mean over the last steps
-    (Izmailov et al. 2018, "Averaging Weights Leads to Wider Optima and Better Generalization")."""
+    (Izmailov et al. 2018, "Averaging Weights Leads to Wider Optima and Better Generalization"); `start`: the mean with
+    the student's first weights (Wortsman et al. 2022, "Robust fine-tuning of zero-shot models")."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepsAverage(AnyAverage):
+    """An average over a training's steps."""
+
     every: Annotated[int, within(1, 1e6)] = 10
     """Steps from one reading of all weights to the next. More costs less: a table is long."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class MovingAverage(AnyAverage):
+class MovingAverage(StepsAverage):
     """An exponential moving average."""
 
     kind: Literal["ema"] = "ema"
@@ -363,7 +370,7 @@ class MovingAverage(AnyAverage):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LastAverage(AnyAverage):
+class LastAverage(StepsAverage):
     """The plain mean over the last steps."""
 
     kind: Literal["last"] = "last"
@@ -372,7 +379,16 @@ class LastAverage(AnyAverage):
     themselves."""
 
 
-Average = Annotated[MovingAverage | LastAverage, Tagged()]
+@dataclass(frozen=True, kw_only=True)
+class StartAverage(AnyAverage):
+    """The mean of the student's weights and those that it began with, so that it forgets less of what it knew."""
+
+    kind: Literal["start"] = "start"
+    share: Annotated[float, part] = 0.5
+    """The trained weights' share of the mean."""
+
+
+Average = Annotated[MovingAverage | LastAverage | StartAverage, Tagged()]
 
 
 @dataclass(frozen=True, kw_only=True)

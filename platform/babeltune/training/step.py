@@ -23,7 +23,7 @@ from babeltune.training.batches import Reader
 from babeltune.training.parts import loss_in_parts
 from babeltune.training.row_adam import RowAdam
 from babeltune.training.sampler import Schedule, local_sizes, own_rows
-from babeltune.training.weight_average import WeightAverage, weights_of
+from babeltune.training.weight_average import weight_average, weights_of
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -171,7 +171,7 @@ class TrainStep:
         self.parameters = [p for p in self.module.parameters() if p.requires_grad]
         self.by_row = [p for p in self.parameters if id(p) in sparse_tables(self.module)]
         average, total = self.training.average, self.training.pairs
-        self.average = WeightAverage(average, weights_of(self.module), total) if average else None
+        self.average = weight_average(average, weights_of(self.module), total) if average else None
 
     def averaged(self) -> AbstractContextManager[None]:
         """Within the block the module has the weights that are evaluated and exported: `training.average`'s, if any."""

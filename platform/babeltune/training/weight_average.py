@@ -1,7 +1,7 @@
 """An average of the weights over the steps of a training (`training.average`), kept beside the weights themselves.
 
-The training step calls it after each update. What is evaluated, checkpointed and exported is the average. All weights
-are read at every `average.every`-th step alone, and at the last, so that a large table costs little."""
+The training step calls it after each update. What is evaluated, checkpointed and exported is the average. One over
+steps reads all weights at every `average.every`-th step alone, and at the last, so that a large table costs little."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from babeltune.schema.records import Average, LastAverage
+from babeltune.schema.records import Average, LastAverage, MovingAverage, StartAverage
 
 
 class WeightAverage:
@@ -22,7 +22,7 @@ class WeightAverage:
     reading. So the first weights of a short training do not weigh for long. `last` is the plain mean: (n - 1) / n at
     its n-th time."""
 
-    def __init__(self, average: Average, named: Mapping[str, nn.Parameter], total: int) -> None:
+    def __init__(self, average: MovingAverage | LastAverage, named: Mapping[str, nn.Parameter], total: int) -> None:
         """`named` are the trained weights, and `total` the pairs of the whole training."""
         self.average, self.named = average, dict(named)
         self.total = total
@@ -83,6 +83,40 @@ class WeightAverage:
             self.start()
             for name, parameter in self.named.items():
                 parameter.data.copy_(tensors["weights"][name])
+
+
+class StartMean(WeightAverage):
+    """first + share · (weights - first), made when it is asked for. A method's own layers have no such start."""
+
+    def __init__(self, average: StartAverage, named: Mapping[str, nn.Parameter]) -> None:
+        """`named` are the weights before the first step."""
+        self.share, self.steps, self.values = average.share, 0, {}
+        self.named = {name: weights for name, weights in named.items() if name.startswith("student.")}
+        self.first = {name: weights.detach().clone() for name, weights in self.named.items()}
+
+    def after_update(self, seen: int) -> None:
+        """Nothing: the latest weights decide."""
+
+    def _make(self) -> None:
+        self.values = {
+            name: torch.lerp(first, self.named[name].detach(), self.share) for name, first in self.first.items()
+        }
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        self._make()
+        with super().in_place():
+            yield
+        self.values = {}
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        self._make()
+        return super().tensors()
+
+
+def weight_average(average: Average, named: Mapping[str, nn.Parameter], total: int) -> WeightAverage:
+    """The average of this kind. `named` are the weights before the first step, and `total` the training's pairs."""
+    return StartMean(average, named) if isinstance(average, StartAverage) else WeightAverage(average, named, total)
 
 
 def weights_of(module: nn.Module) -> dict[str, nn.Parameter]:
