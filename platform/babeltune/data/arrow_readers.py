@@ -174,6 +174,8 @@ def load_dataset(source: Source, root: Path) -> datasets.Dataset:
         todo += "`save_to_disk` wrote"
         if folder.is_dir():
             todo = "correct its files, or name one of them with its own `format`"
+            if words.endswith("to null"):
+                todo = f"a column of its first file has no text; {todo}"
         raise DataError(f"data set {name!r} of source {source.name!r} cannot be loaded: {words}; {todo}") from error
     if isinstance(loaded, datasets.Dataset):
         return loaded

@@ -12,7 +12,7 @@ from babeltune.data import read_progress
 from babeltune.data.file_readers import Digest, Fields, too_long
 from babeltune.data.text_streams import refuse_other
 from babeltune.data.watched_process import ended, watched
-from babeltune.errors import DataError, listed, shortened
+from babeltune.errors import DataError, listed, nearest, shortened
 
 MEMORY = 1 << 30
 """Bytes of memory that reading a sheet may take. A million rows of two sentences take about half."""
@@ -59,7 +59,8 @@ def _refusal(path: Path, sheet: str | None, code: int, said: str) -> DataError:
     """The error of a process that ended with a code, and what it said."""
     sheets: list[str] = json.loads(said.splitlines()[-1]) if code == SHEETS else []
     if code == SHEETS and sheet:
-        return DataError(f"{path} has no sheet {shortened(sheet)} with cells; sheets: {listed(sheets)}")
+        near = nearest(sheet, sheets)
+        return DataError(f"{path} has no sheet {shortened(sheet)} with cells; sheets: {listed(sheets)}{near}")
     if code == SHEETS:
         way = f"name one: `sheet: {sheets[0]}` in a sweep file, or '{path.name}[{sheets[0]}]' for init"
         return DataError(f"{path} has {len(sheets)} sheets ({listed(sheets)}); {way}")

@@ -121,10 +121,11 @@ def _snapshot(name: str, revision: str | None, setting: str) -> Path:
             ignore_patterns=[f"{other}/*" for other in OTHER_BACKENDS],
         )
     except (OSError, HfHubHTTPError, HFValidationError) as error:
+        promoted = "" if "/" in name else f"; a promoted model is named models:/{name}@champion"
         raise TeacherError(
             f"{setting} {name!r}{f' at revision {revision!r}' if revision else ''} is neither a folder nor reachable "
             f"on the Hugging Face hub ({_first_line(error)}); check the name and the network, or download it to a "
-            "folder first"
+            f"folder first{promoted}"
         ) from error
     return Path(folder)
 

@@ -108,11 +108,12 @@ def test_broken_lines_are_counted_and_repeats_stand_once(tmp_path):
         assert found[3] == "line two"
         assert (counted.read, counted.kept, counted.repeated) == (100, 94, 1)
         assert (counted.empty, counted.broken) == (2, {"not UTF-8": 1, "zero byte": 1, "too long": 1})
-        assert counted.faults() == "1 repeated, 2 empty, 1 not UTF-8, 1 zero byte, 1 too long"
+        places = "2 empty (first line 4), 1 not UTF-8 (line 2), 1 zero byte (line 6), 1 too long (line 8)"
+        assert counted.faults() == f"1 repeated, {places}"
 
 
 def test_a_file_that_holds_nothing_says_what_it_held(tmp_path):
-    with pytest.raises(DataError, match=r"2 lines: 1 empty, 1 zero byte"):
+    with pytest.raises(DataError, match=r"2 lines: 1 empty \(line 1\), 1 zero byte \(line 2\)"):
         read_sentences(write(tmp_path / "a.txt", ["", "\0"]), tmp_path / "spill")
     with pytest.raises(DataError, match=r"6 of 100 lines are broken \(6 not UTF-8\), more than 5%"):
         read_sentences(write(tmp_path / "b.txt", [b"\xff"] * 6 + ["", *sentences(93)]), tmp_path / "spill")
@@ -224,8 +225,8 @@ def test_units_without_a_text_in_the_column_are_empty_and_refuse_no_file(transla
     text = (translations / "t").read_text()
     (translations / "t").write_text(text.replace("</body>", '<tu><tuv xml:lang="eng"><seg>So.</seg></tuv></tu></body>'))
     sentences, lines = read_sentences(translations / "t", translations / "spill", column="fra")
-    assert (sentences[:], lines.faults()) == (["Oui.", "Non."], "1 empty")
-    assert read_pairs(translations / "t", translations / "spill", ("eng", "fra")).lines.faults() == "1 empty"
+    assert (sentences[:], lines.faults()) == (["Oui.", "Non."], "1 empty (line 1)")
+    assert read_pairs(translations / "t", translations / "spill", ("eng", "fra")).lines.faults() == "1 empty (line 1)"
 
 
 def test_a_workbook_of_one_column_needs_no_name(tmp_path):

@@ -28,6 +28,7 @@ from babeltune.sweep.state.provenance import (
     deciding_facts,
     differences,
     finish_accepting,
+    spec_changes,
 )
 from babeltune.sweep.state.rebuild import mend
 from kills import killed_at
@@ -108,6 +109,15 @@ def test_resume_takes_a_spec_and_what_is_accepted_stays_recorded(babeltune, copi
     assert f"training.pairs: 640 → {pairs}" in err, "the first file is now another spec"
     code, out, err = babeltune("resume", folder.id, "--json")
     assert code == 0, err
+
+
+def test_a_key_that_an_earlier_version_did_not_have_is_no_change(copied):
+    sweep, folder, _ = copied
+    spec = folder.read("sweep.json")
+    del spec["data"]["sampling"]["least_margin"]
+    folder.write("sweep.json", spec)
+    assert spec_changes(folder, sweep) == []
+    assert [change.key for change in spec_changes(folder, replace(sweep, description="x"))] == ["description"]
 
 
 def test_a_trial_that_has_begun_keeps_its_settings_and_data(copied):

@@ -34,6 +34,8 @@ NONE = -1
 """In place of a sentence's number."""
 BREAKS = re.compile(r"[\t\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 """What would end a field or a line of the output: each becomes a blank."""
+EMPTY = "empty"
+"""The reason of a line without text."""
 
 
 @dataclass
@@ -49,18 +51,30 @@ class Lines:
     """Lines without text, and pairs without text on a side."""
     broken: dict[str, int] = field(default_factory=dict)
     """Reason -> lines that are no text, and rows that are no pair."""
+    first: dict[str, int] = field(default_factory=dict)
+    """Reason -> the number of the first such line in the file."""
+    number: int = 0
+    """The number of the latest line in the file."""
 
-    def drop(self, fault: Fault) -> None:
-        """Counts a line that is left out."""
-        if fault.reason == EMPTY_SIDE or fault.kind == "left out":  # such as a unit without a translation
+    def drop(self, fault: Fault | None = None) -> None:
+        """Counts the latest line as left out; as empty without a fault."""
+        # a unit without a translation is empty, too
+        reason = EMPTY if fault is None or fault.reason == EMPTY_SIDE or fault.kind == "left out" else fault.reason
+        self.first.setdefault(reason, self.number)
+        if reason == EMPTY:
             self.empty += 1
         else:
-            self.broken[fault.reason] = self.broken.get(fault.reason, 0) + 1
+            self.broken[reason] = self.broken.get(reason, 0) + 1
 
     def faults(self) -> str:
-        """Such as `3 empty, 1 not UTF-8`; nothing when every line was fine."""
-        counts = {"repeated": self.repeated, "empty": self.empty, **self.broken}
-        return ", ".join(f"{count} {reason}" for reason, count in counts.items() if count)
+        """Such as `3 empty (first line 7), 1 not UTF-8 (line 9)`; nothing when every line was fine."""
+        counts = {"repeated": self.repeated, EMPTY: self.empty, **self.broken}
+        return ", ".join(f"{count} {reason}{self._place(reason, count)}" for reason, count in counts.items() if count)
+
+    def _place(self, reason: str, count: int) -> str:
+        if reason not in self.first:
+            return ""
+        return f" ({'first ' if count > 1 else ''}line {self.first[reason]})"
 
 
 class Sentences:
@@ -202,7 +216,7 @@ def read_pairs(path: Path, spill: Path, columns: Columns | None = None, codec: s
     lines = Lines()
     sides = [Collector(spill.with_name(f"{spill.name}.{side}")) for side in ("source", "target")]
     with warned_while_waiting(path) as begun:
-        for _, row in pair_rows(str(path), columns, hashlib.sha256(), codec, LONGEST):
+        for lines.number, row in pair_rows(str(path), columns, hashlib.sha256(), codec, LONGEST):
             begun()
             lines.read += 1
             if isinstance(row, Fault):
@@ -237,7 +251,7 @@ def _text_lines(path: Path, lines: Lines, codec: str | None, column: str | None 
             if column is None
             else pair_rows(str(path), (column,), hashlib.sha256(), codec, LONGEST)
         )
-        for _, raw in rows:
+        for lines.number, raw in rows:
             begun()
             lines.read += 1
             text = _decoded(raw[0] if isinstance(raw, list) else raw)
@@ -279,5 +293,5 @@ def _clean(text: str, lines: Lines | None = None) -> str:
     if not BLANK.fullmatch(cleaned):
         return cleaned
     if lines is not None:
-        lines.empty += 1
+        lines.drop()
     return ""

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import babeltune
 from babeltune.errors import SweepError, counted
 from babeltune.files import make_folders, plain, write_whole
-from babeltune.planning.recorded import NEUTRAL, NOT_DECIDING, sweep_id
+from babeltune.planning.recorded import NEUTRAL, NOT_DECIDING, sweep_from, sweep_id
 from babeltune.planning.rules import kind_of
 from babeltune.schema.base import from_plain
 from babeltune.schema.records import Sweep
@@ -81,8 +81,8 @@ def differences(before: object, after: object) -> list[Change]:
 
 def spec_changes(folder: SweepFolder, sweep: Sweep) -> list[Change]:
     """The changes of this spec to the one that the folder has; nothing if it has none yet."""
-    recorded = folder.read("sweep.json")
-    return [] if recorded is None else differences(recorded, plain(sweep))
+    recorded = folder.read("sweep.json")  # what an earlier version did not have is as the default says
+    return [] if recorded is None else differences(plain(sweep_from(recorded)), plain(sweep))
 
 
 def check_unchanged(
