@@ -46,6 +46,12 @@ def static(tmp_path_factory):
     return folder
 
 
+def test_a_table_alone_is_the_table_whether_its_weights_are_trained_or_not(static):
+    model = SentenceTransformer(modules=list(SentenceTransformer(str(static)))[::2])
+    model[0].embedding.weight.requires_grad_(True)
+    assert np.array_equal(table_of(model, "m"), model[0].embedding.weight.detach().numpy())
+
+
 @pytest.mark.parametrize(("bits", "most"), [(8, 127), (4, 7)])
 def test_a_row_is_whole_numbers_times_a_scale(bits, most):
     table = np.random.default_rng(0).standard_normal((50, 16)).astype(np.float32)

@@ -158,7 +158,7 @@ def table_of(model: SentenceTransformer, name: str, dim: int | None = None) -> N
             "becomes a table of whole numbers; train one with `student: {kind: static}`"
         )
     with torch.inference_mode():
-        rows = first.embedding.weight.float()
+        rows = first.embedding.weight.detach().float()
         for module in linear:
             rows = module.linear(rows)
     table: NDArray[np.float32] = rows.cpu().numpy()
