@@ -114,11 +114,11 @@ class BilingualAligner(Method):
         self, vectors: Float[Tensor, "local width"], languages: Int[Tensor, "local"]
     ) -> Float[Tensor, "local dim"]:
         """Unit vectors A_l(e) of each row's language l. All aligners run, if on no row: then their gradient is zero."""
-        found = vectors.new_zeros(len(vectors), self.config.output)
+        outputs = vectors.new_zeros(len(vectors), self.config.output)
         for number, one in enumerate(self.aligners):
             rows = languages == number
-            found[rows] = one(vectors[rows])
-        return normalize(found, dim=1)
+            outputs[rows] = one(vectors[rows])
+        return normalize(outputs, dim=1)
 
     def loss(self, encode: Encode, batch: Batch, gather: Gather) -> Loss:
         """(CE(S, diagonal) + CE(S^T, diagonal)) / 2, with x_i . x_j and y_i . y_j in the denominators where `intra`."""

@@ -107,9 +107,9 @@ def union(needs: Mapping[str, Needs]) -> Needs:
     return Needs(**values)
 
 
-def agreed(need: str, found: Mapping[str, object]) -> object:
+def agreed(need: str, values: Mapping[str, object]) -> object:
     """The one value that all of them have."""
-    (first, value), *others = found.items()
+    (first, value), *others = values.items()
     for other, different in others:
         if different != value:
             raise MethodError(
@@ -156,14 +156,14 @@ class Combined(Method):
 
     @classmethod
     def warning(cls, means: Mapping[str, float]) -> str:
-        said = []
+        warnings = []
         for name in METHODS:
             part_means = {
                 key.removeprefix(f"{name}/"): mean for key, mean in means.items() if key.startswith(f"{name}/")
             }
             if part_means and (words := load_method(name).warning(part_means)):
-                said.append(f"{name}: {words}")
-        return "; ".join(said)
+                warnings.append(f"{name}: {words}")
+        return "; ".join(warnings)
 
     @classmethod
     def fits(cls, config: Any) -> Mapping[str, OwnShare]:
@@ -173,8 +173,8 @@ class Combined(Method):
 
     @classmethod
     def label_warning(cls, config: Any, vectors: TeacherVectors) -> str:
-        said = {name: method.label_warning(settings, vectors) for name, (method, settings) in parts(config).items()}
-        return "; ".join(f"{name}: {words}" for name, words in said.items() if words)
+        warnings = {name: method.label_warning(settings, vectors) for name, (method, settings) in parts(config).items()}
+        return "; ".join(f"{name}: {words}" for name, words in warnings.items() if words)
 
     def terms(self) -> Iterable[tuple[str, Method]]:
         """The combined methods by name."""

@@ -175,11 +175,12 @@ class Lealla(Method):
         identity if there is no head."""
         seen = torch.cat(plain)
         seen = seen if self.config.head_input == "plain" else normalize(seen, dim=1)
-        found = seen if self.head is None else self.head(seen)
+        features = seen if self.head is None else self.head(seen)
         width = teacher[0].shape[1]
-        if found.shape[1] != width:
+        if features.shape[1] != width:
             raise TrainingError(
-                f"the student has {found.shape[1]} dimensions and the teacher {width}; set student.projection: teacher"
+                f"the student has {features.shape[1]} dimensions and the teacher {width}; set student.projection: "
+                "teacher"
             )
-        distance: Tensor = (torch.cat(teacher) - found).square().sum()
+        distance: Tensor = (torch.cat(teacher) - features).square().sum()
         return distance / width if self.config.reduction == "mean" else distance

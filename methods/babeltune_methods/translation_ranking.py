@@ -60,11 +60,11 @@ class Config:
 
 
 def hard_log_sum(
-    s: Float[Tensor, "local dim"], h: Float[Tensor, "local k dim"], found: Bool[Tensor, "local k"], temperature: float
+    s: Float[Tensor, "local dim"], h: Float[Tensor, "local k dim"], present: Bool[Tensor, "local k"], temperature: float
 ) -> Float[Tensor, "local"]:
     """log sum_k e^phi(s_i, h_ik) over the negatives that were found; lowest finite where none was."""
     phi = torch.einsum("nd,nkd->nk", s, h) / temperature
-    return phi.masked_fill(~found, torch.finfo(phi.dtype).min).logsumexp(1)
+    return phi.masked_fill(~present, torch.finfo(phi.dtype).min).logsumexp(1)
 
 
 def ranking(
@@ -99,12 +99,12 @@ class TranslationRanking(Method):
     def loss(self, encode: Encode, batch: Batch, gather: Gather) -> Loss:
         config: Config = self.config
         total, k = batch.total, config.hard_negatives
-        sides, found = [batch.source, batch.target], batch.negatives_mask if k else None
+        sides, present = [batch.source, batch.target], batch.negatives_mask if k else None
         if k:
-            if batch.negatives is None or found is None:
+            if batch.negatives is None or present is None:
                 raise TrainingError(f"hard_negatives is {k}, and the batch has none; prepare mines them")
             sides.append(batch.negatives)
-        if total < 2 and (found is None or not gather(found.sum(1, keepdim=True)).any()):
+        if total < 2 and (present is None or not gather(present.sum(1, keepdim=True)).any()):
             mined = " and no hard negative was found for it" if k else ""
             raise TrainingError(f"a global batch of {total} pair has no negatives{mined}; raise training.global_batch")
         s, t, *h = (normalize(side.float(), dim=1) for side in encode_together(encode, *sides))
@@ -112,9 +112,9 @@ class TranslationRanking(Method):
         masked = config.mask_duplicates
 
         hard = None
-        if found is not None:
-            hard = hard_log_sum(s, h[0].view(len(s), k, s.shape[1]), found, config.temperature)
-        theirs = found.sum(1) if found is not None else 0
+        if present is not None:
+            hard = hard_log_sum(s, h[0].view(len(s), k, s.shape[1]), present, config.temperature)
+        theirs = present.sum(1) if present is not None else 0
         negatives, available = [targets.others(masked).negatives() + theirs], [total - 1 + theirs]
         forward = ranking(s, t, all_t, config.temperature, targets if masked else None, hard) / total
         loss, terms = forward, {"forward": forward.detach()}

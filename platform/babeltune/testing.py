@@ -372,13 +372,13 @@ def check_ranks(cases: Sequence[Case], folder: Path, worlds: Sequence[int] = WOR
             _assert_alike(f"rank {rank} of {world}", load_file(folder / f"{world}-{rank}"), expected)
 
 
-def _assert_alike(who: str, found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    if found.keys() != expected.keys():
-        raise AssertionError(f"{who} has other values: {sorted(found.keys() ^ expected.keys())}")
+def _assert_alike(who: str, tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    if tensors.keys() != expected.keys():
+        raise AssertionError(f"{who} has other values: {sorted(tensors.keys() ^ expected.keys())}")
     for key, value in expected.items():
         atol = 1e-5 * value.abs().max().item() + 1e-6
         try:
-            torch.testing.assert_close(found[key], value, rtol=1e-5, atol=atol)
+            torch.testing.assert_close(tensors[key], value, rtol=1e-5, atol=atol)
         except AssertionError as error:
             raise AssertionError(f"{who}: {key} differs from one rank's; divide by batch.total: {error}") from error
 
@@ -394,8 +394,8 @@ def _referenced(reference: str) -> str | type[Method]:
     module, _, name = reference.partition(":")
     if not name:
         return reference
-    found: type[Method] = getattr(importlib.import_module(module), name)
-    return found
+    method: type[Method] = getattr(importlib.import_module(module), name)
+    return method
 
 
 def _figures(cases: Sequence[Case], ranks: ProcessGroup) -> dict[str, Tensor]:
@@ -432,8 +432,8 @@ def _run_rank(rank: int, folder: Path, methods: Sequence[str]) -> None:
     for world in request["worlds"]:
         if rank < world:
             dist.init_process_group("gloo", init_method=f"file://{folder}/store-{world}", rank=rank, world_size=world)
-            found = _figures(cases, ProcessGroup())
-            save_file({key: value.contiguous() for key, value in found.items()}, folder / f"{world}-{rank}")
+            figures = _figures(cases, ProcessGroup())
+            save_file({key: value.contiguous() for key, value in figures.items()}, folder / f"{world}-{rank}")
             dist.destroy_process_group()
 
 

@@ -114,9 +114,9 @@ def sizes_of(text: str) -> list[int]:
     return sorted(set(map(int, parts)))
 
 
-def on_step(asked: int, step: int, of: int, loss: float) -> None:
+def on_step(size: int, step: int, of: int, loss: float) -> None:
     """Says how far the training on a subset is."""
-    say_line(f"top {asked}: step {step}/{of}, loss {loss:.3f}")
+    say_line(f"top {size}: step {step}/{of}, loss {loss:.3f}")
 
 
 def show(report: dict[str, Any]) -> None:

@@ -288,9 +288,9 @@ def interval_words(cells: Sequence[Cell], means: int, confidence: float) -> Iter
     corrected: dict[str, list[str]] = {}
     for cell in cells:
         if (cell.corrected if cell.corrected is not None else cell.p) <= 1 - confidence:
-            said = "better" if cell.difference > 0 else "worse"
-            corrected.setdefault(said, []).append(cell.name.removeprefix("dev/"))
-    names = "; ".join(f"B is {said} in {', '.join(some)}" for said, some in corrected.items())
+            verdict = "better" if cell.difference > 0 else "worse"
+            corrected.setdefault(verdict, []).append(cell.name.removeprefix("dev/"))
+    names = "; ".join(f"B is {verdict} in {', '.join(some)}" for verdict, some in corrected.items())
     yield f"Corrected for the choice among {len(cells)} dev sets (Holm): {names or 'they differ in none'}."
 
 

@@ -40,15 +40,17 @@ class Submission:
     """Whether a finished sweep is trained on without a question."""
 
 
-def check_submission(asked: Submission, file: str | None) -> None:
+def check_submission(submission: Submission, file: str | None) -> None:
     """`typer.BadParameter` for options that another kind of cluster understands."""
-    if asked.detach:  # a cluster that takes jobs has got the command by now
+    if submission.detach:  # a cluster that takes jobs has got the command by now
         raise typer.BadParameter(NO_JOBS, param_hint="--detach")
-    if asked.insecure and cluster_of(file).address == "local":
+    if submission.insecure and cluster_of(file).address == "local":
         raise typer.BadParameter("is for a cluster that runs already", param_hint="--insecure")
 
 
-def run_sweep(sweep: Sweep, file: str | None, asked: Submission, *, as_json: bool, into: str | None = None) -> None:
+def run_sweep(
+    sweep: Sweep, file: str | None, submission: Submission, *, as_json: bool, into: str | None = None
+) -> None:
     """Submits the sweep to the cluster of this file, or watches it where it runs already. `into` is the id of one that
     goes on with this spec."""
     from babeltune.planning.recorded import sweep_id
@@ -56,7 +58,7 @@ def run_sweep(sweep: Sweep, file: str | None, asked: Submission, *, as_json: boo
     name, cluster = into or sweep_id(sweep), cluster_of(file)
     err.print(f"sweep {name}", markup=False, highlight=False)  # what follows takes some seconds to import
     with resumable(name, cluster, with_cluster(file)):
-        _run_sweep(name, sweep, file, asked, as_json=as_json, into=into)
+        _run_sweep(name, sweep, file, submission, as_json=as_json, into=into)
 
 
 @contextmanager
@@ -73,7 +75,7 @@ def resumable(name: str, cluster: Cluster, where: str) -> Iterator[None]:
 
 
 def _run_sweep(
-    name: str, sweep: Sweep, file: str | None, asked: Submission, *, as_json: bool, into: str | None
+    name: str, sweep: Sweep, file: str | None, submission: Submission, *, as_json: bool, into: str | None
 ) -> None:
     """`run_sweep`, after its name was shown."""
     from babeltune.cli.render import show_leaderboard
@@ -85,12 +87,12 @@ def _run_sweep(
 
     cluster, where = cluster_of(file), with_cluster(file)
     if into is None and not is_driven(earlier := StorageView(cluster).at(name)):
-        ask_to_train_on(earlier, sweep, where, yes=asked.yes)
-        show_taken(earlier, sweep, accept_changes=asked.accept_changes)
+        ask_to_train_on(earlier, sweep, where, yes=submission.yes)
+        show_taken(earlier, sweep, accept_changes=submission.accept_changes)
     if cluster.address == "local":
         warn([*about_sweep(sweep), *about_precision(sweep), *about_gpus(cluster)])
     run = functools.partial(
-        submit, sweep, cluster, into=into, accept_changes=asked.accept_changes, insecure=asked.insecure
+        submit, sweep, cluster, into=into, accept_changes=submission.accept_changes, insecure=submission.insecure
     )
     folder = watched_or_run(name, sweep, cluster, run)
     state = folder.state()

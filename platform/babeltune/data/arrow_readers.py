@@ -69,9 +69,9 @@ def parquet_process(path: Path) -> Iterator[subprocess.Popen[bytes]]:
         except (OSError, pa.ArrowException) as error:
             cause = error
         process.stdout.close()
-        code, said = ended(process)
+        code, words = ended(process)
     if code or cause is not None:  # Arrow takes a stream that a killed process cut off for a whole one
-        raise _refusal(path, code, said.strip() or str(cause)) from cause
+        raise _refusal(path, code, words.strip() or str(cause)) from cause
 
 
 def _refusal(path: Path, code: int, said: str) -> DataError:

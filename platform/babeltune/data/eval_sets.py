@@ -74,10 +74,10 @@ def read_eval(tasks: Sequence[Task], root: Path, longest: int = MAX_LINE_BYTES) 
     return [_read(task, root, longest) for task in tasks]
 
 
-def labelled(kind: str, found: Sequence[EvalRows]) -> Iterator[tuple[str, EvalRows]]:
+def labelled(kind: str, sets: Sequence[EvalRows]) -> Iterator[tuple[str, EvalRows]]:
     """What counts and digests call each set: `test/tatoeba`, or `test/tatoeba/fra` where several tasks share a name."""
-    names = [rows.task.name for rows in found]
-    for rows in found:
+    names = [rows.task.name for rows in sets]
+    for rows in sets:
         name = f"{kind}/{rows.task.name}"
         several = names.count(rows.task.name) > 1
         yield (f"{name}/{rows.task.part}" if several else name), rows

@@ -50,9 +50,9 @@ def sheet_rows(path: Path, sheet: str | None, content: Digest, longest: int) -> 
             length = max((len(cell.encode(errors="surrogatepass")) for cell in row), default=0)
             if row:
                 yield number, too_long(length, longest) if length > longest else row
-        code, said = ended(process)
+        code, words = ended(process)
     if code:
-        raise _refusal(path, sheet, code, said)
+        raise _refusal(path, sheet, code, words)
 
 
 def _refusal(path: Path, sheet: str | None, code: int, said: str) -> DataError:

@@ -219,10 +219,10 @@ class Model:
         dropped = {"too long to translate": len(texts) - len(fits), "unfinished translation": 0, "empty translation": 0}
         done = dropped["too long to translate"]
         for rows in batches({row: len(ids[row]) for row in fits}, BATCH_TOKENS // self.how.beams):
-            for row, said in zip(rows, self._generate([ids[row] for row in rows]), strict=True):
-                translations[row] = said or None
-                if not said:
-                    dropped["unfinished translation" if said is None else "empty translation"] += 1
+            for row, translation in zip(rows, self._generate([ids[row] for row in rows]), strict=True):
+                translations[row] = translation or None
+                if not translation:
+                    dropped["unfinished translation" if translation is None else "empty translation"] += 1
             done += len(rows)
             progress(done)
         return translations, {reason: count for reason, count in dropped.items() if count}
@@ -247,8 +247,8 @@ class Model:
                 forced_eos_token_id=None,  # a translation that is cut must not look as if it had ended
             )
         ends = self.model.generation_config.eos_token_id
-        said = self.tokenizer.batch_decode(out, skip_special_tokens=True)
-        return [" ".join(text.split()) if ended(row, ends) else None for text, row in zip(said, out, strict=True)]
+        texts = self.tokenizer.batch_decode(out, skip_special_tokens=True)
+        return [" ".join(text.split()) if ended(row, ends) else None for text, row in zip(texts, out, strict=True)]
 
 
 def ended(row: torch.Tensor, ends: int | list[int]) -> bool:

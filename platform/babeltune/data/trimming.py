@@ -106,7 +106,7 @@ def by_frequency(counts: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
 
 
-def check_equal(before: Path, after: Path, kept: NDArray[np.int64], *, ends: int = 0) -> None:
+def check_equal(before: Path, after: Path, token_ids: NDArray[np.int64], *, ends: int = 0) -> None:
     """Raises `DataError` unless the trimmed tokenizer gives a text the tokens that it had before.
 
     Texts are whole in the store `before`. A text that is cut in the store `after` ends in other tokens, at most `ends`.
@@ -116,7 +116,7 @@ def check_equal(before: Path, after: Path, kept: NDArray[np.int64], *, ends: int
         place = np.arange(len(new)) - np.repeat(lengths.cumsum() - lengths, lengths)
         twin = np.minimum(place + np.repeat(whole.cumsum() - whole, lengths), len(old) - 1)
         compared = place < np.repeat(np.where(lengths < whole, lengths - ends, lengths), lengths)
-        if (lengths > whole).any() or not np.array_equal(old[twin[compared]], kept[new[compared]]):
+        if (lengths > whole).any() or not np.array_equal(old[twin[compared]], token_ids[new[compared]]):
             raise DataError(
                 "the trimmed tokenizer splits some text of this corpus in another way than the whole one; remove "
                 "student.trim"

@@ -34,8 +34,8 @@ def watched(script: str, *arguments: str, memory: int) -> Iterator[subprocess.Po
 def ended(process: subprocess.Popen[bytes]) -> tuple[int, str]:
     """The exit code, negative if a signal ended the process, and what it said on standard error."""
     assert process.stderr is not None
-    said = process.stderr.read(SAID_BYTES).decode(errors="replace")
-    return process.wait(), said
+    words = process.stderr.read(SAID_BYTES).decode(errors="replace")
+    return process.wait(), words
 
 
 def _watch(process: subprocess.Popen[bytes], memory: int) -> None:

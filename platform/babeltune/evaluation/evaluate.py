@@ -220,11 +220,11 @@ def _bitext(task: IdTask, lookup: Lookup) -> Scores:
 
 
 def _mining(task: IdTask, lookup: Lookup) -> Scores:
-    found = _mined(task, lookup)
+    candidates = _mined(task, lookup)
     fit_pairs = _mined(task.fit, lookup) if task.fit is not None else {}
     broken = not lookup.finite()
     scores: Scores = {}
-    for how, pairs in found.items():
+    for how, pairs in candidates.items():
         best_threshold = mining_f1.fitted_threshold(pairs, task.gold)
         scores[f"f1_{how}_oracle"] = math.nan if broken else mining_f1.mining_f1(pairs, task.gold, best_threshold)
         if task.fit is not None:

@@ -101,11 +101,11 @@ class Side:
         places = self.places[:, :k]
         index = places[neighbours.index].flatten(1)
         cosine = neighbours.cosine.repeat_interleave(places.shape[1], dim=1)
-        there = index >= 0
+        valid = index >= 0
         # A missing place comes after every true one, also after those of a cosine that is not a number.
-        order = torch.where(there, index, len(self)).argsort(dim=1)
-        index, cosine, there = index.gather(1, order), cosine.gather(1, order), there.gather(1, order)
-        order = torch.where(there, cosine, -torch.inf).argsort(dim=1, descending=True, stable=True)[:, :k]
+        order = torch.where(valid, index, len(self)).argsort(dim=1)
+        index, cosine, valid = index.gather(1, order), cosine.gather(1, order), valid.gather(1, order)
+        order = torch.where(valid, cosine, -torch.inf).argsort(dim=1, descending=True, stable=True)[:, :k]
         return Neighbours(cosine.gather(1, order), index.gather(1, order))
 
 

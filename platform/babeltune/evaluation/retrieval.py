@@ -67,17 +67,17 @@ def reciprocal_rank(gained: Gains) -> Scores:
 
 
 def same_language_bias(
-    ranking: Int[ndarray, "queries depth"], judged: Judgements, own: Bool[ndarray, "documents"], k: int = TOP
+    ranking: Int[ndarray, "queries depth"], judged: Judgements, same_language: Bool[ndarray, "documents"], k: int = TOP
 ) -> float:
     """How much more often the k first documents are in the query's language than the relevant ones are.
 
     For each query it is the share of its k first documents that are in its own language, minus that share of its
-    relevant documents. The result is the mean over queries with a relevant document. `own` marks the documents in
-    the language of the queries, which is one. 0: the language plays no part. Above 0: documents are found for their
-    language. A ranking is shorter where it has -1."""
-    first = [own[row[row >= 0]] for row in ranking[:, :k]]
+    relevant documents. The result is the mean over queries with a relevant document. `same_language` marks the
+    documents in the language of the queries, which is one. 0: the language plays no part. Above 0: documents are found
+    for their language. A ranking is shorter where it has -1."""
+    first = [same_language[row[row >= 0]] for row in ranking[:, :k]]
     excess = [
-        languages.mean() - own[list(grades)].mean()
+        languages.mean() - same_language[list(grades)].mean()
         for languages, grades in zip(first, judged, strict=True)
         if grades and len(languages)
     ]  # a query without relevant documents has no share to compare with

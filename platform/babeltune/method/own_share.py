@@ -77,10 +77,10 @@ def label_shape(g: Float[Tensor, "pairs teacher"], temperature: float) -> tuple[
     return w.diagonal().exp().mean().item(), entropy.item()
 
 
-def fitted_temperature(asked: OwnShare, batches: Iterable[Float[Tensor, "pairs teacher"]], rows: int) -> float:
+def fitted_temperature(own_share: OwnShare, batches: Iterable[Float[Tensor, "pairs teacher"]], rows: int) -> float:
     """The temperature that gives the share, over all rows of the batches' unit vectors; of each batch at most `rows`
     are looked at. Raises `MethodError` for a share that no temperature gives."""
-    distances = [_distances(g, asked.below, rows) for g in batches]
+    distances = [_distances(g, own_share.below, rows) for g in batches]
     size = max(d.shape[1] for d in distances)
 
     def share(temperature: float) -> float:
@@ -88,16 +88,16 @@ def fitted_temperature(asked: OwnShare, batches: Iterable[Float[Tensor, "pairs t
         return parts.mean().item()
 
     flattest, hardest = share(HIGHEST), share(LOWEST)
-    if not flattest * (1 + ROUNDING) < asked.share < hardest * (1 - ROUNDING):
+    if not flattest * (1 + ROUNDING) < own_share.share < hardest * (1 - ROUNDING):
         raise MethodError(
-            f"own_share {asked.share:g} cannot be had: in batches of {size} the own pair has {flattest:.3g} to "
+            f"own_share {own_share.share:g} cannot be had: in batches of {size} the own pair has {flattest:.3g} to "
             f"{hardest:.3g} of a label, whatever the temperature; give a share between these"
-            + (", or text whose anchors differ" if asked.share >= hardest else ", or larger batches")
+            + (", or text whose anchors differ" if own_share.share >= hardest else ", or larger batches")
         )
     low, high = math.log(LOWEST), math.log(HIGHEST)
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        low, high = (middle, high) if share(math.exp(middle)) > asked.share else (low, middle)
+        low, high = (middle, high) if share(math.exp(middle)) > own_share.share else (low, middle)
     return float(f"{math.exp(low):.{DIGITS}g}")
 
 

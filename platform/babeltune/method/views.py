@@ -27,14 +27,14 @@ class Views:
         self.given: dict[int, tuple[Tokens, list[Tensor]]] = {}
         """Views by the identity of the tokens. The tokens are kept, so that no other object gets their identity."""
 
-    def of(self, asked: Sequence[tuple[Tokens, int]]) -> list[Float[Tensor, "sentences dim"]]:
+    def of(self, requests: Sequence[tuple[Tokens, int]]) -> list[Float[Tensor, "sentences dim"]]:
         """The view of each side with this number, from 0; those that are new come from one packed forward pass."""
-        given = [self.given.setdefault(id(side), (side, []))[1] for side, _ in asked]
-        new = [place for place, (_, view) in enumerate(asked) if view >= len(given[place])]
+        given = [self.given.setdefault(id(side), (side, []))[1] for side, _ in requests]
+        new = [place for place, (_, view) in enumerate(requests) if view >= len(given[place])]
         if new:
-            for place, vectors in zip(new, encode_together(self.encode, *(asked[i][0] for i in new)), strict=True):
+            for place, vectors in zip(new, encode_together(self.encode, *(requests[i][0] for i in new)), strict=True):
                 given[place].append(vectors)
-        return [views[view] for views, (_, view) in zip(given, asked, strict=True)]
+        return [views[view] for views, (_, view) in zip(given, requests, strict=True)]
 
 
 class Shared:
@@ -51,11 +51,11 @@ class Shared:
 
     def together(self, *sides: Tokens) -> list[Float[Tensor, "sentences dim"]]:
         """The next view of each side."""
-        asked = []
+        requests = []
         for side in sides:
-            asked.append((side, self.calls[id(side)]))
+            requests.append((side, self.calls[id(side)]))
             self.calls[id(side)] += 1
-        return self.views.of(asked)
+        return self.views.of(requests)
 
     def states(self, tokens: Tokens, layers: Sequence[int] = FIRST_AND_LAST) -> Float[Tensor, "tokens states"]:
         """The student's token states."""

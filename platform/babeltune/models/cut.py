@@ -106,14 +106,14 @@ def cut_weights(weights: dict[str, Tensor], layers: int, numbers: tuple[int, ...
     }
 
 
-def keep_tokens(backbone: PreTrainedModel, kept: Int[Tensor, "vocabulary"], pad_token_id: int) -> None:
+def keep_tokens(backbone: PreTrainedModel, token_ids: Int[Tensor, "vocabulary"], pad_token_id: int) -> None:
     """Cuts the token table to these rows, in place. `pad_token_id` is the new one."""
     weight = backbone.get_input_embeddings().weight.detach()
-    table = nn.Embedding(len(kept), weight.shape[1], padding_idx=pad_token_id, _weight=weight[kept].clone())
+    table = nn.Embedding(len(token_ids), weight.shape[1], padding_idx=pad_token_id, _weight=weight[token_ids].clone())
     backbone.set_input_embeddings(table)
-    new = {int(old): place for place, old in enumerate(kept)}
+    new = {int(old): place for place, old in enumerate(token_ids)}
     for name in ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "mask_token_id"):
         if isinstance(old := getattr(backbone.config, name, None), int):
             setattr(backbone.config, name, new.get(old))
-    backbone.config.vocab_size = len(kept)
+    backbone.config.vocab_size = len(token_ids)
     backbone.config.pad_token_id = pad_token_id

@@ -102,9 +102,9 @@ class StaticEncoder(nn.Module):
             self.projection.weight *= NOISE
             self.projection.weight[:, :width] += directions
 
-    def keep(self, kept: Int[Tensor, "kept"]) -> None:
+    def keep(self, token_ids: Int[Tensor, "kept"]) -> None:
         """Cuts the table to these rows, in this order."""
-        self.table = _bag(self.table.weight.detach()[kept].clone())
+        self.table = _bag(self.table.weight.detach()[token_ids].clone())
 
     def forward(self, tokens: Tokens) -> Float[Tensor, "sentences dim"]:
         """One fp32 vector per sentence, in order; it does not depend on the other sentences of the batch."""

@@ -200,9 +200,9 @@ def models_at_hand(*places: Path) -> list[str]:
     that are read: absolute folders and hub ids."""
     from huggingface_hub import constants
 
-    local = [str(found.parent.absolute()) for place in places for found in sorted(place.glob("*/modules.json"))]
+    local = [str(path.parent.absolute()) for place in places for path in sorted(place.glob("*/modules.json"))]
     cache = sorted(Path(constants.HF_HUB_CACHE).glob("models--*--*/snapshots/*/modules.json"))
-    names = [*local, *(found.parts[-4].removeprefix("models--").replace("--", "/") for found in cache)]
+    names = [*local, *(path.parts[-4].removeprefix("models--").replace("--", "/") for path in cache)]
     return [name for name in dict.fromkeys(names) if _loads(name)]
 
 

@@ -90,4 +90,4 @@ def _filled(value: JsonValue, names: Mapping[str, str]) -> JsonValue:
         return [_filled(item, names) for item in value]
     if not isinstance(value, str):
         return value
-    return IN_BRACES.sub(lambda found: names.get(found[1], found[0]), value)
+    return IN_BRACES.sub(lambda match: names.get(match[1], match[0]), value)

@@ -102,18 +102,18 @@ def _sealed_among_dev(sealed: Sequence[EvalRows], storage: Path) -> Iterator[str
         )
 
 
-def score_model(asked: Scoring, view: StorageView, target_model: str | None) -> Evaluated:
+def score_model(scoring: Scoring, view: StorageView, target_model: str | None) -> Evaluated:
     """Scores a model in a fresh process. Before that, the opening of sealed sets is recorded."""
-    words, target = list(asked.warnings), asked.target
-    with weights_of(asked.model, asked.trial, view) as (who, folder), FreshScorer() as rescore:
-        words += trained_on(asked.model, asked.trial, asked.tasks, view, folder)
+    words, target = list(scoring.warnings), scoring.target
+    with weights_of(scoring.model, scoring.trial, view) as (who, folder), FreshScorer() as rescore:
+        words += trained_on(scoring.model, scoring.trial, scoring.tasks, view, folder)
         if target is not None:
-            rescore.check_widths({"model": folder}, target, {"model": repr(asked.model), "": repr(target_model)})
+            rescore.check_widths({"model": folder}, target, {"model": repr(scoring.model), "": repr(target_model)})
         with view.openings():
-            if asked.sealed:
-                openings = record_opening(view.folder, who, folder, asked.sealed)
+            if scoring.sealed:
+                openings = record_opening(view.folder, who, folder, scoring.sealed)
                 words += filter(None, [openings.warning(Promotion().confidence).removeprefix("warning: ")])
-        scores = rescore({"model": folder}, asked.tasks, asked.prefix, asked.prompt, target)["model"]
+        scores = rescore({"model": folder}, scoring.tasks, scoring.prefix, scoring.prompt, target)["model"]
         return Evaluated(scores=scores, warnings=tuple(words))
 
 

@@ -138,11 +138,11 @@ class FreshScorer:
         """The model's vectors [texts, dim]; one with layers for each language takes its first. Raises as `scored`."""
         return np.array(self._answer({"model": model, "encode": texts, "target": None})["vectors"], np.float32)
 
-    def _answer(self, asked: dict[str, Any]) -> dict[str, Any]:
+    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
-            self._process.stdin.write(json.dumps(asked) + "\n")
+            self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
             while (answer := self._process.stdout.readline()).startswith("["):
                 tell(*json.loads(answer))
@@ -342,8 +342,8 @@ def teacher_scores(request: str) -> Scores:
     return evaluate_texts(_tasks_of(asked), encode, asked["prefix"], teacher=encode)
 
 
-def _tasks_of(asked: dict[str, Any]) -> list[TextTask]:
-    return [task.mapped(lambda number, _: asked["texts"][number]) for task in tasks_from(asked["tasks"])]
+def _tasks_of(request: dict[str, Any]) -> list[TextTask]:
+    return [task.mapped(lambda number, _: request["texts"][number]) for task in tasks_from(request["tasks"])]
 
 
 if __name__ == "__main__":

@@ -124,17 +124,19 @@ def compare_models(first: str, second: str, cluster: Cluster, *, sweep: str | No
     )
 
 
-def _scored_together(asked: Sequence[Scoring], view: StorageView) -> tuple[tuple[Outcomes, Outcomes], tuple[str, ...]]:
+def _scored_together(
+    scorings: Sequence[Scoring], view: StorageView
+) -> tuple[tuple[Outcomes, Outcomes], tuple[str, ...]]:
     """The outcomes of two models on the same tasks, from one fresh process, and warnings about their training text."""
-    target, tasks = asked[0].target, asked[0].tasks
-    folders = [weights_of(each.model, each.trial, view) for each in asked]
+    target, tasks = scorings[0].target, scorings[0].tasks
+    folders = [weights_of(each.model, each.trial, view) for each in scorings]
     with folders[0] as (_, one), folders[1] as (_, other), FreshScorer() as rescore:
         models = {"first": one, "second": other}
         if target is not None:
-            rescore.check_widths(models, target, {"first": repr(asked[0].model), "second": repr(asked[1].model)})
+            rescore.check_widths(models, target, {"first": repr(scorings[0].model), "second": repr(scorings[1].model)})
         words = [
             word
-            for each, path in zip(asked, (one, other), strict=True)
+            for each, path in zip(scorings, (one, other), strict=True)
             for word in trained_on(each.model, each.trial, tasks, view, path)
         ]
         scored = rescore.scored(models, tasks, "dev", target=target)

@@ -73,15 +73,15 @@ def _allow_numbers(columns: Definition) -> None:
             each["additionalProperties"] = {"type": ["string", "integer"]}
 
 
-def records_of(record: type, found: dict[str, type] | None = None) -> dict[str, type]:
+def records_of(record: type, records: dict[str, type] | None = None) -> dict[str, type]:
     """The record and those that its fields hold, by name, in reading order."""
-    found = {} if found is None else found
-    found[record.__name__] = record
+    records = {} if records is None else records
+    records[record.__name__] = record
     for hint in typing.get_type_hints(record).values():
         for part in records_in(hint):
-            if part.__name__ not in found:
-                records_of(part, found)
-    return found
+            if part.__name__ not in records:
+                records_of(part, records)
+    return records
 
 
 @cache  # reading the source of a class parses its whole file

@@ -106,9 +106,11 @@ class Mirror(Packages):
         self._pull(key, entry)
         return None
 
-    def pull(self, there: Mapping[str, Entry]) -> None:
+    def pull(self, entries: Mapping[str, Entry]) -> None:
         """Downloads these objects where the folder has an older version, and none of its own."""
-        together(lambda key: self._pull(key, there[key]), [key for key in there if self._stale(key, there[key].tag)])
+        together(
+            lambda key: self._pull(key, entries[key]), [key for key in entries if self._stale(key, entries[key].tag)]
+        )
 
     def _stale(self, key: str, tag: str) -> bool:
         path, record = self.path(key), self._known(key)
@@ -131,12 +133,12 @@ class Mirror(Packages):
         else:
             draft.unlink()
 
-    def forget_missing(self, prefix: str, there: Mapping[str, Entry]) -> None:
+    def forget_missing(self, prefix: str, entries: Mapping[str, Entry]) -> None:
         """Removes the files below a key that the bucket had and has no more."""
         place = self.folder / ".synced" / prefix
         for note in sorted(place.rglob("*.json")) if place.exists() else ():
             key = note.relative_to(self.folder / ".synced").as_posix().removesuffix(".json")
-            if key not in there and self.path(key).exists() and not self.waits(self.path(key)):
+            if key not in entries and self.path(key).exists() and not self.waits(self.path(key)):
                 self.path(key).unlink()
                 self.forget(key)
 

@@ -95,12 +95,12 @@ class Packages(MirrorBase):
             together(lambda name: self.store.write(f"{key}/{name}", texts[name].encode()), texts)
             together(self.store.remove, entries.keys() - {f"{key}/{name}" for name in files})
 
-    def has_package(self, folder: Path, key: str, there: Mapping[str, Entry]) -> bool:
-        """Whether the bucket has the folder as it is at this key, below which it lists the objects `there`."""
+    def has_package(self, folder: Path, key: str, entries: Mapping[str, Entry]) -> bool:
+        """Whether the bucket has the folder as it is at this key, below which it lists the objects `entries`."""
         files, manifest_at = self.files_of(folder), manifest_key(key)
         names = {name: f"{key}/{name}" for name in files}
-        whole = all(at in there and there[at].size == files[name]["bytes"] for name, at in names.items())
-        return whole and manifest_at in there and _files_in(self.store.read(manifest_at)) == files
+        whole = all(at in entries and entries[at].size == files[name]["bytes"] for name, at in names.items())
+        return whole and manifest_at in entries and _files_in(self.store.read(manifest_at)) == files
 
     def files_of(self, folder: Path) -> dict[str, dict[str, Any]]:
         """Size and SHA-256 of each file; those that were known when its files were last changed are not read again."""
@@ -218,8 +218,8 @@ class Packages(MirrorBase):
             shutil.rmtree(draft, ignore_errors=True)
         return None
 
-    def drop_packages(self, keys: Iterable[str], there: Iterable[str]) -> None:
-        """Removes packages from the bucket, of whose objects `there` is a listing; each manifest first."""
+    def drop_packages(self, keys: Iterable[str], names: Iterable[str]) -> None:
+        """Removes packages from the bucket, of whose objects `names` is a listing; each manifest first."""
         doomed = list(keys)
         for key in doomed:
             self.store.remove(manifest_key(key))
@@ -229,7 +229,7 @@ class Packages(MirrorBase):
             parts = at.split("/")
             return any("/".join(parts[:depth]) + "/" in folders for depth in range(1, len(parts)))
 
-        together(self.store.remove, [at for at in there if below(at)])
+        together(self.store.remove, [at for at in names if below(at)])
 
     def drop_from_package(self, key: str, name: str, changed: Mapping[str, bytes]) -> None:
         """Removes a file from a package in the bucket, and writes small ones anew. A reader finds the package as it was

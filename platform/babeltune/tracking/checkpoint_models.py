@@ -101,13 +101,13 @@ def _metrics(model: CheckpointModel, model_id: str, run: str) -> list[Any]:
     """The scores as metrics of the model, each with its data set."""
     from mlflow.entities import Metric
 
-    found: list[Any] = []
+    metrics: list[Any] = []
     for name, value in model.scores.items():
         data = "/".join(name.split("/")[:2])
         dataset = {"dataset_name": data, "dataset_digest": model.digests[data][:36]} if data in model.digests else {}
         metric = (name_of(name), float(value), model.time_ms, model.step)
-        found.append(Metric(*metric, model_id=model_id, run_id=run, **dataset))
-    return found
+        metrics.append(Metric(*metric, model_id=model_id, run_id=run, **dataset))
+    return metrics
 
 
 def with_signature(dimension: int, **about: Any) -> Model:

@@ -122,14 +122,14 @@ class Counter(TorchDispatchMode):
         return result
 
 
-def _moved(packet: OpOverloadPacket, given: Sequence[object], outputs: object) -> int:
+def _moved(packet: OpOverloadPacket, arguments: Sequence[object], outputs: object) -> int:
     """Bytes that a kernel reads and writes."""
     if packet in BAGS:
-        (table, ids), (sums, *_) = cast("Sequence[Tensor]", given[:2]), cast("Sequence[Tensor]", outputs)
+        (table, ids), (sums, *_) = cast("Sequence[Tensor]", arguments[:2]), cast("Sequence[Tensor]", outputs)
         return ids.numel() * table.shape[1] * table.element_size() + _bytes(sums)
     if packet in ROWS:
-        return 2 * sum(_bytes(leaf) for leaf in tree_leaves((given[1:], outputs)) if leaf is not given[0])
-    return sum(map(_bytes, tree_leaves((given, outputs))))
+        return 2 * sum(_bytes(leaf) for leaf in tree_leaves((arguments[1:], outputs)) if leaf is not arguments[0])
+    return sum(map(_bytes, tree_leaves((arguments, outputs))))
 
 
 def _bytes(value: object) -> int:

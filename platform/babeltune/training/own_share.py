@@ -41,7 +41,7 @@ class LabelBatches:
     trial: Trial = field(compare=False)
     prepared: Prepared = field(compare=False)
 
-    def vectors(self, asked: OwnShare) -> Iterator[Tensor]:
+    def vectors(self, own_share: OwnShare) -> Iterator[Tensor]:
         """[pairs, teachers] the teacher's unit vectors of each batch."""
         count = max(1, min(BATCHES, COSINES // self.pairs**2))
         training = replace(self.trial.training, global_batch=self.pairs, pairs=self.pairs * count, compute=None)
@@ -52,12 +52,12 @@ class LabelBatches:
         columns = {"source": 0, "target": 0 if prepared.copy_anchor else 1}
         for step in range(min(count, len(schedule))):
             ids = reader.pairs[schedule.rows(step)].astype("int64")
-            yield compared([reader.vectors(ids[:, columns[side]]) for side in asked.sides])
+            yield compared([reader.vectors(ids[:, columns[side]]) for side in own_share.sides])
 
 
-def candidates(trial: Trial, asked: OwnShare) -> int:
+def candidates(trial: Trial, own_share: OwnShare) -> int:
     """Pairs among which a row of the trial has its own one: a queue and the pair, or a part of a batch."""
-    return 1 + asked.queue if asked.queue else trial.training.global_batch // trial.training.batch_parts
+    return 1 + own_share.queue if own_share.queue else trial.training.global_batch // trial.training.batch_parts
 
 
 def fitted(trial: Trial, prepared: Prepared) -> Trial:
@@ -67,13 +67,13 @@ def fitted(trial: Trial, prepared: Prepared) -> Trial:
     return with_fitted(trial, numbers)
 
 
-def _batches(trial: Trial, prepared: Prepared, asked: OwnShare) -> LabelBatches:
+def _batches(trial: Trial, prepared: Prepared, own_share: OwnShare) -> LabelBatches:
     """The batches of a trial; for a queue such as hold pairs of all languages, as a queue does."""
-    sampling = replace(trial.sampling, batches="mixed") if asked.queue else trial.sampling
+    sampling = replace(trial.sampling, batches="mixed") if own_share.queue else trial.sampling
     return LabelBatches(
         data=prepared.digest,
         teacher=prepared.teacher,
-        pairs=candidates(trial, asked),
+        pairs=candidates(trial, own_share),
         sampling=sampling,
         order=trial_context(trial.method, trial.config).needs.order,
         trial=replace(trial, sampling=sampling),
@@ -82,6 +82,6 @@ def _batches(trial: Trial, prepared: Prepared, asked: OwnShare) -> LabelBatches:
 
 
 @lru_cache(maxsize=256)  # trials of one sweep ask for the same
-def _measured(batches: LabelBatches, asked: OwnShare) -> float:
-    vectors = list(batches.vectors(asked))
-    return fitted_temperature(asked, vectors, rows=max(1, COSINES // sum(map(len, vectors))))
+def _measured(batches: LabelBatches, own_share: OwnShare) -> float:
+    vectors = list(batches.vectors(own_share))
+    return fitted_temperature(own_share, vectors, rows=max(1, COSINES // sum(map(len, vectors))))

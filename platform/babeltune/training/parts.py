@@ -89,6 +89,6 @@ def _masked(masked: Masked | None, rows: slice) -> Masked | None:
     return Masked(_sentences(masked.tokens, rows), masked.labels[_tokens_of(masked.tokens, rows)])
 
 
-def _mean(found: Sequence[tuple[float, Mapping[str, Tensor]]]) -> dict[str, Tensor]:
+def _mean(parts: Sequence[tuple[float, Mapping[str, Tensor]]]) -> dict[str, Tensor]:
     """The weighted sum of each figure."""
-    return {name: torch.stack([share * each[name] for share, each in found]).sum() for name in found[0][1]}
+    return {name: torch.stack([share * each[name] for share, each in parts]).sum() for name in parts[0][1]}

@@ -167,11 +167,11 @@ def score_model(recipe: Recipe, folder: Path, source: Sequence[str], target: Seq
     A sentence that is too long, or whose translation does not end, counts as an empty one and is counted."""
     scores = scorers()
     translations, without = Model(recipe.translation(folder), folder, "--train").translate(source, lambda done: None)
-    said = [text or "" for text in translations]
-    write_whole(folder / "hypotheses.txt", "".join(f"{text}\n" for text in said).encode())
+    texts = [text or "" for text in translations]
+    write_whole(folder / "hypotheses.txt", "".join(f"{text}\n" for text in texts).encode())
     by_metric: Scores = {"untranslated": without}
     for name, metric in scores.items():
-        by_metric[name] = metric.corpus_score(said, [list(target)]).score
+        by_metric[name] = metric.corpus_score(texts, [list(target)]).score
         by_metric[f"{name}_signature"] = str(metric.get_signature())
     return by_metric
 

@@ -26,17 +26,17 @@ AHEAD = 2
 
 
 def scan_block(
-    left: Sequence[Path], right: Sequence[Path], block: Block, kept: tuple[int, int], precision: Precision
+    left: Sequence[Path], right: Sequence[Path], block: Block, widths: tuple[int, int], precision: Precision
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """What one block finds, in any process that sees the shards."""
     (top, bottom), (first, last) = block.rows, block.columns
-    blocks = Found(empty(bottom - top, kept[0]), empty(last - first, kept[1]))
+    blocks = Found(empty(bottom - top, widths[0]), empty(last - first, widths[1]))
     scan(Rows(open_matrix(*left)), Rows(open_matrix(*right)), blocks, block, precision=precision)
     return blocks.forward.numpy(), blocks.backward.numpy()
 
 
 def both_ways_by_ray(
-    kept: ResumableSearch, sides: tuple[Sequence[Path], Sequence[Path]], progress: Count, progress_timeout: float
+    search: ResumableSearch, sides: tuple[Sequence[Path], Sequence[Path]], progress: Count, progress_timeout: float
 ) -> Matches:
     """As `both_ways_resumable`, of vectors in shards that every node sees, on the Ray cluster that is connected.
     `ClusterError` if no block is done for `progress_timeout` seconds."""
@@ -45,25 +45,25 @@ def both_ways_by_ray(
     from babeltune.sweep.workers.nodes import cpus_there
     from babeltune.sweep.workers.tasks import NO_PROGRESS, fetched, first_of, kill
 
-    columns = (kept.found.forward.shape[1], kept.found.backward.shape[1])
+    columns = (search.found.forward.shape[1], search.found.backward.shape[1])
     remote = ray.remote(num_cpus=1, max_retries=2)(scan_block)
     most = AHEAD * cpus_there()
     left, right = map(list, sides)
     running: dict[ray.ObjectRef, int] = {}
-    waiting = kept.waiting
+    waiting = search.waiting
     while waiting or running:
         while waiting and len(running) < most:
             number = waiting.pop(0)
-            running[remote.remote(left, right, kept.grid[number], columns, kept.precision)] = number
+            running[remote.remote(left, right, search.grid[number], columns, search.precision)] = number
         ready, _ = first_of(list(running), lambda: None, progress_timeout)
         if not ready:
             kill(running)
             raise ClusterError(NO_PROGRESS.format(progress_timeout))
         number = running.pop(ready[0])
         # A result in Ray's memory is read-only, which torch would warn of.
-        kept.found.add(Found(*(torch.from_numpy(part.copy()) for part in fetched(ready[0]))), kept.grid[number])
-        kept.finish(number)
-        progress(*kept.cosines)
-    matches = settle(kept.left, kept.right, kept.found, kept.k, kept.precision)
-    kept.remove()
+        search.found.add(Found(*(torch.from_numpy(part.copy()) for part in fetched(ready[0]))), search.grid[number])
+        search.finish(number)
+        progress(*search.cosines)
+    matches = settle(search.left, search.right, search.found, search.k, search.precision)
+    search.remove()
     return matches

@@ -110,37 +110,37 @@ class ResumableSearch:
             self.done = done
 
 
-def both_ways_resumable(kept: ResumableSearch, progress: Count = uncounted) -> Matches:
+def both_ways_resumable(search: ResumableSearch, progress: Count = uncounted) -> Matches:
     """The k (at most all) nearest neighbours by cosine of left in right and of right in left. Goes on from the blocks
-    that `kept` has on disk.
+    that the search has on disk.
 
     Tiles are multiplied and searched on a GPU if there is one. With `bf16` they are products in bf16, on a GPU or a CPU
     that has instructions for it. Elsewhere the vectors are rounded, and nothing is gained. All candidates that it keeps
     are computed again, on the CPU. A sentence that has more within its error than it keeps is searched once more in
     fp32. So the neighbours and their cosines are the same. If most vectors lie that close together, fp32 is faster."""
-    scan_remaining(kept, progress)
-    matches = settle(kept.left, kept.right, kept.found, kept.k, kept.precision)
-    kept.remove()
+    scan_remaining(search, progress)
+    matches = settle(search.left, search.right, search.found, search.k, search.precision)
+    search.remove()
     return matches
 
 
-def one_way_resumable(kept: ResumableSearch, progress: Count = uncounted) -> Neighbours:
-    """Nearest neighbours in one direction. Goes on from the blocks that `kept` has on disk."""
-    scan_remaining(kept, progress)
-    neighbours = settled(kept.left, kept.right, kept.found.forward, kept.k, kept.precision)
-    kept.remove()
+def one_way_resumable(search: ResumableSearch, progress: Count = uncounted) -> Neighbours:
+    """Nearest neighbours in one direction. Goes on from the blocks that the search has on disk."""
+    scan_remaining(search, progress)
+    neighbours = settled(search.left, search.right, search.found.forward, search.k, search.precision)
+    search.remove()
     return neighbours
 
 
-def scan_remaining(kept: ResumableSearch, progress: Count = uncounted) -> None:
+def scan_remaining(search: ResumableSearch, progress: Count = uncounted) -> None:
     """Searches the blocks that are not done, in this process."""
-    for number in kept.waiting:
-        block = kept.grid[number]
-        before, total = kept.cosines
+    for number in search.waiting:
+        block = search.grid[number]
+        before, total = search.cosines
 
         def tell(done: int, _: int, before: int = before, total: int = total) -> None:
             progress(before + done, total)
 
-        part = Found(kept.found.forward[slice(*block.rows)], kept.found.backward[slice(*block.columns)])
-        scan(kept.left, kept.right, part, block, precision=kept.precision, progress=tell)
-        kept.finish(number)
+        part = Found(search.found.forward[slice(*block.rows)], search.found.backward[slice(*block.columns)])
+        scan(search.left, search.right, part, block, precision=search.precision, progress=tell)
+        search.finish(number)

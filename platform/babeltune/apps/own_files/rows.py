@@ -186,7 +186,7 @@ def source_of(table: Table, columns: Mapping[str, str]) -> Source:
     )
 
 
-def read_rows(given: str, source: Source, root: Path) -> Rows:
+def read_rows(file: str, source: Source, root: Path) -> Rows:
     """The rows of a source that are not broken. Raises `DataError` if more than 5 % are, not counting incomplete ones:
     the file is then misread."""
     rows = read_source(source, root, others={})
@@ -195,7 +195,7 @@ def read_rows(given: str, source: Source, root: Path) -> Rows:
     first = next((f"; the first: {words}" for reason, words in rows.firsts.items() if reason in broken), "")
     quoting = "quote fields that hold the delimiter, or " if source.format in ("tsv", "csv") else ""
     rule = f"{MAX_BROKEN:.0%} that may be{first}; {quoting}correct what it is read as"
-    refuse_broken(given, (count, len(rows) + count, "rows"), broken, rule=rule)
+    refuse_broken(file, (count, len(rows) + count, "rows"), broken, rule=rule)
     return rows
 
 
@@ -243,10 +243,10 @@ def refuse_unknown(option: str, languages: Iterable[str]) -> None:
             raise DataError(f"{option}: {language!r} is no code of a language; {instead}")
 
 
-def found_columns(table: Table, notes: list[str], given: Mapping[str, str]) -> dict[str, str]:
+def found_columns(table: Table, notes: list[str], chosen: Mapping[str, str]) -> dict[str, str]:
     """Language -> column: as given if there are two, or else by the columns' names and text too; of two columns in one
     language, the one with more letters."""
-    columns = dict(given)
+    columns = dict(chosen)
     if len(columns) > 1:
         return columns
     for column in sorted(table.columns, key=lambda name: -_letters(table.column(name))):
@@ -256,15 +256,15 @@ def found_columns(table: Table, notes: list[str], given: Mapping[str, str]) -> d
         if _letters(texts) < LEAST_LETTERS or _is_label(texts):
             continue
         seen = language_of(texts)
-        said = code_in(column, rare=True) if table.header else None
-        said = None if said in NO_CODES and not agree(said, seen) else said
-        contradicted = said is not None and not agree(said, seen)
-        weak = not contradicted or few_strangers(texts, said or "")
-        trusted = weak or (column == said and seen.shares[0][1] < NEARLY_ALL)
-        language = alpha3(said) if said is not None and trusted else seen.code
-        chance = column != said and said in re.split(r"[._\- /]", column)  # `text_is` may end in no language's code
+        code = code_in(column, rare=True) if table.header else None
+        code = None if code in NO_CODES and not agree(code, seen) else code
+        contradicted = code is not None and not agree(code, seen)
+        weak = not contradicted or few_strangers(texts, code or "")
+        trusted = weak or (column == code and seen.shares[0][1] < NEARLY_ALL)
+        language = alpha3(code) if code is not None and trusted else seen.code
+        chance = column != code and code in re.split(r"[._\- /]", column)  # `text_is` may end in no language's code
         if contradicted and not weak and not chance and seen.code:
-            way = f"if so, say --columns {seen.code}" if trusted else f"it was read so; if not, say --columns {said}"
+            way = f"if so, say --columns {seen.code}" if trusted else f"it was read so; if not, say --columns {code}"
             notes.append(f"{table.given}: column {shortened(column)} reads as {seen.words}; {way}={column}")
         if language is None:
             unsure = f"{table.given}: column {shortened(column)} is in no one language ({seen.words})"
@@ -398,10 +398,10 @@ def count_lines(table: Table) -> int:
 def language_of_file(table: Table) -> str:
     """The language of a file of sentences, by its name if the text agrees."""
     seen = language_of(table.column("text"))
-    said = code_in(text_name(Path(table.path)).removesuffix(".txt"))
-    weak = said is not None and said not in NO_CODES and few_strangers(table.column("text"), said)
-    if said is not None and (weak or agree(said, seen)):
-        return alpha3(said)
+    code = code_in(text_name(Path(table.path)).removesuffix(".txt"))
+    weak = code is not None and code not in NO_CODES and few_strangers(table.column("text"), code)
+    if code is not None and (weak or agree(code, seen)):
+        return alpha3(code)
     if seen.code is None:
         raise DataError(f"{table.given} is in no one language ({seen.words}); put the code into its name: NAME.fra")
     return seen.code
@@ -416,11 +416,11 @@ def read_moses(group: Sequence[Table], notes: list[str]) -> TableRows:
         names = " and ".join(table.given for table in group)
         raise DataError(f"{names} are in one language, {', '.join(paths)}; give a file in another one")
     source = Source(name="init", format="moses", paths=paths, encoding=encodings, on_error="drop", max_dropped=1.0)
-    given = " + ".join(table.given for table in group)
-    rows = read_rows(given, source, Path("/"))
-    notes.append(f"{given}: read as aligned, since they have equally many lines")
+    file = " + ".join(table.given for table in group)
+    rows = read_rows(file, source, Path("/"))
+    notes.append(f"{file}: read as aligned, since they have equally many lines")
     columns = dict(zip(paths, (table.given for table in group), strict=True))
-    return cleaned(given, group[0].layout, columns, rows, [])
+    return cleaned(file, group[0].layout, columns, rows, [])
 
 
 # --- Rows that are used --------------------------------------------------------------------------------------------
@@ -432,7 +432,7 @@ def in_second(texts: Sequence[str], first: str, second: str) -> NDArray[np.bool_
     return np.array([language in names[1] for language in likeliest(texts, names[0] | names[1])], np.bool_)
 
 
-def in_their_languages(given: str, rows: Rows, notes: list[str]) -> tuple[list[list[str]], list[str]]:
+def in_their_languages(file: str, rows: Rows, notes: list[str]) -> tuple[list[list[str]], list[str]]:
     """The columns, rows whose two texts are each in the other's language swapped back; and for each row the reason why
     it is left out, or nothing. Few rows in another language stay, since some of them are misjudged."""
     columns = [list(column) for column in rows.columns.values()]
@@ -440,7 +440,7 @@ def in_their_languages(given: str, rows: Rows, notes: list[str]) -> tuple[list[l
     languages = list(rows.columns)
     for i, j in itertools.combinations(range(len(languages)), 2):
         pair = [columns[i], columns[j]], [labels[i], labels[j]]
-        swap_back(given, (languages[i], languages[j]), *pair, notes)
+        swap_back(file, (languages[i], languages[j]), *pair, notes)
         (columns[i], columns[j]), (labels[i], labels[j]) = pair
     other = np.zeros(len(rows), np.bool_)
     ends: dict[str, tuple[list[str], NDArray[np.bool_]]] = {end: ([], other.copy()) for end in (LEFT_OUT, "kept")}
@@ -456,16 +456,16 @@ def in_their_languages(given: str, rows: Rows, notes: list[str]) -> tuple[list[l
     for end, (about, concerned) in ends.items():
         if about:  # a row that is wrong on both sides counts once
             number = int(np.count_nonzero(concerned))
-            notes.append(f"{given}: {', and '.join(about)}; {number:,} of {counted(len(rows), 'row')} {end}")
+            notes.append(f"{file}: {', and '.join(about)}; {number:,} of {counted(len(rows), 'row')} {end}")
     count, share = int(np.count_nonzero(other)), float(np.mean(other))
     if count and share <= FEW_STRANGERS:
         verb = "seems" if count == 1 else "seem"
-        notes.append(f"{given}: {counted(count, 'row')} {verb} to be in another language than the column; kept")
+        notes.append(f"{file}: {counted(count, 'row')} {verb} to be in another language than the column; kept")
     return columns, ["in another language" if each and share > FEW_STRANGERS else "" for each in other.tolist()]
 
 
 def swap_back(
-    given: str, pair: tuple[str, str], columns: list[list[str]], labels: list[NDArray[np.int16]], notes: list[str]
+    file: str, pair: tuple[str, str], columns: list[list[str]], labels: list[NDArray[np.int16]], notes: list[str]
 ) -> None:
     """Changes two columns and their strangers so that each row's texts are in the pair's languages. If nearly all rows
     are swapped, so are the columns: a row that nobody can judge is then like the others."""
@@ -480,7 +480,7 @@ def swap_back(
     if share > 1 - SURE and np.sum(swapped) >= NEARLY_ALL * np.sum(swapped | straight):
         columns.reverse()
         labels[:] = (strangers(Texts.of(column), language) for column, language in zip(columns, pair, strict=True))
-        notes.append(f"{given}: the columns of {first} and {second} are swapped; they were swapped back as a whole")
+        notes.append(f"{file}: the columns of {first} and {second} are swapped; they were swapped back as a whole")
         is_swapped = np.isin(labels[0], labels_of(second)) & np.isin(labels[1], labels_of(first))
         sure, unsure = np.flatnonzero(is_swapped), 0
     else:
@@ -494,16 +494,16 @@ def swap_back(
         rows = counted(len(sure), "row has", "rows have")
         rest = f"; {counted(unsure, 'row')} could not be judged and stayed" if unsure else ""
         backs = "it was" if len(sure) == 1 else "they were"
-        notes.append(f"{given}: {rows} {first} and {second} swapped; {backs} swapped back{rest}")
+        notes.append(f"{file}: {rows} {first} and {second} swapped; {backs} swapped back{rest}")
 
 
-def cleaned(given: str, layout: str, columns: dict[str, str], rows: Rows, notes: Sequence[str]) -> TableRows:
+def cleaned(file: str, layout: str, columns: dict[str, str], rows: Rows, notes: Sequence[str]) -> TableRows:
     """The rows less long ones, copies and repeated ones, counted by reason."""
     left_out = dict(rows.dropped)
     seen: set[tuple[str, ...]] = set()
     places: list[int] = []
     notes = list(notes)
-    texts, strange = in_their_languages(given, rows, notes)
+    texts, strange = in_their_languages(file, rows, notes)
     for number in range(len(rows)):
         row = [column[number] for column in texts]
         keys = tuple(map(text_key, row))
@@ -521,6 +521,6 @@ def cleaned(given: str, layout: str, columns: dict[str, str], rows: Rows, notes:
             places.append(number)
     if not places:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in left_out.items())
-        raise DataError(f"{given}: no row is left of {len(rows):,} ({reasons}); look at its columns: {columns}")
+        raise DataError(f"{file}: no row is left of {len(rows):,} ({reasons}); look at its columns: {columns}")
     used = {language: [column[number] for number in places] for language, column in zip(columns, texts, strict=True)}
-    return TableRows(given=given, layout=layout, columns=columns, texts=used, left_out=left_out, notes=tuple(notes))
+    return TableRows(given=file, layout=layout, columns=columns, texts=used, left_out=left_out, notes=tuple(notes))

@@ -107,38 +107,38 @@ class Table:
         return words
 
 
-def read_table(given: str, *, encoding: str | None = None, header: bool | Collection[str] | None = None) -> Table:
+def read_table(file: str, *, encoding: str | None = None, header: bool | Collection[str] | None = None) -> Table:
     """How the file or data set is read. `encoding` and `header` overrule what is seen. `header` may also be names of
     columns: a first row that has one of them is a header.
 
     Raises `DataError` for what is no text, or cannot be found."""
-    path = Path(given).expanduser()
-    if not given.strip():
-        raise DataError(f"{given!r} is no file's name; name a file with text")
-    strange = not (path.exists() or path.parent.is_dir() or FILE.search(given))
-    if path.is_dir() or (strange and "/" in given and HUB.fullmatch(given)):
-        return _dataset(given)
-    path, sheet = named_sheet(given, path)
+    path = Path(file).expanduser()
+    if not file.strip():
+        raise DataError(f"{file!r} is no file's name; name a file with text")
+    strange = not (path.exists() or path.parent.is_dir() or FILE.search(file))
+    if path.is_dir() or (strange and "/" in file and HUB.fullmatch(file)):
+        return _dataset(file)
+    path, sheet = named_sheet(file, path)
     path = located(str(path.absolute()))
     if is_parquet(path):
-        return _parquet(given, path)
+        return _parquet(file, path)
     if (book := workbook_format(path)) is not None:
-        return _sheet(given, path, book, sheet, header)
+        return _sheet(file, path, book, sheet, header)
     notes: tuple[str, ...] = ()
     if (format_ := translation_files.format_in(path, encoding)) is not None:
-        return _units(given, path, format_, encoding)
+        return _units(file, path, format_, encoding)
     if encoding is None and (encoding := encoding_of(path)):
-        notes = (f"{given} is not UTF-8; it was read as {encoding}. If letters are wrong: --encoding",)
+        notes = (f"{file} is not UTF-8; it was read as {encoding}. If letters are wrong: --encoding",)
     delimiter, lines = first_lines(path, encoding)
     kind = json_kind(lines)
     if kind == "lists":
-        objects = f"`jq -c '{{fra: .[0], eng: .[1]}}' {given} > rows.jsonl`"
-        raise DataError(f"{given} has a JSON list in each line; write one object a line, such as by {objects}")
+        objects = f"`jq -c '{{fra: .[0], eng: .[1]}}' {file} > rows.jsonl`"
+        raise DataError(f"{file} has a JSON list in each line; write one object a line, such as by {objects}")
     if kind == "list":
         inside = "" if next(filter(str.strip, lines)).lstrip().startswith("[") else " (of a list in `data`: `.data[]`)"
-        todo = f"`jq -c '{'.' if inside else '.[]'}' {given} > rows.jsonl`{inside}"
-        raise DataError(f"{given} is JSON, and no line is a whole object; write one object a line, such as by {todo}")
-    table = _jsonl(given, path, lines) if kind == "lines" else _delimited(given, path, lines, header, delimiter)
+        todo = f"`jq -c '{'.' if inside else '.[]'}' {file} > rows.jsonl`{inside}"
+        raise DataError(f"{file} is JSON, and no line is a whole object; write one object a line, such as by {todo}")
+    table = _jsonl(file, path, lines) if kind == "lines" else _delimited(file, path, lines, header, delimiter)
     return replace(table, notes=(*notes, *table.notes), encoding=encoding)
 
 
@@ -148,10 +148,10 @@ def is_parquet(path: Path) -> bool:
         return file.read(4) == b"PAR1"
 
 
-def named_sheet(given: str, path: Path) -> tuple[Path, str | None]:
+def named_sheet(file: str, path: Path) -> tuple[Path, str | None]:
     """The workbook and the sheet of `book.xlsx[Sheet2]`; a file of that very name goes before."""
-    marks = [] if path.exists() or not given.endswith("]") else [mark.start() for mark in re.finditer(r"\[", given)]
-    books = [(Path(given[:mark]).expanduser(), given[mark + 1 : -1]) for mark in marks]
+    marks = [] if path.exists() or not file.endswith("]") else [mark.start() for mark in re.finditer(r"\[", file)]
+    books = [(Path(file[:mark]).expanduser(), file[mark + 1 : -1]) for mark in marks]
     return next(((book, sheet) for book, sheet in books if sheet and book.is_file()), (path, None))
 
 
@@ -178,12 +178,12 @@ def json_kind(lines: Sequence[str]) -> Literal["lines", "list", "lists", ""]:
 # --- Delimited text ------------------------------------------------------------------------------------------------
 
 
-def _delimited(given: str, path: Path, lines: Sequence[str], wanted: Wanted, named: str) -> Table:
+def _delimited(file: str, path: Path, lines: Sequence[str], wanted: Wanted, named: str) -> Table:
     """A table of delimited text, or one sentence a line. `wanted`: whether it has a header, or columns of one. `named`:
     the delimiter that the file names."""
     if not any(map(str.strip, lines)):
         raise DataError(
-            f"{given} has only blank lines or ones of more than {LINE_CHARACTERS:,} bytes; name a file with text"
+            f"{file} has only blank lines or ones of more than {LINE_CHARACTERS:,} bytes; name a file with text"
         )
     is_csv = text_name(path).lower().endswith(".csv")
     best: tuple[float, int, str, bool, list[list[str]]] | None = None
@@ -196,16 +196,14 @@ def _delimited(given: str, path: Path, lines: Sequence[str], wanted: Wanted, nam
         if width >= 2 and share >= least and (best is None or share > best[0] + 0.05):
             best = (share, -order, delimiter, quoted, [row for row in rows if len(row) == width])
     if best is None and named:
-        raise DataError(
-            f"{given}:1: `sep={named}` names a delimiter that no other line has; correct or remove the line"
-        )
+        raise DataError(f"{file}:1: `sep={named}` names a delimiter that no other line has; correct or remove the line")
     if best is None:
         texts = tuple((line,) for line in lines)
-        return Table(given=given, path=str(path), format="moses", columns=("text",), sample=texts, header=False)
+        return Table(given=file, path=str(path), format="moses", columns=("text",), sample=texts, header=False)
     _, _, delimiter, quoted, rows = best
-    is_headed, guessed, names, rows, notes = headed(given, rows, wanted)
+    is_headed, guessed, names, rows, notes = headed(file, rows, wanted)
     return Table(
-        given=given,
+        given=file,
         path=str(path),
         format="tsv" if delimiter == "\t" and not named else "csv",
         columns=names,
@@ -218,7 +216,7 @@ def _delimited(given: str, path: Path, lines: Sequence[str], wanted: Wanted, nam
     )
 
 
-def _header(given: str, rows: Sequence[Sequence[str]], wanted: Wanted) -> tuple[bool, tuple[str, ...]]:
+def _header(file: str, rows: Sequence[Sequence[str]], wanted: Wanted) -> tuple[bool, tuple[str, ...]]:
     """Whether the first row names the columns, and a note where this is a guess. What the user says is believed."""
     if isinstance(wanted, bool):
         return wanted, ()
@@ -230,46 +228,46 @@ def _header(given: str, rows: Sequence[Sequence[str]], wanted: Wanted) -> tuple[
         return evidence.header, ()
     reading, other = ("names", "--no-header") if evidence.header else ("text", "--header")
     return evidence.header, (
-        f"{given}: the first row ({shortened(cells)}) was taken for {reading}; if it is not: {other}",
+        f"{file}: the first row ({shortened(cells)}) was taken for {reading}; if it is not: {other}",
     )
 
 
 def headed(
-    given: str, rows: list[list[str]], wanted: Wanted
+    file: str, rows: list[list[str]], wanted: Wanted
 ) -> tuple[bool, bool, tuple[str, ...], list[list[str]], tuple[str, ...]]:
     """Whether a row names the columns, the first one or the first below a title, and whether that is a guess. Then
     these names or else numbers from 0, the rows of text, and notes."""
     titles = next((place for place, row in enumerate(rows[: TITLE_ROWS + 1]) if not is_title(row)), 0)
-    header, notes = _header(given, rows[titles:], wanted)
+    header, notes = _header(file, rows[titles:], wanted)
     guessed = bool(notes)
     if header and titles:
         words = shortened(" ".join(cell for row in rows[:titles] for cell in row if cell.strip()))
-        notes = (*notes, f"{given}: {counted(titles, 'row')} above the header left out: {words}")
+        notes = (*notes, f"{file}: {counted(titles, 'row')} above the header left out: {words}")
         rows = rows[titles:]
     elif titles:
-        header, notes = _header(given, rows, wanted)
+        header, notes = _header(file, rows, wanted)
         guessed = bool(notes)
     if len(rows) == 1 and header:
         raise DataError(
-            f"{given} has a header and no rows: {listed(rows[0])}; put rows below it, or read it without a header"
+            f"{file} has a header and no rows: {listed(rows[0])}; put rows below it, or read it without a header"
         )
     names = [name.strip() for name in rows[0]] if header else [str(i) for i in range(len(rows[0]))]
     if header and (twice := [name for name, count in Counter(names).items() if name and count > 1]):
         raise DataError(
-            f"{given}:1: several columns are called {shortened(twice[0])}; rename all but one, or read no header"
+            f"{file}:1: several columns are called {shortened(twice[0])}; rename all but one, or read no header"
         )
     return header, guessed, tuple(names), rows[header:], notes
 
 
-def _sheet(given: str, path: Path, book: Literal["xlsx", "ods"], sheet: str | None, wanted: Wanted) -> Table:
+def _sheet(file: str, path: Path, book: Literal["xlsx", "ods"], sheet: str | None, wanted: Wanted) -> Table:
     """A sheet of a workbook."""
     cells = sheet_rows(path, sheet, hashlib.sha256(), LINE_CHARACTERS)
     rows = [row for _, row in itertools.islice(cells, SAMPLE_LINES) if not isinstance(row, Fault)]
     if not rows:
-        raise DataError(f"{given} has no cells; name a workbook with text")
-    header, guessed, names, rows, notes = headed(given, rows, wanted)
+        raise DataError(f"{file} has no cells; name a workbook with text")
+    header, guessed, names, rows, notes = headed(file, rows, wanted)
     sample = tuple(map(tuple, rows))
-    table = Table(given=given, path=str(path), format=book, columns=names, sample=sample, header=header, sheet=sheet)
+    table = Table(given=file, path=str(path), format=book, columns=names, sample=sample, header=header, sheet=sheet)
     return replace(table, guessed=guessed, notes=notes)
 
 
@@ -304,16 +302,16 @@ def commonest_width(rows: Sequence[Sequence[str]]) -> tuple[int, float]:
 # --- Objects and columns -------------------------------------------------------------------------------------------
 
 
-def _jsonl(given: str, path: Path, lines: Sequence[str]) -> Table:
+def _jsonl(file: str, path: Path, lines: Sequence[str]) -> Table:
     """JSON lines: the columns are all keys that hold text, numbers or nothing; `translation.en` is within an object."""
     objects = (json_object(line.encode()) for line in lines if line.strip())
     records = [_texts(value) for value in objects if not isinstance(value, Fault)]  # faults count later
     columns = tuple(dict.fromkeys(key for record in records for key in record))
     sample = tuple(tuple(record.get(key, "") for key in columns) for record in records)
-    return Table(given=given, path=str(path), format="jsonl", columns=columns, sample=sample)
+    return Table(given=file, path=str(path), format="jsonl", columns=columns, sample=sample)
 
 
-def _units(given: str, path: Path, format_: translation_files.Format, encoding: str | None) -> Table:
+def _units(file: str, path: Path, format_: translation_files.Format, encoding: str | None) -> Table:
     """A translation file: a column for each language."""
     units = translation_files.units(path, format_, hashlib.sha256(), LINE_CHARACTERS, encoding)
     some = list(itertools.islice(units, SAMPLE_LINES))
@@ -321,11 +319,11 @@ def _units(given: str, path: Path, format_: translation_files.Format, encoding: 
     texts = [unit for _, unit in some if not isinstance(unit, Fault)]
     if not texts:
         reasons = Counter(unit.reason for _, unit in some if isinstance(unit, Fault))
-        refuse_broken(given, (len(some), len(some), "units"), reasons)
+        refuse_broken(file, (len(some), len(some), "units"), reasons)
     sample = tuple(
         tuple(next(iter(translation_files.text_in(unit, column)), "") for column in columns) for unit in texts
     )
-    return Table(given=given, path=str(path), format=format_, columns=columns, sample=sample, encoding=encoding)
+    return Table(given=file, path=str(path), format=format_, columns=columns, sample=sample, encoding=encoding)
 
 
 def _texts(record: Mapping[str, object]) -> dict[str, str]:
@@ -334,7 +332,7 @@ def _texts(record: Mapping[str, object]) -> dict[str, str]:
 
 
 def text_columns(
-    given: str, schema: pa.Schema, rows_of: Callable[[list[str]], Iterable[Row]]
+    file: str, schema: pa.Schema, rows_of: Callable[[list[str]], Iterable[Row]]
 ) -> tuple[list[str], tuple[str, ...]]:
     """The columns that hold text, those within structures too (`translation.en`), and a note on those left out. Bytes
     are text if the sampled ones are UTF-8."""
@@ -343,26 +341,26 @@ def text_columns(
         if any(isinstance(row, Fault) for _, row in itertools.islice(rows_of([name]), SAMPLE_LINES)):
             binary.append(name)
     columns = [name for name, type_ in types.items() if is_text(type_) and name not in binary]
-    words = f"{given}: {listed(binary)} left out, as the bytes there are not UTF-8; write text"
+    words = f"{file}: {listed(binary)} left out, as the bytes there are not UTF-8; write text"
     return columns, (words,) if binary else ()
 
 
-def _parquet(given: str, path: Path) -> Table:
+def _parquet(file: str, path: Path) -> Table:
     def rows_of(names: list[str]) -> Iterable[Row]:
         return parquet_rows(path, names, None, hashlib.sha256()) if names else iter(())
 
-    names, notes = text_columns(given, parquet_schema(path), rows_of)
+    names, notes = text_columns(file, parquet_schema(path), rows_of)
     sample = (tuple(row) for _, row in itertools.islice(rows_of(names), SAMPLE_LINES) if not isinstance(row, Fault))
-    return Table(given=given, path=str(path), format="parquet", columns=tuple(names), sample=tuple(sample), notes=notes)
+    return Table(given=file, path=str(path), format="parquet", columns=tuple(names), sample=tuple(sample), notes=notes)
 
 
-def _dataset(given: str) -> Table:
+def _dataset(file: str) -> Table:
     """A saved data set, or one of the hub that is in the local cache."""
-    match = None if Path(given).expanduser().exists() else HUB.fullmatch(given)
-    name, split = (match["name"], match["split"] or "train") if match else (given, "train")
+    match = None if Path(file).expanduser().exists() else HUB.fullmatch(file)
+    name, split = (match["name"], match["split"] or "train") if match else (file, "train")
     if Path(name).is_dir():
         if not any(path.is_file() for path in Path(name).rglob("*")):
-            raise DataError(f"{given} is a folder without files; name files, or a folder that `save_to_disk` wrote")
+            raise DataError(f"{file} is a folder without files; name files, or a folder that `save_to_disk` wrote")
         name = str(Path(name).absolute())
     dataset = load_dataset(Source(name="init", format="hub", dataset=name, split=split), Path.cwd())
 
@@ -371,6 +369,6 @@ def _dataset(given: str) -> Table:
         batches = dataset.select_columns(roots).with_format("arrow").iter(SAMPLE_LINES) if names else ()
         return arrow_rows(itertools.islice(batches, 1), names, None, LINE_CHARACTERS)
 
-    names, notes = text_columns(given, dataset.features.arrow_schema, rows_of)
+    names, notes = text_columns(file, dataset.features.arrow_schema, rows_of)
     sample = tuple(tuple(row) for _, row in rows_of(names) if not isinstance(row, Fault))
-    return Table(given=given, path=name, format="hub", columns=tuple(names), sample=sample, split=split, notes=notes)
+    return Table(given=file, path=name, format="hub", columns=tuple(names), sample=sample, split=split, notes=notes)

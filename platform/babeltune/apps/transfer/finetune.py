@@ -174,20 +174,20 @@ def _encode_words(tokenizer: Any, examples: Examples, max_tokens: int) -> list[P
     unknown = tokenizer.unk_token or "?"
     distinct = list(dict.fromkeys(word for words in examples.inputs for word in words))
     ids = tokenizer(distinct, add_special_tokens=False)["input_ids"]
-    without_token = {word for word, found in zip(distinct, ids, strict=True) if not found}
-    found = tokenizer(
+    without_token = {word for word, encoded in zip(distinct, ids, strict=True) if not encoded}
+    encoded = tokenizer(
         [[unknown if word in without_token else word for word in words] for words in examples.inputs],
         is_split_into_words=True,
         truncation=True,
         max_length=max_tokens,
         return_overflowing_tokens=True,
     )
-    samples: list[int] = found.pop("overflow_to_sample_mapping")
+    samples: list[int] = encoded.pop("overflow_to_sample_mapping")
     seen: set[tuple[int, int]] = set()
     pieces = []
-    for row, (example, inputs) in enumerate(zip(samples, _rows(found), strict=True)):
+    for row, (example, inputs) in enumerate(zip(samples, _rows(encoded), strict=True)):
         labels, words = [], []
-        for word in found.word_ids(row):
+        for word in encoded.word_ids(row):
             first = word is not None and (example, word) not in seen
             labels.append(examples.labels[example][word] if first else IGNORED)
             if first:

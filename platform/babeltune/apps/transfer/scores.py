@@ -45,10 +45,10 @@ def tag_spans(tags: Sequence[str]) -> list[Span]:
     return spans
 
 
-def span_f1(gold: Iterable[Sequence[Span]], found: Iterable[Sequence[Span]]) -> dict[str, float]:
+def span_f1(gold: Iterable[Sequence[Span]], predictions: Iterable[Sequence[Span]]) -> dict[str, float]:
     """Precision, recall and F1 over the spans of all sentences (micro average); a rate of nothing is 0."""
     true = predicted = right = 0
-    for expected, spans in zip(gold, found, strict=True):
+    for expected, spans in zip(gold, predictions, strict=True):
         true, predicted = true + len(expected), predicted + len(spans)
         right += len(set(expected) & set(spans))
     return {
@@ -58,14 +58,16 @@ def span_f1(gold: Iterable[Sequence[Span]], found: Iterable[Sequence[Span]]) -> 
     }
 
 
-def score(task: Task, gold: Sequence[Sequence[str]], found: Sequence[Sequence[str]]) -> dict[str, float]:
+def score(task: Task, gold: Sequence[Sequence[str]], predictions: Sequence[Sequence[str]]) -> dict[str, float]:
     """The metrics of a language; labels are one of a pair, or one of each word. Rates run from 0 to 1."""
-    labels = [pair for expected, labels in zip(gold, found, strict=True) for pair in zip(expected, labels, strict=True)]
+    labels = [
+        pair for expected, labels in zip(gold, predictions, strict=True) for pair in zip(expected, labels, strict=True)
+    ]
     accuracy = {"accuracy": sum(expected == label for expected, label in labels) / len(labels)}
     if task in ("xnli", "pawsx"):
         return accuracy
     spans = entity_spans if task == "ner" else tag_spans
-    return span_f1(map(spans, gold), map(spans, found)) | accuracy
+    return span_f1(map(spans, gold), map(spans, predictions)) | accuracy
 
 
 def average(scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:

@@ -66,15 +66,15 @@ def score_baselines(
     if new := {shape: trial for shape, trial in trial_of.items() if shape not in speeds}:
         tell = partial(progress, "measuring the speed of students")
         tell(0, len(new))
-        asked = counting.options(num_cpus=1, num_gpus=gpus).remote(*place, shape_speeds, new, prepared)
-        speeds |= follow(asked, tell)
+        requests = counting.options(num_cpus=1, num_gpus=gpus).remote(*place, shape_speeds, new, prepared)
+        speeds |= follow(requests, tell)
         folder.write("baselines.json", {**recorded, "data": prepared.digest, "speeds": speeds})
     if not scores:
         tell = partial(progress, "scoring the untrained student and the teacher")
         tell(0, sentences)
         trial = with_speed(folder, make_trial(sweep, 0, default_params(sweep)))
-        asked = counting.options(num_cpus=1, num_gpus=gpus).remote(*place, own_scores, trial, prepared)
-        scores = follow(asked, tell)
+        requests = counting.options(num_cpus=1, num_gpus=gpus).remote(*place, own_scores, trial, prepared)
+        scores = follow(requests, tell)
         tell(sentences, sentences)
     elif not missing and scores.keys() <= {*OWN, *digests}:
         return
@@ -83,11 +83,11 @@ def score_baselines(
     facts = {"data": prepared.digest, "speeds": speeds, "scores": scores, "models": bought}
     folder.write("baselines.json", facts)
     for row, name in missing.items():
-        asked = counting.options(num_cpus=1, num_gpus=gpus).remote(*place, bought_scores, name, prepared)
+        requests = counting.options(num_cpus=1, num_gpus=gpus).remote(*place, bought_scores, name, prepared)
         tell = partial(progress, f"scoring {row}")
         tell(0, sentences)
         try:
-            scores[row] = follow(asked, tell)
+            scores[row] = follow(requests, tell)
         except TeacherError as error:  # the trials need none of them
             folder.note(f"not scored: {error}")
             continue

@@ -125,10 +125,10 @@ Package = Mapping[str, Entry]
 """The objects below a key."""
 
 
-def packages(there: Package, depth: int) -> Mapping[str, Package]:
+def packages(package: Package, depth: int) -> Mapping[str, Package]:
     """The objects of a listing by the folder at this depth of their keys."""
     by_package: dict[str, dict[str, Entry]] = {}
-    for at, entry in sorted(there.items()):
+    for at, entry in sorted(package.items()):
         if len(parts := at.split("/")) >= depth:
             by_package.setdefault("/".join(parts[:depth]), {})[at] = entry
     return by_package

@@ -148,9 +148,9 @@ def cells(table: Comparison) -> list[list[str]]:
     differ = [key for key in keys if len({repr(group.settings.get(key)) for group in trained}) > 1]
     rows = [["settings", "n", *(metric.removeprefix("dev/") for metric in table.metrics)]]
     for group in table.groups:
-        said = " ".join(f"{key}={number(group.settings[key])}" for key in differ if key in group.settings)
+        text = " ".join(f"{key}={number(group.settings[key])}" for key in differ if key in group.settings)
         scores = [_score(group, metric) for metric in table.metrics]
-        rows.append([group.name or said or "all trials", str(len(group.trials) or ""), *scores])
+        rows.append([group.name or text or "all trials", str(len(group.trials) or ""), *scores])
     return rows
 
 
@@ -164,8 +164,8 @@ def _score(group: Group, metric: str) -> str:
 def footnote(table: Comparison) -> str:
     """The trials that are in no mean, with the reason. Empty if every trial is in one."""
     parts = (f"{len(names)} {why} ({', '.join(names)})" for why, names in table.left_out.items())
-    said = ", ".join(parts)
-    return f"left out: {said}" if said else ""
+    text = ", ".join(parts)
+    return f"left out: {text}" if text else ""
 
 
 def markdown(table: Comparison) -> str:

@@ -16,9 +16,9 @@ from babeltune.storage.packages import manifest_key
 from babeltune.training.checkpoint import REPORTS
 
 
-def names_in(prefix: str, there: Iterable[str]) -> set[str]:
+def names_in(prefix: str, keys: Iterable[str]) -> set[str]:
     """The names of the folders right below a key, from a listing of its objects."""
-    return {at.removeprefix(f"{prefix}/").partition("/")[0] for at in there}
+    return {at.removeprefix(f"{prefix}/").partition("/")[0] for at in keys}
 
 
 def parts_of(name: str) -> tuple[str, int]:
@@ -27,12 +27,12 @@ def parts_of(name: str) -> tuple[str, int]:
     return base, int(token) if token.isdigit() else 0
 
 
-def latest_names(prefix: str, there: Mapping[str, Entry], since: int) -> dict[str, str]:
+def latest_names(prefix: str, entries: Mapping[str, Entry], since: int) -> dict[str, str]:
     """By its name in a folder, the name in the bucket of each sealed checkpoint: that of the latest driver."""
     latest: dict[str, str] = {}
-    for name in sorted(names_in(prefix, there), key=parts_of):
+    for name in sorted(names_in(prefix, entries), key=parts_of):
         base, token = parts_of(name)
-        if manifest_key(f"{prefix}/{name}") in there and token >= since:
+        if manifest_key(f"{prefix}/{name}") in entries and token >= since:
             latest[base] = name
     return latest
 

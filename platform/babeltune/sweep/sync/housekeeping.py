@@ -128,10 +128,10 @@ def bucket_removals(view: StorageView, *, older_s: float, top: int | None = None
         yield BucketRemoval(removal.path, removal.reason, removal.size, removal.rule, removal.may_go, mirror=mirror)
 
 
-def _replaced(there: Mapping[str, Entry]) -> set[str]:
+def _replaced(entries: Mapping[str, Entry]) -> set[str]:
     """The keys of a sweep's checkpoints that a later driver has sent again, and of those that are not whole."""
     older = set[str]()
-    for key, package in packages(there, 5).items():
+    for key, package in packages(entries, 5).items():
         if not key.endswith("/checkpoints"):
             continue
         older |= {f"{key}/{name}" for name in names_in(key, package) - set(latest_names(key, package, 0).values())}

@@ -121,13 +121,13 @@ class LeasedFolder:
             self._say("the storage does not compare versions, so a write of an earlier driver may come late")
         return held
 
-    def _claim(self, there: dict[str, Entry], token: int) -> dict[str, Entry]:
+    def _claim(self, entries: dict[str, Entry], token: int) -> dict[str, Entry]:
         """Writes this driver's token into the records that decide results. Trials that ended get no more reports."""
-        trials = {key.split("/")[3] for key in there if "/trials/" in key}
+        trials = {key.split("/")[3] for key in entries if "/trials/" in key}
         ended = {trial.name for trial in log_of(self._folder.path).trials.values() if trial.end is not None}
         open_ones = sorted(trials - ended)
         keys = [f"{self._prefix}/{LEDGER}", *(f"{self._prefix}/trials/{name}/{REPORTS}" for name in open_ones)]
-        claimed = together(lambda key: claim(self._mirror.store, key, token, there.get(key)), keys)
+        claimed = together(lambda key: claim(self._mirror.store, key, token, entries.get(key)), keys)
         return dict(zip(keys, claimed, strict=True))
 
     def _say(self, text: str) -> None:

@@ -67,11 +67,11 @@ class Carrier:
             return None
         return StorePlace(self.where, store_of(folder).relative_to(self.where.folder).as_posix())
 
-    def unpack(self, arguments: tuple[object, ...], made: Files) -> None:
+    def unpack(self, arguments: tuple[object, ...], files: Files) -> None:
         """Puts what came back where the shard would have written it. A record comes after what it is about, as its
         name begins with the other's."""
-        for name in sorted(made):
-            (_folder(arguments) / Path(name).name).write_bytes(made[name])
+        for name in sorted(files):
+            (_folder(arguments) / Path(name).name).write_bytes(files[name])
 
 
 def _contents(paths: Iterable[Path]) -> dict[str, bytes]:
@@ -105,12 +105,12 @@ def on_a_node(
         return count, {each: path.read_bytes() for each, path in results.items()}
 
 
-def _send(made: Mapping[str, Path], place: StorePlace) -> list[str]:
+def _send(files: Mapping[str, Path], place: StorePlace) -> list[str]:
     """Writes the files of finished shards into the bucket, and then their records; the names of the files."""
     store = _opened(place.where)
-    records = {name: path.read_bytes() for name, path in made.items() if name.endswith(DONE)}
+    records = {name: path.read_bytes() for name, path in files.items() if name.endswith(DONE)}
     names = [file.name for data in records.values() for file in ShardRecord.decode(data).files.values()]
-    together(lambda name: store.upload(made[name], f"{place.key}/{name}"), names)
+    together(lambda name: store.upload(files[name], f"{place.key}/{name}"), names)
     for name, data in records.items():
         store.write(f"{place.key}/{name}", data)
     return names
