@@ -6,6 +6,7 @@ import pytest
 
 from babeltune.cli.words import settings_words, sparkline
 from babeltune.planning.sweep_file import read_sweep
+from babeltune.sweep.state.housekeeping import REMOVED
 from babeltune.sweep.state.trial_page import trial_page
 from babeltune.tracking.sent_runs import sent_runs
 from babeltune.training.checkpoint import checkpoint_folder
@@ -41,6 +42,14 @@ def test_a_trial_is_a_page_with_curve_scores_settings_and_cost(command, home):
     assert "temperature=0.1" in out
     assert "960 pairs in 0:21" in out
     assert f"babeltune promote {home.id}/t0000" in out
+
+
+def test_a_trial_whose_checkpoint_was_removed_says_so_and_is_not_offered_for_promotion(command, home):
+    (home.trial(0) / REMOVED).write_text(json.dumps({"rule": "clean --top 1"}), encoding="utf-8")
+    _, out, _ = command("status", f"{home.id}/t0000")
+    assert "removed (`clean --top 1`); the scores stay" in out
+    assert "babeltune promote" not in out
+    assert f"babeltune refit {home.id}" in out
 
 
 @pytest.mark.parametrize("words", [["show", "t0001"], ["runs", "t0001"], ["compare", "t0001", "t0002"]])

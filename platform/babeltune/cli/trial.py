@@ -109,6 +109,8 @@ def _student_words(page: TrialPage) -> str:
 def _checkpoint_words(page: TrialPage) -> str:
     if page.best is None:
         return "none yet; the first report saves one"
+    if page.removed is not None:
+        return f"removed (`{page.removed}`); the scores stay"
     if page.checkpoint is None:
         return f"that of report {page.best} is not on this machine; promote and evaluate bring it"
     return str(page.checkpoint)
@@ -122,6 +124,8 @@ def _run_words(page: TrialPage, cluster: str | None, server: str | None) -> str:
 
 
 def _next_words(page: TrialPage, where: str) -> str:
+    if page.removed is not None:
+        return f"`babeltune refit {page.sweep}{where}` trains its settings again, if they are among the best"
     if page.row.state == "finished" and page.best is not None:
         return f"`babeltune promote {page.name}{where}` · `babeltune compare {page.name} SWEEP/TRIAL{where}`"
     if page.row.state == "stopped":

@@ -13,6 +13,7 @@ from babeltune.errors import DamagedError
 from babeltune.evaluation.metric_names import COMPUTE
 from babeltune.schema.records import Objective, Report, Trial, trial_from
 from babeltune.sweep.state.folder import SweepFolder, read_of_trial
+from babeltune.sweep.state.housekeeping import why_removed
 from babeltune.sweep.state.leaderboard import Row
 from babeltune.sweep.state.log import log_of
 from babeltune.sweep.state.progress import standing
@@ -70,6 +71,8 @@ class TrialPage:
     cost: Cost
     checkpoint: Path | None
     """The folder of the best checkpoint, if it is on this machine."""
+    removed: str | None
+    """What removed it for good, such as `clean --top 1`."""
     run: SentRun | None
     """The trial's run in MLflow, if MLflow has taken it."""
 
@@ -107,6 +110,7 @@ def trial_page(folder: SweepFolder, number: int) -> TrialPage:
         scores=scores_by_set(row.metrics),
         cost=_cost(reports),
         checkpoint=checkpoint if checkpoint is not None and (checkpoint / MANIFEST).is_file() else None,
+        removed=why_removed(place),
         run=sent_runs(folder.path).get(str(number)),
     )
 
