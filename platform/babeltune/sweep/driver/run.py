@@ -6,6 +6,7 @@ died is replaced by submitting the same sweep again."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -33,6 +34,7 @@ from babeltune.sweep.state.log import log_of
 from babeltune.sweep.state.progress import SweepProgress, is_driven
 from babeltune.sweep.state.provenance import check_unchanged, deciding_facts, finish_accepting
 from babeltune.sweep.state.rebuild import mend
+from babeltune.sweep.state.requests import take_requests
 from babeltune.sweep.sync.audit import audit
 from babeltune.sweep.sync.driver import DriverSync
 from babeltune.sweep.sync.housekeeping import clean
@@ -96,6 +98,7 @@ def submit(
             folder = replace(folder, guard=lease.guard)
         mend(folder)
         finish_accepting(folder)
+        stop.requests = functools.partial(take_requests, folder)
         folder.write("driver.json", this_driver())
         check_unchanged(folder, deciding_facts(methods_used(sweep)), accept=accept_changes, sweep=sweep)
         return _submit(sweep, cluster, folder, driver_sync, stop, accept=accept_changes, watch=watch)

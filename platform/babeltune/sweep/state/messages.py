@@ -133,12 +133,14 @@ class TrialOutcome:
 class LedgerLine(TypedDict, total=False):
     """A line of the ledger, `results.jsonl`. Each kind of event has some of the keys."""
 
-    event: Required[Literal["submit", "accept", "propose", "start", "report", "stop", "end", "give_up", "leave"]]
+    event: Required[
+        Literal["submit", "accept", "propose", "start", "report", "stop", "end", "give_up", "leave", "label"]
+    ]
     """`submit`: a driver begins (`Submission`). `accept`: changes are accepted (`Accepted`). `start`: a worker group
     has the trial, at first or again. `stop`: it was stopped, to be resumed. `give_up`: the sweep ended for the failures
-    of some `trials`. `leave`: the driver ends."""
+    of some `trials`. `leave`: the driver ends. `label`: users name the sweep or say something of it (`Labels`)."""
     number: int
-    """The trial's. `submit`, `accept` and `leave` have none."""
+    """The trial's. Events of the sweep have none."""
     time_ms: int
     """When it happened, as milliseconds since 1970."""
     params: dict[str, Scalar]
@@ -164,6 +166,20 @@ class LedgerLine(TypedDict, total=False):
     error_type: str
     reason: str
     trials: list[int]
+    name: str
+    """A `label` has those of `Labels` that change: this one and the next two."""
+    note: str
+    archived: bool
+
+
+class Labels(TypedDict, total=False):
+    """What users say of a sweep. None of it changes its id, its folder or a result."""
+
+    name: str
+    """The name that it is called by now; empty: the one of its sweep file."""
+    note: str
+    archived: bool
+    """Whether lists of sweeps leave it out."""
 
 
 class Submission(TypedDict):
