@@ -169,10 +169,11 @@ def test_a_deleted_sweep_leaves_no_file_and_says_what_stays(command, folder):
     assert folder.path.exists()
     code, out, err = command("delete", "tiny", "--yes", "--json")
     assert code == 0, err
-    told = json.loads(out)
-    assert (told["sweep"], told["trials"], told["checkpoints"], told["mlflow_runs"]) == (folder.id, 1, 1, 0)
-    assert told["bytes"] >= 100
-    assert not [path for path in storage.rglob("*") if folder.id in path.name]
+    going = json.loads(out)
+    assert (going["sweep"], going["trials"], going["checkpoints"], going["mlflow_runs"]) == (folder.id, 1, 1, 0)
+    assert going["bytes"] >= 100
+    left = [path.relative_to(storage).as_posix() for path in storage.rglob("*") if folder.id in path.name]
+    assert left == [f"deleted/{folder.id}.json"], "the hours that it took"
     assert [(line.action, line.subject) for line in read_audit(storage)] == [("delete", folder.id)]
     assert command("status", folder.id)[0] == 2
 

@@ -5,7 +5,6 @@ last. So a command that was killed is finished by the same command."""
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Iterator, Mapping
@@ -21,8 +20,9 @@ from babeltune.storage.packages import MANIFESTS
 from babeltune.sweep.search.warm_start import KEPT
 from babeltune.sweep.state.folder import SweepFolder, sweep_folders
 from babeltune.sweep.state.names import name_of
-from babeltune.sweep.sync.audit import audit, line_of
-from babeltune.sweep.sync.view import DELETED, StorageView
+from babeltune.sweep.sync.audit import audit
+from babeltune.sweep.sync.quota import keep_hours
+from babeltune.sweep.sync.view import StorageView
 from babeltune.tracking.deleted_runs import delete_runs
 
 CHECKPOINT = re.compile(r"(sweeps/[^/]+/trials/[^/]+/checkpoints/[^./][^/]*)/.+")
@@ -100,9 +100,8 @@ def delete(view: StorageView, folder: SweepFolder) -> int:
         runs = delete_runs(view.cluster.mlflow, folder.sweep().name, folder.id)
         audit(view, "delete", folder.id)
         try:
+            keep_hours(view, folder)
             if view.mirror is not None:
-                line = json.dumps({"time": line_of("delete", folder.id).time}).encode()
-                view.mirror.store.write(f"{DELETED}/{folder.id}.json", line)
                 _drop_objects(view.mirror, f"sweeps/{folder.id}", view.storage.entries(f"sweeps/{folder.id}"))
             remove_folder(folder.path, view.folder)
         except OSError as error:

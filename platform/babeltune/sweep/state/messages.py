@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Required, Self, TypedDict, cast, get_args
+from typing import TYPE_CHECKING, Literal, NotRequired, Required, Self, TypedDict, cast, get_args
 
 from babeltune.files import plain
 from babeltune.schema.records import Report, Scalar, Strict
@@ -182,6 +182,16 @@ class Labels(TypedDict, total=False):
     """Whether lists of sweeps leave it out."""
 
 
+class Holder(TypedDict):
+    """Who has a sweep computed, and with how much of the cluster a trial runs."""
+
+    user: str
+    by_system: bool
+    """Whether the system says who the user is. Else the sender of a Ray job says it."""
+    cpus: float
+    gpus: float
+
+
 class Submission(TypedDict):
     """The line of the ledger with which a driver begins: what the sweep is from then on."""
 
@@ -200,6 +210,7 @@ class Submission(TypedDict):
     """How every trial runs: its world size and backend."""
     mlflow_metrics: int | None
     """How many of a trial's metrics MLflow gets; None: all."""
+    holder: NotRequired[Holder]
 
 
 class Accepted(TypedDict):

@@ -63,6 +63,13 @@ def actor() -> str:
     return os.environ.get(ACTOR) or f"{who()}@{socket.gethostname()}"
 
 
+def accountable() -> tuple[str, bool]:
+    """The user whose computing this process does, and whether the system says so: all jobs of a cluster may run as one
+    user, so of a Ray job it is the word of its sender."""
+    sender = os.environ.get(ACTOR, "").rpartition("@")[0]
+    return (sender, False) if sender else (who(), True)
+
+
 def audit(view: StorageView, action: Action, subject: str, *, by_signal: bool = False) -> None:
     """Writes the action down. A storage that refuses the line stops nothing: the action itself would be refused.
 
