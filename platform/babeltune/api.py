@@ -106,8 +106,9 @@ def submit(
     return SubmittedSweep(id=folder.id, state=folder.state(), best=best, folder=folder.path)
 
 
-def runs(sweep: str | None = None, *, cluster: str | Path | None = None) -> pd.DataFrame:
-    """The trials of a sweep as a table, the best first; or all sweeps, the latest first.
+def runs(sweep: str | None = None, *, cluster: str | Path | None = None, archived: bool = False) -> pd.DataFrame:
+    """The trials of a sweep as a table, the best first; or all sweeps, the latest first. `archived` lists archived
+    ones, too.
 
     A trial's row has its `state`, `reports`, `pairs`, `seconds` and `reason`, a column for each metric of its best
     report, and one for each searched setting, such as `setting.temperature`. The baselines have rows too. `sweep` is an
@@ -123,9 +124,10 @@ def runs(sweep: str | None = None, *, cluster: str | Path | None = None) -> pd.D
     view = StorageView(_cluster(cluster))
     if sweep is None:
         view.update(every=True)
-        lines_and_logs = [(sweep_line(folder), log_of(folder.path)) for folder in sweep_folders(view.folder)]
+        folders = [each for each in sweep_folders(view.folder) if archived or not each.labels().get("archived")]
+        lines_and_logs = [(sweep_line(folder), log_of(folder.path)) for folder in folders]
         lines = [{**vars(line), "trials": len(log.trials)} for line, log in lines_and_logs]
-        columns = ["sweep", "name", "state", "trials", "best", "objective", "score"]
+        columns = ["sweep", "name", "state", "trials", "best", "objective", "score", "title", "note"]
         return pd.DataFrame(lines, columns=columns).set_index("sweep")
     rows = standing(view.sweep(sweep))
     table = [

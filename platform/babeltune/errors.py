@@ -146,6 +146,12 @@ class DamagedError(SweepError):
     """A file of a sweep's folder is damaged, and no other record has what it held."""
 
 
+class QuotaError(SweepError):
+    """A user has computed as much in a month as the cluster file permits."""
+
+    exit_code = 3
+
+
 class UnknownNameError(SweepError):
     """A sweep, trial or metric that does not exist."""
 

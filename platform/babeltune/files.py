@@ -115,6 +115,14 @@ def _exchanged(draft: Path, folder: Path) -> Path:
     return earlier
 
 
+def remove_folder(folder: Path, drafts: Path) -> None:
+    """Removes a folder in one step: it is a draft in `drafts`, on the same file system, before its files go."""
+    draft = draft_of(drafts / folder.name)
+    folder.rename(draft)
+    sync(folder.parent)
+    shutil.rmtree(draft)
+
+
 def make_folders(path: Path) -> None:
     """Makes the folder and those above it that are missing. Their names are on the disk before it returns."""
     missing = [each for each in (path, *path.parents) if not each.exists()]

@@ -139,6 +139,8 @@ class StopSignal:
     """Whether somebody asked for an end by `babeltune stop`."""
     refused: Callable[[], None] = lambda: None
     """Raises if this driver must not go on: another one took over, or the storage is gone."""
+    requests: Callable[[], None] = lambda: None
+    """Does what other processes ask of this driver besides that."""
     guard: Callable[[], AbstractContextManager[None]] = nullcontext
     """Within it this driver writes to the sweep's folder. It raises if another one took over."""
     last_start: float = math.inf
@@ -163,8 +165,9 @@ class StopSignal:
         return time.monotonic() > self.last_start
 
     def check(self) -> None:
-        """Raises what keeps this driver from going on."""
+        """Raises what keeps this driver from going on, and does what was asked of it."""
         self.refused()
+        self.requests()
 
     def raise_if_stopped(self) -> None:
         """Raises what keeps this driver from going on, or `StopRequestedError`. For work before the search."""

@@ -61,14 +61,18 @@ def babeltune(monkeypatch, capsys):
 
 def test_the_commands_are_those_that_are_promised():
     sweeps = [
+        "archive",
         "clean",
+        "delete",
         "demo",
         "doctor",
         "extend",
         "init",
         "logs",
+        "note",
         "plan",
         "refit",
+        "rename",
         "resume",
         "runs",
         "schema",

@@ -26,6 +26,7 @@ from babeltune.cli import (
     serving,
     sweeps,
     transfer,
+    upkeep,
     watch,
 )
 from babeltune.cli.common import err
@@ -53,6 +54,7 @@ __all__ = [
     "serving",
     "sweeps",
     "transfer",
+    "upkeep",
     "watch",
 ]
 
@@ -63,7 +65,7 @@ GROUPS = {
     "Control a sweep": ("stop", "resume", "extend", "refit", "reproduce"),
     "Take the model": ("promote", "evaluate", "compare", "export", "adapter", "push", "transfer"),
     "Use a model": ("serve", "mine", "score", "retrieve", "encode", "filter", "index", "search", "canary", "check"),
-    "Reference and upkeep": ("methods", "schema", "doctor", "clean"),
+    "Reference and upkeep": ("methods", "schema", "doctor", "rename", "note", "archive", "delete", "clean"),
 }
 """The commands as `--help` and the reference list them: by group, and in this order."""
 

@@ -33,6 +33,7 @@ class Tables:
     languages: bool = False
     metric: tuple[str, ...] = ()
     markdown: bool = False
+    archived: bool = False
 
 
 @app.command()
@@ -117,11 +118,12 @@ def runs(
     ] = False,
     metric: Annotated[list[str] | None, typer.Option(help="With --over or --front: the columns.")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="With --over: as a GitHub table.")] = False,
+    archived: Annotated[bool, typer.Option("--archived", help="List archived sweeps, too.")] = False,
     cluster: ClusterFile = None,
     as_json: Json = False,
 ) -> None:
     """List the sweeps. With a sweep, show its leaderboard, its Pareto front, its languages, or a table by settings."""
-    tables = Tables(name, sort, tuple(over or ()), front, by, languages, tuple(metric or ()), markdown)
+    tables = Tables(name, sort, tuple(over or ()), front, by, languages, tuple(metric or ()), markdown, archived)
     check_table(tables)
     if is_trial(name):
         check_alone(name, tables)
@@ -133,6 +135,8 @@ def runs(
 def check_table(tables: Tables) -> None:
     """`typer.BadParameter` for options of `runs` that ask for two tables, or belong to another one."""
     over, sort, front = tables.over, tables.sort, tables.front
+    if tables.archived and (tables.name or over or sort or front or tables.by or tables.languages):
+        raise typer.BadParameter("belongs to the list of all sweeps; leave out the others", param_hint="--archived")
     if (tables.markdown and not over) or (tables.metric and not (over or front)):
         raise typer.BadParameter(
             "belongs to a table: add --over seed" + ("" if tables.markdown else " or --front"),
@@ -186,7 +190,7 @@ def show_tables(tables: Tables, cluster: str | None, *, as_json: bool) -> None:
     from babeltune.sweep.state.seed_summary import compare
 
     if tables.name is None and not any((tables.sort, tables.over, tables.front, tables.by, tables.languages)):
-        all_sweeps(cluster, as_json)
+        all_sweeps(cluster, as_json, archived=tables.archived)
         return
     folder = folder_of(tables.name, cluster)
     data = folder.sweep().data
@@ -255,10 +259,10 @@ def show_by(folder: SweepFolder, setting: str, as_json: bool) -> None:
     say(plain(table), as_json, lambda: show_by_setting(table, out))
 
 
-def all_sweeps(cluster: str | None, as_json: bool) -> None:
-    """Shows every sweep of the storage; one that cannot be read is a warning."""
+def all_sweeps(cluster: str | None, as_json: bool, *, archived: bool) -> None:
+    """Shows the sweeps of the storage; one that cannot be read is a warning."""
     from babeltune.cli.overview import show_sweeps
-    from babeltune.errors import SweepError
+    from babeltune.errors import SweepError, counted
     from babeltune.files import plain
     from babeltune.sweep.state.folder import sweep_folders
     from babeltune.sweep.state.overview import sweep_line, with_differences
@@ -267,7 +271,8 @@ def all_sweeps(cluster: str | None, as_json: bool) -> None:
 
     view = StorageView(cluster_of(cluster))
     view.update(every=True)
-    folders = sweep_folders(view.folder)
+    every = sweep_folders(view.folder)
+    folders = [folder for folder in every if archived or not folder.labels().get("archived")]
     lines, specs, documents = [], {}, {}
     for folder in folders:
         try:
@@ -279,4 +284,6 @@ def all_sweeps(cluster: str | None, as_json: bool) -> None:
             warn([f"sweep {folder.id} is left out: {error}"])
     lines = with_differences(lines, specs)
     said = [{**documents[line.sweep], **plain(line)} for line in lines if as_json]
-    say(said, as_json, lambda: show_sweeps(lines, out) if lines or not folders else None)
+    say(said, as_json, lambda: show_sweeps(lines, out) if lines or not every else None)
+    if (hidden := len(every) - len(folders)) and not as_json:
+        err.print(f"{counted(hidden, 'sweep')} not listed; --archived lists them", highlight=False)

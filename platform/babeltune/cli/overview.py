@@ -56,7 +56,7 @@ def _wrapped(words: str, width: int, console: Console) -> str:
 def _columns(lines: Sequence[SweepLine], width: int) -> dict[str, list[str]]:
     """Title -> cells. A narrow list leaves out the objective's name and the year."""
     columns = {
-        "sweep": [line.sweep for line in lines],
+        "sweep": [f"{line.title} ({line.sweep})" if line.title else line.sweep for line in lines],
         "begun": [time.strftime("%Y-%m-%d %H:%M", time.localtime(line.begun)) for line in lines],
         "state": [line.state for line in lines],
         "trials": [f"{line.ended}/{line.budget}" for line in lines],
@@ -75,8 +75,9 @@ def _width(columns: Mapping[str, Sequence[str]]) -> int:
 
 
 def about(line: SweepLine) -> str:
-    """A sweep's data, and the settings in which it differs from others of its name."""
-    return "; ".join([line.data, *([" ".join(line.differs)] if line.differs else [])])
+    """What was noted of a sweep, its data, and the settings in which it differs from others of its name."""
+    words = ["archived" * line.archived, line.note, line.data, " ".join(line.differs)]
+    return "; ".join(filter(None, words))
 
 
 def show_by_setting(summary: BySetting, console: Console) -> None:

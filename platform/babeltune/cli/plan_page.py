@@ -31,6 +31,8 @@ from babeltune.promotion.statistics import standard_error
 from babeltune.schema.cluster import Cluster
 from babeltune.schema.records import Scalar, Student, Sweep, Teacher
 from babeltune.stages import size
+from babeltune.sweep.sync.quota import left_of
+from babeltune.sweep.sync.view import StorageView
 
 Z95 = 1.96
 """Standard errors on each side of a 95 % interval."""
@@ -83,14 +85,37 @@ def detectable(report: PlanReport, sweep: Sweep) -> float | None:
     return None if error is None else Z95 * math.hypot(error, error)
 
 
-def show_plan(report: PlanReport, sweep: Sweep, machine: Machine | None, console: Console, *, whole: bool) -> None:
-    """The summary, and all details below it if they are wanted."""
+def quota_words(cluster: Cluster, report: PlanReport, sweep: Sweep) -> Iterator[str]:
+    """What the user has of the cluster's quota, and how much of it the sweep may take."""
+    if cluster.by_jobs and cluster.quota.limits:
+        yield "its storage is on the cluster, where `submit` looks how much is left"
+        return
+    shares = {"gpu_hours": cluster.gpus_per_worker, "cpu_hours": cluster.cpus_per_worker}
+    workers = cluster.with_workers(sweep.budget.workers).workers
+    for left in left_of(StorageView(cluster)) if cluster.quota.limits else ():
+        trial_s = None if report.estimate is None else report.estimate.trial_s
+        needs = None if trial_s is None else trial_s * sweep.budget.trials * workers * shares[left.key] / 3600
+        yield f"{left}" + ("" if needs is None else f"; this sweep takes about {needs:,.2f}")
+
+
+def show_plan(
+    report: PlanReport,
+    sweep: Sweep,
+    machine: Machine | None,
+    console: Console,
+    *,
+    whole: bool,
+    quota: Sequence[str] = (),
+) -> None:
+    """The summary, and all details below it if they are wanted. `quota`: words about it, a line each."""
     console.print(f"sweep {report.id}", markup=False, highlight=False)
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(width=8, no_wrap=True)
     table.add_column(overflow="fold")
     for title, text in summary(report, sweep, machine):
         table.add_row(f"[bold]{title}[/]", escape(text))
+    for text in quota:
+        table.add_row("[bold]quota[/]", escape(text))
     console.print(table, highlight=False)
     if whole:
         console.print(details(report))

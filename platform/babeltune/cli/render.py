@@ -15,6 +15,7 @@ from babeltune.cli.table import running_first, table_of
 from babeltune.schema.base import number
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.leaderboard import Row
+from babeltune.sweep.state.log import log_of
 from babeltune.sweep.state.progress import doing_words, standing
 from babeltune.sweep.state.provenance import accepted_lines
 from babeltune.sweep.state.seed_summary import Comparison, cells, footnote
@@ -117,7 +118,11 @@ def show_comparison(comparison: Comparison, console: Console, *, markdown: bool 
 
 
 def show_status(folder: SweepFolder, state: str, reason: str, console: Console) -> None:
-    console.print(f"sweep {folder.id}: {state}")
+    labels = log_of(folder.path).labels
+    called = f" ({labels['name']})" if labels.get("name") else ""
+    console.print(f"sweep {folder.id}{called}: {state}{', archived' if labels.get('archived') else ''}", markup=False)
+    if labels.get("note"):
+        console.print(f"  note: {labels['note']}", markup=False, highlight=False)
     if state == "running":
         console.print(f"  {doing_words(folder, standing(folder))}", markup=False)
     if reason:

@@ -36,6 +36,8 @@ class Submission:
     """Whether the command returns at once. Only a cluster that takes jobs can do that."""
     insecure: bool = False
     """Whether a cluster that wants no token is used all the same."""
+    over_quota: bool = False
+    """Whether it runs although the user's quota is spent."""
     yes: bool = False
     """Whether a finished sweep is trained on without a question."""
 
@@ -46,6 +48,8 @@ def check_submission(submission: Submission, file: str | None) -> None:
         raise typer.BadParameter(NO_JOBS, param_hint="--detach")
     if submission.insecure and cluster_of(file).address == "local":
         raise typer.BadParameter("is for a cluster that runs already", param_hint="--insecure")
+    if submission.over_quota and not cluster_of(file).quota.over_quota:
+        raise typer.BadParameter("`quota` of the cluster file has no `over_quota: true`", param_hint="--over-quota")
 
 
 def run_sweep(
@@ -92,7 +96,13 @@ def _run_sweep(
     if cluster.address == "local":
         warn([*about_sweep(sweep), *about_precision(sweep), *about_gpus(cluster)])
     run = functools.partial(
-        submit, sweep, cluster, into=into, accept_changes=submission.accept_changes, insecure=submission.insecure
+        submit,
+        sweep,
+        cluster,
+        into=into,
+        accept_changes=submission.accept_changes,
+        insecure=submission.insecure,
+        over_quota=submission.over_quota,
     )
     folder = watched_or_run(name, sweep, cluster, run)
     state = folder.state()

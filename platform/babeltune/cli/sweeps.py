@@ -47,6 +47,9 @@ Detach = Annotated[
     bool, typer.Option("--detach", help="On a cluster that takes jobs: return at once, do not follow the log.")
 ]
 Trials = Annotated[int | None, typer.Option(help="Trials in all; replaces budget.trials.", min=1)]
+OverQuota = Annotated[
+    bool, typer.Option("--over-quota", hidden=True, help="Run although the quota is spent, if the cluster file may.")
+]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Use a cluster that wants no token.")]
 
 
@@ -79,15 +82,16 @@ def plan(
         warn(about_plugins(plugins(methods_used(sweep))))
     else:
         warn(about_gpus(chosen.with_workers(sweep.budget.workers)))
-    from babeltune.cli.plan_page import about_disk, detectable, machine_of, show_plan
+    from babeltune.cli.plan_page import about_disk, detectable, machine_of, quota_words, show_plan
 
     with steps_shown("planning the sweep"):
         machine = machine_of(chosen, sweep)
         report = make_plan(sweep, samples=samples, machine=machine if calibrate else None)
     warn([*about_queue(sweep, report.anchors), *about_corpus(sweep, report.pairs, report.dev)])
     warn([*report.warnings, *about_disk(report, machine)])
-    document = {**plain(report), "detectable": detectable(report, sweep)}
-    say(document, as_json, lambda: show_plan(report, sweep, machine, out, whole=yaml))
+    quota = list(quota_words(chosen, report, sweep))
+    document = {**plain(report), "detectable": detectable(report, sweep), "quota": quota}
+    say(document, as_json, lambda: show_plan(report, sweep, machine, out, whole=yaml, quota=quota))
 
 
 @app.command()
@@ -100,6 +104,7 @@ def submit(
     accept_changes: Accept = False,
     detach: Detach = False,
     insecure: Insecure = False,
+    over_quota: OverQuota = False,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
@@ -107,7 +112,7 @@ def submit(
 
     A finished one asks before it gets more trials; `--yes` answers."""
     sweep = read(file, with_, set_, cluster, trials)
-    submission = Submission(accept_changes, detach, insecure, yes)
+    submission = Submission(accept_changes, detach, insecure, over_quota, yes)
     check_submission(submission, cluster)
     run_sweep(sweep, cluster, submission, as_json=as_json)
 
@@ -160,6 +165,7 @@ def resume(
     accept_changes: Accept = False,
     detach: Detach = False,
     insecure: Insecure = False,
+    over_quota: OverQuota = False,
     as_json: Json = False,
 ) -> None:
     """Go on with a stopped or interrupted sweep, exactly where its checkpoints are.
@@ -173,7 +179,7 @@ def resume(
             "it changes a sweep file; name one with --spec FILE", param_hint="--with" if with_ else "--set"
         )
     sweep = read(spec, with_, set_, cluster, trials) if spec is not None else None
-    submission = Submission(accept_changes, detach, insecure)
+    submission = Submission(accept_changes, detach, insecure, over_quota)
     check_submission(submission, cluster)
     folder = folder_of(name, cluster)
     if (sweep is not None or trials is not None) and is_driven(folder):
@@ -194,12 +200,13 @@ def extend(
     accept_changes: Accept = False,
     detach: Detach = False,
     insecure: Insecure = False,
+    over_quota: OverQuota = False,
     as_json: Json = False,
 ) -> None:
     """Give a sweep more trials. It stays the same sweep, and learns from the trials that it has."""
     from babeltune.sweep.state.progress import is_driven
 
-    submission = Submission(accept_changes, detach, insecure)
+    submission = Submission(accept_changes, detach, insecure, over_quota)
     check_submission(submission, cluster)
     folder = folder_of(name, cluster)
     before = folder.sweep().budget.trials

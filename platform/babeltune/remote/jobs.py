@@ -31,7 +31,7 @@ from babeltune.files import draft_folder
 from babeltune.remote.wheel import build_plugins, build_wheel
 from babeltune.schema.cluster import Cluster
 from babeltune.sweep.ray_internals import job_client, status_for_strangers
-from babeltune.sweep.state.names import meant
+from babeltune.sweep.state.names import meant, name_of
 from babeltune.sweep.sync.audit import ACTOR, actor
 from babeltune.sweep.workers.access import close_token_file
 
@@ -172,7 +172,7 @@ class Jobs:
         jobs = [job for job in reversed(self.all()) if job.sweep]
         name = next((job.sweep for job in jobs if job.id == name), name)
         latest = list(dict.fromkeys(job.sweep for job in jobs))
-        sweep = next(iter(latest), None) if name is None else meant(name, latest)
+        sweep = next(iter(latest), None) if name is None else meant(name, {each: name_of(each) for each in latest})
         return None if sweep is None else self.of_sweep(sweep)[-1]
 
     def run_sweep(

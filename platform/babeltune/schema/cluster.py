@@ -21,6 +21,7 @@ from babeltune.schema.bounds import NAME, Problem
 from babeltune.schema.document import read_document, validate
 from babeltune.schema.notice import Notice, secret_of_file
 from babeltune.schema.paths import expand, find_file, sqlite_url
+from babeltune.schema.quota import Quota
 from babeltune.schema.records import Strict
 from babeltune.schema.serving import Serving
 from babeltune.schema.storage_location import StorageLocation
@@ -98,6 +99,9 @@ class Cluster(Strict):
     progress_timeout: float = 1800.0
     """Seconds without an optimizer step, an evaluated batch or a report after which a trial hangs: its workers are
     replaced and it goes on from its last checkpoint. What comes before the first step counts, too."""
+    quota: Quota = field(default_factory=Quota)
+    """How much one user may have trials compute in a calendar month. Whoever writes the cluster file can change it: it
+    reminds, and does not protect."""
     notify: tuple[Notice, ...] = ()
     """Webhooks and programs that are notified how sweeps end, and what is promoted or refused."""
     serve: Serving = field(default_factory=Serving)
@@ -263,6 +267,8 @@ def _place_problems(cluster: Cluster) -> Iterator[Problem]:
             yield ("notify", index, *key), problem
     for key, problem in cluster.serve.problems():
         yield ("serve", *key), problem
+    for key, problem in cluster.quota.problems():
+        yield ("quota", *key), problem
 
 
 def _share_problems(cluster: Cluster) -> Iterator[Problem]:

@@ -68,6 +68,7 @@ def gather(folder: SweepFolder, *, unfinished: bool = False) -> SweepReport:
 
     Raises `SweepError` when no trial has finished; with `unfinished`, when none has a report."""
     sweep, rows, baselines = folder.sweep(), standing(folder), folder.baselines()
+    labels = log_of(folder.path).labels
     best = (leading(rows) if unfinished else None) or winner(folder, rows)
     prepared, notes = _prepared(folder)
     metric = sweep.objectives[0].metric
@@ -81,7 +82,8 @@ def gather(folder: SweepFolder, *, unfinished: bool = False) -> SweepReport:
     ours = [each for each in standings if not each.is_baseline]
     return SweepReport(
         sweep=folder.id,
-        name=sweep.name,
+        name=labels.get("name") or sweep.name,
+        note=labels.get("note", ""),
         description=sweep.description,
         methods=tuple(sorted(proposable_methods(sweep))),
         state=state_of(folder),

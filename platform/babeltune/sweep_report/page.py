@@ -37,7 +37,7 @@ def document(report: SweepReport, most: int = MOST_ROWS) -> Document:
     ]
     return Document(
         title=f"Sweep {report.name}",
-        subtitle=f"{report.sweep} · {report.state} · {', '.join(report.methods)}",
+        subtitle=" · ".join(filter(None, (report.sweep, report.state, ", ".join(report.methods), report.note))),
         verdict=verdict(report),
         facts=tuple(_facts(report)),
         sections=tuple(section for section in sections if section is not None),

@@ -145,6 +145,9 @@ class SweepReport:
 
     sweep: str
     name: str
+    """What it is called by now."""
+    note: str
+    """What was noted of it; empty if nothing was."""
     description: str
     methods: tuple[str, ...]
     state: str

@@ -14,6 +14,7 @@ from babeltune.planning.sweep_file import read_sweep
 from babeltune.promotion.candidate import find_candidate
 from babeltune.promotion.promote import promote
 from babeltune.promotion.starts import fetched
+from babeltune.schema.cluster import Cluster
 from babeltune.schema.records import Keep
 from babeltune.sweep.driver.keep import CheckpointPolicy
 from babeltune.sweep.driver.mlflow_reader import track
@@ -95,7 +96,7 @@ def test_the_best_trials_keep_their_checkpoints_when_a_driver_begins_and_leaves(
     assert len(names) > 2
     policy = policy_of(copied, trials=2)
     tracker = track(f"sqlite:///{tmp_path}/other.db", folder, sweep.name, policy.key_of)
-    with Recorder(sweep, folder, read_prepared(folder.prepared), tracker, {}, policy=policy) as recorder:
+    with Recorder(sweep, folder, read_prepared(folder.prepared), tracker, {}, Cluster(), policy) as recorder:
         recorder.complete = True
     assert with_checkpoints(folder) == set(names[:2])
 

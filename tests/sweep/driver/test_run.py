@@ -25,6 +25,7 @@ from babeltune.evaluation.metric_names import SPEED
 from babeltune.files import plain, sha256_of
 from babeltune.planning.recorded import sweep_from, sweep_id
 from babeltune.planning.space import suggest
+from babeltune.schema.cluster import Cluster
 from babeltune.schema.records import Report
 from babeltune.signals import StopSignal, end_when_asked, interrupts
 from babeltune.sweep.driver import attempt as driver
@@ -297,7 +298,7 @@ def test_what_a_driver_recorded_and_did_not_send_is_sent_by_the_next_one(copied,
     ledger.write_bytes(b"".join(lines))
     for _ in range(2):
         tracker = track(store, folder, sweep.name, key_of)
-        with Recorder(sweep, folder, read_prepared(folder.prepared), tracker, {}) as recorder:
+        with Recorder(sweep, folder, read_prepared(folder.prepared), tracker, {}, Cluster()) as recorder:
             recorder.complete = True
         assert (tracker.waiting(), tracker.refused) == (0, 0)
     client, run = run_in(store, "t0003")

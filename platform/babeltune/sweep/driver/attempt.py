@@ -201,10 +201,9 @@ class Attempt:
             # until a trial's first report says which it was
             "fact.backend": "nccl" if cluster.gpus_per_worker else "gloo",
         }
-        limit = None if cluster.mlflow_metrics == "all" else cluster.mlflow_metrics
         policy = CheckpointPolicy(sweep, folder, self.driver_sync)
         tracker = track(cluster.mlflow, folder, sweep.name, self.driver_sync.key_of)
-        return Recorder(sweep, folder, prepared, tracker, world, limit, policy)
+        return Recorder(sweep, folder, prepared, tracker, world, cluster, policy)
 
     def _begin(self) -> None:
         """Notes that the search begins, and when its minutes end."""

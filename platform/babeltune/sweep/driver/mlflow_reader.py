@@ -109,7 +109,7 @@ class MlflowReader:
         elif kind == "start" and self._log.submissions:
             self._open.setdefault(event["number"], _OpenTrial(self._choice()))
         late = now - self._summarized_ms >= SUMMARY_EVERY_MS
-        self._summary_due = kind in ("submit", "leave") or (kind in ("end", "stop") and late)
+        self._summary_due = kind in ("submit", "leave", "label") or (kind in ("end", "stop") and late)
         if self._summary_due:
             self._summarized_ms = now
 
@@ -198,11 +198,15 @@ class MlflowReader:
         """The sweep's best values, counts, cost and description as of this line."""
         baselines = self._folder.baselines()
         rows = logged_rows(self._log, self._sweep, baselines)
+        labels = self._log.labels
         summary = summary_of(self._sweep, self._folder.id, rows, baselines)
+        note = "\n\n".join(filter(None, (labels.get("note"), summary.note)))
         step = sum(value for name, value in summary.metrics.items() if name.startswith("trials/"))
         point = Point(step=round(step), time_ms=line.get("time_ms", 0), values=summary.metrics)
-        state = line["state"] if line["event"] == "leave" else "running"
-        return [events.metrics(None, [point]), events.tags(None, {NOTE: summary.note, "state": state})]
+        tags = {NOTE: note, **{f"babeltune.{key}": value for key, value in labels.items()}}
+        if line["event"] != "label":  # which may come after its end
+            tags["state"] = line["state"] if line["event"] == "leave" else "running"
+        return [events.metrics(None, [point]), events.tags(None, tags)]
 
     # A trial
 

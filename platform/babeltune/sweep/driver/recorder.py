@@ -12,7 +12,7 @@ from babeltune.data.prepared import Prepared
 from babeltune.data.store import facts_of
 from babeltune.errors import counted
 from babeltune.files import plain
-from babeltune.schema.cluster import DEFAULT_METRICS
+from babeltune.schema.cluster import Cluster
 from babeltune.schema.records import Report, Scalar, Sweep
 from babeltune.sweep.driver.keep import CheckpointPolicy
 from babeltune.sweep.search.tune_searcher import Event
@@ -21,8 +21,9 @@ from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.leaderboard import trial_row
 from babeltune.sweep.state.ledger import append_event
 from babeltune.sweep.state.log import LEDGER
-from babeltune.sweep.state.messages import ENDED, State, Submission, TrialEnd, TrialOutcome
+from babeltune.sweep.state.messages import ENDED, Holder, State, Submission, TrialEnd, TrialOutcome
 from babeltune.sweep.state.provenance import environment_facts
+from babeltune.sweep.sync.audit import accountable
 from babeltune.tracking.tracker import Tracker
 from babeltune.training.checkpoint import checkpoint_folder, is_good, last_stopped, read_reports
 
@@ -56,13 +57,17 @@ class Recorder:
         prepared: Prepared,
         tracker: Tracker,
         world: dict[str, Scalar],
-        metrics: int | None = DEFAULT_METRICS,
+        cluster: Cluster,
         policy: CheckpointPolicy | None = None,
     ) -> None:
-        """`world` says how every trial runs: its world size and backend. `metrics` is how many of a trial's metrics
-        MLflow gets; None: all. `policy` hears of each trial that ends."""
+        """`world` says how every trial runs: its world size and backend. `policy` hears of each trial that ends."""
         self.sweep, self.folder, self.prepared, self.tracker = sweep, folder, prepared, tracker
-        self.world, self.metrics, self.policy = world, metrics, policy
+        self.world, self.policy = world, policy
+        self.metrics = None if cluster.mlflow_metrics == "all" else cluster.mlflow_metrics
+        """How many of a trial's metrics MLflow gets; None: all."""
+        user, by_system = accountable()
+        shares = cluster.workers * cluster.cpus_per_worker, cluster.workers * cluster.gpus_per_worker
+        self.holder: Holder = {"user": user, "by_system": by_system, "cpus": shares[0], "gpus": shares[1]}
         self.open: set[int] = set()
         """Trials that began and have not ended."""
         self.complete = False
@@ -88,6 +93,7 @@ class Recorder:
             "teacher": {name: taught[name] for name in ("forwarded", "truncated") if name in taught},
             "world": self.world,
             "mlflow_metrics": self.metrics,
+            "holder": self.holder,
         }
 
     def __exit__(self, *error: object) -> None:

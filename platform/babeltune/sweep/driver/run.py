@@ -6,6 +6,7 @@ died is replaced by submitting the same sweep again."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -33,10 +34,12 @@ from babeltune.sweep.state.log import log_of
 from babeltune.sweep.state.progress import SweepProgress, is_driven
 from babeltune.sweep.state.provenance import check_unchanged, deciding_facts, finish_accepting
 from babeltune.sweep.state.rebuild import mend
+from babeltune.sweep.state.requests import take_requests
 from babeltune.sweep.sync.audit import audit
 from babeltune.sweep.sync.driver import DriverSync
 from babeltune.sweep.sync.housekeeping import clean
 from babeltune.sweep.sync.notify import notify
+from babeltune.sweep.sync.quota import refuse_over_quota
 from babeltune.sweep.sync.view import StorageView
 from babeltune.sweep.workers.access import open_to_all
 from babeltune.sweep.workers.connection import connected
@@ -62,17 +65,20 @@ def submit(
     into: str | None = None,
     accept_changes: bool = False,
     insecure: bool = False,
+    over_quota: bool = False,
     watch: Callable[[SweepProgress], None] | None = None,
 ) -> SweepFolder:
     """Runs the sweep until its budget is spent; an earlier, unfinished submission is continued.
 
     `into` is the id of the sweep that goes on with this spec, if that is not the spec's own. The folder keeps the
-    latest spec; one that decides other results needs `accept_changes`, and a cluster that wants no token `insecure`.
+    latest spec; one that decides other results needs `accept_changes`, a cluster that wants no token `insecure`, and a
+    spent quota `over_quota`.
     Raises `DataError` and `TeacherError` before anything starts, `SweepError` when it is being run already or every
     trial fails, `ClusterError` when the cluster cannot hold one trial."""
     sweep, cluster = within_grid(sweep), cluster.with_workers(sweep.budget.workers)
     folder = folder_in(cluster, into or sweep_id(sweep))
     refuse_a_file(cluster.folder)
+    over = "" if _is_done(folder, sweep) else refuse_over_quota(cluster, over_quota=over_quota)
     _make(folder, cluster)
     with (
         storage_refusals(folder.path),
@@ -94,11 +100,20 @@ def submit(
             lease = shared.enter_context(folder_lease(folder, ray_at))
             driver_sync.token, stop.refused, stop.guard = lease.token, lease.check, lease.guard
             folder = replace(folder, guard=lease.guard)
+        if over:
+            folder.note(over)
         mend(folder)
         finish_accepting(folder)
+        stop.requests = functools.partial(take_requests, folder)
         folder.write("driver.json", this_driver())
         check_unchanged(folder, deciding_facts(methods_used(sweep)), accept=accept_changes, sweep=sweep)
         return _submit(sweep, cluster, folder, driver_sync, stop, accept=accept_changes, watch=watch)
+
+
+def _is_done(folder: SweepFolder, sweep: Sweep) -> bool:
+    """Whether the sweep has all of its trials."""
+    ended = log_of(folder.path).ended
+    return folder.state() == "finished" and ended >= sweep.budget.trials and folder.is_whole()
 
 
 def _make(folder: SweepFolder, cluster: Cluster) -> None:
@@ -127,7 +142,7 @@ def _submit(
     if not (finished and folder.read("sweep.json") == plain(sweep)):  # the sweep written last is the latest
         folder.write("sweep.json", sweep)
     ended = log_of(folder.path).ended
-    if finished and ended >= sweep.budget.trials and folder.is_whole():
+    if _is_done(folder, sweep):
         close_tracker(track(cluster.mlflow, folder, sweep.name, driver_sync.key_of), folder)  # what is not sent yet
         return folder
     progress = SweepProgress(sweep, folder, ended=ended, before=ended)

@@ -5,6 +5,7 @@
         examples.json                                     what the best trial made of a few translations
         conditions/1/                                     prepared.json before an accepted change
         results.jsonl  mlflow.json                        what happened, in order; how much of it MLflow has
+        labels.json                                       what users call it, by which it is found
         trials/t0007/trial.json  reports.jsonl  progress.json  checkpoints/000003/
 
 Any process that sees the storage can read it while the sweep runs."""
@@ -37,6 +38,10 @@ HEARTBEAT = "owner.json"
 """Written every few seconds, and read as none where it is damaged: nobody waits for the disk to have it."""
 NOT_DURABLE = (HEARTBEAT, "stage.json")
 """Files that are written often, and whose loss loses nothing."""
+LABELS = "labels.json"
+"""The labels that the ledger has: to find a sweep by its name reads no ledger."""
+REQUESTS = "requests"
+"""The folder of events that other processes ask the sweep's driver to add to the ledger, a file each."""
 RATES = "rates.json"
 """The rates by which `training.compute` counts, if the sweep file does not give them: `{"rates": [operations,
 bytes]}`."""
@@ -102,6 +107,10 @@ class SweepFolder:
     def write(self, name: str, value: object) -> None:
         with self.guard():
             write_json(self.path / name, value, durable=name not in NOT_DURABLE)
+
+    def labels(self) -> dict[str, Any]:
+        """What users say of the sweep (`messages.Labels`), as far as its small file has it."""
+        return self.read(LABELS) or {}
 
     def baselines(self) -> dict[str, dict[str, float]]:
         """The dev scores of the untrained student and the raw teacher; empty before they are made."""
@@ -188,21 +197,24 @@ def sweep_folders(storage: Path) -> list[SweepFolder]:
 
 
 def find_sweep(storage: Path, name: str | None) -> SweepFolder:
-    """The sweep that `names.meant` means, or without a name the latest of all.
+    """The sweep that `names.meant` means, or without a name the latest one that is not archived.
 
     Raises `UnknownNameError` that names the nearest."""
     folders = sweep_folders(storage)
     if not folders:
         raise UnknownNameError(f"no sweep in {storage}; `babeltune submit search_spaces/quickstart.yaml` starts one")
     if name is None:
-        return folders[0]
+        return next((folder for folder in folders if not folder.labels().get("archived")), folders[0])
     ids = [folder.id for folder in folders]
-    if is_bare_trial(name) and name not in map(name_of, ids):
+    if name in ids:
+        return folders[ids.index(name)]
+    names = {folder.id: folder.labels().get("name") or name_of(folder.id) for folder in folders}
+    if is_bare_trial(name) and name not in names.values():
         raise UnknownNameError(f"{name!r} is a trial without its sweep; write SWEEP/{name}, such as {ids[0]}/{name}")
-    if (sweep_id := meant(name.rstrip("/"), ids)) is not None:
+    if (sweep_id := meant(name.rstrip("/"), names)) is not None:
         return folders[ids.index(sweep_id)]
-    names = dict.fromkeys(map(name_of, ids))
-    raise UnknownNameError(f"no sweep {name!r} in {storage}; sweeps: {', '.join(ids)}{nearest(name, [*names, *ids])}")
+    near = nearest(name, [*dict.fromkeys(names.values()), *ids])
+    raise UnknownNameError(f"no sweep {name!r} in {storage}; sweeps: {', '.join(ids)}{near}")
 
 
 def is_bare_trial(name: str) -> bool:

@@ -14,7 +14,17 @@ from pydantic import Field, TypeAdapter
 
 from babeltune.files import LineCursor
 from babeltune.schema.records import Report, Scalar
-from babeltune.sweep.state.messages import ENDED, ENDS, Accepted, LedgerLine, State, Submission, TrialEnd, end_of
+from babeltune.sweep.state.messages import (
+    ENDED,
+    ENDS,
+    Accepted,
+    Labels,
+    LedgerLine,
+    State,
+    Submission,
+    TrialEnd,
+    end_of,
+)
 
 if TYPE_CHECKING:
     from babeltune.files import JsonObject
@@ -73,6 +83,8 @@ class SweepLog:
         """The spec with which the trials before each of these began."""
         self.accepting: Accepted | None = None
         """The latest changes, until a driver has submitted the sweep with them."""
+        self.labels: Labels = {}
+        """What users say of the sweep."""
         self._version: tuple[int, int, int] | None = None
         self._cursor = LineCursor()
         self._facts: dict[str, dict[str, Scalar]] = {}
@@ -113,6 +125,8 @@ class SweepLog:
             self.accepting = None
         if line["event"] == "accept" and Accepted.__required_keys__ <= line.keys():
             self._accept(cast("Accepted", line), line.get("time_ms", 0) / 1000)
+        if line["event"] == "label":
+            self.labels |= cast("Labels", {key: line[key] for key in Labels.__optional_keys__ if key in line})  # type: ignore[literal-required]
         if line["event"] not in ("propose", "start", "stop", "report", "end"):
             return
         trial = self.trials.get(line["number"])

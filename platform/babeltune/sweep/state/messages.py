@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Required, Self, TypedDict, cast, get_args
+from typing import TYPE_CHECKING, Literal, NotRequired, Required, Self, TypedDict, cast, get_args
 
 from babeltune.files import plain
 from babeltune.schema.records import Report, Scalar, Strict
@@ -133,12 +133,14 @@ class TrialOutcome:
 class LedgerLine(TypedDict, total=False):
     """A line of the ledger, `results.jsonl`. Each kind of event has some of the keys."""
 
-    event: Required[Literal["submit", "accept", "propose", "start", "report", "stop", "end", "give_up", "leave"]]
+    event: Required[
+        Literal["submit", "accept", "propose", "start", "report", "stop", "end", "give_up", "leave", "label"]
+    ]
     """`submit`: a driver begins (`Submission`). `accept`: changes are accepted (`Accepted`). `start`: a worker group
     has the trial, at first or again. `stop`: it was stopped, to be resumed. `give_up`: the sweep ended for the failures
-    of some `trials`. `leave`: the driver ends."""
+    of some `trials`. `leave`: the driver ends. `label`: users name the sweep or say something of it (`Labels`)."""
     number: int
-    """The trial's. `submit`, `accept` and `leave` have none."""
+    """The trial's. Events of the sweep have none."""
     time_ms: int
     """When it happened, as milliseconds since 1970."""
     params: dict[str, Scalar]
@@ -164,6 +166,30 @@ class LedgerLine(TypedDict, total=False):
     error_type: str
     reason: str
     trials: list[int]
+    name: str
+    """A `label` has those of `Labels` that change: this one and the next two."""
+    note: str
+    archived: bool
+
+
+class Labels(TypedDict, total=False):
+    """What users say of a sweep. None of it changes its id, its folder or a result."""
+
+    name: str
+    """The name that it is called by now; empty: the one of its sweep file."""
+    note: str
+    archived: bool
+    """Whether lists of sweeps leave it out."""
+
+
+class Holder(TypedDict):
+    """Who has a sweep computed, and with how much of the cluster a trial runs."""
+
+    user: str
+    by_system: bool
+    """Whether the system says who the user is. Else the sender of a Ray job says it."""
+    cpus: float
+    gpus: float
 
 
 class Submission(TypedDict):
@@ -184,6 +210,7 @@ class Submission(TypedDict):
     """How every trial runs: its world size and backend."""
     mlflow_metrics: int | None
     """How many of a trial's metrics MLflow gets; None: all."""
+    holder: NotRequired[Holder]
 
 
 class Accepted(TypedDict):

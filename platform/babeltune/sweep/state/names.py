@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from babeltune.errors import UnknownNameError, counted
 
@@ -19,19 +19,20 @@ def name_of(sweep: str) -> str:
     return sweep.rpartition("-")[0]
 
 
-def meant(name: str, ids: Sequence[str]) -> str | None:
-    """The id that the name means among these, the latest first; None if it fits none. Case decides only between two.
+def meant(name: str, names: Mapping[str, str]) -> str | None:
+    """The id that the name means; None if it fits none. Case decides only between two. `names` has the name of each id
+    (`name_of`, unless the sweep was renamed), the latest first.
 
     Of several sweeps with this name it is the latest, and a beginning must fit one alone. What was taken for another
     word is logged. Raises `UnknownNameError` that lists the sweeps that a beginning fits."""
     for spelled in (str, str.lower):
         word = spelled(name)
-        whole = [each for each in ids if word in (spelled(each), spelled(name_of(each)))]
-        begun = [each for each in ids if word and spelled(each).startswith(word)]
+        whole = [each for each, called in names.items() if word in (spelled(each), spelled(called))]
+        begun = [each for each in names if word and spelled(each).startswith(word)]
         if whole or len(begun) == 1:
             fitting = whole or begun
             if fitting[0] != name:
-                _say(name, fitting[0], tuple(fitting[1:]))
+                _say(name, fitting[0], tuple(fitting[1:]), alike=names[fitting[0]] == name)
             return fitting[0]
         if begun:
             raise UnknownNameError(
@@ -46,11 +47,11 @@ def _listed(ids: Sequence[str]) -> str:
 
 
 @functools.cache
-def _say(name: str, taken: str, others: tuple[str, ...]) -> None:
+def _say(name: str, taken: str, others: tuple[str, ...], *, alike: bool) -> None:
     """Once in a process: a command may look its sweep up twice. A name that one sweep has is as good as its id."""
     if others:
         log.warning(
             f"{name!r} fits {len(others) + 1} sweeps; this is the latest, {taken}; the others: {_listed(others)}"
         )
-    elif name_of(taken) != name:
+    elif not alike:
         log.warning(f"{name!r} is taken for {taken}")

@@ -45,6 +45,11 @@ class SweepLine:
     """The best trial, such as `t0003`."""
     score: float | None
     """The best trial's first objective."""
+    title: str = ""
+    """The name that it was given later; empty: its own."""
+    note: str = ""
+    """What was noted of it last."""
+    archived: bool = False
     data: str
     """The data that it trains on, in a few words."""
     differs: tuple[str, ...] = ()
@@ -56,7 +61,7 @@ def sweep_line(folder: SweepFolder, spec: Mapping[str, object] | None = None) ->
 
     Raises `SweepError` for one that cannot be read."""
     sweep = folder.sweep(spec)
-    objective = sweep.objectives[0].metric
+    objective, labels = sweep.objectives[0].metric, log_of(folder.path).labels
     order = best_first(sweep, objective)
     scored = [row for row in trial_rows(folder, sweep) if row.best is not None]
     best = min(scored, key=lambda row: (order(row.metrics), row.name), default=None)
@@ -70,6 +75,9 @@ def sweep_line(folder: SweepFolder, spec: Mapping[str, object] | None = None) ->
         objective=objective,
         best=None if best is None else best.name,
         score=None if best is None else best.metrics.get(objective),
+        title=labels.get("name", ""),
+        note=labels.get("note", ""),
+        archived=labels.get("archived", False),
         data=_data_words(folder, sweep),
     )
 

@@ -16,6 +16,7 @@ from babeltune.stages import SEARCHING, Stage, minutes, stage_words
 from babeltune.sweep.state.folder import SweepFolder, read_log
 from babeltune.sweep.state.heartbeat import driven_elsewhere, is_locked
 from babeltune.sweep.state.leaderboard import Row, leaderboard
+from babeltune.sweep.state.log import log_of
 
 STAGE = "stage.json"
 """Names the file of a sweep's folder that says how far its driver is."""
@@ -169,4 +170,5 @@ def sweep_facts(folder: SweepFolder) -> dict[str, Any]:
         "stage": plain(read_stage(folder)) if driven else None,
         "plugins": _plugins(folder),
         "accepted_changes": folder.accepted(),
+        "labels": log_of(folder.path).labels,
     }

@@ -65,6 +65,8 @@ def rebuilt(folder: SweepFolder, name: str) -> JsonObject | None:
         return {"state": "finished" if _is_complete(folder) else "interrupted"}
     if file == "rates.json":
         return _rates(folder)
+    if file == "labels.json":
+        return plain(log_of(folder.path).labels)
     if file == "sweep.json":
         return None if (submission := submitted(folder)) is None else submission["spec"]
     if file == "facts.json" and (submission := submitted(folder)) is not None:
@@ -91,7 +93,7 @@ def mend(folder: SweepFolder) -> None:
     """Puts every damaged file aside, and writes what it held as far as other records have it. The log says so. Of the
     ledger, what follows a damaged line is put aside first: MLflow is not to see it."""
     Ledger(folder.path / LEDGER)
-    names = ["facts.json", "sweep.json", *(n for n in MADE_AGAIN if n != "state.json"), "state.json"]
+    names = ["facts.json", "sweep.json", "labels.json", *(n for n in MADE_AGAIN if n != "state.json"), "state.json"]
     paths = [
         *(folder.path / name for name in names),
         *(place / name for place in folder.trials() for name in ("trial.json", "progress.json")),

@@ -1,4 +1,4 @@
-"""Who submitted, stopped and promoted what, and when: `audit.jsonl` in the storage, one line for each.
+"""Who submitted, stopped, promoted, labelled or deleted what, and when: a line each in `audit.jsonl` in the storage.
 
 In a storage behind a URI each line is an object of its own, so that two machines never overwrite one another's. The
 system says which user a process runs as. Who sent a Ray job, only its sender says: nobody checks it."""
@@ -23,7 +23,7 @@ AUDIT = "audit.jsonl"
 """In the storage, the file of the lines."""
 OBJECTS = "audit"
 """In a bucket, the folder of the objects."""
-Action = Literal["submit", "stop", "promote"]
+Action = Literal["submit", "stop", "promote", "rename", "note", "archive", "delete"]
 ACTOR = "BABELTUNE_ACTOR"
 """In a Ray job, the variable with the user and the machine that its sender names, as `user@machine`."""
 SIGNAL = "a signal"
@@ -61,6 +61,13 @@ def who() -> str:
 def actor() -> str:
     """The user and the machine that ask for what this process does."""
     return os.environ.get(ACTOR) or f"{who()}@{socket.gethostname()}"
+
+
+def accountable() -> tuple[str, bool]:
+    """The user whose computing this process does, and whether the system says so: all jobs of a cluster may run as one
+    user, so of a Ray job it is the word of its sender."""
+    sender = os.environ.get(ACTOR, "").rpartition("@")[0]
+    return (sender, False) if sender else (who(), True)
 
 
 def audit(view: StorageView, action: Action, subject: str, *, by_signal: bool = False) -> None:

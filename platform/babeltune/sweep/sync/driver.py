@@ -26,8 +26,9 @@ from babeltune.schema.cluster import Cluster
 from babeltune.schema.records import Report
 from babeltune.stages import UPLOADING, Progress, no_progress
 from babeltune.storage.mirror import Mirror
+from babeltune.storage.mirror_base import write_below
 from babeltune.sweep.state.fencing import RENEWAL_INTERVAL_S, Clock
-from babeltune.sweep.state.folder import SweepFolder
+from babeltune.sweep.state.folder import REQUESTS, SweepFolder
 from babeltune.sweep.state.messages import TrialAssignment, TrialOutcome
 from babeltune.sweep.sync.checkpoint_names import checkpoints_there
 from babeltune.sweep.sync.leased_folder import LeasedFolder
@@ -96,6 +97,7 @@ class DriverSync:
         self.where = replace(self.where, compares=self.mirror.store.compares and self.where.compares)
         self.mirror.store.timeout = REQUEST_TIMEOUT_S
         insist = partial(self._insist, seconds=timeout)
+        self._insist(self._look_for_requests, timeout)
         self._stores = stores_in(BucketStores(self.mirror, insist, takes_shards=self.carrier is not None))
         self._stores.__enter__()
         self._thread.start()
@@ -201,7 +203,7 @@ class DriverSync:
             if self._ending.is_set():
                 return
             try:
-                self._ask_for_stop()
+                self._look_for_requests()
                 self._send(final=False)
                 self._run_delayed()
                 if self.trouble is not None:
@@ -224,13 +226,17 @@ class DriverSync:
                 size = path.stat().st_size
                 self._sent[path] = now + (PER_MEBIBYTE * size / LARGE if size > LARGE else 0.0)
 
-    def _ask_for_stop(self) -> None:
-        """Sees every few seconds whether anybody wants this driver to stop, and whether the storage answers."""
+    def _look_for_requests(self) -> None:
+        """Sees every few seconds what anybody wants of this driver, and whether the storage answers."""
         now = time.monotonic()
         if self.trouble is None and now - self._asked < RENEWAL_INTERVAL_S:
             return
         if self.mirror.store.entry(f"{self._prefix}/stop") is not None:
             self.folder.stop_request.touch()
+        for key in self.mirror.store.entries(f"{self._prefix}/{REQUESTS}"):
+            if (data := self.mirror.store.read(key)) is not None:
+                write_below(self.mirror.path(key), data)
+                self.mirror.store.remove(key)
         self._asked = now
 
     def _stumble(self, error: Exception) -> None:

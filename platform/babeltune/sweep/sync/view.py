@@ -9,18 +9,21 @@ import contextlib
 import functools
 import hashlib
 import json
-from collections.abc import Collection, Iterator
+import time
+import uuid
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from babeltune.errors import ObjectStoreError, StoreError
-from babeltune.files import locked, make_folders, write_whole
+from babeltune.files import locked, make_folders, remove_folder, write_whole
 from babeltune.schema.cluster import Cluster
 from babeltune.storage.mirror import Mirror
+from babeltune.storage.mirror_base import together
 from babeltune.storage.object_store import Entry
 from babeltune.sweep.state.fencing import OWNER
-from babeltune.sweep.state.folder import SweepFolder, find_sweep
+from babeltune.sweep.state.folder import LABELS, REQUESTS, SweepFolder, find_sweep, sweep_folders
 from babeltune.sweep.state.log import LEDGER
 from babeltune.sweep.state.stored import FolderStorage, Storage
 from babeltune.sweep.sync.bucket_storage import BucketStorage, undriven
@@ -40,9 +43,11 @@ OPENED = "openings.jsonl"
 """In the storage, the same openings, a line each."""
 DECIDING = "deciding"
 """In the storage, the folder of decisions of promotions that are not written everywhere yet."""
+DELETED = "deleted"
+"""In a bucket, the folder of the ids of deleted sweeps. Mirrors on other machines remove their copies by it."""
 OF_WORKERS = (REPORTS, PROGRESS)
 """The records that a trial's worker changes; all others are the driver's."""
-SCRATCH = ("train", "tune", "checkpoints")
+SCRATCH = ("train", "tune", "checkpoints", REQUESTS)
 OWN = ("stop", OWNER)
 """Files with a purpose of their own."""
 
@@ -103,8 +108,10 @@ class StorageView:
             return
         mirror = self.mirror
         ids = mirror.store.folders("sweeps")
-        for id_ in ids:
-            mirror.fetch(f"sweeps/{id_}/sweep.json")
+        together(mirror.fetch, [f"sweeps/{id_}/{name}" for id_ in ids for name in ("sweep.json", LABELS)])
+        for folder in sweep_folders(self.folder):
+            if folder.id not in ids and mirror.store.entry(f"{DELETED}/{folder.id}.json") is not None:
+                _forget(mirror, folder)
         for id_ in ids if every else {find_sweep(self.folder, name).id} & set(ids) if ids else ():
             self._pull(id_)
         self._pull_openings(mirror)
@@ -129,6 +136,11 @@ class StorageView:
         lease = self.folder / "sweeps" / sweep / OWNER
         if self.mirror.waits(lease):
             lease.unlink(missing_ok=True)
+
+    def ask(self, folder: SweepFolder, event: Mapping[str, object]) -> None:
+        """Asks the sweep's driver, wherever it is, to add an event to the ledger (`requests.py`)."""
+        name, data = f"{time.time_ns()}-{uuid.uuid4().hex[:8]}.json", json.dumps(event, ensure_ascii=False).encode()
+        self.put(f"sweeps/{folder.id}/{REQUESTS}/{name}", data)
 
     def ask_to_stop(self, folder: SweepFolder) -> None:
         """Leaves word for the driver, wherever it is."""
@@ -209,6 +221,14 @@ class StorageView:
                 lines = mine + [line for line in missing if line is not None]
                 whole = b"".join(line + b"\n" for line in sorted(lines, key=_time_of))
                 write_whole(self.folder / OPENED, whole, durable=True)
+
+
+def _forget(mirror: Mirror, folder: SweepFolder) -> None:
+    """Removes this machine's copy of a sweep that was deleted, unless a driver has it or it holds something new."""
+    with undriven(mirror, folder.id) as free:
+        if free and not any(map(mirror.waits, records_in(folder.path))):
+            remove_folder(folder.path, mirror.folder)
+            mirror.forget(f"sweeps/{folder.id}")
 
 
 def _key_of(line: bytes) -> str:

@@ -1,0 +1,72 @@
+"""Adds an event to a sweep's ledger for a command: through the sweep's driver, or as a short driver without one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+
+from babeltune.errors import storage_refusals
+from babeltune.schema.cluster import Cluster
+from babeltune.sweep.driver.mlflow_reader import track
+from babeltune.sweep.driver.recorder import INTERRUPTED_WAIT, close_tracker
+from babeltune.sweep.state.fencing import DrivenError
+from babeltune.sweep.state.folder import SweepFolder
+from babeltune.sweep.state.lease import folder_lease, only_driver
+from babeltune.sweep.state.log import SweepLog, log_of
+from babeltune.sweep.state.requests import add_event, take_requests
+from babeltune.sweep.state.stored import may_be_driven
+from babeltune.sweep.sync.driver import DriverSync
+from babeltune.sweep.sync.view import StorageView
+
+POLL_S = 0.3
+"""Seconds between two looks whether the driver has added it."""
+
+
+def change(
+    view: StorageView,
+    folder: SweepFolder,
+    event: str,
+    facts: dict[str, object],
+    done: Callable[[SweepLog], bool],
+    wait_s: float,
+) -> bool:
+    """Whether the ledger has the event within `wait_s` seconds; a driver that is busy adds it later.
+
+    `done` says of the log whether it has it. Raises what keeps a driver from the sweep."""
+    deadline, asked = time.monotonic() + wait_s, False
+    while True:
+        if not may_be_driven(view.storage, folder.id):
+            try:
+                _as_driver(view.cluster, folder, event, facts)
+                return True
+            except DrivenError:  # one began at this moment
+                if time.monotonic() > deadline:
+                    raise
+        elif not asked:
+            view.ask(folder, {"event": event, **facts})
+            asked = True
+        folder.refresh()
+        if asked and done(log_of(folder.path)):
+            return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_S)
+
+
+def _as_driver(cluster: Cluster, folder: SweepFolder, event: str, facts: dict[str, object]) -> None:
+    """Takes the sweep's lease, adds the event, and sends it to MLflow, if that has the sweep and answers soon."""
+    with (
+        storage_refusals(folder.path),
+        DriverSync(cluster, folder) as driver_sync,
+        only_driver(folder),
+        ExitStack() as held,
+    ):
+        if driver_sync.where is None:
+            folder = replace(folder, guard=held.enter_context(folder_lease(folder)).guard)
+        take_requests(folder)
+        add_event(folder, event, **facts)
+        if log_of(folder.path).submissions:
+            tracker = track(cluster.mlflow, folder, folder.sweep().name, driver_sync.key_of)
+            close_tracker(tracker, folder, INTERRUPTED_WAIT)

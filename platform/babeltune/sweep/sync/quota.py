@@ -1,0 +1,145 @@
+"""What users had computed in a calendar month, by the ledgers of a storage, and what is left of a cluster's quota.
+
+A trial counts from its start to its end, with the share of the machines that its driver gave it. After a crash it
+counts up to the last line of that driver. A deleted sweep leaves its hours in `deleted/`. The user is whom the system
+names, or the sender of a Ray job names: that one's word is all there is."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from babeltune.errors import QuotaError
+from babeltune.schema.cluster import Cluster
+from babeltune.sweep.state.folder import SweepFolder, sweep_folders
+from babeltune.sweep.state.log import EVENT, LEDGER
+from babeltune.sweep.state.messages import Holder
+from babeltune.sweep.state.progress import is_driven
+from babeltune.sweep.sync.audit import accountable
+from babeltune.sweep.sync.view import DELETED, StorageView
+
+Hours = Mapping[tuple[str, str, str], float]
+"""Hours by user, month (`2026-11`) and key of the quota (`gpu_hours`)."""
+TITLES = {"gpu_hours": "GPU hours", "cpu_hours": "CPU hours"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Left:
+    """What a user has of one limit this month."""
+
+    key: str
+    """`gpu_hours` or `cpu_hours`."""
+    limit: float
+    used: float
+    user: str
+    by_system: bool
+    """Whether the system says who the user is."""
+    month: str
+    """Such as `November 2026`."""
+
+    def __str__(self) -> str:
+        doubt = "" if self.by_system else ", who is the user by the word of the job's sender alone"
+        used, limit = f"{self.used:,.2f}", f"{self.limit:,g}"
+        return f"{self.user}{doubt}, has used {used} of {limit} {TITLES[self.key]} in {self.month} (UTC)"
+
+
+def hours_of(folder: SweepFolder, now: float) -> Hours:
+    """The hours in a sweep's ledger. What still runs counts up to `now`, in seconds since 1970."""
+    hours = defaultdict[tuple[str, str, str], float](float)
+    for share, begun, ended in _spans(folder, now):
+        while begun < ended:
+            month = datetime.fromtimestamp(begun, UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+            upto = min(ended, (month + timedelta(days=32)).replace(day=1).timestamp())
+            hours[share["user"], f"{month:%Y-%m}", "gpu_hours"] += (upto - begun) / 3600 * share["gpus"]
+            hours[share["user"], f"{month:%Y-%m}", "cpu_hours"] += (upto - begun) / 3600 * share["cpus"]
+            begun = upto
+    return hours
+
+
+def _spans(folder: SweepFolder, now: float) -> Iterator[tuple[Holder, float, float]]:
+    """The holder's share, begin and end of each time in which a worker group had a trial."""
+    holder: Holder | None = None
+    begun, last = dict[int, float](), 0.0
+    path = folder.path / LEDGER
+    for line in path.read_bytes().splitlines() if path.exists() else ():
+        with suppress(ValueError, TypeError, KeyError):
+            event = EVENT.validate_json(line)
+            kind, when, number = event["event"], event["time_ms"] / 1000, event.get("number")
+            if kind == "submit":
+                if holder is not None:
+                    yield from ((holder, since, last) for since in begun.values())
+                holder, begun = event.get("holder"), {}
+            elif kind in ("start", "stop", "end") and number in begun and holder:
+                yield holder, begun.pop(number), when
+            if kind == "start":
+                begun[number] = when
+            last = max(last, when)
+    until = now if begun and is_driven(folder) else last
+    if holder is not None:
+        yield from ((holder, since, until) for since in begun.values())
+
+
+def left_of(view: StorageView) -> list[Left]:
+    """What this user has of each limit of the cluster's quota; nothing without limits. Brings all ledgers here."""
+    limits = view.cluster.quota.limits
+    if not limits:
+        return []
+    view.update(every=True)
+    now = time.time()
+    month = datetime.fromtimestamp(now, UTC)
+    user, by_system = accountable()
+    deleted = (_read(view, key) for key in view.storage.entries(DELETED))
+    total = _sum([*deleted, *(hours_of(folder, now) for folder in sweep_folders(view.folder))])
+    return [
+        Left(
+            key=key,
+            limit=limit,
+            used=total.get((user, f"{month:%Y-%m}", key), 0.0),
+            user=user,
+            by_system=by_system,
+            month=f"{month:%B %Y}",
+        )
+        for key, limit in limits.items()
+    ]
+
+
+def refuse_over_quota(cluster: Cluster, *, over_quota: bool) -> str:
+    """Words for the log about a limit that is gone over, which `over_quota` and the cluster file permit; else nothing.
+
+    Raises `QuotaError` where they do not."""
+    spent = [left for left in left_of(StorageView(cluster)) if left.used >= left.limit]
+    if not spent:
+        return ""
+    if not (over_quota and cluster.quota.over_quota):
+        more = "; --over-quota goes on all the same" if cluster.quota.over_quota else ""
+        raise QuotaError(f"{spent[0]}; next month it begins anew, and `quota` of the cluster file is the limit{more}")
+    return f"over the quota: {spent[0]}"
+
+
+def keep_hours(view: StorageView, folder: SweepFolder) -> None:
+    """Writes the hours of a sweep that is about to be deleted into `deleted/`, beside those of an earlier one."""
+    key = f"{DELETED}/{folder.id}.json"
+    hours = _sum([hours_of(folder, time.time()), _read(view, key)])
+    lines = [[*name, value] for name, value in sorted(hours.items())]
+    view.put(key, json.dumps({"time": time.time(), "hours": lines}).encode())
+
+
+def _sum(several: Iterable[Hours]) -> Hours:
+    total = defaultdict[tuple[str, str, str], float](float)
+    for hours in several:
+        for name, value in hours.items():
+            total[name] += value
+    return total
+
+
+def _read(view: StorageView, key: str) -> Hours:
+    entry = view.storage.look(key)
+    with suppress(ValueError, TypeError, KeyError):  # a damaged one is nobody's
+        if entry is not None:
+            return {(str(u), str(m), str(k)): float(v) for u, m, k, v in json.loads(entry[0])["hours"]}
+    return {}
