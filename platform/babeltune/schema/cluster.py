@@ -99,7 +99,7 @@ class Cluster(Strict):
     """Seconds without an optimizer step, an evaluated batch or a report after which a trial hangs: its workers are
     replaced and it goes on from its last checkpoint. What comes before the first step counts, too."""
     notify: tuple[Notice, ...] = ()
-    """Webhooks and programs that are notified how sweeps end, and what is promoted or refused."""
+    """Webhooks, programs and people that are notified how sweeps end, what is promoted or refused, and of drift."""
     serve: Serving = field(default_factory=Serving)
     """The address of `babeltune serve`, and the token that it asks for."""
 
