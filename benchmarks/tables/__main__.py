@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from babeltune.cli.plan_page import machine_of
+from babeltune.apps.sweep_plan import machine_of
 from babeltune.errors import BabeltuneError, SpecError
 from babeltune.planning.plan import make_plan
 from babeltune.schema.cluster import read_cluster

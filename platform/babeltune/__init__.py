@@ -1,7 +1,8 @@
 """babeltune: sweep the published ways to align a multilingual sentence encoder with a teacher.
 
-`import babeltune as bt` gives notebooks `bt.submit`, `bt.runs`, `bt.trial`, `bt.load` and `bt.report` (see `api.py`).
-They are imported at their first use: `import babeltune` itself loads nothing."""
+`import babeltune as bt` gives notebooks and scripts `bt.plan`, `bt.submit`, `bt.runs`, `bt.trial`, `bt.report`,
+`bt.promote`, `bt.evaluate`, `bt.compare`, `bt.export` and `bt.load` (see `api.py`). They are imported at their first
+use: `import babeltune` itself loads nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +25,11 @@ if "" in _parts[1:] + _parts[:-1] and (_by_module or sys.argv[0].rpartition(os.s
 
     sys.path[:] = [part for part in sys.path if part in _parts or part not in ("", str(Path.cwd()))]
 
-_OF_API = ("SubmittedSweep", "TrialView", "load", "report", "runs", "submit", "trial")
+_OF_API = (
+    *("SubmittedSweep", "TrialView"),
+    *("plan", "submit", "runs", "trial", "report"),
+    *("promote", "promote_front", "evaluate", "compare", "export", "load"),
+)
 
 
 def __getattr__(name: str) -> object:

@@ -33,6 +33,10 @@ class BabeltuneError(Exception):
         return bounded(super().__str__())
 
 
+class BabeltuneWarning(UserWarning):
+    """What can be done and was probably not meant, or what went wrong beside a result that holds."""
+
+
 class SpecError(BabeltuneError):
     """A sweep or cluster file that cannot be run as written."""
 

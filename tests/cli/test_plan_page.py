@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from babeltune.cli.plan_page import Z95, about_disk, detectable, machine_of, show_plan
+from babeltune.apps.sweep_plan import Z95, about_disk, detectable, machine_of
+from babeltune.cli.plan_page import show_plan
 from babeltune.errors import SpecError
 from babeltune.planning.calibration import Machine, Measured, estimate
 from babeltune.planning.plan import Counted, describe, make_plan

@@ -190,7 +190,7 @@ def test_a_step_that_says_nothing_still_moves(monkeypatch):
             "reading the examples",
         ),
         ("apps.own_files.init.init", "init a.tsv", "reading the files"),
-        ("cli.plan_page.machine_of", "plan search_spaces/quickstart.yaml", "planning the sweep"),
+        ("apps.sweep_plan.machine_of", "plan search_spaces/quickstart.yaml", "planning the sweep"),
         ("promotion.promote.promote", "promote", "reading the sweep"),
         ("promotion.sweep_scores.evaluate_in_sweep", "evaluate s --model model", "loading the model"),
         ("promotion.sweep_scores.compare_models", "compare a b", "loading the models"),

@@ -17,6 +17,7 @@ from babeltune.data.teacher import teacher_folder
 from babeltune.promotion import drift as module
 from babeltune.promotion.drift import FILE, Sample, compare, read_profile, sample_of, write_profile
 from babeltune.schema.records import Teacher
+from notified import events_in, teller
 
 
 @pytest.fixture(scope="module")
@@ -141,6 +142,14 @@ def test_the_command_ends_with_4_for_drift_and_with_0_without(model, copied, com
         assert code == 2
         assert "is damaged (its numbers do not fit)" in words
         assert command(*asked, tmp_path / "like", "--sweep", folder.id)[0] == 0
+        here = tmp_path / "here.yaml"
+        program = json.dumps(teller(tmp_path / "events").command)
+        here.write_text(f"storage: {folder.path.parents[1]}\nnotify: [{{command: {program}}}]\n")
+        assert command(*asked, tmp_path / "like", "--sweep", folder.id, "--cluster", here)[0] == 0
+        assert command(*asked, tmp_path / "other", "--sweep", folder.id, "--cluster", here)[0] == 4
+        ((event, text),) = events_in(tmp_path / "events")
+        assert event == "drift"
+        assert f"{model}: drift of languages" in text
     finally:
         (model / FILE).unlink()
 

@@ -16,6 +16,7 @@ from babeltune.promotion.evaluate import weights_of
 from babeltune.promotion.model_names import sweep_of, trial_of
 from babeltune.schema.cluster import Cluster
 from babeltune.sweep.state.folder import find_sweep
+from babeltune.sweep.sync.notify import notify
 from babeltune.sweep.sync.view import StorageView
 
 
@@ -44,8 +45,8 @@ def check_queries(model: str, queries: Queries, cluster: Cluster, *, sweep: str 
     """The drift of queries against the training text, or against earlier queries.
 
     The profile of the training text is in a promoted folder. That of a trial, and with `sweep` that of any model, is
-    made from the sweep's training text. Raises `DataError` for files that cannot be read, and `SpecError` for a model
-    without known training text."""
+    made from the sweep's training text. Whom the cluster file names is notified of drift. Raises `DataError` for files
+    that cannot be read, and `SpecError` for a model without known training text."""
     texts = queries.texts(queries.path)
     before = None if queries.earlier is None else queries.texts(queries.earlier)
     view = StorageView(cluster)
@@ -63,4 +64,7 @@ def check_queries(model: str, queries: Queries, cluster: Cluster, *, sweep: str 
         return training_sample(folder, prepared).profile()
 
     with weights_of(model, trial, view) as (_, folder):
-        return compare(reference(folder), sample_of(folder, texts, "encoding queries"))
+        drift = compare(reference(folder), sample_of(folder, texts, "encoding queries"))
+    if drift.drifted:
+        notify(cluster, "drift", model, f"{queries.path} beside {model}: {drift.words(model)}")
+    return drift

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -98,6 +98,27 @@ def warn(problems: Iterable[str]) -> None:
         err.print(f"[yellow]warning:[/] {escape(bounded(problem))}")
 
 
+@contextmanager
+def warnings_said() -> Iterator[None]:
+    """Writes what `babeltune.api` warns of within the block as lines on standard error."""
+    import warnings
+
+    from babeltune.errors import BabeltuneWarning
+
+    usual = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        if issubclass(category, BabeltuneWarning):
+            say_line(str(message))
+        else:
+            usual(message, category, *place, **more)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", BabeltuneWarning)
+        warnings.showwarning = show
+        yield
+
+
 class Meter:
     """Writes progress to standard error: at the begin and end of a stage, and every few seconds between, with its rate
     and the time left."""
@@ -181,22 +202,11 @@ def read(
     file: str, overlays: list[str] | None, assignments: list[str] | None, cluster: str | None, trials: int | None = None
 ) -> Sweep:
     """The sweep of these files. Where it goes to a cluster as a job, that cluster looks whether its data are there."""
-    from babeltune.planning.sweep_file import read_sweep
+    from babeltune.apps.sweep_plan import read_for
     from babeltune.planning.warnings import about_assignments
 
-    on_head = cluster is not None and any_cluster(cluster).by_jobs
-
-    def fetch(model: str) -> str:
-        from babeltune.promotion.starts import fetched
-
-        return fetched(model, cluster_of(cluster))
-
-    extra = [f"budget.trials={trials}"] if trials is not None else []
-    settings = [*(assignments or ()), *extra]
-    sweep = read_sweep(
-        file, overlays=overlays or (), assignments=settings, reachable=not on_head, fetch=None if on_head else fetch
-    )
-    any_cluster(cluster).with_workers(sweep.budget.workers)
+    settings = [*(assignments or ()), *([f"budget.trials={trials}"] if trials is not None else [])]
+    sweep = read_for(any_cluster(cluster), file, overlays or (), settings)
     warn(about_assignments(sweep, settings))
     return sweep
 

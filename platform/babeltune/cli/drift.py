@@ -67,15 +67,4 @@ def show(drift: Drift, model: str) -> None:
         )
     out.print(table)
     out.print(slices)
-    out.print(words(drift, model), markup=False, highlight=False, soft_wrap=True)
-
-
-def words(drift: Drift, model: str) -> str:
-    """What was found, and whether to train."""
-    if not drift.drifted:
-        return "no drift; no sweep is needed"
-    kinds = " and ".join((", ".join(drift.drifted[:-1]), drift.drifted[-1]) if drift.drifted[1:] else drift.drifted)
-    if not drift.pays:
-        return f"drift of {kinds}: no reason to train, as meanings and words are those of before"
-    new = f", in {', '.join(drift.new_languages)}, too" if drift.new_languages else ""
-    return f"drift of {kinds}: a warm sweep may pay: `student.start: {model}`, and such text in data.train{new}"
+    out.print(drift.words(model), markup=False, highlight=False, soft_wrap=True)

@@ -21,9 +21,9 @@ from babeltune.cli.common import (
     folder_of,
     out,
     say,
-    say_line,
     steps_shown,
     warn,
+    warnings_said,
 )
 from babeltune.cli.program import app
 
@@ -58,26 +58,25 @@ def promote(
 
     Where the alias has a model already, it must be better than that one. A tie moves nothing and ends with 0, a
     refusal with 3."""
+    from babeltune import api
     from babeltune.cli.render import show_decision, show_rungs
-    from babeltune.files import plain
-    from babeltune.promotion.ladder import promote_front
-    from babeltune.promotion.promote import promote as decide
-    from babeltune.sweep_report.stored_report import report_again
 
     if front and any(option is not None for option in (alias, out_, prefer, soup)):
         words = "promotes several models, with aliases of their own; leave out --alias, --out, --prefer and --soup"
         raise typer.BadParameter(words, param_hint="--front")
-    chosen = cluster_of(cluster)
-    with steps_shown("reading the sweep"):
-        rungs = promote_front(name, chosen, dry_run=dry_run) if front else []
-        decisions = [decision for rung in rungs for decision in rung.decisions] or [
-            decide(name, chosen, alias=alias or "champion", out=out_, dry_run=dry_run, prefer=prefer, soup=soup)
-        ]
-        report_again(decisions[0].sweep, chosen, say_line)
+    with warnings_said(), steps_shown("reading the sweep"):
+        if front:
+            rungs = api.promote_front(name, dry_run=dry_run, cluster=cluster)
+            decisions = [decision for rung in rungs for decision in rung.decisions]
+        else:
+            decision = api.promote(
+                name, alias=alias or "champion", out=out_, prefer=prefer, soup=soup, dry_run=dry_run, cluster=cluster
+            )
+            decisions = [decision]
     if front:
-        say(plain(rungs), as_json, lambda: show_rungs(rungs, out))
+        say(rungs, as_json, lambda: show_rungs(rungs, out))
     else:
-        say(plain(decisions[0]), as_json, lambda: show_decision(decisions[0], out))
+        say(decision, as_json, lambda: show_decision(decision, out))
     if dry_run:
         err.print("dry run: this is what would be decided; nothing was registered")
     raise typer.Exit(min(decision.exit_code for decision in decisions))
@@ -113,21 +112,23 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Score a model on the dev sets of a data section or of a sweep, or on its sealed test sets."""
+    from babeltune import api
     from babeltune.cli.render import show_scores
-    from babeltune.promotion.evaluate import evaluate_model
-    from babeltune.promotion.sweep_scores import evaluate_in_sweep
 
     if (with_ is None) == (model is None):
         raise typer.BadParameter(
             "say what is scored: `evaluate MODEL --with FILE`, or `evaluate SWEEP --model MODEL`", param_hint="--with"
         )
-    chosen = cluster_of(cluster)
     with steps_shown("loading the model"):
-        if model is not None:
-            done = evaluate_in_sweep(name, model, chosen, test=test, prompt=prompt, target_model=target_model)
-        else:
-            assert with_ is not None
-            done = evaluate_model(name, with_, chosen, test=test, prompt=prompt, target_model=target_model)
+        done = api.evaluate(
+            name if model is None else model,
+            data=with_,
+            sweep=None if model is None else name,
+            test=test,
+            prompt=prompt,
+            target_model=target_model,
+            cluster=cluster,
+        )
     warn(done.warnings)
     say(done.scores, as_json, lambda: show_scores(done.scores, out))
 
@@ -145,14 +146,13 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Compare two models on a sweep's dev sets, sentence by sentence, with intervals."""
+    from babeltune import api
     from babeltune.cli.render import show_compared
-    from babeltune.files import plain
-    from babeltune.promotion.sweep_scores import compare_models
 
     with steps_shown("loading the models"):
-        comparison = compare_models(first, second, cluster_of(cluster), sweep=sweep)
+        comparison = api.compare(first, second, sweep=sweep, cluster=cluster)
     warn(comparison.warnings)
-    say(plain(comparison), as_json, lambda: show_compared(comparison, out))
+    say(comparison, as_json, lambda: show_compared(comparison, out))
 
 
 @app.command()
@@ -178,19 +178,20 @@ def export(
     """Make a static model a table of whole numbers, which numpy reads, or a Transformer a graph for onnxruntime.
 
     Both are scored on a sweep's dev sets. A loss above --most-lost is a refusal, and ends with 3."""
+    from babeltune import api
     from babeltune.cli.render import show_exported
-    from babeltune.files import plain
-    from babeltune.promotion.small_table import Form, export_small
 
     if int8 and int4:
         raise typer.BadParameter("is another number of bits than --int4; give one of them", param_hint="--int8")
     if int4 and format_ == "onnx":
         raise typer.BadParameter("is for tables of static models; give --int8, or neither", param_hint="--int4")
-    form = Form(format=format_, bits=4 if int4 else 8 if int8 else None, dim=dim)
+    bits: Literal[4, 8] | None = 4 if int4 else 8 if int8 else None
     with steps_shown("loading the model"):
-        done = export_small(model, out_, cluster_of(cluster), form=form, sweep=sweep, most_lost=most_lost)
+        done = api.export(
+            model, out_, format=format_, bits=bits, dim=dim, sweep=sweep, most_lost=most_lost, cluster=cluster
+        )
     warn(done.comparison.warnings)
-    say(plain(done), as_json, lambda: show_exported(done, most_lost, out))
+    say(done, as_json, lambda: show_exported(done, most_lost, out))
     raise typer.Exit(0 if done.folder is not None else 3)
 
 

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import math
-import os
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
-import psutil
 from rich.console import Console, Group
 from rich.markup import escape
 from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
+from babeltune.apps.sweep_plan import TYPICAL, detectable, free_bytes
 from babeltune.cli.words import ELLIPSIS, duration, weights
 from babeltune.data.language_id import labels_of
-from babeltune.errors import SpecError, counted
+from babeltune.errors import counted
 from babeltune.models.hub import baseline_row, split_revision
 from babeltune.planning.availability import is_at_hand
 from babeltune.planning.calibration import Machine
@@ -27,17 +23,9 @@ from babeltune.planning.plan import PlanReport
 from babeltune.planning.rules import kind_of
 from babeltune.planning.sizes import NamedSize
 from babeltune.planning.space import default_params, make_trial
-from babeltune.promotion.statistics import standard_error
-from babeltune.schema.cluster import Cluster
 from babeltune.schema.records import Scalar, Student, Sweep, Teacher
 from babeltune.stages import size
-from babeltune.sweep.sync.quota import left_of
-from babeltune.sweep.sync.view import StorageView
 
-Z95 = 1.96
-"""Standard errors on each side of a 95 % interval."""
-TYPICAL = 0.7
-"""The score at which a plan says what a dev set can tell apart."""
 MOST_GROUPS = 4
 """Language pairs that a summary names."""
 MOST_SEARCHED = 6
@@ -46,75 +34,15 @@ LONGEST_RANGE = 40
 """Characters of a setting's range or choices in a summary."""
 
 
-def machine_of(cluster: Cluster, sweep: Sweep) -> Machine | None:
-    """What the sweep has on this machine; None for a cluster that takes jobs, which is elsewhere.
-
-    A cluster of several machines counts as one worker group, unless its file says how many there are. `SpecError` if
-    the workers of one trial do not fit on this machine, where the sweep would run."""
-    if cluster.by_jobs:
-        return None
-    import torch
-
-    sized = cluster.with_workers(sweep.budget.workers)
-    share, cpus = max(sized.workers * sized.cpus_per_worker, 1e-9), os.cpu_count() or 1
-    if sized.address == "local" and (least := sized.least_workers or sized.workers) * sized.cpus_per_worker > cpus:
-        raise SpecError(
-            f"a trial of {counted(least, 'worker')} with {counted(sized.cpus_per_worker, 'CPU')} each does not fit: "
-            "this machine has "
-            f"{counted(cpus, 'CPU')}; lower budget.workers in the sweep file, or name the file of a larger cluster "
-            "with --cluster"
-        )
-    fit = int(cpus // share) if sized.address == "local" else 1
-    worker_groups = fit if sized.worker_groups == "auto" else sized.worker_groups
-    groups = max(1, min(worker_groups, sweep.budget.trials))
-    return Machine(
-        groups=groups,
-        workers=sized.workers,
-        threads=max(1, int(sized.cpus_per_worker)),
-        memory_bytes=psutil.virtual_memory().total,
-        device="cuda" if sized.gpus_per_worker and torch.cuda.is_available() else "cpu",
-        storage=cluster.folder,
-    )
-
-
-def detectable(report: PlanReport, sweep: Sweep) -> float | None:
-    """The difference of two trials that chance explains in one of twenty cases, at a score of `TYPICAL`.
-
-    None for a metric whose standard error is not known."""
-    error = standard_error(sweep.objectives[0].metric, TYPICAL, report.objective_rows)
-    return None if error is None else Z95 * math.hypot(error, error)
-
-
-def quota_words(cluster: Cluster, report: PlanReport, sweep: Sweep) -> Iterator[str]:
-    """What the user has of the cluster's quota, and how much of it the sweep may take."""
-    if cluster.by_jobs and cluster.quota.limits:
-        yield "its storage is on the cluster, where `submit` looks how much is left"
-        return
-    shares = {"gpu_hours": cluster.gpus_per_worker, "cpu_hours": cluster.cpus_per_worker}
-    workers = cluster.with_workers(sweep.budget.workers).workers
-    for left in left_of(StorageView(cluster)) if cluster.quota.limits else ():
-        trial_s = None if report.estimate is None else report.estimate.trial_s
-        needs = None if trial_s is None else trial_s * sweep.budget.trials * workers * shares[left.key] / 3600
-        yield f"{left}" + ("" if needs is None else f"; this sweep takes about {needs:,.2f}")
-
-
-def show_plan(
-    report: PlanReport,
-    sweep: Sweep,
-    machine: Machine | None,
-    console: Console,
-    *,
-    whole: bool,
-    quota: Sequence[str] = (),
-) -> None:
-    """The summary, and all details below it if they are wanted. `quota`: words about it, a line each."""
+def show_plan(report: PlanReport, sweep: Sweep, machine: Machine | None, console: Console, *, whole: bool) -> None:
+    """The summary, and all details below it if they are wanted."""
     console.print(f"sweep {report.id}", markup=False, highlight=False)
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(width=8, no_wrap=True)
     table.add_column(overflow="fold")
     for title, text in summary(report, sweep, machine):
         table.add_row(f"[bold]{title}[/]", escape(text))
-    for text in quota:
+    for text in report.quota:
         table.add_row("[bold]quota[/]", escape(text))
     console.print(table, highlight=False)
     if whole:
@@ -313,24 +241,6 @@ def _disk_words(report: PlanReport, machine: Machine | None) -> str:
     listed = ", ".join(f"{name} {size(part)}" for name, part in parts.items())
     free = f"{size(free_bytes(machine.storage))} are free in {machine.storage}"
     return f"at most about {size(estimate.disk_bytes)}: {listed}; {free}"
-
-
-def free_bytes(storage: Path) -> int:
-    """What is free on the disk of the storage, which may not exist yet."""
-    nearest_folder = next(folder for folder in (storage.absolute(), *storage.absolute().parents) if folder.exists())
-    return shutil.disk_usage(nearest_folder).free
-
-
-def about_disk(report: PlanReport, machine: Machine | None) -> Iterator[str]:
-    """A sweep that the disk of its storage has no room for."""
-    if report.estimate is None or machine is None or machine.storage is None:
-        return
-    needed, free = report.estimate.disk_bytes, free_bytes(machine.storage)
-    if needed > free:
-        yield (
-            f"the sweep takes up to {size(needed)} on the disk, and {machine.storage} has {size(free)} left: "
-            "`babeltune clean` frees space, and `keep: {trials: 3, optimizer: false}` in the sweep file needs less"
-        )
 
 
 # --- The rest ------------------------------------------------------------------------------------------------------

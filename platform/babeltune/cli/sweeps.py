@@ -70,28 +70,16 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Check a sweep file and show what it would do: data, search, time, memory, and what its dev set can tell apart."""
-    from babeltune.files import plain
-    from babeltune.method.plugins import plugins
-    from babeltune.planning.plan import make_plan
-    from babeltune.planning.space import methods_used
-    from babeltune.planning.warnings import about_corpus, about_gpus, about_plugins, about_queue, about_sweep
+    from babeltune import api
+    from babeltune.apps.sweep_plan import first_warnings, machine_of
+    from babeltune.cli.plan_page import show_plan
 
     sweep, chosen = read(file, with_, set_, cluster, trials), any_cluster(cluster)
-    warn(about_sweep(sweep))
-    if chosen.by_jobs:
-        warn(about_plugins(plugins(methods_used(sweep))))
-    else:
-        warn(about_gpus(chosen.with_workers(sweep.budget.workers)))
-    from babeltune.cli.plan_page import about_disk, detectable, machine_of, quota_words, show_plan
-
+    warn(first := first_warnings(sweep, chosen))
     with steps_shown("planning the sweep"):
-        machine = machine_of(chosen, sweep)
-        report = make_plan(sweep, samples=samples, machine=machine if calibrate else None)
-    warn([*about_queue(sweep, report.anchors), *about_corpus(sweep, report.pairs, report.dev)])
-    warn([*report.warnings, *about_disk(report, machine)])
-    quota = list(quota_words(chosen, report, sweep))
-    document = {**plain(report), "detectable": detectable(report, sweep), "quota": quota}
-    say(document, as_json, lambda: show_plan(report, sweep, machine, out, whole=yaml, quota=quota))
+        report = api.plan(sweep, samples=samples, calibrate=calibrate, cluster=cluster)
+    warn(words for words in report.warnings if words not in first)
+    say(report, as_json, lambda: show_plan(report, sweep, machine_of(chosen, sweep), out, whole=yaml))
 
 
 @app.command()

@@ -20,6 +20,7 @@ from babeltune.planning.sweep_file import check_reachable, data_root
 from babeltune.planning.sweep_yaml import spec_yaml
 from babeltune.planning.warnings import about_text, label_facts
 from babeltune.schema.records import Scalar, Sweep, Teacher, Trial
+from babeltune.stages import tell
 from babeltune.training.sampler import batch_counts, with_negatives
 
 if TYPE_CHECKING:
@@ -81,7 +82,8 @@ class PlanReport:
     budget_compute: float | None
     """… the seconds of a worker that all trials cost together."""
     warnings: tuple[str, ...] = ()
-    """What is amiss with the text, and what the methods find amiss with the teacher's labels on one batch of it."""
+    """What is amiss with the sweep and its text, and what the methods find amiss with the teacher's labels on one batch
+    of it."""
     temperatures: tuple[str, ...] = ()
     """What `auto` stands for, by that batch."""
     objective_rows: int = 0
@@ -92,6 +94,11 @@ class PlanReport:
     """Time and memory on this machine, if they were measured."""
     not_measured: str = ""
     """Why they were not."""
+    detectable: float | None = None
+    """The difference of two trials, at a score of 0.7, that chance explains in one of twenty cases; None if the
+    standard error of the first objective is not known."""
+    quota: tuple[str, ...] = ()
+    """What the user has left of the cluster's quota, a line each; empty without one."""
 
     @property
     def total_pairs(self) -> int:
@@ -106,12 +113,13 @@ def make_plan(sweep: Sweep, *, samples: int = 3, machine: Machine | None = None)
     from babeltune.data.translation import StandIn
 
     check_reachable(sweep)
-    corpus = build_corpus(sweep.data, data_root(sweep), sweep.seed, StandIn(sweep.seed))
+    corpus = build_corpus(sweep.data, data_root(sweep), sweep.seed, StandIn(sweep.seed), progress=tell)
     check_corpus(corpus)
     for source in sweep.data.train:
         if source.translation is not None and source.train:
             counts = corpus.counts[source.name]
             corpus.counts[source.name] = {"to translate": counts["rows"], **counts}
+    tell("looking at the teacher's labels")
     labels = label_facts(sweep, corpus, samples)
     described = describe(sweep, counted(sweep, corpus), samples)
     default, *trials = _with_sizes(sweep, corpus, [described.default, *described.trials], samples)
@@ -161,6 +169,7 @@ def _estimated(report: PlanReport, sweep: Sweep, corpus: Corpus, machine: Machin
     """The plan with time and memory, or why these are not known."""
     from babeltune.planning.calibration import NotMeasuredError, calibrate, estimate
 
+    tell("timing some training steps")
     try:
         measured = calibrate(sweep, corpus, machine)
     except NotMeasuredError as error:

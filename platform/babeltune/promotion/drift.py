@@ -153,6 +153,16 @@ class Drift:
         can be learnt. More text of a trained language, or longer text, is no reason to train."""
         return bool({"vectors", "unknown tokens"} & {*self.drifted} or self.new_languages)
 
+    def words(self, model: str) -> str:
+        """What has drifted, and whether to train."""
+        if not self.drifted:
+            return "no drift; no sweep is needed"
+        kinds = " and ".join((", ".join(self.drifted[:-1]), self.drifted[-1]) if self.drifted[1:] else self.drifted)
+        if not self.pays:
+            return f"drift of {kinds}: no reason to train, as meanings and words are those of before"
+        new = f", in {', '.join(self.new_languages)}, too" if self.new_languages else ""
+        return f"drift of {kinds}: a warm sweep may pay: `student.start: {model}`, and such text in data.train{new}"
+
 
 def sample_of(folder: str, texts: Sequence[str], stage: str) -> Sample:
     """The texts as the model in this folder sees them."""

@@ -161,7 +161,7 @@ def table_of(model: SentenceTransformer, name: str, dim: int | None = None) -> N
         rows = first.embedding.weight.detach().float()
         for module in linear:
             rows = module.linear(rows)
-    table: NDArray[np.float32] = rows.cpu().numpy()
+    table: NDArray[np.float32] = rows.detach().cpu().numpy()
     if dim is not None and dim > table.shape[1]:
         raise SpecError(f"--dim {dim}: the vectors of {name} have {table.shape[1]} numbers; give at most that")
     return np.ascontiguousarray(table[:, :dim])

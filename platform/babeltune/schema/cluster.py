@@ -103,7 +103,7 @@ class Cluster(Strict):
     """How much one user may have trials compute in a calendar month. Whoever writes the cluster file can change it: it
     reminds, and does not protect."""
     notify: tuple[Notice, ...] = ()
-    """Webhooks and programs that are notified how sweeps end, and what is promoted or refused."""
+    """Webhooks, programs and people that are notified how sweeps end, what is promoted or refused, and of drift."""
     serve: Serving = field(default_factory=Serving)
     """The address of `babeltune serve`, and the token that it asks for."""
 

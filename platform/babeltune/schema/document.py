@@ -20,6 +20,7 @@ from pydantic import ValidationError
 
 from babeltune.errors import SpecError, nearest, to_utf8
 from babeltune.files import plain
+from babeltune.redaction import KEYS
 from babeltune.schema.base import NO_KIND, default_of, either, fields_of, records_in
 from babeltune.schema.bounds import OUT_OF_BOUNDS
 from babeltune.schema.foreign import foreign_words, program_words
@@ -252,6 +253,8 @@ def shortened(text: str, most: int = 200) -> str:
 
 # --- Validation against a record -----------------------------------------------------------------------------------
 
+SECRET = re.compile(f"{KEYS}|url", re.IGNORECASE)
+"""Keys that a message names without their value: a webhook's URL lets whoever has it write there."""
 UNKNOWN = {"unexpected_keyword_argument", "extra_forbidden"}
 """What pydantic calls a key that a record does not have."""
 EXPECTED = {
@@ -364,7 +367,8 @@ def unknown_key(document: Document, record: type, key: Key, place: tuple[int | s
     if not near and value in [word for each in records for word in each.kinds()]:
         near = f"; write {chosen.KIND}: {value}"
     near = near or _section_of(record, name)
-    return f"unknown key {name!r} with value {describe(value)}; allowed: {', '.join(fields)}{near}"
+    shown = "" if SECRET.fullmatch(name) else f" with value {describe(value)}"
+    return f"unknown key {name!r}{shown}; allowed: {', '.join(fields)}{near}"
 
 
 def _section_of(record: type, name: str) -> str:

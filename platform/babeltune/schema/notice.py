@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,12 +15,70 @@ from babeltune.errors import SpecError
 from babeltune.schema.base import Strict
 from babeltune.schema.bounds import Problem
 
-Event = Literal["end", "failure", "promotion", "refusal"]
+Event = Literal["end", "failure", "promotion", "refusal", "drift"]
+LOCAL = ("localhost", "127.0.0.1", "::1")
+"""Hosts to which nothing is encrypted, as nobody listens on the way."""
+ADDRESS = re.compile(r"[^\s@<>,;]{1,64}@[^\s@<>,;]{1,255}")
+SERVER = re.compile(r"(?:\[([\da-fA-F:]+)\]|([^\s/@:\[\]]+)):(\d{1,5})")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mail(Strict):
+    """How e-mail is sent. The server proves by its certificate who it is."""
+
+    to: tuple[str, ...]
+    """The addresses that get it."""
+    sender: str
+    """The address that it comes from."""
+    server: str
+    """The HOST:PORT of the server that takes it (SMTP)."""
+    tls: Literal["starttls", "from_start", "off"] = "starttls"
+    """`starttls` encrypts a connection after its begin, as on port 587, and `from_start` at once, as on port 465.
+    `off` is for a server on this machine."""
+    user: str | None = None
+    """The name at the server, if it asks for one."""
+    password_env: str | None = None
+    """The environment variable of the driver that holds the password."""
+    password_file: str | None = None
+    """The file that holds it instead: of the user or root, and readable by its owner only."""
+
+    @property
+    def host(self) -> tuple[str, int]:
+        """The server's host and port."""
+        parts = SERVER.fullmatch(self.server)
+        return (parts[1] or parts[2], int(parts[3])) if parts else ("", 0)
+
+    def password(self) -> str:
+        """The password, read now. Raises `SpecError` if it is not there, or is not what SMTP can say."""
+        place = f"the environment variable {self.password_env}"
+        password = os.environ.get(self.password_env or "", "")
+        if self.password_file is not None:
+            place = "notify: email: password_file"
+            password = secret_of_file(Path(self.password_file).expanduser(), place, "the password")
+        if not (password and password.isascii() and password.isprintable()):
+            raise SpecError(f"{place} holds no password of one line of ASCII; put the mail server's there alone")
+        return password
+
+    def problems(self) -> Iterator[Problem]:
+        """What is wrong with it."""
+        for key, addresses in (("to", self.to), ("sender", (self.sender,))):
+            if wrong := [each for each in addresses if not ADDRESS.fullmatch(each)]:
+                yield (key,), f"{wrong[0][:80]!r} must be an address such as you@example.org"
+        if not self.to:
+            yield ("to",), "names no address; name one such as you@example.org"
+        if not 0 < self.host[1] < 65536:
+            yield ("server",), f"{self.server[:80]!r} must be HOST:PORT, such as smtp.example.org:587"
+        elif self.tls == "off" and self.host[0] not in LOCAL:
+            yield ("tls",), f"off: {self.server} is another machine; write starttls or from_start"
+        passwords = [self.password_env, self.password_file]
+        if sum(each is not None for each in passwords) != (self.user is not None):
+            yield ("user",), "goes with one of password_env and password_file; give both or neither"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Notice(Strict):
-    """A webhook or a program that is notified. The address of a webhook is a secret: whoever has it may write there."""
+    """A webhook, a program or people that are notified. The address of a webhook is a secret: whoever has it may write
+    there."""
 
     url_env: str | None = None
     """The environment variable of the driver that holds the webhook's address."""
@@ -27,17 +86,22 @@ class Notice(Strict):
     """The file that holds it instead: of the user or root, and readable by its owner only."""
     command: tuple[str, ...] | None = None
     """A program and its arguments in place of a webhook. It reads the JSON from its standard input."""
+    email: Mail | None = None
+    """People who get an e-mail instead."""
     form: Literal["json", "slack", "teams"] = "json"
     """What is sent: an object with `event`, `subject`, `text`, `cluster` and `time`, or a message as Slack or Teams
     takes it."""
-    on: tuple[Event, ...] = ("end", "failure", "promotion", "refusal")
-    """The events that it is notified of: a sweep's end, its failure, a promotion, a promotion that is refused."""
+    on: tuple[Event, ...] = ("end", "failure", "promotion", "refusal", "drift")
+    """The events that it is notified of: a sweep's end, its failure, a promotion, a promotion that is refused, and
+    drift that `babeltune check` sees."""
 
     @property
     def place(self) -> str:
         """Who is notified, without the secret."""
         if self.command is not None:
             return f"the command {self.command[0]}"
+        if self.email is not None:
+            return f"{', '.join(self.email.to)} by {self.email.server}"
         return f"the webhook of {self.url_env or self.url_file}"
 
     def address(self) -> str:
@@ -47,16 +111,21 @@ class Notice(Strict):
         else:
             url = os.environ.get(self.url_env or "", "").strip()
         parts = urlsplit(url)
-        local = parts.hostname in ("localhost", "127.0.0.1", "::1")
+        local = parts.hostname in LOCAL
         if not parts.hostname or not (parts.scheme == "https" or (parts.scheme == "http" and local)):
             raise SpecError(f"{self.place} must be an address https://…; put it there")
         return url
 
     def problems(self) -> Iterator[Problem]:
         """What is wrong with it."""
-        ways = [self.url_env, self.url_file, self.command]
+        ways = [self.url_env, self.url_file, self.command, self.email]
         if sum(way is not None for way in ways) != 1:
-            yield (), "must have one of url_env, url_file and command"
+            yield (), "must have one of url_env, url_file, command and email"
+        if self.email is not None and self.form != "json":
+            yield ("form",), f"{self.form} is for a webhook; leave it out"
+        if self.email is not None:
+            for key, problem in self.email.problems():
+                yield ("email", *key), problem
         if self.command is not None and not (self.command and self.command[0]):
             yield ("command",), "must name a program, such as [notify-send, babeltune]"
         if not self.on:

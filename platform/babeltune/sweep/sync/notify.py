@@ -1,20 +1,26 @@
-"""Tells the webhooks and programs that a cluster file names how a sweep ended, and what was promoted or refused.
+"""Notifies webhooks, programs and people whom a cluster file names: of a sweep's end, a promotion, a refusal, drift.
 
 Nobody waits long for them, and no sweep fails by them: a message that cannot be delivered is a warning."""
 
 from __future__ import annotations
 
+import html
+import http.client
 import json
 import logging
+import smtplib
+import ssl
 import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from email.message import EmailMessage
+from email.utils import formatdate, make_msgid
 
-from babeltune.errors import SpecError
+from babeltune.errors import SpecError, bounded
 from babeltune.schema.cluster import Cluster
-from babeltune.schema.notice import Event, Notice
+from babeltune.schema.notice import Event, Mail, Notice
 
 TRIES = 3
 TIMEOUT_S = 10.0
@@ -25,41 +31,93 @@ log = logging.getLogger(__name__)
 
 
 def notify(cluster: Cluster, event: Event, subject: str, text: str) -> None:
-    """Tells all who want to know of this event. `subject` is a sweep's id or a trial, `text` a sentence for people."""
+    """Tells all who want to know of this event. `subject` is a sweep's id, a trial or a model.
+
+    `text` is a sentence for people."""
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     facts = {"event": event, "subject": subject, "text": text, "cluster": cluster.name, "time": now}
     for notice in cluster.notify:
         if event in notice.on:
             try:
-                _deliver(notice, json.dumps(_body(notice, facts)).encode())
-            except (OSError, SpecError, ValueError, subprocess.SubprocessError) as error:
+                _deliver(notice, facts)
+            except Exception as error:  # a server may answer anything, and no sweep ends by it
                 log.warning("%s was not notified that %s: %s", notice.place, text, _reason(error))
 
 
 def _body(notice: Notice, facts: Mapping[str, str]) -> Mapping[str, object]:
     if notice.form == "slack":
-        return {"text": facts["text"]}
+        return {"text": html.escape(facts["text"], quote=False)}  # Slack reads <…> as a link
     if notice.form == "teams":
-        content = {"type": "AdaptiveCard", "version": "1.4", "body": [{"type": "TextBlock", "text": facts["text"]}]}
+        block = {"type": "TextBlock", "text": facts["text"], "wrap": True}
+        content = {"type": "AdaptiveCard", "version": "1.4", "body": [block]}
         card = {"contentType": "application/vnd.microsoft.card.adaptive", "content": content}
         return {"type": "message", "attachments": [card]}
     return facts
 
 
-def _deliver(notice: Notice, body: bytes) -> None:
-    """Delivers the message; a server that is away or says 5xx is tried again."""
+def _deliver(notice: Notice, facts: Mapping[str, str]) -> None:
+    """Delivers the message. A program is not tried again: it may have done half of its work."""
+    if notice.email is not None:
+        mail, message = notice.email, _message(notice.email, facts)
+        password = None if mail.user is None else mail.password()
+        _tried(lambda: _send(mail, message, password))
+        return
+    body = json.dumps(_body(notice, facts)).encode()
     if notice.command is not None:
         subprocess.run(notice.command, input=body, check=True, capture_output=True, timeout=TRIES * TIMEOUT_S)
         return
     request = urllib.request.Request(notice.address(), body, {"Content-Type": "application/json"})
+    _tried(lambda: urllib.request.urlopen(request, timeout=TIMEOUT_S).close())
+
+
+def _tried(deliver: Callable[[], None]) -> None:
+    """Calls it, and calls it again after an error that may pass."""
     for left in reversed(range(TRIES)):
         try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT_S):
-                return
-        except OSError as error:
-            if left == 0 or (isinstance(error, urllib.error.HTTPError) and error.code < 500):
+            deliver()
+            return
+        except (OSError, http.client.HTTPException) as error:
+            if left == 0 or _final(error):
                 raise
             time.sleep(PAUSE_S * 2 ** (TRIES - 1 - left))
+
+
+def _final(error: Exception) -> bool:
+    """Whether a server has refused for good: by a 4xx of HTTP other than 429, by a 5xx of SMTP or for some
+    recipients (others have the message), or has no certificate that holds."""
+    if isinstance(error, urllib.error.HTTPError):
+        return error.code < 500 and error.code != http.client.TOO_MANY_REQUESTS
+    if isinstance(error, smtplib.SMTPResponseException):
+        return error.smtp_code >= 500
+    lasting = (smtplib.SMTPRecipientsRefused, smtplib.SMTPNotSupportedError, ssl.SSLCertVerificationError)
+    return isinstance(error, lasting)
+
+
+def _message(mail: Mail, facts: Mapping[str, str]) -> EmailMessage:
+    """The e-mail: its subject says what happened to what, its text is the sentence and the facts as JSON."""
+    message = EmailMessage()
+    message["From"], message["To"] = mail.sender, ", ".join(mail.to)
+    message["Subject"] = f"babeltune: {facts['event']} of {facts['subject']}"
+    message["Date"], message["Message-ID"] = formatdate(), make_msgid(domain=mail.sender.rpartition("@")[2])
+    message.set_content(f"{facts['text']}\n\n{json.dumps(facts, ensure_ascii=False, indent=2)}\n")
+    return message
+
+
+def _send(mail: Mail, message: EmailMessage, password: str | None) -> None:
+    """Sends the e-mail. Raises `smtplib.SMTPException` or `OSError`."""
+    host, port = mail.host
+    context = ssl.create_default_context()
+    if mail.tls == "from_start":
+        server: smtplib.SMTP = smtplib.SMTP_SSL(host, port, timeout=TIMEOUT_S, context=context)
+    else:
+        server = smtplib.SMTP(host, port, timeout=TIMEOUT_S)
+    with server:
+        if mail.tls == "starttls":
+            server.starttls(context=context)
+        if mail.user is not None and password is not None:
+            server.login(mail.user, password)
+        if refused := server.send_message(message):
+            raise smtplib.SMTPRecipientsRefused(refused)
 
 
 def _reason(error: Exception) -> str:
@@ -68,4 +126,7 @@ def _reason(error: Exception) -> str:
         return f"it ended with {error.returncode}"
     if isinstance(error, subprocess.TimeoutExpired):
         return f"it took more than {error.timeout:g} s"
-    return type(error).__name__ if isinstance(error, ValueError) and not isinstance(error, SpecError) else str(error)
+    if isinstance(error, smtplib.SMTPResponseException):
+        words = error.smtp_error
+        return bounded(f"{error.smtp_code} {words if isinstance(words, str) else words.decode(errors='replace')}")
+    return bounded(str(error)) if isinstance(error, OSError | SpecError) else type(error).__name__
