@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -16,7 +17,7 @@ from babeltune.errors import SpecError
 from babeltune.files import check_place, json_text, write_out
 
 if TYPE_CHECKING:
-    from babeltune.apps.transfer.formats import Examples
+    from babeltune.apps.transfer.formats import Examples, Task
 
 ENGLISH = ("en", "eng")
 
@@ -24,12 +25,15 @@ ENGLISH = ("en", "eng")
 @app.command()
 def transfer(
     model: Annotated[str, typer.Argument(help="A model folder, hub id, or models:/NAME@ALIAS.")],
+    with_: Annotated[
+        str | None, typer.Option("--with", help="The task's data set on the hub: a file of search_spaces/transfer.")
+    ] = None,
     task: Annotated[
-        Literal["xnli", "pawsx", "pos", "ner"],
+        Literal["xnli", "pawsx", "pos", "ner"] | None,
         typer.Option(help="Sentence pairs (xnli, pawsx) or words (pos, ner), in the published formats."),
-    ],
-    train: Annotated[str, typer.Option(help="The English training file.")],
-    test: Annotated[list[str], typer.Option(help="LANGUAGE=FILE, once for each language.")],
+    ] = None,
+    train: Annotated[str | None, typer.Option(help="The English training file.")] = None,
+    test: Annotated[list[str] | None, typer.Option(help="LANGUAGE=FILE, once for each language.")] = None,
     dev: Annotated[str | None, typer.Option(help="English; the best epoch on it is kept, else the last.")] = None,
     epochs: Annotated[int | None, typer.Option(help="XTREME: 5 for pairs, 10 for words.", min=1)] = None,
     learning_rate: Annotated[float, typer.Option(help="XTREME's for base size.", min=1e-9)] = 2e-5,
@@ -45,23 +49,17 @@ def transfer(
 ) -> None:
     """Fine-tune a model on an English task and score it on other languages (zero-shot, as XTREME)."""
     from babeltune.apps.transfer import finetune
-    from babeltune.apps.transfer.formats import read_examples
     from babeltune.apps.transfer.scores import average
     from babeltune.data.teacher import folder_digest
     from babeltune.promotion.model_names import model_folder
 
+    files = files_of(task, train, dev, test) if with_ is None else hub_set(with_, task, train, dev, test)
     if out_ is not None:
         out_.parent.mkdir(parents=True, exist_ok=True)
-        check_place(out_, map(Path, [train, *([dev] if dev else []), *languages_of(test).values()]))
-    files = languages_of(test)
-
-    def read(path: str, language: str) -> Examples:
-        return read_examples(path, task, language, drop=on_error == "drop")
-
+        check_place(out_, [Path(with_)] if with_ is not None else files.paths())
     with steps_shown("reading the examples"):
-        # XNLI's release holds all languages in one file, under its own two-letter codes.
-        english, development = read(train, "en"), read(dev, "en") if dev is not None else None
-        tests = {language: read(path, language) for language, path in files.items()}
+        read = files.read(drop=on_error == "drop")
+        english, development, tests, task = read.train, read.dev, read.tests, files.task
         folder = Path(model_folder(model, cluster_of(cluster)))
         settings = finetune.Settings(
             epochs=epochs or finetune.EPOCHS[task], learning_rate=learning_rate, batch=batch,
@@ -77,9 +75,9 @@ def transfer(
         "model": model,
         "model_digest": folder_digest(folder),
         "settings": asdict(settings),
-        "train": described(train, english),
-        "dev": described(dev, development) | {"scores": outcome.dev} if dev and development else None,
-        "tests": {language: described(files[language], found) for language, found in tests.items()},
+        "train": described(files.train, english),
+        "dev": described(files.dev, development) | {"scores": outcome.dev} if files.dev and development else None,
+        "tests": {language: described(files.tests[language], found) for language, found in tests.items()},
         "losses": outcome.losses,
         "scores": outcome.scores,
         "average": average(outcome.scores),
@@ -89,6 +87,77 @@ def transfer(
     if out_ is not None:
         write_out(out_, (json_text(record, indent=2) + "\n").encode())
     say(record, as_json, lambda: show(record))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Read:
+    """The examples of all files or splits."""
+
+    train: Examples
+    dev: Examples | None
+    tests: dict[str, Examples]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Files:
+    """Where a task's examples are, and how each is read."""
+
+    task: Task
+    train: str
+    """The English training file, or the name of a split on the hub."""
+    dev: str | None
+    tests: dict[str, str]
+    """The file or split of each language."""
+    read_one: Callable[[str, str, bool], Examples]
+    """Reads one of them in a language, and drops broken rows or not."""
+
+    def paths(self) -> list[Path]:
+        """All of them as paths."""
+        return [Path(file) for file in (self.train, *([self.dev] if self.dev else []), *self.tests.values())]
+
+    def read(self, *, drop: bool) -> Read:
+        """Reads all of them."""
+        # XNLI's release holds all languages in one file, under its own two-letter codes.
+        return Read(
+            train=self.read_one(self.train, "en", drop),
+            dev=self.read_one(self.dev, "en", drop) if self.dev is not None else None,
+            tests={language: self.read_one(path, language, drop) for language, path in self.tests.items()},
+        )
+
+
+def files_of(task: Task | None, train: str | None, dev: str | None, test: list[str] | None) -> Files:
+    """The files that the options name. Raises `SpecError` for those that are missing."""
+    from babeltune.apps.transfer.formats import read_examples
+
+    if task is None or train is None or not test:
+        lacks = ", ".join(name for name, value in (("--task", task), ("--train", train), ("--test", test)) if not value)
+        raise SpecError(f"transfer lacks {lacks}; give them, or a data set --with search_spaces/transfer/xnli.yaml")
+
+    def read(path: str, language: str, drop: bool) -> Examples:
+        return read_examples(path, task, language, drop=drop)
+
+    return Files(task=task, train=train, dev=dev, tests=languages_of(test), read_one=read)
+
+
+def hub_set(overlay: str, *others: object) -> Files:
+    """The splits of an overlay's data set. Raises `SpecError` if options name files beside it."""
+    from babeltune.apps.transfer.hub_sets import ENGLISH, read_overlay, read_part
+
+    if any(other is not None for other in others):
+        raise SpecError("--with names the task and its data set; leave out --task, --train, --dev and --test")
+    found = read_overlay(overlay)
+    names = {found.described(language, split): split for language in found.subsets for split in found.splits()}
+
+    def read(name: str, language: str, drop: bool) -> Examples:
+        return read_part(found, language, names[name], drop=drop)
+
+    return Files(
+        task=found.task,
+        train=found.described(ENGLISH, found.train),
+        dev=found.described(ENGLISH, found.dev) if found.dev is not None else None,
+        tests={language: found.described(language, found.test) for language in found.subsets},
+        read_one=read,
+    )
 
 
 def languages_of(given: list[str]) -> dict[str, str]:

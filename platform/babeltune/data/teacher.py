@@ -101,7 +101,7 @@ class TeacherModel:
 
     def lengths(self, texts: list[str]) -> NDArray[np.int64]:
         """The tokens of each text before it is cut."""
-        tokenizer = self._model.tokenizer
+        tokenizer = tokenizer_of(self._model)
         if isinstance(tokenizer, Tokenizer):  # a static table's, which also cuts
             tokenizer.no_truncation()
             counts = [len(encoding) for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
@@ -151,8 +151,8 @@ def load_encoder(teacher: FrozenModel, device: str = "cpu") -> TeacherModel:
             modules = _modules(teacher, folder)
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         raise TeacherError(
-            f"teacher.model {teacher.model!r} cannot be loaded: {error}; it needs a Transformer or a "
-            "StaticEmbedding saved as safetensors that runs no code of its own"
+            f"teacher.model {teacher.model!r} cannot be loaded: {error}; it needs a Transformer, a "
+            "StaticEmbedding or an LSTM saved as safetensors that runs no code of its own"
         ) from error
     from sentence_transformers import SentenceTransformer
 
@@ -161,8 +161,20 @@ def load_encoder(teacher: FrozenModel, device: str = "cpu") -> TeacherModel:
     use_onednn(model)
     model.eval().requires_grad_(False)
     if teacher.center:
-        model.extend(_centering(TeacherModel(teacher, model, device), model.tokenizer)).to(device)
+        model.extend(_centering(TeacherModel(teacher, model, device), tokenizer_of(model))).to(device)
     return TeacherModel(teacher, model, device)
+
+
+def tokenizer_of(model: Any) -> Any:
+    """The tokenizer of a sentence-transformers model; of an LSTM's word embeddings the one in their wrapper."""
+    return getattr(model.tokenizer, "tokenizer", model.tokenizer) if is_recurrent(model) else model.tokenizer
+
+
+def is_recurrent(model: Any) -> bool:
+    """Whether it is an LSTM on word embeddings, such as LASER."""
+    from sentence_transformers.sentence_transformer.modules import WordEmbeddings
+
+    return isinstance(model[0], WordEmbeddings)
 
 
 def token_texts(tokenizer: Any, ids: Iterable[int]) -> list[str]:
@@ -193,6 +205,7 @@ def _modules(teacher: FrozenModel, folder: Path) -> list[Any]:
         Router,
         StaticEmbedding,
         Transformer,
+        WordEmbeddings,
     )
 
     # Weights saved in half precision would otherwise run in it.
@@ -213,7 +226,7 @@ def _modules(teacher: FrozenModel, folder: Path) -> list[Any]:
         )
     else:
         modules = [Transformer(str(folder), model_kwargs=model_kwargs)]
-    if isinstance(modules[0], StaticEmbedding) and teacher.pooling == "model":
+    if isinstance(modules[0], StaticEmbedding | WordEmbeddings) and teacher.pooling == "model":
         return modules
     if not isinstance(modules[0], Transformer):
         raise ValueError(f"with pooling {teacher.pooling!r} its first module is {type(modules[0]).__name__}")
@@ -228,11 +241,12 @@ def _modules(teacher: FrozenModel, folder: Path) -> list[Any]:
 
 
 def _cut_at(tokens: int, teacher: FrozenModel, model: Any) -> None:
-    """Lets the model cut its texts, if it has so many positions; a static table has no positions."""
+    """Lets the model cut its texts, if it has so many positions; a static table and an LSTM have no positions."""
     if isinstance(model.tokenizer, Tokenizer):
         model.tokenizer.enable_truncation(tokens)
         return
-    positions = getattr(model[0].auto_model.config, "max_position_embeddings", None)
+    config = None if is_recurrent(model) else model[0].auto_model.config
+    positions = getattr(config, "max_position_embeddings", None)
     if positions is not None and tokens > positions:
         raise TeacherError(f"teacher.max_tokens is {tokens}, but {teacher.model!r} has {positions} positions; lower it")
     model.max_seq_length = tokens

@@ -64,7 +64,7 @@ def model_folder(name: str, revision: str | None, *, setting: str) -> Path:
 
 
 def check_files(folder: Path, named: str) -> None:
-    """Raises `TeacherError` if a model's list of modules leads out of its folder, or to pickled weights."""
+    """Raises `TeacherError` if a model's list of modules leads out of its folder, to pickled weights or to code."""
     for module in listed_modules(folder):
         path = PurePath(str(module.get("path", "")))
         if path.is_absolute() or ".." in path.parts:
@@ -72,6 +72,11 @@ def check_files(folder: Path, named: str) -> None:
                 f"{named}: its modules.json names {str(path)!r}, which is not inside of the model's folder; "
                 "name another model"
             )
+        # Its loader would ask the user whether to run the code that a tokenizer names.
+        settings = folder / path / "tokenizer_config.json"
+        words = str(module.get("type", "")).endswith(".WordEmbeddings") and settings.is_file()
+        if words and "auto_map" in json.loads(settings.read_text(encoding="utf-8")):
+            raise TeacherError(f"{named} has a tokenizer that runs code of its own; name another model")
     for path in model_files(folder, PICKLED):
         if not any(path.parent.glob("*.safetensors")):  # then sentence-transformers would read the pickled ones
             raise TeacherError(

@@ -225,8 +225,8 @@ def model_width(name: str, revision: str | None = None) -> int | None:
     if (table := _static_table(name, revision)) is not None:
         return table[1]
     config = _saved_json(name, "config.json", revision)
-    if not isinstance(config, dict):
-        return None
+    if not isinstance(config, dict):  # an LSTM's folder has none
+        config = {"dim": _module_settings(name, "Pooling", revision).get("embedding_dimension")}
     width = config.get("hidden_size", config.get("dim", config.get("d_model")))
     return width if isinstance(width, int) else None
 

@@ -224,8 +224,9 @@ def encoder_of(model: str, prompt: str | None = None, stage: str | None = None) 
         with nullcontext() if stage is None else _counted_batches(loaded, stage, len(texts)):
             for task in set(tasks):
                 chosen = [row for row, other in enumerate(tasks) if other == task]
+                route = {"task": task} if task else {}  # an LSTM's tokenizer takes no further word
                 vectors = loaded.encode(
-                    [texts[row] for row in chosen], prompt=prompt, task=task, batch_size=BATCH, show_progress_bar=False
+                    [texts[row] for row in chosen], prompt=prompt, batch_size=BATCH, show_progress_bar=False, **route
                 )
                 rows |= zip(chosen, vectors, strict=True)
         return np.stack([rows[row] for row in range(len(texts))])

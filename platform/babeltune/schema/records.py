@@ -283,7 +283,7 @@ class FrozenModel(Strict):
     """A frozen encoder that gives vectors of sentences."""
 
     model: Annotated[str, place] = "bundled:all-MiniLM-L6-v2"
-    """`bundled:all-MiniLM-L6-v2`, a hub id, or a folder: a Transformer or a static model."""
+    """`bundled:all-MiniLM-L6-v2`, a hub id, or a folder: a Transformer, a static model or LASER's LSTM."""
     revision: Annotated[str | None, inside] = None
     """The commit, tag or branch of a hub model."""
     languages: Annotated[tuple[Annotated[str, not_empty], ...], not_empty] = ("eng",)

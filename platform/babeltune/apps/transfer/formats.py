@@ -41,6 +41,10 @@ COLUMNS = 10
 """Columns of a CoNLL-U line."""
 
 
+Found = Iterator[tuple[tuple[str, ...], tuple[int, ...]]]
+"""The texts or words of each row, and their labels."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Examples:
     """The rows of a file."""
@@ -68,19 +72,21 @@ def read_examples(path: str, task: Task, language: str, *, drop: bool = False) -
     refusals = Refusals("--on-error drop", drop)
     tagged = task in TAGGED
     examples = _tagged(file, task, content, refusals) if tagged else _pairs(file, task, language, content, refusals)
+    return collected(str(file), examples, content, refusals)
+
+
+def collected(place: str, examples: Found, content: hashlib._Hash, refusals: Refusals) -> Examples:
+    """All rows of a file or data set. Raises `DataError` if there is none, or too many are broken."""
     inputs, labels = [], []
     for texts, numbers in examples:
         inputs.append(texts)
         labels.append(numbers)
     if not inputs:
         reasons = ", ".join(f"{count} {reason}" for reason, count in refusals.counts.items())
-        raise DataError(f"{file} has no rows{f' left; dropped: {reasons}' if reasons else ''}; correct the file")
+        raise DataError(f"{place} has no rows{f' left; dropped: {reasons}' if reasons else ''}; correct the file")
     broken = refusals.counts.total() - refusals.unused
-    refuse_broken(str(file), (broken, len(inputs) + broken, "rows"), refusals.counts)
+    refuse_broken(place, (broken, len(inputs) + broken, "rows"), refusals.counts)
     return Examples(inputs=inputs, labels=labels, dropped=dict(refusals.counts), digest=content.hexdigest())
-
-
-Found = Iterator[tuple[tuple[str, ...], tuple[int, ...]]]
 
 
 def _pairs(file: Path, task: Task, language: str, content: hashlib._Hash, refusals: Refusals) -> Found:
@@ -109,7 +115,7 @@ def _pairs(file: Path, task: Task, language: str, content: hashlib._Hash, refusa
         if label == UNDECIDED:
             refusals.refuse(place, Fault("no gold label", f"{label!r}, where the annotators did not agree", "unused"))
             continue
-        yield (left, right), (_number(SPELLED.get(label, label), task, place),)
+        yield (left, right), (number_of(SPELLED.get(label, label), task, place),)
     if languages and not matched:
         offered = ", ".join(sorted(languages))
         raise DataError(
@@ -117,7 +123,8 @@ def _pairs(file: Path, task: Task, language: str, content: hashlib._Hash, refusa
         )
 
 
-def _number(label: str, task: Task, place: str) -> int:
+def number_of(label: str, task: Task, place: str) -> int:
+    """A label's number. Raises `DataError` for one that the task does not have."""
     labels = LABELS[task]
     if label not in labels:
         raise DataError(
@@ -160,7 +167,7 @@ def _tagged(file: Path, task: Task, content: hashlib._Hash, refusals: Refusals) 
         if isinstance(words, Broken):
             refusals.refuse(f"{file}:{words.line}", words.fault)
         elif words:
-            numbers = tuple(_number(tag, task, f"{file}:{line}") for line, _, tag in words)
+            numbers = tuple(number_of(tag, task, f"{file}:{line}") for line, _, tag in words)
             yield tuple(form for _, form, _ in words), numbers
 
 

@@ -1,0 +1,129 @@
+"""The data sets of XTREME's classification and tagging tasks on the Hugging Face hub: overlays of `transfer --with`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from babeltune.apps.transfer.formats import TAGGED, Examples, Found, Task, collected, number_of
+from babeltune.data.arrow_readers import load_dataset
+from babeltune.data.file_readers import Fault
+from babeltune.data.sources import Refusals
+from babeltune.errors import DataError, SpecError, nearest
+from babeltune.schema.bounds import inside, not_empty
+from babeltune.schema.document import read_document, validate
+from babeltune.schema.paths import expand, find_file
+from babeltune.schema.records import Source, Strict
+
+if TYPE_CHECKING:
+    import datasets
+
+ENGLISH = "en"
+"""The language of training, and its code in overlays."""
+ROOT = "${BABELTUNE_DATA:-.}"
+"""The folder of a data set that is named as a folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubSet(Strict):
+    """A task's data set, with a configuration for each language."""
+
+    task: Task
+    dataset: str
+    """The id on the hub, or a folder."""
+    revision: Annotated[str | None, inside] = None
+    """The commit, tag or branch."""
+    inputs: Annotated[tuple[str, ...], not_empty]
+    """The columns of the two sentences, or of the words."""
+    label: str
+    """The column of the label, or of the words' tags."""
+    subsets: dict[str, str]
+    """The configuration of each language. English is `en`."""
+    train: str = "train"
+    """The split of English that trains."""
+    dev: str | None = "validation"
+    """The split of English by which the best epoch is kept; `null` for none."""
+    test: str = "test"
+    """The split of each language that is scored."""
+
+    def splits(self) -> list[str]:
+        """The splits that are read."""
+        return [split for split in (self.train, self.dev, self.test) if split is not None]
+
+    def described(self, language: str, split: str) -> str:
+        """What the record calls a part of it."""
+        return f"{self.dataset} {self.subsets[language]} {split}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overlay(Strict):
+    """A whole file."""
+
+    transfer: HubSet
+
+
+def read_overlay(path: str) -> HubSet:
+    """The overlay of that file. Raises `SpecError` for wrong keys and values, and for one without English."""
+    document = read_document(find_file(path, "overlay"))
+    if "transfer" not in document.values:
+        raise SpecError(f"{path} has no section `transfer`; name one of search_spaces/transfer, such as xnli.yaml")
+    found = validate(document, Overlay).transfer
+    wanted = 1 if found.task in TAGGED else 2
+    if len(found.inputs) != wanted:
+        words = f"has {len(found.inputs)} columns; {found.task} reads {wanted}: name {'them' if wanted > 1 else 'it'}"
+        raise SpecError(document.error(("transfer", "inputs"), words))
+    if ENGLISH not in found.subsets:
+        raise SpecError(document.error(("transfer", "subsets"), f"lacks {ENGLISH!r}, which trains; add it"))
+    return found
+
+
+def read_part(found: HubSet, language: str, split: str, *, drop: bool = False) -> Examples:
+    """One language's split. Raises `DataError` as `read_examples` does, and if the data set cannot be had."""
+    source = Source(
+        name=language, format="hub", dataset=found.dataset, revision=found.revision, split=split,
+        subset=found.subsets[language],
+    )  # fmt: skip
+    rows = load_dataset(source, Path(expand(ROOT)))
+    place = found.described(language, split)
+    for column in (*found.inputs, found.label):
+        if column not in rows.column_names:
+            words = f"columns: {', '.join(rows.column_names)}{nearest(column, rows.column_names)}"
+            raise DataError(f"data set {place} has no column {column!r}; {words}")
+    content, refusals = hashlib.sha256(), Refusals("--on-error drop", drop)
+    return collected(place, _examples(rows, found, place, content, refusals), content, refusals)
+
+
+def _examples(rows: datasets.Dataset, found: HubSet, place: str, content: hashlib._Hash, refusals: Refusals) -> Found:
+    names = label_names(rows.features[found.label])
+    for number, row in enumerate(rows):
+        content.update(json.dumps([row[column] for column in (*found.inputs, found.label)]).encode() + b"\n")
+        here, label = f"{place}, row {number}", row[found.label]
+        inputs = row[found.inputs[0]] if found.task in TAGGED else [row[column] for column in found.inputs]
+        labels = label if found.task in TAGGED else [label]
+        if fault := fault_of(inputs, labels, row, tagged=found.task in TAGGED):
+            refusals.refuse(here, fault)
+            continue
+        words = [names[each] if names else str(each) for each in labels]
+        yield tuple(inputs), tuple(number_of(word, found.task, here) for word in words)
+
+
+def label_names(feature: Any) -> list[str]:
+    """The names of a column's numbers; empty if the column holds the names."""
+    return list(getattr(getattr(feature, "feature", feature), "names", ()))
+
+
+def fault_of(inputs: Any, labels: Any, row: Mapping[str, object], *, tagged: bool) -> Fault | None:
+    """Why a row cannot be used."""
+    if not isinstance(inputs, list) or not all(isinstance(text, str) for text in inputs):
+        return Fault("no text", f"{json.dumps(row, default=str)[:80]}")
+    if tagged and not inputs:
+        return Fault("no words", "an empty sentence", "unused")
+    if not isinstance(labels, list) or len(labels) != (len(inputs) if tagged else 1) or None in labels:
+        return Fault("label count", f"{labels!r:.80} for {len(inputs)} words")
+    if -1 in labels:
+        return Fault("no gold label", "-1, which the hub writes where labels are withheld", "unused")
+    return None
