@@ -9,6 +9,8 @@ import pytest
 import babeltune as bt
 from babeltune.errors import SpecError, UnknownNameError
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def sweep(searched, monkeypatch):
