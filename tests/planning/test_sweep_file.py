@@ -60,9 +60,12 @@ class Contrast(Toy):
         return Needs(teacher=frozenset(sides), hard_negatives=config.neighbours)
 
 
+INSTALLED = entry_points(group=GROUP)  # once: it reads a file of each package
+
+
 @pytest.fixture(autouse=True)
 def methods(monkeypatch):
-    install(monkeypatch, Contrast, Distance, beside=entry_points(group=GROUP))
+    install(monkeypatch, Contrast, Distance, beside=INSTALLED)
 
 
 FILE = """\
