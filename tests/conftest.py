@@ -127,7 +127,7 @@ def no_ray_in_fast_tests(request, tmp_path_factory):
         yield
     if folder.exists():
         shutil.rmtree(folder, ignore_errors=True)
-        pytest.fail("this test is marked as fast and has started Ray; let its code name what starts it (selection.py)")
+        pytest.fail("this test is marked as fast and has started Ray; give it the marker `slow`")
 
 
 @pytest.fixture(autouse=True)

@@ -1,34 +1,24 @@
-"""Which tests are fast: those that start no Ray, server, browser or other process. `make test-fast` runs them.
+"""Which tests are fast, and the order of a run. `make test-fast` runs the fast ones.
 
-The marker `fast` is set for every test whose code says so: the code of the test, of its fixtures, and of the functions
-and classes of the test folders that they use. So no file lists its tests, and a new test is sorted by itself. A test
-that starts nothing and still takes seconds, of a core or of waiting, has the marker `slow`."""
+A test is fast unless it has one of the markers in `LEFT_OUT`, uses a fixture in `SLOW_FIXTURES`, or lies in a folder
+in `SLOW_FOLDERS`. A fast test that starts Ray fails."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterable, Iterator
-from functools import cache
 from pathlib import Path
-from types import CodeType, FunctionType
 
 ROOT = Path(__file__).parent
 FAST = "fast"
 """The marker of fast tests."""
-STARTERS = frozenset(
+LEFT_OUT = ("chaos", "long", "slow", "needs_gpu", "needs_papers", "needs_encoder")
+"""Markers of tests that are not fast."""
+SLOW_FIXTURES = frozenset(
     {
-        *("subprocess", "Popen", "multiprocessing", "check_ranks", "bucket_servers", "several_nodes", "leftovers"),
-        *("ray", "local_ray", "WorkerPool", "connected", "submit", "main", "mlflow", "EventLog", "FreshScorer"),
-        *("open_client", "track"),
-        *("sentence_transformers", "datasets", "mteb"),
+        *("tiny", "tiny_storage", "tiny_stores", "searched", "ray_cluster", "scoring_process", "command"),
+        *("s3_server", "gs_server", "bucket_server", "browser"),
     }
 )
-"""Names of what starts processes, and of libraries that take seconds to import. `main` is the command line's, and
-`open_client` makes MLflow's database."""
-LEFT_OUT = ("chaos", "long", "slow", "needs_gpu", "needs_papers", "needs_encoder")
-"""Markers of tests that are not fast, whatever their code names."""
-SLOW_FIXTURES = frozenset({"tiny", "tiny_storage", "tiny_stores"})
-"""Fixtures that take seconds: a prepared sweep, its stores, and the storage of tests that prepare one."""
+"""Fixtures that start a process or take seconds."""
 SLOWEST = (
     *("cli/test_refit.py", "training/test_trainer.py", "cli/test_commands.py", "chaos/test_quick.py"),
     *("sweep/search/test_tune_run.py", "sweep/sync/test_housekeeping.py", "sweep/driver/test_run.py"),
@@ -63,57 +53,4 @@ def is_fast(item) -> bool:
     """Whether a collected test starts no process, and waits for nothing that takes seconds."""
     if any(item.get_closest_marker(name) for name in LEFT_OUT) or item.path.parent.name in SLOW_FOLDERS:
         return False
-    if SLOW_FIXTURES & set(item.fixturenames):
-        return False
-    fixtures = [each.func for found in item._fixtureinfo.name2fixturedefs.values() for each in found]
-    return not any(names_in(function) & STARTERS for function in (item.function, *fixtures))
-
-
-@cache
-def names_in(value: object) -> frozenset[str]:
-    """Every name in the code of a function or class, and in what it uses of the test folders."""
-    found: set[str] = set()
-    seen: set[object] = set()
-    home = file_of(inspect.unwrap(value))
-    waiting: list[object] = [value]
-    while waiting:
-        function = inspect.unwrap(waiting.pop())
-        if function in seen:
-            continue
-        seen.add(function)
-        for part in functions_of(function):
-            names = set(names_of(part.__code__))
-            found |= names
-            used = (part.__globals__.get(name) for name in names)
-            waiting += [each for each in used if is_of_tests(each, home)]
-    return frozenset(found)
-
-
-def functions_of(value: object) -> Iterable[FunctionType]:
-    """The function itself, or those of a class."""
-    if isinstance(value, type):
-        return [each for each in map(inspect.unwrap, vars(value).values()) if isinstance(each, FunctionType)]
-    return [value] if isinstance(value, FunctionType) else []
-
-
-def names_of(code: CodeType) -> Iterator[str]:
-    """The names in a function's code and in the functions within it; of a module with dots, each part."""
-    for name in code.co_names:
-        yield from name.split(".")
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from names_of(constant)
-
-
-def is_of_tests(value: object, home: Path) -> bool:
-    """Whether it is a function or class of this file, or of one in the test folders."""
-    if not isinstance(value, FunctionType | type):
-        return False
-    file = file_of(inspect.unwrap(value))
-    return file == home or file.is_relative_to(ROOT)
-
-
-def file_of(value: object) -> Path:
-    """Where a function or class is written."""
-    code = getattr(value, "__code__", None)
-    return Path(code.co_filename if code else getattr(inspect.getmodule(value), "__file__", None) or "/")
+    return not SLOW_FIXTURES & set(item.fixturenames)

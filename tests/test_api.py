@@ -23,6 +23,8 @@ from babeltune.files import json_text, plain
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.schema.records import Teacher
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def sweep(searched, monkeypatch):

@@ -34,6 +34,7 @@ def test_rows_are_read_as_they_were_written_and_each_is_one_file(tmp_path):
     assert [one.scores["NTREX"] for one in read_rows(tmp_path)] == [0.7, 0.5, 0.5, 0.5]
 
 
+@pytest.mark.slow
 def test_a_row_that_is_there_is_not_trained_again(tmp_path, monkeypatch, capsys):
     def refuse(*_):
         raise AssertionError("trained again")
@@ -45,6 +46,7 @@ def test_a_row_that_is_there_is_not_trained_again(tmp_path, monkeypatch, capsys)
         encoder.main(["--only", "mse", "--seconds", "60", "--seeds", "1", "--rows", str(tmp_path)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ours", "code"), [(0.7, 0), (0.51, 1)])
 def test_the_table_has_the_rows_that_are_there_and_fails_where_a_goal_is_missed(tmp_path, capsys, ours, code):
     for one in (row("ours", score=ours), row("static 0.1", score=0.4), row("static 0.1", seed=1, score=0.6)):
@@ -57,6 +59,7 @@ def test_the_table_has_the_rows_that_are_there_and_fails_where_a_goal_is_missed(
     assert f"Tatoeba: ours is {ours - 0.5:+.3f} from the best of the others; goal +0.02" in lines
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "expected"), [(["--only", "nobody"], "nobody is named nobody"), (["--table"], "--rows FOLDER")]
 )
@@ -66,6 +69,7 @@ def test_what_a_benchmark_of_quality_cannot_do_is_one_line(given, expected):
     assert "\n" not in str(ended.value)
 
 
+@pytest.mark.slow
 def test_the_curves_page_and_picture_hold_every_row(tmp_path, capsys):
     for one in (row("static", 10, score=0.4), row("static", 100, score=0.61), row("transformer", 10, score=0.2)):
         write_row(tmp_path / "rows", one)

@@ -103,6 +103,7 @@ def test_a_make_target_that_is_named_exists():
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"make {target}"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
 def test_make_pages_fails_where_there_is_no_chromium(tmp_path):
     command = [shutil.which("make"), "--old-file=.venv/.installed.dev", "pages"]  # the environment counts as made

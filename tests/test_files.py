@@ -77,6 +77,7 @@ def test_who_waits_for_a_turn_says_for_whom(tmp_path, caplog):
     assert order == ["first", "second"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exchanges", [True, False])
 def test_a_folder_is_replaced_in_one_step(tmp_path, monkeypatch, exchanges):
     """Where the file system cannot exchange folders, a kill between two steps leaves none, and never half of one."""
@@ -121,6 +122,7 @@ def test_a_draft_of_any_name_names_its_process(tmp_path, name):
     assert writer_of(tmp_path / name) is None
 
 
+@pytest.mark.slow
 def test_what_a_killed_command_left_beside_a_file_goes_with_the_next_one(tmp_path):
     path = tmp_path / "sweep.yaml"
     path.write_text("old")

@@ -155,6 +155,7 @@ def test_no_files_import_each_other_in_a_circle():
     assert not circles, "these files are in a circle, or need one that is"
 
 
+@pytest.mark.slow
 def test_training_loads_none_of_what_a_sweep_is_driven_with():
     program = (
         "import sys, babeltune.training.trainer, babeltune.evaluation.evaluate, babeltune_methods.lealla; "

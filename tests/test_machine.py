@@ -59,6 +59,7 @@ def test_a_system_that_does_not_name_its_start_is_like_no_other(monkeypatch):
     assert this_machine() != before
 
 
+@pytest.mark.slow
 def test_a_process_lives_until_it_ends_and_its_number_is_no_sign_of_it():
     process = subprocess.Popen([sys.executable, "-c", ENDS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     name = process.stdout.readline().strip()

@@ -20,6 +20,8 @@ from packaging.utils import canonicalize_name
 
 from waiting import PATIENCE_S
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 
 

@@ -15,6 +15,8 @@ from babeltune import __version__
 from babeltune.signals import acknowledged
 from waiting import PATIENCE_S
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 COMMAND = [sys.executable, "-m", "babeltune.cli"]
 

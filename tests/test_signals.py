@@ -4,8 +4,12 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
 from babeltune.signals import LAST_S
 from waiting import PATIENCE_S
+
+pytestmark = pytest.mark.slow
 
 HANGS = """
 import sys, time

@@ -131,6 +131,7 @@ def has_history():
     return found.returncode == 0 and found.stdout.split("\n")[:2] == [str(ROOT), "false"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RECORDS)
 def test_a_record_is_of_a_commit_that_this_one_comes_from(name):
     if not has_history():
@@ -507,6 +508,7 @@ def test_a_claim_names_rows_that_are_there():
         replace(SMALL, claims=(Claim(better="soft", worse="absent", metrics=(METRIC,), paper=""),))
 
 
+@pytest.mark.slow
 def test_the_cpu_seconds_of_children_count_and_add_up(tmp_path):
     busy = "import time\nwhile time.process_time() < 2.5: pass"
     for least in (1.0, 2.0):

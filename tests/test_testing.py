@@ -36,6 +36,7 @@ def test_a_check_finds_the_method_that_breaks_its_promise(check):
         check(testing.Case(method))
 
 
+@pytest.mark.slow
 def test_a_loss_that_depends_on_the_number_of_ranks_is_found(tmp_path):
     with pytest.raises(AssertionError, match=r"rank 0 of 2: 1-sound/7/loss differs .*divide by batch.total"):
         testing.check_ranks([testing.Case(Sound), testing.Case(broken_methods.CountsItsOwnRows)], tmp_path, worlds=(2,))

@@ -7,6 +7,8 @@ import pytest
 
 from waiting import PATIENCE_S
 
+pytestmark = pytest.mark.slow
+
 PLATFORM = (
     *(
         "method",

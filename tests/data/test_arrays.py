@@ -65,6 +65,7 @@ def test_rows_are_kept_and_joined_as_numpy_does_it(mask):
         assert np.array_equal(arrays.where_in(rows[:, 0], np.arange(9)), np.isin(rows[:, 0], np.arange(9)))
 
 
+@pytest.mark.slow
 def test_a_large_array_lies_on_disk_and_leaves_no_file_behind_a_crash(tmp_path):
     code = (
         "import os, signal, sys; from pathlib import Path; from babeltune.data import arrays\n"

@@ -109,6 +109,7 @@ def folder(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "run"), [(1, run_here), (40, run_with_files), (150, run_here)])
 def test_a_file_read_in_parts_gives_the_same_rows_or_the_same_error(folder, monkeypatch, size, run):
     read = []
@@ -132,6 +133,7 @@ def test_a_file_read_in_parts_gives_the_same_rows_or_the_same_error(folder, monk
     assert not list((folder / "stores").iterdir())
 
 
+@pytest.mark.slow
 def test_each_error_and_each_count_of_broken_rows_is_among_the_sources(folder):
     found = [outcome(source, folder) for source in SOURCES]
     errors = " ".join(each for each in found if isinstance(each, str))

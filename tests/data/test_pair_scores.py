@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from babeltune.data import pair_scores
 from babeltune.data.pair_scores import NEIGHBOURS, THRESHOLDS, margins, passing, thresholds
-from babeltune.errors import SpecError, TrainingError
+from babeltune.errors import TrainingError
 from babeltune.method.distributed import ProcessGroup
 from babeltune.planning.preparation import prepare
 from babeltune.planning.space import default_params, make_trial
@@ -143,23 +143,3 @@ def test_a_trial_trains_on_the_pairs_that_pass_and_says_how_many_it_leaves_out(s
     assert "pairs_left_out" not in plain[0].facts
     with pytest.raises(TrainingError, match=r"no threshold of data\.sampling leaves out"):
         trained(replace(trial, sampling=Sampling(least_margin=1e9)), prepared, tmp_path / "none")
-
-
-@pytest.mark.parametrize(
-    ("assignment", "words"),
-    [
-        ("data.sampling.least_margin=-1", "at least 0"),
-        ("data.sampling.least_language=1", "at least 0 and less than 1"),
-        ("parameters.data.sampling.least_length_ratio={float: [0.1, 2]}", "at least 0 and less than 1"),
-        ("parameters.data.sampling.most_characters={int: [0, 9]}", "at least 1"),
-        (
-            "data.sampling.least_margin=1",
-            "knows eng, so margins of pairs with fra, kor mean nothing; name a multilingual",
-        ),
-        ("parameters.data.sampling.least_margin={float: [0, 1]}", "margins of pairs with fra, kor mean nothing"),
-        ("data.sampling.least_margn=1", "did you mean 'least_margin'"),
-    ],
-)
-def test_a_threshold_out_of_its_bounds_is_refused(tiny_file, assignment, words):
-    with pytest.raises(SpecError, match=words):
-        read_sweep(tiny_file, assignments=[assignment])

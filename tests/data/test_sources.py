@@ -200,6 +200,7 @@ def test_a_packed_table_is_read_whatever_its_name(name, tmp_path):
     assert read(table("t.tsv"), tmp_path).columns == {"eng": ENGLISH, "fra": FRENCH}
 
 
+@pytest.mark.slow
 def test_a_data_root_in_brackets_holds_files_and_data_sets(tmp_path, offline, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     (root := tmp_path / "root [v2]").mkdir()
@@ -241,6 +242,7 @@ def hub(name: str, **settings: object) -> Source:
     return Source(**{"name": "s", "format": "hub", "dataset": name, "columns": COLUMNS, "id": "id", **settings})
 
 
+@pytest.mark.slow
 def test_a_saved_data_set_is_read_by_split_with_its_translation_column(tmp_path, offline):
     features = datasets.Features(
         {"id": datasets.Value("int64"), "translation": datasets.Translation(languages=("en", "fr"))}
@@ -254,6 +256,7 @@ def test_a_saved_data_set_is_read_by_split_with_its_translation_column(tmp_path,
     assert "did you mean 'translation.en'?" in refused(hub("saved", columns={"eng": "translation.eng"}), tmp_path)
 
 
+@pytest.mark.slow
 def test_a_single_saved_split_and_a_folder_of_files_are_read_as_data_sets(tmp_path, offline, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     datasets.Dataset.from_list(RECORDS).save_to_disk(str(tmp_path / "saved"))
@@ -265,6 +268,7 @@ def test_a_single_saved_split_and_a_folder_of_files_are_read_as_data_sets(tmp_pa
     assert saved.digest == loaded.digest
 
 
+@pytest.mark.slow
 def test_a_data_set_that_cannot_be_reached_is_an_error_that_names_it(tmp_path, monkeypatch):
     import huggingface_hub.constants
 
@@ -288,6 +292,7 @@ def test_a_data_sets_folder_is_read_anew_when_its_files_change(tmp_path, monkeyp
             assert list(read(source, tmp_path / folder).columns["eng"]) == [f"{text} {folder}"]
 
 
+@pytest.mark.slow
 def test_the_heavy_readers_are_imported_only_when_they_read():
     heavy = "{'pyarrow', 'datasets', 'pandas', 'torch'}"
     code = f"import babeltune.data.sources, sys; print(sorted({heavy} & set(sys.modules)))"
@@ -514,6 +519,7 @@ def test_graded_pairs_are_read_by_column_name(tmp_path):
     assert read_graded(task, tmp_path)[:3] == (["A", "C"], ["B", "D"], [4.5, -1.0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", ["jsonl", "parquet", "hub"])
 def test_graded_pairs_may_be_in_any_one_file_or_data_set(tmp_path, format):
     rows = {"a": ["A", "C"], "b": ["B", "D"], "grade": [4.5, -1.0]}
@@ -614,6 +620,7 @@ def test_a_key_does_not_depend_on_what_stands_between_words(words, data):
 # --- Files that are not what they seem -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_line_beyond_memory_is_one_counted_row(tmp_path):
     """A gzip file of 389 KB whose one line has 400 MB, read by a process that may grow by 100 MB."""
     with gzip.open(tmp_path / "bomb.gz", "wb") as file:
@@ -806,6 +813,7 @@ def test_a_quoted_line_break_in_a_table_is_an_error_that_names_the_key(tmp_path)
     assert "say `quoted: true`" in refused(source, tmp_path)
 
 
+@pytest.mark.slow
 def test_parquet_that_repeats_one_long_text_is_refused_before_memory_grows(tmp_path):
     """A file of some hundred bytes that says one text of 1 MB 20,000 times: 20 GB if each is a copy."""
     repeated = pa.DictionaryArray.from_arrays(pa.array([0] * 20_000, pa.int32()), pa.array(["x" * 1_000_000]))

@@ -158,6 +158,7 @@ def test_ragged_rows_are_taken_like_lists(tmp_path_factory, rows, data):
     assert ragged.lengths().tolist() == [len(row) for row in rows]
 
 
+@pytest.mark.slow
 def test_two_racing_processes_build_a_store_once(tmp_path):
     spawn = multiprocessing.get_context("spawn")
     barrier = spawn.Barrier(2)
@@ -172,6 +173,7 @@ def test_two_racing_processes_build_a_store_once(tmp_path):
     assert leftovers(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_a_killed_builder_leaves_no_lock_and_no_half_store(tmp_path):
     builder = multiprocessing.get_context("spawn").Process(target=stall, args=(tmp_path,))
     builder.start()
@@ -194,6 +196,7 @@ def truncate(path):
     os.truncate(path, path.stat().st_size - 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", [flip_a_byte, truncate, Path.unlink])
 @pytest.mark.parametrize("name", ["rows-1.bin", "store.json"])
 def test_a_damaged_store_is_noticed_and_rebuilt(tmp_path, caplog, damage, name):
@@ -231,6 +234,7 @@ def build_shards(root, made):
     return build(root, "shards", DESCRIPTION, write, resumable=True)
 
 
+@pytest.mark.slow
 def test_a_builder_that_is_killed_at_any_moment_makes_no_shard_again(tmp_path):
     for change in itertools.count(1):
         root, made = tmp_path / str(change), tmp_path / f"{change}.txt"
@@ -271,6 +275,7 @@ def test_reading_a_store_that_is_not_there_says_what_to_do(tmp_path):
         open_matrix(tmp_path / "teacher-0")
 
 
+@pytest.mark.slow
 def test_a_shard_that_its_writer_cut_short_is_never_published(tmp_path):
     def write(folder):
         contents = write_rows(folder)
@@ -283,6 +288,7 @@ def test_a_shard_that_its_writer_cut_short_is_never_published(tmp_path):
     assert leftovers(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_a_builder_that_fails_leaves_nothing(tmp_path):
     def write(folder):
         write_rows(folder)
@@ -299,6 +305,7 @@ def test_a_store_larger_than_the_disk_is_refused_before_it_is_written(tmp_path):
         build(tmp_path, "teacher", DESCRIPTION, refuse, bytes_needed=10**18)
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_reported_with_folder_size_and_next_step(tmp_path):
     def write(folder):
         with Path("/dev/full").open("wb", buffering=0) as full:

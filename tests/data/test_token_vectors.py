@@ -12,7 +12,6 @@ from babeltune.data.stored_arrays import Matrix, Ragged, open_matrix, open_ragge
 from babeltune.data.teacher import load_teacher, token_texts
 from babeltune.data.token_vectors import PRIOR, mean_vectors
 from babeltune.data.tokens import load_tokenizer, tokenizer_key
-from babeltune.errors import SpecError
 from babeltune.method import Tokens
 from babeltune.planning.preparation import prepare
 from babeltune.planning.recorded import sweep_id
@@ -121,26 +120,6 @@ def test_the_file_is_made_once_and_is_among_the_stores_that_trials_need(begun):
     vectors = np.load(tokens.vectors["teacher"])
     assert vectors.shape == (tokens.vocabulary, open_matrix(Path(again.teacher)).width)
     assert vectors.dtype == np.float32
-
-
-@pytest.mark.parametrize(
-    ("student", "words"),
-    [
-        (
-            "{token_vectors: teacher, width: 32, heads: 2}",
-            "'teacher' is for kind 'static', and this one is 'transformer'",
-        ),
-        ("{kind: static, width: 32, token_vectors: teacher}", "student.projection is null; set it to teacher"),
-        ("{kind: static, token_vectors: teachers}", "token_vectors"),
-        (
-            "{kind: static, projection: teacher, token_vectors: teacher_tokens}",
-            "student.token_vectors: 'teacher_tokens': the teacher 'bundled:all-MiniLM-L6-v2' knows eng, and not",
-        ),
-    ],
-)
-def test_what_cannot_begin_with_the_teachers_vectors_is_refused(tiny_file, student, words):
-    with pytest.raises(SpecError, match=words):
-        read_sweep(tiny_file, assignments=[f"student={student}"])
 
 
 def test_a_file_without_the_key_keeps_its_id_and_one_with_it_has_another(tiny_file):

@@ -334,6 +334,7 @@ def test_a_translation_has_its_place_among_the_sources(how, tiny_file, tmp_path,
             read_sweep(tiny_file, assignments=given)
 
 
+@pytest.mark.slow
 def test_the_record_brings_no_library():
     program = "import babeltune.schema.records, sys; assert not {'torch', 'numpy', 'transformers'} & set(sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

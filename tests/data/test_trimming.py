@@ -291,39 +291,5 @@ def test_a_tokenizer_that_splits_otherwise_is_not_used(tiny, tmp_path):
         check_equal(Path(store), Path(store), np.arange(2000)[::-1])
 
 
-REFUSED = {
-    "from scratch": (["student.trim=true"], r"student\.trim: needs student\.model"),
-    "a script that is only tested": (
-        [
-            "student={model: 'bundled:all-MiniLM-L6-v2', trim: true}",
-            "data.train=[{name: natural, path: natural_train.tsv, columns: {eng: eng, fra: fra}}]",
-            "data.dev.0.source.columns={eng: eng, fra: fra}",
-        ],
-        r"data\.test has text in kor \(Kore\)",
-    ),
-    "searched, from scratch": (
-        ["parameters.student.trim={choice: [false, true]}"],
-        r"parameters\.student\.trim: needs student\.model",
-    ),
-    "searched, a script that is only tested": (
-        [
-            "student={model: 'bundled:all-MiniLM-L6-v2'}",
-            "parameters.student.trim={choice: [false, true]}",
-            "data.train=[{name: natural, path: natural_train.tsv, columns: {eng: eng, fra: fra}}]",
-            "data.dev.0.source.columns={eng: eng, fra: fra}",
-        ],
-        r"data\.test has text in kor \(Kore\)",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_trimmed_is_one_line_of_the_plan(tiny_file, case):
-    given, words = REFUSED[case]
-    with pytest.raises(SpecError, match=words) as raised:
-        read_sweep(tiny_file, assignments=given)
-    assert len(str(raised.value).splitlines()) == 1
-
-
 def test_a_sweep_without_it_keeps_its_id(tiny_file):
     assert sweep_id(read_sweep(tiny_file)) == sweep_id(read_sweep(tiny_file, assignments=["student.trim=false"]))

@@ -262,6 +262,7 @@ def ntrex(teacher):
     return sides, teacher.encode(sides["deu"]), teacher.encode(sides["eng"])
 
 
+@pytest.mark.slow
 @needs_data
 @pytest.mark.filterwarnings("ignore:To copy construct from a tensor")  # mteb's own
 @pytest.mark.parametrize("corpus", [pytest.param("tatoeba", marks=pytest.mark.long), "ntrex"])
@@ -280,6 +281,7 @@ def test_bitext_scores_are_mtebs_on_real_text(corpus, teacher, request):
         assert 0.05 < found[1][direction] < found[0][direction] < 1
 
 
+@pytest.mark.slow
 @needs_data
 def test_xsim_is_lasers_on_real_text_with_repeated_sentences(tatoeba):
     rows, left, right = tatoeba
@@ -290,12 +292,14 @@ def test_xsim_is_lasers_on_real_text_with_repeated_sentences(tatoeba):
     assert xsim_error(left, right)[1] == laser_xsim(right, left, 4)
 
 
+@pytest.mark.slow
 @needs_data
 def test_xsim_is_lasers_on_real_news(ntrex):
     _, left, right = ntrex
     assert xsim_error(left, right) == (laser_xsim(left, right, 4), laser_xsim(right, left, 4))
 
 
+@pytest.mark.slow
 @needs_data
 def test_sts_is_mtebs_and_scipys_on_real_pairs(teacher):
     from mteb.abstasks.sts import AbsTaskSTS

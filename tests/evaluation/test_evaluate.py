@@ -218,6 +218,7 @@ def test_texts_score_as_their_ids_do():
     assert len(set(asked[0])) == len(asked[0]) == 199
 
 
+@pytest.mark.slow
 def test_it_imports_no_large_dependency():
     code = (
         "import sys, babeltune.evaluation.evaluate\n"

@@ -15,7 +15,7 @@ from babeltune.models.vocabulary import Vocabulary
 from babeltune.promotion.export import export
 from babeltune.schema.records import Transformer
 
-pytestmark = pytest.mark.usefixtures("one_thread", "offline")
+pytestmark = [pytest.mark.usefixtures("one_thread", "offline"), pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,8 @@ from babeltune.errors import TrainingError
 from babeltune.method.distributed import ProcessGroup, numbers
 from waiting import PATIENCE_S
 
+pytestmark = pytest.mark.slow
+
 WORLD = 3
 SIZES = [3, 0, 2]
 

@@ -8,7 +8,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from torch.nn.functional import normalize
 
-from babeltune.errors import SpecError, TrainingError
+from babeltune.errors import TrainingError
 from babeltune.evaluation.evaluate import evaluate_texts
 from babeltune.method import load_method, make_config
 from babeltune.method.distributed import ProcessGroup
@@ -165,38 +165,6 @@ def test_dev_sets_are_scored_at_each_dimension_and_the_export_can_be_cut_there(
     assert "| dev/everyday/accuracy | " + " | ".join(f"{value:.4f}" for value in row) + " |" in card
     assert "truncate_dim=12" in card
     assert not dimensions(make_trial(tiny[0], 0, {}), report)
-
-
-REFUSED = {
-    "above the width": ([STATIC, "training.matryoshka=[32, 24]"], "32 is above the 24 numbers"),
-    "above the teacher's": (["training.matryoshka=[512]"], "512 is above the 384 numbers"),
-    "twice": (["training.matryoshka=[64, 64]"], "none of them twice"),
-    "one number": (["training.matryoshka=[64, 1]"], "whole numbers of at least 2"),
-    "token states": (
-        ["method=ml_ctl", "parameters={}", "student.projection=null", "training.matryoshka=[16]"],
-        "reads token states",
-    ),
-    "a frozen encoder": (
-        ["method=dimension_reduction", "parameters={}", "student={}", "training.matryoshka=[16]"],
-        "trains layers on a frozen encoder",
-    ),
-    "a layer on whole vectors": (
-        ["method=lealla", "parameters={}", "teacher.target_side=copy_anchor", "training.matryoshka=[16]"],
-        "has a layer that takes the student's whole vectors",
-    ),
-    "an objective that is not scored": (
-        ["training.matryoshka=[64, 16]", "objectives=[{metric: dim32/dev/everyday/accuracy}]"],
-        "is not scored",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_cut_is_one_line_of_the_plan(tiny_file, case):
-    given, words = REFUSED[case]
-    with pytest.raises(SpecError, match=words) as raised:
-        read_sweep(tiny_file, assignments=given)
-    assert len(str(raised.value).splitlines()) == 1
 
 
 def test_a_width_that_only_the_model_knows_is_checked_when_it_is_built():

@@ -25,6 +25,8 @@ from toy_methods import install as install_methods
 from toy_plugin import HOWS, METHOD, NAME, PACKAGE, code_in, forget, importable, install, make_source
 from waiting import PATIENCE_S
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(params=HOWS)
 def how(request):

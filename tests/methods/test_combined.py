@@ -312,38 +312,3 @@ def test_a_setting_of_a_combined_method_can_be_searched(tiny_file):
         assert trial.config["settings"]["laser3_co"] == {"variant": "in_batch", "temperature": 0.08}
     assert len({trial.params["settings.lealla.margin"] for trial in trials}) == 5
     assert sweep.fixed["settings"]["lealla"] == {"beta": 0, "gamma": 0}, "the sweep keeps its own"
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        (["parameters={settings.lealla.magin: {float: [0, 1]}}"], r"no setting 'magin'; .*did you mean 'margin'\?"),
-        (["parameters={settings.leala.margin: {float: [0, 1]}}"], r"no method to combine; .*did you mean 'lealla'\?"),
-        (
-            ["parameters={settings.lealla.margin: {float: [0, 5]}}"],
-            r"parameters\.settings\.lealla\.margin: .*margin is 5.0; it is a difference of cosines",
-        ),
-        (
-            ["parameters={settings.translation_ranking.temperature: {float: [0.1, 1]}}"],
-            "has no weight, so it is no part",
-        ),
-        (
-            ["parameters={method: {choice: [combined, lealla]}, settings.lealla.margin: {float: [0, 1]}}"],
-            r"method 'lealla' has no setting 'settings.lealla.margin'; add `when: \{method: \[combined\]\}`",
-        ),
-        (["parameters={settings.lealla.margin: {choice: [wide]}}"], "'wide' is not possible; allowed: a number"),
-        (["parameters={settings.lealla.beta: {float: [0, 1]}}"], "is fixed in `config` and searched here"),
-        (
-            ["method=mse_distillation", "config={}", "parameters={settings.lealla.margin: {float: [0, 1]}}"],
-            "combines no other methods; `method: combined` does",
-        ),
-        (
-            ["method=lealla", "config={}", "parameters={settings.lealla.margin: {float: [0, 1]}}"],
-            "combines no other methods; name its own setting: 'margin'",
-        ),
-    ],
-)
-def test_what_is_no_setting_of_a_combined_method_is_refused(tiny_file, changes, words):
-    with pytest.raises(SpecError, match=words) as caught:
-        read_sweep(tiny_file, assignments=[*SUM, *changes])
-    assert len(str(caught.value).splitlines()) == 1

@@ -118,6 +118,7 @@ def build(name, values):
     return case_of(name, values).build()
 
 
+@pytest.mark.slow
 @pytest.mark.trap(1, 3, 4, 8, 13, 18)
 def test_any_number_of_ranks_gives_the_same_loss_terms_and_gradient(tmp_path):
     testing.check_ranks([case_of(*case) for case in CASES], tmp_path)

@@ -349,51 +349,6 @@ def test_the_kind_is_a_choice_and_each_kind_is_tokenized(tiny_file, tiny_storage
         assert train_step.step(reader.batch(np.arange(8), 8), 200)["loss"] > 0
 
 
-REFUSED = {
-    "layers": (
-        (STATIC, "student.layers=3"),
-        r"student\.layers: 3 is for kind .transformer., and this one is .static.; remove it, or write",
-    ),
-    "preset": ((STATIC, "student.preset=lealla-small"), r"student\.preset: 'lealla-small' is for kind 'transformer'"),
-    "pooling": ((STATIC, "student.pooling=cls"), r"student\.pooling: 'cls' is for kind 'transformer'"),
-    "kind": (("student.kind=statik",), r"student\.kind: 'statik'"),
-    "searched with layers": (
-        ("parameters={student.kind: {choice: [transformer, static]}, student.layers: {choice: [1, 3]}}",),
-        r"`student\.kind: static` can be proposed with it; add `when: \{student\.kind: transformer\}`",
-    ),
-    "searched with a method of states": (
-        (
-            "parameters={student.kind: {choice: [transformer, static]}, method: {choice: [soft_contrastive, ml_ctl]}}",
-            "student.projection=null",
-            "data.words={align: mutual}",
-        ),
-        r"parameters\.student\.kind: 'static': method 'ml_ctl' reads token states",
-    ),
-    "n-grams of a Transformer": (
-        ("student.ngrams=500",),
-        r"student\.ngrams: 500 is for kind 'static', .* or write kind: static",
-    ),
-    "too few n-grams": ((STATIC, "student.ngrams=5"), r"student\.ngrams: 5 must be 0, or 100 to 10,000,000 rows"),
-    "n-grams of a named model": (
-        ("student={kind: static, model: somewhere/static, ngrams: 500}",),
-        r"student\.ngrams: 500: a named model \(somewhere/static\) brings its own table",
-    ),
-    "searched with n-grams": (
-        ("parameters={student.kind: {choice: [transformer, static]}, student.ngrams: {choice: [0, 500]}}",),
-        r"parameters\.student\.ngrams: is for kind 'static', .* add `when: \{student\.kind: static\}`",
-    ),
-    "factor": (("training.embedding_learning_rate=0",), r"training\.embedding_learning_rate: 0\.0 must be from 0\.001"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_a_static_student_does_not_have_is_one_line_of_the_plan(tiny_file, case):
-    given, words = REFUSED[case]
-    with pytest.raises(SpecError, match=words) as raised:
-        read_sweep(tiny_file, assignments=given)
-    assert len(str(raised.value).splitlines()) == 1
-
-
 def test_a_start_brings_its_own_table():
     student = Static(start="somewhere/static", ngrams=500)
     assert [key for key, problem in student_problems(student) if "brings its own table" in problem] == [("ngrams",)]

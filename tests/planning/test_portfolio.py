@@ -86,48 +86,6 @@ def test_each_portfolio_fits_the_search_space_of_static_students(name):
     assert all(point.keys() <= sweep.parameters.keys() for point in points)
 
 
-@pytest.mark.parametrize(
-    ("assignment", "expected"),
-    [
-        (
-            "sampler={first_points: statik}",
-            "'statik' is not a portfolio; allowed: margin, static; did you mean 'static'?",
-        ),
-        ("sampler={kind: random, multivariate: true}", "true is for kind 'tpe', and this one is 'random'; remove it"),
-        ("sampler={kind: tpe, population: 20}", "sampler.population: 20 is for kind 'nsga2', and this one is 'tpe'"),
-        ("scheduler={kind: asha, regret: 0.1}", "scheduler.regret: 0.1 is for kind 'expected_regret'"),
-        ("scheduler={kind: none, finished: 9}", "finished: 9 is for kind 'expected_regret', and this one is 'none'"),
-        ("sampler={group: true}", "groups settings that are modelled together; set multivariate to true"),
-        ("scheduler={kind: pasha, grace: 99}", "99 must be at most training.reports"),
-        ("scheduler={kind: expected_regret, regret: -1}", "regret: -1.0 must be at least 0"),
-        ("scheduler={kind: expected_regret, finished: 2}", "finished: 2 must be at least 3"),
-        ("scheduler={kind: expected_reget}", "expected_regret"),
-    ],
-)
-def test_options_that_do_not_go_together_are_refused_with_the_next_step(assignment, expected):
-    with pytest.raises(SpecError, match=re.escape(expected)):
-        read_sweep("search_spaces/static.yaml", assignments=[assignment])
-
-
-def test_a_portfolio_without_a_searched_setting_is_refused():
-    with pytest.raises(SpecError, match="'static' has none of the searched parameters; remove it"):
-        read_sweep(
-            "search_spaces/static.yaml",
-            assignments=["sampler.first_points=static", "parameters={training.warmup: {float: [0, 0.1]}}"],
-        )
-
-
-def test_a_gaussian_process_is_for_one_objective():
-    with pytest.raises(SpecError, match="gp: is for one objective, and there are 2"):
-        read_sweep(
-            "search_spaces/static.yaml",
-            assignments=[
-                "sampler={kind: gp}",
-                "objectives=[{metric: dev/everyday/accuracy}, {metric: dev/sts/eng/spearman}]",
-            ],
-        )
-
-
 def test_a_recorded_sweep_that_names_no_portfolio_of_ours_is_refused():
     with pytest.raises(SpecError, match=re.escape("'../../elsewhere' is none of")):
         portfolio_points(a_sweep(first_points="../../elsewhere"))

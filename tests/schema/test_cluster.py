@@ -23,6 +23,7 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_without_a_file_the_sweep_runs_here(tmp_path):
     cluster = read_cluster(environ={"BABELTUNE_HOME": str(tmp_path)})
     assert (cluster.address, cluster.workers, cluster.worker_groups) == ("local", 1, "auto")
@@ -32,6 +33,7 @@ def test_without_a_file_the_sweep_runs_here(tmp_path):
     assert Path(read_cluster(environ={}).mlflow.removeprefix("sqlite:///")).is_absolute()
 
 
+@pytest.mark.slow
 def test_a_file_says_where_and_how_much(tmp_path):
     text = "name: lab\naddress: ${HEAD:-10.0.0.1}:6379\nmlflow: http://m:5000\nworker_groups: 3\ngpus_per_worker: 0.5\n"
     cluster = read_cluster(written(tmp_path, text), environ={"HEAD": "head"})
@@ -175,6 +177,7 @@ def test_an_address_is_shown_without_what_is_secret_in_it(uri):
     assert "does not answer" in shown
 
 
+@pytest.mark.slow
 def test_a_password_may_come_from_a_variable(tmp_path):
     path = written(tmp_path, "mlflow: postgresql://me:${PASSWORD}@host/db\n")
     assert read_cluster(path, environ={"PASSWORD": "hunter2"}).mlflow == "postgresql://me:hunter2@host/db"
@@ -240,6 +243,7 @@ def test_a_token_of_another_user_is_refused(tmp_path, monkeypatch):
         Cluster(token_file=str(secret)).token()
 
 
+@pytest.mark.slow
 def test_a_dashboard_keeps_the_variables_of_its_own_storage_and_mlflow(tmp_path):
     text = "name: x\naddress: ${AT:-https://head:8265}\nstorage: ${SHARED}/x\nmlflow: postgresql://me:${PASSWORD}@host/db\n"
     path = written(tmp_path, text.replace("${AT:-https://head:8265}", "https://${HEAD}:8265"))

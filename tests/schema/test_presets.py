@@ -9,7 +9,6 @@ from transformers import AutoTokenizer
 from babeltune.data.stored_arrays import open_ragged
 from babeltune.data.teacher import teacher_folder
 from babeltune.data.tokens import load_tokenizer
-from babeltune.errors import SpecError
 from babeltune.files import plain
 from babeltune.method.distributed import ProcessGroup
 from babeltune.models.build import build_student
@@ -129,36 +128,6 @@ def test_the_printed_spec_of_a_preset_reads_back_as_the_same_sweep(tiny_file, tm
     again = read_sweep(tmp_path / "again.yaml")
     assert again == sweep
     assert sweep_id(again) == sweep_id(sweep)
-
-
-@pytest.mark.parametrize(
-    ("assignments", "expected"),
-    [
-        (
-            ["student={preset: lealla-smal}"],
-            "student.preset: 'lealla-smal' must be one of lealla-small, "
-            "lealla-base, lealla-large and thin-deep-LAYERS-WIDTH; did you mean",
-        ),
-        (["student={preset: lealla-small, heads: 5}"], "student.heads"),
-        (["student.preset=lealla-small"], "student.preset: student gives layers, width, heads, feed_forward, so the"),
-        (
-            ["parameters.student.preset={choice: [lealla-small, lealla-base]}"],
-            "student.heads: each searched student.preset decides it; remove it, or give it to all of them: "
-            "parameters.student.heads: {const: ",
-        ),
-        (
-            ["student={}", "parameters.student.preset={choice: [lealla-tiny]}"],
-            "'lealla-tiny' must be one of lealla-small",
-        ),
-        (["student={model: some/model, preset: lealla-small}"], "a named model (some/model) brings its own shape"),
-        (["student.vocabulary=techer"], "student.vocabulary: 'techer'"),
-        (["student.vocabulary=200"], "200 must be from 300 to 10,000,000, or `teacher`"),
-    ],
-)
-def test_what_contradicts_a_preset_is_refused_with_its_key(tiny_file, assignments, expected):
-    with pytest.raises(SpecError) as caught:
-        read_sweep(tiny_file, assignments=assignments)
-    assert expected in str(caught.value)
 
 
 class Quiet:

@@ -143,6 +143,7 @@ def refuses_other_versions(store):
     assert store.read("lease") is None
 
 
+@pytest.mark.slow
 def test_a_write_that_expects_another_version_is_refused(conditional):
     refuses_other_versions(conditional)
     nowhere = ObjectStore(f"{conditional.uri.partition('://')[0]}://nowhere/x", timeout=20)

@@ -107,6 +107,7 @@ def test_pruning_keeps_what_it_must_and_removes_what_crashed_writers_left(tmp_pa
     assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["000001", "000003"]
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_moment_leaves_the_old_checkpoint_or_the_new_one(tmp_path):
     def save(folder, step):
         tensors = {"student": {"w": torch.full((3,), float(step))}}

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from babeltune.errors import SpecError, TrainingError
+from babeltune.errors import TrainingError
 from babeltune.files import plain
 from babeltune.method.distributed import ProcessGroup
 from babeltune.planning.recorded import sweep_id
@@ -134,32 +134,6 @@ def test_the_rates_of_this_machine_are_within_reason(one_thread):
     operations, moved = measured_rates(CPU)
     assert 0.1 < operations < 1e5
     assert 0.1 < moved < 1e5
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["budget.unit=compute"], "say how long a trial is, in seconds of a worker: training.compute: 60"),
-        (["training.rates=[100, 20]"], "training.rates: nothing is counted in compute; set budget.unit to compute"),
-        (["training.compute=5"], "as long as training.pairs says; set budget.unit to compute"),
-        (["budget.unit=compute", "training.compute=0"], "training.compute: 0.0 must be from 0.001"),
-        (["budget.unit=compute", "training.compute=5", "training.rates=[1, 0]"], "must be two numbers greater than 0"),
-        (["budget.unit=compute", "training.compute=5", "training.rates=[1]"], "training.rates"),
-        (["budget.unit=seconds"], "'seconds' is not possible"),
-        (
-            ["budget.unit=compute", "training.compute=5", "parameters={training.pairs: {choice: [1000, 2000]}}"],
-            "remove it",
-        ),
-        (
-            ["budget.unit=compute", "scheduler={kind: asha}", "parameters={training.compute: {float: [1, 2]}}"],
-            "must be the same in all trials",
-        ),
-    ],
-)
-def test_a_length_that_contradicts_itself_is_refused(tiny_file, words, expected):
-    with pytest.raises(SpecError) as refusal:
-        read_sweep(tiny_file, assignments=words)
-    assert expected in str(refusal.value)
 
 
 def test_a_sweep_without_compute_keeps_its_id(tiny_file):

@@ -714,6 +714,7 @@ def test_training_alone_writes_a_model_that_sentence_transformers_loads(tiny_fil
     assert Path(tmp_path / "run" / "reports.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_training_alone_refuses_a_folder_with_something_else_before_it_prepares(tiny_file, tmp_path):
     (tmp_path / "thesis.tex").write_text("mine")
     with pytest.raises(
@@ -724,6 +725,7 @@ def test_training_alone_refuses_a_folder_with_something_else_before_it_prepares(
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
+@pytest.mark.slow
 def test_training_alone_goes_on_in_its_folder_though_its_preparation_was_cut_off(tiny_file, tmp_path, monkeypatch):
     out = tmp_path / "run"
 

@@ -11,12 +11,14 @@ import math
 import re
 import typing
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 from pydantic import ValidationError
+from yaml.composer import Composer
 
 from babeltune.errors import SpecError, nearest, to_utf8
 from babeltune.files import plain
@@ -176,7 +178,7 @@ def parse_yaml(text: str, name: str, *, lines: bool = True) -> tuple[JsonValue, 
         return values
 
     try:
-        node = yaml.compose(text, Loader=WithoutAnchors)
+        node = composed(text)
         return (None if node is None else convert(node, ())), places
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -188,11 +190,18 @@ def parse_yaml(text: str, name: str, *, lines: bool = True) -> tuple[JsonValue, 
         raise SpecError(f"{name}: nested too deeply to be a sweep or cluster file") from error
 
 
-class WithoutAnchors(yaml.BaseLoader):
+def composed(text: str) -> yaml.Node | None:
+    """The nodes of the text. libyaml is ten times as fast; PyYAML's parser words the errors."""
+    with suppress(yaml.YAMLError, UnicodeEncodeError):
+        return yaml.compose(text, Loader=ByLibyaml)
+    return yaml.compose(text, Loader=ByPyYaml)
+
+
+class WithoutAnchors(Composer):
     """Composes nodes without resolving or constructing anything, and refuses `&name` and `*name`."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        event = self.peek_event()  # type: ignore[no-untyped-call]
+        event = self.peek_event()  # type: ignore[attr-defined]  # the parser
         if getattr(event, "anchor", None) is not None:
             raise yaml.MarkedYAMLError(
                 problem=f"the anchor or alias {event.anchor!r} is not used here; write the value out",
@@ -201,10 +210,25 @@ class WithoutAnchors(yaml.BaseLoader):
         return super().compose_node(parent, index)
 
 
+class ByPyYaml(WithoutAnchors, yaml.BaseLoader):
+    """In Python."""
+
+
+InC = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # PyYAML may be built without it
+
+
+class ByLibyaml(WithoutAnchors, InC):  # type: ignore[misc, valid-type]
+    """In C. Its parser would compose nodes itself: PyYAML's composer does, so that anchors are refused."""
+
+    def __init__(self, text: str) -> None:
+        InC.__init__(self, text)
+        self.anchors: dict[str, yaml.Node] = {}
+
+
 def scalar(node: yaml.Node, place: str) -> JsonValue:
     """A word, number, truth value or null, by YAML 1.2's core schema. Quoted values stay text."""
     text = checked(str(node.value), place)
-    if getattr(node, "style", None) is not None:
+    if getattr(node, "style", None):
         return text
     if text in WORDS:
         return WORDS[text]

@@ -98,11 +98,14 @@ def arms(hint: object) -> tuple[object, ...]:
     return typing.get_args(hint) if union else (hint,)
 
 
+_hints = functools.cache(typing.get_type_hints)  # they are evaluated from text, as often as they are asked for
+
+
 def _inside(hint: object, part: str | int, bounds: bool) -> object:
     """The type of what a record, mapping or list of this type holds there; None if it holds nothing there."""
     arguments = typing.get_args(hint)
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        return typing.get_type_hints(hint, include_extras=bounds)[str(part)] if part in fields_of(hint) else None
+        return _hints(hint, include_extras=bounds)[str(part)] if part in fields_of(hint) else None
     if typing.get_origin(hint) is dict and isinstance(part, str):
         return arguments[1]
     if typing.get_origin(hint) is tuple and isinstance(part, int):
@@ -220,7 +223,7 @@ def _records(value: JsonValue, record: type) -> Iterator[JsonValue]:
             yield from _records(value[0], record)
     if value is None or isinstance(value, list | dict):
         return
-    hints = typing.get_type_hints(record)
+    hints = _hints(record)
     for field in dataclasses.fields(record):
         if field.name == "name" and field.default is dataclasses.MISSING:
             return

@@ -84,6 +84,7 @@ def test_codes_of_a_model_from_scratch_are_refused(tmp_path):
         translate.starting_model(Recipe(model="scratch", width=18), ["a"], tmp_path / "x")
 
 
+@pytest.mark.slow
 def test_filter_runs_from_noisy_pairs_to_bleu(encoder, sentences, tmp_path, monkeypatch, capsys):
     noisy = [*sentences[:40], *sentences[:2], *[(eng, eng) for _, eng in sentences[40:44]]]
     (tmp_path / "pairs.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in noisy) + "broken\n", encoding="utf-8")

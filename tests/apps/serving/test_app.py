@@ -313,6 +313,7 @@ def registry(folders, tmp_path):
     return cluster, run
 
 
+@pytest.mark.slow
 def test_a_new_champion_takes_over_and_no_request_fails(registry, folders):
     cluster, run = registry
     first, second = (SentenceTransformer(str(folder)).encode(TEXTS) for folder in folders)
@@ -341,6 +342,7 @@ def test_a_new_champion_takes_over_and_no_request_fails(registry, folders):
     assert all(one or np.allclose(each.json(), second, atol=1e-6) for one, each in zip(of_first, answers, strict=True))
 
 
+@pytest.mark.slow
 def test_the_old_champion_goes_on_where_the_registry_fails(registry, folders):
     cluster, _ = registry
     model = Served("models:/m@champion", cluster)
@@ -356,6 +358,7 @@ def failures(url):
     return float(figures.partition('babeltune_serve_alias_failures_total{model="m@champion"} ')[2].split()[0])
 
 
+@pytest.mark.slow
 def test_a_wrong_alias_and_a_model_of_many_languages_are_named(registry, folders, tmp_path):
     cluster, _ = registry
     with pytest.raises(UnknownNameError, match=r"has no models:/m@champio; there: models:/m@champion; did you mean"):

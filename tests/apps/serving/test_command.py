@@ -19,6 +19,7 @@ from ports import free_port
 from waiting import PATIENCE_S, wait_until
 
 
+@pytest.mark.slow
 def test_sigterm_ends_it_with_0_after_the_requests_in_flight(tmp_path):
     port = free_port()
     command = [sys.executable, "-m", "babeltune.cli", "serve", BUNDLED, "--port", str(port), "--json"]

@@ -184,6 +184,7 @@ TEST = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", sorted(TRAIN))
 def test_each_task_runs_from_files_to_a_record(folder, tmp_path, monkeypatch, capsys, task):
     for name, text in (("train", TRAIN[task]), ("fr", TEST[task])):

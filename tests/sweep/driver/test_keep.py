@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from babeltune.data.prepared import read_prepared
-from babeltune.errors import SpecError, SweepError
+from babeltune.errors import SweepError
 from babeltune.planning.recorded import sweep_id
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.promotion.candidate import find_candidate
@@ -125,11 +125,6 @@ def test_keep_decides_no_result_so_a_sweep_keeps_its_id(tiny_file):
     asked = read_sweep(tiny_file, assignments=["keep.trials=3", "keep.optimizer=false"])
     assert asked.keep == Keep(trials=3, optimizer=False)
     assert sweep_id(asked) == sweep_id(read_sweep(tiny_file))
-
-
-def test_keeping_no_trial_at_all_is_refused(tiny_file):
-    with pytest.raises(SpecError, match=r"keep\.trials.*0"):
-        read_sweep(tiny_file, assignments=["keep.trials=0"])
 
 
 @pytest.mark.long

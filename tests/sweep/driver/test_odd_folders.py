@@ -28,6 +28,7 @@ ODD = "50% ?mode=ro #1 {x}@b:c;d&e=f%41+ü"
 """A folder's name."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["plain", ODD, "a?b", "a#b", "a%20b", "a b", "{a}", "file:a", "@", "[a]"])
 def test_the_url_of_a_file_names_that_file(tmp_path, name):
     path = tmp_path / name / "study.db"

@@ -9,9 +9,8 @@ import pytest
 from optuna.samplers._tpe.sampler import _split_trials
 from optuna.trial import TrialState
 
-from babeltune.errors import SpecError, SweepError
+from babeltune.errors import SweepError
 from babeltune.planning import space
-from babeltune.planning.sweep_file import read_sweep
 from babeltune.schema.records import Budget, Data, Nsga2, Objective, Parameter, PlainSampler, Source, Sweep, Tpe
 from babeltune.sweep.search import few_trials
 from babeltune.sweep.search.study import Proposals, sampler_for
@@ -80,28 +79,6 @@ def test_a_grid_is_proposed_in_order_once_and_goes_on_after_a_stop(tmp_path):
 def test_a_budget_takes_the_first_points_and_no_more_than_there_are(budget, trials):
     assert space.within_grid(a_sweep(budget=Budget(trials=budget))).budget.trials == trials
     assert space.within_grid(a_sweep(budget=Budget(trials=budget), sampler=Tpe())).budget.trials == budget
-
-
-@pytest.mark.parametrize(
-    ("assignments", "problem"),
-    [
-        (
-            ["parameters={temperature: {log_float: [0.01, 0.1]}}"],
-            r"temperature\.log_float: .*needs points; give a choice",
-        ),
-        (
-            ["parameters={temperature: {choice: [0.1, 0.2]}}", "sampler.points=[{temperature: 0.1}]"],
-            "sampler.points: a grid proposes every combination by itself",
-        ),
-        (["parameters={seed: {int: [0, 5000]}}"], "sampler.kind: the grid has 4096 points or more"),
-    ],
-)
-def test_a_grid_without_points_is_refused(assignments, problem):
-    with pytest.raises(SpecError, match=problem):
-        read_sweep(
-            "search_spaces/quickstart.yaml",
-            assignments=["sampler={kind: grid}", "training.global_batch=64", *assignments],
-        )
 
 
 def two_goals(**changes):

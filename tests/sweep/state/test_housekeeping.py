@@ -25,6 +25,8 @@ from babeltune.sweep.sync.view import StorageView
 from babeltune.training.checkpoint import is_good
 from kills import killed_at
 
+pytestmark = pytest.mark.slow
+
 NOW = -60.0
 """An age that everything has."""
 

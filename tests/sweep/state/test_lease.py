@@ -300,6 +300,7 @@ with renewed(held):
 """
 
 
+@pytest.mark.slow
 def test_a_driver_that_was_stopped_for_too_long_writes_nothing_when_it_wakes(tmp_path, monkeypatch):
     folder = SweepFolder(tmp_path)
     monkeypatch.setattr(fencing, "RENEWAL_INTERVAL_S", 0.1)
