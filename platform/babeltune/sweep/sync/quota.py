@@ -40,7 +40,7 @@ class Left:
     by_system: bool
     """Whether the system says who the user is."""
     month: str
-    """Such as `November 2026`."""
+    """The month and the year, such as `November 2026`."""
 
     def __str__(self) -> str:
         doubt = "" if self.by_system else ", who is the user by the word of the job's sender alone"
