@@ -143,6 +143,11 @@ class StopSignal:
     """Does what other processes ask of this driver besides that."""
     guard: Callable[[], AbstractContextManager[None]] = nullcontext
     """Within it this driver writes to the sweep's folder. It raises if another one took over."""
+    paused: Callable[[], bool] = lambda: False
+    """Whether the whole sweep is paused."""
+    pausing: bool = False
+    """Whether it was seen paused since trials began to run. It holds, so that no end of a trial is taken for another
+    one when the sweep is continued in between."""
     last_start: float = math.inf
     """The time of the monotonic clock after which no trial starts."""
     interrupted: bool = False
@@ -153,7 +158,8 @@ class StopSignal:
 
     def stops(self) -> bool:
         """Whether running trials should end, to be resumed later."""
-        return self.interrupted or self.requested()
+        self.pausing = self.pausing or self.paused()
+        return self.interrupted or self.pausing or self.requested()
 
     def start_minutes(self, minutes: float) -> None:
         """Begins the minutes in which trials may start. They go on where they have begun before."""

@@ -63,6 +63,7 @@ def test_the_commands_are_those_that_are_promised():
     sweeps = [
         "archive",
         "clean",
+        "continue",
         "delete",
         "demo",
         "doctor",
@@ -70,6 +71,7 @@ def test_the_commands_are_those_that_are_promised():
         "init",
         "logs",
         "note",
+        "pause",
         "plan",
         "refit",
         "rename",

@@ -62,7 +62,7 @@ __all__ = [
 GROUPS = {
     "Find a model": ("init", "plan", "submit", "demo"),
     "Follow a sweep": ("status", "watch", "logs", "runs", "show", "report", "study", "ui"),
-    "Control a sweep": ("stop", "resume", "extend", "refit", "reproduce"),
+    "Control a sweep": ("stop", "pause", "continue", "resume", "extend", "refit", "reproduce"),
     "Take the model": ("promote", "evaluate", "compare", "export", "adapter", "push", "transfer"),
     "Use a model": ("serve", "mine", "score", "retrieve", "encode", "filter", "index", "search", "canary", "check"),
     "Reference and upkeep": ("methods", "schema", "doctor", "rename", "note", "archive", "delete", "clean"),

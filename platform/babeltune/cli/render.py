@@ -123,7 +123,7 @@ def show_status(folder: SweepFolder, state: str, reason: str, console: Console) 
     console.print(f"sweep {folder.id}{called}: {state}{', archived' if labels.get('archived') else ''}", markup=False)
     if labels.get("note"):
         console.print(f"  note: {labels['note']}", markup=False, highlight=False)
-    if state == "running":
+    if state in ("running", "paused"):
         console.print(f"  {doing_words(folder, standing(folder))}", markup=False)
     if reason:
         console.print(f"  {reason}", markup=False)

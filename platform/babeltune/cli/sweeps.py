@@ -1,9 +1,9 @@
-"""The commands that drive sweeps: plan, submit, stop, resume, extend."""
+"""The commands that drive sweeps: plan, submit, stop, pause, continue, resume, extend."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -40,8 +40,11 @@ from babeltune.errors import SpecError, SweepError, counted
 
 if TYPE_CHECKING:
     from babeltune.sweep.state.folder import SweepFolder
+    from babeltune.sweep.state.log import SweepLog
     from babeltune.sweep.state.stored import Storage
 
+REQUEST_WAIT_S = 30.0
+"""Seconds within which a driver should have written down what it was asked."""
 Accept = Annotated[bool, typer.Option("--accept-changes", help="Go on although code or packages changed.")]
 Detach = Annotated[
     bool, typer.Option("--detach", help="On a cluster that takes jobs: return at once, do not follow the log.")
@@ -138,6 +141,60 @@ def stop(
     stopped = wait_for_driver(folder, storage, wait)
     if code := say_stopped(folder.id, stopped, where, as_json=as_json):
         raise typer.Exit(code)
+
+
+PauseOf = Annotated[str, typer.Argument(help="A sweep's id or name, or a trial such as SWEEP/t0003.", metavar="SWEEP")]
+PausedTrial = Annotated[str | None, typer.Argument(help="A trial of it, such as t0003; the whole sweep without.")]
+
+
+@app.command()
+def pause(name: PauseOf, trial: PausedTrial = None, cluster: ClusterFile = None, as_json: Json = False) -> None:
+    """Give back the worker groups of a running sweep, or that of one trial, at the next step; nothing is lost.
+
+    The driver of a paused sweep waits for `continue`. A paused trial's worker group takes the next trial."""
+    pause_or_continue("pause", name, trial, cluster, as_json=as_json)
+
+
+@app.command("continue")
+def continue_(name: PauseOf, trial: PausedTrial = None, cluster: ClusterFile = None, as_json: Json = False) -> None:
+    """Go on with a paused sweep or trial, exactly where it was."""
+    pause_or_continue("continue", name, trial, cluster, as_json=as_json)
+
+
+def pause_or_continue(
+    event: Literal["pause", "continue"], name: str, trial: str | None, cluster: str | None, *, as_json: bool
+) -> None:
+    """Adds the event to the ledger of a sweep that runs, and a line to the audit. `SweepError` if it does not run, has
+    such an event already, or the trial has ended."""
+    from babeltune.sweep.driver.changes import change
+    from babeltune.sweep.state.folder import find_trial
+    from babeltune.sweep.state.log import log_of
+    from babeltune.sweep.state.progress import sweep_facts
+    from babeltune.sweep.state.stored import may_be_driven
+    from babeltune.sweep.sync.audit import audit
+    from babeltune.sweep.sync.view import StorageView
+
+    sweep, _, inside = name.partition("/")
+    view, folder = StorageView(cluster_of(cluster)), folder_of(sweep, cluster)
+    number = find_trial(folder, trial or inside) if trial or inside else None
+    log, pauses = log_of(folder.path), event == "pause"
+    what = f"sweep {folder.id}" if number is None else f"{folder.id}/{folder.trial(number).name}"
+    if not may_be_driven(view.storage, folder.id):
+        state, where = sweep_facts(folder)["state"], with_cluster(cluster)
+        raise SweepError(f"{folder.id} does not run, it is {state}; `babeltune resume {folder.id}{where}` goes on")
+    if number is not None and log.trials[number].end is not None:
+        raise SweepError(f"{what} has ended: {log.trials[number].state}")
+    if pauses == (log.sweep_paused if number is None else number in log.paused):
+        raise SweepError(f"{what} is {'paused already' if pauses else 'not paused'}")
+
+    def done(now: SweepLog) -> bool:
+        return pauses == (now.sweep_paused if number is None else number in now.paused)
+
+    facts: dict[str, object] = {} if number is None else {"number": number}
+    taken = change(view, folder, event, facts, done, REQUEST_WAIT_S)
+    audit(view, event, what.removeprefix("sweep "))
+    words = f"{what} {'pauses' if pauses else 'goes on'}" if taken else f"asked; the driver of {folder.id} is busy"
+    say({"sweep": folder.id, "trial": number, "taken": taken}, as_json, lambda: out.print(words, highlight=False))
 
 
 @app.command()

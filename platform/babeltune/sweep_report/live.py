@@ -102,7 +102,7 @@ class LivePage:
 
     def _last_note(self) -> str:
         state = self.folder.state()
-        ended = "was interrupted" if state == "running" else f"is {state}"
+        ended = "was interrupted" if state in ("running", "paused") else f"is {state}"
         return f"Sweep {self.folder.id} {ended}: this page no longer changes."
 
     def _notes(self) -> tuple[str, str]:

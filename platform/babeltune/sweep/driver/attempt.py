@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -45,6 +46,9 @@ from babeltune.sweep.workers.tasks import followed, ray_refusals, ray_shards
 
 DISPATCHERS = 4
 """Dispatchers of one driver. The sweep ends when the last of them dies."""
+PAUSED = "paused; `babeltune continue` goes on"
+PAUSE_POLL_S = 0.5
+"""Seconds between two looks whether a paused sweep goes on."""
 DISPATCHER_DIED = "the dispatcher died; worker groups start again, and trials go on from their checkpoints"
 SAVING = "interrupted; saving every trial's step (a second Ctrl-C ends without)"
 
@@ -148,10 +152,32 @@ class Attempt:
             self._recorder(prepared) as recorder,
         ):
             replacing_dispatchers(
-                functools.partial(self._search_with_pool, recorder, surveyed, begin_examples), progress.note
+                functools.partial(self._search_or_wait, recorder, surveyed, begin_examples), progress.note
             )
         progress.progress("done" if recorder.complete else "stopped", progress.ended, sweep.budget.trials)
         return recorder.complete
+
+    def _search_or_wait(
+        self, recorder: Recorder, surveyed: Callable[[int], None], begin_examples: Callable[[], None]
+    ) -> None:
+        """Searches on worker groups. While the sweep is paused, it has none, and waits to be continued."""
+        trials, pauses = self.sweep.budget.trials, -1
+        while not recorder.complete:
+            log = log_of(self.folder.path)
+            if not log.waits(trials) and log.pauses == pauses:
+                return
+            pauses = log.pauses
+            if log.waits(trials):
+                self.folder.set_state("paused")
+                self.progress.progress(PAUSED, self.progress.ended, trials)
+                while log_of(self.folder.path).waits(trials):
+                    self.stop.raise_if_stopped()
+                    time.sleep(PAUSE_POLL_S)
+                self.folder.set_state("running")
+            self.stop.pausing = False
+            self._search_with_pool(recorder, surveyed, begin_examples)
+            if self.stop.requested():
+                return
 
     def _search_with_pool(
         self, recorder: Recorder, surveyed: Callable[[int], None], begin_examples: Callable[[], None]

@@ -34,7 +34,7 @@ from babeltune.sweep.state.log import log_of
 from babeltune.sweep.state.progress import SweepProgress, is_driven
 from babeltune.sweep.state.provenance import check_unchanged, deciding_facts, finish_accepting
 from babeltune.sweep.state.rebuild import mend
-from babeltune.sweep.state.requests import take_requests
+from babeltune.sweep.state.requests import add_event, take_requests
 from babeltune.sweep.sync.audit import audit
 from babeltune.sweep.sync.driver import DriverSync
 from babeltune.sweep.sync.housekeeping import clean
@@ -105,6 +105,9 @@ def submit(
         mend(folder)
         finish_accepting(folder)
         stop.requests = functools.partial(take_requests, folder)
+        stop.paused = lambda: log_of(folder.path).sweep_paused
+        if stop.paused():  # whoever starts it again continues it
+            add_event(folder, "continue")
         folder.write("driver.json", this_driver())
         check_unchanged(folder, deciding_facts(methods_used(sweep)), accept=accept_changes, sweep=sweep)
         return _submit(sweep, cluster, folder, driver_sync, stop, accept=accept_changes, watch=watch)

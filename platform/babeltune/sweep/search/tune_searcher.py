@@ -22,6 +22,7 @@ from babeltune.sweep.search.trial_proxy import Result
 from babeltune.sweep.state.folder import SweepFolder, read_of_trial
 from babeltune.sweep.state.leaderboard import steps_in
 from babeltune.sweep.state.ledger import Ledger
+from babeltune.sweep.state.log import log_of
 from babeltune.sweep.state.messages import ENDS, TrialAssignment, TrialEnd, TrialOutcome
 from babeltune.sweep.workers.pool import WorkerPool
 from babeltune.training.checkpoint import PROGRESS, read_reports
@@ -213,8 +214,13 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
 
     def _has_more(self) -> bool:
         """Whether there are trials to start, and time for them."""
-        left = self._resumed or self._proposals.begun < self._budget
-        return bool(left) and not self._stop.starts_no_more()
+        left = self._to_go_on() is not None or self._proposals.begun < self._budget
+        return left and not self._stop.starts_no_more()
+
+    def _to_go_on(self) -> int | None:
+        """The first of the trials to go on with that is not paused."""
+        paused = log_of(self._records.folder).paused if self._resumed else ()
+        return next((number for number in self._resumed if number not in paused), None)
 
     def _over(self) -> bool:
         return self.trouble is not None or self._stop.stops()
@@ -227,6 +233,8 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
             try:
                 if self._stop.stops():
                     self.leave()
+                paused = log_of(self._records.folder).paused
+                self._pool.dispatcher.stop_all([trial for trial, number in self._numbers.items() if number in paused])
                 self._pool.mend()
                 self._stop.check()
             except (BabeltuneError, ray.exceptions.RayError) as error:
@@ -239,8 +247,8 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
             return self._proposed(trial_id)
 
     def _proposed(self, trial_id: str) -> Proposal | None:
-        if self._resumed:
-            number = self._resumed.pop(0)
+        if (number := self._to_go_on()) is not None:
+            self._resumed.remove(number)
             params = self._params_again(number)
         else:
             number, params = self._proposals.ask()
@@ -290,6 +298,8 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
                 raise SweepError(f"trial {number} lost the process that watched it; `babeltune resume` goes on with it")
             with self._stop.guard():
                 self._records.end(number, result or {})
+            if log_of(self._records.folder).trials[number].end is None and not self._stop.stops():  # it was paused
+                self._resumed.append(number)
         except Exception as caught:
             self.trouble = caught
 

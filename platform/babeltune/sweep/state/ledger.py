@@ -22,7 +22,7 @@ NEEDED = {
     "leave": ("state",),
 }
 """Keys without which a line is none."""
-OF_SWEEP = ("submit", "accept", "leave", "label")
+OF_SWEEP = ("submit", "accept", "leave", "label", "pause", "continue")
 """Events of the sweep, which the search does not ask for."""
 FOR_READERS = ("metrics", "facts", "time_ms")
 """Keys of a line of the ledger that only `log.py` reads."""

@@ -85,6 +85,11 @@ class SweepLog:
         """The latest changes, until a driver has submitted the sweep with them."""
         self.labels: Labels = {}
         """What users say of the sweep."""
+        self.paused: set[int] = set()
+        """Trials that are paused."""
+        self.sweep_paused = False
+        self.pauses = 0
+        """How often anything was paused or continued."""
         self._version: tuple[int, int, int] | None = None
         self._cursor = LineCursor()
         self._facts: dict[str, dict[str, Scalar]] = {}
@@ -127,6 +132,9 @@ class SweepLog:
             self._accept(cast("Accepted", line), line.get("time_ms", 0) / 1000)
         if line["event"] == "label":
             self.labels |= cast("Labels", {key: line[key] for key in Labels.__optional_keys__ if key in line})  # type: ignore[literal-required]
+        if line["event"] in ("pause", "continue"):
+            self._pause(line.get("number"), pauses=line["event"] == "pause")
+            return
         if line["event"] not in ("propose", "start", "stop", "report", "end"):
             return
         trial = self.trials.get(line["number"])
@@ -144,6 +152,20 @@ class SweepLog:
             trial.step, trial.steps = line.get("step", 0), line.get("steps")
         elif trial.state not in ENDED:
             trial.state = "running" if line["event"] == "start" else "stopped"
+
+    def _pause(self, number: int | None, *, pauses: bool) -> None:
+        self.pauses += 1
+        if number is None:
+            self.sweep_paused = pauses
+        elif pauses:
+            self.paused.add(number)
+        else:
+            self.paused.discard(number)
+
+    def waits(self, trials: int) -> bool:
+        """Whether a sweep of so many trials has nothing to do until somebody continues it, or one of its trials."""
+        unended = {number for number, trial in list(self.trials.items()) if trial.end is None}
+        return self.sweep_paused or (len(self.trials) >= trials and bool(unended) and unended <= self.paused)
 
     def _accept(self, line: Accepted, when: float) -> None:
         """Adds accepted changes; to the latest ones if no trial has begun since."""

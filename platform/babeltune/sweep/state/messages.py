@@ -134,13 +134,15 @@ class LedgerLine(TypedDict, total=False):
     """A line of the ledger, `results.jsonl`. Each kind of event has some of the keys."""
 
     event: Required[
-        Literal["submit", "accept", "propose", "start", "report", "stop", "end", "give_up", "leave", "label"]
+        Literal["submit", "accept", "propose", "start", "report", "stop", "end", "give_up", "leave"]
+        | Literal["label", "pause", "continue"]
     ]
     """`submit`: a driver begins (`Submission`). `accept`: changes are accepted (`Accepted`). `start`: a worker group
     has the trial, at first or again. `stop`: it was stopped, to be resumed. `give_up`: the sweep ended for the failures
-    of some `trials`. `leave`: the driver ends. `label`: users name the sweep or say something of it (`Labels`)."""
+    of some `trials`. `leave`: the driver ends. `label`: users name the sweep or say something of it (`Labels`).
+    `pause`: a trial, or the whole sweep, gives its worker group back until `continue`."""
     number: int
-    """The trial's. Events of the sweep have none."""
+    """The trial's. Events of the sweep have none, such as the `pause` of a whole sweep."""
     time_ms: int
     """When it happened, as milliseconds since 1970."""
     params: dict[str, Scalar]

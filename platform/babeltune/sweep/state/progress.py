@@ -155,7 +155,7 @@ def sweep_document(folder: SweepFolder) -> dict[str, Any]:
 def state_of(folder: SweepFolder) -> str:
     """The sweep's state as readers see it: one whose driver died is interrupted."""
     state = folder.state()
-    return "interrupted" if state == "running" and not is_driven(folder) else state
+    return "interrupted" if state in ("running", "paused") and not is_driven(folder) else state
 
 
 def sweep_facts(folder: SweepFolder) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from babeltune.sweep.state.folder import LABELS, REQUESTS, SweepFolder
 from babeltune.sweep.state.ledger import append_event
 from babeltune.sweep.state.log import LEDGER, log_of
 
-ASKED = ("label",)
+ASKED = ("label", "pause", "continue")
 """Events that another process may ask for."""
 
 
@@ -31,7 +31,8 @@ def take_requests(folder: SweepFolder) -> None:
 
 
 def add_event(folder: SweepFolder, event: str, **facts: object) -> None:
-    """Adds an event of the sweep to the ledger, and brings `labels.json` up to date."""
+    """Adds an event of the sweep to the ledger. A label is in `labels.json`, too."""
     with folder.guard():
         append_event(folder.path / LEDGER, event, **facts)
-        write_json(folder.path / LABELS, log_of(folder.path).labels)
+        if event == "label":
+            write_json(folder.path / LABELS, log_of(folder.path).labels)

@@ -23,7 +23,7 @@ AUDIT = "audit.jsonl"
 """In the storage, the file of the lines."""
 OBJECTS = "audit"
 """In a bucket, the folder of the objects."""
-Action = Literal["submit", "stop", "promote", "rename", "note", "archive", "delete"]
+Action = Literal["submit", "stop", "promote", "rename", "note", "archive", "delete", "pause", "continue"]
 ACTOR = "BABELTUNE_ACTOR"
 """In a Ray job, the variable with the user and the machine that its sender names, as `user@machine`."""
 SIGNAL = "a signal"
