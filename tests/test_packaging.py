@@ -197,21 +197,34 @@ def context_of(copy, out):
             words = re.split(r"(\*\*/|\*\*|\*)", line.removeprefix("!"))
             meaning = {"**/": "(.*/)?", "**": ".*", "*": "[^/]*"}
             rules.append((line.startswith("!"), re.compile("".join(meaning.get(w, re.escape(w)) for w in words))))
+
+    @cache
+    def matched(folder):
+        """Of each rule, whether it matches the folder or one above it."""
+        above = matched(folder.parent) if folder.parent != folder else [False] * len(rules)
+        return [each or bool(rule.fullmatch(folder.as_posix())) for each, (_, rule) in zip(above, rules, strict=True)]
+
     found = {}
     for path in copy.rglob("*"):
         name, taken = path.relative_to(copy), True
-        for takes, rule in rules:
-            if any(rule.fullmatch(part.as_posix()) for part in (name, *name.parents)):
+        for (takes, rule), above in zip(rules, matched(name.parent), strict=True):
+            if above or rule.fullmatch(name.as_posix()):
                 taken = takes
         if taken and path.is_file():
             found[name.as_posix()] = path.read_bytes()
     return found
 
 
+@pytest.fixture(scope="module")
+def packed(planted, tmp_path_factory):
+    """Packs the copy in each of these ways, once."""
+    return cache(lambda pack: pack(planted[0], tmp_path_factory.mktemp("packed")))
+
+
 @pytest.mark.parametrize("pack", [wheel_of, job_of, sdist_of, context_of])
-def test_what_leaves_a_checkout_holds_its_files_and_no_secret(pack, planted, tmp_path):
-    copy, names = planted
-    files = pack(copy, tmp_path)
+def test_what_leaves_a_checkout_holds_its_files_and_no_secret(pack, packed, planted):
+    _, names = planted
+    files = packed(pack)
     leaked = [name for name, data in files.items() if SECRET.encode() in data]
     assert not leaked
     missing = {name for name in names if name.startswith(PACKED)} - files.keys()
@@ -232,15 +245,13 @@ def test_git_adds_no_secret_that_lies_where_one_usually_does(planted):
     assert {Path(name).name for name in leaked} == set(UNKNOWN)
 
 
-def test_the_license_is_apaches_and_goes_into_wheel_sdist_and_image(planted, tmp_path):
-    copy, _ = planted
+def test_the_license_is_apaches_and_goes_into_wheel_sdist_and_image(packed):
     text = (ROOT / "LICENSE").read_bytes()
     assert b"Version 2.0, January 2004" in text
     assert b"END OF TERMS AND CONDITIONS" in text
-    assert text in wheel_of(copy, tmp_path).values()
-    assert text in job_of(copy, tmp_path).values()
-    assert sdist_of(copy, tmp_path)["LICENSE"] == text
-    assert context_of(copy, tmp_path)["LICENSE"] == text
+    assert text in packed(wheel_of).values()
+    assert text in packed(job_of).values()
+    assert packed(sdist_of)["LICENSE"] == packed(context_of)["LICENSE"] == text
     assert 'license = "Apache-2.0"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 
 

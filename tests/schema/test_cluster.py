@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from babeltune.cli.common import cluster_of
 from babeltune.errors import ClusterError, SpecError
@@ -21,6 +21,24 @@ def written(folder: Path, text: str) -> Path:
     path = folder / "c.yaml"
     path.write_text(text, encoding="utf-8")
     return path
+
+
+REFUSALS = yaml.safe_load((Path(__file__).parent / "cluster_refusals.yaml").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("row", REFUSALS, ids=lambda row: row[0])
+def test_a_mistake_is_named_with_its_line_and_a_secret_not_repeated(tmp_path, row):
+    text, *words = row
+    with pytest.raises(SpecError) as caught:
+        read_cluster(written(tmp_path, text), environ={})
+    assert [each for each in words if each not in str(caught.value)] == []
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_port_of_thousands_of_digits_is_shown_in_short(tmp_path):
+    text = f"address: http://head:{'1' * 5000}\nmlflow: http://mlflow:5000\n"
+    with pytest.raises(SpecError, match=f"has port {'1' * 20}, and ports are 1 to 65535"):
+        read_cluster(written(tmp_path, text), environ={})
 
 
 @pytest.mark.slow
@@ -40,63 +58,6 @@ def test_a_file_says_where_and_how_much(tmp_path):
     assert cluster.address == "head:6379"
     assert cluster.mlflow == "http://m:5000"
     assert (cluster.worker_groups, cluster.gpus_per_worker) == (3, 0.5)
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("name: x\nadress: local\n", "c.yaml:2: adress: unknown key 'adress' with value 'local'"),
-        ("name: x\nadress: local\n", "did you mean 'address'?"),
-        (
-            "name: x\nworker_groups: many\n",
-            "c.yaml:2: worker_groups: 'many' is not possible; allowed: a whole number or 'auto'",
-        ),
-        ("name: x\nworker_groups: 0\n", "c.yaml:2: worker_groups: 0 must be at least 1"),
-        ("name: x\nnodes_within: -1\n", "c.yaml:2: nodes_within: -1.0 must be at least 0"),
-        ("name: x\nworkers: 0\n", "c.yaml:2: workers: 0 must be at least 1"),
-        ("name: x\nworkers: 1.5\n", "c.yaml:2: workers: 1.5 is not possible; allowed: a whole number"),
-        ("name: x\nleast_workers: 2\n", "c.yaml:2: least_workers: 2 must be at most workers, 1"),
-        ("name: x\nleast_workers: 0\n", "c.yaml:2: least_workers: 0 must be at least 1"),
-        ("name: x\nworkers: 2\ngpus_per_worker: 0.25\n", "c.yaml:3: gpus_per_worker: 0.25 with 2 workers: NCCL"),
-        ("name: x\nisolation: none\n", "c.yaml:2: isolation: 'none' is not possible"),
-        ("name: x\ngpus_per_worker: -1\n", "c.yaml:2: gpus_per_worker: -1.0 must be at least 0"),
-        (
-            "name: x\ngpus_per_worker: 1.5\n",
-            "c.yaml:2: gpus_per_worker: 1.5 must be a share of one GPU, such as 0.5, or",
-        ),
-        ("name: x\ncpus_per_worker: 0\n", "a worker needs a share of something"),
-        ("name: x\ncpus_per_worker: 1e-5\n", "c.yaml:2: cpus_per_worker: 1e-05 must be a multiple of 0.0001, as"),
-        ("name: x\ngpus_per_worker: 0.33333\n", "c.yaml:2: gpus_per_worker: 0.33333 must be a multiple of 0.0001"),
-        ("name: x\nnodes_within: 5\n", "c.yaml:2: nodes_within: 5 is for a cluster with an autoscaler"),
-        ("name: a b\n", "c.yaml:1: name: 'a b' must be letters"),
-        ("version: 2\n", "c.yaml:1: version: 2 is not possible; allowed: 1"),
-        ("storage: ''\n", "c.yaml:1: storage: must not be empty"),
-        ("name: x\naddress: nonsense\n", "c.yaml:2: address: 'nonsense' must be `local`, `auto`"),
-        *(
-            (f"name: x\naddress: {address}\nstorage: /s\n", f"c.yaml:2: address: '{address}' must be `local`, `auto`")
-            for address in (
-                "Local",
-                "HTTP://h:1",
-                "http://",
-                "http:///x",
-                "https://:8265",
-                "http://a b:80",
-                "http://[::1",
-            )
-        ),
-        ("name: x\naddress: ray://10.0.0.1:10001\n", "the HOST:PORT of a head, or its dashboard's http://HOST:PORT"),
-        (
-            "name: x\nstorage: ${NOWHERE}/x\n",
-            "c.yaml:2: storage: '${NOWHERE}/x' needs the environment variable NOWHERE",
-        ),
-        ("token_env: A\ntoken_file: b\n", "c.yaml:2: token_file: token_env is given too; keep one"),
-        ("name: !!python/object/apply:os.getcwd []\n", "c.yaml:1: the tag"),
-    ],
-)
-def test_a_mistake_is_named_with_its_line(tmp_path, text, expected):
-    with pytest.raises(SpecError) as caught:
-        read_cluster(written(tmp_path, text), environ={})
-    assert expected in str(caught.value)
 
 
 def test_a_sweeps_own_number_of_workers_is_checked_as_the_clusters(tmp_path):
@@ -135,29 +96,6 @@ def test_a_sweep_file_is_no_cluster_file(tmp_path):
         read_cluster(written(tmp_path, "name: x\nmethod: lealla\n"))
     with pytest.raises(SpecError, match=r"no file 'clusters/loca.yaml'; did you mean 'clusters/local.yaml'\?"):
         read_cluster("clusters/loca.yaml")
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("token: hunter2", "c.yaml:2: token: a secret does not belong in a file that is shared; give `token_env:"),
-        ("password: hunter2", "c.yaml:2: password: a secret does not belong"),
-        ("passwd: hunter2", "c.yaml:2: passwd: a secret does not belong"),
-        ("mlflow: postgresql://me:hunter2@host/db", "c.yaml:2: mlflow: a secret does not belong"),
-        ("address: https://me:hunter2@host", "c.yaml:2: address: a secret does not belong"),
-        ("storage: s3://me:hunter2@bucket/x", "c.yaml:2: storage: a secret does not belong"),
-        ("storage: s3://hunter2@bucket/x", "c.yaml:2: storage: what follows s3:// must be a bucket and a prefix alone"),
-        ("storage: s3://bucket/x?secret=hunter2", "c.yaml:2: storage: a secret does not belong"),
-        ("storage: s3://bucket/x?endpoint=hunter2", "credentials and the endpoint belong in the environment (AWS_…"),
-        ("mlflow: postgresql://host/db?user=me&password=hunter2", "c.yaml:2: mlflow: a secret does not belong"),
-        ("mlflow: postgresql://me:a@hunter2@host/db", "c.yaml:2: mlflow: a secret does not belong"),
-    ],
-)
-def test_a_secret_in_the_file_is_refused_and_not_repeated(tmp_path, line, expected):
-    with pytest.raises(SpecError) as caught:
-        read_cluster(written(tmp_path, f"name: x\n{line}\n"), environ={})
-    assert expected in str(caught.value)
-    assert "hunter2" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -294,34 +232,6 @@ def test_jobs_may_have_a_storage_behind_a_uri(tmp_path):
     text = "address: http://head:8265\nstorage: gs://bucket/x\ncache: ${SCRATCH}\nmlflow: http://mlflow:5000\n"
     cluster = read_cluster(written(tmp_path, text), environ={})
     assert (cluster.storage, cluster.cache) == ("gs://bucket/x", "${SCRATCH}"), "the head replaces its variables"
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("storage: s3://bucket/../other", "storage: what follows s3:// must be a bucket and a prefix alone"),
-        ("storage: s3://", "storage: what follows s3:// must be a bucket"),
-        ("storage: simplecache::s3://bucket/x", "storage: must begin with one protocol in small letters"),
-        ("storage: memory://x", "storage: memory:// ends with its process"),
-        ("storage: s3://bucket/x\nmlflow: ''", "storage: `mlflow` must be given with a storage URI"),
-        ("storage: s3://bucket/x\nstorage_timeout: 0", "storage_timeout: 0.0 must be at least 1"),
-        ("mlflow: ftp://me:${NAME:-pw}@host", "mlflow: 'ftp://…@host' must be a server, http://… or https://…, or a"),
-        (f"address: http://head:{'1' * 5000}", f"has port {'1' * 20}, and ports are 1 to 65535"),
-        ("address: http://head:99999", "address: 'http://head:99999' has port 99999, and ports are 1 to 65535"),
-        ("storage: s3:/bucket", "storage: 's3:/bucket' must be a folder, or a URI such as s3://bucket/prefix"),
-        ("storage: ${HOME", "storage: '${HOME' must be a folder, or a URI such as s3://bucket/prefix"),
-        ("mlflow: mlruns", "mlflow: 'mlruns' must be a server, http://… or https://…, or a database: sqlite:///…"),
-        ("storage: s3://bucket/x\nprogress_timeout: 0", "progress_timeout: 0.0 must be at least 1"),
-        (
-            "storage: s3://bucket/x\nprogress_timeout: 300",
-            "progress_timeout: 300 must be more than storage_timeout, 300",
-        ),
-    ],
-)
-def test_a_uri_that_cannot_be_a_storage_is_refused(tmp_path, line, expected):
-    mlflow = "" if "mlflow" in line else "mlflow: http://mlflow:5000\n"
-    with pytest.raises(SpecError, match=re.escape(expected)):
-        read_cluster(written(tmp_path, f"{line}\n{mlflow}"), environ={})
 
 
 @pytest.mark.parametrize(("given", "found"), [("all", "all"), ("12", 12), ("0", None), ("few", None)])

@@ -18,57 +18,6 @@ def refusal(*assignments):
     return str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("assignment", "mend"),
-    [
-        ("parameters.settings.lealla.margin=[0.2, 0.8]", "settings.lealla.margin: {float: [0.2, 0.8]} or "),
-        ("parameters.settings.lealla.margin=0.2-0.8", "settings.lealla.margin: {float: [0.2, 0.8]}"),
-        ("parameters.settings.lealla.margin=0.3", "settings.lealla.margin: {const: 0.3}"),
-        ("parameters.settings.lealla.margin={float: 0.2..0.8}", "float: [0.2, 0.8]"),
-        ("parameters.settings.lealla.margin={min: 0.2, max: 0.8}", "settings.lealla.margin: {float: [0.2, 0.8]}"),
-        ("parameters.training.learning_rate=[1e-4, 1e-2]", "training.learning_rate: {log_float: [0.0001, 0.01]} or "),
-        (
-            "parameters.training.learning_rate={loguniform: [1e-4, 1e-2]}",
-            "training.learning_rate: {log_float: [0.0001, 0.01]}",
-        ),
-        (
-            "parameters.training.learning_rate={float: [1e-4, 1e-2], log: true}",
-            "training.learning_rate: {log_float: [0.0001, 0.01]}",
-        ),
-        ("parameters.student.width={values: [256, 512]}", "student.width: {choice: [256, 512]}"),
-        ("parameters.student.width=[256, 512, 1024]", "student.width: {choice: [256, 512, 1024]}"),
-        ("parameters.seed=[0, 9]", "seed: {int: [0, 9]} or seed: {choice: [0, 9]}"),
-        ("parameters.seed={int: [0, 9.0]}", "int: [0, 9]"),
-        ("budget=12", "budget: {trials: 12}"),
-        ("budget=12 trials", "budget: {trials: 12}"),
-        ("budget=[{trials: 12}, {minutes: 5}]", "budget: {trials: 12, minutes: 5}"),
-        ("scheduler=ASHA", "scheduler: {kind: asha}"),
-        ("sampler=tpe", "sampler: {kind: tpe}"),
-        ("keep=3", "keep: {trials: 3}"),
-        ("student=static", "student: {kind: static}"),
-        ("teacher=sentence-transformers/LaBSE", "teacher: {model: sentence-transformers/LaBSE}"),
-        ("objectives=dev/everyday/accuracy", "objectives: [{metric: dev/everyday/accuracy}]"),
-        ("objectives=[dev/everyday/accuracy]", "{metric: dev/everyday/accuracy}"),
-        ("training.pairs='12000'", "pairs: 12000"),
-        ("training.pairs=12.0", "pairs: 12"),
-        ("training.pairs=1,000,000", "pairs: 1000000"),
-        ("training.pairs=12k", "pairs: 12000"),
-        ("training.learning_rate=½", "learning_rate: 0.5"),
-        ("training.learning_rate='1e-3'", "learning_rate: 0.001"),
-        ("training.learning_rate=1,5", "learning_rate: 1.5"),
-        ("training.warmup=5%", "warmup: 0.05"),
-        ("student.lowercase=yes", "lowercase: true"),
-        ("teacher.languages=eng, fra", "languages: [eng, fra]"),
-        ("data.train.0.columns=[eng, fra]", "columns: {eng: eng, fra: fra}"),
-        ("method=[combined]", "method: combined"),
-    ],
-)
-def test_a_message_proposes_what_was_probably_meant(assignment, mend):
-    message = refusal(assignment)
-    assert f"; write {mend}" in message, message
-    assert len(message.splitlines()) == 1
-
-
 @pytest.mark.parametrize("value", ["seven", {"float": [1, 2], "step": 0.1}, [], None])
 def test_nothing_is_proposed_where_nobody_knows_what_was_meant(value):
     assert [each for each in mends(value, Parameter) if each != {"const": value}] == []
