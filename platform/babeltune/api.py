@@ -163,10 +163,10 @@ def promote(
     """Exports a checkpoint, scores it afresh on sealed tests, and registers it if its numbers hold.
 
     `name` is a sweep, the latest if left out, or a trial such as `SWEEP/t0003`. Of a sweep it is the best trial's
-    checkpoint, that of the trial that the rule `prefer` chooses, or the average of the best `soup` trials'. `out` is a new folder for the model. `dry_run`
-    decides and registers nothing; it opens the sealed tests, too. A refusal is a `Decision`. Raises `SpecError` for an
-    alias or rule that cannot be, `SweepError` without a finished trial, `CheckpointError` for an altered checkpoint and
-    `PromotionError` where MLflow does not answer."""
+    checkpoint, that of the trial that the rule `prefer` chooses, or the average of the best `soup` trials'. `out` is a
+    new folder for the model. `dry_run` decides and registers nothing; it opens the sealed tests, too. A refusal is a
+    `Decision`. Raises `SpecError` for an alias or rule that cannot be, `SweepError` without a finished trial,
+    `CheckpointError` for an altered checkpoint and `PromotionError` where MLflow does not answer."""
     from babeltune.promotion.promote import promote as decide
     from babeltune.sweep_report.stored_report import report_again
 

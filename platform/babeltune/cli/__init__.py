@@ -63,7 +63,7 @@ GROUPS = {
     "Control a sweep": ("stop", "resume", "extend", "refit", "reproduce"),
     "Take the model": ("promote", "evaluate", "compare", "export", "adapter", "push", "transfer"),
     "Use a model": ("serve", "mine", "score", "retrieve", "encode", "filter", "index", "search", "canary", "check"),
-    "Reference and upkeep": ("methods", "schema", "doctor", "clean"),
+    "Reference and upkeep": ("methods", "schema", "skill", "doctor", "clean"),
 }
 """The commands as `--help` and the reference list them: by group, and in this order."""
 

@@ -125,7 +125,7 @@ def stop(
     folder, where = folder_of(name, cluster), with_cluster(cluster)
     storage = view.storage
     if not may_be_driven(storage, folder.id):
-        state = sweep_facts(folder)["state"]
+        state = sweep_facts(folder).state
         soon = "; if it was started just now, try again in a few seconds" if state == "new" else ""
         raise SweepError(f"sweep {folder.id} is not running; its state is {state}{soon}")
     view.ask_to_stop(folder)

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import babeltune
-from babeltune.files import plain
 from babeltune.schema.records import Sweep
 from babeltune.stages import SEARCHING, Stage, minutes, stage_words
 from babeltune.sweep.state.folder import SweepFolder, read_log
@@ -146,9 +145,38 @@ def _plugins(folder: SweepFolder) -> list[str]:
     return sorted(code.keys() - {babeltune.__name__})
 
 
-def sweep_document(folder: SweepFolder) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True)
+class SweepFacts:
+    """A sweep without its trials."""
+
+    sweep: str
+    """The sweep's id."""
+    state: str
+    """`new`, `running`, `finished`, `stopped`, `interrupted` or `failed`."""
+    reason: str
+    """Why it failed."""
+    folder: str
+    driver: dict[str, str | float] | None
+    """The process that runs it: `host`, `process`, `pid`, and since when, in seconds since 1970; None if none does."""
+    stage: Stage | None
+    """What its driver does; None if none runs it."""
+    plugins: list[str]
+    """The distributions besides babeltune whose methods it began with."""
+    accepted_changes: list[dict[str, Any]]
+    """The changes of code, packages or spec that were accepted while it went on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepDocument(SweepFacts):
     """A sweep in JSON, as commands print it."""
-    return {**sweep_facts(folder), "leaderboard": [plain(row) for row in standing(folder)]}
+
+    leaderboard: list[Row]
+    """The best first; the baselines are rows, too."""
+
+
+def sweep_document(folder: SweepFolder) -> SweepDocument:
+    """A sweep with its trials."""
+    return SweepDocument(**vars(sweep_facts(folder)), leaderboard=standing(folder))
 
 
 def state_of(folder: SweepFolder) -> str:
@@ -157,16 +185,16 @@ def state_of(folder: SweepFolder) -> str:
     return "interrupted" if state == "running" and not is_driven(folder) else state
 
 
-def sweep_facts(folder: SweepFolder) -> dict[str, Any]:
+def sweep_facts(folder: SweepFolder) -> SweepFacts:
     """The same without its trials."""
     driven = is_driven(folder)
-    return {
-        "sweep": folder.id,
-        "state": state_of(folder),
-        "reason": str((folder.read("state.json") or {}).get("reason", "")),
-        "folder": str(folder.path),
-        "driver": folder.read("driver.json") if driven else None,
-        "stage": plain(read_stage(folder)) if driven else None,
-        "plugins": _plugins(folder),
-        "accepted_changes": folder.accepted(),
-    }
+    return SweepFacts(
+        sweep=folder.id,
+        state=state_of(folder),
+        reason=str((folder.read("state.json") or {}).get("reason", "")),
+        folder=str(folder.path),
+        driver=folder.read("driver.json") if driven else None,
+        stage=read_stage(folder) if driven else None,
+        plugins=_plugins(folder),
+        accepted_changes=folder.accepted(),
+    )
