@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -235,11 +235,10 @@ def mined_text(count: int, model: str | None) -> dict[str, Any]:
         # Encoded again, in another order: a shard whose vectors stand beside other texts does not pass for the truth.
         sides = [list(known), list(dict.fromkeys(known.values()))]
         x, y = (Rows(chosen.encode(side)).block(0, len(side)).numpy() for side in sides)
-    counted = cast("dict[str, dict[str, int]]", done)
     reference = sum(known[sides[0][i]] == sides[1][j] for i, j in by_laser(x, y, K))
     right = sum(known.get(source) == target for source, target in rows)
     return {
-        "sentences": [counted["source"]["kept"], counted["target"]["kept"]],
+        "sentences": [done.source.kept, done.target.kept],
         "seconds": seconds,
         "memory": own_peak(),
         "recall": right / len(known),

@@ -21,6 +21,7 @@ from typer.main import get_command
 
 from babeltune import api, method, testing, train
 from babeltune.cli import app
+from babeltune.cli.documents import document_schema, documents
 from babeltune.cli.render import method_document
 from babeltune.evaluation import evaluate
 from babeltune.evaluation.metric_names import METRICS
@@ -40,6 +41,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the generated pages to the site's files."""
     for path, page in PAGES.items():
         files.append(File.generated(config, path, content=page()))
+    for command in documents():
+        text = json.dumps(document_schema(command), ensure_ascii=False, indent=2)
+        files.append(File.generated(config, f"reference/json/{command}.json", content=text))
     return files
 
 
@@ -132,14 +136,16 @@ def command_line() -> str:
     """The reference of the commands, from their own help."""
     parts = [
         "# Command line",
-        "Every command takes `--help`. Most take `--json` for programs. Errors go to standard error.",
+        "Every command takes `--help`, and `--json` for programs ([what they print](json.md)). Errors go to standard "
+        "error.",
         table(
             ("exit code", "meaning"),
             [
                 (0, "done"),
                 (1, "failed"),
                 (2, "the file, the data or a name is wrong"),
-                (3, "promotion refused"),
+                (3, "refused by a figure, such as a gate of a promotion"),
+                (4, "`check` sees drift"),
                 (130, "ended by Ctrl-C"),
             ],
         ),
@@ -156,6 +162,56 @@ def command_line() -> str:
             parts += [f"## {name}", inspect.cleandoc(command.help or ""), f"```\nbabeltune {name} {usage}\n```"]
             parts += [table(("argument", ""), rows)] if rows else []
     return "\n\n".join(parts) + "\n"
+
+
+def json_words(part: dict[str, Any]) -> str:
+    """The type of a part of a JSON Schema in words, with the names of records in code."""
+    if "$ref" in part:
+        return f"`{part['$ref'].rpartition('/')[2]}`"
+    if "anyOf" in part:
+        return " or ".join(json_words(each) for each in part["anyOf"])
+    if "enum" in part or "const" in part:
+        return ", ".join(f"`{each}`" for each in part.get("enum", [part.get("const")]))
+    if "prefixItems" in part:
+        return f"list of {len(part['prefixItems'])}: {', '.join(map(json_words, part['prefixItems']))}"
+    if part.get("type") == "array":
+        return f"list of {json_words(part.get('items', {}))}"
+    if part.get("type") == "object" and "properties" not in part:
+        values = part.get("additionalProperties")
+        return f"{json_words(values) if isinstance(values, dict) else 'any value'} by name"
+    return {"string": "text", "integer": "whole number", "boolean": "`true` or `false`"}.get(
+        part.get("type", "any value"), part.get("type", "any value")
+    )
+
+
+def command_documents() -> str:
+    """The reference of what commands print with `--json`, from the records that they print."""
+    rows: list[tuple[object, ...]] = []
+    records: dict[str, dict[str, Any]] = {}
+    for command in documents():
+        schema = document_schema(command)
+        parts = dict(schema.get("$defs", {}))
+        root = json_words({key: value for key, value in schema.items() if key != "title"})
+        if "properties" in schema:
+            root = f"the record `{command}`"
+            parts[command] = schema
+        rows.append((f"`{command}`", root, f"[schema](json/{command}.json)"))
+        for name, part in parts.items():
+            again = records.get(name, part)
+            records[name if again == part else f"{name} of {command}"] = part
+    lead = (
+        "`babeltune promote --json` prints one JSON document on standard output, and all else on standard error. "
+        "`babeltune schema promote` prints its JSON Schema. A later version may add keys. A number that is not finite "
+        "is `null`. What a command refuses has its exit code, and no document unless the refusal is by a figure."
+    )
+    text = ["# JSON of the commands", lead, table(("command", "document", ""), rows)]
+    for name, part in sorted(records.items()):
+        keys: list[tuple[object, ...]] = [
+            (f"`{key}`", json_words(each), each.get("description", ""))
+            for key, each in part.get("properties", {}).items()
+        ]
+        text += [f"## {name}", part.get("description", ""), table(("key", "type", ""), keys)]
+    return "\n\n".join(text) + "\n"
 
 
 def metrics() -> str:
@@ -178,9 +234,9 @@ def methods() -> str:
     for name in registry.available():
         document = method_document(name)
         rows: list[tuple[object, ...]] = [
-            (f"`{s['name']}`", type_words(s["type"]), f"`{s['default']}`", s["source"]) for s in document["settings"]
+            (f"`{s.name}`", type_words(s.type), f"`{s.default}`", s.source) for s in document.settings
         ]
-        parts += [f"## {name}", document["paper"], table(("setting", "type", "default", "source"), rows)]
+        parts += [f"## {name}", document.paper, table(("setting", "type", "default", "source"), rows)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -468,6 +524,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/sweep-file.md": sweep_file,
     "reference/cluster-file.md": cluster_file,
     "reference/command-line.md": command_line,
+    "reference/json.md": command_documents,
     "reference/metrics.md": metrics,
     "reference/methods.md": methods,
     "reference/python-api.md": python_api,

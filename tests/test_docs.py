@@ -28,7 +28,9 @@ from babeltune.schema.records import Sweep
 from benchmarks import readme
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+SKILL = ROOT / "platform/babeltune/bundled/SKILL.md"
+TOP = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", SKILL]
+PAGES = [*TOP, *sorted((ROOT / "docs").rglob("*.md"))]
 TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for page in PAGES}
 COMMANDS = get_command(app).commands
 GENERATED = ("reference/", "faults.md", "benchmarks.md")
@@ -145,7 +147,7 @@ def test_every_key_of_a_file_has_a_text_in_the_reference(record):
 
 def test_every_setting_of_a_method_has_a_text_in_the_reference():
     for name in registry.available():
-        assert [each["name"] for each in method_document(name)["settings"] if len(each["source"]) < 10] == []
+        assert [each.name for each in method_document(name).settings if len(each.source) < 10] == []
 
 
 def test_types_and_bars_of_the_reference_are_written_for_people(hooks):

@@ -79,6 +79,7 @@ def test_the_commands_are_those_that_are_promised():
         "runs",
         "schema",
         "show",
+        "skill",
         "status",
         "stop",
         "submit",

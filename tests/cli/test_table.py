@@ -172,12 +172,12 @@ def test_status_shows_running_trials_first_and_the_stage_of_its_driver(command, 
     with only_driver(folder):
         SweepProgress(folder.sweep(), folder).progress("encoding with the teacher", 30, 120)
         code, out, _ = command("status", folder.id)
-        stage = sweep_document(folder)["stage"]
+        stage = sweep_document(folder).stage
     assert code == 0
     assert "encoding with the teacher 30/120" in out
     assert out.index("t0001") < out.index("t0000")
-    assert (stage["name"], stage["done"], stage["of"]) == ("encoding with the teacher", 30, 120)
-    assert sweep_document(folder)["stage"] is None, "its driver is gone"
+    assert (stage.name, stage.done, stage.of) == ("encoding with the teacher", 30, 120)
+    assert sweep_document(folder).stage is None, "its driver is gone"
 
 
 def test_a_running_trial_says_that_it_evaluates_how_fast_and_how_long(folder):

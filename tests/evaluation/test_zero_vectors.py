@@ -18,7 +18,7 @@ from babeltune.errors import DataError
 from babeltune.evaluation import knn, sts
 from babeltune.evaluation.evaluate import evaluate
 from babeltune.evaluation.mining_f1 import RETRIEVALS, candidates
-from babeltune.files import json_text
+from babeltune.files import json_text, plain
 from searches import both_ways
 
 MARGINS = ("ratio", "distance", "absolute")
@@ -204,18 +204,18 @@ def test_commands_leave_out_count_and_say_what_has_no_margin(encoding, tmp_path)
     (tmp_path / "pairs").write_text("".join(f"line {n}\tLINE {n}\n" for n in range(9)) + "zzz one\tLINE 0\n")
     out = tmp_path / "out"
     done = mine.mine(tmp_path / "a", tmp_path / "b", out, Settings(), encoding)
-    assert done["pairs"] == 9
-    assert done["without_neighbours"] == [2, 1]
+    assert done.pairs == 9
+    assert done.without_neighbours == (2, 1)
     assert any("2 sources and 1 targets have no neighbours" in words for words in mine.warnings_about(done))
     done = mine.score(tmp_path / "pairs", out, Settings(), encoding)
     scores = [float(line.partition("\t")[0]) for line in out.read_text().splitlines()]
-    assert done["pairs"] == len(scores) == 9
-    assert done["undefined"] == 1
-    assert done["mean"] == pytest.approx(np.mean(scores), abs=1e-6)
-    assert json.loads(json_text(done)) == done
+    assert done.pairs == len(scores) == 9
+    assert done.undefined == 1
+    assert done.mean == pytest.approx(np.mean(scores), abs=1e-6)
+    assert json.loads(json_text(done)) == json.loads(json.dumps(plain(done)))
     assert any("1 pairs have no defined margin" in words for words in mine.warnings_about(done))
     done = retrieval.retrieve(tmp_path / "a", tmp_path / "b", out, encoding, k=2)
-    assert done["without_neighbours"] == 2
+    assert done.without_neighbours == 2
     assert "zzz" not in out.read_text()
 
 
@@ -223,7 +223,7 @@ def test_encode_counts_zero_vectors_and_names_the_line_of_one_that_is_not_finite
     model = encoding.models[0]
     lines = (tmp_path / "lines").write_text("one\nzzz\ntwo\n") and tmp_path / "lines"
     with lines.open("rb") as file:
-        assert mine.encode(file, model, tmp_path / "v.npy", lambda *_: None)["zero_vectors"] == 1
+        assert mine.encode(file, model, tmp_path / "v.npy", lambda *_: None).zero_vectors == 1
     monkeypatch.setattr(
         Model, "encode", lambda self, texts: np.array([[1.0, np.nan if text == "two" else 0] for text in texts])
     )

@@ -66,7 +66,7 @@ def places_in(text):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_each_setting_of_a_method_names_its_place_or_whose_choice_it_is(name):
-    for setting in method_document(name)["settings"]:
+    for setting in method_document(name).settings:
         rows, source = table(f"{name}.{setting['name']}"), setting["source"]
         assert rows, f"{name}.{setting['name']} has no row in citations.tsv"
         assert places_in(source) == {row["place"] for row in rows if row["place"]}, (name, setting)
@@ -152,7 +152,7 @@ def strangers(text, rows):
 def settings():
     """Method, field, default, and what the field's docstring says."""
     for name in METHODS:
-        noted = {setting["name"]: setting["source"] for setting in method_document(name)["settings"]}
+        noted = {setting.name: setting.source for setting in method_document(name).settings}
         for field in fields(load_method(name).Config):
             yield name, field.name, field.default, noted[field.name]
 

@@ -98,7 +98,7 @@ def test_the_means_have_their_level_and_an_interval_that_holds_the_distance(monk
 )
 def test_a_month_shows_its_kind_of_drift_alone(drift, kinds, pays):
     result = compare(drawn(1000, 0).profile(), drawn(400, 1, **drift))
-    assert (result.drifted, result.pays) == (kinds, pays)
+    assert (result.drifted, result.sweep_pays) == (kinds, pays)
     if "new" in drift:
         assert result.new_languages == ("de",)
 
@@ -107,7 +107,7 @@ def test_more_of_a_trained_language_is_drift_that_no_sweep_mends():
     now = drawn(400, 1)
     now = replace(now, languages=np.where(np.arange(400) < 200, "fr", now.languages))
     result = compare(drawn(1000, 0).profile(), now)
-    assert (result.drifted, result.new_languages, result.pays) == (("languages",), (), False)
+    assert (result.drifted, result.new_languages, result.sweep_pays) == (("languages",), (), False)
 
 
 def test_the_worst_slice_is_the_one_that_is_new_and_far():

@@ -65,7 +65,7 @@ GROUPS = {
     "Control a sweep": ("stop", "pause", "continue", "resume", "extend", "refit", "reproduce"),
     "Take the model": ("promote", "evaluate", "compare", "export", "adapter", "push", "transfer"),
     "Use a model": ("serve", "mine", "score", "retrieve", "encode", "filter", "index", "search", "canary", "check"),
-    "Reference and upkeep": ("methods", "schema", "doctor", "rename", "note", "archive", "delete", "clean"),
+    "Reference and upkeep": ("methods", "schema", "skill", "doctor", "rename", "note", "archive", "delete", "clean"),
 }
 """The commands as `--help` and the reference list them: by group, and in this order."""
 

@@ -63,6 +63,15 @@ def clean(
         raise typer.Exit(1)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Removed:
+    """A file or folder that `clean` removes."""
+
+    path: str
+    bytes: int
+    reason: str
+
+
 @dataclass(frozen=True)
 class Listing:
     """Files and folders of a storage that go, as `clean` shows them."""
@@ -98,10 +107,10 @@ class Listing:
         words = f"{things}, {size:,.1f} MB, {done} in {where}" if self.removals else f"nothing to remove in {where}"
         out.print(words, highlight=False)
 
-    def document(self) -> list[dict[str, object]]:
+    def document(self) -> list[Removed]:
         """For `--json`."""
         whole = self.view.mirror is None
         return [
-            {"path": str(each.path) if whole else self.place_of(each), "bytes": each.size, "reason": each.reason}
+            Removed(path=str(each.path) if whole else self.place_of(each), bytes=each.size, reason=each.reason)
             for each in self.removals
         ]

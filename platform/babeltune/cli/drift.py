@@ -36,15 +36,13 @@ def check(
 
     Languages, lengths, unknown tokens and mean vectors are tested together."""
     from babeltune.apps.drift import Queries, check_queries
-    from babeltune.files import plain
 
     if against is not None and sweep is not None:
         raise typer.BadParameter("is text in place of a sweep's; leave out --sweep", param_hint="--against")
     files = Queries(path=queries, earlier=against, column=column, codec=codec)
     with steps_shown(FIRST):
         drift = check_queries(model, files, cluster_of(cluster), sweep=sweep)
-    document = {**plain(drift), "drifted": list(drift.drifted), "sweep_pays": drift.pays}
-    say(document, as_json, lambda: show(drift, model))
+    say(drift, as_json, lambda: show(drift, model))
     raise typer.Exit(DRIFTED if drift.drifted else 0)
 
 

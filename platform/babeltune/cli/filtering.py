@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.table import Table
@@ -26,6 +26,9 @@ from babeltune.cli.mining import (
 from babeltune.cli.program import app
 from babeltune.errors import SpecError
 from babeltune.stages import READING
+
+if TYPE_CHECKING:
+    from babeltune.apps.filtering.filter import Filtered
 
 
 @app.command("filter")
@@ -95,9 +98,9 @@ def filter_(
             translation,
         )
     warn(
-        f"{row['asked']} target tokens were asked for and all that is left has {row['tokens']}"
-        for row in report["subsets"]
-        if row["pairs"] == report["kept"] and row["tokens"] < row["asked"]
+        f"{row.asked} target tokens were asked for and all that is left has {row.tokens}"
+        for row in report.subsets
+        if row.pairs == report.kept and row.tokens < row.asked
     )
     say(report, as_json, lambda: show(report))
 
@@ -119,16 +122,16 @@ def on_step(size: int, step: int, of: int, loss: float) -> None:
     say_line(f"top {size}: step {step}/{of}, loss {loss:.3f}")
 
 
-def show(report: dict[str, Any]) -> None:
+def show(report: Filtered) -> None:
     """Prints what was dropped, and the subsets with the scores of their translation models."""
-    reasons = ", ".join(f"{count} {reason}" for reason, count in report["dropped"].items())
-    out.print(f"{report['kept']} of {report['pairs']['read']} pairs are ranked; dropped: {reasons or 'none'}")
-    results = report.get("translation", {}).get("results", [])
+    reasons = ", ".join(f"{count} {reason}" for reason, count in report.dropped.items())
+    out.print(f"{report.kept} of {report.pairs['read']} pairs are ranked; dropped: {reasons or 'none'}")
+    results = report.translation.results if report.translation else ()
     table = Table("tokens asked", box=None, pad_edge=False, header_style="bold")
     for title in ("tokens", "pairs", "lowest score", *(["BLEU", "chrF"] if results else [])):
         table.add_column(title, justify="right")
-    for place, row in enumerate(report["subsets"]):
-        lowest = "–" if row["lowest_score"] is None else f"{row['lowest_score']:.4f}"
+    for place, row in enumerate(report.subsets):
+        lowest = "–" if row.lowest_score is None else f"{row.lowest_score:.4f}"
         scores = [f"{results[place][name]:.2f}" for name in ("bleu", "chrf")] if results else []
-        table.add_row(str(row["asked"]), str(row["tokens"]), str(row["pairs"]), lowest, *scores)
+        table.add_row(str(row.asked), str(row.tokens), str(row.pairs), lowest, *scores)
     out.print(table)

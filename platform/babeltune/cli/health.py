@@ -19,12 +19,11 @@ if TYPE_CHECKING:
 @app.command()
 def doctor(cluster: ClusterFile = None, as_json: Json = False) -> None:
     """Check whether a sweep can run here or on the cluster. Each line is good, or says what to do."""
-    from babeltune.files import plain
     from babeltune.remote.doctor import examine
 
     chosen = any_cluster(cluster)
     findings = examine_there(chosen, cluster or "") if chosen.by_jobs else examine(chosen)
-    say([plain(finding) for finding in findings], as_json, lambda: show(findings))
+    say(findings, as_json, lambda: show(findings))
     if not all(finding.ok for finding in findings):
         raise typer.Exit(1)
 

@@ -36,6 +36,25 @@ class Tables:
     archived: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class SweepLog:
+    """What `logs` prints."""
+
+    sweep: str
+    state: str
+    log: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageScores:
+    """The first objective of a trial by language pair."""
+
+    name: str
+    state: str
+    scores: dict[str, float]
+    """`mean`, and each language pair; empty before the first report."""
+
+
 @app.command()
 def status(
     name: TrialOrSweep = None, cluster: ClusterFile = None, follow: Follow = False, as_json: Json = False
@@ -56,8 +75,8 @@ def status(
     if follow:
         attach(folder, err)
     document = sweep_document(folder) if as_json else sweep_facts(folder)
-    say(document, as_json, lambda: show_status(folder, document["state"], document["reason"], out))
-    if document["state"] == "interrupted" and not as_json:
+    say(document, as_json, lambda: show_status(folder, document.state, document.reason, out))
+    if document.state == "interrupted" and not as_json:
         err.print(f"its driver is gone; `babeltune resume {folder.id}{with_cluster(cluster)}` goes on", soft_wrap=True)
 
 
@@ -86,14 +105,14 @@ def logs(name: SweepName = None, cluster: ClusterFile = None, follow: Follow = F
     if follow and not as_json:
         for text in followed(folder):
             out.out(text, end="", highlight=False)
-        state = sweep_facts(folder)["state"]
+        state = sweep_facts(folder).state
         dead = f": its driver is gone; `babeltune resume {folder.id}{with_cluster(cluster)}` goes on"
         err.print(f"sweep {folder.id}: {state}{dead if state == 'interrupted' else ''}", soft_wrap=True)
         return
     text = read_log(folder)
     if not text:
         warn([f"{folder.id} has no log yet"])
-    document = {"sweep": folder.id, "state": sweep_facts(folder)["state"], "log": text}
+    document = SweepLog(sweep=folder.id, state=sweep_facts(folder).state, log=text)
     say(document, as_json, lambda: out.out(text, end="", highlight=False))
 
 
@@ -167,7 +186,6 @@ def check_alone(name: str, tables: Tables) -> None:
 def trial(name: str, cluster: str | None, *, as_json: bool) -> None:
     """Shows a trial, `SWEEP/t0003`. `UnknownNameError` names the nearest one."""
     from babeltune.cli.trial import show_trial
-    from babeltune.files import plain
     from babeltune.redaction import without_password
     from babeltune.sweep.state.folder import find_trial
     from babeltune.sweep.state.trial_page import trial_page
@@ -177,13 +195,12 @@ def trial(name: str, cluster: str | None, *, as_json: bool) -> None:
     page = trial_page(folder, find_trial(folder, trial))
     uri = cluster_of(cluster).mlflow
     server = without_password(uri).rstrip("/") if uri.startswith(("http://", "https://")) else None
-    say(plain(page), as_json, lambda: show_trial(page, out, cluster, server))
+    say(page, as_json, lambda: show_trial(page, out, cluster, server))
 
 
 def show_tables(tables: Tables, cluster: str | None, *, as_json: bool) -> None:
     """Shows the sweeps, or a table of one."""
     from babeltune.cli.render import show_comparison, show_leaderboard
-    from babeltune.files import plain
     from babeltune.planning.goals import whole_name
     from babeltune.planning.warnings import about_order
     from babeltune.sweep.state.progress import standing
@@ -204,11 +221,11 @@ def show_tables(tables: Tables, cluster: str | None, *, as_json: bool) -> None:
         show_by(folder, tables.by, as_json)
     elif tables.over:
         table = compare(folder, tables.over, metrics, sort)
-        say(plain(table), as_json, lambda: show_comparison(table, out, markdown=tables.markdown))
+        say(table, as_json, lambda: show_comparison(table, out, markdown=tables.markdown))
     else:
         rows = standing(folder, sort)
         warn(about_order(sort))
-        say([plain(row) for row in rows], as_json, lambda: show_leaderboard(folder, out, sort))
+        say(rows, as_json, lambda: show_leaderboard(folder, out, sort))
 
 
 def followed(folder: SweepFolder) -> Iterator[str]:
@@ -230,11 +247,10 @@ def followed(folder: SweepFolder) -> Iterator[str]:
 def show_pareto(folder: SweepFolder, metrics: tuple[str, ...], as_json: bool) -> None:
     """Shows the trials that no other beats in all metrics."""
     from babeltune.cli.render import show_front
-    from babeltune.files import plain
     from babeltune.sweep.state.leaderboard import front
 
     columns, rows = front(folder, metrics)
-    say([plain(row) for row in rows], as_json, lambda: show_front(columns, rows, out))
+    say(rows, as_json, lambda: show_front(columns, rows, out))
 
 
 def show_by_language(folder: SweepFolder, as_json: bool) -> None:
@@ -245,45 +261,44 @@ def show_by_language(folder: SweepFolder, as_json: bool) -> None:
 
     rows, objective = standing(folder), folder.sweep().objectives[0].metric
     scores = by_language(rows, objective)
-    documents = [{"name": row.name, "state": row.state, "scores": scores[row.name]} for row in rows]
+    documents = [LanguageScores(name=row.name, state=row.state, scores=scores[row.name]) for row in rows]
     say(documents, as_json, lambda: show_languages(scores, objective, out))
 
 
 def show_by(folder: SweepFolder, setting: str, as_json: bool) -> None:
     """Shows a sweep's trials by the values of a searched setting."""
     from babeltune.cli.overview import show_by_setting
-    from babeltune.files import plain
     from babeltune.sweep.state.by_setting import by_setting
 
     table = by_setting(folder, setting)
-    say(plain(table), as_json, lambda: show_by_setting(table, out))
+    say(table, as_json, lambda: show_by_setting(table, out))
 
 
 def all_sweeps(cluster: str | None, as_json: bool, *, archived: bool) -> None:
     """Shows the sweeps of the storage; one that cannot be read is a warning."""
     from babeltune.cli.overview import show_sweeps
     from babeltune.errors import SweepError, counted
-    from babeltune.files import plain
     from babeltune.sweep.state.folder import sweep_folders
-    from babeltune.sweep.state.overview import sweep_line, with_differences
-    from babeltune.sweep.state.progress import sweep_document
+    from babeltune.sweep.state.overview import ListedSweep, sweep_line, with_differences
+    from babeltune.sweep.state.progress import SweepDocument, sweep_document
     from babeltune.sweep.sync.view import StorageView
 
     view = StorageView(cluster_of(cluster))
     view.update(every=True)
     every = sweep_folders(view.folder)
     folders = [folder for folder in every if archived or not folder.labels().get("archived")]
-    lines, specs, documents = [], {}, {}
+    lines, specs, documents = [], {}, dict[str, SweepDocument]()
     for folder in folders:
         try:
             specs[folder.id] = folder.read("sweep.json") or {}
             line = sweep_line(folder, specs[folder.id])
-            documents[folder.id] = sweep_document(folder) if as_json else {}
+            if as_json:
+                documents[folder.id] = sweep_document(folder)
             lines.append(line)
         except SweepError as error:
             warn([f"sweep {folder.id} is left out: {error}"])
     lines = with_differences(lines, specs)
-    said = [{**documents[line.sweep], **plain(line)} for line in lines if as_json]
+    said = [ListedSweep(**{**vars(documents[line.sweep]), **vars(line)}) for line in lines if as_json]
     say(said, as_json, lambda: show_sweeps(lines, out) if lines or not every else None)
     if (hidden := len(every) - len(folders)) and not as_json:
         err.print(f"{counted(hidden, 'sweep')} not listed; --archived lists them", highlight=False)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -18,6 +18,7 @@ from babeltune.stages import tell
 
 if TYPE_CHECKING:
     from babeltune.apps.mining.mine import Encoding
+    from babeltune.apps.mining.sentences import Lines
     from babeltune.apps.mining.vectors import Model
 
 
@@ -110,9 +111,9 @@ def mine(
             k=k, margin=margin, retrieval=retrieval, threshold=threshold, precision=precision, index=index
         )
         done = mining.mine(source, target, out_, settings, encoding_of(models, cluster, codec, names, spread=True))
-    warn(_about_lines(done, ("source", source), ("target", target)))
+    warn(about_lines([(source, done.source), (target, done.target)]))
     warn(mining.warnings_about(done))
-    say(done, as_json, lambda: out.print(f"{counted(done['pairs'], 'pair')} in {out_}"))
+    say(done, as_json, lambda: out.print(f"{counted(done.pairs, 'pair')} in {out_}"))
 
 
 @app.command()
@@ -143,10 +144,10 @@ def score(
         models = models_of(model, cluster, prompt, source_language, target_language, target_model)
         settings = mining.Settings(k=k, margin=margin, precision=precision, index=index)
         done = mining.score(pairs, out_, settings, encoding_of(models, cluster, codec, names))
-    warn(_about_lines(done, ("lines", pairs)))
+    warn(about_lines([(pairs, done.lines)]))
     warn(mining.warnings_about(done))
-    mean = "" if done["mean"] is None else f" mean {done['mean']:.4f},"
-    say(done, as_json, lambda: out.print(f"{counted(done['pairs'], 'pair')},{mean} in {out_}"))
+    mean = "" if done.mean is None else f" mean {done.mean:.4f},"
+    say(done, as_json, lambda: out.print(f"{counted(done.pairs, 'pair')},{mean} in {out_}"))
 
 
 @app.command()
@@ -181,10 +182,10 @@ def retrieve(
         models = models_of(model, cluster, prompt, source_language, target_language, target_model)
         encoding = encoding_of(models, cluster, codec, names)
         done = retrieval.retrieve(queries, candidates, out_, encoding, gold=gold, k=k, precision=precision)
-    warn(_about_lines(done, ("queries", queries), ("candidates", candidates)))
+    warn(about_lines([(queries, done.queries), (candidates, done.candidates)]))
     warn(retrieval.warnings_about(done))
-    right = f"precision at 1 {done['precision_at_1']:.4f}, " if gold is not None else ""
-    say(done, as_json, lambda: out.print(f"{right}{counted(done['queries']['kept'], 'query', 'queries')} in {out_}"))
+    right = f"precision at 1 {done.precision_at_1:.4f}, " if gold is not None else ""
+    say(done, as_json, lambda: out.print(f"{right}{counted(done.queries.kept, 'query', 'queries')} in {out_}"))
 
 
 @app.command()
@@ -205,15 +206,15 @@ def encode(
     with steps_shown(FIRST):
         chosen, _ = models_of(model, cluster, prompt, language, language)
         done = mining.encode(sys.stdin.buffer, chosen, out_, tell, codec)
-    if done["replaced"]:
-        warn([f"not UTF-8: {counted(done['replaced'], 'line')}; what could not be read was replaced by U+FFFD"])
-    if done["too_long"]:
+    if done.replaced:
+        warn([f"not UTF-8: {counted(done.replaced, 'line')}; what could not be read was replaced by U+FFFD"])
+    if done.too_long:
         from babeltune.apps.mining.sentences import LONGEST
 
-        warn([f"longer than {LONGEST:,} bytes: {counted(done['too_long'], 'line')}; a vector is that of the beginning"])
-    if done["zero_vectors"]:
-        warn([f"a zero vector, which has no cosine with any other: {counted(done['zero_vectors'], 'line')}"])
-    say(done, as_json, lambda: out.print(f"{done['rows']} vectors of {done['dim']} dimensions in {out_}"))
+        warn([f"longer than {LONGEST:,} bytes: {counted(done.too_long, 'line')}; a vector is that of the beginning"])
+    if done.zero_vectors:
+        warn([f"a zero vector, which has no cosine with any other: {counted(done.zero_vectors, 'line')}"])
+    say(done, as_json, lambda: out.print(f"{done.rows} vectors of {done.dim} dimensions in {out_}"))
 
 
 def models_of(
@@ -302,13 +303,6 @@ def columns_of(text: str | None, files: int = 1) -> tuple[str, str] | None:
     return names[0], names[1]
 
 
-def _about_lines(done: dict[str, Any], *files: tuple[str, Path]) -> list[str]:
-    return about_lines([(path, done[name]) for name, path in files])
-
-
-def about_lines(files: Iterable[tuple[Path, dict[str, Any]]]) -> list[str]:
-    """What was wrong with lines of the files; each has the counts of `Lines`."""
-    from babeltune.apps.mining.sentences import Lines
-
-    read = [(path, Lines(**counts)) for path, counts in files]
-    return [f"{path}: of {counted(lines.read, 'line')}, {lines.faults()}" for path, lines in read if lines.faults()]
+def about_lines(files: Iterable[tuple[Path, Lines]]) -> list[str]:
+    """What was wrong with lines of the files."""
+    return [f"{path}: of {counted(lines.read, 'line')}, {lines.faults()}" for path, lines in files if lines.faults()]

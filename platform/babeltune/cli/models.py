@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -29,6 +30,16 @@ from babeltune.cli.program import app
 
 if TYPE_CHECKING:
     from babeltune.schema.cluster import Cluster
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackingPage:
+    """Where `ui` serves MLflow's pages."""
+
+    url: str
+    """The page of the sweep's trials."""
+    store: str
+    """MLflow's tracking URI, without a password."""
 
 
 @app.command()
@@ -211,12 +222,11 @@ def adapter(
 
     A recall below --least is a refusal, and ends with 3."""
     from babeltune.cli.render import show_adapted
-    from babeltune.files import plain
     from babeltune.promotion.adapter import make_adapter
 
     with steps_shown("loading the models"):
         done = make_adapter(old, new, out_, cluster_of(cluster), sweep=sweep, least=least)
-    say({**plain(done), "kept": done.kept}, as_json, lambda: show_adapted(done, least, out))
+    say(done, as_json, lambda: show_adapted(done, least, out))
     raise typer.Exit(0 if done.folder is not None else 3)
 
 
@@ -234,13 +244,12 @@ def push(
     """Send a promoted model to a repository of the hub, with its card: licence, languages and every sealed figure.
 
     The token is that of the variable HF_TOKEN."""
-    from babeltune.files import plain
     from babeltune.promotion.push import push as send
 
     with steps_shown("reading the model"):
         done = send(model, repo, cluster_of(cluster), license=license_, public=public)
     words = f"{len(done.files)} files ({done.license}) are in {done.url}"
-    say(plain(done), as_json, lambda: out.print(words, markup=False, highlight=False, soft_wrap=True))
+    say(done, as_json, lambda: out.print(words, markup=False, highlight=False, soft_wrap=True))
 
 
 @app.command()
@@ -253,7 +262,7 @@ def methods(
     if name is None:
         from babeltune.method import available
 
-        listed = {method: method_document(method)["paper"].partition("\n")[0] for method in available()}
+        listed = {method: method_document(method).paper.partition("\n")[0] for method in available()}
         say(listed, as_json, lambda: show_methods(listed, out))
     else:
         document = method_document(name)
@@ -286,7 +295,8 @@ def ui(
     place = "the tracking server is at" if served else f"MLflow of {shown} at"
     end = "" if served else " (Ctrl-C ends it)"
     words = f"{place} {url}{end}"
-    say({"url": url, "store": shown}, as_json, lambda: out.print(words, markup=False, highlight=False, soft_wrap=True))
+    served_page = TrackingPage(url=url, store=shown)
+    say(served_page, as_json, lambda: out.print(words, markup=False, highlight=False, soft_wrap=True))
     sys.stdout.flush()
     if open_ or (open_ is None and not as_json and has_desktop()):
         open_later(url)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from babeltune.cli.common import ClusterFile, Json, Set, SweepName, cluster_of, folder_of, out, read, steps_shown
+from babeltune.cli.common import ClusterFile, Json, Set, SweepName, cluster_of, folder_of, out, read, say, steps_shown
 from babeltune.cli.program import app
 from babeltune.cli.run_here import Submission, check_submission, run_sweep
 from babeltune.cli.sweeps import Accept, Detach, Insecure
@@ -21,6 +21,16 @@ if TYPE_CHECKING:
 Write = Annotated[
     str | None, typer.Option("--write", help="Write the sweep file here (- is the output), and submit nothing.")
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrittenSpec:
+    """A sweep file that `refit --write` made."""
+
+    path: str | None
+    """The file; None for the output."""
+    spec: str
+    """The text of the sweep file, in YAML."""
 
 
 @app.command()
@@ -56,7 +66,9 @@ def refit(
             raise SweepError(f"sweep {folder.id} is running; wait for its end, or `babeltune stop {folder.id}`")
         text = spec_yaml(refit_of(folder, top=top, length=pairs, seeds=seeds, one_start=one_start))
     if write:
-        write_file(text, write)
+        path = write_file(text, write)
+        words = text if path is None else f"wrote {path}; `babeltune submit {path}` runs it\n"
+        say(WrittenSpec(path=path, spec=text), as_json, lambda: out.out(words, end="", highlight=False))
         return
     sweep = spelled(text, set_, cluster)
     if len(sweep.refit_of) < top and not as_json:
@@ -88,18 +100,17 @@ def spelled(text: str, assignments: list[str] | None, cluster: str | None) -> Sw
         return read(str(file), None, assignments, cluster)
 
 
-def write_file(text: str, file: str) -> None:
-    """Writes the sweep file; `SpecError` where it cannot."""
+def write_file(text: str, file: str) -> str | None:
+    """Writes the sweep file and returns its path; None for `-`. Raises `SpecError` if it cannot be written."""
     from babeltune.errors import SpecError
     from babeltune.files import write_out
 
     if file == "-":
-        sys.stdout.write(text)
-        return
+        return None
     try:
         write_out(Path(file), text.encode())
     except (OSError, ValueError) as error:
         raise SpecError(
             f"--write {file!r} cannot be written: {error}; name a file in a folder that is there"
         ) from error
-    out.print(f"wrote {file}; `babeltune submit {file}` runs it", markup=False, highlight=False)
+    return file

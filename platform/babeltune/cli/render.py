@@ -317,7 +317,28 @@ def selection_words(selection: Selection) -> str:
     return f"chosen by {selection.metric} {score}. {selection.words('The trial')}"
 
 
-def method_document(name: str) -> dict[str, Any]:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MethodSetting:
+    """A setting of a method."""
+
+    name: str
+    type: str
+    default: Any
+    source: str
+    """The place of the setting in the paper, or that it has none."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MethodDocument:
+    """A method and its settings."""
+
+    name: str
+    paper: str
+    """The citation, the idea and the loss."""
+    settings: list[MethodSetting]
+
+
+def method_document(name: str) -> MethodDocument:
     """A method's docstring, and its settings with type, default and source in the paper."""
     from babeltune.method import load_method
 
@@ -327,15 +348,15 @@ def method_document(name: str) -> dict[str, Any]:
     notes = field_notes(method.Config)
     module = inspect.getmodule(method)
     settings = [
-        {
-            "name": f.name,
-            "type": str(f.type),
-            "default": f.default if f.default is not dataclasses.MISSING else None,
-            "source": notes.get(f.name, f.metadata.get("source", "")),
-        }
+        MethodSetting(
+            name=f.name,
+            type=str(f.type),
+            default=f.default if f.default is not dataclasses.MISSING else None,
+            source=notes.get(f.name, f.metadata.get("source", "")),
+        )
         for f in dataclasses.fields(method.Config)
     ]
-    return {"name": name, "paper": inspect.cleandoc((module and module.__doc__) or ""), "settings": settings}
+    return MethodDocument(name=name, paper=inspect.cleandoc((module and module.__doc__) or ""), settings=settings)
 
 
 def show_methods(listed: dict[str, str], console: Console) -> None:
@@ -347,11 +368,11 @@ def show_methods(listed: dict[str, str], console: Console) -> None:
     console.print(table)
 
 
-def show_method(document: dict[str, Any], console: Console) -> None:
-    console.print(document["paper"], markup=False)
+def show_method(document: MethodDocument, console: Console) -> None:
+    console.print(document.paper, markup=False)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("setting", "default", "type", "source"):
         table.add_column(title, overflow="fold")
-    for setting in document["settings"]:
-        table.add_row(*(escape(str(setting[key])) for key in ("name", "default", "type", "source")))
+    for setting in document.settings:
+        table.add_row(*(escape(str(getattr(setting, key))) for key in ("name", "default", "type", "source")))
     console.print(table)

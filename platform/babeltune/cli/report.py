@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -24,6 +25,14 @@ from babeltune.errors import counted
 from babeltune.schema.paths import sqlite_url
 
 
+@dataclass(frozen=True, kw_only=True)
+class WrittenStudy:
+    """What `study` wrote."""
+
+    path: str
+    trials: int
+
+
 @app.command()
 def report(
     name: SweepName = None,
@@ -37,7 +46,6 @@ def report(
     """Write a sweep's report: which trial to take and why, in one file that needs no network.
 
     Every sweep that finishes has one in its folder."""
-    from babeltune.files import plain
     from babeltune.sweep.sync.view import StorageView
     from babeltune.sweep_report.write import check_report_place, complete_examples, write_report
 
@@ -48,11 +56,7 @@ def report(
         complete_examples(folder, view, say_line)
         written = write_report(folder, view, format_, out_)
     warn(note for note in written.notes if "damaged" in note)
-    say(
-        {**plain(written), "path": str(written.path)},
-        as_json,
-        lambda: out.print(f"report: {written.path}", markup=False, highlight=False, soft_wrap=True),
-    )
+    say(written, as_json, lambda: out.print(f"report: {written.path}", markup=False, highlight=False, soft_wrap=True))
 
 
 @app.command()
@@ -71,7 +75,7 @@ def study(
     folder = folder_of(name, cluster)
     trials = write_study(folder.sweep(), folder.path, out_)
     say(
-        {"path": str(out_), "trials": trials},
+        WrittenStudy(path=str(out_), trials=trials),
         as_json,
         lambda: say_line(f"{counted(trials, 'trial')} in {out_}: optuna-dashboard {sqlite_url(out_.absolute())}"),
     )

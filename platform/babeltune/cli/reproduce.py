@@ -24,13 +24,12 @@ def reproduce(
 
     Equal to the last bit on the same machine with the same versions. Fails if the objective differs by more than its
     95 % interval."""
-    from babeltune.files import plain
     from babeltune.promotion.reproduce import reproduce as train_again
 
     with steps_shown("reading the trial"):
         outcome = train_again(name, cluster_of(cluster))
     warn(f"not as it was: {change}" for change in outcome.changed)
-    say(plain(outcome), as_json, lambda: show(outcome))
+    say(outcome, as_json, lambda: show(outcome))
     if outcome.verdict == "beyond":
         raise typer.Exit(1)
 

@@ -42,6 +42,15 @@ class Submission:
     """Whether a finished sweep is trained on without a question."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Stopped:
+    """What became of a sweep that was asked to stop."""
+
+    sweep: str
+    stopped: bool
+    """Whether its driver has ended in time."""
+
+
 def check_submission(submission: Submission, file: str | None) -> None:
     """`typer.BadParameter` for options that another kind of cluster understands."""
     if submission.detach:  # a cluster that takes jobs has got the command by now
@@ -139,7 +148,7 @@ def watched_or_run(name: str, sweep: Sweep, cluster: Cluster, run: Callable[...,
                 raise typer.Exit(INTERRUPTED) from None
             state = folder.state()  # as its driver said
             if state == "failed":
-                raise SweepError(f"sweep {folder.id} failed: {sweep_facts(folder)['reason']}")
+                raise SweepError(f"sweep {folder.id} failed: {sweep_facts(folder).reason}")
             if state in ("finished", "stopped", "interrupted"):
                 return folder
             err.print(f"the driver of sweep {folder.id} is gone; going on with it")
@@ -235,5 +244,5 @@ def say_stopped(sweep: str, stopped: bool, where: str, *, as_json: bool) -> int:
         if stopped
         else f"sweep {sweep} was asked to stop and has not yet; `babeltune status {sweep}{where}` shows it"
     )
-    say({"sweep": sweep, "stopped": stopped}, as_json, lambda: out.print(words, soft_wrap=True))
+    say(Stopped(sweep=sweep, stopped=stopped), as_json, lambda: out.print(words, soft_wrap=True))
     return int(not stopped)

@@ -14,7 +14,6 @@ from babeltune.cli.common import ClusterFile, Json, cluster_of, finite, out, say
 from babeltune.cli.mining import FIRST, GOES_ON, Codec, ModelName, Prompt, about_lines, encoding_of, models_of
 from babeltune.cli.program import app
 from babeltune.errors import SpecError, check_all, counted
-from babeltune.files import plain
 
 Language = Annotated[
     str | None, typer.Option("--language", help="Of a model with layers for each language: the text's.")
@@ -52,11 +51,10 @@ def canary(
         else:
             folder = model_folder(model, chosen)
             fit = fit_of(expected, encoder_at(folder, prompt, language), Path(folder), least)
-    fits = fit.cosine >= least
-    verdict = "fits" if fits else f"does not fit (--least {least})"
+    verdict = "fits" if fit.fits else f"does not fit (--least {least})"
     words = f"{model} {verdict} {reference}: {fit.words()}{' (by its adapter)' if fit.by_adapter else ''}"
-    say({"fits": fits, **plain(fit)}, as_json, lambda: out.print(words, markup=False, highlight=False, soft_wrap=True))
-    raise typer.Exit(0 if fits else 3)
+    say(fit, as_json, lambda: out.print(words, markup=False, highlight=False, soft_wrap=True))
+    raise typer.Exit(0 if fit.fits else 3)
 
 
 @app.command()
@@ -84,10 +82,10 @@ def index(
         models = models_of(model, cluster, prompt, language, language)
         columns = None if column is None else (column, column)
         done = build_index(models[0], model, files, out_, encoding_of(models, cluster, codec, columns))
-    warn(about_lines(zip(files, done["lines"], strict=True)))
-    if zeros := done["zero_vectors"]:
+    warn(about_lines(zip(files, done.lines, strict=True)))
+    if zeros := done.zero_vectors:
         warn([f"a zero vector, which has no cosine with any other: {counted(zeros, 'text')}, not in the index"])
-    words = f"{counted(done['rows'], 'text')} of {done['dim']} dimensions in {out_}"
+    words = f"{counted(done.rows, 'text')} of {done.dim} dimensions in {out_}"
     say(done, as_json, lambda: out.print(words, markup=False, highlight=False, soft_wrap=True))
 
 
@@ -107,7 +105,7 @@ def search(
     """Find the texts of an index that are nearest to a query, with their cosines.
 
     A model whose vectors are not those of the index is refused, and ends with 3."""
-    from babeltune.apps.mining.text_index import check_fit, nearest_texts, open_index
+    from babeltune.apps.mining.text_index import SearchResult, check_fit, nearest_texts, open_index
     from babeltune.apps.mining.vectors import model_at
     from babeltune.promotion.model_names import model_folder
 
@@ -122,10 +120,5 @@ def search(
     table = Table("cosine", "text", "where")
     for hit in hits:
         table.add_row(f"{hit.score:.4f}", escape(hit.text), escape(f"{hit.file}:{hit.line}"))
-    document = {
-        "index": str(folder),
-        "model": name,
-        "by_adapter": fit.by_adapter,
-        "texts": [plain(hit) for hit in hits],
-    }
-    say(document, as_json, lambda: out.print(table))
+    result = SearchResult(index=str(folder), model=name, by_adapter=fit.by_adapter, texts=tuple(hits))
+    say(result, as_json, lambda: out.print(table))

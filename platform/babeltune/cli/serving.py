@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Annotated
 
@@ -15,6 +16,15 @@ from babeltune.cli.program import app
 
 LAST_WAIT_S = 30
 """Seconds that a server that ends gives to requests in flight."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedModels:
+    """What `serve` serves, once it can answer."""
+
+    url: str
+    models: list[str]
+    """The names of the models in requests."""
 
 
 @app.command()
@@ -61,7 +71,11 @@ def serve(
     url = f"http://{host}:{port}"
     names = [model.name for model in served]
     words = f"{', '.join(names)} at {url}/v1/embeddings and {url}/embed (Ctrl-C ends it)"
-    say({"url": url, "models": names}, as_json, lambda: out.print(words, markup=False, highlight=False, soft_wrap=True))
+    say(
+        ServedModels(url=url, models=names),
+        as_json,
+        lambda: out.print(words, markup=False, highlight=False, soft_wrap=True),
+    )
     sys.stdout.flush()
     with suppress(KeyboardInterrupt):  # uvicorn raises the signal again once all is answered
         uvicorn.Server(settings).run()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -132,7 +133,7 @@ def stop(
     folder, where = folder_of(name, cluster), with_cluster(cluster)
     storage = view.storage
     if not may_be_driven(storage, folder.id):
-        state = sweep_facts(folder)["state"]
+        state = sweep_facts(folder).state
         soon = "; if it was started just now, try again in a few seconds" if state == "new" else ""
         raise SweepError(f"sweep {folder.id} is not running; its state is {state}{soon}")
     view.ask_to_stop(folder)
@@ -161,6 +162,17 @@ def continue_(name: PauseOf, trial: PausedTrial = None, cluster: ClusterFile = N
     pause_or_continue("continue", name, trial, cluster, as_json=as_json)
 
 
+@dataclass(frozen=True, kw_only=True)
+class PauseTaken:
+    """What `pause` and `continue` print."""
+
+    sweep: str
+    trial: int | None
+    """The trial's number; None for the whole sweep."""
+    taken: bool
+    """Whether the sweep's ledger has it. A busy driver adds it later."""
+
+
 def pause_or_continue(
     event: Literal["pause", "continue"], name: str, trial: str | None, cluster: str | None, *, as_json: bool
 ) -> None:
@@ -180,7 +192,7 @@ def pause_or_continue(
     log, pauses = log_of(folder.path), event == "pause"
     what = f"sweep {folder.id}" if number is None else f"{folder.id}/{folder.trial(number).name}"
     if not may_be_driven(view.storage, folder.id):
-        state, where = sweep_facts(folder)["state"], with_cluster(cluster)
+        state, where = sweep_facts(folder).state, with_cluster(cluster)
         raise SweepError(f"{folder.id} does not run, it is {state}; `babeltune resume {folder.id}{where}` goes on")
     if number is not None and log.trials[number].end is not None:
         raise SweepError(f"{what} has ended: {log.trials[number].state}")
@@ -194,7 +206,8 @@ def pause_or_continue(
     taken = change(view, folder, event, facts, done, REQUEST_WAIT_S)
     audit(view, event, what.removeprefix("sweep "))
     words = f"{what} {'pauses' if pauses else 'goes on'}" if taken else f"asked; the driver of {folder.id} is busy"
-    say({"sweep": folder.id, "trial": number, "taken": taken}, as_json, lambda: out.print(words, highlight=False))
+    taken_by = PauseTaken(sweep=folder.id, trial=number, taken=taken)
+    say(taken_by, as_json, lambda: out.print(words, highlight=False))
 
 
 @app.command()

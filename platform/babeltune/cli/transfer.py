@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.markup import escape
@@ -18,6 +18,7 @@ from babeltune.files import check_place, json_text, write_out
 
 if TYPE_CHECKING:
     from babeltune.apps.transfer.formats import Examples, Task
+    from babeltune.apps.transfer.record import Text, TransferRecord
 
 ENGLISH = ("en", "eng")
 
@@ -49,6 +50,7 @@ def transfer(
 ) -> None:
     """Fine-tune a model on an English task and score it on other languages (zero-shot, as XTREME)."""
     from babeltune.apps.transfer import finetune
+    from babeltune.apps.transfer.record import DevText, TransferRecord
     from babeltune.apps.transfer.scores import average
     from babeltune.data.teacher import folder_digest
     from babeltune.promotion.model_names import model_folder
@@ -70,20 +72,22 @@ def transfer(
             progress=lambda done, of, loss: say_line(f"epoch {done}/{of}, loss {loss:.4f}"),
         )  # fmt: skip
     others = {language: row for language, row in outcome.scores.items() if language not in ENGLISH}
-    record = {
-        "task": task,
-        "model": model,
-        "model_digest": folder_digest(folder),
-        "settings": asdict(settings),
-        "train": described(files.train, english),
-        "dev": described(files.dev, development) | {"scores": outcome.dev} if files.dev and development else None,
-        "tests": {language: described(files.tests[language], found) for language, found in tests.items()},
-        "losses": outcome.losses,
-        "scores": outcome.scores,
-        "average": average(outcome.scores),
-        "english": next((outcome.scores[code] for code in ENGLISH if code in outcome.scores), None),
-        "others": average(others) or None,
-    }
+    record = TransferRecord(
+        task=task,
+        model=model,
+        model_digest=folder_digest(folder),
+        settings=settings,
+        train=described(files.train, english),
+        dev=DevText(**vars(described(files.dev, development)), scores=outcome.dev)
+        if files.dev and development
+        else None,
+        tests={language: described(files.tests[language], examples) for language, examples in tests.items()},
+        losses=outcome.losses,
+        scores=outcome.scores,
+        average=average(outcome.scores),
+        english=next((outcome.scores[code] for code in ENGLISH if code in outcome.scores), None),
+        others=average(others) or None,
+    )
     if out_ is not None:
         write_out(out_, (json_text(record, indent=2) + "\n").encode())
     say(record, as_json, lambda: show(record))
@@ -175,25 +179,27 @@ def languages_of(given: list[str]) -> dict[str, str]:
     return files
 
 
-def described(path: str, examples: Examples) -> dict[str, Any]:
-    """The record of a file that was read: its digest, its examples and what was dropped."""
-    return {"path": path, "sha256": examples.digest, "rows": len(examples), "dropped": examples.dropped}
+def described(path: str, examples: Examples) -> Text:
+    """The record of a file that was read."""
+    from babeltune.apps.transfer.record import Text
+
+    return Text(path=path, sha256=examples.digest, rows=len(examples), dropped=dict(examples.dropped))
 
 
-def show(record: dict[str, Any]) -> None:
+def show(record: TransferRecord) -> None:
     """The scores of each language in per cent, English first, and their averages."""
-    scores = record["scores"]
-    metrics = list(record["average"])
+    scores = record.scores
+    metrics = list(record.average)
     table = Table("language", box=None, pad_edge=False, header_style="bold")
     for title in (*metrics, "rows", "dropped"):
         table.add_column(title, justify="right")
     for language in sorted(scores, key=lambda code: (code not in ENGLISH, code)):
-        read = record["tests"][language]
+        read = record.tests[language]
         values = [f"{100 * scores[language][metric]:.1f}" for metric in metrics]
-        table.add_row(escape(language), *values, str(read["rows"]), str(sum(read["dropped"].values())))
-    for title, row in (("average", record["average"]), ("without English", record["others"])):
+        table.add_row(escape(language), *values, str(read.rows), str(sum(read.dropped.values())))
+    for title, row in (("average", record.average), ("without English", record.others)):
         if row is not None:
             table.add_row(title, *(f"{100 * row[metric]:.1f}" for metric in metrics), "", "")
     out.print(table)
-    if dropped := record["train"]["dropped"]:
+    if dropped := record.train.dropped:
         out.print(f"training rows left out: {', '.join(f'{count} {reason}' for reason, count in dropped.items())}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -22,6 +23,7 @@ from babeltune.cli.common import (
 )
 from babeltune.cli.program import app
 from babeltune.errors import SpecError, counted
+from babeltune.sweep.state.messages import Labels
 
 if TYPE_CHECKING:
     from babeltune.promotion.deletion import Deletion
@@ -32,6 +34,16 @@ LONGEST_NOTE = 2000
 WAIT_S = 30.0
 """Seconds within which a driver should have noted what it was asked."""
 Sweep = Annotated[str, typer.Argument(help="A sweep's id or name.", metavar="SWEEP")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Labelled:
+    """What `rename`, `note` and `archive` print."""
+
+    sweep: str
+    taken: bool
+    """Whether the sweep's ledger has it. A busy driver adds it later."""
+    labels: Labels
 
 
 @app.command()
@@ -90,9 +102,7 @@ def archive(
         out.print(f"sweep {folder} {words}", markup=False, highlight=False, soft_wrap=True)
 
 
-def label(
-    sweep: str, cluster: str | None, action: Action, subject: str, labels: dict[str, object], *, as_json: bool
-) -> str:
+def label(sweep: str, cluster: str | None, action: Action, subject: str, labels: Labels, *, as_json: bool) -> str:
     """Adds labels to a sweep's ledger, and a line to the audit. Returns the sweep's id."""
     from babeltune.sweep.driver.changes import change
     from babeltune.sweep.sync.audit import audit
@@ -100,14 +110,14 @@ def label(
 
     view, folder = StorageView(cluster_of(cluster)), folder_of(sweep, cluster)
     folder.sweep()  # a damaged sweep is an error before anything changes
-    taken = change(view, folder, "label", labels, lambda log: labels.items() <= log.labels.items(), WAIT_S)
+    taken = change(view, folder, "label", dict(labels), lambda log: labels.items() <= log.labels.items(), WAIT_S)
     audit(view, action, f"{folder.id}{f', {subject}' * bool(subject)}")
     if not taken:
         warn([f"the driver of sweep {folder.id} is busy and notes it later; the lists show it then"])
     elif (rest := folder.read("tracking.json") or {}).get("unsent_bytes"):
         again = f"babeltune resume {folder.id}{with_cluster(cluster)}"
         warn([f"MLflow has not taken it yet ({rest['trouble'] or 'it is busy'}); `{again}` sends the rest"])
-    say({"sweep": folder.id, "taken": taken, **labels}, as_json, lambda: None)
+    say(Labelled(sweep=folder.id, taken=taken, labels=labels), as_json, lambda: None)
     return folder.id
 
 
@@ -117,7 +127,6 @@ def delete(sweep: Sweep, yes: Yes = False, cluster: ClusterFile = None, as_json:
 
     It shows what goes, and asks. A sweep stays if it runs, if a registered model was decided by it, or if another
     sweep is about to start from it."""
-    from babeltune.files import plain
     from babeltune.promotion.deletion import delete as delete_sweep
     from babeltune.promotion.deletion import deletion_of
     from babeltune.sweep.sync.view import StorageView
@@ -130,10 +139,10 @@ def delete(sweep: Sweep, yes: Yes = False, cluster: ClusterFile = None, as_json:
         agreed(f"delete sweep {folder.id}?", "delete removes nothing unasked; add --yes, or run it on a terminal")
     with steps_shown(f"deleting sweep {folder.id}"):
         runs = delete_sweep(view, folder)
-    document = {**plain(going), "mlflow_runs": runs}
+    done = replace(going, mlflow_runs=runs)
     words = f"deleted sweep {folder.id}, {going.bytes / 1e6:,.1f} MB"
     words += f"; {counted(runs, 'run')} in MLflow can be restored there until `mlflow gc`" if runs else ""
-    say(document, as_json, lambda: out.print(words, markup=False, highlight=False, soft_wrap=True))
+    say(done, as_json, lambda: out.print(words, markup=False, highlight=False, soft_wrap=True))
 
 
 def show_deletion(going: Deletion) -> None:

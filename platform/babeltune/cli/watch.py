@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,6 +21,14 @@ HOST = "127.0.0.1"
 """The page is for this machine only: it asks for no password."""
 LAST_WAIT_S = 1
 """Seconds that a server that ends gives to open connections. Readers of events never hang up by themselves."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LivePageAddress:
+    """Where `watch` serves a sweep's page."""
+
+    sweep: str
+    url: str
 
 
 @app.command()
@@ -40,7 +49,7 @@ def watch(
     url = f"http://{HOST}:{port}/"
     words = f"sweep {folder.id} at {url} (Ctrl-C ends the page, not the sweep)"
     say(
-        {"sweep": folder.id, "url": url},
+        LivePageAddress(sweep=folder.id, url=url),
         as_json,
         lambda: out.print(words, markup=False, highlight=False, soft_wrap=True),
     )

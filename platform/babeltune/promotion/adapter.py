@@ -61,11 +61,8 @@ class Adapted:
     recalls: dict[str, tuple[float, float]]
     """Recall@10 of each `task/subset`: of the old model's queries, and of the new one's."""
 
-    @property
-    def kept(self) -> float:
-        """The share of the old model's mean recall that the new one has."""
-        old, new = np.mean(list(self.recalls.values()), axis=0)
-        return float(new / old) if old else 0.0
+    kept: float
+    """The share of the old model's mean recall that the new one has."""
 
 
 def make_adapter(
@@ -99,7 +96,9 @@ def make_adapter(
         _write(after, layer, adapted)
         encode_adapted = encoder_of(adapted, stage="encoding with both")
         index, recalls = _recalls(tasks, encode_old, encode_adapted)
-        done = Adapted(folder=str(out), sweep=sweep, map=name, index=index, recalls=recalls)
+        before, after = np.mean(list(recalls.values()), axis=0)
+        kept = float(after / before) if before else 0.0
+        done = Adapted(folder=str(out), sweep=sweep, map=name, index=index, recalls=recalls, kept=kept)
         if done.kept < least:
             return replace(done, folder=None)
         for file, encode in ((SPACE, encode_old), (CANARY, encode_adapted)):

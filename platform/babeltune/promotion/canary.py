@@ -56,6 +56,8 @@ class Canary:
 class Fit:
     """How near a model's vectors are to those of a canary file."""
 
+    fits: bool
+    """Whether the least cosine is what was asked for."""
     cosine: float
     """The least over the sentences; 0 for vectors of another dimension."""
     mean: float
@@ -134,24 +136,29 @@ def fit_of(canary: Canary, encode: Encode, folder: Path | None = None, least: fl
     """How near the vectors of `encode` are to the canary's. `folder` is the model's, if it has one.
 
     If they differ, and `adapter` made the folder, the vectors of the model whose index it searches are compared."""
-    fit = _compared(canary, _unit(encode(list(canary.sentences))))
-    if fit.cosine < least and folder is not None and (folder / SPACE).is_file():
+    fit = _compared(canary, _unit(encode(list(canary.sentences))), least)
+    if not fit.fits and folder is not None and (folder / SPACE).is_file():
         space = read_canary(folder / SPACE)
         if space.sentences == canary.sentences:
-            near = _compared(canary, space.vectors)
-            return replace(near, by_adapter=True) if near.cosine >= least else fit
+            near = _compared(canary, space.vectors, least)
+            return replace(near, by_adapter=True) if near.fits else fit
     return fit
 
 
-def _compared(canary: Canary, vectors: Vectors) -> Fit:
+def _compared(canary: Canary, vectors: Vectors, least: float) -> Fit:
     dimensions = (canary.vectors.shape[1], vectors.shape[1])
     if dimensions[0] != dimensions[1]:
-        return Fit(cosine=0.0, mean=0.0, sentence=canary.sentences[0], dimensions=dimensions)
+        return Fit(fits=least <= 0, cosine=0.0, mean=0.0, sentence=canary.sentences[0], dimensions=dimensions)
     cosines = (canary.vectors * vectors).sum(axis=1)
     cosines[~canary.vectors.any(axis=1) & ~vectors.any(axis=1)] = 1  # neither model knows a word of the sentence
     worst = int(cosines.argmin())
-    mean = float(cosines.mean())
-    return Fit(cosine=float(cosines[worst]), mean=mean, sentence=canary.sentences[worst], dimensions=dimensions)
+    return Fit(
+        fits=bool(cosines[worst] >= least),
+        cosine=float(cosines[worst]),
+        mean=float(cosines.mean()),
+        sentence=canary.sentences[worst],
+        dimensions=dimensions,
+    )
 
 
 def _unit(vectors: Vectors) -> Vectors:

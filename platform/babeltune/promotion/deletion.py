@@ -39,6 +39,8 @@ class Deletion:
     bytes: int
     stays: tuple[str, ...]
     """What stays, in words."""
+    mlflow_runs: int = 0
+    """Runs that MLflow has marked as deleted."""
 
 
 def deletion_of(view: StorageView, folder: SweepFolder) -> Deletion:

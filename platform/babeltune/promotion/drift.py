@@ -142,23 +142,18 @@ class Drift:
     new_languages: tuple[str, ...]
     """Languages that less than `RARE` of the training text is in, and at least `LEAST` of the queries."""
 
-    @property
-    def drifted(self) -> tuple[str, ...]:
-        """The kinds of drift."""
-        return tuple(name for name, test in self.tests.items() if test.drifted)
-
-    @property
-    def pays(self) -> bool:
-        """Whether training on, with text such as the queries, can help: other meanings, words or languages than before
-        can be learnt. More text of a trained language, or longer text, is no reason to train."""
-        return bool({"vectors", "unknown tokens"} & {*self.drifted} or self.new_languages)
+    drifted: tuple[str, ...]
+    """The kinds of drift."""
+    sweep_pays: bool
+    """Whether training on, with text such as the queries, can help: other meanings, words or languages than before can
+    be learnt. More text of a trained language, or longer text, is no reason to train."""
 
     def words(self, model: str) -> str:
         """What has drifted, and whether to train."""
         if not self.drifted:
             return "no drift; no sweep is needed"
         kinds = " and ".join((", ".join(self.drifted[:-1]), self.drifted[-1]) if self.drifted[1:] else self.drifted)
-        if not self.pays:
+        if not self.sweep_pays:
             return f"drift of {kinds}: no reason to train, as meanings and words are those of before"
         new = f", in {', '.join(self.new_languages)}, too" if self.new_languages else ""
         return f"drift of {kinds}: a warm sweep may pay: `student.start: {model}`, and such text in data.train{new}"
@@ -236,12 +231,16 @@ def compare(trained: Profile, queries: Sample) -> Drift:
         if each.texts >= LEAST["languages"] * now.texts
         and trained.languages.get(name, few).texts < RARE * trained.texts
     )
+    drifted = tuple(name for name, test in tests.items() if test.drifted)
+    new_languages = new_languages if tests["languages"].drifted else ()
     return Drift(
         trained=trained.texts,
         queries=now.texts,
         tests=tests,
         slices=_worst(trained, now),
-        new_languages=new_languages if tests["languages"].drifted else (),
+        new_languages=new_languages,
+        drifted=drifted,
+        sweep_pays=bool({"vectors", "unknown tokens"} & {*drifted} or new_languages),
     )
 
 

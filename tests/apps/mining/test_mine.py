@@ -32,6 +32,7 @@ from babeltune.apps.mining.vectors import Model, embed, model_at
 from babeltune.data.stored_arrays import open_matrix
 from babeltune.data.tokens import train_tokenizer
 from babeltune.errors import DataError, SpecError
+from babeltune.files import json_text, plain
 from babeltune.models.build import build_student
 from babeltune.models.vocabulary import Vocabulary
 from babeltune.promotion.export import export
@@ -339,9 +340,9 @@ def test_known_pairs_are_found_best_first_whatever_surrounds_them(encoded, tmp_p
     assert {(s, t) for _, s, t in rows} == {(line, line.upper()) for line in text[:30]}
     scores = [float(score) for score, _, _ in rows]
     assert scores == sorted(scores, reverse=True)
-    assert done["pairs"] == 30
-    assert done["source"]["repeated"] == 5
-    assert done["source"]["broken"] == {"not UTF-8": 1}
+    assert done.pairs == 30
+    assert done.source.repeated == 5
+    assert done.source.broken == {"not UTF-8": 1}
     assert not list(mine.warnings_about(done))
     assert ("encoding sources", 40, 40) in noted
     assert noted[-1] == ("searching", 40 * 50, 40 * 50)
@@ -438,7 +439,7 @@ def test_scores_of_given_pairs_stand_in_order_and_are_those_of_mining(encoded, t
         {tuple(row[1:]): float(row[0]) for row in rows[:20]}, abs=2e-6
     )
     assert float(rows[20][0]) < min(float(row[0]) for row in rows[:20]), "a wrong pair scores lower"
-    assert (done["pairs"], done["lines"]["broken"]) == (21, {"column count": 1})
+    assert (done.pairs, done.lines.broken) == (21, {"column count": 1})
 
 
 @pytest.mark.parametrize("count", [0, 1, 2500])
@@ -447,14 +448,14 @@ def test_lines_become_rows_of_a_numpy_file_as_they_come(encoded, tmp_path, count
     noted = []
     done = mine.encode(io.BytesIO(b"".join(lines)), TOY, tmp_path / "v.npy", lambda *a: noted.append(a))
     found = np.load(tmp_path / "v.npy", mmap_mode="r")
-    assert (found.shape, found.dtype, done["rows"]) == ((count, 16), np.float32, count)
+    assert (found.shape, found.dtype, done.rows) == ((count, 16), np.float32, count)
     assert np.array_equal(found, np.array([vector_of(line.decode()) for line in lines]).reshape(count, 16))
     assert len(noted) == -(-count // mine.BATCH)
 
 
 def test_a_line_that_is_not_utf8_keeps_its_row(encoded, tmp_path):
     done = mine.encode(io.BytesIO(b"one\n\xff\n\nlast" + b"\nmore" * 20), TOY, tmp_path / "v.npy", lambda *_: None)
-    assert (done["rows"], done["replaced"]) == (24, 1)
+    assert (done.rows, done.replaced) == (24, 1)
     assert encoded[1:5] == ["one", "\ufffd", "", "last"]
     with pytest.raises(DataError, match=r"standard input: 2 of 8 lines are broken \(2 not UTF-8\), more than 5%"):
         mine.encode(io.BytesIO(b"\xff\n" * 2 + b"a\n" * 6), TOY, tmp_path / "w.npy", lambda *_: None)
@@ -464,7 +465,7 @@ def test_a_line_that_is_not_utf8_keeps_its_row(encoded, tmp_path):
 def test_a_line_that_is_too_long_keeps_its_row_and_only_its_beginning(encoded, tmp_path):
     text = "one\n" + "é" * LONGEST + "\nx" + "é" * LONGEST + "\nmore" * 40
     done = mine.encode(io.BytesIO(text.encode()), TOY, tmp_path / "v.npy", lambda *_: None)
-    assert (done["rows"], done["too_long"], done["replaced"]) == (43, 2, 0)
+    assert (done.rows, done.too_long, done.replaced) == (43, 2, 0)
     assert [len(each.encode()) for each in encoded[-43:-40]] == [3, LONGEST, LONGEST - 1]
 
 
@@ -612,7 +613,7 @@ def test_a_cluster_mines_the_file_that_one_process_mines(ray_cluster, tmp_path, 
             cluster=cluster,
         )
         done = mine.mine(*given, tmp_path / name, settings, encoding)
-        assert noted[-1] == ("searching", done["source"]["kept"] * done["target"]["kept"], noted[-1][2])
+        assert noted[-1] == ("searching", done.source.kept * done.target.kept, noted[-1][2])
         assert [what for what, _, _ in noted].count("searching") == 9
         return {**done, "out": ""}, (tmp_path / name).read_bytes()
 
@@ -626,4 +627,4 @@ def test_a_cluster_mines_the_file_that_one_process_mines(ray_cluster, tmp_path, 
 def test_the_summary_is_json(encoded, tmp_path):
     text = sentences(9)
     done, _, _ = run(tmp_path, write(tmp_path / "s", text), write(tmp_path / "t", [line.upper() for line in text]))
-    assert json.loads(json.dumps(done)) == done
+    assert json.loads(json_text(done)) == json.loads(json.dumps(plain(done)))

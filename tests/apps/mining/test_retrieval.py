@@ -52,8 +52,8 @@ def test_each_different_query_has_its_nearest_candidates(run, precision, tmp_pat
     unit = {text: vector_of(text) / np.linalg.norm(vector_of(text)) for text in ("un", "deux", "trois", "quatre")}
     others = {text: max((unit[text] @ unit[o], o) for o in unit if o != text) for text in ("un", "deux", "trois")}
     assert [(row[1], row[2].lower()) for row in rows[1::2]] == [(text, other) for text, (_, other) in others.items()]
-    assert "precision_at_1" not in done
-    assert (done["candidates"]["repeated"], done["candidates"]["empty"], done["queries"]["empty"]) == (1, 1, 1)
+    assert done.precision_at_1 is None
+    assert (done.candidates.repeated, done.candidates.empty, done.queries.empty) == (1, 1, 1)
     assert [path.name for path in (tmp_path / "storage").iterdir()] == ["vectors"]
 
 
@@ -75,7 +75,7 @@ def test_each_different_query_has_its_nearest_candidates(run, precision, tmp_pat
 )
 def test_gold_is_the_number_of_a_line_or_its_text(run, gold, expected):
     if isinstance(expected, float):
-        assert run(gold)[0]["precision_at_1"] == expected
+        assert run(gold)[0].precision_at_1 == expected
         return
     with pytest.raises(DataError, match=expected):
         run(gold)

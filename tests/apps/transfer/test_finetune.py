@@ -8,12 +8,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
 from transformers import AutoModel
 
 from babeltune.apps.transfer import finetune
 from babeltune.apps.transfer.finetune import MAX_TOKENS, Settings, collate, encode, load, loss_of
 from babeltune.apps.transfer.formats import Examples, read_examples
 from babeltune.cli import main
+from babeltune.cli.documents import document_schema
 from babeltune.data.tokens import train_tokenizer
 from babeltune.errors import DataError, TeacherError
 from babeltune.method.masked_lm import IGNORED
@@ -203,6 +205,8 @@ def test_each_task_runs_from_files_to_a_record(folder, tmp_path, monkeypatch, ca
     assert code == 0, err
     record = json.loads(out)
     assert record == json.loads((tmp_path / "out" / "record.json").read_text())
+    Draft202012Validator(document_schema("transfer")).validate(record)
+    assert record.keys() == document_schema("transfer")["properties"].keys()
     assert set(record["scores"]) == {"en", "fr"}
     main_metric = "accuracy" if task in ("xnli", "pawsx") else "f1"
     english, french = (record["scores"][language][main_metric] for language in ("en", "fr"))

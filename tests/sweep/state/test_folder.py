@@ -124,12 +124,12 @@ def test_the_ledger_is_read_once_and_no_file_of_an_ended_trial(tmp_path, sweep, 
     take, plainly = SweepLog.take, Path.open
     monkeypatch.setattr(SweepLog, "take", lambda log, line: read.append(line) or take(log, line))
     monkeypatch.setattr(Path, "open", lambda path, *mode, **more: opened.append(path) or plainly(path, *mode, **more))
-    first = [sweep_document(folder)["leaderboard"] for _ in range(3)]
+    first = [sweep_document(folder).leaderboard for _ in range(3)]
     assert first[0] == first[1] == first[2]
     assert len(read) == lines, "each line once, whoever asks and how often"
     assert {path.parent.name for path in opened if "trials" in path.parts} <= {"t0030"}, "only the one that runs"
     Ledger(folder.path / "results.jsonl").add_end(30, "PRUNED", None, TrialEnd("pruned"))
-    assert {row["name"]: row["state"] for row in sweep_document(folder)["leaderboard"]}["t0030"] == "pruned"
+    assert {row.name: row.state for row in sweep_document(folder).leaderboard}["t0030"] == "pruned"
     assert len(read) == lines + 1, "and only what it has gained"
 
 
@@ -167,9 +167,9 @@ def test_what_no_trial_wrote_may_be_damaged_and_hides_none(tmp_path, sweep, name
     folder.set_state("finished")
     add(folder, sweep, 0, [0.1], "finished")
     (folder.path / name).write_bytes(b"")
-    rows = {row["name"]: row for row in sweep_document(folder)["leaderboard"]}
-    assert (rows["t0000"]["state"], rows[name]["state"]) == ("finished", "damaged")
-    assert f"{name} is damaged" in rows[name]["warning"]
+    rows = {row.name: row for row in sweep_document(folder).leaderboard}
+    assert (rows["t0000"].state, rows[name].state) == ("finished", "damaged")
+    assert f"{name} is damaged" in rows[name].warning
     assert winner(folder).name == "t0000"
 
 

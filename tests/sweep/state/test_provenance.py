@@ -143,7 +143,7 @@ def test_a_trial_that_has_begun_keeps_its_settings_and_data(copied):
     assert waiting.exists()
     assert [condition_of(number, folder.accepted()) for number in (4, 5)] == [1, 2]
     assert folder.baselines() == {}, "the untrained student is another one"
-    assert sweep_document(folder)["accepted_changes"] == folder.accepted()
+    assert sweep_document(folder).accepted_changes == folder.accepted()
 
 
 def test_changes_are_accepted_with_their_spec_or_not_at_all(searched, tmp_path):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ import torch
 from babeltune.apps.filtering import select, translate
 from babeltune.apps.mining import mine
 from babeltune.apps.mining.margin import around
+from babeltune.apps.mining.vectors import Model
 from babeltune.errors import DataError, SpecError, counted
 from babeltune.files import json_text, write_out
 
@@ -53,6 +54,35 @@ class Translation:
     on_step: OnStep = lambda asked, step, of, loss: None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """The translation models that the subsets trained."""
+
+    recipe: translate.Recipe
+    test: dict[str, str | int]
+    """The file, its SHA-256 and its pairs."""
+    results: tuple[translate.Scores, ...]
+    """The scores of each model, the smallest subset first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filtered:
+    """`report.json`: what was kept of a corpus."""
+
+    pairs: dict[str, str | int]
+    """The file, its SHA-256 and how many pairs it has."""
+    models: tuple[Model, ...]
+    margin: str
+    k: int
+    dropped: dict[str, int]
+    """Reason -> pairs."""
+    source_languages: dict[str, int]
+    kept: int
+    token: str = "what stands between blanks in the target"
+    subsets: tuple[select.Subset, ...]
+    translation: Judged | None = None
+
+
 def filter_corpus(
     corpus: NoisyCorpus,
     out: Path,
@@ -60,7 +90,7 @@ def filter_corpus(
     encoding: Callable[[], mine.Encoding],
     settings: mine.Settings,
     translation: Translation | None = None,
-) -> dict[str, Any]:
+) -> Filtered:
     """Writes the best pairs of a corpus in subsets of these target tokens, ascending, and `report.json`, which it
     returns.
 
@@ -79,26 +109,24 @@ def filter_corpus(
     ranked, pairs = select.rank(pairs, score_pairs(pairs, settings, loaded))
     out.mkdir(parents=True)
     subsets = select.write_subsets(out, ranked, sizes)
-    report: dict[str, Any] = {
-        "pairs": {"path": corpus.path, "sha256": pairs.digest, "read": pairs.read},
-        "models": [asdict(model) for model in loaded.models],
-        "margin": settings.margin,
-        "k": settings.k,
-        "dropped": dict(pairs.dropped),
-        "source_languages": languages,
-        "kept": len(ranked.source),
-        "token": "what stands between blanks in the target",
-        "subsets": [asdict(subset) for subset in subsets],
-    }
+    report = Filtered(
+        pairs={"path": corpus.path, "sha256": pairs.digest, "read": pairs.read},
+        models=loaded.models,
+        margin=settings.margin,
+        k=settings.k,
+        dropped=dict(pairs.dropped),
+        source_languages=languages,
+        kept=len(ranked.source),
+        subsets=tuple(subsets),
+    )
     _write(out, report)
     if translation is not None and test is not None:
-        results: list[translate.Scores] = []
-        tested = {"path": translation.test, "sha256": test.digest, "pairs": len(test)}
-        report["translation"] = {"recipe": asdict(translation.recipe), "test": tested, "results": results}
-        _write(out, report)
+        tested: dict[str, str | int] = {"path": translation.test, "sha256": test.digest, "pairs": len(test)}
+        judged = Judged(recipe=translation.recipe, test=tested, results=())
+        _write(out, report := replace(report, translation=judged))
         for result in translations(out, ranked, subsets, translation, test):
-            results.append(result)
-            _write(out, report)
+            judged = replace(judged, results=(*judged.results, result))
+            _write(out, report := replace(report, translation=judged))
     return report
 
 
@@ -118,7 +146,7 @@ def candidates(corpus: NoisyCorpus, test: Pairs | None) -> tuple[Pairs, dict[str
     return pairs, languages
 
 
-def _write(out: Path, report: Mapping[str, object]) -> None:
+def _write(out: Path, report: Filtered) -> None:
     write_out(out / "report.json", (json_text(report, indent=2) + "\n").encode())
 
 

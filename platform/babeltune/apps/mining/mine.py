@@ -7,11 +7,11 @@ import functools
 import hashlib
 import io
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from babeltune.apps.mining.index import Index, load_faiss, through_index
 from babeltune.apps.mining.margin import Retrieval, flipped, pair_scores, retrieve
 from babeltune.apps.mining.resumable_search import ResumableSearch, both_ways_resumable
 from babeltune.apps.mining.rows import Rows
-from babeltune.apps.mining.sentences import LONGEST, read_pairs, read_sentences
+from babeltune.apps.mining.sentences import LONGEST, Lines, read_pairs, read_sentences
 from babeltune.apps.mining.tiles import Precision
 from babeltune.apps.mining.vectors import Model, Texts, embed
 from babeltune.data.file_readers import bounded_lines, refuse_broken
@@ -38,7 +38,6 @@ from babeltune.stages import Progress
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from babeltune.files import JsonObject, JsonValue
 
 BATCH = 1_024
 """Sentences of `encode` in memory at a time; pairs of `score`, too."""
@@ -48,17 +47,23 @@ Line = tuple[int, bytes, int | None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """How pairs are found and scored."""
+class ScoreSettings:
+    """How pairs are scored."""
 
     k: int = 4
     """Neighbours of each sentence (Artetxe & Schwenk 2019)."""
     margin: Margin = "ratio"
+    precision: Precision = "fp32"
+    index: Index = "exact"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(ScoreSettings):
+    """How pairs are found and scored."""
+
     retrieval: Retrieval = "max"
     threshold: float | None = None
     """A pair's score must be above it."""
-    precision: Precision = "fp32"
-    index: Index = "exact"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +83,57 @@ class Encoding:
     """The columns of the sources and of the targets. None: what `only_column` and `two_columns` say."""
 
 
-def mine(source: Path, target: Path, out: Path, settings: Settings, encoding: Encoding) -> JsonObject:
+@dataclass(frozen=True, kw_only=True)
+class Searched:
+    """What a user should know about a search."""
+
+    neighbours: tuple[int, int]
+    """The neighbours that were used on each side: fewer than `k` if a side has fewer sentences."""
+    without_neighbours: tuple[int, int]
+    """Different sentences of each side that have none, as their vector is zero."""
+    flipped: float
+    """The share of margins that order backwards."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mined(Searched):
+    """What `mine` wrote."""
+
+    out: str
+    pairs: int
+    source: Lines
+    target: Lines
+    settings: Settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored(Searched):
+    """What `score` wrote."""
+
+    out: str
+    pairs: int
+    undefined: int
+    """Pairs without a defined margin, which are left out."""
+    mean: float | None
+    """The mean margin; None if none is defined."""
+    lines: Lines
+    settings: ScoreSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoded:
+    """What `encode` wrote."""
+
+    out: str
+    rows: int
+    dim: int
+    replaced: int
+    """Lines that were not UTF-8."""
+    too_long: int
+    zero_vectors: int
+
+
+def mine(source: Path, target: Path, out: Path, settings: Settings, encoding: Encoding) -> Mined:
     """Writes the pairs of two files to `out`, the best first: score, source, target. Returns what was done.
 
     Raises:
@@ -104,17 +159,17 @@ def mine(source: Path, target: Path, out: Path, settings: Settings, encoding: En
         with written(out) as file:
             for score, left, right in zip(pairs.score, pairs.left, pairs.right, strict=True):
                 file.write(f"{score:.6f}\t{sources[int(left)]}\t{targets[int(right)]}\n")
-    return {
-        "out": str(out),
-        "pairs": len(pairs),
-        "source": asdict(source_lines),
-        "target": asdict(target_lines),
-        **_searched(matches, settings),
-        "settings": asdict(settings),
-    }
+    return Mined(
+        out=str(out),
+        pairs=len(pairs),
+        source=source_lines,
+        target=target_lines,
+        settings=settings,
+        **vars(_searched(matches, settings)),
+    )
 
 
-def score(pairs_file: Path, out: Path, settings: Settings, encoding: Encoding) -> JsonObject:
+def score(pairs_file: Path, out: Path, settings: Settings, encoding: Encoding) -> Scored:
     """Writes the pairs of a file with their margin before them, in order, and returns what was done.
 
     The neighbourhoods are the file's own: each source among all its targets, and back. Broken lines, and pairs without
@@ -129,15 +184,15 @@ def score(pairs_file: Path, out: Path, settings: Settings, encoding: Encoding) -
         with written(out) as file:
             for value, i, j in zip(scores[defined], pairs.sources[defined], pairs.targets[defined], strict=True):
                 file.write(f"{value:.6f}\t{pairs.source[int(i)]}\t{pairs.target[int(j)]}\n")
-    return {
-        "out": str(out),
-        "pairs": int(defined.sum()),
-        "undefined": int((~defined).sum()),
-        "mean": float(scores[defined].mean(dtype=np.float64)) if defined.any() else None,
-        "lines": asdict(pairs.lines),
-        **_searched(matches, settings),
-        "settings": {name: asdict(settings)[name] for name in ("k", "margin", "precision", "index")},
-    }
+    return Scored(
+        out=str(out),
+        pairs=int(defined.sum()),
+        undefined=int((~defined).sum()),
+        mean=float(scores[defined].mean(dtype=np.float64)) if defined.any() else None,
+        lines=pairs.lines,
+        settings=ScoreSettings(**{each.name: getattr(settings, each.name) for each in fields(ScoreSettings)}),
+        **vars(_searched(matches, settings)),
+    )
 
 
 def margins(
@@ -162,7 +217,7 @@ def margins(
     return matches, scores
 
 
-def encode(lines: IO[bytes], model: Model, out: Path, progress: Progress, codec: str | None = None) -> JsonObject:
+def encode(lines: IO[bytes], model: Model, out: Path, progress: Progress, codec: str | None = None) -> Encoded:
     """Writes the vectors of the lines, fp32 [n, dim], to a `.npy` file as they come; line i has row i.
 
     A dropped line would shift the rows after it. So invalid UTF-8 is replaced, a line of more than `LONGEST` bytes is
@@ -190,8 +245,7 @@ def encode(lines: IO[bytes], model: Model, out: Path, progress: Progress, codec:
             progress("encoding", rows, 0)
         file.seek(0)
         _header(file, rows, dim)
-    counts: JsonObject = {"replaced": replaced, "too_long": too_long, "zero_vectors": zeros}
-    return {"out": str(out), "rows": rows, "dim": dim, **counts}
+    return Encoded(out=str(out), rows=rows, dim=dim, replaced=replaced, too_long=too_long, zero_vectors=zeros)
 
 
 def _header(file: IO[bytes], rows: int, dim: int) -> None:
@@ -244,34 +298,32 @@ def _search(folders: list[list[Path]], settings: Settings, encoding: Encoding) -
     return both_ways_resumable(resumable, progress)
 
 
-def _searched(matches: Matches, settings: Settings) -> JsonObject:
-    """What a user should know about the search: the neighbours used, how many different sentences of each side have
-    none, and how many margins order backwards."""
-    used: list[JsonValue] = [side.index.shape[1] for side in (matches.forward, matches.backward)]
-    alone: list[JsonValue] = [*matches.alone]
-    return {"neighbours": used, "without_neighbours": alone, "flipped": flipped(matches, settings.margin)}
+def _searched(matches: Matches, settings: Settings) -> Searched:
+    used, other = (side.index.shape[1] for side in (matches.forward, matches.backward))
+    sources, targets = matches.alone
+    flips = flipped(matches, settings.margin)
+    return Searched(neighbours=(used, other), without_neighbours=(sources, targets), flipped=flips)
 
 
-def warnings_about(done: Mapping[str, Any]) -> Iterator[str]:
+def warnings_about(done: Mined | Scored) -> Iterator[str]:
     """Warnings about the result of `mine` or `score`, such as fewer neighbours than `k`."""
-    settings = done["settings"]
-    if min(done["neighbours"]) < settings["k"]:
+    if min(done.neighbours) < done.settings.k:
         yield (
-            f"k is {settings['k']}, but one side has only {counted(min(done['neighbours']), 'different sentence')}: "
+            f"k is {done.settings.k}, but one side has only {counted(min(done.neighbours), 'different sentence')}: "
             "that many neighbours were used"
         )
-    if any(done["without_neighbours"]):
-        sources, targets = done["without_neighbours"]
+    if any(done.without_neighbours):
+        sources, targets = done.without_neighbours
         yield f"{sources} sources and {targets} targets have no neighbours, as a vector is zero: they are in no pair"
-    if done.get("undefined"):
-        yield f"{done['undefined']} pairs have no defined margin, so they are left out of the file and of the mean"
-    if done["flipped"]:
+    if isinstance(done, Scored) and done.undefined:
+        yield f"{done.undefined} pairs have no defined margin, so they are left out of the file and of the mean"
+    if done.flipped:
         yield (
-            f"the mean cosine around {done['flipped']:.1%} of the candidates is not positive, where the ratio orders "
+            f"the mean cosine around {done.flipped:.1%} of the candidates is not positive, where the ratio orders "
             "backwards: use --margin distance"
         )
-    if not done["pairs"] and (threshold := settings.get("threshold")) is not None:
-        yield f"no pair has a score above {threshold}; lower --threshold"
+    if not done.pairs and isinstance(done, Mined) and done.settings.threshold is not None:
+        yield f"no pair has a score above {done.settings.threshold}; lower --threshold"
 
 
 @contextmanager

@@ -6,17 +6,17 @@ among all of the other."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from babeltune.apps.mining.margin import precision_at_1
 from babeltune.apps.mining.mine import Encoding, embedded, working, written
 from babeltune.apps.mining.resumable_search import ResumableSearch, one_way_resumable
-from babeltune.apps.mining.sentences import NONE, Sentences, read_gold, read_lines
+from babeltune.apps.mining.sentences import NONE, Lines, Sentences, read_gold, read_lines
 from babeltune.apps.mining.tiles import Precision
 from babeltune.errors import DataError
 from babeltune.evaluation.knn import Neighbours
@@ -24,6 +24,23 @@ from babeltune.files import check_place
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retrieved:
+    """What `retrieve` wrote."""
+
+    out: str
+    queries: Lines
+    candidates: Lines
+    neighbours: int
+    """Candidates of each query: fewer than `k` if there are fewer."""
+    without_neighbours: int
+    """Different queries that have none, as a vector is zero."""
+    k: int
+    precision: Precision
+    precision_at_1: float | None
+    """None if nobody says what is right."""
 
 
 def retrieve(
@@ -35,7 +52,7 @@ def retrieve(
     gold: Path | None = None,
     k: int = 1,
     precision: Precision = "fp32",
-) -> dict[str, Any]:
+) -> Retrieved:
     """Writes the k nearest candidates of each different query to `out`, best first: cosine, query, candidate.
 
     Line i of `gold` says what is right for line i of the queries: the
@@ -63,19 +80,20 @@ def retrieve(
                     if index < 0:
                         continue
                     file.write(f"{cosine:.6f}\t{query_texts[number]}\t{texts[index]}\n")
-    done = {
-        "out": str(out),
-        "queries": asdict(query_lines),
-        "candidates": asdict(candidate_lines),
-        "neighbours": nearest.index.shape[1],
-        "without_neighbours": int((nearest.index[:, 0] < 0).sum()),
-        "k": k,
-        "precision": precision,
-    }
+    score = None
     if relevant is not None:
         asking = query_of[query_of != NONE]
-        done["precision_at_1"] = precision_at_1(Neighbours(nearest.cosine[asking], nearest.index[asking]), relevant)
-    return done
+        score = precision_at_1(Neighbours(nearest.cosine[asking], nearest.index[asking]), relevant)
+    return Retrieved(
+        out=str(out),
+        queries=query_lines,
+        candidates=candidate_lines,
+        neighbours=nearest.index.shape[1],
+        without_neighbours=int((nearest.index[:, 0] < 0).sum()),
+        k=k,
+        precision=precision,
+        precision_at_1=score,
+    )
 
 
 def gold_of(
@@ -111,9 +129,9 @@ def gold_of(
     return np.array(right, np.int64)
 
 
-def warnings_about(done: Mapping[str, Any]) -> Iterator[str]:
+def warnings_about(done: Retrieved) -> Iterator[str]:
     """Warnings about the result of `retrieve`, such as fewer candidates than `k`."""
-    if done["neighbours"] < done["k"]:
-        yield f"k is {done['k']}, but the number of different candidates is {done['neighbours']}: that many are listed"
-    if alone := done["without_neighbours"]:
+    if done.neighbours < done.k:
+        yield f"k is {done.k}, but the number of different candidates is {done.neighbours}: that many are listed"
+    if alone := done.without_neighbours:
         yield f"{alone} queries have no neighbours, as a vector is zero: they are not in the file, and count as wrong"

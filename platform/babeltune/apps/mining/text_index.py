@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from babeltune.apps.mining.index import load_faiss
 from babeltune.apps.mining.mine import Encoding, working
 from babeltune.apps.mining.rows import Rows
-from babeltune.apps.mining.sentences import Sentences, read_files
+from babeltune.apps.mining.sentences import Lines, Sentences, read_files
 from babeltune.apps.mining.vectors import Model, embed
 from babeltune.data.arrays import parts
 from babeltune.data.stored_arrays import open_matrix
@@ -66,6 +66,17 @@ class Record:
     format: int = FORMAT
 
 
+@dataclass(frozen=True, kw_only=True)
+class Indexed(Record):
+    """What `index` wrote."""
+
+    out: str
+    zero_vectors: int
+    """Texts that are not in the index."""
+    lines: tuple[Lines, ...]
+    """What became of the lines of each file."""
+
+
 @dataclass(frozen=True)
 class TextIndex:
     """An index that is open."""
@@ -90,7 +101,19 @@ class Hit:
     """The first line with the text, from 1; in a table the row."""
 
 
-def build_index(model: Model, name: str, files: Sequence[Path], out: Path, encoding: Encoding) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True)
+class SearchResult:
+    """What `search` found."""
+
+    index: str
+    model: str
+    by_adapter: bool
+    """Whether the model is an adapter for the index."""
+    texts: tuple[Hit, ...]
+    """The nearest first."""
+
+
+def build_index(model: Model, name: str, files: Sequence[Path], out: Path, encoding: Encoding) -> Indexed:
     """Writes the folder, and returns what was done. `name` is what the model was called.
 
     A text that stands in several places is one. A text with a zero vector has no cosine: it is left out and counted.
@@ -129,8 +152,8 @@ def build_index(model: Model, name: str, files: Sequence[Path], out: Path, encod
             records.append(complete)
 
         write_folder(write, out, {".faiss", ".arrow", ".json"})
-    counts = {"out": str(out), "zero_vectors": len(texts) - records[0].rows}
-    return {**counts, **asdict(records[0]), "lines": [asdict(each) for each in lines]}
+    zeros = len(texts) - records[0].rows
+    return Indexed(out=str(out), zero_vectors=zeros, lines=tuple(lines), **vars(records[0]))
 
 
 def _fill(

@@ -16,7 +16,7 @@ from babeltune.schema.records import Sweep
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.leaderboard import best_first, trial_rows
 from babeltune.sweep.state.log import log_of
-from babeltune.sweep.state.progress import state_of
+from babeltune.sweep.state.progress import SweepDocument, state_of
 
 LOG_TIME = "%Y-%m-%d %H:%M:%S"
 LONGEST_VALUE = 24
@@ -54,6 +54,11 @@ class SweepLine:
     """The data that it trains on, in a few words."""
     differs: tuple[str, ...] = ()
     """The settings that differ among sweeps of this name, with this sweep's values."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedSweep(SweepLine, SweepDocument):
+    """One sweep in the list of all sweeps, with its trials."""
 
 
 def sweep_line(folder: SweepFolder, spec: Mapping[str, object] | None = None) -> SweepLine:

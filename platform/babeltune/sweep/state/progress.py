@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import babeltune
-from babeltune.files import plain
 from babeltune.schema.records import Sweep
 from babeltune.stages import SEARCHING, Stage, minutes, stage_words
 from babeltune.sweep.state.folder import SweepFolder, read_log
 from babeltune.sweep.state.heartbeat import driven_elsewhere, is_locked
 from babeltune.sweep.state.leaderboard import Row, leaderboard
 from babeltune.sweep.state.log import log_of
+from babeltune.sweep.state.messages import Labels
 
 STAGE = "stage.json"
 """Names the file of a sweep's folder that says how far its driver is."""
@@ -147,9 +147,40 @@ def _plugins(folder: SweepFolder) -> list[str]:
     return sorted(code.keys() - {babeltune.__name__})
 
 
-def sweep_document(folder: SweepFolder) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True)
+class SweepFacts:
+    """A sweep without its trials."""
+
+    sweep: str
+    """The sweep's id."""
+    state: str
+    """`new`, `running`, `finished`, `stopped`, `interrupted` or `failed`."""
+    reason: str
+    """Why it failed."""
+    folder: str
+    driver: dict[str, str | float] | None
+    """The process that runs it: `host`, `process`, `pid`, and since when, in seconds since 1970; None if none does."""
+    stage: Stage | None
+    """What its driver does; None if none runs it."""
+    plugins: list[str]
+    """The distributions besides babeltune whose methods it began with."""
+    accepted_changes: list[dict[str, Any]]
+    """The changes of code, packages or spec that were accepted while it went on."""
+    labels: Labels
+    """Its other name, its note, and whether it is archived."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepDocument(SweepFacts):
     """A sweep in JSON, as commands print it."""
-    return {**sweep_facts(folder), "leaderboard": [plain(row) for row in standing(folder)]}
+
+    leaderboard: list[Row]
+    """The best first; the baselines are rows, too."""
+
+
+def sweep_document(folder: SweepFolder) -> SweepDocument:
+    """A sweep with its trials."""
+    return SweepDocument(**vars(sweep_facts(folder)), leaderboard=standing(folder))
 
 
 def state_of(folder: SweepFolder) -> str:
@@ -158,17 +189,17 @@ def state_of(folder: SweepFolder) -> str:
     return "interrupted" if state in ("running", "paused") and not is_driven(folder) else state
 
 
-def sweep_facts(folder: SweepFolder) -> dict[str, Any]:
+def sweep_facts(folder: SweepFolder) -> SweepFacts:
     """The same without its trials."""
     driven = is_driven(folder)
-    return {
-        "sweep": folder.id,
-        "state": state_of(folder),
-        "reason": str((folder.read("state.json") or {}).get("reason", "")),
-        "folder": str(folder.path),
-        "driver": folder.read("driver.json") if driven else None,
-        "stage": plain(read_stage(folder)) if driven else None,
-        "plugins": _plugins(folder),
-        "accepted_changes": folder.accepted(),
-        "labels": log_of(folder.path).labels,
-    }
+    return SweepFacts(
+        sweep=folder.id,
+        state=state_of(folder),
+        reason=str((folder.read("state.json") or {}).get("reason", "")),
+        folder=str(folder.path),
+        driver=folder.read("driver.json") if driven else None,
+        stage=read_stage(folder) if driven else None,
+        plugins=_plugins(folder),
+        accepted_changes=folder.accepted(),
+        labels=log_of(folder.path).labels,
+    )
