@@ -15,12 +15,11 @@ from babeltune.schema.json_schema import DIALECT
 
 def documents() -> dict[str, Any]:
     """Command -> the type of its document. A command with several options may have several."""
-    from babeltune.apps.filtering.filter import Filtered
-    from babeltune.apps.mining.mine import Encoded, Mined, Scored
-    from babeltune.apps.mining.retrieval import Retrieved
-    from babeltune.apps.mining.text_index import Indexed, SearchResult
+    return {**_of_sweeps(), **_of_models()}
+
+
+def _of_sweeps() -> dict[str, Any]:
     from babeltune.apps.own_files.init import Made
-    from babeltune.apps.transfer.record import TransferRecord
     from babeltune.cli.clean import Removed
     from babeltune.cli.inspect import LanguageScores, SweepLog
     from babeltune.cli.models import TrackingPage
@@ -34,16 +33,8 @@ def documents() -> dict[str, Any]:
     from babeltune.cli.upkeep import Labelled
     from babeltune.cli.watch import LivePageAddress
     from babeltune.planning.plan import PlanReport
-    from babeltune.promotion.adapter import Adapted
-    from babeltune.promotion.canary import Fit
     from babeltune.promotion.deletion import Deletion
-    from babeltune.promotion.drift import Drift
-    from babeltune.promotion.gates import Decision, Scores
-    from babeltune.promotion.ladder import Rung
-    from babeltune.promotion.push import Pushed
     from babeltune.promotion.reproduce import Reproduction
-    from babeltune.promotion.small_table import Exported
-    from babeltune.promotion.sweep_scores import Comparison
     from babeltune.remote.doctor import Finding
     from babeltune.sweep.state.by_setting import BySetting
     from babeltune.sweep.state.leaderboard import Row
@@ -72,6 +63,30 @@ def documents() -> dict[str, Any]:
         "ui": TrackingPage,
         "watch": LivePageAddress,
         "serve": ServedModels,
+        "methods": dict[str, str] | MethodDocument,
+        "schema": dict[str, Any],
+        "skill": Skill,
+        "doctor": list[Finding],
+        "clean": list[Removed],
+    }
+
+
+def _of_models() -> dict[str, Any]:
+    from babeltune.apps.filtering.filter import Filtered
+    from babeltune.apps.mining.mine import Encoded, Mined, Scored
+    from babeltune.apps.mining.retrieval import Retrieved
+    from babeltune.apps.mining.text_index import Indexed, SearchResult
+    from babeltune.apps.transfer.record import TransferRecord
+    from babeltune.promotion.adapter import Adapted
+    from babeltune.promotion.canary import Fit
+    from babeltune.promotion.drift import Drift
+    from babeltune.promotion.gates import Decision, Scores
+    from babeltune.promotion.ladder import Rung
+    from babeltune.promotion.push import Pushed
+    from babeltune.promotion.small_table import Exported
+    from babeltune.promotion.sweep_scores import Comparison
+
+    return {
         "promote": Decision | list[Rung],
         "evaluate": Scores,
         "compare": Comparison,
@@ -88,11 +103,6 @@ def documents() -> dict[str, Any]:
         "filter": Filtered,
         "index": Indexed,
         "search": SearchResult,
-        "methods": dict[str, str] | MethodDocument,
-        "schema": dict[str, Any],
-        "skill": Skill,
-        "doctor": list[Finding],
-        "clean": list[Removed],
     }
 
 

@@ -38,7 +38,7 @@ class TransferRecord:
     train: Text
     dev: DevText | None
     tests: dict[str, Text]
-    """By language."""
+    """Language -> its file."""
     losses: list[float]
     """The training loss, mean over each epoch's steps."""
     scores: dict[str, dict[str, float]]
