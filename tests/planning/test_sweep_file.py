@@ -736,12 +736,16 @@ def test_an_encoder_beside_others_that_nobody_can_reach_is_refused(tmp_path):
 # --- What is shipped ------------------------------------------------------------------------------------------------
 
 
-FILES = sorted(path.relative_to(repository()).as_posix() for path in (repository() / "search_spaces").rglob("*.yaml"))
+FILES = [
+    path.relative_to(repository()).as_posix()
+    for path in sorted((repository() / "search_spaces").rglob("*.yaml"))
+    if path.parent.name != "transfer"  # for another command: tests/apps/transfer/test_hub_sets.py
+]
 MULTILINGUAL = "search_spaces/teachers/multilingual.yaml"
 SHIPPED = [name for name in FILES if "\nmethod: " in (repository() / name).read_text(encoding="utf-8")]
 EVALUATED = [name for name in FILES if Path(name).parent.name == "evaluation"]
 """For `babeltune evaluate`."""
-EVALUATIONS = [name for name in EVALUATED if Path(name).name != "mteb_bitext.yaml"]
+EVALUATIONS = [name for name in EVALUATED if Path(name).name not in ("mteb_bitext.yaml", "bought.yaml")]
 """Those that add to a sweep's test sets."""
 FROM_HUB = ("search_spaces/pretrained.yaml", "search_spaces/ladder.yaml")
 """Their students begin as a model of the hub."""

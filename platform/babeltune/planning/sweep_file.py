@@ -96,7 +96,7 @@ def read_sweep(
     for assignment in assignments:
         assign(document, assignment)
     missing = REQUIRED - document.values.keys()
-    is_sweep = all(key.partition(".")[0] in KNOWN_KEYS for key in document.values)
+    is_sweep = all(key.partition(".")[0].removesuffix(ADDS) in KNOWN_KEYS for key in document.values)
     if "method" in missing and len(missing) > 1 and document.values and is_sweep:
         raise SpecError(
             f"{file}: an overlay, not a sweep file: it has {', '.join(document.values)}, and no "
@@ -185,7 +185,9 @@ def _refuse(problems: Iterable[Problem], error: Callable[[Key, str], str]) -> No
 
 
 def _refuse_cluster(file: Path, document: Document, wanted: str) -> None:
-    """`SpecError` for a cluster file where a sweep file or an overlay is wanted."""
+    """`SpecError` for a cluster file, or one of `transfer`, where a sweep file or an overlay is wanted."""
+    if "transfer" in document.values:
+        raise SpecError(f"{file}: this is a data set of `babeltune transfer MODEL --with {file}`, not {wanted}")
     if {"address", "storage"} & document.values.keys() and "method" not in document.values:
         raise SpecError(f"{file}: this is a cluster file, not {wanted}; it goes behind --cluster")
 

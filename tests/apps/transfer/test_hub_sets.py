@@ -12,6 +12,7 @@ from babeltune.data.tokens import train_tokenizer
 from babeltune.errors import DataError, SpecError
 from babeltune.models.build import build_student
 from babeltune.models.vocabulary import Vocabulary
+from babeltune.planning.sweep_file import read_sweep
 from babeltune.promotion.export import export
 from babeltune.schema.records import Transformer
 
@@ -96,6 +97,12 @@ def test_the_languages_are_xtremes():
     pos, ner = set(overlay_of("pos").subsets), set(overlay_of("ner").subsets)
     assert pos < ner
     assert ner - pos == {"bn", "jv", "ka", "ml", "ms", "my", "sw"}
+
+
+def test_an_overlay_of_transfer_is_no_sweep_file():
+    for name in ("xnli", "ner"):
+        with pytest.raises(SpecError, match=r"data set of `babeltune transfer MODEL --with .*`, not a sweep file"):
+            read_sweep(f"search_spaces/transfer/{name}.yaml")
 
 
 def test_rows_without_a_gold_label_or_words_are_counted(copy):
