@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -43,7 +43,7 @@ class Labelled:
     sweep: str
     taken: bool
     """Whether the sweep's ledger has it. A busy driver adds it later."""
-    labels: Labels
+    labels: dict[str, str | bool]
 
 
 @app.command()
@@ -117,7 +117,7 @@ def label(sweep: str, cluster: str | None, action: Action, subject: str, labels:
     elif (rest := folder.read("tracking.json") or {}).get("unsent_bytes"):
         again = f"babeltune resume {folder.id}{with_cluster(cluster)}"
         warn([f"MLflow has not taken it yet ({rest['trouble'] or 'it is busy'}); `{again}` sends the rest"])
-    say(Labelled(sweep=folder.id, taken=taken, labels=labels), as_json, lambda: None)
+    say(Labelled(sweep=folder.id, taken=taken, labels=cast("dict[str, str | bool]", labels)), as_json, lambda: None)
     return folder.id
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import babeltune
 from babeltune.schema.records import Sweep
@@ -16,7 +16,6 @@ from babeltune.sweep.state.folder import SweepFolder, read_log
 from babeltune.sweep.state.heartbeat import driven_elsewhere, is_locked
 from babeltune.sweep.state.leaderboard import Row, leaderboard
 from babeltune.sweep.state.log import log_of
-from babeltune.sweep.state.messages import Labels
 
 STAGE = "stage.json"
 """Names the file of a sweep's folder that says how far its driver is."""
@@ -166,8 +165,8 @@ class SweepFacts:
     """The distributions besides babeltune whose methods it began with."""
     accepted_changes: list[dict[str, Any]]
     """The changes of code, packages or spec that were accepted while it went on."""
-    labels: Labels
-    """Its other name, its note, and whether it is archived."""
+    labels: dict[str, str | bool]
+    """What users say of it: another `name`, a `note`, and whether it is `archived`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,5 +200,5 @@ def sweep_facts(folder: SweepFolder) -> SweepFacts:
         stage=read_stage(folder) if driven else None,
         plugins=_plugins(folder),
         accepted_changes=folder.accepted(),
-        labels=log_of(folder.path).labels,
+        labels=cast("dict[str, str | bool]", log_of(folder.path).labels),
     )
