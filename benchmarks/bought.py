@@ -105,7 +105,7 @@ def table(record: Mapping[str, Any]) -> str:
             cells = [f"{values[metric]:.4f}"[: 6 if "xsim" in metric else 5] for metric in COLUMNS.values()]
             lines.append(f"| {name}, here | {' | '.join(cells)} |")
         elif not row.printed:
-            lines.append(f"| {name} | not at hand{' |' * len(titles)}")
+            lines.append(f"| {name} | not measured{' |' * len(titles)}")
     return "\n".join(lines) + "\n"
 
 
