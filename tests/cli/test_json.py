@@ -54,7 +54,7 @@ OF_A_SWEEP = [
     ("runs", "searched"),
     ("runs", "searched", "--front"),
     ("runs", "searched", "--languages"),
-    ("runs", "searched", "--over", "seed"),
+    ("runs", "searched", "--over", "temperature"),
     ("runs", "searched", "--by", "temperature"),
     ("runs", "searched/t0000"),
     ("logs", "searched"),
@@ -70,11 +70,15 @@ OF_A_SWEEP = [
     ("adapter", "model", "model", "--out", "adapted", "--sweep", "searched"),
     ("export", "model", "--out", "small", "--sweep", "searched", "--most-lost", "1"),
     ("reproduce", "searched/t0000"),
+    ("note", "searched", "for the paper"),
+    ("rename", "searched", "first"),
+    ("archive", "first"),
+    ("delete", "first", "--yes"),
 ]
 PAGES = [("serve", "model"), ("ui", "searched"), ("watch", "searched")]
 LONG = ["submit", "demo", "extend", "stop"]
 """Commands that train, in one test."""
-ELSEWHERE = ["plan", "transfer", "push"]
+ELSEWHERE = ["plan", "transfer", "push", "pause", "continue"]
 """Commands with a test of their own."""
 
 

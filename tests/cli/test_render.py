@@ -239,11 +239,11 @@ def test_a_decision_shows_its_reasons_scores_and_no_folder_when_refused():
 
 def test_a_method_shows_every_setting_with_its_source():
     document = method_document("soft_contrastive")
-    assert "2024" in document["paper"]
-    for setting in document["settings"]:
-        assert setting["source"], f"{setting['name']} cites nothing"
+    assert "2024" in document.paper
+    for setting in document.settings:
+        assert setting.source, f"{setting.name} cites nothing"
     text = shown(lambda console: show_method(document, console))
-    assert all(setting["name"] in text for setting in document["settings"])
+    assert all(setting.name in text for setting in document.settings)
 
 
 def test_without_a_terminal_progress_is_printed_as_lines(tiny_file, tmp_path):

@@ -44,7 +44,7 @@ def test_a_trial_is_a_page_with_curve_scores_settings_and_cost(command, home):
     assert f"babeltune promote {home.id}/t0000" in out
 
 
-def test_a_trial_whose_checkpoint_was_removed_says_so_and_is_not_offered_for_promotion(command, home):
+def test_a_removed_checkpoint_is_said_and_not_offered(command, home):
     (home.trial(0) / REMOVED).write_text(json.dumps({"rule": "clean --top 1"}), encoding="utf-8")
     _, out, _ = command("status", f"{home.id}/t0000")
     assert "removed (`clean --top 1`); the scores stay" in out

@@ -67,8 +67,8 @@ def places_in(text):
 @pytest.mark.parametrize("name", METHODS)
 def test_each_setting_of_a_method_names_its_place_or_whose_choice_it_is(name):
     for setting in method_document(name).settings:
-        rows, source = table(f"{name}.{setting['name']}"), setting["source"]
-        assert rows, f"{name}.{setting['name']} has no row in citations.tsv"
+        rows, source = table(f"{name}.{setting.name}"), setting.source
+        assert rows, f"{name}.{setting.name} has no row in citations.tsv"
         assert places_in(source) == {row["place"] for row in rows if row["place"]}, (name, setting)
         text = source.casefold()
         for row in rows:

@@ -257,9 +257,9 @@ def test_wrong_settings_are_refused(values, words):
 def test_every_other_method_has_a_weight_that_says_what_it_is():
     assert set(METHODS) == set(available()) - {"combined"}
     settings = {setting.name: setting for setting in method_document("combined").settings}
-    assert settings["lealla"]["source"] == "Weight of lealla's loss: ours."
-    assert settings["lealla"]["default"] == 0.0
-    assert "its own `Config`" in settings["settings"]["source"]
+    assert settings["lealla"].source == "Weight of lealla's loss: ours."
+    assert settings["lealla"].default == 0.0
+    assert "its own `Config`" in settings["settings"].source
 
 
 FILE = "search_spaces/combined.yaml"

@@ -121,14 +121,14 @@ def warnings_said() -> Iterator[None]:
 
 class Meter:
     """Writes progress to standard error: at the begin and end of a stage, and every few seconds between, with its rate
-    and the time left."""
+    and the time left. Nothing in the first `silent_s` seconds."""
 
-    def __init__(self, first: str) -> None:
+    def __init__(self, first: str, silent_s: float = 0.0) -> None:
         from babeltune.stages import timed
 
         self._stage_of, self._said = timed(), dict[str, tuple[float, int]]()
         self._words, self._begun = first, time.monotonic()
-        self._written = self._begun
+        self._written, self._silent_s = self._begun, silent_s
 
     def __call__(self, name: str, done: int, of: int) -> None:
         from babeltune.stages import stage_words
@@ -138,7 +138,8 @@ class Meter:
         if done != before and (done == of or stage.time - last >= METER_EVERY_S):
             self._said[name] = stage.time, done
             self._words = stage_words(stage)
-            self._write(self._words)
+            if time.monotonic() - self._begun >= self._silent_s:
+                self._write(self._words)
 
     def _write(self, words: str) -> None:
         self._written = time.monotonic()
@@ -166,11 +167,11 @@ class Meter:
 
 
 @contextmanager
-def steps_shown(first: str, again: str = "does it") -> Iterator[None]:
+def steps_shown(first: str, again: str = "does it", *, silent_s: float = 0.0) -> Iterator[None]:
     """Shows the long steps of the block: as one changing line on a terminal, else as lines. All on standard error.
 
     The time moves also in a step that does not say how far it is. `first`: the step that the block begins with.
-    `again`: what the same command does after a Ctrl-C."""
+    `again`: what the same command does after a Ctrl-C. Lines begin after `silent_s` seconds: most are done by then."""
     from babeltune.stages import listening
 
     try:
@@ -178,7 +179,7 @@ def steps_shown(first: str, again: str = "does it") -> Iterator[None]:
             with _changing_line(first) as change, listening(change):
                 yield
         else:
-            with listening(meter := Meter(first)), meter.ticking():
+            with listening(meter := Meter(first, silent_s)), meter.ticking():
                 yield
     except KeyboardInterrupt:
         say_line(f"interrupted; the same command again {again}")

@@ -5,12 +5,23 @@ carry. A test runs every command and holds its output against them."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from pydantic import ConfigDict, RootModel
 
 from babeltune.schema.json_schema import DIALECT
+
+
+@dataclass(frozen=True, kw_only=True)
+class Skill:
+    """How a program or an agent runs a loop of sweeps."""
+
+    path: str
+    """The file: that of the package, or the one that was written."""
+    text: str
+    """Markdown, with a head in YAML as agents read it."""
 
 
 def documents() -> dict[str, Any]:
@@ -23,7 +34,6 @@ def _of_sweeps() -> dict[str, Any]:
     from babeltune.cli.clean import Removed
     from babeltune.cli.inspect import LanguageScores, SweepLog
     from babeltune.cli.models import TrackingPage
-    from babeltune.cli.own_files import Skill
     from babeltune.cli.refit import WrittenSpec
     from babeltune.cli.render import MethodDocument
     from babeltune.cli.report import WrittenStudy

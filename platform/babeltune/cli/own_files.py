@@ -1,24 +1,19 @@
-"""The commands that help to write a sweep file, or to run a loop of sweeps: init, schema, skill."""
+"""The command init, which writes a sweep file for files of text."""
 
 from __future__ import annotations
 
-import json
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-import babeltune
-from babeltune.cli.common import Json, out, say, say_line, steps_shown, warn
+from babeltune.cli.common import Json, out, say, steps_shown, warn
 from babeltune.cli.program import app
-from babeltune.errors import SpecError, counted, nearest
-from babeltune.files import check_place, write_out
+from babeltune.errors import SpecError, counted
 
 if TYPE_CHECKING:
     from babeltune.apps.own_files.init import Made
-    from babeltune.schema.json_schema import Kind
 
 
 @app.command()
@@ -68,65 +63,6 @@ def init(
         recipe = make(files, choices)
     warn(recipe.notes)
     say(recipe, as_json, lambda: show(recipe))
-
-
-@app.command()
-def schema(
-    kind: Annotated[
-        str, typer.Argument(help="`sweep` or `cluster` for that file, or a command, such as promote, for its --json.")
-    ],
-    out_: Annotated[Path | None, typer.Option("--out", help="The file; standard output when left out.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="As every command; a schema is JSON in any case.")] = True,
-) -> None:
-    """Print the JSON Schema of sweep or cluster files, for editors, or of what a command prints with --json."""
-    document = schema_of(kind)
-    if out_ is None:
-        say(document, True, lambda: None)
-        return
-    check_place(out_)
-    write_out(out_, (json.dumps(document, ensure_ascii=False, indent=2) + "\n").encode())
-    say_line(f"schema: {out_}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Skill:
-    """How a program or an agent runs a loop of sweeps."""
-
-    path: str
-    """The file: that of the package, or the one that was written."""
-    text: str
-    """Markdown, with a head in YAML as agents read it."""
-
-
-@app.command()
-def skill(
-    out_: Annotated[
-        Path | None, typer.Option("--out", help="A new file, such as .claude/skills/babeltune/SKILL.md.")
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Print SKILL.md: how a script or an agent runs a loop of sweeps honestly, command by command."""
-    path = Path(babeltune.__file__).with_name("bundled") / "SKILL.md"
-    text = path.read_text(encoding="utf-8")
-    if out_ is not None:
-        out_.parent.mkdir(parents=True, exist_ok=True)
-        check_place(out_)
-        write_out(out_, text.encode())
-    words = text if out_ is None else f"skill: {out_}\n"
-    say(Skill(path=str(out_ or path), text=text), as_json, lambda: out.out(words, end="", highlight=False))
-
-
-def schema_of(kind: str) -> dict[str, object]:
-    """The JSON Schema of a kind of file, or of a command's document. `SpecError` names the nearest of both."""
-    from babeltune.cli.documents import document_schema, documents
-    from babeltune.schema.json_schema import RECORDS, json_schema
-
-    if kind in ("sweep", "cluster"):
-        return json_schema(cast("Kind", kind))
-    if kind not in documents():
-        near = nearest(kind, [*RECORDS, *documents()])
-        raise SpecError(f"{kind!r} is no kind of file and no command{near}; write sweep, cluster, or a command")
-    return document_schema(kind)
 
 
 def columns_of(text: str | None) -> dict[str, str]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from babeltune.cli.common import (
+    METER_EVERY_S,
     ClusterFile,
     File,
     Json,
@@ -80,7 +81,7 @@ def plan(
 
     sweep, chosen = read(file, with_, set_, cluster, trials), any_cluster(cluster)
     warn(first := first_warnings(sweep, chosen))
-    with steps_shown("planning the sweep"):
+    with steps_shown("planning the sweep", silent_s=METER_EVERY_S):
         report = api.plan(sweep, samples=samples, calibrate=calibrate, cluster=cluster)
     warn(words for words in report.warnings if words not in first)
     say(report, as_json, lambda: show_plan(report, sweep, machine_of(chosen, sweep), out, whole=yaml))

@@ -206,7 +206,7 @@ def test_each_task_runs_from_files_to_a_record(folder, tmp_path, monkeypatch, ca
     record = json.loads(out)
     assert record == json.loads((tmp_path / "out" / "record.json").read_text())
     Draft202012Validator(document_schema("transfer")).validate(record)
-    assert record.keys() == document_schema("transfer")["properties"].keys()
+    assert record.keys() == document_schema("transfer")["$defs"]["TransferRecord"]["properties"].keys()
     assert set(record["scores"]) == {"en", "fr"}
     main_metric = "accuracy" if task in ("xnli", "pawsx") else "f1"
     english, french = (record["scores"][language][main_metric] for language in ("en", "fr"))

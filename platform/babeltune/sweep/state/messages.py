@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NotRequired, Required, Self, TypedDict, cast, get_args
+from typing import TYPE_CHECKING, Literal, Required, Self, TypedDict, cast, get_args
 
 from babeltune.files import plain
 from babeltune.schema.records import Report, Scalar, Strict
@@ -194,8 +194,8 @@ class Holder(TypedDict):
     gpus: float
 
 
-class Submission(TypedDict):
-    """The line of the ledger with which a driver begins: what the sweep is from then on."""
+class SubmissionOfAnyVersion(TypedDict):
+    """What every submission has, those of earlier versions too."""
 
     spec: JsonObject
     facts: JsonObject
@@ -212,7 +212,13 @@ class Submission(TypedDict):
     """How every trial runs: its world size and backend."""
     mlflow_metrics: int | None
     """How many of a trial's metrics MLflow gets; None: all."""
-    holder: NotRequired[Holder]
+
+
+class Submission(SubmissionOfAnyVersion, total=False):
+    """The line of the ledger with which a driver begins: what the sweep is from then on."""
+
+    # `NotRequired` would do, but is none where annotations are text
+    holder: Holder
 
 
 class Accepted(TypedDict):
