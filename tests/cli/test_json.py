@@ -160,6 +160,7 @@ def test_a_plan_prints_what_its_schema_says(tiny_file):
     assert run("plan", str(tiny_file))["estimate"]["total_s"] > 0
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("here", "one_scoring_process", "ray_cluster")
 def test_commands_on_a_sweep_print_what_their_schemas_say(copied, monkeypatch):
     monkeypatch.setenv("BABELTUNE_HOME", copied[2].storage)

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -96,10 +96,13 @@ class DriverSync:
         self.token, self._leased = leased.take(self.needs), leased
         self.where = replace(self.where, compares=self.mirror.store.compares and self.where.compares)
         self.mirror.store.timeout = REQUEST_TIMEOUT_S
-        insist = partial(self._insist, seconds=timeout)
-        self._insist(self._look_for_requests, timeout)
-        self._stores = stores_in(BucketStores(self.mirror, insist, takes_shards=self.carrier is not None))
-        self._stores.__enter__()
+        with ExitStack() as failing:
+            failing.callback(leased.release)
+            self._insist(self._look_for_requests, timeout)
+            insist = partial(self._insist, seconds=timeout)
+            self._stores = stores_in(BucketStores(self.mirror, insist, takes_shards=self.carrier is not None))
+            self._stores.__enter__()
+            failing.pop_all()
         self._thread.start()
         return self
 
