@@ -23,10 +23,10 @@ from babeltune.cli.common import (
 )
 from babeltune.cli.program import app
 from babeltune.errors import SpecError, counted
-from babeltune.sweep.state.messages import Labels
 
 if TYPE_CHECKING:
     from babeltune.promotion.deletion import Deletion
+    from babeltune.sweep.state.messages import Labels
     from babeltune.sweep.sync.audit import Action
 
 LONGEST_NOTE = 2000
