@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -63,12 +63,12 @@ def rename(
         raise SpecError(f"NAME {name!r} {what}")
     folder = folder_of(sweep, cluster)
     others = {each.id: each.labels().get("name") or name_of(each.id) for each in sweep_folders(folder.path.parents[1])}
-    own = others.pop(folder.id)
-    if taken := next((id_ for id_, other in others.items() if name in (id_, other)), None):
-        raise SpecError(f"NAME {name!r} is that of sweep {taken}; write another one")
+    name_before = others.pop(folder.id)
+    if namesake := next((id_ for id_, other in others.items() if name in (id_, other)), None):
+        raise SpecError(f"NAME {name!r} is that of sweep {namesake}; write another one")
     label(folder.id, cluster, "rename", name, {"name": "" if name == name_of(folder.id) else name}, as_json=as_json)
     if not as_json:
-        out.print(f"sweep {folder.id} is called {name}, and was {own}", markup=False, highlight=False, soft_wrap=True)
+        out.out(f"sweep {folder.id} is called {name}, and was {name_before}", highlight=False)
 
 
 @app.command()
@@ -117,7 +117,7 @@ def label(sweep: str, cluster: str | None, action: Action, subject: str, labels:
     elif (rest := folder.read("tracking.json") or {}).get("unsent_bytes"):
         again = f"babeltune resume {folder.id}{with_cluster(cluster)}"
         warn([f"MLflow has not taken it yet ({rest['trouble'] or 'it is busy'}); `{again}` sends the rest"])
-    say(Labelled(sweep=folder.id, taken=taken, labels=cast("dict[str, str | bool]", labels)), as_json, lambda: None)
+    say(Labelled(sweep=folder.id, taken=taken, labels=labels), as_json, lambda: None)
     return folder.id
 
 

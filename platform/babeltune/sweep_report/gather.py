@@ -82,8 +82,8 @@ def gather(folder: SweepFolder, *, unfinished: bool = False) -> SweepReport:
     ours = [each for each in standings if not each.is_baseline]
     return SweepReport(
         sweep=folder.id,
-        name=labels.get("name") or sweep.name,
-        note=labels.get("note", ""),
+        name=str(labels.get("name") or sweep.name),
+        note=str(labels.get("note", "")),
         description=sweep.description,
         methods=tuple(sorted(proposable_methods(sweep))),
         state=state_of(folder),

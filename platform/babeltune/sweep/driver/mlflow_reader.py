@@ -200,7 +200,7 @@ class MlflowReader:
         rows = logged_rows(self._log, self._sweep, baselines)
         labels = self._log.labels
         summary = summary_of(self._sweep, self._folder.id, rows, baselines)
-        note = "\n\n".join(filter(None, (labels.get("note"), summary.note)))
+        note = "\n\n".join(filter(None, (str(labels.get("note", "")), summary.note)))
         step = sum(value for name, value in summary.metrics.items() if name.startswith("trials/"))
         point = Point(step=round(step), time_ms=line.get("time_ms", 0), values=summary.metrics)
         tags = {NOTE: note, **{f"babeltune.{key}": value for key, value in labels.items()}}

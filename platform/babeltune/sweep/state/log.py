@@ -17,6 +17,7 @@ from babeltune.schema.records import Report, Scalar
 from babeltune.sweep.state.messages import (
     ENDED,
     ENDS,
+    LABEL_KEYS,
     Accepted,
     Labels,
     LedgerLine,
@@ -131,7 +132,7 @@ class SweepLog:
         if line["event"] == "accept" and Accepted.__required_keys__ <= line.keys():
             self._accept(cast("Accepted", line), line.get("time_ms", 0) / 1000)
         if line["event"] == "label":
-            self.labels |= cast("Labels", {key: line[key] for key in Labels.__optional_keys__ if key in line})  # type: ignore[literal-required]
+            self.labels |= {key: cast("Labels", line)[key] for key in LABEL_KEYS if key in line}
         if line["event"] in ("pause", "continue"):
             self._pause(line.get("number"), pauses=line["event"] == "pause")
             return

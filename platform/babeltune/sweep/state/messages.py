@@ -174,14 +174,10 @@ class LedgerLine(TypedDict, total=False):
     archived: bool
 
 
-class Labels(TypedDict, total=False):
-    """What users say of a sweep. None of it changes its id, its folder or a result."""
-
-    name: str
-    """The name that it is called by now; empty: the one of its sweep file."""
-    note: str
-    archived: bool
-    """Whether lists of sweeps leave it out."""
+Labels = dict[str, str | bool]
+"""What users say of a sweep: values of `LABEL_KEYS`. None of it changes its id, its folder or a result."""
+LABEL_KEYS = ("name", "note", "archived")
+"""The name that it is called by now (empty: the one of its sweep file), a note, and whether lists leave it out."""
 
 
 class Holder(TypedDict):

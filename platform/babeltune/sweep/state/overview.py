@@ -80,9 +80,9 @@ def sweep_line(folder: SweepFolder, spec: Mapping[str, object] | None = None) ->
         objective=objective,
         best=None if best is None else best.name,
         score=None if best is None else best.metrics.get(objective),
-        title=labels.get("name", ""),
-        note=labels.get("note", ""),
-        archived=labels.get("archived", False),
+        title=str(labels.get("name", "")),
+        note=str(labels.get("note", "")),
+        archived=bool(labels.get("archived")),
         data=_data_words(folder, sweep),
     )
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 
 import babeltune
 from babeltune.schema.records import Sweep
@@ -200,5 +200,5 @@ def sweep_facts(folder: SweepFolder) -> SweepFacts:
         stage=read_stage(folder) if driven else None,
         plugins=_plugins(folder),
         accepted_changes=folder.accepted(),
-        labels=cast("dict[str, str | bool]", log_of(folder.path).labels),
+        labels=log_of(folder.path).labels,
     )

@@ -64,8 +64,9 @@ def actor() -> str:
 
 
 def accountable() -> tuple[str, bool]:
-    """The user whose computing this process does, and whether the system says so: all jobs of a cluster may run as one
-    user, so of a Ray job it is the word of its sender."""
+    """The user whose computing this process does, and whether the system says so.
+
+    All jobs of a cluster may run as one user, so of a Ray job it is the word of its sender."""
     sender = os.environ.get(ACTOR, "").rpartition("@")[0]
     return (sender, False) if sender else (who(), True)
 

@@ -83,8 +83,10 @@ def _tried(deliver: Callable[[], None]) -> None:
 
 
 def _final(error: Exception) -> bool:
-    """Whether a server has refused for good: by a 4xx of HTTP other than 429, by a 5xx of SMTP or for some
-    recipients (others have the message), or has no certificate that holds."""
+    """Whether another try is of no use.
+
+    A server refuses for good by a 4xx of HTTP other than 429, or by a 5xx of SMTP. If it refuses some recipients, the
+    others have the message. A certificate that does not hold will not hold later."""
     if isinstance(error, urllib.error.HTTPError):
         return error.code < 500 and error.code != http.client.TOO_MANY_REQUESTS
     if isinstance(error, smtplib.SMTPResponseException):
