@@ -140,7 +140,9 @@ def test_a_schema_is_one_and_says_what_a_key_means():
         jsonschema.Draft202012Validator.check_schema(document_schema(command))
     assert "no difference" in document_schema("compare")["$defs"]["Cell"]["properties"]["p"]["description"]
     result = CliRunner().invoke(app, ["schema", "promotes"])
-    assert "'promotes' is no kind of file and no command; did you mean 'promote'?" in str(result.exception)
+    assert "'promotes' is no kind of file (sweep, cluster) and no command; did you mean 'promote'?" in str(
+        result.exception
+    )
 
 
 @pytest.mark.slow

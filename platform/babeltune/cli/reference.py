@@ -65,5 +65,5 @@ def schema_of(kind: str) -> dict[str, object]:
         return json_schema(cast("Kind", kind))
     if kind not in documents():
         near = nearest(kind, [*RECORDS, *documents()])
-        raise SpecError(f"{kind!r} is no kind of file and no command{near}; write sweep, cluster, or a command")
+        raise SpecError(f"{kind!r} is no kind of file (sweep, cluster) and no command{near}")
     return document_schema(kind)

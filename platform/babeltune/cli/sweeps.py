@@ -194,7 +194,8 @@ def pause_or_continue(
     what = f"sweep {folder.id}" if number is None else f"{folder.id}/{folder.trial(number).name}"
     if not may_be_driven(view.storage, folder.id):
         state, where = sweep_facts(folder).state, with_cluster(cluster)
-        raise SweepError(f"{folder.id} does not run, it is {state}; `babeltune resume {folder.id}{where}` goes on")
+        command, why = ("extend --trials N", "adds trials") if state == "finished" else ("resume", "goes on")
+        raise SweepError(f"{folder.id} does not run, it is {state}; `babeltune {command} {folder.id}{where}` {why}")
     if number is not None and log.trials[number].end is not None:
         raise SweepError(f"{what} has ended: {log.trials[number].state}")
     if pauses == (log.sweep_paused if number is None else number in log.paused):

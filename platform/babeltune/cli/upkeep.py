@@ -81,8 +81,9 @@ def note(
     """Note something of a sweep: `status`, `runs`, reports and MLflow show it."""
     words = " ".join(text.split())
     if len(words) > LONGEST_NOTE or not words.isprintable():
-        rule = f"have at most {LONGEST_NOTE:,} characters" if words.isprintable() else "be text without control codes"
-        raise SpecError(f"TEXT of {counted(len(words), 'character')} must {rule}; shorten it")
+        rule = f"have at most {LONGEST_NOTE:,} characters; shorten it"
+        rule = rule if words.isprintable() else "be text without control codes; remove them"
+        raise SpecError(f"TEXT of {counted(len(words), 'character')} must {rule}")
     folder = label(sweep, cluster, "note", words, {"note": words}, as_json=as_json)
     if not as_json:
         out.print(f"noted of sweep {folder}" if words else f"sweep {folder} has no note now", highlight=False)

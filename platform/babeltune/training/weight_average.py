@@ -98,9 +98,7 @@ class StartMean(WeightAverage):
         """Nothing: the latest weights decide."""
 
     def _make(self) -> None:
-        self.values = {
-            name: torch.lerp(first, self.named[name].detach(), self.share) for name, first in self.first.items()
-        }
+        self.values = {n: torch.lerp(first, self.named[n].detach(), self.share) for n, first in self.first.items()}
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
