@@ -50,6 +50,8 @@ def test_a_removed_checkpoint_is_said_and_not_offered(command, home):
     assert "removed (`clean --top 1`); the scores stay" in out
     assert "babeltune promote" not in out
     assert f"babeltune refit {home.id}" in out
+    _, table, _ = command("status", home.id)
+    assert "checkpoints removed for good: t0000; their scores stay" in table
 
 
 @pytest.mark.parametrize("words", [["show", "t0001"], ["runs", "t0001"], ["compare", "t0001", "t0002"]])
