@@ -31,7 +31,7 @@ from babeltune.data import arrays, texts
 from babeltune.data.contamination import find_near_anew
 from babeltune.data.corpus import build_corpus, check_corpus
 from babeltune.data.prepare import Wanted, asked_of_teacher, write_arrays
-from babeltune.schema.records import Bitext, Data, Source, Split
+from babeltune.schema.records import Bitext, Data, Split, TsvSource
 from benchmarks.__main__ import commit
 from benchmarks.race import Options, Row, in_own_process, options, verdict
 
@@ -121,7 +121,7 @@ def make_data(folder: Path, pairs: int) -> Data:
         sides = [sentences(draw, words[language], EVALUATED) for language in ("eng", "fra")]
         rows = "".join(f"{a}\t{b}\n" for a, b in zip(*sides, strict=True))
         (folder / f"{name}.tsv").write_text(f"eng\tfra\n{rows}", encoding="utf-8")
-        source = Source(name=name, path=f"{name}.tsv", columns={"eng": "eng", "fra": "fra"})
+        source = TsvSource(name=name, path=f"{name}.tsv", columns={"eng": "eng", "fra": "fra"})
         tasks.append(Bitext(name=name, source=source))
     shares = {"first": ("eng", "fra", 5), "second": ("eng", "deu", 3), "third": ("eng", "fra", 2)}
     train = []
@@ -130,7 +130,7 @@ def make_data(folder: Path, pairs: int) -> Data:
         with (folder / f"{name}.tsv").open("w", encoding="utf-8") as file:
             write_rows(file, (left, right), rows_here, seed, sides)
         cap = rows_here // 2 if name == "third" else None
-        train.append(Source(name=name, path=f"{name}.tsv", columns={left: left, right: right}, cap=cap))
+        train.append(TsvSource(name=name, path=f"{name}.tsv", columns={left: left, right: right}, cap=cap))
     return Data(
         train=tuple(train),
         dev=(tasks[0],),

@@ -32,7 +32,7 @@ from babeltune.models.build import build_student
 from babeltune.models.encoder import encode_all
 from babeltune.models.hub import BUNDLED, model_folder
 from babeltune.models.vocabulary import Vocabulary
-from babeltune.schema.records import Bitext, Clustering, Source, Sts, Transfer, Transformer
+from babeltune.schema.records import Bitext, Clustering, Sts, Transfer, Transformer, TsvSource
 from benchmarks.mteb_tasks import as_mteb, run
 from benchmarks.race import options, race, verdict
 
@@ -57,10 +57,10 @@ def tasks_of(languages: int, rows: int) -> list[TextTask]:
         ordered = sorted(found, key=lambda code: (code != first, code))[:languages]
         return {code: found[code] for code in ordered}
 
-    ntrex = Source(name="ntrex", id="id", paths=files("ntrex", ".tsv.gz", "eng"), pairs="all")
-    sib = Source(name="sib", id="id", paths=files("sib200", ".tsv.gz", "eng_Latn"))
+    ntrex = TsvSource(name="ntrex", id="id", paths=files("ntrex", ".tsv.gz", "eng"), pairs="all")
+    sib = TsvSource(name="sib", id="id", paths=files("sib200", ".tsv.gz", "eng_Latn"))
     tatoeba = [
-        Bitext(name="tatoeba", source=Source(name=code, path=path, columns={code: code, "eng": "eng"}))
+        Bitext(name="tatoeba", source=TsvSource(name=code, path=path, columns={code: code, "eng": "eng"}))
         for code, path in files("tatoeba", "-eng.tsv", "fra").items()
     ]
     topics = Clustering(name="sib", source=sib, label="category")

@@ -30,7 +30,7 @@ from babeltune.data.prepared import TextTask
 from babeltune.evaluation.clustering import SEEDS, STARTS
 from babeltune.evaluation.evaluate import evaluate_texts
 from babeltune.models.hub import BUNDLED, model_folder
-from babeltune.schema.records import Bitext, Clustering, Source, Sts, Transfer
+from babeltune.schema.records import Bitext, Clustering, Sts, Transfer, TsvSource
 from benchmarks.evaluation import ROOT, Ours, loaded
 from benchmarks.mteb_tasks import mteb_scores
 from benchmarks.race import one_thread
@@ -63,12 +63,12 @@ class Cell:
 def tasks(rows: int | None = None) -> list[TextTask]:
     """NTREX and Tatoeba, mining sets of NTREX, STS-B and KorSTS, SIB-200 in English, each whole or of so many rows."""
     files = {code: f"ntrex/{code}.tsv.gz" for code in LANGUAGES}
-    sib = Source(name="sib", id="id", paths={code: f"sib200/{code}.tsv.gz" for code in ("eng_Latn", "fra_Latn")})
+    sib = TsvSource(name="sib", id="id", paths={code: f"sib200/{code}.tsv.gz" for code in ("eng_Latn", "fra_Latn")})
     found: list[Bitext | Sts | Clustering | Transfer] = [
-        Bitext(name="ntrex", source=Source(name="ntrex", id="id", paths=files, pairs="all"))
+        Bitext(name="ntrex", source=TsvSource(name="ntrex", id="id", paths=files, pairs="all"))
     ]
     for code in LANGUAGES[1:]:
-        pair = Source(name=code, path=f"tatoeba/{code}-eng.tsv", columns={code: code, "eng": "eng"})
+        pair = TsvSource(name=code, path=f"tatoeba/{code}-eng.tsv", columns={code: code, "eng": "eng"})
         found.append(Bitext(name="tatoeba", source=pair))
     found += [
         Sts(name="stsb", path="stsb/eng.test.tsv", language="eng"),

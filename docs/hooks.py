@@ -57,6 +57,10 @@ PLAIN = {"str": "text", "int": "whole number", "float": "number", "bool": "`true
 """Types of Python in the words of a sweep file."""
 
 
+MOST_ARMS = 6
+"""Records of a union that are listed by name."""
+
+
 def type_words(text: str) -> str:
     """The type of a key in words: `tuple[Source, ...] | None` is a list of Source."""
     return _type_words(ast.parse(text, mode="eval").body)
@@ -70,7 +74,10 @@ def _type_words(node: ast.expr) -> str:
         return "" if node.value is None else f"`{node.value}`"
     if not isinstance(node, ast.Subscript):
         name = ast.unparse(node)
-        union = [record.__name__ for record in records_in(getattr(records, name, None))]
+        arms = records_in(getattr(records, name, None))
+        if len(arms) > MOST_ARMS:
+            return f"`{name}` of any `{arms[0].KIND}`"
+        union = [record.__name__ for record in arms]
         return PLAIN.get(name, " or ".join(f"`{each}`" for each in union or [name]))
     inner = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
     kind = ast.unparse(node.value)

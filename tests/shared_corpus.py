@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from any_source import any_source
 from babeltune.data import file_shards, text_shards
 from babeltune.data.contamination import find_near_anew
 from babeltune.data.corpus import Corpus, build_corpus
 from babeltune.data.store import digest_of_texts
 from babeltune.data.text_shards import TextShards
-from babeltune.schema.records import Bitext, Clean, Data, Source, Split
+from babeltune.schema.records import Bitext, Clean, Data, PivotSource, Source, Split
 from babeltune.sweep.sync.shards import Carrier, on_a_node
 
 NEAR = "a sentence of the test that is rather long and has many words"
@@ -21,7 +22,7 @@ NEAR = "a sentence of the test that is rather long and has many words"
 def table(folder: Path, name: str, left: str, right: str, rows: list[tuple[str, str]], **settings: object) -> Source:
     lines = [f"{left}\t{right}", *("\t".join(row) for row in rows)]
     (folder / f"{name}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return Source(**{"name": name, "path": f"{name}.tsv", "columns": {left: left, right: right}, **settings})
+    return any_source(**{"name": name, "path": f"{name}.tsv", "columns": {left: left, right: right}, **settings})
 
 
 def data_in(folder: Path) -> Data:
@@ -32,7 +33,7 @@ def data_in(folder: Path) -> Data:
     train = (
         table(folder, "first", "eng", "fra", rows),
         table(folder, "made", "kor", "eng", [(f"한국어 {i}", f"english {i}!") for i in range(70)], cap=40),
-        Source(name="joined", format="pivot", left="first", right="made", join="eng", pairs=("fra-kor",)),
+        PivotSource(name="joined", format="pivot", left="first", right="made", join="eng", pairs=("fra-kor",)),
         table(folder, "copies", "eng", "fra", copies),
     )
     dev = Bitext(name="d", source=table(folder, "d", "fra", "eng", [("français 3", "Other"), ("x", "English 7")]))

@@ -151,7 +151,7 @@ def test_every_setting_of_a_method_has_a_text_in_the_reference():
 
 
 def test_types_and_bars_of_the_reference_are_written_for_people(hooks):
-    assert hooks.type_words("tuple[Source, ...] | None") == "list of `Source`"
+    assert hooks.type_words("tuple[Source, ...] | None") == "list of `Source` of any `format`"
     assert hooks.type_words("dict[str, object] | Literal['paper']") == "any value by name or `paper`"
     assert hooks.type_words("int | Literal['teacher']") == "whole number or `teacher`"
     assert hooks.cell("a `b | c` | d") == r"a `b | c` \| d"

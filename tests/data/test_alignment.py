@@ -16,7 +16,7 @@ from babeltune.data.texts import Texts
 from babeltune.data.tokens import load_tokenizer, train_tokenizer
 from babeltune.data.word_segmentation import find_words
 from babeltune.errors import DataError
-from babeltune.schema.records import Source, Transformer, Words
+from babeltune.schema.records import Transformer, TsvSource, Words
 
 PAIRS = [
     ("The art of a party.", "L'art d'une fête"),
@@ -128,7 +128,7 @@ def test_each_word_but_stop_words_is_aligned_where_it_is_whole_and_occurs_once(t
 def lexicon_at(path, lines, **fields):
     path.write_text("\n".join(["lang\teng\tterm", *lines]) + "\n", encoding="utf-8")
     columns, where = {"eng": "eng", "fra": "term"}, {"lang": "fr"}
-    source = Source(name="terms", path=path.name, columns=columns, where=where, **fields)
+    source = TsvSource(name="terms", path=path.name, columns=columns, where=where, **fields)
     return Words(align="lexicon", stop_words=0, lexicon=(source,))
 
 

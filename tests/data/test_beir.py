@@ -10,6 +10,7 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
+from any_source import any_source
 from babeltune.data.corpus import build_corpus
 from babeltune.data.eval_sets import read_eval
 from babeltune.data.prepared import tasks_from
@@ -19,7 +20,7 @@ from babeltune.planning.availability import Hub
 from babeltune.planning.availability import data_problems as unreachable
 from babeltune.planning.goals import dev_metrics
 from babeltune.planning.sweep_file import read_sweep
-from babeltune.schema.records import Data, Retrieval, Source
+from babeltune.schema.records import Data, Retrieval, TsvSource
 from corpora import read_tasks
 from refusals import refusals
 
@@ -53,7 +54,7 @@ def folder(root, corpus=DOCUMENTS, queries=QUERIES, judged=JUDGED, split="test",
 
 def task(language="eng", source=None, **more):
     source = {"name": "set", "format": "beir", "path": "set", **(source or {})}
-    return Retrieval(name="search", language=language, source=Source(**source), **more)
+    return Retrieval(name="search", language=language, source=any_source(**source), **more)
 
 
 def read(root, wanted):
@@ -64,7 +65,7 @@ def bitext(root, rows, languages="eng fra", **more):
     codes = languages.split()
     text = "".join("\t".join(row) + "\n" for row in [codes, *rows])
     (root / "bitext.tsv").write_text(text, encoding="utf-8")
-    source = Source(name="bitext", path="bitext.tsv", columns={code: code for code in codes})
+    source = TsvSource(name="bitext", path="bitext.tsv", columns={code: code for code in codes})
     return Retrieval(name="search", source=source, **more)
 
 
@@ -269,7 +270,7 @@ def test_queries_and_documents_are_kept_out_of_training_and_near_ones_are_counte
         ("Kept.", "Gardé."),
     ]
     (tmp_path / "train.tsv").write_text("".join("\t".join(row) + "\n" for row in rows), encoding="utf-8")
-    train = Source(name="s", path="train.tsv", columns={"eng": "eng", "fra": "fra"})
+    train = TsvSource(name="s", path="train.tsv", columns={"eng": "eng", "fra": "fra"})
     corpus = build_corpus(Data(train=(train,), dev=(task(),), overlap="near"), folder(tmp_path), seed=0)
     kept = {corpus.texts[number] for number in corpus.pairs[:, 0]}
     assert kept == {"who is never judged", "Kept."}, "a query that is not judged is not read"
@@ -281,7 +282,7 @@ def test_queries_and_documents_are_kept_out_of_training_and_near_ones_are_counte
 
 def test_dev_and_test_queries_over_one_corpus_do_not_spoil_the_test(tmp_path):
     (tmp_path / "train.tsv").write_text("eng\tfra\nKept.\tGardé.\n", encoding="utf-8")
-    train = Source(name="s", path="train.tsv", columns={"eng": "eng", "fra": "fra"})
+    train = TsvSource(name="s", path="train.tsv", columns={"eng": "eng", "fra": "fra"})
     folder(tmp_path, judged=["q1\td1\t1"], split="dev")
     folder(tmp_path, judged=["q3\td10\t1", "q4\td2\t1"])
 
@@ -314,7 +315,7 @@ def search(**changes):
         (search(cutoff=0), "dev.0.cutoff: 0 must be from 1 to 10,000"),
         (search(qrels="../test"), "dev.0.qrels"),
         (search(right_model="teacher"), "dev.0.right_model: 'teacher' is for task 'bitext' or 'mining'"),
-        (search(source={"columns": {"eng": "eng"}}), "format 'beir' needs path or dataset, and no other of these"),
+        (search(source={"columns": {"eng": "eng"}}), "columns: a mapping with 'eng' is for .* and this one is 'beir'"),
         (search(source={"path": "../set"}), "leaves data.root"),
         (
             {"name": "x", "source": {"name": "s", "format": "beir", "path": "set"}},

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from any_source import any_source
 from babeltune.data.contamination import find_near_anew
 from babeltune.data.corpus import Corpus, build_corpus
 from babeltune.data.prepare import Wanted, asked_of_teacher
@@ -25,7 +26,18 @@ from babeltune.data.text_keys import sentence_keys, text_key
 from babeltune.data.translation import StandIn
 from babeltune.errors import DataError
 from babeltune.planning.sweep_file import data_root, read_data, read_sweep
-from babeltune.schema.records import Bitext, Clean, Clustering, Data, Source, Split, Sts
+from babeltune.schema.records import (
+    Bitext,
+    Clean,
+    Clustering,
+    Data,
+    PivotSource,
+    Source,
+    Split,
+    Sts,
+    TranslateSource,
+    TsvSource,
+)
 from babeltune.schema.text import Translation
 from corpora import DATA, needs_data, read_tasks
 from small_parts import tiny_parts
@@ -39,7 +51,7 @@ def source(root: Path, name: str, languages: str, rows: Table, **settings: objec
     lines = ["\t".join(["id", *codes]), *("\t".join([str(i), *row]) for i, row in enumerate(rows))]
     (root / f"{name}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     columns = {code: code for code in codes}
-    return Source(**{"name": name, "path": f"{name}.tsv", "id": "id", "columns": columns, **settings})
+    return any_source(**{"name": name, "path": f"{name}.tsv", "id": "id", "columns": columns, **settings})
 
 
 def numbered(prefix: str, count: int) -> Table:
@@ -80,7 +92,7 @@ def test_reading_counts_the_bytes_of_the_files_and_cleaning_the_pairs(tmp_path, 
     (tmp_path / "b.tsv").write_bytes(gzip.compress((tmp_path / "b.tsv").read_bytes()))
     rows = [dict(zip(("id", "fra", "eng"), row, strict=True)) for row in zip("12", "ab", "cd", strict=True)]
     parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "c.parquet")
-    table = replace(table, format="parquet", path="c.parquet")
+    table = any_source(name=table.name, format="parquet", path="c.parquet", id="id", columns=table.columns)
     dev = Bitext(name="d", source=source(tmp_path, "d", "fra eng", [("Merci.", "Thanks.")]))
     noticed: dict[str, list[tuple[int, int]]] = {}
     data = Data(train=(plain_text, packed, table), dev=(dev,))
@@ -137,7 +149,7 @@ def test_a_source_of_several_languages_gives_the_pairs_that_it_names(tmp_path):
 def test_pairs_without_english_come_through_a_pivot_wherever_it_stands(tmp_path):
     fra = source(tmp_path, "a", "fra eng", [("Oui", "Yes"), ("Non", "No")], train=False)
     kor = source(tmp_path, "b", "kor eng", [("아니", "no!")])
-    pivot = Source(name="p", format="pivot", left="a", right="b", join="eng", pairs=("fra-kor",))
+    pivot = PivotSource(name="p", format="pivot", left="a", right="b", join="eng", pairs=("fra-kor",))
     for order in itertools.permutations([fra, kor, pivot]):
         corpus = build(tmp_path, *order)
         assert pairs(corpus, "fra-kor") == [("Non", "아니")]
@@ -270,7 +282,7 @@ def test_english_as_the_second_language_is_filtered_too(tmp_path):
 def test_the_english_through_which_a_pivot_joined_is_filtered_in_its_own_pairs(tmp_path):
     a = source(tmp_path, "a", "fra eng", [("Oui", "Yes"), ("Non", "No")], train=False)
     b = source(tmp_path, "b", "kor eng", [("네", "Yes"), ("아니", "No")], train=False)
-    pivot = Source(name="p", format="pivot", left="a", right="b", join="eng", pairs="all")
+    pivot = PivotSource(name="p", format="pivot", left="a", right="b", join="eng", pairs="all")
     test = Bitext(name="t", source=source(tmp_path, "t", "spa eng", [("Sí", "Yes")]))
     corpus = build(tmp_path, a, b, pivot, test=(test,))
     assert pairs(corpus, "eng-fra") == [("No", "Non")]
@@ -346,7 +358,7 @@ def test_originals_in_another_language_are_not_translated(tmp_path):
     how = Translation(text="s", original="fra", into="eng", model="none")
     train = (
         source(tmp_path, "s", "fra eng", [row[::-1] for row in MIXED]),
-        Source(name="back", format="translate", translation=how),
+        TranslateSource(name="back", format="translate", translation=how),
     )
     seen: list[str] = []
 
@@ -485,7 +497,7 @@ def test_topics_are_read_in_each_language_and_mixed(tmp_path):
         "eng": topics(tmp_path, "eng", rows),
         "zho": topics(tmp_path, "zho", [(i, c, f"中文 {i}") for i, c, _ in reversed(rows)]),
     }
-    task = Clustering(name="sib", source=Source(name="sib", id="id", paths=paths), label="category")
+    task = Clustering(name="sib", source=TsvSource(name="sib", id="id", paths=paths), label="category")
     eng, zho, mixed = read_tasks([task], tmp_path, Data(train=()))
     assert [t.subset for t in (eng, zho, mixed)] == ["eng", "zho", "mixed"]
     assert (eng.kind, eng.left[1], zho.left[1], zho.left_languages) == ("clustering", "English 1", "中文 1", ("zho",))
@@ -502,14 +514,14 @@ def test_topics_are_read_in_each_language_and_mixed(tmp_path):
 
 def test_topics_of_one_table_and_one_language_have_no_mixture(tmp_path):
     path = topics(tmp_path, "one", [("1", "a", "First."), ("2", "b", "Second.")])
-    task = Clustering(name="t", source=Source(name="t", path=path, columns={"eng": "text"}), label="category")
+    task = Clustering(name="t", source=TsvSource(name="t", path=path, columns={"eng": "text"}), label="category")
     (eng,) = read_tasks([task], tmp_path, Data(train=()))
     assert (eng.left, eng.labels, eng.right) == (("First.", "Second."), ("a", "b"), ())
 
 
 def test_topic_texts_are_kept_out_of_training_in_every_language(tmp_path):
     paths = {code: topics(tmp_path, code, [("1", "a", f"{code} one"), ("2", "b", "two")]) for code in ("eng", "fra")}
-    task = Clustering(name="t", source=Source(name="t", id="id", paths=paths), label="category")
+    task = Clustering(name="t", source=TsvSource(name="t", id="id", paths=paths), label="category")
     rows = [("ENG one!", "Autre."), ("Other.", "fra one"), ("Kept.", "Gardé.")]
     corpus = build(tmp_path, source(tmp_path, "s", "eng fra", rows), dev=(task,))
     assert pairs(corpus) == [("Kept.", "Gardé.")]
@@ -519,7 +531,7 @@ def test_topic_texts_are_kept_out_of_training_in_every_language(tmp_path):
 
 def test_topics_that_differ_between_languages_are_refused(tmp_path):
     paths = {"eng": topics(tmp_path, "eng", [("1", "a", "One")]), "fra": topics(tmp_path, "fra", [("1", "b", "Un")])}
-    task = Clustering(name="t", source=Source(name="t", id="id", paths=paths), label="category")
+    task = Clustering(name="t", source=TsvSource(name="t", id="id", paths=paths), label="category")
     with pytest.raises(DataError, match=r"row '1' needs one label in column 'category', .* it has a, b"):
         read_tasks([task], tmp_path, Data(train=()))
 
@@ -555,7 +567,7 @@ def facts(corpus: Corpus) -> dict[str, object]:
 def test_a_corpus_in_tiny_parts_is_the_one_that_is_cleaned_at_once(tmp_path):
     first = source(tmp_path, "first", "eng fra", [(f"English {i % 60}", f"français {i % 45}") for i in range(90)])
     made = replace(source(tmp_path, "made", "kor eng", [(f"한국어 {i}", f"english {i}!") for i in range(70)]), cap=40)
-    joined = Source(name="joined", format="pivot", left="first", right="made", join="eng", pairs=("fra-kor",))
+    joined = PivotSource(name="joined", format="pivot", left="first", right="made", join="eng", pairs=("fra-kor",))
     dev = Bitext(
         name="d", source=source(tmp_path, "d", "fra eng", [("français 3", "Something else"), ("x", "English 7")])
     )
@@ -633,9 +645,9 @@ def test_a_real_corpus_is_cleaned_to_the_bytes_of_earlier_versions():
 def test_a_real_corpus_is_cleaned_and_overlaps_with_no_real_eval_set():
     def pair(folder: str, code: str, suffix: str = ".tsv.gz") -> Source:
         path = f"{folder}/{code}-eng{suffix}"
-        return Source(name=f"{folder}_{code}", path=path, id="id", columns={code: code, "eng": "eng"})
+        return TsvSource(name=f"{folder}_{code}", path=path, id="id", columns={code: code, "eng": "eng"})
 
-    multiway = Source(name="n", id="id", paths={code: f"ntrex/{code}.tsv.gz" for code in ("eng", "kor", "jpn")})
+    multiway = TsvSource(name="n", id="id", paths={code: f"ntrex/{code}.tsv.gz" for code in ("eng", "kor", "jpn")})
     data = Data(
         train=(pair("tatoeba_challenge", "kor"), replace(pair("sts_parallel", "kor"), cap=2000)),
         dev=(
@@ -664,7 +676,7 @@ def test_a_real_corpus_is_cleaned_and_overlaps_with_no_real_eval_set():
 @needs_data
 def test_real_topics_are_in_two_languages_and_mixed():
     paths = {"eng": "sib200/eng_Latn.tsv.gz", "zho": "sib200/zho_Hans.tsv.gz"}
-    source = Source(name="sib200", id="id", paths=paths)
+    source = TsvSource(name="sib200", id="id", paths=paths)
     eng, zho, mixed = read_tasks([Clustering(name="sib200", source=source, label="category")], DATA, Data(train=()))
     assert [len(task.left) for task in (eng, zho, mixed)] == [510, 510, 510]
     assert len(set(mixed.labels)) == 7

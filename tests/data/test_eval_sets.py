@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from any_source import any_source
 from babeltune.data.eval_sets import read_eval
 from babeltune.data.prepared import tasks_from
 from babeltune.errors import DataError
@@ -15,7 +16,7 @@ from babeltune.files import plain
 from babeltune.planning.data_rules import data_problems
 from babeltune.planning.goals import dev_metrics
 from babeltune.planning.sweep_file import read_data
-from babeltune.schema.records import Bitext, Clustering, Data, Mined, Mining, Source, Sts, Sweep, Transfer
+from babeltune.schema.records import Bitext, Clustering, Data, Mined, Mining, Sts, Sweep, Transfer, TsvSource
 from corpora import read_tasks
 from refusals import refusals
 
@@ -45,7 +46,7 @@ def sides(folder, first, rows):
         )
         for language in ("fra", "eng")
     }
-    return Source(name=first, paths=paths, header=False, id="0", column="1")
+    return TsvSource(name=first, paths=paths, header=False, id="0", column="1")
 
 
 @pytest.fixture
@@ -91,7 +92,7 @@ def topics(folder):
         language: write(folder, f"{language}.tsv", header, *((i, s, c, f"{language} {t}") for i, s, c, t in rows))
         for language in ("eng", "zho")
     }
-    source = Source(name="sib", id="id", paths=paths)
+    source = TsvSource(name="sib", id="id", paths=paths)
     return Transfer(name="sib", source=source, label="category", split="sib_split", language="eng")
 
 
@@ -111,8 +112,8 @@ def test_a_head_learns_one_split_of_one_language_and_is_scored_on_all_others(tmp
 def test_changed_sentences_join_the_candidates_of_their_language(tmp_path):
     write(tmp_path, "t.tsv", ("fra", "eng"), ("fra 1", "eng 1"), ("fra 2", "eng 2"))
     write(tmp_path, "plus.tsv", ("id", "eng"), (0, "not 1"), (0, "eng 7"), (1, "eng 8"))
-    plus = Source(name="plus", path="plus.tsv", columns={"eng": "eng"}, id="id")
-    source = Source(name="t", path="t.tsv", columns={"fra": "fra", "eng": "eng"})
+    plus = TsvSource(name="plus", path="plus.tsv", columns={"eng": "eng"}, id="id")
+    source = TsvSource(name="t", path="t.tsv", columns={"fra": "fra", "eng": "eng"})
     task = Bitext(name="t", source=source, augmented=plus)
     (subset,) = read(task, tmp_path)
     assert subset.right == ("eng 1", "eng 2", "not 1", "eng 7", "eng 8")
@@ -133,14 +134,14 @@ def test_hub_names_of_mteb_are_read_from_saved_copies(tmp_path):
     hub = {"format": "hub", "split": "test"}
     columns = {"sqi": "sentence1", "eng": "sentence2"}
     tasks = [
-        Bitext(name="tatoeba", source=Source(name="tatoeba", dataset="tatoeba", columns=columns, **hub)),
-        Bitext(name="bucc", source=Source(name="bucc", dataset="bucc", columns=columns, **hub)),
+        Bitext(name="tatoeba", source=any_source(name="tatoeba", dataset="tatoeba", columns=columns, **hub)),
+        Bitext(name="bucc", source=any_source(name="bucc", dataset="bucc", columns=columns, **hub)),
         Sts(
             name="sts17",
             language="fra",
             language2="eng",
             group="sts_fr",
-            source=Source(name="sts17", dataset="sts", **hub),
+            source=any_source(name="sts17", dataset="sts", **hub),
         ),
     ]
     tatoeba, bucc, sts = (subset for task in tasks for subset in read(task, tmp_path))
@@ -186,15 +187,15 @@ def test_tasks_survive_being_written(bucc, tmp_path):
 
 
 def sweep_of(*dev):
-    source = Source(name="s", path="s.tsv", columns={"fra": "fra", "eng": "eng"})
+    source = TsvSource(name="s", path="s.tsv", columns={"fra": "fra", "eng": "eng"})
     return Sweep(name="x", method="m", objectives=(), data=Data(train=(source,), dev=dev))
 
 
 def test_the_metrics_that_a_sweep_may_seek_are_those_that_evaluation_gives(bucc, tmp_path):
     write(tmp_path, "t.tsv", ("fra", "eng"), *((f"fra {i}", f"eng {i}") for i in range(9)))
     write(tmp_path, "g.tsv", ("sentence1", "sentence2", "score"), *((f"a {i}", f"b {i * i}", i) for i in range(5)))
-    source = Source(name="t", path="t.tsv", columns={"fra": "fra", "eng": "eng"})
-    plus = Source(name="plus", path="t.tsv", columns={"eng": "eng"})
+    source = TsvSource(name="t", path="t.tsv", columns={"fra": "fra", "eng": "eng"})
+    plus = TsvSource(name="plus", path="t.tsv", columns={"eng": "eng"})
     dev = (
         Bitext(name="plain", source=source),
         Bitext(name="plus", source=source, augmented=plus),

@@ -8,12 +8,12 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
+from any_source import any_source
 from babeltune.data import file_shards, text_shards
 from babeltune.data.shards import run_here
 from babeltune.data.sources import read_source
 from babeltune.data.text_shards import TextShards
 from babeltune.errors import BabeltuneError
-from babeltune.schema.records import Source
 from shared_corpus import run_with_files
 
 ROWS = [("a", "Good morning.", "Bonjour."), ("b", "It is «late».", "Il est tard."), ("a", "Yes", "Oui  ")] * 3
@@ -47,11 +47,11 @@ FILES = {
 
 
 def table(path, **more):
-    return Source(**{"name": "s", "path": path, "columns": COLUMNS, **more})
+    return any_source(**{"name": "s", "path": path, "columns": COLUMNS, **more})
 
 
 def joined(paths, **more):
-    return Source(name="s", paths=paths, **more)
+    return any_source(name="s", paths=paths, **more)
 
 
 SOURCES = [

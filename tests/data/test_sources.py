@@ -26,13 +26,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from any_source import any_source
 from babeltune.data import arrow_readers
 from babeltune.data.corpus import build_corpus
 from babeltune.data.sources import Rows, language_pairs, read_graded, read_source
 from babeltune.data.text_keys import text_key
 from babeltune.data.texts import Texts
 from babeltune.errors import DataError
-from babeltune.schema.records import Bitext, Data, Source, Sts
+from babeltune.schema.records import Bitext, CsvSource, Data, MosesSource, PivotSource, Source, Sts, TsvSource
 from waiting import PATIENCE_S
 
 TABLE = "id\teng\tfra\na\tGood morning.\tBonjour.\nb\tThank you.\tMerci.\n"
@@ -51,12 +52,12 @@ def put(folder: Path, name: str, content: str | bytes) -> str:
 
 
 def table(path: str, **settings: object) -> Source:
-    return Source(**{"name": "s", "path": path, "columns": {"eng": "eng", "fra": "fra"}, **settings})
+    return any_source(**{"name": "s", "path": path, "columns": {"eng": "eng", "fra": "fra"}, **settings})
 
 
 def lines(folder: Path, **contents: str | bytes) -> Source:
     paths = {language: put(folder, f"{language}.txt", content) for language, content in contents.items()}
-    return Source(name="s", format="moses", paths=paths)
+    return MosesSource(name="s", format="moses", paths=paths)
 
 
 def read(source: Source, root: Path, **others: Rows) -> Rows:
@@ -222,7 +223,7 @@ def test_moses_files_are_joined_by_line(tmp_path):
 def test_several_tables_are_joined_on_their_id_in_the_first_ones_order(tmp_path):
     eng = put(tmp_path, "eng.tsv.gz", "id\ttext\n2\tThank you.\n1\tGood morning.\n9\tOnly here.\n")
     fra = put(tmp_path, "fra.tsv.gz", "id\ttext\n1\tBonjour.\n2\tMerci.\n")
-    rows = read(Source(name="s", paths={"eng": eng, "fra": fra}, id="id"), tmp_path)
+    rows = read(TsvSource(name="s", paths={"eng": eng, "fra": fra}, id="id"), tmp_path)
     assert rows.columns == {"eng": ENGLISH[::-1], "fra": FRENCH[::-1]}
     assert rows.ids == ["2", "1"]
     assert rows.dropped == {"id not in every file": 1}
@@ -230,7 +231,7 @@ def test_several_tables_are_joined_on_their_id_in_the_first_ones_order(tmp_path)
 
 def test_several_tables_are_joined_by_line(tmp_path):
     paths = {"eng": put(tmp_path, "e.tsv", "text\nYes\nNo\n"), "fra": put(tmp_path, "f.tsv", "text\nOui\nNon\n")}
-    assert read(Source(name="s", paths=paths, join="line"), tmp_path).columns["fra"] == ["Oui", "Non"]
+    assert read(TsvSource(name="s", paths=paths, join="line"), tmp_path).columns["fra"] == ["Oui", "Non"]
 
 
 @pytest.fixture
@@ -239,7 +240,7 @@ def offline(monkeypatch):
 
 
 def hub(name: str, **settings: object) -> Source:
-    return Source(**{"name": "s", "format": "hub", "dataset": name, "columns": COLUMNS, "id": "id", **settings})
+    return any_source(**{"name": "s", "format": "hub", "dataset": name, "columns": COLUMNS, "id": "id", **settings})
 
 
 @pytest.mark.slow
@@ -402,14 +403,14 @@ def test_a_broken_line_of_a_moses_file_is_named_in_its_own_file(tmp_path):
 def test_a_duplicate_id_in_an_id_join_is_an_error_or_its_first_row_counts(tmp_path):
     eng = put(tmp_path, "eng.tsv", "id\ttext\n1\tYes\n1\tYeah\n")
     fra = put(tmp_path, "fra.tsv", "id\ttext\n1\tOui\n")
-    source = Source(name="s", paths={"eng": eng, "fra": fra}, id="id")
+    source = TsvSource(name="s", paths={"eng": eng, "fra": fra}, id="id")
     assert refused(source, tmp_path).startswith(f"{tmp_path / 'eng.tsv'}:3: duplicate id: '1' names an earlier row")
     assert dropped(source, tmp_path) == {"duplicate id": 1}
 
 
 def test_files_that_share_no_id_leave_nothing(tmp_path):
     eng, fra = put(tmp_path, "e.tsv", "id\ttext\n1\tYes\n"), put(tmp_path, "f.tsv", "id\ttext\n2\tOui\n")
-    message = refused(Source(name="s", paths={"eng": eng, "fra": fra}, id="id"), tmp_path)
+    message = refused(TsvSource(name="s", paths={"eng": eng, "fra": fra}, id="id"), tmp_path)
     assert message == "source 's' (e.tsv, f.tsv) has no rows left; dropped: 2 id not in every file"
 
 
@@ -475,7 +476,7 @@ def rows_of(ids: list[str] | None = None, **columns: list[str]) -> Rows:
     return Rows(columns=texts, ids=Texts.of(ids or []), digest="d", dropped={})
 
 
-PIVOT = Source(name="p", format="pivot", left="a", right="b", join="eng", pairs=("fra-kor",))
+PIVOT = PivotSource(name="p", format="pivot", left="a", right="b", join="eng", pairs=("fra-kor",))
 
 
 def test_a_pivot_joins_on_equal_text_without_case_and_punctuation(tmp_path):
@@ -523,7 +524,7 @@ def test_graded_pairs_are_read_by_column_name(tmp_path):
 @pytest.mark.parametrize("format", ["jsonl", "parquet", "hub"])
 def test_graded_pairs_may_be_in_any_one_file_or_data_set(tmp_path, format):
     rows = {"a": ["A", "C"], "b": ["B", "D"], "grade": [4.5, -1.0]}
-    source = Source(name="graded", format=format, path="graded")
+    source = any_source(name="graded", format=format, **{"dataset" if format == "hub" else "path": "graded"})
     if format == "jsonl":
         put(
             tmp_path,
@@ -534,7 +535,6 @@ def test_graded_pairs_may_be_in_any_one_file_or_data_set(tmp_path, format):
         parquet.write_table(pa.table(rows), tmp_path / "graded")
     else:
         datasets.Dataset.from_dict(rows).save_to_disk(str(tmp_path / "graded"))
-        source = Source(name="graded", format="hub", dataset="graded")
     task = Sts(name="sts", source=source, language="eng", sentence1="a", sentence2="b", score="grade")
     assert read_graded(task, tmp_path)[:3] == (["A", "C"], ["B", "D"], [4.5, -1.0])
 
@@ -560,7 +560,7 @@ def test_broken_and_empty_files_of_graded_pairs_are_errors(tmp_path):
 
 
 def pairs(rule: object, *languages: str, priority: tuple[str, ...] = ("eng",)) -> tuple[tuple[str, str], ...]:
-    return language_pairs(Source(name="s", pairs=rule), languages, priority)
+    return language_pairs(TsvSource(name="s", pairs=rule), languages, priority)
 
 
 def test_the_anchor_is_the_language_of_highest_priority_then_alphabetical():
@@ -630,11 +630,11 @@ def test_a_line_beyond_memory_is_one_counted_row(tmp_path):
         file.write(b"\tfin\nNo\tNon\n")
     code = (
         "import resource, sys; from pathlib import Path\n"
-        "from babeltune.data.sources import read_source; from babeltune.schema.records import Source\n"
+        "from babeltune.data.sources import read_source; from babeltune.schema.records import TsvSource\n"
         "size = int(Path('/proc/self/statm').read_text().split()[0]) * resource.getpagesize() + 100_000_000\n"
         "resource.setrlimit(resource.RLIMIT_AS, (size, size))\n"
         "columns = {'eng': 'eng', 'fra': 'fra'}\n"
-        "source = Source(name='s', path='bomb.gz', columns=columns, on_error='drop', max_dropped=1.0)\n"
+        "source = TsvSource(name='s', path='bomb.gz', columns=columns, on_error='drop', max_dropped=1.0)\n"
         "rows = read_source(source, Path(sys.argv[1]), others={})\n"
         "print({language: texts[:] for language, texts in rows.columns.items()}, rows.dropped)"
     )
@@ -719,7 +719,7 @@ def test_one_misread_file_among_many_stops_the_run(tmp_path):
         words = "".join(f"{i}\t{'été' if name == 'c' and i % 2 else 'word'} {i}\n" for i in range(50))
         put(tmp_path, f"{name}.tsv", f"id\ttext\n{words}".encode("latin-1"))
     paths = {name: f"{name}.tsv" for name in "abcdefghijkl"}
-    message = refused(Source(name="s", paths=paths, id="id", on_error="drop"), tmp_path)
+    message = refused(TsvSource(name="s", paths=paths, id="id", on_error="drop"), tmp_path)
     assert f"25 of 50 rows of {tmp_path / 'c.tsv'} are broken (25 not UTF-8)" in message
 
 
@@ -731,7 +731,7 @@ def test_broken_lines_are_a_share_of_the_rows_and_not_of_all_files_lines(tmp_pat
 def test_ids_that_one_file_lacks_do_not_count_as_broken(tmp_path):
     eng = put(tmp_path, "e.tsv", "id\ttext\n1\tYes\n2\tNo\n")
     fra = put(tmp_path, "f.tsv", "id\ttext\n1\tOui\n3\tNon\n")
-    rows = read(Source(name="s", paths={"eng": eng, "fra": fra}, id="id", on_error="drop"), tmp_path)
+    rows = read(TsvSource(name="s", paths={"eng": eng, "fra": fra}, id="id", on_error="drop"), tmp_path)
     assert rows.dropped == {"id not in every file": 2}
 
 
@@ -765,7 +765,7 @@ def test_a_missing_quotation_mark_costs_one_row_and_not_the_rows_behind_it(tmp_p
 
 def test_a_blank_line_of_csv_keeps_its_place_where_lines_are_joined(tmp_path):
     paths = {"eng": put(tmp_path, "e.csv", "text\nYes\n\nNo\n"), "fra": put(tmp_path, "f.csv", "text\nOui\nBon\nNon\n")}
-    source = Source(name="s", format="csv", paths=paths, join="line", on_error="drop", max_dropped=0.5)
+    source = CsvSource(name="s", format="csv", paths=paths, join="line", on_error="drop", max_dropped=0.5)
     rows = read(source, tmp_path)
     assert (rows.columns, rows.dropped) == ({"eng": ["Yes", "No"], "fra": ["Oui", "Non"]}, {"empty side": 1})
 

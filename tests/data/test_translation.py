@@ -28,7 +28,7 @@ from babeltune.errors import DataError, SpecError, TeacherError
 from babeltune.planning.plan import make_plan
 from babeltune.planning.preparation import read_corpus
 from babeltune.planning.sweep_file import read_sweep
-from babeltune.schema.records import Bitext, Data, Source, Split
+from babeltune.schema.records import Bitext, Data, PivotSource, Split, TranslateSource, TsvSource
 from babeltune.schema.text import Translation
 
 WORDS = ["hello", "world", "good", "morning", "thank", "you", "friend", "night", "day", "water", "__two__"]
@@ -64,7 +64,7 @@ def how(folder):
 
 
 def source(how, **changes):
-    return Source(name="back", format="translate", translation=how, **changes)
+    return TranslateSource(name="back", format="translate", translation=how, **changes)
 
 
 def translator(place, seed=0):
@@ -200,8 +200,8 @@ def data_of(how, **changes):
     return {
         "train": (
             source(how),  # before what it is made of
-            Source(name="mono", path="mono.tsv", columns={"xxx": "said"}, train=False),
-            Source(name="pairs", path="pairs.tsv", columns={"eng": "eng", "fra": "fra"}),
+            TsvSource(name="mono", path="mono.tsv", columns={"xxx": "said"}, train=False),
+            TsvSource(name="pairs", path="pairs.tsv", columns={"eng": "eng", "fra": "fra"}),
         ),
         **changes,
     }
@@ -230,7 +230,7 @@ def test_a_pair_with_a_side_in_a_dev_set_is_removed(how, root):
     made = translator(root / "stores")(source(how), TEXTS)
     rows = [(made.originals[0], "unseen"), ("nowhere", made.translations[1])]
     (root / "dev.tsv").write_text("xxx\teng\n" + "".join(f"{a}\t{b}\n" for a, b in rows), "utf-8")
-    dev = (Bitext(name="news", source=Source(name="rows", path="dev.tsv", columns={"xxx": "xxx", "eng": "eng"})),)
+    dev = (Bitext(name="news", source=TsvSource(name="rows", path="dev.tsv", columns={"xxx": "xxx", "eng": "eng"})),)
     corpus = build_corpus(Data(**data_of(how, dev=dev)), root, 0, translator(root / "stores"))
     pairs = {tuple(corpus.texts[i] for i in pair) for pair in corpus.pairs}
     assert corpus.overlap["back"]["dev/news"] >= 2
@@ -240,8 +240,8 @@ def test_a_pair_with_a_side_in_a_dev_set_is_removed(how, root):
 def test_a_pivot_may_join_a_translation(how, root):
     rows = "".join(f"{t}\tmot {i}\n" for i, t in enumerate(TEXTS))
     (root / "more.tsv").write_text("xxx\tfra\n" + rows, "utf-8")
-    more = Source(name="more", path="more.tsv", columns={"xxx": "xxx", "fra": "fra"}, train=False)
-    joined = Source(name="joined", format="pivot", left="back", right="more", join="xxx", pairs=("eng-fra",))
+    more = TsvSource(name="more", path="more.tsv", columns={"xxx": "xxx", "fra": "fra"}, train=False)
+    joined = PivotSource(name="joined", format="pivot", left="back", right="more", join="xxx", pairs=("eng-fra",))
     train = (joined, *data_of(how)["train"][:2], more)
     corpus = build_corpus(Data(train=train), root, 0, translator(root / "stores"))
     assert corpus.counts["joined"]["rows"] == corpus.counts["back"]["rows"]
@@ -318,10 +318,13 @@ def test_a_translation_that_cannot_be_is_refused_with_its_key(how, tiny_file, tm
 @pytest.mark.parametrize(
     ("assignment", "expected"),
     [
-        ("data.train.1.path=x.tsv", "a source of format 'translate' needs translation, and no other"),
+        ("data.train.1.path=x.tsv", "is for format .* and this one is 'translate'; remove it"),
         ("data.train.0.pairs=[kor-fra]", None),
         ("data.train.0.columns={kor: kor}", None),
-        ("data.dev.0.source.format=translate", "'translate' is for training"),
+        (
+            "data.dev.0.source={name: t, format: translate, translation: {text: a, original: b, into: eng, model: m}}",
+            "'translate' is for training",
+        ),
         ("data.split={pairs: 5}", "needs a training source that is not synthetic"),
     ],
 )

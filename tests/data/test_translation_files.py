@@ -5,11 +5,12 @@ import zipfile
 
 import pytest
 
+from any_source import any_source
 from babeltune.apps.own_files.init import Wanted, init
 from babeltune.data import spreadsheets, translation_files
 from babeltune.data.sources import read_source
 from babeltune.errors import DataError
-from babeltune.schema.records import Source
+from babeltune.schema.records import SheetSource, TranslationFileSource
 
 TMX = """<?xml version="1.0" encoding="{encoding}"?>
 <!DOCTYPE tmx SYSTEM "tmx14.dtd">
@@ -66,7 +67,7 @@ msgstr[1] "%d fichiers"
 def rows_of(path, content, **settings):
     path.write_bytes(content)
     columns = settings.pop("columns", {"fra": "fr", "eng": "en"})
-    source = Source(name="s", path=path.name, columns=columns, **settings)
+    source = any_source(name="s", path=path.name, columns=columns, **settings)
     read = read_source(source, path.parent, others={})
     return list(zip(*read.columns.values(), strict=True)), read.dropped
 
@@ -166,7 +167,7 @@ COLUMNS = {"fra": "French", "eng": "English"}
 
 def test_a_workbook_is_read_by_the_names_of_its_columns(tmp_path):
     workbook(tmp_path / "b", Text=ROWS, Empty=[])
-    source = Source(name="s", path="b", format="xlsx", columns={**COLUMNS, "year": "year"})
+    source = SheetSource(name="s", path="b", format="xlsx", columns={**COLUMNS, "year": "year"})
     columns = read_source(source, tmp_path, others={}).columns
     assert {name: list(texts) for name, texts in columns.items()} == {
         "fra": ["Un chat.", "Un chien."], "eng": ["A cat.", "A dog."], "year": ["1999", "2.5"],
@@ -192,7 +193,9 @@ def test_a_line_of_a_catalogue_without_its_quotation_marks_is_named(tmp_path, en
     (tmp_path / "c.po").write_text(f"# made by hand\n{entry}", encoding="utf-8")
     with pytest.raises(DataError, match=rf"c\.po:{line}: .* is no line of a PO file.*correct it"):
         read_source(
-            Source(name="s", path="c.po", format="po", columns={"eng": "msgid", "fra": "msgstr"}), tmp_path, others={}
+            TranslationFileSource(name="s", path="c.po", format="po", columns={"eng": "msgid", "fra": "msgstr"}),
+            tmp_path,
+            others={},
         )
 
 
@@ -200,14 +203,16 @@ def test_a_sheet_that_takes_too_much_memory_is_refused(tmp_path, monkeypatch):
     workbook(tmp_path / "b.xlsx", Text=[*ROWS, *[()] * 9_000, ("x" * 1000, "y", 1)])
     monkeypatch.setattr(spreadsheets, "MEMORY", 1 << 20)
     with pytest.raises(DataError, match=r"b\.xlsx takes more than 1 MB to read; save the sheet as CSV"):
-        read_source(Source(name="s", path="b.xlsx", format="xlsx", columns=COLUMNS), tmp_path, others={})
+        read_source(SheetSource(name="s", path="b.xlsx", format="xlsx", columns=COLUMNS), tmp_path, others={})
 
 
 def test_a_catalogue_that_is_too_large_is_refused(tmp_path, monkeypatch):
     (tmp_path / "c.po").write_text('msgid "cat"\nmsgstr "chat"\n' * 50_000, encoding="utf-8")
     monkeypatch.setattr(translation_files, "PO_BYTES", 1 << 20)
     with pytest.raises(DataError, match=r"c\.po has more than 1 MB; split it"):
-        read_source(Source(name="s", path="c.po", format="po", columns={"eng": "en", "fra": "fr"}), tmp_path, others={})
+        read_source(
+            any_source(name="s", path="c.po", format="po", columns={"eng": "en", "fra": "fr"}), tmp_path, others={}
+        )
 
 
 def test_init_reads_a_workbook_and_the_pairs_of_a_memory_of_three_languages(tmp_path):

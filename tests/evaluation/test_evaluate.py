@@ -10,7 +10,7 @@ from babeltune.errors import DataError, TrainingError
 from babeltune.evaluation import bitext, knn, sts
 from babeltune.evaluation.evaluate import evaluate, evaluate_texts
 from babeltune.evaluation.metric_names import each_once
-from babeltune.schema.records import Bitext, Data, Source
+from babeltune.schema.records import Bitext, Data, TsvSource
 from bitexts import bitext_accuracy, bitext_f1, xsim_error
 from corpora import DATA, needs_data, read_tasks
 
@@ -66,7 +66,7 @@ def test_every_text_is_encoded_once_over_all_tasks():
 def test_every_two_of_42_languages_are_861_pairs_of_42_encodings():
     """NTREX, multi-way: a language's sentences are encoded once, and made ready for the search once."""
     paths = {path.name.partition(".")[0]: f"ntrex/{path.name}" for path in sorted((DATA / "ntrex").glob("*.tsv.gz"))}
-    source = Source(name="ntrex", id="id", paths=paths, pairs="all")
+    source = TsvSource(name="ntrex", id="id", paths=paths, pairs="all")
     tasks = read_tasks([Bitext(name="ntrex", source=source, limit=4)], DATA, Data(train=(), anchor_priority=("eng",)))
     given, ready = [], []
 

@@ -10,7 +10,7 @@ from babeltune.planning import portfolio
 from babeltune.planning.portfolio import portfolio_points, portfolios, within_space
 from babeltune.planning.space import suggest
 from babeltune.planning.sweep_file import read_sweep
-from babeltune.schema.records import Data, Halving, Objective, Parameter, Source, Sweep, Tpe
+from babeltune.schema.records import Data, Halving, Objective, Parameter, Sweep, Tpe, TsvSource
 from babeltune.sweep.search.study import Proposals
 
 POINT = {"weight": 2.0, "student.width": 300, "training.learning_rate": 0.5, "labels": "soft", "tau": 0.1}
@@ -37,7 +37,7 @@ def a_sweep(parameters=PARAMETERS, **sampler):
         method="toy",
         parameters=parameters,
         objectives=(Objective(metric="dev/score"),),
-        data=Data(train=(Source(name="none"),)),
+        data=Data(train=(TsvSource(name="none"),)),
         scheduler=Halving(grace=2),
         sampler=Tpe(startup=3, **sampler),
     )

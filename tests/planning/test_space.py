@@ -25,7 +25,7 @@ from babeltune.planning.space import (
     sample,
     suggest,
 )
-from babeltune.schema.records import Data, Objective, Parameter, Source, Sweep, Transformer, trial_from
+from babeltune.schema.records import Data, Objective, Parameter, Sweep, Transformer, TsvSource, trial_from
 from toy_methods import Distance, Toy, install
 
 
@@ -64,7 +64,7 @@ PARAMETERS = {
 
 
 def sweep(parameters=None, **fields) -> Sweep:
-    source = Source(name="rows", path="rows.tsv", columns={"eng": "eng", "fra": "fra"})
+    source = TsvSource(name="rows", path="rows.tsv", columns={"eng": "eng", "fra": "fra"})
     return Sweep(
         name="small",
         method="contrast",

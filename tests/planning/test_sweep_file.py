@@ -431,17 +431,17 @@ def test_column_numbers_may_be_written_as_numbers(tmp_path):
         ("{name: p, format: pivot, left: talks, right: p, join: eng}", "is a pivot itself"),
         ("{name: p, format: pivot, left: talks, right: laws, join: fra}", "'fra' is not in both; allowed: id, eng"),
         ("{name: p, format: pivot, left: talks, right: laws}", "has no `id` column"),
-        ("{name: p, format: pivot, left: talks}", "needs left + right"),
+        ("{name: p, format: pivot, left: talks}", "data.train.2.right: this key is missing"),
         ("{name: p, format: moses, paths: {eng: a.en, fra: a.fr}}", None),
-        ("{name: p, format: moses, path: a, columns: {eng: a, fra: b}}", "format 'moses' needs paths"),
-        ("{name: p, format: moses, paths: {eng: a, fra: b}, join: eng}", "joined by line"),
+        ("{name: p, format: moses, path: a, columns: {eng: a, fra: b}}", "and this one is 'moses'; remove it"),
+        ("{name: p, format: moses, paths: {eng: a, fra: b}, join: eng}", "allowed: 'id' or 'line'"),
         ("{name: p, paths: {eng: a.tsv, fra: b.tsv}, id: id}", None),
         ("{name: p, paths: {eng: a.tsv, fra: b.tsv}, join: line}", None),
         ("{name: p, paths: {eng: a.tsv, fra: b.tsv}}", "must name the column that joins the files"),
         ("{name: p, paths: {eng: a.tsv, fra: b.tsv}, join: lines}", "did you mean 'line'?"),
         ("{name: p, format: hub, dataset: a/b, columns: {eng: a, fra: b}}", None),
         ("{name: p, format: hub, dataset: a/b}", "needs dataset + columns"),
-        ("{name: p, dataset: a/b, columns: {eng: a, fra: b}}", "needs path + columns or paths"),
+        ("{name: p, dataset: a/b, columns: {eng: a, fra: b}}", "is for format 'hub' or 'beir', and this one is 'tsv'"),
         ("{name: p, path: a.tsv, columns: {zho-CN: a, eng: b}, pairs: [zho-CN-eng]}", None),
         ("{name: p, path: a.tsv, columns: {zho-CN: a, eng: b}, pairs: [zho-eng]}", "did you mean 'zho-CN-eng'?"),
         ("{name: p, path: a.tsv, columns: {eng: a, fra: b}, pairs: []}", "must list a pair"),
@@ -1069,3 +1069,13 @@ def test_an_overlay_that_is_run_as_a_sweep_says_with(name):
     path = repository() / name
     with pytest.raises(SpecError, match=rf"an overlay, not a sweep file: .*`SWEEP\.yaml --with {path}`"):
         read_sweep(path)
+
+
+def test_a_recorded_sweep_may_have_the_defaults_of_other_formats():
+    sweep = read_sweep(repository() / "search_spaces" / "quickstart.yaml")
+    recorded = plain(sweep)
+    recorded["data"]["train"][0] |= {"left": None, "sheet": None, "delimiter": ",", "split": "train"}
+    assert sweep_from(recorded) == sweep
+    recorded["data"]["train"][0]["delimiter"] = ";"
+    with pytest.raises(SpecError, match=r"train\.0\.delimiter: ';' is for format 'csv'"):
+        sweep_from(recorded)

@@ -9,13 +9,13 @@ import threading
 
 import pytest
 
+from any_source import any_source
 from babeltune.cli.filtering import sizes_of
 from babeltune.data.sources import read_source
 from babeltune.errors import DataError, SpecError, TeacherError
 from babeltune.models.hub import model_folder
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.schema.cluster import read_cluster
-from babeltune.schema.records import Source
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_a_data_set_is_never_loaded_from_an_address(tmp_path, server, monkeypatc
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HOME", str(tmp_path))
     values = {"dataset": ".", field: filled(address, host, tmp_path)}
-    source = Source(name="s", format="hub", columns={"eng": "eng", "fra": "fra"}, **values)
+    source = any_source(name="s", format="hub", columns={"eng": "eng", "fra": "fra"}, **values)
     with pytest.raises(DataError):
         read_source(source, tmp_path / "root", others={})
     assert not asked
@@ -135,7 +135,7 @@ def test_a_folders_own_card_and_links_lead_nowhere_else(tmp_path, server, addres
     if card == "README.md":
         text = f"---\nconfigs:\n- config_name: default\n  data_files: {json.dumps(address)}\n---\n"
         (tmp_path / "root" / card).write_text(text, encoding="utf-8")
-    source = Source(name="s", format="hub", dataset=".", columns={"eng": "eng", "fra": "fra"}, **where)
+    source = any_source(name="s", format="hub", dataset=".", columns={"eng": "eng", "fra": "fra"}, **where)
     with pytest.raises(DataError, match=r"leads out|must be|out of"):
         read_source(source, tmp_path / "root", others={})
     assert not asked
@@ -144,7 +144,7 @@ def test_a_folders_own_card_and_links_lead_nowhere_else(tmp_path, server, addres
 def test_a_data_sets_own_files_and_splits_are_still_read(tmp_path):
     filled("", "", tmp_path)
     for more in ({}, {"subset": "./a*.csv"}, {"split": "train[:50%]"}, {"split": "train"}):
-        source = Source(name="s", format="hub", dataset=".", columns={"eng": "eng", "fra": "fra"}, **more)
+        source = any_source(name="s", format="hub", dataset=".", columns={"eng": "eng", "fra": "fra"}, **more)
         if more != {"split": "train[:50%]"}:
             assert read_source(source, tmp_path / "root", others={}).columns == {"eng": ["water"], "fra": ["eau"]}
 

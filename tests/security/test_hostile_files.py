@@ -17,7 +17,7 @@ from babeltune.method import load_method
 from babeltune.planning.sweep_file import read_data, read_sweep
 from babeltune.remote.wheel import build_wheel
 from babeltune.schema.cluster import read_cluster
-from babeltune.schema.records import Source
+from babeltune.schema.records import TsvSource
 from babeltune.sweep.state.folder import find_run, find_sweep
 
 
@@ -210,7 +210,7 @@ def test_a_link_leads_out_of_the_data_root_only_by_its_whole_path(tiny_file, tmp
         for whole in (f"{root}/{path}", str(elsewhere / "text.tsv"), "here.tsv"):
             assert "link out of" not in problems(whole)
     with pytest.raises(DataError, match=r"is a link out of data\.root"):
-        read_source(Source(name="a", path="link.tsv", columns={"eng": "eng", "fra": "fra"}), root, others={})
+        read_source(TsvSource(name="a", path="link.tsv", columns={"eng": "eng", "fra": "fra"}), root, others={})
 
 
 def test_a_variable_is_put_in_as_text_and_once(tiny_file, mark, monkeypatch):
@@ -274,7 +274,7 @@ def test_an_archive_is_read_in_memory_or_refused_and_never_unpacked(tmp_path, ki
     root = tmp_path / "a" / "b"
     root.mkdir(parents=True)
     (root / "text.tsv").write_bytes(packed(kind, text))
-    source = Source(name="s", path="text.tsv", columns={"eng": "eng", "fra": "fra"})
+    source = TsvSource(name="s", path="text.tsv", columns={"eng": "eng", "fra": "fra"})
     if kind == "zip":
         assert read_source(source, root, others={}).columns == {"eng": ["a"], "fra": ["b"]}
     else:
@@ -287,7 +287,9 @@ def test_a_gzip_that_names_another_file_is_only_its_content(tmp_path):
     path = tmp_path / "text.tsv.gz"
     with path.open("wb") as raw, gzip.GzipFile("../../outside.tsv", "wb", fileobj=raw) as file:
         file.write(b"eng\tfra\na\tb\n")
-    rows = read_source(Source(name="s", path="text.tsv.gz", columns={"eng": "eng", "fra": "fra"}), tmp_path, others={})
+    rows = read_source(
+        TsvSource(name="s", path="text.tsv.gz", columns={"eng": "eng", "fra": "fra"}), tmp_path, others={}
+    )
     assert rows.columns == {"eng": ["a"], "fra": ["b"]}
     assert [path.name for path in tmp_path.rglob("*")] == ["text.tsv.gz"]
 

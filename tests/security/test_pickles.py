@@ -29,7 +29,7 @@ from babeltune.files import sha256_of
 from babeltune.models.build import build_student
 from babeltune.models.hub import open_model
 from babeltune.models.vocabulary import Vocabulary
-from babeltune.schema.records import Source, Teacher, Transformer
+from babeltune.schema.records import HubSource, ParquetSource, Teacher, Transformer
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.leaderboard import leaderboard
 from babeltune.sweep.state.ledger import Ledger
@@ -356,10 +356,10 @@ def test_a_data_set_of_pickles_is_refused(tmp_path, pickled, mark, name):
     (tmp_path / "set" / name).write_bytes(pickled)
     columns = {"eng": "a", "fra": "b"}
     sources = [
-        Source(name="s", format="hub", dataset="set", columns=columns),
-        Source(name="s", format="hub", dataset="pandas", subset=f"{tmp_path}/set/{name}", columns=columns),
-        Source(name="s", format="hub", dataset="pickle", subset=f"{tmp_path}/set/{name}", columns=columns),
-        Source(name="s", format="parquet", path=f"set/{name}", columns=columns),
+        HubSource(name="s", format="hub", dataset="set", columns=columns),
+        HubSource(name="s", format="hub", dataset="pandas", subset=f"{tmp_path}/set/{name}", columns=columns),
+        HubSource(name="s", format="hub", dataset="pickle", subset=f"{tmp_path}/set/{name}", columns=columns),
+        ParquetSource(name="s", format="parquet", path=f"set/{name}", columns=columns),
     ]
     for source in sources:
         with pytest.raises(DataError):
@@ -369,7 +369,7 @@ def test_a_data_set_of_pickles_is_refused(tmp_path, pickled, mark, name):
 def test_a_data_sets_script_is_not_run(tmp_path, mark, offline):
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "set.py").write_text(CODE.format(mark=str(mark)), encoding="utf-8")
-    source = Source(name="s", format="hub", dataset="set", columns={"eng": "a", "fra": "b"})
+    source = HubSource(name="s", format="hub", dataset="set", columns={"eng": "a", "fra": "b"})
     with pytest.raises(DataError):
         read_source(source, tmp_path, others={})
 
@@ -378,7 +378,7 @@ def test_a_saved_data_set_of_pickles_is_refused(tmp_path, pickled, mark):
     import datasets
 
     datasets.Dataset.from_dict({"a": ["x"], "b": ["y"]}).save_to_disk(tmp_path / "set")
-    source = Source(name="s", format="hub", dataset="set", columns={"eng": "a", "fra": "b"})
+    source = HubSource(name="s", format="hub", dataset="set", columns={"eng": "a", "fra": "b"})
     assert len(read_source(source, tmp_path, others={})) == 1
     for path in sorted((tmp_path / "set").iterdir()):
         whole = path.read_bytes()

@@ -15,7 +15,8 @@ from babeltune.data.spreadsheets import workbook_format
 from babeltune.data.text_streams import text_name
 from babeltune.data.translation_files import format_in
 from babeltune.errors import DataError, listed
-from babeltune.schema.records import Source
+from babeltune.schema.base import made_of
+from babeltune.schema.records import Source, TsvSource
 
 log = logging.getLogger(__name__)
 Columns = tuple[str, str]
@@ -44,17 +45,9 @@ def pair_rows(
         log.warning("%s: the first row (%s) was taken for a pair; if it is a header, name its --columns", name, words)
         table = read_table(name, encoding=codec, header=False)
     if table is None or table.format == "moses":
-        source = Source(name=name, format="tsv", header=header, quoted=False, encoding=codec)
+        source: Source = TsvSource(name=name, header=header, quoted=False, encoding=codec)
     else:
-        source = Source(
-            name=name,
-            format=table.format,
-            header=table.header,
-            quoted=table.quoted,
-            delimiter=table.delimiter,
-            sheet=table.sheet,
-            encoding=codec,
-        )
+        source = made_of(Source, {**vars(table), "name": name, "columns": {}, "encoding": codec})
     return read_file(source, path, columns or two_columns(name, table), content, longest)
 
 

@@ -18,7 +18,7 @@ from babeltune.data.file_readers import MAX_LINE_BYTES, Digest, Fault, Row, belo
 from babeltune.data.watched_process import ended, watched
 from babeltune.errors import DataError, counted, listed, nearest, shortened
 from babeltune.schema.addresses import INSIDE, PLACE, is_inside, is_place
-from babeltune.schema.records import Source
+from babeltune.schema.records import BeirSource, HubSource
 
 if TYPE_CHECKING:
     import datasets
@@ -124,7 +124,7 @@ def parquet_batches(path: Path, names: Sequence[str], content: Digest) -> Iterat
 
 
 def dataset_rows(
-    source: Source, root: Path, names: Sequence[str], content: Digest, longest: int = MAX_LINE_BYTES
+    source: HubSource, root: Path, names: Sequence[str], content: Digest, longest: int = MAX_LINE_BYTES
 ) -> Iterator[Row]:
     """Columns of a Hugging Face data set, by hub id or saved folder. Its digest is that of the values read."""
     dataset = load_dataset(source, root)
@@ -145,7 +145,7 @@ def _counted(batches: Iterable[Batch], size: int, rows: int) -> Iterator[Batch]:
         read_progress.count(size * batch.num_rows // max(1, rows))
 
 
-def load_dataset(source: Source, root: Path) -> datasets.Dataset:
+def load_dataset(source: HubSource | BeirSource, root: Path) -> datasets.Dataset:
     """The split that the source names, from a folder that `save_to_disk` wrote or as `datasets.load_dataset` finds it.
 
     Raises `DataError` when it cannot be found, reached or loaded."""
@@ -211,7 +211,7 @@ def folder_cache(folder: Path) -> str:
     return str(Path(datasets.config.HF_DATASETS_CACHE) / hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16])
 
 
-def check_inside(source: Source, folder: Path, root: Path) -> None:
+def check_inside(source: HubSource | BeirSource, folder: Path, root: Path) -> None:
     """Raises `DataError` if a data set's name, or a name within it, would be taken for an address or leads out.
     The source, a link among its files, or the card in its own folder may name it."""
     place = f"source {source.name!r}"

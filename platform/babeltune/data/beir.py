@@ -30,11 +30,11 @@ from babeltune.data.file_readers import (
     too_long,
     tsv_rows,
 )
-from babeltune.data.sources import Refusals, named
+from babeltune.data.sources import Refusals
 from babeltune.data.text_streams import unpacked_name
 from babeltune.errors import DataError, nearest, shortened
 from babeltune.schema.languages import meaning
-from babeltune.schema.records import Retrieval, Source
+from babeltune.schema.records import BeirSource, Retrieval, Source
 
 QRELS = ("query-id", "corpus-id", "score")
 """Columns of a file of judgements: the id of a query, of a document, and the grade, above 0 if it is relevant."""
@@ -113,6 +113,7 @@ def _in_files(task: Retrieval, root: Path) -> Tables:
 
 def _in_data_set(task: Retrieval, root: Path) -> Tables:
     source, named_id = task.source, ("_id", "id")
+    assert isinstance(source, BeirSource)
     configurations = {name: replace(source, subset=name, split=name) for name in ("corpus", "queries")}
     configurations["qrels"] = replace(source, split=task.qrels)
     names = {name: f"{one.dataset}[{name}]" for name, one in configurations.items()}
@@ -320,4 +321,4 @@ def _close(source: Source, path: str, refusals: Refusals, dropped: Counter[str],
     refusals.refuse_too_many(source, path)
     dropped.update(refusals.counts)
     if not left:
-        raise DataError(f"{named(replace(source, path=path))} has no rows; write the file again")
+        raise DataError(f"source {source.name!r} ({path}) has no rows; write the file again")

@@ -46,7 +46,7 @@ from babeltune.data.text_shards import TextShards, hashes_of
 from babeltune.data.texts import Texts, text_hashes, written
 from babeltune.data.translation import OwnLanguage, Translate
 from babeltune.errors import DataError
-from babeltune.schema.records import HELDOUT, Data, Source
+from babeltune.schema.records import HELDOUT, Data, Source, TranslateSource
 from babeltune.stages import CLEANING, READING, Count, Progress, no_progress
 
 if TYPE_CHECKING:
@@ -240,7 +240,7 @@ class Cleaning:
         if self.data.overlap == "near":
             steps.insert(-1, self.no_near_overlap)
         if self.data.clean.language != "off":
-            judged = [source.translation.original] if source.translation else list(rows.columns)
+            judged = [source.translation.original] if isinstance(source, TranslateSource) else list(rows.columns)
             self.strangers = {language: rows.strangers[language] for language in judged}
             steps.insert(-1, self.language)
         for anchor, other in self.pairs_of(source, rows):

@@ -18,7 +18,19 @@ from babeltune.data.prepared import TextTask
 from babeltune.data.sources import language_pairs, read_graded, read_labelled, read_source
 from babeltune.data.texts import Texts
 from babeltune.errors import DataError, nearest
-from babeltune.schema.records import Bitext, Clustering, Mined, Mining, Retrieval, Sts, Task, Transfer
+from babeltune.schema.base import changed
+from babeltune.schema.records import (
+    BeirSource,
+    Bitext,
+    Clustering,
+    Mined,
+    Mining,
+    Retrieval,
+    Source,
+    Sts,
+    Task,
+    Transfer,
+)
 
 MIXED_SEED = 42
 """Seed of a clustering set's `mixed` subset, which is the same in every sweep."""
@@ -129,7 +141,7 @@ def read_mined(task: Mining, mined: Mined, root: Path, longest: int) -> EvalRows
     source = mined.source
     columns, digests, dropped, places = dict[str, Texts](), [], dict[str, int](), []
     for language, name in (source.paths or {}).items():
-        side = read_source(replace(source, paths={language: name}), root, others={}, longest=longest)
+        side = read_source(changed(Source, source, {"paths": {language: name}}), root, others={}, longest=longest)
         columns[language] = side.columns[language]
         places.append({written: row for row, written in enumerate(side.ids)})
         digests.append(side.digest)
@@ -149,7 +161,7 @@ def read_mined(task: Mining, mined: Mined, root: Path, longest: int) -> EvalRows
 def read_retrieval(task: Retrieval, root: Path, longest: int) -> EvalRows:
     """Queries and documents with their judgements, or the rows of a bitext. Raises `DataError` for a language that no
     judged query has, or none with a relevant document."""
-    if task.source.format != "beir":
+    if not isinstance(task.source, BeirSource):
         return read_bitext(task, root, longest)
     judged = read_beir(task, root, longest)
     if missing := [language for language in task.languages if language not in judged.queries.languages]:
@@ -312,7 +324,7 @@ def transfer_subsets(task: Transfer, rows: EvalRows) -> list[TextTask]:
 
 def retrieval_subsets(task: Retrieval, rows: EvalRows, anchor_priority: Sequence[str]) -> list[TextTask]:
     """The queries of each language and all documents of a folder; or a bitext's pairs or languages as `corpus` says."""
-    if task.source.format == "beir":
+    if isinstance(task.source, BeirSource):
         return [judged_subset(task, rows, language) for language in task.languages or (task.language or "",)]
     texts = {language: column[: task.limit] for language, column in rows.columns.items()}
     if task.corpus == "mixed":

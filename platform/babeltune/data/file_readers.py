@@ -20,7 +20,7 @@ from typing import IO, Literal, Protocol
 
 from babeltune.data.text_streams import UNREADABLE, text_name, unpacked
 from babeltune.errors import DataError, check_all, counted, listed, nearest, nearest_file, shortened
-from babeltune.schema.records import Source
+from babeltune.schema.records import AnySource, JsonLinesSource, MosesSource, Source
 
 TAB = "\t"
 OTHER = r"(?!md|py|sh|so|db|js|log|yml|toml|yaml|json\b|html|bin|png|pdf)"
@@ -28,7 +28,7 @@ TEXT_FILE = re.compile(rf".*\.{OTHER}([a-z]{{2,5}}|parquet)(_[A-Z]\w+)?(\.(gz|bz
 """Names of files that may be text, also by a language's code at their end, as in `talks.fra`."""
 MAX_LINE_BYTES = 1 << 20
 """Bytes of a line, a row of quoted text, or a text in a Parquet file. What is longer is no sentence."""
-MAX_BROKEN = Source.max_dropped
+MAX_BROKEN = AnySource.max_dropped
 """The share of rows that may be broken if nobody says otherwise."""
 SKIPPED_BYTES = 1 << 16
 """Bytes of a line that is too long are read and thrown away in pieces of this size."""
@@ -196,9 +196,9 @@ def tab_rows(path: Path, names: Sequence[str], lines: Lines, *, header: bool) ->
 
 def line_rows(source: Source, path: Path, names: Sequence[str], lines: Lines) -> Iterator[Row]:
     """The named columns of a file in which every line is a row, by its lines."""
-    if source.format == "jsonl":
+    if isinstance(source, JsonLinesSource):
         return jsonl_rows(names, source.id, lines)
-    if source.format == "moses":
+    if isinstance(source, MosesSource):
         return moses_rows(lines)
     return tab_rows(path, names, lines, header=source.header)
 
@@ -220,7 +220,7 @@ def csv_rows(source: Source, path: Path, names: Sequence[str], lines: Lines, lon
     then read as rows of their own, so that a broken row never hides others."""
     csv.field_size_limit(max(csv.field_size_limit(), longest))
     written, lines = named_delimiter(lines)
-    delimiter = written or (source.delimiter if source.format == "csv" else TAB)
+    delimiter = written or source.delimiter
     if source.quoted is False:
         rows = ((line, raw if isinstance(raw, Fault) else split_line(raw, delimiter)) for line, raw in lines if raw)
         return table_rows(path, names, rows, header=source.header)

@@ -42,8 +42,23 @@ from babeltune.data.text_shards import TextShards, keys_of, strangers_of
 from babeltune.data.texts import TableWriter, Texts, TextWriter, text_hashes
 from babeltune.data.translation import Translate
 from babeltune.errors import DataError, nearest, shortened
+from babeltune.schema.base import changed
 from babeltune.schema.languages import by_priority
-from babeltune.schema.records import Clustering, Source, Sts, Transfer
+from babeltune.schema.records import (
+    Clustering,
+    CsvSource,
+    HubSource,
+    MosesSource,
+    ParquetSource,
+    PivotSource,
+    SheetSource,
+    Source,
+    Sts,
+    Transfer,
+    TranslateSource,
+    TranslationFileSource,
+    TsvSource,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -138,9 +153,9 @@ def read_source(
     Raises `DataError` for a file, column or data set that is not there, and for the first broken row unless the source
     drops these. A line of more than `longest` bytes is broken."""
     refusals = Refusals(f"`on_error: drop` in source {source.name!r}", source.on_error == "drop")
-    if source.format == "pivot":
+    if isinstance(source, PivotSource):
         rows = join_pivot(source, others)
-    elif source.translation is not None:
+    elif isinstance(source, TranslateSource):
         rows = translated(source, others, translate)
     elif source.paths is not None:
         rows = read_files(source, root, refusals, longest, shards)
@@ -167,15 +182,17 @@ def read_table(source: Source, root: Path, refusals: Refusals, longest: int, sha
     columns = source.columns or {}
     names = (*columns.values(), *source.where, *([source.id] if source.id else []))
     content = hashlib.sha256()
-    path = None if source.format == "hub" else located(source.path or "", root)
-    if path is None:
+    if isinstance(source, HubSource):
         place, table = f"{source.dataset}[{source.split}]", dataset_rows(source, root, names, content, longest)
         by_column = whole_rows(source, refusals, place, table, names)
-    elif shards is not None and is_cut(source, path):
-        form = Form(source, path, names, longest, tuple(source.where.values()))
-        by_column = whole_parts(form, refusals, parts_of(form, content, shards))
     else:
-        by_column = whole_rows(source, refusals, str(path), read_file(source, path, names, content, longest), names)
+        path = located(source.path or "", root)
+        if shards is not None and is_cut(source, path):
+            form = Form(source, path, names, longest, tuple(source.where.values()))
+            by_column = whole_parts(form, refusals, parts_of(form, content, shards))
+        else:
+            table = read_file(source, path, names, content, longest)
+            by_column = whole_rows(source, refusals, str(path), table, names)
     refusals.refuse_too_many(source)
     texts = dict(zip(columns, by_column, strict=False))
     ids = by_column[-1] if source.id else Texts.of([])
@@ -210,16 +227,16 @@ def whole_parts(form: Form, refusals: Refusals, parts: Iterable[Part]) -> list[T
 
 def read_file(source: Source, path: Path, names: Sequence[str], content: Digest, longest: int) -> Iterator[Row]:
     """The named columns of a file in the source's format."""
-    if source.format in translation_files.FORMATS:
+    if isinstance(source, TranslationFileSource):
         units = translation_files.units(path, source.format, content, longest, source.codec)
         return translation_files.unit_rows(path, names, units)
-    if source.format in ("xlsx", "ods"):
+    if isinstance(source, SheetSource):
         cells = sheet_rows(path, source.sheet, content, longest)
         return table_rows(path, names, cells, header=source.header, strip=True)
-    if source.format == "parquet":
+    if isinstance(source, ParquetSource):
         return parquet_rows(path, names, source.id, content, longest)
     lines = numbered(path, content, longest, source.codec)
-    if source.format == "csv" or (source.format == "tsv" and source.quoted):
+    if source.format == "csv" or source.quoted:
         return csv_rows(source, path, names, lines, longest)
     rows = line_rows(source, path, names, lines)
     return refuse_quoted(path, names, rows) if source.format == "tsv" and source.quoted is None else rows
@@ -242,7 +259,7 @@ def read_files(source: Source, root: Path, refusals: Refusals, longest: int, sha
     """One file per language, joined line by line or on an id."""
     files = {language: located(path, root) for language, path in (source.paths or {}).items()}
     contents = {language: hashlib.sha256() for language in files}
-    by_id = source.format != "moses" and source.join == "id"
+    by_id = not isinstance(source, MosesSource) and source.join == "id"
     id_names = [source.id or "id"] if by_id else []
     tables = {
         language: streamed(
@@ -331,19 +348,19 @@ def read_named(table: Iterable[Row], file: Path, refusals: Refusals) -> tuple[Te
 # --- Two sources through a pivot ---------------------------------------------------------------------------------
 
 
-def join_pivot(source: Source, others: Mapping[str, Rows]) -> Rows:
+def join_pivot(source: PivotSource, others: Mapping[str, Rows]) -> Rows:
     """Rows of two sources that agree in a language's text (by `text_key`) or in their id.
 
     A key that occurs m times on the left and n times on the right gives max(m, n) rows. The i-th is joined with the
     i-th, and the shorter side starts over. So every row is used, and common sentences do not explode; the other
     combinations are counted as left out. If both sources hold a language, its text is the left one's."""
-    for name in (source.left or "", source.right or ""):
+    for name in (source.left, source.right):
         if name not in others:
             offered = ", ".join(others) or "none"
             raise DataError(
                 f"pivot {source.name!r} joins {name!r}, no source; sources: {offered}{nearest(name, others)}"
             )
-    left, right = others[source.left or ""], others[source.right or ""]
+    left, right = others[source.left], others[source.right]
     joined, combinations = paired_in_turn(*(pivot_keys(source, rows, side) for side, rows in enumerate((left, right))))
     columns = {language: texts.at(joined[:, 1]) for language, texts in right.columns.items()}
     columns |= {language: texts.at(joined[:, 0]) for language, texts in left.columns.items()}
@@ -357,7 +374,7 @@ def join_pivot(source: Source, others: Mapping[str, Rows]) -> Rows:
     )
 
 
-def pivot_keys(source: Source, rows: Rows, side: int) -> NDArray[np.uint64]:
+def pivot_keys(source: PivotSource, rows: Rows, side: int) -> NDArray[np.uint64]:
     """[rows] the key of what a row of the left (0) or right (1) source is joined on."""
     name = (source.left, source.right)[side]
     if source.join == "id":
@@ -376,10 +393,9 @@ def pivot_keys(source: Source, rows: Rows, side: int) -> NDArray[np.uint64]:
 # --- Machine translation -------------------------------------------------------------------------------------------
 
 
-def translated(source: Source, others: Mapping[str, Rows], translate: Translate | None) -> Rows:
+def translated(source: TranslateSource, others: Mapping[str, Rows], translate: Translate | None) -> Rows:
     """One language of another source, and what a model makes of it."""
     how = source.translation
-    assert how is not None
     if translate is None:
         raise DataError(f"source {source.name!r} is a translation, which training text alone can be")
     text = others[how.text]
@@ -405,9 +421,8 @@ def read_graded(task: Sts, root: Path, longest: int = MAX_LINE_BYTES) -> tuple[T
     lefts, rights = rows.columns.values()
     place = source.dataset or str(located(source.path or "", root))
     grades = []
-    for line, written in enumerate(
-        rows.ids, 2 if source.format in ("tsv", "csv", "xlsx", "ods") and source.header else 1
-    ):
+    headed = isinstance(source, TsvSource | CsvSource | SheetSource) and source.header
+    for line, written in enumerate(rows.ids, 2 if headed else 1):
         try:
             grade = float(written)
         except ValueError:
@@ -429,12 +444,12 @@ def read_labelled(task: Clustering | Transfer, root: Path, longest: int = MAX_LI
     Raises `DataError` as `read_source` does, for a row without a label, and where two languages' files disagree."""
     source = task.source
     if source.paths is None:
-        with_label = replace(source, columns={**(source.columns or {}), LABEL: task.label})
+        with_label = changed(Source, source, {"columns": {**(source.columns or {}), LABEL: task.label}})
         whole = read_source(with_label, root, others={}, longest=longest)
         labels = whole.columns[LABEL]
         return replace(whole, columns={name: c for name, c in whole.columns.items() if name != LABEL}), labels
     rows = read_source(source, root, others={}, longest=longest)
-    read = read_source(replace(source, column=task.label), root, others={}, longest=longest)
+    read = read_source(changed(Source, source, {"column": task.label}), root, others={}, longest=longest)
     labels_of_id = {name: set(labels) for name, *labels in zip(read.ids, *read.columns.values(), strict=True)}
     for name in rows.ids:
         if len(labels_of_id.get(name, ())) != 1:

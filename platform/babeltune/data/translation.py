@@ -18,7 +18,7 @@ from babeltune.schema.text import Translation
 if TYPE_CHECKING:
     import torch
 
-    from babeltune.schema.records import Source
+    from babeltune.schema.records import TranslateSource
 
 SHARD = 4_096
 """Texts of a store."""
@@ -38,7 +38,7 @@ class Translated:
     """Texts left out by reason."""
 
 
-Translate = Callable[["Source", Sequence[str]], Translated]
+Translate = Callable[["TranslateSource", Sequence[str]], Translated]
 """Makes the second language of a source whose `translation` is given."""
 
 
@@ -63,7 +63,7 @@ def translation_problems(
         yield (*key, "into"), f"{how.into!r} is the original's language too; name another"
 
 
-def drawn(source: Source, texts: Sequence[str], seed: int) -> list[str]:
+def drawn(source: TranslateSource, texts: Sequence[str], seed: int) -> list[str]:
     """The distinct texts in an order that the seed decides, as many as `cap` lets through."""
     import numpy as np
 
@@ -81,12 +81,11 @@ class OwnLanguage:
 
     translate: Translate
 
-    def __call__(self, source: Source, texts: Sequence[str]) -> Translated:
+    def __call__(self, source: TranslateSource, texts: Sequence[str]) -> Translated:
         """Raises what the translation raises."""
         from babeltune.data.language_id import strangers
         from babeltune.data.texts import Texts
 
-        assert source.translation is not None
         language = source.translation.original
         labels = strangers(Texts.of(texts), language).tolist()
         translations = self.translate(source, [text for text, label in zip(texts, labels, strict=True) if label < 0])
@@ -102,8 +101,7 @@ class StandIn:
 
     seed: int
 
-    def __call__(self, source: Source, texts: Sequence[str]) -> Translated:
-        assert source.translation is not None
+    def __call__(self, source: TranslateSource, texts: Sequence[str]) -> Translated:
         originals = drawn(source, texts, self.seed)
         return Translated(originals=originals, translations=[f"{source.translation.into} {text}" for text in originals])
 
@@ -116,14 +114,13 @@ class Translator:
     seed: int
     progress: Callable[[str, int, int], None]
 
-    def __call__(self, source: Source, texts: Sequence[str]) -> Translated:
+    def __call__(self, source: TranslateSource, texts: Sequence[str]) -> Translated:
         """Raises `TeacherError` for a model that cannot be had, `DataError` for one that cannot translate."""
         from babeltune.data.store import Contents, build, digest_of_texts
         from babeltune.data.teacher import folder_digest
         from babeltune.models.hub import model_folder
 
         how = source.translation
-        assert how is not None
         name = f"source {source.name!r}: translation.model"
         folder = model_folder(how.model, how.revision, setting=name)
         keyed = {key: value for key, value in asdict(how).items() if key not in ("text", "model", "revision")}

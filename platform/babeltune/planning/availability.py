@@ -22,7 +22,18 @@ from babeltune.models.hub import ModuleJson, model_folder, pooling_of, split_rev
 from babeltune.models.start import BERT_SHAPE
 from babeltune.planning.parameters import values_of
 from babeltune.schema.bounds import Key, Problem
-from babeltune.schema.records import FrozenModel, Retrieval, Source, Student, Sweep, Task, Teacher
+from babeltune.schema.records import (
+    BeirSource,
+    FrozenModel,
+    HubSource,
+    Retrieval,
+    Source,
+    Student,
+    Sweep,
+    Task,
+    Teacher,
+    TranslateSource,
+)
 
 if TYPE_CHECKING:
     from babeltune.files import JsonObject
@@ -67,14 +78,14 @@ def data_problems(sweep: Sweep, root: Path, hub: Hub) -> Iterator[Problem]:
         except DataError as error:
             yield key, str(error)
     for key, task in tasks(sweep):
-        if isinstance(task, Retrieval) and task.source.format == "beir" and task.source.dataset is None:
+        if isinstance(task, Retrieval) and isinstance(task.source, BeirSource) and task.source.dataset is None:
             try:
                 find_files(task, root)
             except DataError as error:
                 yield (*key, "source", "path"), str(error)
     checked = set[tuple[str | None, str | None]]()
     for key, source in sources(sweep):
-        if source.dataset is None:
+        if not isinstance(source, HubSource | BeirSource) or source.dataset is None:
             continue
         try:
             folder = below(source.dataset, root)
@@ -85,7 +96,8 @@ def data_problems(sweep: Sweep, root: Path, hub: Hub) -> Iterator[Problem]:
             checked.add((source.dataset, source.revision))
             yield from hub.problem((*key, "dataset"), source.dataset, "dataset", source.revision)
     for key, source in sources(sweep):
-        if how := source.translation:
+        if isinstance(source, TranslateSource):
+            how = source.translation
             yield from hub.problem((*key, "translation", "model"), how.model, "model", how.revision)
 
 
@@ -110,7 +122,7 @@ def _teacher_problems(hub: Hub, sweep: Sweep) -> Iterator[Problem]:
 def data_files(sweep: Sweep) -> Iterator[tuple[Key, str]]:
     """Every file that a source or an STS set names, with its key; of a folder see `beir.find_files`."""
     for key, source in sources(sweep):
-        if source.path is not None and source.format != "beir":
+        if source.path is not None and not isinstance(source, BeirSource):
             yield (*key, "path"), source.path
         for language, path in (source.paths or {}).items():
             yield (*key, "paths", language), path

@@ -14,7 +14,25 @@ from babeltune.errors import nearest, shortened
 from babeltune.planning.languages import languages, split_pair
 from babeltune.schema.bounds import Key, Problem, repeated
 from babeltune.schema.languages import code_of, meaning, same_variety
-from babeltune.schema.records import Bitext, Clustering, Data, Mining, Retrieval, Source, Sts, Task, Transfer, Words
+from babeltune.schema.records import (
+    BeirSource,
+    Bitext,
+    Clustering,
+    CsvSource,
+    Data,
+    FileSource,
+    HubSource,
+    Mining,
+    MosesSource,
+    PivotSource,
+    Retrieval,
+    Source,
+    Sts,
+    Task,
+    Transfer,
+    TranslateSource,
+    Words,
+)
 
 
 def data_problems(data: Data) -> Iterator[Problem]:
@@ -31,7 +49,7 @@ def data_problems(data: Data) -> Iterator[Problem]:
     by_name = {source.name: source for source in data.train}
     for index, source in enumerate(data.train):
         yield from source_problems(("data", "train", index), source, by_name, least=1)
-    files = [source for source in data.train if source.format != "pivot"]
+    files = [source for source in data.train if not isinstance(source, PivotSource)]
     spoken = sorted({language for source in files for language in languages(source, by_name)})
     anchors = data.anchor_priority
     if spoken and anchors and not any(same_variety(a, b) for a in spoken for b in anchors):
@@ -99,7 +117,7 @@ def task_problems(key: Key, task: Task, data: Data) -> Iterator[Problem]:
             yield from mining_problems(key, task)
         case Sts():
             yield from sts_problems(key, task)
-        case _ if task.source.format in ("pivot", "translate"):
+        case _ if isinstance(task.source, PivotSource | TranslateSource):
             words = f"{task.source.format!r} is for training; give the task files that hold the languages"
             yield (*key, "source", "format"), words
         case Retrieval():
@@ -136,7 +154,7 @@ def mining_problems(key: Key, task: Mining) -> Iterator[Problem]:
     """Two sides read apart, and the same two languages in what the threshold is fitted on."""
     for place, source in task.sources():
         yield from source_problems((*key, *place), source, {})
-        if source.paths is None or len(source.paths) != 2 or source.id is None or source.format == "moses":
+        if source.paths is None or len(source.paths) != 2 or source.id is None:
             yield ((*key, *place), "must have `paths` of two languages, and `id`, the column that gold's ids are from")
     if task.fit is not None and languages(task.fit.source, {}) != languages(task.source, {}):
         yield (
@@ -148,7 +166,7 @@ def mining_problems(key: Key, task: Mining) -> Iterator[Problem]:
 def retrieval_problems(key: Key, task: Retrieval) -> Iterator[Problem]:
     """A folder of queries, documents and judgements with the languages of its queries, or a bitext."""
     source = task.source
-    if source.format == "beir":
+    if isinstance(source, BeirSource):
         yield from shape_problems((*key, "source"), source, {})
         yield from folder_problems(key, task)
     else:
@@ -181,7 +199,7 @@ def folder_problems(key: Key, task: Retrieval) -> Iterator[Problem]:
 
 def graded_problems(key: Key, task: Sts, source: Source) -> Iterator[Problem]:
     """Whether a source can hold an STS task's graded pairs, whose columns the task names."""
-    if source.format in ("pivot", "translate", "moses") or source.paths is not None:
+    if not isinstance(source, FileSource | HubSource) or source.paths is not None:
         yield (*key, "format"), "graded pairs are one file or data set: tsv, csv, jsonl, parquet or hub"
     elif source.columns is not None or source.id is not None:
         setting = "columns" if source.columns is not None else "id"
@@ -192,7 +210,7 @@ def graded_problems(key: Key, task: Sts, source: Source) -> Iterator[Problem]:
 
 def clustering_problems(key: Key, source: Source) -> Iterator[Problem]:
     """Whether a source's rows can have a label each."""
-    if source.format == "moses":
+    if isinstance(source, MosesSource):
         yield (*key, "format"), "'moses' has one column; give the task files with a column of labels too"
     elif source.paths is not None and source.id is None:
         yield (*key, "id"), "must name the column that tells rows apart, so that each text finds its label"
@@ -203,7 +221,7 @@ def clustering_problems(key: Key, source: Source) -> Iterator[Problem]:
 
 def source_problems(key: Key, source: Source, others: dict[str, Source], least: int = 2) -> Iterator[Problem]:
     """One source: the fields of its format, its languages (`least` of them or more) and its pairs."""
-    if source.format == "beir":
+    if isinstance(source, BeirSource):
         yield (*key, "format"), "'beir' is for tasks of kind retrieval; name the columns or files of this text"
         return
     shape = list(shape_problems(key, source, others))
@@ -238,23 +256,12 @@ def climbing(key: Key, paths: Mapping[str, str | None]) -> Iterator[Problem]:
             yield (*key, name), f"{path!r} leaves data.root; change data.root, or give a whole path"
 
 
-FIELDS_OF = {
-    "path": ("path", "columns"),
-    "folder": ("path",),
-    "paths": ("paths",),
-    "dataset": ("dataset", "columns"),
-    "data set": ("dataset",),
-    "pivot": ("left", "right"),
-    "translate": ("translation",),
+WHERE_TEXT_LIES: dict[type, tuple[tuple[str, ...], ...]] = {
+    FileSource: (("path", "columns"), ("paths",)),
+    HubSource: (("dataset", "columns"),),
+    BeirSource: (("path",), ("dataset",)),
 }
-OPTIONS = {
-    "quoted": ("tsv", "csv"),
-    "delimiter": ("csv",),
-    "encoding": ("tsv", "csv", "jsonl", "moses", "po", "tmx", "xliff"),
-    "sheet": ("xlsx", "ods"),
-}
-"""Keys that are for some formats only."""
-LOCATIONS = ("path", "columns", "paths", "dataset", "left", "right", "translation")
+"""The keys that a source needs, where it has a choice, or its task may name the columns."""
 
 
 def is_encoding(name: str) -> bool:
@@ -266,25 +273,17 @@ def is_encoding(name: str) -> bool:
 
 
 def shape_problems(key: Key, source: Source, others: dict[str, Source]) -> Iterator[Problem]:
-    """Whether the fields that say where text lies go together, and with the format."""
-    written = {name for name in LOCATIONS if getattr(source, name) is not None}
-    alone = {"moses": ("paths",), "hub": ("dataset",), "beir": ("folder", "data set")}
-    alone |= {"pivot": ("pivot",), "translate": ("translate",)}
-    alone |= dict.fromkeys(("tmx", "xliff", "po"), ("path",))
-    shapes = alone.get(source.format, ("path", "paths"))
-    allowed = [set(FIELDS_OF[shape]) for shape in shapes]
-    if written not in allowed:
-        rule = " or ".join(" + ".join(FIELDS_OF[shape]) for shape in shapes)
+    """Whether the fields that say where text lies go together."""
+    written = {name for name in ("path", "columns", "paths", "dataset") if getattr(source, name) is not None}
+    allowed = WHERE_TEXT_LIES.get(type(source), WHERE_TEXT_LIES[FileSource] if isinstance(source, FileSource) else ())
+    if allowed and written not in map(set, allowed):
+        rule = " or ".join(map(" + ".join, allowed))
         has = ", ".join(sorted(written)) or "none of them"
         yield key, f"a source of format {source.format!r} needs {rule}, and no other of these; it has {has}"
         return
     yield from climbing(key, {"path": source.path, "dataset": source.dataset})
     yield from climbing((*key, "paths"), source.paths or {})
-    for name, formats in OPTIONS.items():
-        if getattr(source, name) != getattr(Source(name=""), name) and source.format not in formats:
-            words = " or ".join(map(repr, formats))
-            yield (*key, name), f"is for a source of format {words}, and this one is {source.format!r}"
-    if source.format == "csv" and source.quoted is True:
+    if isinstance(source, CsvSource) and source.quoted:
         yield (*key, "quoted"), "true is what CSV means; leave it out, or say `false` if the marks are text"
     encodings = source.encoding if isinstance(source.encoding, dict) else {"": source.codec or "utf-8"}
     for language, codec in encodings.items():
@@ -294,26 +293,19 @@ def shape_problems(key: Key, source: Source, others: dict[str, Source]) -> Itera
             yield (*key, "encoding"), f"{language!r} is no language of `paths`"
     if source.where and source.columns is None:
         yield (*key, "where"), "chooses among the rows of one table; it goes with `columns`"
-    if source.paths is not None:
-        if source.format == "moses" and source.join not in ("id", "line"):
-            yield (*key, "join"), f"{source.join!r} is not possible; Moses files are joined by line"
-        elif source.format != "moses" and source.join not in ("id", "line"):
-            yield (
-                (*key, "join"),
-                f"{source.join!r} is not possible; allowed: id, line{nearest(source.join, ['id', 'line'])}",
-            )
-        elif source.format != "moses" and source.join == "id" and source.id is None:
-            yield (*key, "id"), "must name the column that joins the files, or say `join: line`"
-    if source.format == "pivot":
+    if isinstance(source, FileSource) and source.paths is not None and source.join == "id" and source.id is None:
+        yield (*key, "id"), "must name the column that joins the files, or say `join: line`"
+    if isinstance(source, PivotSource):
         yield from pivot_problems(key, source, others)
-    if source.translation is not None:
-        read = {name: languages(o, others) for name, o in others.items() if o.format not in ("pivot", "translate")}
+    if isinstance(source, TranslateSource):
+        made = (PivotSource, TranslateSource)
+        read = {name: languages(other, others) for name, other in others.items() if not isinstance(other, made)}
         yield from translation_problems((*key, "translation"), source.translation, read)
 
 
-def pivot_problems(key: Key, source: Source, others: dict[str, Source]) -> Iterator[Problem]:
+def pivot_problems(key: Key, source: PivotSource, others: dict[str, Source]) -> Iterator[Problem]:
     """Whether a pivot's two sources exist and share what joins them."""
-    names = [name for name, other in others.items() if other.format != "pivot"]
+    names = [name for name, other in others.items() if not isinstance(other, PivotSource)]
     for side in ("left", "right"):
         name = getattr(source, side)
         if name not in names:
@@ -323,7 +315,7 @@ def pivot_problems(key: Key, source: Source, others: dict[str, Source]) -> Itera
     if source.left == source.right:
         yield (*key, "right"), f"{source.right!r} is also the left source; name another"
         return
-    left, right = (languages(others[name], others) for name in (source.left or "", source.right or ""))
+    left, right = (languages(others[name], others) for name in (source.left, source.right))
     if source.join == "id":
         for side in ("left", "right"):
             if others[getattr(source, side)].id is None:

@@ -13,13 +13,13 @@ from babeltune.planning.portfolio import portfolio_points, portfolios
 from babeltune.schema.bounds import Problem
 from babeltune.schema.records import (
     HELDOUT,
+    BeirSource,
     Bitext,
     Clustering,
     Data,
     Mining,
     Objective,
     Retrieval,
-    Source,
     Sts,
     Sweep,
     Task,
@@ -162,7 +162,7 @@ def task_subsets(task: Task, priority: tuple[str, ...]) -> tuple[str, ...]:
     match task:
         case Sts() | Mining():
             return ("-".join(spoken),) if spoken else ()
-        case Transfer() | Retrieval(source=Source(format="beir")) | Retrieval(corpus="mixed"):
+        case Transfer() | Retrieval(source=BeirSource()) | Retrieval(corpus="mixed"):
             return spoken
         case Clustering():
             return (*spoken, "mixed") if len(spoken) > 1 else spoken

@@ -8,16 +8,28 @@ import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from babeltune.schema.base import changed
 from babeltune.schema.languages import by_priority, meaning
-from babeltune.schema.records import Data, Mining, Retrieval, Source, Sts, Sweep, Task
+from babeltune.schema.records import (
+    BeirSource,
+    Data,
+    Mining,
+    PivotSource,
+    Retrieval,
+    Source,
+    Sts,
+    Sweep,
+    Task,
+    TranslateSource,
+)
 
 
 def languages(source: Source, others: dict[str, Source]) -> tuple[str, ...]:
     """The languages that a source holds, in the order in which it names them."""
-    if source.format == "pivot":
+    if isinstance(source, PivotSource):
         sides = [others[name] for name in (source.left, source.right) if name in others]
         return tuple(dict.fromkeys(language for side in sides for language in languages(side, others)))
-    if source.translation is not None:
+    if isinstance(source, TranslateSource):
         return source.translation.original, source.translation.into
     return tuple(source.columns or source.paths or ())
 
@@ -80,18 +92,15 @@ def _respelled(source: Source, names: Mapping[str, str]) -> Source:
         sides = split_pair(pair, names)
         return pair if sides is None else "-".join(names[side] for side in sides)
 
-    translation = source.translation
-    if translation is not None:
-        original, into = (names.get(code, code) for code in (translation.original, translation.into))
-        translation = replace(translation, original=original, into=into)
-    return replace(
-        source,
-        columns=renamed(source.columns),
-        paths=renamed(source.paths),
-        pairs=tuple(map(pair_of, source.pairs)) if isinstance(source.pairs, tuple) else source.pairs,
-        join=names.get(source.join, source.join) if source.format == "pivot" and source.join != "id" else source.join,
-        translation=translation,
-    )
+    if isinstance(source, TranslateSource):
+        original, into = (names.get(code, code) for code in languages(source, {}))
+        source = replace(source, translation=replace(source.translation, original=original, into=into))
+    elif isinstance(source, PivotSource) and source.join != "id":
+        source = replace(source, join=names.get(source.join, source.join))
+    else:
+        by_language = {"columns": renamed(source.columns), "paths": renamed(source.paths)}
+        source = changed(Source, source, by_language)
+    return replace(source, pairs=tuple(map(pair_of, source.pairs))) if isinstance(source.pairs, tuple) else source
 
 
 def task_languages(task: Task) -> tuple[str, ...]:
@@ -99,7 +108,7 @@ def task_languages(task: Task) -> tuple[str, ...]:
     match task:
         case Sts():
             return tuple(dict.fromkeys((task.language, task.language2 or task.language)))
-        case Retrieval(source=Source(format="beir")):
+        case Retrieval(source=BeirSource()):
             return task.languages or ((task.language,) if task.language is not None else ())
     return languages(task.source, {})
 

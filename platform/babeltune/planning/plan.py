@@ -19,7 +19,7 @@ from babeltune.planning.space import default_params, make_trial, shown_trials
 from babeltune.planning.sweep_file import check_reachable, data_root
 from babeltune.planning.sweep_yaml import spec_yaml
 from babeltune.planning.warnings import about_text, label_facts
-from babeltune.schema.records import Scalar, Sweep, Teacher, Trial
+from babeltune.schema.records import Scalar, Sweep, Teacher, TranslateSource, Trial
 from babeltune.stages import tell
 from babeltune.training.sampler import batch_counts, with_negatives
 
@@ -116,7 +116,7 @@ def make_plan(sweep: Sweep, *, samples: int = 3, machine: Machine | None = None)
     corpus = build_corpus(sweep.data, data_root(sweep), sweep.seed, StandIn(sweep.seed), progress=tell)
     check_corpus(corpus)
     for source in sweep.data.train:
-        if source.translation is not None and source.train:
+        if isinstance(source, TranslateSource) and source.train:
             counts = corpus.counts[source.name]
             corpus.counts[source.name] = {"to translate": counts["rows"], **counts}
     tell("looking at the teacher's labels")

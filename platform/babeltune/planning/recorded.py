@@ -24,11 +24,17 @@ NOT_DECIDING = ("baselines", "budget", "description", "keep", "promotion", "refi
 
 def sweep_from(values: Mapping[str, object]) -> Sweep:
     """The `Sweep` that `plain` wrote. Raises `SpecError` when the values are not one."""
+    text = adapter_of(object).dump_json(values)
     try:
-        sweep: Sweep = adapter_of(Sweep).validate_json(adapter_of(object).dump_json(values), strict=True)
-        return sweep
-    except ValidationError as error:
-        raise SpecError(f"the recorded sweep cannot be read by this version of babeltune: {error}") from error
+        sweep: Sweep = adapter_of(Sweep).validate_json(text, strict=True)
+    except ValidationError:
+        from babeltune.schema.document import Document, validate  # it reads YAML, which takes its time to import
+
+        try:  # earlier versions wrote keys of other formats, too, with their defaults
+            return validate(Document(json.loads(text)), Sweep)
+        except SpecError as error:
+            raise SpecError(f"the recorded sweep cannot be read by this version of babeltune: {error}") from error
+    return sweep
 
 
 def sweep_id(sweep: Sweep) -> str:
@@ -46,10 +52,11 @@ def sweep_id(sweep: Sweep) -> str:
 def _changed(record: Any) -> dict[str, Any]:
     """The fields that are not as their default says, and the kind of a record, ready for JSON."""
     fields = ((field, getattr(record, field.name)) for field in dataclasses.fields(record))
+    kind, implied = getattr(record, "KIND", ""), getattr(record, "IMPLIED", "")
     return {
         field.name: _canonical(value)
         for field, value in fields
-        if field.name == getattr(record, "KIND", "") or value != default_of(field)
+        if (value != implied if field.name == kind else value != default_of(field))
     }
 
 

@@ -13,6 +13,7 @@ from babeltune.planning.sweep_file import BUNDLED_ROOT
 from babeltune.promotion.card_facts import CardFacts
 from babeltune.promotion.card_header import header
 from babeltune.schema.base import flat, number
+from babeltune.schema.records import PivotSource, TranslateSource
 
 if TYPE_CHECKING:
     from babeltune.data.prepared import Prepared
@@ -242,9 +243,9 @@ def sources(sweep: Sweep) -> list[str]:
 def _origin(source: Source, sweep: Sweep) -> str:
     if source.dataset is not None:
         return source.dataset
-    if source.left and source.right:
+    if isinstance(source, PivotSource):
         return f"{source.left} and {source.right}, joined"
-    if source.translation is not None:
+    if isinstance(source, TranslateSource):
         return f"a translation of {source.translation.text}, by {source.translation.model}"
     names = [Path(each).name for each in (source.path, *(source.paths or {}).values()) if each]
     return f"{', '.join(names)}{' of babeltune' if sweep.data.root == BUNDLED_ROOT else ''}"

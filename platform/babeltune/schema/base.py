@@ -28,6 +28,8 @@ class Strict:
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
     KIND: ClassVar[str] = ""
     """The key that tells a record from the others of its union."""
+    IMPLIED: ClassVar[str] = ""
+    """The word of `KIND` that no id of a sweep counts, as it goes without saying."""
 
     @classmethod
     @functools.cache
@@ -91,12 +93,15 @@ def record_of(hint: object, values: Mapping[str, object]) -> type[Any]:
     return next(record for record in records_in(hint) if values[record.KIND] in record.kinds())
 
 
+def made_of(hint: object, values: Mapping[str, object]) -> Any:
+    """The record of a union that the kind among these values names. Values that it has no field for are left out."""
+    make = record_of(hint, values)
+    return make(**{name: value for name, value in values.items() if name in fields_of(make)})
+
+
 def changed(hint: object, record: Made, values: Mapping[str, object]) -> Made:
-    """The record of a union with these values, as the one that the kind among them names. Fields that this one does
-    not have are left out."""
-    written = {**vars(record), **values}
-    make = record_of(hint, written)
-    return typing.cast(Made, make(**{name: value for name, value in written.items() if name in fields_of(make)}))
+    """The record of a union with these values, as `made_of` makes it."""
+    return typing.cast(Made, made_of(hint, {**vars(record), **values}))
 
 
 def number(value: object) -> str:

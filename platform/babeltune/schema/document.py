@@ -317,8 +317,8 @@ def _without_defaults(document: Document, record: type, error: ValidationError) 
         field, values = fields_of(hint_at(record, tuple(outer))).get(str(name)), document.get(tuple(outer))
         if not isinstance(values, dict) or field is None:
             continue
-        default = plain(default_of(field))
-        if values[str(name)] == (getattr(NO_PRESET, field.name, None) if default is None else default):
+        default, written = plain(default_of(field)), values[str(name)]
+        if written is None or written == (getattr(NO_PRESET, field.name, None) if default is None else default):
             del values[str(name)]
             removed = True
     return removed

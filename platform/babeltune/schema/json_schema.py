@@ -43,8 +43,8 @@ def json_schema(kind: Kind) -> dict[str, object]:
     definitions: dict[str, Definition] = {record.__name__: cast("Definition", schema), **schema.get("$defs", {})}
     for name, part in records_of(record).items():
         _describe(definitions[name], part)
-    if "Source" in definitions:
-        _allow_numbers(definitions["Source"]["properties"]["columns"])
+    for definition in definitions.values():
+        _allow_numbers(definition.get("properties", {}).get("columns", {}))
     return {"$schema": DIALECT, **schema}
 
 

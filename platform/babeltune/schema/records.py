@@ -49,15 +49,28 @@ from babeltune.schema.search import Promotion as Promotion
 from babeltune.schema.search import Sampler as Sampler
 from babeltune.schema.search import Scheduler as Scheduler
 from babeltune.schema.search import Tpe as Tpe
+from babeltune.schema.text import AnySource as AnySource
+from babeltune.schema.text import BeirSource as BeirSource
 from babeltune.schema.text import Bitext as Bitext
 from babeltune.schema.text import Clustering as Clustering
+from babeltune.schema.text import CsvSource as CsvSource
+from babeltune.schema.text import FileSource as FileSource
+from babeltune.schema.text import HubSource as HubSource
+from babeltune.schema.text import JsonLinesSource as JsonLinesSource
 from babeltune.schema.text import Mined as Mined
 from babeltune.schema.text import Mining as Mining
+from babeltune.schema.text import MosesSource as MosesSource
+from babeltune.schema.text import ParquetSource as ParquetSource
+from babeltune.schema.text import PivotSource as PivotSource
 from babeltune.schema.text import Retrieval as Retrieval
+from babeltune.schema.text import SheetSource as SheetSource
 from babeltune.schema.text import Source as Source
 from babeltune.schema.text import Sts as Sts
 from babeltune.schema.text import Task as Task
 from babeltune.schema.text import Transfer as Transfer
+from babeltune.schema.text import TranslateSource as TranslateSource
+from babeltune.schema.text import TranslationFileSource as TranslationFileSource
+from babeltune.schema.text import TsvSource as TsvSource
 
 ROWS = Bound("0, or 100 to 10,000,000 rows", lambda value: value == 0 or 100 <= value <= 1e7)
 TRIMMED = Bound(

@@ -5,75 +5,24 @@ Nothing here reads a file. Field names are the keys of the sweep file, and their
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from types import MappingProxyType
+from typing import Annotated, Literal, Self, cast
 
-from babeltune.schema.base import Strict, Tagged
+from babeltune.schema.base import Strict, Tagged, changed
 from babeltune.schema.bounds import Bound, a_name, at_least, delimiters, inside, not_empty, place, within
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source(Strict):
-    """Where text comes from: one file or data set that holds some languages side by side.
+class AnySource(Strict):
+    """Where text comes from: one file or data set that holds some languages side by side, or one file per language."""
 
-    `path` + `columns` reads one file (`tsv`, `csv`, `jsonl`, `parquet`, `xlsx`, `ods`, `tmx`, `xliff`, `po`). The
-    columns of `tmx`, `xliff` and `po` are language codes as the file has them. `paths` + `column` reads one file per
-    language joined on `join` (`tsv`, `csv`, `jsonl`, `parquet`, `xlsx`, `ods`), or line by line (`moses`). `dataset`
-    reads a Hugging Face data set by id or saved folder. `left`, `right` and `join` make a `pivot` of two other sources
-    on equal text of a language, or on equal id. `translation` makes a `translate` of one language of another source.
-    `beir` with `path`, a folder, or with `dataset` is for tasks of kind `retrieval`."""
-
+    KIND, IMPLIED = "format", "tsv"
     name: Annotated[str, a_name]
     """What the source is called in messages, reports and other keys."""
-    format: Literal[
-        "tsv", "csv", "jsonl", "parquet", "moses", "hub", "pivot", "translate", "beir", "xlsx", "ods", "tmx", "xliff",
-        "po",
-    ] = "tsv"  # fmt: skip
-    """The kind of file. `hub` is a data set of Hugging Face. `pivot` and `translate` make pairs from other sources."""
-    path: Annotated[str | None, place] = None
-    """The file, or a folder of format `beir`."""
-    columns: dict[str, str] | None = None
-    """The column of each language: `{eng: english}`, or its number from 0 with `header: false`. ISO 639 codes of two or
-    three letters are one language, with a script or without: `en`, `eng`, `eng_Latn`."""
-    paths: dict[str, Annotated[str, place]] | None = None
-    """The file of each language."""
-    column: str = "text"
-    """The column of the text in each file of `paths`."""
-    where: dict[str, str] = field(default_factory=dict)
-    """Values by column: only rows with these are read, such as `{lang: fr}`; needs `columns`."""
-    header: bool = True
-    """Whether the first line has the names of the columns."""
-    quoted: bool | None = None
-    """TSV: fields in quotation marks are read as CSV's are, or with `false` the marks are text. Absent: the marks are
-    text, and a file that a spreadsheet seems to have quoted is refused. A warning says if only texts that hold marks
-    are quoted. CSV: with `false` the marks are text, and every line is a row."""
-    delimiter: Annotated[str, delimiters] = ","
-    """CSV: what stands between the columns, such as `;`. A first line `sep=;`, as Excel writes it, goes before this."""
-    encoding: str | dict[str, str] | None = None
-    """The encoding of a text file, such as `cp1252`, or one for each language of `paths`. Absent: UTF-8, UTF-16 or
-    UTF-32, which the first bytes tell. TMX, XLIFF and PO files name their encoding."""
-    sheet: str | None = None
-    """XLSX, ODS: the sheet's name. Absent: the only sheet with cells."""
-    id: str | None = None
-    """The column that names a row, for `join: id`."""
-    join: str = "id"
-    """`id`, `line`, or (pivot) the language whose equal text joins two sources."""
-    dataset: Annotated[str | None, place] = None
-    """The id of the data set on the hub."""
-    subset: Annotated[str | None, inside] = None
-    """A configuration of the data set, or, with a slash, a pattern of its files such as `*/en-ko/train.parquet`;
-    no address, and nothing outside of the data set."""
-    split: Annotated[str, inside] = "train"
-    """The split of the data set."""
-    revision: Annotated[str | None, inside] = None
-    """The data set's commit, tag or branch."""
-    left: str | None = None
-    """The name of the first source of a pivot."""
-    right: str | None = None
-    """The name of the second source of a pivot."""
-    translation: Translation | None = None
-    """The source to translate, the language to translate into, and the model: see `translation.py`."""
+    format: str
+    """The kind of file."""
     pairs: tuple[str, ...] | Literal["anchor", "all"] = "anchor"
     """Which languages of a row become pairs. `anchor`: each with the first of `anchor_priority`. `all`: every two. Or a
     list such as `[eng-fra]`."""
@@ -93,19 +42,207 @@ class Source(Strict):
     train: bool = True
     """False for a source that only feeds a pivot or a translation."""
 
-    def of_file(self, language: str) -> Source:
+    # what sources without these keys say
+    path = cast("str | None", None)
+    columns = cast("dict[str, str] | None", None)
+    paths = cast("dict[str, str] | None", None)
+    column = "text"
+    where = cast("Mapping[str, str]", MappingProxyType({}))
+    id = cast("str | None", None)
+    join = "id"
+    header = True
+    quoted = cast("bool | None", None)
+    delimiter = ","
+    encoding = cast("str | dict[str, str] | None", None)
+    dataset = cast("str | None", None)
+    split = "train"
+
+    def of_file(self, language: str) -> Self:
         """The source with the encoding of one of `paths`."""
-        encoding = self.encoding.get(language) if isinstance(self.encoding, dict) else self.encoding
-        return dataclasses.replace(self, encoding=encoding)
+        if not isinstance(self.encoding, dict):
+            return self
+        return dataclasses.replace(self, encoding=self.encoding.get(language))  # type: ignore[call-arg]  # it has one
 
     @property
     def codec(self) -> str | None:
         """The encoding of its file."""
         return self.encoding if isinstance(self.encoding, str) else None
 
+
+@dataclass(frozen=True, kw_only=True)
+class RowSource(AnySource):
+    """A table whose rows hold all languages."""
+
+    columns: dict[str, str] | None = None
+    """The column of each language: `{eng: english}`, or its number from 0 with `header: false`. ISO 639 codes of two or
+    three letters are one language, with a script or without: `en`, `eng`, `eng_Latn`."""
+    where: Mapping[str, str] = field(default_factory=dict)
+    """Values by column: only rows with these are read, such as `{lang: fr}`; needs `columns`."""
+    id: str | None = None
+    """The column that names a row, for `join: id`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileSource(RowSource):
+    """One file with `path` and `columns`, or with `paths` and `column` one file per language, joined on `join`."""
+
+    path: Annotated[str | None, place] = None
+    """The file of all languages."""
+    paths: dict[str, Annotated[str, place]] | None = None
+    """The file of each language."""
+    column: str = "text"
+    """The column of the text in each file of `paths`."""
+    join: Literal["id", "line"] = "id"
+    """What joins the rows of `paths`: the column `id`, or the line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadedSource(FileSource):
+    """A table with a row of names, or without."""
+
+    header: bool = True
+    """Whether the first row has the names of the columns."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextSource(AnySource):
+    """Plain text."""
+
+    encoding: str | dict[str, str] | None = None
+    """The encoding of a text file, such as `cp1252`, or one for each language of `paths`. Absent: UTF-8, UTF-16 or
+    UTF-32, which the first bytes tell."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TsvSource(HeadedSource, TextSource):
+    """Columns with tabs between."""
+
+    format: Literal["tsv"] = "tsv"
+    delimiter = "\t"
+    quoted: bool | None = None
+    """Fields in quotation marks are read as CSV's are, or with `false` the marks are text. Absent: the marks are text,
+    and a file that a spreadsheet seems to have quoted is refused. A warning says if only texts that hold marks are
+    quoted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CsvSource(HeadedSource, TextSource):
+    """Columns with commas between, or another character."""
+
+    format: Literal["csv"] = "csv"
+    quoted: bool | None = None
+    """Whether quotation marks have a meaning. With `false` they are text, and every line is a row."""
+    delimiter: Annotated[str, delimiters] = ","
+    """What stands between the columns, such as `;`. A first line `sep=;`, as Excel writes it, goes before this."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JsonLinesSource(FileSource, TextSource):
+    """One JSON object a line."""
+
+    format: Literal["jsonl"] = "jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParquetSource(FileSource):
+    """A Parquet file."""
+
+    format: Literal["parquet"] = "parquet"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SheetSource(HeadedSource):
+    """A workbook of Excel or LibreOffice."""
+
+    format: Literal["xlsx", "ods"]
+    sheet: str | None = None
+    """The sheet's name. Absent: the only sheet with cells."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranslationFileSource(RowSource):
+    """What translation tools write: TMX, XLIFF, gettext. The columns are language codes as the file has them."""
+
+    format: Literal["tmx", "xliff", "po"]
+    path: Annotated[str, place]
+    """The file of all languages."""
+    columns: dict[str, str]
+    """The code in the file of each language: `{fra: fr-FR}`."""
+    encoding: str | None = None
+    """The encoding. Absent: the one that the file names."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MosesSource(TextSource):
+    """One file per language, joined line by line."""
+
+    format: Literal["moses"] = "moses"
+    paths: dict[str, Annotated[str, place]]
+    """The file of each language."""
+    join: Literal["id", "line"] = "id"
+    """Moses files are joined by line, whatever this says."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSetSource(AnySource):
+    """What is chosen from a data set of Hugging Face."""
+
+    subset: Annotated[str | None, inside] = None
+    """A configuration of the data set, or, with a slash, a pattern of its files such as `*/en-ko/train.parquet`;
+    no address, and nothing outside of the data set."""
+    split: Annotated[str, inside] = "train"
+    """The split of the data set."""
+    revision: Annotated[str | None, inside] = None
+    """The data set's commit, tag or branch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubSource(DataSetSource, RowSource):
+    """A data set of Hugging Face, by id or saved folder."""
+
+    format: Literal["hub"] = "hub"
+    dataset: Annotated[str, place]
+    """The id of the data set on the hub, or a folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PivotSource(AnySource):
+    """Pairs of two other sources, joined on equal text of a language, or on equal id."""
+
+    format: Literal["pivot"] = "pivot"
+    left: str
+    """The name of the first source."""
+    right: str
+    """The name of the second source."""
+    join: str = "id"
+    """`id`, or the language whose equal text joins the two."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranslateSource(AnySource):
+    """Translations of one language of another source."""
+
+    format: Literal["translate"] = "translate"
+    translation: Translation
+    """The source to translate, the language to translate into, and the model: see `translation.py`."""
+
     def __post_init__(self) -> None:
-        if self.format == "translate":
-            object.__setattr__(self, "synthetic", True)
+        object.__setattr__(self, "synthetic", True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BeirSource(DataSetSource):
+    """Queries, documents and judgements, for tasks of kind `retrieval`: a folder in BEIR's layout, or a data set."""
+
+    format: Literal["beir"] = "beir"
+    path: Annotated[str | None, place] = None
+    """The folder."""
+    dataset: Annotated[str | None, place] = None
+    """The id of the data set on the hub."""
+
+
+FileOfText = TsvSource | CsvSource | JsonLinesSource | ParquetSource | SheetSource | TranslationFileSource | MosesSource
+Source = Annotated[FileOfText | HubSource | PivotSource | TranslateSource | BeirSource, Tagged()]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,8 +285,8 @@ class AnyTask(Strict):
     def sources(self) -> Iterator[tuple[tuple[str, ...], Source]]:
         """The sources that the task names, with their keys."""
         for name, value in vars(self).items():
-            if isinstance(value, Source):
-                yield (name,), value
+            if isinstance(value, AnySource):
+                yield (name,), cast("Source", value)
             elif isinstance(value, Mined):
                 yield (name, "source"), value.source
 
@@ -241,9 +378,9 @@ class Sts(LimitedTask):
 
     def graded(self) -> Source:
         """Where both sentences are, with the grades as the rows' ids."""
-        source = self.source or Source(name=self.name, path=self.path)
+        source = self.source or TsvSource(name=self.name, path=self.path)
         columns = {"sentence1": self.sentence1, "sentence2": self.sentence2}
-        return dataclasses.replace(source, columns=columns, id=self.score)
+        return changed(Source, source, {"columns": columns, "id": self.score})
 
 
 @dataclass(frozen=True, kw_only=True)

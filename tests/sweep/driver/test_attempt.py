@@ -6,7 +6,7 @@ import pytest
 
 from babeltune.errors import ClusterError, DispatcherDiedError
 from babeltune.schema.cluster import Cluster
-from babeltune.schema.records import Budget, Data, Objective, Source, Sweep
+from babeltune.schema.records import Budget, Data, Objective, Sweep, TsvSource
 from babeltune.signals import StopSignal
 from babeltune.sweep.driver.attempt import DISPATCHER_DIED, DISPATCHERS, Attempt, replacing_dispatchers
 from babeltune.sweep.state.folder import SweepFolder
@@ -65,7 +65,7 @@ def driver(place, **budget):
         method="toy",
         parameters={},
         objectives=(Objective(metric="dev/score"),),
-        data=Data(train=(Source(name="none"),)),
+        data=Data(train=(TsvSource(name="none"),)),
         budget=Budget(**budget),
     )
     folder = SweepFolder(place)

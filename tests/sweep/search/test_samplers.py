@@ -11,7 +11,7 @@ from optuna.trial import TrialState
 
 from babeltune.errors import SweepError
 from babeltune.planning import space
-from babeltune.schema.records import Budget, Data, Nsga2, Objective, Parameter, PlainSampler, Source, Sweep, Tpe
+from babeltune.schema.records import Budget, Data, Nsga2, Objective, Parameter, PlainSampler, Sweep, Tpe, TsvSource
 from babeltune.sweep.search import few_trials
 from babeltune.sweep.search.study import Proposals, sampler_for
 from babeltune.sweep.state.ledger import Ledger
@@ -33,7 +33,7 @@ def a_sweep(**changes):
         "method": "toy",
         "parameters": PARAMETERS,
         "objectives": (Objective(metric="dev/score"),),
-        "data": Data(train=(Source(name="none"),)),
+        "data": Data(train=(TsvSource(name="none"),)),
         "sampler": PlainSampler(kind="grid"),
     }
     return Sweep(**{**values, **changes})

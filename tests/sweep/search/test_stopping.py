@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import norm
 
 from babeltune.schema import search
-from babeltune.schema.records import Data, Halving, Objective, Source, Sweep, Training
+from babeltune.schema.records import Data, Halving, Objective, Sweep, Training, TsvSource
 from babeltune.sweep.search.stopping import ExpectedRegret, Pasha, expected_improvement, predicted
 from babeltune.sweep.search.tune_run import prime, scheduler_for
 
@@ -78,7 +78,7 @@ def test_a_primed_scheduler_follows_the_rule_of_its_kind(scheduler, goal):
         name="toy",
         method="toy",
         objectives=(Objective(metric="dev/score", goal=goal),),
-        data=Data(train=(Source(name="none"),)),
+        data=Data(train=(TsvSource(name="none"),)),
         training=Training(reports=5),
         scheduler=scheduler,
     )

@@ -10,7 +10,7 @@ from optuna.trial import TrialState
 
 from babeltune.errors import SpecError, SweepError
 from babeltune.files import write_json
-from babeltune.schema.records import Data, Nsga2, Objective, Parameter, PlainSampler, Report, Source, Sweep, Tpe
+from babeltune.schema.records import Data, Nsga2, Objective, Parameter, PlainSampler, Report, Sweep, Tpe, TsvSource
 from babeltune.signals import StopSignal
 from babeltune.sweep.search.study import Proposals, write_study
 from babeltune.sweep.search.tune_searcher import Callbacks, TrialRecords, too_many_failed
@@ -29,7 +29,7 @@ SWEEP = Sweep(
     method="toy",
     parameters={"x": Parameter(float=(0, 1))},
     objectives=(Objective(metric="dev/score"),),
-    data=Data(train=(Source(name="none"),)),
+    data=Data(train=(TsvSource(name="none"),)),
     sampler=Tpe(startup=1),
 )
 

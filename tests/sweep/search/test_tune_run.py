@@ -22,10 +22,10 @@ from babeltune.schema.records import (
     Parameter,
     PlainSampler,
     Report,
-    Source,
     Sweep,
     Tpe,
     Training,
+    TsvSource,
 )
 from babeltune.signals import StopSignal
 from babeltune.sweep.search.study import Proposals, sampler_for
@@ -82,7 +82,7 @@ def a_sweep(**changes):
         "method": "toy",
         "parameters": {"x": Parameter(float=(0, 1))},
         "objectives": (Objective(metric="dev/score"),),
-        "data": Data(train=(Source(name="none"),)),
+        "data": Data(train=(TsvSource(name="none"),)),
         "training": Training(reports=3),
         "scheduler": Halving(kind="none"),
         "sampler": PlainSampler(kind="random"),

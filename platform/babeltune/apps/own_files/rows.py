@@ -33,8 +33,9 @@ from babeltune.data.text_streams import text_name
 from babeltune.data.texts import Texts
 from babeltune.data.translation_files import FORMATS
 from babeltune.errors import DataError, counted, listed, nearest, shortened
+from babeltune.schema.base import made_of
 from babeltune.schema.languages import code_of, meaning
-from babeltune.schema.records import Source
+from babeltune.schema.records import MosesSource, Source
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -168,22 +169,10 @@ def read_columns(table: Table, wanted: Mapping[str, str]) -> list[TableRows]:
 
 def source_of(table: Table, columns: Mapping[str, str]) -> Source:
     """The source that reads these columns of a table."""
-    hub, delimited = table.format == "hub", table.format in ("tsv", "csv")
-    return Source(
-        name="init",
-        format=table.format,
-        path=None if hub else table.path,
-        dataset=table.path if hub else None,
-        split=table.split,
-        columns=dict(columns),
-        header=table.header,
-        quoted=table.quoted if delimited else None,
-        delimiter=table.delimiter if table.format == "csv" else ",",
-        encoding=table.encoding,
-        sheet=table.sheet,
-        on_error="drop",
-        max_dropped=1.0,  # `read_rows` has the rule
-    )
+    lenient = {"on_error": "drop", "max_dropped": 1.0}  # `read_rows` has the rule
+    values = {**vars(table), **lenient, "name": "init", "dataset": table.path, "columns": dict(columns)}
+    source: Source = made_of(Source, values)
+    return source
 
 
 def read_rows(file: str, source: Source, root: Path) -> Rows:
@@ -415,7 +404,7 @@ def read_moses(group: Sequence[Table], notes: list[str]) -> TableRows:
     if len(paths) < len(group):
         names = " and ".join(table.given for table in group)
         raise DataError(f"{names} are in one language, {', '.join(paths)}; give a file in another one")
-    source = Source(name="init", format="moses", paths=paths, encoding=encodings, on_error="drop", max_dropped=1.0)
+    source = MosesSource(name="init", paths=paths, encoding=encodings, on_error="drop", max_dropped=1.0)
     file = " + ".join(table.given for table in group)
     rows = read_rows(file, source, Path("/"))
     notes.append(f"{file}: read as aligned, since they have equally many lines")

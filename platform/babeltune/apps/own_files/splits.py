@@ -17,7 +17,7 @@ from babeltune.data.split import Block, hold_out
 from babeltune.data.text_keys import sentence_keys, text_key
 from babeltune.data.texts import Texts
 from babeltune.errors import DataError, counted
-from babeltune.schema.records import Source, Split
+from babeltune.schema.records import Split, TsvSource
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -124,7 +124,7 @@ def _blocks(number: int, texts: Mapping[str, list[str]]) -> list[Block]:
     first, *others = texts
     anchors = sentence_keys(texts[first])
     every = np.arange(len(anchors))
-    source = Source(name=f"group {number}")
+    source = TsvSource(name=f"group {number}")
     return [
         Block(
             source=source,

@@ -33,7 +33,7 @@ from babeltune.data.spreadsheets import sheet_rows, workbook_format
 from babeltune.data.text_streams import text_name
 from babeltune.errors import DataError, counted, listed, shortened
 from babeltune.schema.base import Scalar, flat
-from babeltune.schema.records import Source
+from babeltune.schema.records import HubSource
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -362,7 +362,7 @@ def _dataset(file: str) -> Table:
         if not any(path.is_file() for path in Path(name).rglob("*")):
             raise DataError(f"{file} is a folder without files; name files, or a folder that `save_to_disk` wrote")
         name = str(Path(name).absolute())
-    dataset = load_dataset(Source(name="init", format="hub", dataset=name, split=split), Path.cwd())
+    dataset = load_dataset(HubSource(name="init", dataset=name, split=split), Path.cwd())
 
     def rows_of(names: list[str]) -> Iterable[Row]:
         roots = list(dict.fromkeys(each.split(".")[0] for each in names))

@@ -17,7 +17,7 @@ from babeltune.errors import DataError, SpecError, nearest
 from babeltune.schema.bounds import inside, not_empty
 from babeltune.schema.document import read_document, validate
 from babeltune.schema.paths import expand, find_file
-from babeltune.schema.records import Source, Strict
+from babeltune.schema.records import HubSource, Strict
 
 if TYPE_CHECKING:
     import datasets
@@ -83,10 +83,9 @@ def read_overlay(path: str) -> HubSet:
 
 def read_part(found: HubSet, language: str, split: str, *, drop: bool = False) -> Examples:
     """One language's split. Raises `DataError` as `read_examples` does, and if the data set cannot be had."""
-    source = Source(
-        name=language, format="hub", dataset=found.dataset, revision=found.revision, split=split,
-        subset=found.subsets[language],
-    )  # fmt: skip
+    source = HubSource(
+        name=language, dataset=found.dataset, revision=found.revision, split=split, subset=found.subsets[language]
+    )
     rows = load_dataset(source, Path(expand(ROOT)))
     place = found.described(language, split)
     for column in (*found.inputs, found.label):
