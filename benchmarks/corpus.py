@@ -30,7 +30,7 @@ import numpy as np
 from babeltune.data import arrays, texts
 from babeltune.data.contamination import find_near_anew
 from babeltune.data.corpus import build_corpus, check_corpus
-from babeltune.data.prepare import Wanted, asked_of_teacher, write_arrays
+from babeltune.data.prepare import Requirements, asked_of_teacher, write_arrays
 from babeltune.schema.records import Bitext, Data, Split, TsvSource
 from benchmarks.__main__ import commit
 from benchmarks.race import Options, Row, in_own_process, options, verdict
@@ -177,7 +177,7 @@ def measure(folder: Path, pairs: int, smaller: int = 1) -> Figures:
         corpus = build_corpus(data, folder, 0, near=find_near_anew)
         check_corpus(corpus)
         arrays.histogram(corpus.pair_groups, len(corpus.groups))
-        _, rows = asked_of_teacher(corpus, Wanted(frozenset({"source", "target"}), ()), copy_anchor=False)
+        _, rows = asked_of_teacher(corpus, Requirements(frozenset({"source", "target"}), ()), copy_anchor=False)
         write_arrays(folder, corpus, rows, LANGUAGES)
     took = time.process_time() - cpu
     return Figures(pairs, len(corpus.pairs), took, time.monotonic() - started, peak())

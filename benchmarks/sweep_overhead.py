@@ -42,7 +42,7 @@ ROOT = Path(__file__).resolve().parents[1]
 METRIC = "dev/score"
 
 
-class Asked(TypedDict):
+class ExampleRequest(TypedDict):
     """What a trial does: reports with a value that rises, over some seconds of sleep."""
 
     reports: int
@@ -52,7 +52,7 @@ class Asked(TypedDict):
 
 def work(assignment: TrialAssignment, dispatcher: Reporter, rank: int, world: int, device: str) -> None:
     """What a worker group runs as a trial: so many `reports` over so many `seconds` of sleep."""
-    asked = cast("Asked", assignment.trial)
+    asked = cast("ExampleRequest", assignment.trial)
     reports, seconds, value = asked["reports"], asked["seconds"], asked["value"]
     for index in range(1, reports + 1):
         time.sleep(seconds / reports)

@@ -101,9 +101,9 @@ def union(needs: Mapping[str, Needs]) -> Needs:
         which = WHERE.get(part.name)
         having = {name: need for name, need in needs.items() if which is None or getattr(need, which)}
         among = having or {"none": Needs()}
-        found = {name: getattr(need, part.name) for name, need in among.items()}
+        by_name = {name: getattr(need, part.name) for name, need in among.items()}
         unite = UNITED.get(part.name)
-        values[part.name] = unite(list(found.values())) if unite else agreed(part.name, found)
+        values[part.name] = unite(list(by_name.values())) if unite else agreed(part.name, by_name)
     return Needs(**values)
 
 
@@ -129,8 +129,8 @@ class Combined(Method):
         super().__init__(config, **dims, **sizes)
         self.methods = nn.ModuleDict(
             {
-                name: method(own, **dims, **(sizes if method.needs(own).states else {}))
-                for name, (method, own) in parts(config).items()
+                name: method(settings, **dims, **(sizes if method.needs(settings).states else {}))
+                for name, (method, settings) in parts(config).items()
             }
         )
 

@@ -11,7 +11,7 @@ from babeltune.apps.sweep_plan import Z95, about_disk, detectable, machine_of
 from babeltune.cli.plan_page import show_plan
 from babeltune.errors import SpecError
 from babeltune.planning.calibration import Machine, Measured, estimate
-from babeltune.planning.plan import Counted, describe, make_plan
+from babeltune.planning.plan import CorpusSize, describe, make_plan
 from babeltune.planning.space import default_params, make_trial
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.schema.cluster import Cluster
@@ -26,7 +26,7 @@ MEASURED = Measured(
 
 def plan_of(sweep, **more):
     """A plan of plausible counts."""
-    counted = Counted(
+    counted = CorpusSize(
         counts={"natural": {"rows": 300, "pairs": 1200}},
         pairs={f"eng-l{number:02d}": 1000 + number for number in range(40)},
         dev={f"everyday/l{number:02d}-eng": 30 for number in range(40)} | {"sts/eng": 100},

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from any_source import any_source
 from babeltune.data.contamination import find_near_anew
 from babeltune.data.corpus import Corpus, build_corpus
-from babeltune.data.prepare import Wanted, asked_of_teacher
+from babeltune.data.prepare import Requirements, asked_of_teacher
 from babeltune.data.split import components
 from babeltune.data.store import digest_of_texts
 from babeltune.data.text_keys import sentence_keys, text_key
@@ -593,7 +593,7 @@ def test_the_bundled_corpus_is_cleaned_to_the_bytes_of_earlier_versions():
         "pair_groups": "22055acc25289562",
         "weights": "493b9ace14b9ee99",
     }
-    asked, rows = asked_of_teacher(corpus, Wanted(frozenset({"source", "target"}), ()), copy_anchor=False)
+    asked, rows = asked_of_teacher(corpus, Requirements(frozenset({"source", "target"}), ()), copy_anchor=False)
     assert digest_of_texts(asked)[:16] == "8e54c03003554411"
     assert hashlib.sha256(rows.tobytes()).hexdigest()[:16] == "55362bb0956844ae"
 

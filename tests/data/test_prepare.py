@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from babeltune.data.corpus import build_corpus
-from babeltune.data.prepare import Wanted, asked_of_teacher
+from babeltune.data.prepare import Requirements, asked_of_teacher
 from babeltune.data.prepared import read_prepared, write_prepared
 from babeltune.data.store import facts_of
 from babeltune.data.stored_arrays import open_matrix, open_ragged
@@ -84,14 +84,14 @@ def test_equal_sentences_of_two_languages_are_asked_once(tmp_path, tiny):
     source = replace(sweep.data.train[0], path="a.tsv", columns={"eng": "eng", "fra": "fra"}, id=None)
     data = replace(sweep.data, root=str(tmp_path), train=(source,), dev=(), test=())
     corpus = build_corpus(data, tmp_path, 0)
-    both = Wanted(frozenset({"source", "target"}), ())
+    both = Requirements(frozenset({"source", "target"}), ())
     asked, rows = asked_of_teacher(corpus, both, copy_anchor=False)
     same = [i for i, text in enumerate(corpus.texts) if text == "OK"]
     assert len(asked) == len(set(asked))
     assert [corpus.languages[i] for i in same] == ["eng", "fra"]
     assert len({int(rows[i]) for i in same}) == 1
     assert [asked[r] for r in rows] == corpus.texts
-    frozen = Wanted(frozenset(), (), frozen=True)
+    frozen = Requirements(frozenset(), (), frozen=True)
     assert asked_of_teacher(corpus, frozen, copy_anchor=True)[0] == asked, "an encoder is asked for every text"
 
 

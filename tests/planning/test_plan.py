@@ -16,7 +16,7 @@ from babeltune.errors import DataError, SpecError
 from babeltune.models.build import build_student
 from babeltune.models.vocabulary import Vocabulary
 from babeltune.planning.availability import student_parameters
-from babeltune.planning.plan import Counted, describe, make_plan
+from babeltune.planning.plan import CorpusSize, describe, make_plan
 from babeltune.planning.preparation import read_corpus
 from babeltune.planning.recorded import sweep_id
 from babeltune.planning.sweep_file import read_sweep
@@ -65,7 +65,7 @@ def test_values_that_yaml_could_mistake_survive_printing(tmp_path_factory, value
 
 
 def test_the_plan_says_id_trials_pairs_and_work(sweep):
-    counted = Counted(counts=COUNTS, pairs=PAIRS, dev={"everyday/fra-eng": 30}, anchors=1700, teacher_sentences=1234)
+    counted = CorpusSize(counts=COUNTS, pairs=PAIRS, dev={"everyday/fra-eng": 30}, anchors=1700, teacher_sentences=1234)
     report = describe(sweep, counted)
     assert report.id == sweep_id(sweep)
     assert len(report.trials) == 3

@@ -30,7 +30,7 @@ def documents() -> dict[str, Any]:
 
 
 def _of_sweeps() -> dict[str, Any]:
-    from babeltune.apps.own_files.init import Made
+    from babeltune.apps.own_files.init import InitResult
     from babeltune.cli.clean import Removed
     from babeltune.cli.inspect import LanguageScores, SweepLog
     from babeltune.cli.models import TrackingPage
@@ -58,7 +58,7 @@ def _of_sweeps() -> dict[str, Any]:
     return {
         **dict.fromkeys(("submit", "demo", "resume", "extend"), SweepDocument),
         **dict.fromkeys(("status", "show"), SweepDocument | TrialPage),
-        "init": Made,
+        "init": InitResult,
         "plan": PlanReport,
         "refit": SweepDocument | WrittenSpec,
         "runs": runs,

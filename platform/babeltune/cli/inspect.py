@@ -298,7 +298,7 @@ def all_sweeps(cluster: str | None, as_json: bool, *, archived: bool) -> None:
         except SweepError as error:
             warn([f"sweep {folder.id} is left out: {error}"])
     lines = with_differences(lines, specs)
-    said = [ListedSweep(**{**vars(documents[line.sweep]), **vars(line)}) for line in lines if as_json]
-    say(said, as_json, lambda: show_sweeps(lines, out) if lines or not every else None)
+    rows = [ListedSweep(**{**vars(documents[line.sweep]), **vars(line)}) for line in lines if as_json]
+    say(rows, as_json, lambda: show_sweeps(lines, out) if lines or not every else None)
     if (hidden := len(every) - len(folders)) and not as_json:
         err.print(f"{counted(hidden, 'sweep')} not listed; --archived lists them", highlight=False)

@@ -13,7 +13,7 @@ from babeltune.cli.program import app
 from babeltune.errors import SpecError, counted
 
 if TYPE_CHECKING:
-    from babeltune.apps.own_files.init import Made
+    from babeltune.apps.own_files.init import InitResult
 
 
 @app.command()
@@ -48,10 +48,10 @@ def init(
     """Make a sweep file from your own files, with train, dev and sealed test rows that share no text.
 
     Without parallel text, writes the commands that mine pairs."""
-    from babeltune.apps.own_files.init import Wanted
+    from babeltune.apps.own_files.init import InitOptions
     from babeltune.apps.own_files.init import init as make
 
-    choices = Wanted(
+    choices = InitOptions(
         out=out_,
         teacher=teacher,
         teacher_languages=tuple(filter(None, (teacher_languages or "").replace(" ", "").split(","))),
@@ -85,10 +85,10 @@ def columns_of(text: str | None) -> dict[str, str]:
     return columns
 
 
-def show(made: Made) -> None:
+def show(result: InitResult) -> None:
     """Prints what `init` found and wrote, and the commands to give next."""
     lines: list[str] = []
-    for file in made.files:
+    for file in result.files:
         lines.append(f"{file.given}: {file.layout}; {counted(file.rows, 'row')}")
         columns = ", ".join(
             f"{code} in {column!r} (median {file.characters[code]} characters)" for code, column in file.columns.items()
@@ -96,9 +96,11 @@ def show(made: Made) -> None:
         lines.append(f"  {columns}")
         if file.left_out:
             lines.append("  left out: " + ", ".join(f"{count:,} {reason}" for reason, count in file.left_out.items()))
-    for name, sizes in made.splits.items():
+    for name, sizes in result.splits.items():
         lines.append(f"{name}: " + ", ".join(f"{count:,} {split}" for split, count in sizes.items()))
-    lines.append(f"{'sweep file' if made.kind == 'sweep' else 'not aligned: a recipe that mines pairs'}: {made.path}")
-    lines += [f"next: {command}" for command in made.next]
+    lines.append(
+        f"{'sweep file' if result.kind == 'sweep' else 'not aligned: a recipe that mines pairs'}: {result.path}"
+    )
+    lines += [f"next: {command}" for command in result.next]
     for line in lines:
         out.print(line, markup=False, highlight=False, soft_wrap=True)

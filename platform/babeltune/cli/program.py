@@ -26,9 +26,9 @@ app = Program(
 )
 
 
-def show_version(asked: bool) -> None:
+def show_version(flag: bool) -> None:
     """Prints the version and ends."""
-    if asked:
+    if flag:
         from babeltune import __version__
 
         sys.stdout.write(f"babeltune {__version__}\n")

@@ -205,10 +205,10 @@ def pause_or_continue(
         return pauses == (now.sweep_paused if number is None else number in now.paused)
 
     facts: dict[str, object] = {} if number is None else {"number": number}
-    taken = change(view, folder, event, facts, done, REQUEST_WAIT_S)
+    in_force = change(view, folder, event, facts, done, REQUEST_WAIT_S)
     audit(view, event, what.removeprefix("sweep "))
-    words = f"{what} {'pauses' if pauses else 'goes on'}" if taken else f"asked; the driver of {folder.id} is busy"
-    taken_by = PauseTaken(sweep=folder.id, trial=number, taken=taken)
+    words = f"{what} {'pauses' if pauses else 'goes on'}" if in_force else f"asked; the driver of {folder.id} is busy"
+    taken_by = PauseTaken(sweep=folder.id, trial=number, taken=in_force)
     say(taken_by, as_json, lambda: out.print(words, highlight=False))
 
 

@@ -164,10 +164,10 @@ def hub_set(overlay: str, *others: object) -> Files:
     )
 
 
-def languages_of(given: list[str]) -> dict[str, str]:
+def languages_of(words: list[str]) -> dict[str, str]:
     """The files by language; raises `SpecError` for what is not LANGUAGE=FILE, or a language given twice."""
     files: dict[str, str] = {}
-    for text in given:
+    for text in words:
         language, equals, path = text.partition("=")
         if not (language and equals and path):
             raise SpecError(f"--test {text!r} is not LANGUAGE=FILE, such as fr=test-fr.tsv")

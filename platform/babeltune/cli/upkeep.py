@@ -111,14 +111,14 @@ def label(sweep: str, cluster: str | None, action: Action, subject: str, labels:
 
     view, folder = StorageView(cluster_of(cluster)), folder_of(sweep, cluster)
     folder.sweep()  # a damaged sweep is an error before anything changes
-    taken = change(view, folder, "label", dict(labels), lambda log: labels.items() <= log.labels.items(), WAIT_S)
+    in_force = change(view, folder, "label", dict(labels), lambda log: labels.items() <= log.labels.items(), WAIT_S)
     audit(view, action, f"{folder.id}{f', {subject}' * bool(subject)}")
-    if not taken:
+    if not in_force:
         warn([f"the driver of sweep {folder.id} is busy and notes it later; the lists show it then"])
     elif (rest := folder.read("tracking.json") or {}).get("unsent_bytes"):
         again = f"babeltune resume {folder.id}{with_cluster(cluster)}"
         warn([f"MLflow has not taken it yet ({rest['trouble'] or 'it is busy'}); `{again}` sends the rest"])
-    say(Labelled(sweep=folder.id, taken=taken, labels=labels), as_json, lambda: None)
+    say(Labelled(sweep=folder.id, taken=in_force, labels=labels), as_json, lambda: None)
     return folder.id
 
 

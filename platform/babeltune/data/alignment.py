@@ -20,7 +20,7 @@ from babeltune.data.sources import Rows, read_source
 from babeltune.data.store import Contents, build, digest_of_texts, key_of
 from babeltune.data.stored_arrays import Ragged
 from babeltune.data.tokens import bare_tokenizer
-from babeltune.data.word_segmentation import PIECES, Found, find_words, lower, pieces, token_spans, unspaced
+from babeltune.data.word_segmentation import PIECES, WordsOf, find_words, lower, pieces, token_spans, unspaced
 from babeltune.errors import DataError
 from babeltune.files import plain
 from babeltune.schema.records import Words
@@ -50,12 +50,12 @@ class Side:
     words: NDArray[np.int64]
     """[entries] place in the vocabulary."""
     at: NDArray[np.int64]
-    """[entries] the word's first occurrence in `Found`."""
+    """[entries] the word's first occurrence in `WordsOf`."""
     once: NDArray[np.bool_]
     """[entries] whether it is the only one in its sentence."""
 
     @classmethod
-    def of(cls, found: Found, texts: NDArray[np.int64]) -> Side:
+    def of(cls, found: WordsOf, texts: NDArray[np.int64]) -> Side:
         """The words of these texts, one text for each pair."""
         at, lengths = Ragged((np.arange(len(found.words)), found.first)).take(texts)
         pair = np.repeat(np.arange(len(texts)), lengths)
@@ -64,9 +64,9 @@ class Side:
         first = np.searchsorted(pair[places], np.arange(len(texts) + 1))
         return cls(first, found.words[at[places]], at[places], times == 1)
 
-    def only(self, wanted: NDArray[np.bool_]) -> Side:
+    def only(self, mask: NDArray[np.bool_]) -> Side:
         """Without the words of the vocabulary that are not wanted."""
-        is_wanted = wanted[self.words]
+        is_wanted = mask[self.words]
         first = np.concatenate([[0], np.cumsum(is_wanted)])[self.first]
         return Side(first, self.words[is_wanted], self.at[is_wanted], self.once[is_wanted])
 
@@ -89,7 +89,7 @@ def word_pairs(a: Side, b: Side) -> Iterator[tuple[NDArray[np.int64], NDArray[np
 
 
 def mutual(
-    a: Found, b: Found, texts: NDArray[np.int64], content: tuple[NDArray[np.bool_], NDArray[np.bool_]], least: float
+    a: WordsOf, b: WordsOf, texts: NDArray[np.int64], content: tuple[NDArray[np.bool_], NDArray[np.bool_]], least: float
 ) -> NDArray[np.int64]:
     """[samples, 3] pair and the two occurrences of words that are each other's nearest of their sentence pair.
 
@@ -144,12 +144,12 @@ def listed(
         yield from ((pair, *four) for four in sorted(spans))
 
 
-def once(found: Found, texts: Sequence[str], terms: Collection[str]) -> list[dict[str, Span]]:
+def once(words: WordsOf, texts: Sequence[str], terms: Collection[str]) -> list[dict[str, Span]]:
     """Of each text the terms that it has exactly once, and where; a term begins and ends where words do."""
     longest = max(map(len, terms), default=0)
     hits: list[dict[str, Span]] = []
     for row, text in enumerate(texts):
-        spans = found.spans[found.first[row] : found.first[row + 1]].tolist()
+        spans = words.spans[words.first[row] : words.first[row + 1]].tolist()
         whole, places = lower(text), dict[str, list[Span]]()
         for number, (start, _) in enumerate(spans):
             for _, end in spans[number:]:
@@ -178,7 +178,7 @@ class Language:
     ids: NDArray[np.int64]
     """Text ids, in order."""
     texts: list[str]
-    found: Found
+    found: WordsOf
     content: NDArray[np.bool_]
 
 

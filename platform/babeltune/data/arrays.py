@@ -202,19 +202,19 @@ def places(mask: NDArray[np.bool_]) -> NDArray[np.int64]:
     return out
 
 
-def in_sorted(values: NDArray[Value], known: NDArray[Value]) -> NDArray[np.bool_]:
+def in_sorted(values: NDArray[Value], table: NDArray[Value]) -> NDArray[np.bool_]:
     """Which values are among the known ones, which ascend."""
-    if not len(known):
+    if not len(table):
         return np.zeros(len(values), np.bool_)
-    is_member: NDArray[np.bool_] = known[np.minimum(np.searchsorted(known, values), len(known) - 1)] == values
+    is_member: NDArray[np.bool_] = table[np.minimum(np.searchsorted(table, values), len(table) - 1)] == values
     return is_member
 
 
-def where_in(values: NDArray[Value], known: NDArray[Value]) -> NDArray[np.bool_]:
+def where_in(values: NDArray[Value], table: NDArray[Value]) -> NDArray[np.bool_]:
     """`in_sorted` of many values."""
     out = zeros(len(values), np.bool_)
     for part in parts(len(values)):
-        out[part] = in_sorted(values[part], known)
+        out[part] = in_sorted(values[part], table)
     return out
 
 
@@ -270,7 +270,7 @@ def unseen(keys: NDArray[np.uint64], earlier: Sequence[NDArray[np.uint64]]) -> N
     """Which keys are the first of their kind, here and among the earlier ones."""
     out: NDArray[np.bool_] = zeros(len(keys), np.bool_)
     for where, *known_places in residues(keys, *earlier):
-        before = [each[own] for each, own in zip(earlier, known_places, strict=True)]
+        before = [each[places] for each, places in zip(earlier, known_places, strict=True)]
         earlier_keys = np.sort(np.concatenate([keys[:0], *before]))
         different, first = np.unique(keys[where], return_index=True)
         out[where] = False

@@ -74,15 +74,15 @@ def parquet_process(path: Path) -> Iterator[subprocess.Popen[bytes]]:
         raise _refusal(path, code, words.strip() or str(cause)) from cause
 
 
-def _refusal(path: Path, code: int, said: str) -> DataError:
+def _refusal(path: Path, code: int, cause: str) -> DataError:
     """The error of a process that ended with a code, and what it said."""
     if code < 0:
         words = f"{path} takes more than {PARQUET_MEMORY >> 20} MB to read"
         return DataError(f"{words}; write it again with smaller row groups")
     if code == TOO_LARGE:
-        words = f"{path} holds {int(said) >> 20:,} MB of text and more in {counted(path.stat().st_size, 'byte')}"
+        words = f"{path} holds {int(cause) >> 20:,} MB of text and more in {counted(path.stat().st_size, 'byte')}"
         return DataError(f"{words}; no text is packed so far, and it would fill the memory; leave it out")
-    words = said[:LONGEST_CAUSE]
+    words = cause[:LONGEST_CAUSE]
     return DataError(f"{path} cannot be read as Parquet: {words}; correct `format` or write it again")
 
 

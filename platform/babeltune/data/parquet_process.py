@@ -36,14 +36,14 @@ def dictionaries(file: parquet.FileMetaData, texts: list[str]) -> list[str]:
     return [name for name in texts if name not in prefixed]
 
 
-def batches(path: str, wanted: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
+def batches(path: str, selection: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
     """The wanted columns, at most `rows` rows or some `bytes` bytes at a time."""
-    texts = dictionaries(parquet.read_metadata(path), wanted["texts"])  # a value of many rows is sent once
+    texts = dictionaries(parquet.read_metadata(path), selection["texts"])  # a value of many rows is sent once
     with parquet.ParquetFile(path, read_dictionary=texts, buffer_size=1 << 20) as file:
         groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
         widest = max((group.total_byte_size / max(1, group.num_rows) for group in groups), default=0)
-        rows = max(1, min(wanted["rows"], int(wanted["bytes"] / max(1, widest))))
-        yield from file.iter_batches(rows, columns=wanted["columns"])
+        rows = max(1, min(selection["rows"], int(selection["bytes"] / max(1, widest))))
+        yield from file.iter_batches(rows, columns=selection["columns"])
 
 
 def write(path: str) -> int:

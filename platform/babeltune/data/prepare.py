@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Requirements:
     """The needs of all methods that a sweep can propose, together."""
 
     sides: frozenset[str]
@@ -68,7 +68,7 @@ class PreparationInputs:
     sweep: Sweep
     root: Path
     """Relative paths of the sweep's data start here."""
-    wanted: Wanted
+    wanted: Requirements
     students: tuple[Student, ...]
     """Every student whose text is tokenized on its own."""
 
@@ -216,16 +216,16 @@ def write_arrays(folder: Path, corpus: Corpus, teacher_rows: NDArray[np.integer]
 
 
 def write_negatives(
-    folder: Path, corpus: Corpus, wanted: Wanted, vectors: NDArray[np.generic], seed: int, progress: Progress
+    folder: Path, corpus: Corpus, needs: Requirements, vectors: NDArray[np.generic], seed: int, progress: Progress
 ) -> None:
     """Mined negatives of every kind that is wanted; `vectors` [pairs, dim] are the teacher's of the anchors."""
-    for number, (key, k, below) in enumerate(wanted.negatives):
-        progress("mining hard negatives", number, len(wanted.negatives))
+    for number, (key, k, below) in enumerate(needs.negatives):
+        progress("mining hard negatives", number, len(needs.negatives))
         mined = mine_negatives(vectors, corpus.pairs, corpus.pair_groups, k=k, below=below, seed=seed)
         np.save(folder / f"negatives-{key}.npy", mined)
 
 
-def asked_of_teacher(corpus: Corpus, wanted: Wanted, *, copy_anchor: bool) -> tuple[Texts, NDArray[np.integer]]:
+def asked_of_teacher(corpus: Corpus, needs: Requirements, *, copy_anchor: bool) -> tuple[Texts, NDArray[np.integer]]:
     """The distinct sentences that the teacher encodes, and [texts] each text's place among them (-1: not asked).
 
     Asked are the sides that the methods read, both for a frozen encoder or margins, and all dev texts. These give the
@@ -233,9 +233,9 @@ def asked_of_teacher(corpus: Corpus, wanted: Wanted, *, copy_anchor: bool) -> tu
     two languages are asked once."""
     evals = np.array([i for task in corpus.tasks for i in task.texts()], np.int64)
     some: list[NDArray[np.integer]] = [evals]
-    if wanted.both_sides or "source" in wanted.sides or (copy_anchor and "target" in wanted.sides):
+    if needs.both_sides or "source" in needs.sides or (copy_anchor and "target" in needs.sides):
         some.append(corpus.pairs[:, 0])
-    if wanted.both_sides or ("target" in wanted.sides and not copy_anchor):
+    if needs.both_sides or ("target" in needs.sides and not copy_anchor):
         some.append(corpus.pairs[:, 1])
     ids = ids_among(len(corpus.texts), *some)
     first = first_places(text_hashes(corpus.texts.at(ids)))

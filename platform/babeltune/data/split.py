@@ -108,9 +108,9 @@ def hold_out(
     for pairs in _by_rank(component, ranks, open_to_all):
         if not room.any():
             break
-        wanted = np.bincount(pair_group[pairs], minlength=len(groups))
-        if (wanted <= room).all():
-            room -= wanted
+        quota = np.bincount(pair_group[pairs], minlength=len(groups))
+        if (quota <= room).all():
+            room -= quota
             chosen[pairs] = True
     if not chosen.any():
         raise DataError(

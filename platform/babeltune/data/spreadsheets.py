@@ -55,16 +55,16 @@ def sheet_rows(path: Path, sheet: str | None, content: Digest, longest: int) -> 
         raise _refusal(path, sheet, code, words)
 
 
-def _refusal(path: Path, sheet: str | None, code: int, said: str) -> DataError:
+def _refusal(path: Path, sheet: str | None, code: int, cause: str) -> DataError:
     """The error of a process that ended with a code, and what it said."""
-    sheets: list[str] = json.loads(said.splitlines()[-1]) if code == SHEETS else []
+    sheets: list[str] = json.loads(cause.splitlines()[-1]) if code == SHEETS else []
     if code == SHEETS and sheet:
         near = nearest(sheet, sheets)
         return DataError(f"{path} has no sheet {shortened(sheet)} with cells; sheets: {listed(sheets)}{near}")
     if code == SHEETS:
         way = f"name one: `sheet: {sheets[0]}` in a sweep file, or '{path.name}[{sheets[0]}]' for init"
         return DataError(f"{path} has {len(sheets)} sheets ({listed(sheets)}); {way}")
-    if code < 0 or "memory allocation" in said:
+    if code < 0 or "memory allocation" in cause:
         return DataError(f"{path} takes more than {MEMORY >> 20:,} MB to read; save the sheet as CSV (UTF-8)")
-    words = (said.strip().splitlines() or ["it ended"])[-1][:200]
+    words = (cause.strip().splitlines() or ["it ended"])[-1][:200]
     return DataError(f"{path} cannot be read as a workbook: {words}; save the sheet as CSV (UTF-8)")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-class Kept(dict[int, int | None]):
+class Deletions(dict[int, int | None]):
     """A translation table that deletes punctuation, symbols, blanks and control characters."""
 
     def __missing__(self, code: int) -> int | None:
@@ -25,7 +25,7 @@ class Kept(dict[int, int | None]):
         return self[code]
 
 
-KEPT = Kept()
+DELETIONS = Deletions()
 
 
 def text_key(text: str) -> str:
@@ -34,9 +34,9 @@ def text_key(text: str) -> str:
     A text of nothing but punctuation and symbols keeps these."""
     if text.isascii():
         folded = text.lower()
-        return folded.translate(KEPT) or "".join(folded.split())
+        return folded.translate(DELETIONS) or "".join(folded.split())
     folded = unicodedata.normalize("NFKC", text).casefold()
-    return unicodedata.normalize("NFKC", folded.translate(KEPT) or "".join(folded.split()))
+    return unicodedata.normalize("NFKC", folded.translate(DELETIONS) or "".join(folded.split()))
 
 
 def sentence_keys(texts: Iterable[str]) -> NDArray[np.uint64]:

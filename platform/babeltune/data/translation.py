@@ -27,7 +27,7 @@ BATCH_TOKENS = 2_048
 
 
 @dataclass(frozen=True, kw_only=True)
-class Translated:
+class Translations:
     """Texts and their translations, row by row."""
 
     originals: list[str]
@@ -38,22 +38,22 @@ class Translated:
     """Texts left out by reason."""
 
 
-Translate = Callable[["TranslateSource", Sequence[str]], Translated]
+Translate = Callable[["TranslateSource", Sequence[str]], Translations]
 """Makes the second language of a source whose `translation` is given."""
 
 
 def translation_problems(
-    key: tuple[str | int, ...], how: Translation, known: Mapping[str, Sequence[str]]
+    key: tuple[str | int, ...], how: Translation, files: Mapping[str, Sequence[str]]
 ) -> Iterator[tuple[tuple[str | int, ...], str]]:
     """What is wrong with the languages and the text that are named; `known` gives the languages of each source."""
-    if how.text not in known:
-        allowed = ", ".join(known) or "none"
+    if how.text not in files:
+        allowed = ", ".join(files) or "none"
         yield (
             (*key, "text"),
-            f"{how.text!r} is no training source that is read from files; allowed: {allowed}{nearest(how.text, known)}",
+            f"{how.text!r} is no training source that is read from files; allowed: {allowed}{nearest(how.text, files)}",
         )
-    elif how.original not in known[how.text]:
-        languages = known[how.text]
+    elif how.original not in files[how.text]:
+        languages = files[how.text]
         yield (
             (*key, "original"),
             f"{how.original!r} is not in source {how.text!r}; allowed: {', '.join(languages)}"
@@ -81,7 +81,7 @@ class OwnLanguage:
 
     translate: Translate
 
-    def __call__(self, source: TranslateSource, texts: Sequence[str]) -> Translated:
+    def __call__(self, source: TranslateSource, texts: Sequence[str]) -> Translations:
         """Raises what the translation raises."""
         from babeltune.data.language_id import strangers
         from babeltune.data.texts import Texts
@@ -101,9 +101,11 @@ class StandIn:
 
     seed: int
 
-    def __call__(self, source: TranslateSource, texts: Sequence[str]) -> Translated:
+    def __call__(self, source: TranslateSource, texts: Sequence[str]) -> Translations:
         originals = drawn(source, texts, self.seed)
-        return Translated(originals=originals, translations=[f"{source.translation.into} {text}" for text in originals])
+        return Translations(
+            originals=originals, translations=[f"{source.translation.into} {text}" for text in originals]
+        )
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ class Translator:
     seed: int
     progress: Callable[[str, int, int], None]
 
-    def __call__(self, source: TranslateSource, texts: Sequence[str]) -> Translated:
+    def __call__(self, source: TranslateSource, texts: Sequence[str]) -> Translations:
         """Raises `TeacherError` for a model that cannot be had, `DataError` for one that cannot translate."""
         from babeltune.data.store import Contents, build, digest_of_texts
         from babeltune.data.teacher import folder_digest
@@ -148,7 +150,7 @@ class Translator:
             for reason, count in values["dropped"].items():
                 reasons[reason] = reasons.get(reason, 0) + count
         pairs = [(text, other) for text, other in zip(chosen, found, strict=True) if other is not None]
-        return Translated(
+        return Translations(
             originals=[text for text, _ in pairs],
             translations=[other for _, other in pairs],
             description=description,

@@ -44,7 +44,7 @@ Cut = Callable[[Sequence[str]], Iterator[list[int]]]
 
 
 @dataclass(frozen=True)
-class Found:
+class WordsOf:
     """The words of some texts of one language, one text after another."""
 
     first: NDArray[np.int64]
@@ -78,7 +78,7 @@ def kinds() -> NDArray[np.uint8]:
     return table
 
 
-def find_words(texts: Sequence[str], cut: Cut | None = None) -> Found:
+def find_words(texts: Sequence[str], cut: Cut | None = None) -> WordsOf:
     """The words of texts of one language; `cut` divides runs of a script without blanks, which else are one word."""
     numbers: dict[str, int] = {}
     words, spans, counts = [np.empty(0, np.int64)], [np.empty((0, 2), np.int32)], [np.zeros(1, np.int64)]
@@ -92,7 +92,7 @@ def find_words(texts: Sequence[str], cut: Cut | None = None) -> Found:
         words.append(np.fromiter(ids, np.int64, len(edges)))
         spans.append((edges - begins[which, None]).astype(np.int32))
         counts.append(np.bincount(which, minlength=len(chunk)))
-    return Found(np.cumsum(np.concatenate(counts)), np.concatenate(words), np.concatenate(spans), list(numbers))
+    return WordsOf(np.cumsum(np.concatenate(counts)), np.concatenate(words), np.concatenate(spans), list(numbers))
 
 
 def lower(text: str) -> str:

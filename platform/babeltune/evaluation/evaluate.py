@@ -237,10 +237,10 @@ def _mined(task: IdTask, lookup: Lookup) -> dict[str, mining_f1.Scored]:
     """Candidate pairs of rows: each text is searched for once, and none that its side repeats is a candidate."""
     lefts, rights = (tuple(dict.fromkeys(side)) for side in (task.left, task.right))
     rows = [{text: row for row, text in reversed(list(enumerate(side)))} for side in (task.left, task.right)]
-    found = mining_f1.candidates(lookup.side(lefts), lookup.right(task).side(rights), task.k, task.margin)
+    candidates = mining_f1.candidates(lookup.side(lefts), lookup.right(task).side(rights), task.k, task.margin)
     in_rows = {
         how: {(rows[0][lefts[i]], rows[1][rights[j]]): score for (i, j), score in pairs.items()}
-        for how, pairs in found.items()
+        for how, pairs in candidates.items()
     }
     return {how: mining_f1.without_repeated(pairs, task.left, task.right) for how, pairs in in_rows.items()}
 

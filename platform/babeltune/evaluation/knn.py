@@ -161,8 +161,8 @@ def match(left: Vectors | Side, right: Vectors | Side, k: int = 4) -> Matches:
     with full_precision(a.distinct.device.type):
         for first, some in _parts(b.distinct, columns):
             found_there = _nothing(len(some))
-            for number, (row, own) in enumerate(_parts(a.distinct, rows)):
-                similarity = cosines(own, some)
+            for number, (row, block) in enumerate(_parts(a.distinct, rows)):
+                similarity = cosines(block, some)
                 forward[number] = _merged(forward[number], _largest(similarity, first, k), k)
                 found_there = _merged(found_there, _largest(similarity.T, row, k), k)
             backward.append(found_there)

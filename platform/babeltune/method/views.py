@@ -29,12 +29,12 @@ class Views:
 
     def of(self, requests: Sequence[tuple[Tokens, int]]) -> list[Float[Tensor, "sentences dim"]]:
         """The view of each side with this number, from 0; those that are new come from one packed forward pass."""
-        given = [self.given.setdefault(id(side), (side, []))[1] for side, _ in requests]
-        new = [place for place, (_, view) in enumerate(requests) if view >= len(given[place])]
+        entries = [self.given.setdefault(id(side), (side, []))[1] for side, _ in requests]
+        new = [place for place, (_, view) in enumerate(requests) if view >= len(entries[place])]
         if new:
             for place, vectors in zip(new, encode_together(self.encode, *(requests[i][0] for i in new)), strict=True):
-                given[place].append(vectors)
-        return [views[view] for views, (_, view) in zip(given, requests, strict=True)]
+                entries[place].append(vectors)
+        return [views[view] for views, (_, view) in zip(entries, requests, strict=True)]
 
 
 class Shared:

@@ -43,7 +43,7 @@ class Sampled:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Counted:
+class CorpusSize:
     """What a cleaned corpus holds, under the names of `PlanReport`."""
 
     counts: Mapping[str, Mapping[str, int]]
@@ -135,7 +135,7 @@ def make_plan(sweep: Sweep, *, samples: int = 3, machine: Machine | None = None)
     return report if machine is None else _estimated(report, sweep, corpus, machine)
 
 
-def counted(sweep: Sweep, corpus: Corpus) -> Counted:
+def counted(sweep: Sweep, corpus: Corpus) -> CorpusSize:
     """What the sweep's cleaned corpus holds. `DataError` if aligned words are too few."""
     from babeltune.data.arrays import histogram
     from babeltune.data.prepare import asked_of_teacher
@@ -144,7 +144,7 @@ def counted(sweep: Sweep, corpus: Corpus) -> Counted:
 
     needs, copy_anchor = wanted_of(sweep), sweep.teacher.target_side == "copy_anchor"
     rows = histogram(corpus.pair_groups, len(corpus.groups))
-    return Counted(
+    return CorpusSize(
         counts=corpus.counts,
         pairs=dict(zip(corpus.groups, rows.tolist(), strict=True)),
         dev={f"{task.name}/{task.subset}": len(task.left) for task in corpus.tasks},
@@ -187,7 +187,7 @@ def _estimated(report: PlanReport, sweep: Sweep, corpus: Corpus, machine: Machin
     return dataclasses.replace(report, estimate=estimated)
 
 
-def describe(sweep: Sweep, counts: Counted, samples: int = 3) -> PlanReport:
+def describe(sweep: Sweep, counts: CorpusSize, samples: int = 3) -> PlanReport:
     """The plan, from the sweep and what its corpus holds."""
     default, *trials = shown_trials(sweep, samples)
     compute = default.training.compute

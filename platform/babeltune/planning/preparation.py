@@ -11,7 +11,7 @@ from babeltune.data import prepare as stores
 from babeltune.data.arrays import scratch_in
 from babeltune.data.corpus import Corpus
 from babeltune.data.pair_scores import THRESHOLDS, thresholds
-from babeltune.data.prepare import PreparationInputs, Wanted
+from babeltune.data.prepare import PreparationInputs, Requirements
 from babeltune.data.prepared import Prepared
 from babeltune.data.shards import RunShards, run_here
 from babeltune.planning.space import possible_needs, preparations
@@ -20,7 +20,7 @@ from babeltune.schema.records import Sweep
 from babeltune.stages import Progress, no_progress
 
 
-def wanted_of(sweep: Sweep) -> Wanted:
+def wanted_of(sweep: Sweep) -> Requirements:
     """What the methods that the sweep can propose ask for, together."""
     needs = [need for _, _, need in possible_needs(sweep)]
     mined = {(n.negatives_key, n.hard_negatives, n.hard_negatives_below) for n in needs if n.hard_negatives}
@@ -28,7 +28,7 @@ def wanted_of(sweep: Sweep) -> Wanted:
     frozen = any(need.frozen for need in needs)
     set_here = thresholds(sweep.data.sampling)
     vectors = any(student.token_vectors == "teacher" for student in preparations(sweep))
-    return Wanted(
+    return Requirements(
         sides=sides | {"source"} if mined or vectors else sides,
         negatives=tuple(sorted(mined)),
         frozen=frozen,

@@ -184,12 +184,12 @@ def _refuse(problems: Iterable[Problem], error: Callable[[Key, str], str]) -> No
         raise SpecError("\n".join(lines))
 
 
-def _refuse_cluster(file: Path, document: Document, wanted: str) -> None:
+def _refuse_cluster(file: Path, document: Document, kind: str) -> None:
     """`SpecError` for a cluster file, or one of `transfer`, where a sweep file or an overlay is wanted."""
     if "transfer" in document.values:
-        raise SpecError(f"{file}: this is a data set of `babeltune transfer MODEL --with {file}`, not {wanted}")
+        raise SpecError(f"{file}: this is a data set of `babeltune transfer MODEL --with {file}`, not {kind}")
     if {"address", "storage"} & document.values.keys() and "method" not in document.values:
-        raise SpecError(f"{file}: this is a cluster file, not {wanted}; it goes behind --cluster")
+        raise SpecError(f"{file}: this is a cluster file, not {kind}; it goes behind --cluster")
 
 
 def _overlay(document: Document, overlay: Document) -> None:

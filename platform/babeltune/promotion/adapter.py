@@ -97,8 +97,8 @@ def make_adapter(
         encode_adapted = encoder_of(adapted, stage="encoding with both")
         index, recalls = _recalls(tasks, encode_old, encode_adapted)
         before, after = np.mean(list(recalls.values()), axis=0)
-        kept = float(after / before) if before else 0.0
-        done = Adapted(folder=str(out), sweep=sweep, map=name, index=index, recalls=recalls, kept=kept)
+        share = float(after / before) if before else 0.0
+        done = Adapted(folder=str(out), sweep=sweep, map=name, index=index, recalls=recalls, kept=share)
         if done.kept < least:
             return replace(done, folder=None)
         for file, encode in ((SPACE, encode_old), (CANARY, encode_adapted)):
@@ -168,9 +168,9 @@ def _recall(queries: Vectors, index: Vectors, both: NDArray[np.int64]) -> float:
     for first in range(0, len(asked), ROWS):
         rows, answers = asked[first : first + ROWS], gold[first : first + ROWS]
         cosines = queries[rows] @ index.T
-        wanted = cosines[np.arange(len(rows)), answers].copy()
+        threshold = cosines[np.arange(len(rows)), answers].copy()
         cosines[np.arange(len(rows)), rows] = -np.inf
-        hits += int(((cosines > wanted[:, None]).sum(axis=1) < NEIGHBOURS).sum())
+        hits += int(((cosines > threshold[:, None]).sum(axis=1) < NEIGHBOURS).sum())
     return hits / len(asked)
 
 

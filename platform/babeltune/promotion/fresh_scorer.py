@@ -307,40 +307,40 @@ def _listen(requests: SimpleQueue[str]) -> None:
 def answered(request: str) -> dict[str, Any]:
     """The answer to one request: scores and items of each model, or scores of a teacher. Other requests ask for the
     dimensions of each model and of the target (`""`), for vectors, or for what is nearest to sentences."""
-    asked = json.loads(request)
-    if "teacher" in asked:
+    message = json.loads(request)
+    if "teacher" in message:
         try:
             return {"scores": teacher_scores(request)}
         except TeacherError as error:
             return {"missing": str(error)}
-    teacher = asked["target"]
+    teacher = message["target"]
     target = (
         None
         if teacher is None
         else target_encoder(from_plain(Teacher, teacher) if isinstance(teacher, dict) else teacher)
     )
-    if "widths" in asked:
-        widths = {name: width_of(encoder_of(model)) for name, model in asked["widths"].items()}
+    if "widths" in message:
+        widths = {name: width_of(encoder_of(model)) for name, model in message["widths"].items()}
         return widths | {"": width_of(target)} if target else widths
-    if "encode" in asked:
-        vectors = encoder_of(asked["model"])(asked["encode"], [""] * len(asked["encode"]))
+    if "encode" in message:
+        vectors = encoder_of(message["model"])(message["encode"], [""] * len(message["encode"]))
         return {"vectors": vectors.tolist()}
-    if "questions" in asked:
-        return {"nearest": nearest_of(asked["model"], asked["questions"])}
-    tasks = _tasks_of(asked)
+    if "questions" in message:
+        return {"nearest": nearest_of(message["model"], message["questions"])}
+    tasks = _tasks_of(message)
     return {
-        name: score_items(model, tasks, asked["prefix"], asked["prompt"], target, _stage(name, asked["prefix"]))
-        for name, model in asked["models"].items()
+        name: score_items(model, tasks, message["prefix"], message["prompt"], target, _stage(name, message["prefix"]))
+        for name, model in message["models"].items()
     }
 
 
 @lru_cache(maxsize=2)  # the rungs of a front are judged beside one teacher
 def teacher_scores(request: str) -> Scores:
     """The metrics of the raw teacher that the request asks for; `TeacherError` if it cannot be had."""
-    asked = json.loads(request)
-    tell(_stage("teacher", asked["prefix"]))
-    encode = target_encoder(from_plain(Teacher, asked["teacher"]))
-    return evaluate_texts(_tasks_of(asked), encode, asked["prefix"], teacher=encode)
+    message = json.loads(request)
+    tell(_stage("teacher", message["prefix"]))
+    encode = target_encoder(from_plain(Teacher, message["teacher"]))
+    return evaluate_texts(_tasks_of(message), encode, message["prefix"], teacher=encode)
 
 
 def _tasks_of(request: dict[str, Any]) -> list[TextTask]:

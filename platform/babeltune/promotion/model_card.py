@@ -37,7 +37,7 @@ def split_scores(scores: Scores) -> tuple[Scores, Scores]:
 
 def table(title: str, scores: Scores, others: Mapping[str, Scores]) -> str:
     """A Markdown table of metrics, with more columns for other models that have any of them."""
-    others = {name: found for name, found in others.items() if scores.keys() & found.keys()}
+    others = {name: values for name, values in others.items() if scores.keys() & values.keys()}
     names = ["this model", *others]
     lines = [f"## {title}", "", f"| metric | {' | '.join(names)} |", "|---|" + "---:|" * len(names)]
     for metric, value in scores.items():

@@ -52,16 +52,16 @@ def read_rule(text: str, metrics: Iterable[str]) -> Rule:
     return Rule(tuple(bounds), "max" if word == "max" else "min", metric)
 
 
-def full_name(short: str, known: Sequence[str]) -> str:
+def full_name(short: str, metrics: Sequence[str]) -> str:
     """The one metric that is called so: by its whole name, without `dev/`, or by parts of it in order, such as
     `everyday` or `fra-eng/accuracy`. Of several, the mean over a task's subsets in its main metric is meant.
 
     Raises `UnknownNameError` for none or several, and `SpecError` for a loss."""
     parts = short.split("/")
-    for wanted in (short, f"dev/{short}"):
-        if wanted in known:
-            return wanted
-    matching = [name for name in known if _has(name.split("/"), parts)]
+    for candidate in (short, f"dev/{short}"):
+        if candidate in metrics:
+            return candidate
+    matching = [name for name in metrics if _has(name.split("/"), parts)]
     for candidates in (
         matching,
         [name for name in matching if name.count("/") == 2 and name.rpartition("/")[2] in MAIN_METRICS],
@@ -71,10 +71,10 @@ def full_name(short: str, known: Sequence[str]) -> str:
     if "loss" in short or parts[0] == "train":
         raise SpecError(
             f"--prefer: {short!r} is of the training: losses of other temperatures, variants or labels do not compare, "
-            f"so the lowest is not the best encoder's; choose by {', '.join(known)}"
+            f"so the lowest is not the best encoder's; choose by {', '.join(metrics)}"
         )
-    words = f"could be {', '.join(matching)}; name one" if matching else f"is no metric; known: {', '.join(known)}"
-    spellings = dict.fromkeys(part for name in known for part in (name, *name.split("/")[1:]))
+    words = f"could be {', '.join(matching)}; name one" if matching else f"is no metric; known: {', '.join(metrics)}"
+    spellings = dict.fromkeys(part for name in metrics for part in (name, *name.split("/")[1:]))
     raise UnknownNameError(f"--prefer: {short!r} {words}{'' if matching else nearest(short, spellings)}")
 
 

@@ -73,9 +73,9 @@ def same_variety(a: str, b: str) -> bool:
     return meaning(a).variety == meaning(b).variety
 
 
-def known_by(language: str, known: Iterable[str]) -> bool:
+def known_by(language: str, codes: Iterable[str]) -> bool:
     """Whether a model that knows these languages knows this one, in whatever script."""
-    return meaning(language).language in {meaning(each).language for each in known}
+    return meaning(language).language in {meaning(each).language for each in codes}
 
 
 def match(language: str, among: Sequence[str]) -> str | None:

@@ -60,13 +60,13 @@ class Mirror(Packages):
         self._know(key, entry, now)
         return True
 
-    def _write_fenced(self, key: str, data: bytes, known: str | None, fence: Fence) -> Entry:
+    def _write_fenced(self, key: str, data: bytes, version: str | None, fence: Fence) -> Entry:
         """Writes a record if it is still the known version. While the fence holds, it replaces any other version: an
         earlier holder of the lease wrote it, or a request of this process whose answer was lost."""
         fence.before_write()
         stamp = fence.stamp(key)
         content = data + (stamp.line() if stamp else b"")
-        entry = self.store.write_if(key, content, known) if known else None
+        entry = self.store.write_if(key, content, version) if version else None
         while entry is None:
             there_now = self.store.entry(key)  # before the lease is read: who takes it then changes the record
             if there_now is None and stamp is not None:  # who takes the lease after the check then sees the record

@@ -64,11 +64,11 @@ def log_checkpoint(client: MlflowClient, experiment: str, run: str, model: Check
     """Adds the model to the run. One that is there is not made again, nor is a model of a run that went on since."""
     from mlflow.entities import LoggedModelOutput, LoggedModelStatus
 
-    found = model_of_run(client, experiment, run)
-    if found is not None and found.status == LoggedModelStatus.READY:
+    existing = model_of_run(client, experiment, run)
+    if existing is not None and existing.status == LoggedModelStatus.READY:
         return
     tags = {**model.tags, CHECKPOINT: model.checkpoint, NOTE: model.note}
-    there = found or client.create_logged_model(
+    entry = existing or client.create_logged_model(
         experiment,
         name=re.sub(r"[/:.%\"']", "_", model.name),
         source_run_id=run,
@@ -77,11 +77,11 @@ def log_checkpoint(client: MlflowClient, experiment: str, run: str, model: Check
         model_type="sentence encoder",
     )
     with draft_folder("model") as place:
-        described(place, with_signature(model.dimension, run_id=run, model_id=there.model_id))
-        client.log_model_artifacts(there.model_id, str(place))
-    client.log_outputs(run, [LoggedModelOutput(there.model_id, model.step)])
-    client.log_batch(run, _metrics(model, there.model_id, run))
-    client.finalize_logged_model(there.model_id, LoggedModelStatus.READY)
+        described(place, with_signature(model.dimension, run_id=run, model_id=entry.model_id))
+        client.log_model_artifacts(entry.model_id, str(place))
+    client.log_outputs(run, [LoggedModelOutput(entry.model_id, model.step)])
+    client.log_batch(run, _metrics(model, entry.model_id, run))
+    client.finalize_logged_model(entry.model_id, LoggedModelStatus.READY)
 
 
 def model_of_run(client: MlflowClient, experiment: str, run: str) -> LoggedModel | None:

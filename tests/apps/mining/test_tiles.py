@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from babeltune.apps.mining import tiles
 from babeltune.apps.mining.rows import Rows
-from babeltune.apps.mining.tiles import Block, Found, nothing, scan, settle
+from babeltune.apps.mining.tiles import Block, Candidates, nothing, scan, settle
 from babeltune.apps.mining.topk_keys import EMPTY, cosine_of, empty, index_of, merge, pack
 from babeltune.data.stored_arrays import Matrix
 from babeltune.errors import DataError
@@ -141,7 +141,7 @@ def test_any_split_into_blocks_in_any_order_gives_the_same_as_the_whole(n, m, se
     random.shuffle(parts)
     totals = [nothing(n, m, k), nothing(n, m, k)]
     for block in parts:
-        part = Found(
+        part = Candidates(
             empty(block.rows[1] - block.rows[0], totals[0].forward.shape[1]),
             empty(block.columns[1] - block.columns[0], totals[0].backward.shape[1]),
         )

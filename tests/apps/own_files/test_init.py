@@ -18,7 +18,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 import babeltune
-from babeltune.apps.own_files.init import Wanted, init
+from babeltune.apps.own_files.init import InitOptions, init
 from babeltune.apps.own_files.languages import alpha3, code_in
 from babeltune.apps.own_files.proposal import Machine
 from babeltune.apps.own_files.rows import collect
@@ -50,7 +50,7 @@ def make(tmp_path):
     (tmp_path / "mine").mkdir()
 
     def made(*files, **wanted):
-        return init([str(tmp_path / "mine" / file) for file in files], Wanted(out=tmp_path / "own.yaml", **wanted))
+        return init([str(tmp_path / "mine" / file) for file in files], InitOptions(out=tmp_path / "own.yaml", **wanted))
 
     made.folder = tmp_path / "mine"
     return made
@@ -147,10 +147,10 @@ def test_models_at_hand_are_proposed_as_baselines(make, text, tmp_path, monkeypa
     (cached / "refs").mkdir()
     (cached / "refs" / "main").write_text("abc")
     out = tmp_path / "again.yaml"
-    init([str(make.folder / "a.tsv")], Wanted(out=out))
+    init([str(make.folder / "a.tsv")], InitOptions(out=out))
     sweep = read_sweep(out)
     assert sweep.baselines == (str(tmp_path / "e5"), "org/small")
-    teacher = init([str(make.folder / "a.tsv")], Wanted(out=tmp_path / "third.yaml", teacher="org/small"))
+    teacher = init([str(make.folder / "a.tsv")], InitOptions(out=tmp_path / "third.yaml", teacher="org/small"))
     assert read_sweep(teacher.path).baselines == (str(tmp_path / "e5"),)
 
 
@@ -160,7 +160,7 @@ def test_an_editor_finds_the_schema_of_the_sweep_file(make, text, tmp_path):
     before, _, path = first.partition("$schema=")
     assert before == "# yaml-language-server: "
     assert json.loads((tmp_path / path).read_text(encoding="utf-8")) == json_schema("sweep")
-    spaced = init([str(make.folder / "a.tsv")], Wanted(out=tmp_path / "my own.yaml"))
+    spaced = init([str(make.folder / "a.tsv")], InitOptions(out=tmp_path / "my own.yaml"))
     assert "yaml-language-server" not in spaced.path.read_text(encoding="utf-8"), "its line takes no blank"
 
 
@@ -182,7 +182,7 @@ def test_the_student_is_a_transformer_where_there_is_a_gpu(make, text, monkeypat
 def test_the_same_files_give_the_same_splits(make, text, tmp_path):
     put(make.folder / "a.tsv", [("fra", "eng"), *pairs(text, "fra", "eng")])
     make("a.tsv")
-    again = init([str(make.folder / "a.tsv")], Wanted(out=tmp_path / "second.yaml"))
+    again = init([str(make.folder / "a.tsv")], InitOptions(out=tmp_path / "second.yaml"))
     for path in (tmp_path / "own_data").iterdir():
         assert path.read_bytes() == (tmp_path / "second_data" / path.name).read_bytes()
     assert again.splits["fra-eng"]["test"] >= 20
@@ -401,7 +401,7 @@ def test_what_cannot_be_used_is_one_line_with_a_next_step(name, content, words, 
 
 def test_an_empty_name_is_no_folder(tmp_path):
     with pytest.raises(BabeltuneError, match=r"'' is no file's name"):
-        init([""], Wanted(out=tmp_path / "own.yaml"))
+        init([""], InitOptions(out=tmp_path / "own.yaml"))
 
 
 def test_a_missing_file_names_the_nearest(make, text):
@@ -413,7 +413,7 @@ def test_a_missing_file_names_the_nearest(make, text):
 def test_a_data_set_that_is_neither_saved_nor_cached_is_one_line(make, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(BabeltuneError, match=r"data set 'nobody/nothing'.*cannot be loaded") as caught:
-        init(["nobody/nothing[dev]"], Wanted(out=tmp_path / "own.yaml"))
+        init(["nobody/nothing[dev]"], InitOptions(out=tmp_path / "own.yaml"))
     assert caught.value.exit_code == 2
 
 

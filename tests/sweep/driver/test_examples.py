@@ -16,7 +16,7 @@ from babeltune.planning.space import make_trial
 from babeltune.sweep.driver import examples
 from babeltune.sweep.driver.baselines import untrained_scores
 from babeltune.sweep.driver.examples import (
-    Asked,
+    ExampleRequest,
     aligned_rows,
     examples_at_the_end,
     make_examples,
@@ -41,7 +41,11 @@ def trained(tiny, tmp_path_factory):
     trial, place = make_trial(sweep, 0, {}), tmp_path_factory.mktemp("trial")
     TrialTrainer(trial, prepared, place, Printer([]), ProcessGroup(), torch.device("cpu")).train()
     reports = read_reports(place)
-    return prepared, Asked(trial=trial, place=str(place), report=reports[-1].index, dev_set="everyday"), reports
+    return (
+        prepared,
+        ExampleRequest(trial=trial, place=str(place), report=reports[-1].index, dev_set="everyday"),
+        reports,
+    )
 
 
 def test_examples_are_what_the_untrained_student_and_the_checkpoint_make_of_them(trained, monkeypatch):

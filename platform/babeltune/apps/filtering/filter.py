@@ -175,14 +175,14 @@ def translations(
     most = subsets[-1].pairs
     start = translate.starting_model(recipe, [*ranked.source[:most], *ranked.target[:most]], folder / "start")
     for row in subsets:
-        asked, count, place = row.asked, row.pairs, folder / f"top-{row.asked}"
+        limit, count, place = row.asked, row.pairs, folder / f"top-{row.asked}"
         if not count:
-            raise DataError(f"no pair fits in {counted(asked, 'token')}, so there is nothing to train on; ask for more")
+            raise DataError(f"no pair fits in {counted(limit, 'token')}, so there is nothing to train on; ask for more")
 
-        def tell(step: int, of: int, loss: float, asked: int = asked) -> None:
-            translation.on_step(asked, step, of, loss)
+        def tell(step: int, of: int, loss: float, limit: int = limit) -> None:
+            translation.on_step(limit, step, of, loss)
 
         loss = translate.train(recipe, start, ranked.source[:count], ranked.target[:count], place, tell)
         scores = translate.score_model(recipe, place, test.source, test.target)
-        yield {"asked": asked, "model": place.name, "loss": loss, **scores}
+        yield {"asked": limit, "model": place.name, "loss": loss, **scores}
     shutil.rmtree(folder / "start", ignore_errors=True)

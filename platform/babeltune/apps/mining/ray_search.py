@@ -10,7 +10,7 @@ import torch
 
 from babeltune.apps.mining.resumable_search import ResumableSearch
 from babeltune.apps.mining.rows import Rows
-from babeltune.apps.mining.tiles import Block, Found, Precision, scan, settle
+from babeltune.apps.mining.tiles import Block, Candidates, Precision, scan, settle
 from babeltune.apps.mining.topk_keys import empty
 from babeltune.data.stored_arrays import open_matrix
 from babeltune.errors import ClusterError
@@ -30,7 +30,7 @@ def scan_block(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """What one block finds, in any process that sees the shards."""
     (top, bottom), (first, last) = block.rows, block.columns
-    blocks = Found(empty(bottom - top, widths[0]), empty(last - first, widths[1]))
+    blocks = Candidates(empty(bottom - top, widths[0]), empty(last - first, widths[1]))
     scan(Rows(open_matrix(*left)), Rows(open_matrix(*right)), blocks, block, precision=precision)
     return blocks.forward.numpy(), blocks.backward.numpy()
 
@@ -61,7 +61,9 @@ def both_ways_by_ray(
             raise ClusterError(NO_PROGRESS.format(progress_timeout))
         number = running.pop(ready[0])
         # A result in Ray's memory is read-only, which torch would warn of.
-        search.found.add(Found(*(torch.from_numpy(part.copy()) for part in fetched(ready[0]))), search.grid[number])
+        search.found.add(
+            Candidates(*(torch.from_numpy(part.copy()) for part in fetched(ready[0]))), search.grid[number]
+        )
         search.finish(number)
         progress(*search.cosines)
     matches = settle(search.left, search.right, search.found, search.k, search.precision)

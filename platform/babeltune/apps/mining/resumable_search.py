@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from babeltune.apps.mining.rows import Rows
-from babeltune.apps.mining.tiles import TILE, Found, Precision, blocks, check, nothing, scan, settle, settled
+from babeltune.apps.mining.tiles import TILE, Candidates, Precision, blocks, check, nothing, scan, settle, settled
 from babeltune.data.store import key_of
 from babeltune.data.stored_arrays import open_matrix
 from babeltune.errors import StoreError
@@ -141,6 +141,6 @@ def scan_remaining(search: ResumableSearch, progress: Count = uncounted) -> None
         def tell(done: int, _: int, before: int = before, total: int = total) -> None:
             progress(before + done, total)
 
-        part = Found(search.found.forward[slice(*block.rows)], search.found.backward[slice(*block.columns)])
+        part = Candidates(search.found.forward[slice(*block.rows)], search.found.backward[slice(*block.columns)])
         scan(search.left, search.right, part, block, precision=search.precision, progress=tell)
         search.finish(number)

@@ -59,23 +59,23 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Found:
+class Candidates:
     """The candidates of some left and some right sentences, as keys; `add` merges in place."""
 
     forward: Int[Tensor, "left kept"]
     backward: Int[Tensor, "right kept"]
 
-    def add(self, part: Found, block: Block) -> None:
+    def add(self, part: Candidates, block: Block) -> None:
         """Merges what one block found. Blocks that share no cosine may come in any order."""
         pairs = ((self.forward, part.forward, block.rows), (self.backward, part.backward, block.columns))
         for mine, other, (start, stop) in pairs:
             mine[start:stop] = merge(mine[start:stop], other, k=mine.shape[1])
 
 
-def nothing(left: int, right: int, k: int, precision: Precision = "fp32", *, both: bool = True) -> Found:
-    """An empty `Found`, with room for the candidates of `left` and `right` sentences, or of the left alone."""
+def nothing(left: int, right: int, k: int, precision: Precision = "fp32", *, both: bool = True) -> Candidates:
+    """An empty `Candidates`, with room for the candidates of `left` and `right` sentences, or of the left alone."""
     depth = k + SLACK[precision]
-    return Found(empty(left, min(depth, right)), empty(right, min(depth, left) if both else 0))
+    return Candidates(empty(left, min(depth, right)), empty(right, min(depth, left) if both else 0))
 
 
 def blocks(left: int, right: int, size: tuple[int, int] = TILE) -> Iterator[Block]:
@@ -100,7 +100,7 @@ def check(left: Rows, right: Rows, k: int) -> None:
 def scan(
     left: Rows,
     right: Rows,
-    found: Found,
+    candidates: Candidates,
     block: Block,
     *,
     precision: Precision = "fp32",
@@ -116,7 +116,7 @@ def scan(
         for row in range(top, bottom, tile[0]):
             rows = min(row + tile[0], bottom) - row
             x = _factor(left.block(row, row + rows), precision)
-            nearest = found.forward[row - top : row - top + rows]
+            nearest = candidates.forward[row - top : row - top + rows]
             forward = nearest.to(x.device)
             for column in range(first, last, tile[1]):
                 count = min(column + tile[1], last) - column
@@ -126,8 +126,8 @@ def scan(
                 sheet[~x.any(dim=1)] = UNDEFINED
                 sheet[:, ~y.any(dim=1)] = UNDEFINED
                 _best_columns(sheet, forward, column)
-                if found.backward.shape[1]:
-                    other = found.backward[column - first : column - first + count]
+                if candidates.backward.shape[1]:
+                    other = candidates.backward[column - first : column - first + count]
                     backward = other.to(x.device)
                     _best_rows(sheet, backward, row)
                     other.copy_(backward)
@@ -226,11 +226,11 @@ def _improve(
     best[changed] = merge(best[changed], keys, k=depth)
 
 
-def settle(left: Rows, right: Rows, found: Found, k: int, precision: Precision = "fp32") -> Matches:
+def settle(left: Rows, right: Rows, candidates: Candidates, k: int, precision: Precision = "fp32") -> Matches:
     """The k nearest of all candidates that are not zero vectors. Those are computed again whose order rounding could
     have decided."""
     return Matches(
-        settled(left, right, found.forward, k, precision), settled(right, left, found.backward, k, precision)
+        settled(left, right, candidates.forward, k, precision), settled(right, left, candidates.backward, k, precision)
     )
 
 

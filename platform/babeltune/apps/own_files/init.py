@@ -32,7 +32,7 @@ YAML_ENDINGS = (".yaml", ".yml")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class InitOptions:
     """Options of `babeltune init`: where to write, and what overrides the detection."""
 
     out: Path
@@ -59,7 +59,7 @@ class FileSummary:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Made:
+class InitResult:
     """What `init` wrote."""
 
     path: Path
@@ -74,28 +74,28 @@ class Made:
     """The commands to give next."""
 
 
-def init(files: Sequence[str], wanted: Wanted) -> Made:
+def init(files: Sequence[str], options: InitOptions) -> InitResult:
     """Writes the sweep file for these files, or the recipe that mines pairs if they are monolingual.
 
     Raises `DataError` or `SpecError` for a file, a column or a place that cannot be used."""
-    check_out(wanted.out)
-    refuse_unknown("--teacher-languages", wanted.teacher_languages)
+    check_out(options.out)
+    refuse_unknown("--teacher-languages", options.teacher_languages)
     if repeated := [name for name in dict.fromkeys(files) if files.count(name) > 1]:
         raise SpecError(f"{repeated[0]} is named twice; name each file once")
-    header = tuple(wanted.columns.values()) if wanted.header is None else wanted.header
-    tables = [read_table(name, encoding=wanted.encoding, header=header) for name in files]
-    collected = collect(tables, wanted.columns)
+    header = tuple(options.columns.values()) if options.header is None else options.header
+    tables = [read_table(name, encoding=options.encoding, header=header) for name in files]
+    collected = collect(tables, options.columns)
     if collected.tables:
         for each in collected.monolingual:
             collected.notes.append(
                 f"{each.path}: one language ({each.language}) and no partner of as many lines; not used"
             )
         try:
-            return make_sweep(files, collected, wanted)
+            return make_sweep(files, collected, options)
         except DataError as error:  # what is doubted may be its cause
             notes = [*collected.notes, *(note for table in collected.tables for note in table.notes)]
             raise DataError("; ".join([*(each for each in notes if " reads as " in each), str(error)])) from error
-    return make_recipe(collected, wanted)
+    return make_recipe(collected, options)
 
 
 def check_out(out: Path) -> None:
@@ -129,16 +129,16 @@ def recipe_of(out: Path) -> Path:
     return out.with_name(f"{out.stem}_mine.sh")
 
 
-def make_sweep(files: Sequence[str], collected: Collected, wanted: Wanted) -> Made:
+def make_sweep(files: Sequence[str], collected: Collected, options: InitOptions) -> InitResult:
     """Splits the rows and writes the sweep file, which is read back as `plan` reads it."""
     groups, repeated = grouped(collected.tables)
     groups = large_enough(groups, collected.notes)
     languages = list(dict.fromkeys(language for texts in groups for language in texts))
-    teacher = teacher_of(wanted.teacher, languages, wanted.teacher_languages)
+    teacher = teacher_of(options.teacher, languages, options.teacher_languages)
     parts = split(groups)
     check_sets(parts, teacher)
-    proposal = propose(parts, teacher, this_machine(), models_at_hand(Path(), wanted.out.parent))
-    out, folder = wanted.out, folder_of(wanted.out).absolute()
+    proposal = propose(parts, teacher, this_machine(), models_at_hand(Path(), options.out.parent))
+    out, folder = options.out, folder_of(options.out).absolute()
     draft = draft_of(folder)
     text = sweep_yaml(sweep_name(out), str(out), folder, parts, proposal, [str(Path(name)) for name in files])
     written = [draft]
@@ -164,7 +164,7 @@ def make_sweep(files: Sequence[str], collected: Collected, wanted: Wanted) -> Ma
     if repeated:
         verb = "stands" if repeated == 1 else "stand"
         notes.append(f"{counted(repeated, 'row')} {verb} in an earlier file too; each was used once")
-    return Made(
+    return InitResult(
         path=out,
         kind="sweep",
         files=tuple(map(summary, collected.tables)),
@@ -197,7 +197,7 @@ def sweep_name(out: Path) -> str:
 # --- Monolingual text ----------------------------------------------------------------------------------------------
 
 
-def make_recipe(collected: Collected, wanted: Wanted) -> Made:
+def make_recipe(collected: Collected, options: InitOptions) -> InitResult:
     """Writes the commands that mine pairs of monolingual files, and then make the sweep of them."""
     by_language: dict[str, list[Monolingual]] = {}
     for each in collected.monolingual:
@@ -211,7 +211,7 @@ def make_recipe(collected: Collected, wanted: Wanted) -> Made:
     pivot = (
         "eng" if "eng" in by_language else max(by_language, key=lambda code: sum(f.lines for f in by_language[code]))
     )
-    model = wanted.teacher or MULTILINGUAL
+    model = options.teacher or MULTILINGUAL
     mined: list[tuple[Path, str]] = []
     commands: list[str] = []
     for language, sources in by_language.items():
@@ -219,14 +219,14 @@ def make_recipe(collected: Collected, wanted: Wanted) -> Made:
             continue
         for source in sources:
             for target in by_language[pivot]:
-                out = wanted.out.with_name(f"{wanted.out.stem}_mined_{len(mined) + 1}.tsv")
+                out = options.out.with_name(f"{options.out.stem}_mined_{len(mined) + 1}.tsv")
                 mined.append((out, f"{language}=1,{pivot}=2"))
                 words = ["babeltune", "mine", source.path, target.path, model, "--out", out, "--threshold", "1.06"]
                 commands.append(shlex.join(map(str, words)))
-    last = ["babeltune", "init", *(path for path, _ in mined), "--out", wanted.out]
+    last = ["babeltune", "init", *(path for path, _ in mined), "--out", options.out]
     last += ["--columns", mined[0][1]] if len({columns for _, columns in mined}) == 1 else []
     commands.append(shlex.join(map(str, last)))
-    path = recipe_of(wanted.out)
+    path = recipe_of(options.out)
     head = f"""\
 #!/bin/sh
 # These files are not aligned: they hold one language each, and not equally many lines in one order.
@@ -235,4 +235,4 @@ def make_recipe(collected: Collected, wanted: Wanted) -> Made:
 set -e
 """
     write_out(path, (head + "\n".join(commands) + "\n").encode())
-    return Made(path=path, kind="mining", notes=tuple(collected.notes), next=(f"sh {shlex.quote(str(path))}",))
+    return InitResult(path=path, kind="mining", notes=tuple(collected.notes), next=(f"sh {shlex.quote(str(path))}",))

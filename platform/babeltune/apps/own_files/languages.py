@@ -25,7 +25,7 @@ NO_CODES = {
 
 
 @dataclass(frozen=True)
-class Found:
+class Detection:
     """What a column's text says about its language."""
 
     code: str | None
@@ -50,17 +50,17 @@ def alpha3(code: str) -> str:
     return three + (mark + rest if meaning(code).variety != meaning(three).variety else "")
 
 
-def language_of(texts: Sequence[str]) -> Found:
+def language_of(texts: Sequence[str]) -> Detection:
     """The language of most of the texts."""
     some = [text for text in texts if any(map(str.isalpha, text))][:SAMPLED]
     if not some:
-        return Found(None)
+        return Detection(None)
     size = TOGETHER if len(some) >= 3 * TOGETHER else 1
     groups = [" ".join(some[start : start + size]) for start in range(0, len(some), size)]
     votes = Counter(likeliest(groups))
     shares = tuple((alpha3(code), count / len(groups)) for code, count in votes.most_common(3))
     best, share = shares[0]
-    return Found(best if share >= SURE else None, shares)
+    return Detection(best if share >= SURE else None, shares)
 
 
 def code_in(name: str, *, rare: bool = False) -> str | None:
@@ -113,10 +113,10 @@ def _is_common(code: str) -> bool:
     return read.known and (len(read.language) == 2 or bool(labels_of(code)))
 
 
-def agree(named: str, found: Found) -> bool:
+def agree(named: str, detection: Detection) -> bool:
     """Whether the text can be in the language that the name says: it is, is close to it, or nobody can tell. Of a word
     that stands over many columns, such as `src`, nobody believes what nobody can tell."""
     labels = set(labels_of(named))
     if not labels:
         return named not in NO_CODES
-    return any(labels & set(labels_of(code)) for code, share in found.shares if share >= 0.2)
+    return any(labels & set(labels_of(code)) for code, share in detection.shares if share >= 0.2)

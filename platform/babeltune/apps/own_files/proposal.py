@@ -92,11 +92,11 @@ def check_sets(groups: Sequence[Group], teacher: Teacher) -> None:
 
 def baselines_among(models: Iterable[str], teacher: Teacher) -> tuple[str, ...]:
     """The first models that can be rows of a leaderboard beside each other, less the teacher, which has its row."""
-    found: dict[str, str] = {}
+    baselines: dict[str, str] = {}
     for name in models:
         if name != teacher.model and can_be_row(row := baseline_row(name)):
-            found.setdefault(row, name)
-    return tuple(found.values())[:MOST_BASELINES]
+            baselines.setdefault(row, name)
+    return tuple(baselines.values())[:MOST_BASELINES]
 
 
 def propose(groups: Sequence[Group], teacher: Teacher, machine: Machine, models: Iterable[str] = ()) -> Proposal:

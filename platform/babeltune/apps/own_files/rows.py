@@ -192,12 +192,12 @@ def _root(table: Table) -> Path:
     return Path.cwd() if table.format == "hub" else Path("/")
 
 
-def named(table: Table, wanted: Mapping[str, str], notes: list[str]) -> dict[str, str]:
+def named(table: Table, by_language: Mapping[str, str], notes: list[str]) -> dict[str, str]:
     """Language -> column as the user names them. A number counts the columns from 0, if none is called so. A note says
     if the text contradicts the language."""
-    refuse_unknown("--columns", wanted)
+    refuse_unknown("--columns", by_language)
     columns: dict[str, str] = {}
-    for language, column in wanted.items():
+    for language, column in by_language.items():
         numbered = column.isdigit() and int(column) < len(table.columns)
         if column not in table.columns and not numbered:
             near = nearest(column, table.columns)
@@ -334,7 +334,7 @@ def matched(texts: Mapping[str, Texts], codes: Sequence[str]) -> dict[str, str]:
     for column, seen in free.items():
         if len(columns) < 2 and seen.code and seen.code not in columns:
             columns[seen.code] = column
-    return {language: column for column in texts for language, taken in columns.items() if taken == column}
+    return {language: column for column in texts for language, name in columns.items() if name == column}
 
 
 def _letters(texts: Sequence[str]) -> float:

@@ -52,7 +52,7 @@ JSON_VALUE = re.compile(r'\s*(\[\s*(\{\s*("|$)|\[\s*"|"[^"]*",?\s*$|$)|\{\s*("[^
 """How a first line begins that no line ends: `[`, `{`, `[{"`, `{"key":`."""
 JSON_LIST = re.compile(r'\s*\[\s*"(?:[^"\\]|\\.)*"\s*,.*\]\s*', re.DOTALL)
 """A line that is a list of texts."""
-Wanted = bool | Collection[str] | None
+HeaderHint = bool | Collection[str] | None
 """Whether a table has a header, or columns that it names; None: that is seen."""
 FILE = re.compile(r"\.(tsv|csv|txt|jsonl?|parquet|arrow|tmx|xlf|xliff|po|xlsx|ods|gz|bz2|xz|zst|zip)$", re.IGNORECASE)
 """Names of files, which are no data sets of the hub though they look like one, such as `data/pairs.csv`."""
@@ -178,7 +178,7 @@ def json_kind(lines: Sequence[str]) -> Literal["lines", "list", "lists", ""]:
 # --- Delimited text ------------------------------------------------------------------------------------------------
 
 
-def _delimited(file: str, path: Path, lines: Sequence[str], wanted: Wanted, named: str) -> Table:
+def _delimited(file: str, path: Path, lines: Sequence[str], hint: HeaderHint, named: str) -> Table:
     """A table of delimited text, or one sentence a line. `wanted`: whether it has a header, or columns of one. `named`:
     the delimiter that the file names."""
     if not any(map(str.strip, lines)):
@@ -201,7 +201,7 @@ def _delimited(file: str, path: Path, lines: Sequence[str], wanted: Wanted, name
         texts = tuple((line,) for line in lines)
         return Table(given=file, path=str(path), format="moses", columns=("text",), sample=texts, header=False)
     _, _, delimiter, quoted, rows = best
-    is_headed, guessed, names, rows, notes = headed(file, rows, wanted)
+    is_headed, guessed, names, rows, notes = headed(file, rows, hint)
     return Table(
         given=file,
         path=str(path),
@@ -216,11 +216,11 @@ def _delimited(file: str, path: Path, lines: Sequence[str], wanted: Wanted, name
     )
 
 
-def _header(file: str, rows: Sequence[Sequence[str]], wanted: Wanted) -> tuple[bool, tuple[str, ...]]:
+def _header(file: str, rows: Sequence[Sequence[str]], hint: HeaderHint) -> tuple[bool, tuple[str, ...]]:
     """Whether the first row names the columns, and a note where this is a guess. What the user says is believed."""
-    if isinstance(wanted, bool):
-        return wanted, ()
-    if {name.strip() for name in rows[0]} & {name for name in wanted or () if not name.isdigit()}:
+    if isinstance(hint, bool):
+        return hint, ()
+    if {name.strip() for name in rows[0]} & {name for name in hint or () if not name.isdigit()}:
         return True, ()
     evidence = header_evidence(rows)
     cells = ", ".join(cell.strip() for cell in rows[0])
@@ -233,19 +233,19 @@ def _header(file: str, rows: Sequence[Sequence[str]], wanted: Wanted) -> tuple[b
 
 
 def headed(
-    file: str, rows: list[list[str]], wanted: Wanted
+    file: str, rows: list[list[str]], hint: HeaderHint
 ) -> tuple[bool, bool, tuple[str, ...], list[list[str]], tuple[str, ...]]:
     """Whether a row names the columns, the first one or the first below a title, and whether that is a guess. Then
     these names or else numbers from 0, the rows of text, and notes."""
     titles = next((place for place, row in enumerate(rows[: TITLE_ROWS + 1]) if not is_title(row)), 0)
-    header, notes = _header(file, rows[titles:], wanted)
+    header, notes = _header(file, rows[titles:], hint)
     guessed = bool(notes)
     if header and titles:
         words = shortened(" ".join(cell for row in rows[:titles] for cell in row if cell.strip()))
         notes = (*notes, f"{file}: {counted(titles, 'row')} above the header left out: {words}")
         rows = rows[titles:]
     elif titles:
-        header, notes = _header(file, rows, wanted)
+        header, notes = _header(file, rows, hint)
         guessed = bool(notes)
     if len(rows) == 1 and header:
         raise DataError(
@@ -259,13 +259,13 @@ def headed(
     return header, guessed, tuple(names), rows[header:], notes
 
 
-def _sheet(file: str, path: Path, book: Literal["xlsx", "ods"], sheet: str | None, wanted: Wanted) -> Table:
+def _sheet(file: str, path: Path, book: Literal["xlsx", "ods"], sheet: str | None, hint: HeaderHint) -> Table:
     """A sheet of a workbook."""
     cells = sheet_rows(path, sheet, hashlib.sha256(), LINE_CHARACTERS)
     rows = [row for _, row in itertools.islice(cells, SAMPLE_LINES) if not isinstance(row, Fault)]
     if not rows:
         raise DataError(f"{file} has no cells; name a workbook with text")
-    header, guessed, names, rows, notes = headed(file, rows, wanted)
+    header, guessed, names, rows, notes = headed(file, rows, hint)
     sample = tuple(map(tuple, rows))
     table = Table(given=file, path=str(path), format=book, columns=names, sample=sample, header=header, sheet=sheet)
     return replace(table, guessed=guessed, notes=notes)

@@ -198,8 +198,8 @@ def _encode_words(tokenizer: Any, examples: Examples, max_tokens: int) -> list[P
     return pieces
 
 
-def _rows(found: Mapping[str, list[list[int]]]) -> list[dict[str, list[int]]]:
-    return [dict(zip(found, row, strict=True)) for row in zip(*found.values(), strict=True)]
+def _rows(features: Mapping[str, list[list[int]]]) -> list[dict[str, list[int]]]:
+    return [dict(zip(features, row, strict=True)) for row in zip(*features.values(), strict=True)]
 
 
 def collate(tokenizer: Any, pieces: Sequence[Piece], device: torch.device) -> tuple[dict[str, Tensor], Tensor]:
@@ -258,7 +258,7 @@ def fit(
 def predict(model: Any, tokenizer: Any, pieces: Sequence[Piece], widths: Sequence[int]) -> list[list[int]]:
     """The most probable labels of each example: one of a pair, one for each of a sentence's words (`widths`)."""
     model.eval()
-    found = [[0] * width for width in widths]
+    tags = [[0] * width for width in widths]
     lengths = {row: len(piece.inputs["input_ids"]) for row, piece in enumerate(pieces)}
     for rows in batches(lengths, EVALUATION_TOKENS):
         chosen = [pieces[row] for row in rows]
@@ -267,7 +267,7 @@ def predict(model: Any, tokenizer: Any, pieces: Sequence[Piece], widths: Sequenc
         for piece, predicted, expected in zip(chosen, best, labels, strict=True):
             if piece.words:
                 for word, label in zip(piece.words, predicted[expected != IGNORED].tolist(), strict=True):
-                    found[piece.example][word] = label
+                    tags[piece.example][word] = label
             else:
-                found[piece.example] = [int(predicted)]
-    return found
+                tags[piece.example] = [int(predicted)]
+    return tags

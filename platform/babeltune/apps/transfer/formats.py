@@ -41,7 +41,7 @@ COLUMNS = 10
 """Columns of a CoNLL-U line."""
 
 
-Found = Iterator[tuple[tuple[str, ...], tuple[int, ...]]]
+LabelledRows = Iterator[tuple[tuple[str, ...], tuple[int, ...]]]
 """The texts or words of each row, and their labels."""
 
 
@@ -75,7 +75,7 @@ def read_examples(path: str, task: Task, language: str, *, drop: bool = False) -
     return collected(str(file), examples, content, refusals)
 
 
-def collected(place: str, examples: Found, content: hashlib._Hash, refusals: Refusals) -> Examples:
+def collected(place: str, examples: LabelledRows, content: hashlib._Hash, refusals: Refusals) -> Examples:
     """All rows of a file or data set. Raises `DataError` if there is none, or too many are broken."""
     inputs, labels = [], []
     for texts, numbers in examples:
@@ -89,7 +89,7 @@ def collected(place: str, examples: Found, content: hashlib._Hash, refusals: Ref
     return Examples(inputs=inputs, labels=labels, dropped=dict(refusals.counts), digest=content.hexdigest())
 
 
-def _pairs(file: Path, task: Task, language: str, content: hashlib._Hash, refusals: Refusals) -> Found:
+def _pairs(file: Path, task: Task, language: str, content: hashlib._Hash, refusals: Refusals) -> LabelledRows:
     first = next(lines_of(file, hashlib.sha256()), b"")
     if isinstance(first, Fault):
         raise DataError(f"{file}:1: {first.reason}: {first.words}; correct the file")
@@ -149,7 +149,7 @@ class Broken:
     fault: Fault
 
 
-def _tagged(file: Path, task: Task, content: hashlib._Hash, refusals: Refusals) -> Found:
+def _tagged(file: Path, task: Task, content: hashlib._Hash, refusals: Refusals) -> LabelledRows:
     """The words of each sentence of a CoNLL-U or two-column file, which its first line tells apart."""
     parse: Callable[[list[tuple[int, str]]], list[Word] | Broken] | None = None
     for block in _blocks(lines_of(file, content)):

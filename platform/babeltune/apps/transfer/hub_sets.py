@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from babeltune.apps.transfer.formats import TAGGED, Examples, Found, Task, collected, number_of
+from babeltune.apps.transfer.formats import TAGGED, Examples, LabelledRows, Task, collected, number_of
 from babeltune.data.arrow_readers import load_dataset
 from babeltune.data.file_readers import Fault
 from babeltune.data.sources import Refusals
@@ -71,43 +71,45 @@ def read_overlay(path: str) -> HubSet:
     document = read_document(find_file(path, "overlay"))
     if "transfer" not in document.values:
         raise SpecError(f"{path} has no section `transfer`; name one of search_spaces/transfer, such as xnli.yaml")
-    found = validate(document, Overlay).transfer
-    wanted = 1 if found.task in TAGGED else 2
-    if len(found.inputs) != wanted:
-        words = f"has {len(found.inputs)} columns; {found.task} reads {wanted}: name {'them' if wanted > 1 else 'it'}"
+    overlay = validate(document, Overlay).transfer
+    width = 1 if overlay.task in TAGGED else 2
+    if len(overlay.inputs) != width:
+        words = f"has {len(overlay.inputs)} columns; {overlay.task} reads {width}: name {'them' if width > 1 else 'it'}"
         raise SpecError(document.error(("transfer", "inputs"), words))
-    if ENGLISH not in found.subsets:
+    if ENGLISH not in overlay.subsets:
         raise SpecError(document.error(("transfer", "subsets"), f"lacks {ENGLISH!r}, which trains; add it"))
-    return found
+    return overlay
 
 
-def read_part(found: HubSet, language: str, split: str, *, drop: bool = False) -> Examples:
+def read_part(hub_set: HubSet, language: str, split: str, *, drop: bool = False) -> Examples:
     """One language's split. Raises `DataError` as `read_examples` does, and if the data set cannot be had."""
     source = HubSource(
-        name=language, dataset=found.dataset, revision=found.revision, split=split, subset=found.subsets[language]
+        name=language, dataset=hub_set.dataset, revision=hub_set.revision, split=split, subset=hub_set.subsets[language]
     )
     rows = load_dataset(source, Path(expand(ROOT)))
-    place = found.described(language, split)
-    for column in (*found.inputs, found.label):
+    place = hub_set.described(language, split)
+    for column in (*hub_set.inputs, hub_set.label):
         if column not in rows.column_names:
             words = f"columns: {', '.join(rows.column_names)}{nearest(column, rows.column_names)}"
             raise DataError(f"data set {place} has no column {column!r}; {words}")
     content, refusals = hashlib.sha256(), Refusals("--on-error drop", drop)
-    return collected(place, _examples(rows, found, place, content, refusals), content, refusals)
+    return collected(place, _examples(rows, hub_set, place, content, refusals), content, refusals)
 
 
-def _examples(rows: datasets.Dataset, found: HubSet, place: str, content: hashlib._Hash, refusals: Refusals) -> Found:
-    names = label_names(rows.features[found.label])
+def _examples(
+    rows: datasets.Dataset, hub_set: HubSet, place: str, content: hashlib._Hash, refusals: Refusals
+) -> LabelledRows:
+    names = label_names(rows.features[hub_set.label])
     for number, row in enumerate(rows):
-        content.update(json.dumps([row[column] for column in (*found.inputs, found.label)]).encode() + b"\n")
-        here, label = f"{place}, row {number}", row[found.label]
-        inputs = row[found.inputs[0]] if found.task in TAGGED else [row[column] for column in found.inputs]
-        labels = label if found.task in TAGGED else [label]
-        if fault := fault_of(inputs, labels, row, tagged=found.task in TAGGED):
+        content.update(json.dumps([row[column] for column in (*hub_set.inputs, hub_set.label)]).encode() + b"\n")
+        here, label = f"{place}, row {number}", row[hub_set.label]
+        inputs = row[hub_set.inputs[0]] if hub_set.task in TAGGED else [row[column] for column in hub_set.inputs]
+        labels = label if hub_set.task in TAGGED else [label]
+        if fault := fault_of(inputs, labels, row, tagged=hub_set.task in TAGGED):
             refusals.refuse(here, fault)
             continue
         words = [names[each] if names else str(each) for each in labels]
-        yield tuple(inputs), tuple(number_of(word, found.task, here) for word in words)
+        yield tuple(inputs), tuple(number_of(word, hub_set.task, here) for word in words)
 
 
 def label_names(feature: Any) -> list[str]:

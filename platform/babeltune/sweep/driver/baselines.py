@@ -96,14 +96,14 @@ def score_baselines(
         folder.write("baselines.json", facts)
 
 
-def _digest(name: str, known: str | None) -> str:
+def _digest(name: str, digest: str | None) -> str:
     """That of the baseline's files; the known one where they are gone since it was scored."""
     try:
         return folder_digest(baseline_folder(name))
     except TeacherError:
-        if known is None:
+        if digest is None:
             raise
-        return known
+        return digest
 
 
 def baseline_folder(name: str) -> Path:

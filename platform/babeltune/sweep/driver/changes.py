@@ -35,7 +35,7 @@ def change(
     """Whether the ledger has the event within `wait_s` seconds; a driver that is busy adds it later.
 
     `done` says of the log whether it has it. Raises what keeps a driver from the sweep."""
-    deadline, asked = time.monotonic() + wait_s, False
+    deadline, is_requested = time.monotonic() + wait_s, False
     while True:
         if not may_be_driven(view.storage, folder.id):
             try:
@@ -44,11 +44,11 @@ def change(
             except DrivenError:  # one began at this moment
                 if time.monotonic() > deadline:
                     raise
-        elif not asked:
+        elif not is_requested:
             view.ask(folder, {"event": event, **facts})
-            asked = True
+            is_requested = True
         folder.refresh()
-        if asked and done(log_of(folder.path)):
+        if is_requested and done(log_of(folder.path)):
             return True
         if time.monotonic() > deadline:
             return False

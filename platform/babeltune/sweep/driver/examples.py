@@ -63,7 +63,7 @@ TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class ExampleRequest:
     """Whose examples are to be made."""
 
     trial: Trial
@@ -136,7 +136,7 @@ def _call(folder: SweepFolder, where: StorageLocation | None, call: Callable[...
         for name, value in best.metrics.items()
         if name.count("/") == 3 and name.rpartition("/")[2] in MAIN_METRICS
     }
-    request = Asked(
+    request = ExampleRequest(
         trial=trial_from(values),
         place=str(place) if where is None else f"sweeps/{folder.id}/trials/{place.name}",
         report=best.best or 0,
@@ -160,21 +160,21 @@ def _result(task: Any) -> Examples:
 # --- In the task ---------------------------------------------------------------------------------------------------
 
 
-def make_examples(where: StorageLocation | None, asked: Asked, prepared: Prepared) -> Examples:
+def make_examples(where: StorageLocation | None, request: ExampleRequest, prepared: Prepared) -> Examples:
     """The examples, by the untrained student and by the checkpoint. Raises `DataError` for a sweep without any."""
-    place = Path(asked.place)
+    place = Path(request.place)
     if where is not None:
         mirror = Mirror(where)
-        place = mirror.path(asked.place)
-        bring_checkpoint(mirror, checkpoint_folder(place, asked.report))
-    checkpoint = checkpoint_folder(place, asked.report)
-    dev_set = _set_of(prepared, asked.dev_set)[0].name
-    of_set = (name.split("/") for name in asked.weakest)
+        place = mirror.path(request.place)
+        bring_checkpoint(mirror, checkpoint_folder(place, request.report))
+    checkpoint = checkpoint_folder(place, request.report)
+    dev_set = _set_of(prepared, request.dev_set)[0].name
+    of_set = (name.split("/") for name in request.weakest)
     weakest = [(subset.partition("-")[2], subset.partition("-")[0]) for _, name, subset, _ in of_set if name == dev_set]
     languages, rows = aligned_rows(prepared, dev_set, weakest)
     if not (weights := checkpoint / STUDENT).is_file():
         raise SweepError(f"there is no {weights}")
-    before, after = _vectors(asked.trial, checkpoint, prepared, rows)
+    before, after = _vectors(request.trial, checkpoint, prepared, rows)
     texts = prepared.texts_of(rows.ravel())
     flat = [vectors.reshape(-1, vectors.shape[-1]) for vectors in (before, after)]
     positions = [np.round(in_plane(vectors), 3).tolist() for vectors in flat]
@@ -189,8 +189,8 @@ def make_examples(where: StorageLocation | None, asked: Asked, prepared: Prepare
         for number, text in enumerate(texts)
     )
     return Examples(
-        trial=f"t{asked.trial.number:04d}",
-        report=asked.report,
+        trial=f"t{request.trial.number:04d}",
+        report=request.report,
         dev_set=dev_set,
         languages=languages,
         sentences=sentences,

@@ -173,14 +173,14 @@ def _unread_stores(storage: Storage, before: float) -> Iterator[Removal]:
 
 
 def stores_read(
-    storage: Storage, sweeps: Iterable[str], there: Collection[str], documents: Callable[[str], Iterable[str]]
+    storage: Storage, sweeps: Iterable[str], stores: Collection[str], documents: Callable[[str], Iterable[str]]
 ) -> set[str]:
     """The names of the stores that the sweeps read, directly or through another store. `documents` gives the texts of
     a store's JSON files."""
     read = set[str]()
     waiting = [text(storage, at) for sweep in sweeps for at in _prepared_of(storage, sweep)]
     while waiting:
-        names = set(STORE_NAME.findall(waiting.pop())) & set(there) - read
+        names = set(STORE_NAME.findall(waiting.pop())) & set(stores) - read
         read |= names
         waiting += [each for name in names for each in documents(name)]
     return read

@@ -47,11 +47,11 @@ def _listed(ids: Sequence[str]) -> str:
 
 
 @functools.cache
-def _say(name: str, taken: str, others: tuple[str, ...], *, alike: bool) -> None:
+def _say(name: str, choice: str, others: tuple[str, ...], *, alike: bool) -> None:
     """Once in a process: a command may look its sweep up twice. A name that one sweep has is as good as its id."""
     if others:
         log.warning(
-            f"{name!r} fits {len(others) + 1} sweeps; this is the latest, {taken}; the others: {_listed(others)}"
+            f"{name!r} fits {len(others) + 1} sweeps; this is the latest, {choice}; the others: {_listed(others)}"
         )
     elif not alike:
-        log.warning(f"{name!r} is taken for {taken}")
+        log.warning(f"{name!r} is taken for {choice}")

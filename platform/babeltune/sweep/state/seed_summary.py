@@ -130,11 +130,11 @@ def _group(
     )
 
 
-def _check(names: Iterable[str], known: Collection[str], problem: str) -> None:
+def _check(names: Iterable[str], allowed: Collection[str], problem: str) -> None:
     for name in names:
-        if name not in known:
+        if name not in allowed:
             raise UnknownNameError(
-                f"{problem} {name!r}; known: {', '.join(sorted(known)) or 'none'}{nearest(name, known)}"
+                f"{problem} {name!r}; known: {', '.join(sorted(allowed)) or 'none'}{nearest(name, allowed)}"
             )
 
 

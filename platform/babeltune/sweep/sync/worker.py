@@ -348,7 +348,7 @@ def _note_upload(folder: Path, begun: float, done: int, of: int) -> None:
         write_json(folder / PROGRESS, {**progress, "stage": plain(stage)}, durable=False)
 
 
-def _drop_older(mirror: Mirror, folder: Path, mine: list[Path], kept: set[str]) -> None:
+def _drop_older(mirror: Mirror, folder: Path, mine: list[Path], names: set[str]) -> None:
     """Removes checkpoints from the bucket that this trial's reports have superseded, and none that a later driver has
     sent. One that is merely not here stays: this node may have given up its copy."""
     prefix = f"{mirror.key(folder)}/checkpoints"
@@ -359,9 +359,9 @@ def _drop_older(mirror: Mirror, folder: Path, mine: list[Path], kept: set[str]) 
 
     def is_old(name: str) -> bool:
         base, written = parts_of(name)
-        if written > token or name in kept:  # a later one is of another worker, to whom a new driver gave the trial
+        if written > token or name in names:  # a later one is of another worker, to whom a new driver gave the trial
             return False
-        if any(parts_of(each)[0] == base for each in kept):
+        if any(parts_of(each)[0] == base for each in names):
             return True
         if base.isdigit():
             return needed is not None and int(base) <= latest and base not in needed

@@ -80,13 +80,13 @@ class _Asked:
             self.keep(0)
             return 0
 
-    def keep(self, there: int) -> None:
+    def keep(self, nodes: int) -> None:
         """Asks for the nodes of all workers but the `there` that have one.
 
         Workers of a group that restarts have no node for a moment; none is asked for. When a node has come, its
         placement group is removed and a worker takes the room. Until then nothing more is asked for, as it would take
         that room. A worker group that waits for more room also comes first."""
-        before, now = len(self._groups), max(0, self._workers - there)
+        before, now = len(self._groups), max(0, self._workers - nodes)
         missing, self._missing = min(now, self._missing), now
         come = [group for group in self._groups if is_placed(group)]
         waiting = [group for group in self._groups if group not in come]

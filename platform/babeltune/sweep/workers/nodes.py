@@ -54,13 +54,13 @@ def beside(node: str | None) -> NodeAffinitySchedulingStrategy:
     return here() if node is None else NodeAffinitySchedulingStrategy(node, soft=False)
 
 
-def least_taken(worker: Mapping[str, float], taken: Mapping[str, int]) -> str | None:
+def least_taken(worker: Mapping[str, float], counts: Mapping[str, int]) -> str | None:
     """The node for one more controller: of those that hold a worker with these resources, and are not the driver's, the
     one with the fewest for its size. None if there is no such node."""
     this_node = ray.get_runtime_context().get_node_id()
     held = {node: workers_held(worker, resources) for node, resources in nodes_there().items() if node != this_node}
     able = {node: count for node, count in held.items() if count > 0}
-    return min(able, key=lambda node: (taken.get(node, 0) / able[node], node), default=None)
+    return min(able, key=lambda node: (counts.get(node, 0) / able[node], node), default=None)
 
 
 def nodes_there() -> dict[str, dict[str, float]]:

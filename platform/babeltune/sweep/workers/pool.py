@@ -183,8 +183,8 @@ class WorkerPool:
     def _room(self) -> int:
         """The largest number of worker groups now. A group that was given up counts again once another node has
         come."""
-        there = nodes_there().keys()
-        given_up = sum(there <= nodes for nodes in self._given_up)
+        node_names = nodes_there().keys()
+        given_up = sum(node_names <= nodes for nodes in self._given_up)
         return (self._held(self._settings.workers) or min(1, self._held(self._settings.least))) - given_up
 
     def _survey(self) -> None:
