@@ -173,7 +173,7 @@ def test_focus_place_and_unfolded_parts_stay_when_the_page_changes(browser, runn
 
 
 @pytest.mark.needs_chromium
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", [pytest.param("light", marks=pytest.mark.long), "dark"])
 def test_axe_finds_no_violation_in_the_live_page(browser, running, scheme):
     with served(running) as url, page_of(browser, color_scheme=scheme, bypass_csp=True) as shown:
         with only_driver(running):

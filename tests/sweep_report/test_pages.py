@@ -41,7 +41,7 @@ def address(report, tmp_path_factory):
 
 
 @pytest.mark.needs_chromium
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", [pytest.param("light", marks=pytest.mark.long), "dark"])
 def test_axe_finds_no_violation_in_light_and_dark(browser, address, scheme):
     with page_of(browser, color_scheme=scheme, bypass_csp=True) as shown:
         shown.goto(address)

@@ -429,7 +429,10 @@ def put_old_store(view):
     return f"stores/{unread.name}"
 
 
-@pytest.mark.parametrize("clock", [-100.0, -86_400.0, 86_400.0])
+LONG = pytest.mark.long
+
+
+@pytest.mark.parametrize("clock", [-86_400.0, *(pytest.param(offset, marks=LONG) for offset in (-100.0, 86_400.0))])
 def test_a_silent_holder_of_a_lease_keeps_its_sweep_whatever_its_clock(stored, machines, clock):
     view, folder = stored
     leave_lease(view, folder, clock=clock)
