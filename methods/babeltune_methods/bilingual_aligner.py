@@ -42,7 +42,7 @@ class Config:
     learning rate of 0.1 is a setting of training."""
 
     depth: int = -1
-    """N_l of section 5.4; table 2 compares all four. -1 is one linear layer, 0 is two, 1 and 2 have so many inner
+    """N_l of section 5.4; table 2 compares all four. -1 is one linear layer, 0 is two, 1 and 2 have that many inner
     layers between these. That only inner layers have ReLU and dropout is the authors' code's."""
     hidden: int = 1024
     """D_h of section 5.4 (the authors' code: 1024). Not used at depth -1."""

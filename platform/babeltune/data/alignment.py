@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from babeltune.data.corpus import Corpus
 
 TOGETHER = 2
-"""A word and its translation share so many pairs at least: two words that occur but once share theirs by chance."""
+"""A word and its translation share at least this many pairs: two words that occur but once share theirs by chance."""
 COUNTED = 200_000
-"""Occurrences are counted in at most so many pairs of a language pair, evenly spread."""
+"""Occurrences are counted in at most this many pairs of a language pair, evenly spread."""
 BLOCK = 1 << 20
 """Word pairs that are compared at a time."""
 

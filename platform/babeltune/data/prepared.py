@@ -232,7 +232,7 @@ class Prepared:
         return array
 
     def some_trained(self, most: int) -> NDArray[np.int64]:
-        """At most so many text ids of the training pairs, each once, drawn at random and always alike."""
+        """At most `most` text ids of the training pairs, each once, drawn at random and always alike."""
         return np.random.default_rng(0).permutation(np.unique(np.asarray(self.pairs())))[:most]
 
     def distinct_anchors(self) -> NDArray[np.int64]:
@@ -245,7 +245,7 @@ class Prepared:
         return self.anchors_up_to(negatives) if context.needs.warm_up else negatives
 
     def anchors_up_to(self, most: int) -> int:
-        """How many different anchors there are, if these are at most so many; else `most`."""
+        """The number of different anchors; at most `most`."""
         pairs, seen = self.pairs(), np.empty(0, np.int64)
         for part in parts(len(pairs)):
             seen = np.union1d(seen, pairs[part, 0])

@@ -57,7 +57,7 @@ class WordsOf:
     """Every word once, in lower case."""
 
     def content(self, stop_words: int) -> NDArray[np.bool_]:
-        """[vocabulary] which are words to learn: with a letter, and not among so many most frequent ones."""
+        """[vocabulary] which are words to learn: with a letter, and not among the `stop_words` most frequent ones."""
         letters = np.array([any(map(str.isalpha, word)) for word in self.vocabulary], bool)
         letters[np.argsort(-np.bincount(self.words, minlength=len(letters)), kind="stable")[:stop_words]] = False
         return letters

@@ -77,7 +77,7 @@ def load_encoder(
 
 
 def cut_config(config: PretrainedConfig, layers: int, numbers: tuple[int, ...]) -> PretrainedConfig:
-    """The configuration of an encoder with these of so many layers."""
+    """The configuration of an encoder of `layers` layers that keeps those with these numbers."""
     cut = copy.deepcopy(config)
     cut.num_hidden_layers = len(numbers)
     # Such as ModernBERT's `layer_types`, which says which layers see all of a text.
@@ -88,7 +88,7 @@ def cut_config(config: PretrainedConfig, layers: int, numbers: tuple[int, ...]) 
 
 
 def cut_weights(weights: dict[str, Tensor], layers: int, numbers: tuple[int, ...]) -> dict[str, Tensor] | None:
-    """The weights of these of so many layers, under their new numbers; None if no list has so many."""
+    """The weights of the kept layers under their new numbers; None if the model has no list of `layers` layers."""
     matches = [match for name in weights if (match := IN_LAYER.fullmatch(name))]
     lists: dict[str, set[int]] = {}
     for match in matches:

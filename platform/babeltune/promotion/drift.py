@@ -299,7 +299,7 @@ def _means_apart(trained: Profile, vectors: Vectors) -> tuple[float, float, floa
     """The distance of the queries' mean from the training text's, in its spread, without what chance adds; its 95 %
     interval; and the p of none.
 
-    By chance the means of so many texts differ as a normal vector with the queries' covariance (the central limit
+    By chance the means of that many texts differ as a normal vector with the queries' covariance (the central limit
     theorem). It is drawn along the axes of that covariance. The training text is taken to vary alike."""
     spread = max(trained.spread, 1e-12)
     centred = (vectors - vectors.mean(axis=0)).astype(np.float64)

@@ -38,7 +38,7 @@ class Rows:
 
 
 def mean_limits(rows: Sequence[Rows], subsets: int, z: float) -> tuple[float, float]:
-    """Where the mean over so many `subsets` may lie: the adjusted Wald interval of Bonett and Price (2012).
+    """The interval of a mean over `subsets` subsets: the adjusted Wald interval of Bonett and Price (2012).
 
     Two items are added to each group, one that each model wins by a step. So few items, and models without any
     difference, have an interval of a width that fits. Each group's mean has the variance of its own rows."""
@@ -219,8 +219,9 @@ def holm(p: Mapping[str, float]) -> dict[str, float]:
 
 @functools.cache
 def expected_maximum(n: int) -> float:
-    """The mean of the largest of n standard normal draws: by so many standard errors the best of n equally good trials
-    looks better than it is (10: 1.54, 50: 2.25)."""
+    """The mean of the largest of n standard normal draws (10: 1.54, 50: 2.25).
+
+    By that number of standard errors the best of n equally good trials looks better than it is."""
     x = np.linspace(0, 9, 2001)
     share = np.array([NormalDist().cdf(value) for value in x])
     # A mean is the integral of 1 - F over the positive numbers minus that of F over the negative ones; F is share ** n.
@@ -237,7 +238,7 @@ class Selection:
     error: float
     """Standard error of one trial's value."""
     inflation: float
-    """What the best of so many equally good trials gains by luck, in the unit of the metric."""
+    """What the best of equally good trials gains by luck, in the unit of the metric."""
     shrunken: float
     """An estimate of the trial's true value: nearer to the mean of all trials, the more of their spread is chance."""
 

@@ -31,7 +31,8 @@ def is_layer_choice(choice: LayerChoice) -> bool:
 
 
 def layer_numbers(choice: LayerChoice, layers: int) -> tuple[int, ...]:
-    """The layers of a model of so many that stay. A mere count spreads evenly, and keeps the first and the last."""
+    """The numbers of the kept layers, of a model that has `layers`. A mere count spreads evenly, from the first to the
+    last."""
     words = as_words(choice)
     if isinstance(words, int):
         steps = max(words - 1, 1)
@@ -45,7 +46,7 @@ def layer_numbers(choice: LayerChoice, layers: int) -> tuple[int, ...]:
 
 
 def layers_problem(choice: LayerChoice, layers: int, model: str | None) -> str | None:
-    """Why the model, which has so many layers, cannot keep these; None if it can."""
+    """Why a model with `layers` layers cannot keep these; None if it can."""
     numbers = layer_numbers(choice, layers)
     if len(set(numbers)) == len(numbers) and numbers[0] >= 0 and numbers[-1] < layers:
         return None

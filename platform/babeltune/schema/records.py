@@ -204,7 +204,7 @@ class AnyStudent(Strict):
     `width` is the width of its table or of its dense layer."""
     trim: Annotated[bool | int, TRIMMED] = False
     """Cuts a named model's tokenizer and token vectors to the tokens of the training and dev text (`trimming.py`).
-    Text whose tokens are kept has the same vectors. A number: to so many tokens, the most frequent ones. Words of other
+    Text whose tokens are kept has the same vectors. A number keeps that many tokens, the most frequent ones. Words of other
     tokens are then split into shorter ones, and their vectors change."""
     width: Annotated[int, within(1, 1e5)] = FROM_PRESET
     """Absent: the preset's, or 256. Of a static student: of its table."""
@@ -451,7 +451,7 @@ class Training(Strict):
     patience: Annotated[int | None, at_least(1)] = None
     """Stop after this many reports without a better first objective."""
     matryoshka: Annotated[tuple[int, ...], dimensions] = ()
-    """Dimensions such as `[384, 256, 128, 64]`. The loss is added up over the first so many numbers of each vector,
+    """Dimensions such as `[384, 256, 128, 64]`. The loss is added up over the first 384, 256, … numbers of each vector,
     with equal weights. Each dev set is scored at each of them (Kusupati et al. 2022, section 3, "Matryoshka
     Representation Learning"; sentence-transformers' `MatryoshkaLoss`). The student's own width is always among them.
     What is cut is normalised again where the student normalises. Absent: whole vectors alone."""

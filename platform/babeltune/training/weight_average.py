@@ -33,7 +33,7 @@ class WeightAverage:
         """The averages by the names of their weights; empty before the first."""
 
     def after_update(self, seen: int) -> None:
-        """Takes in the weights after an update, up to which the training has seen so many pairs."""
+        """Takes in the weights after an update. `seen`: the pairs that the training has seen by then."""
         if seen < self.begin:
             return
         self.steps += 1

@@ -1,4 +1,4 @@
-"""Given pairs are read, dropped by reason, ranked by score, and the best kept up to so many target tokens.
+"""Given pairs are read, dropped by reason, ranked by score, and the best kept up to a number of target tokens.
 
 Tan et al. 2023, section 3.4, as in WMT 2019 and 2020's shared task. Pairs whose source is English are dropped. The rest
 is ranked by margin, and the top n target tokens are kept. A smaller subset is the beginning of a larger one."""
@@ -145,7 +145,7 @@ def rank(pairs: Pairs, scores: NDArray[np.floating]) -> tuple[Ranked, Pairs]:
 
 
 def subset(ranked: Ranked, tokens: int) -> tuple[int, int]:
-    """How many of the best pairs have at most so many target tokens together, and how many tokens these have.
+    """The number of best pairs that have at most `tokens` target tokens together, and the number of their tokens.
 
     It ends before the first pair that does not fit, so that subsets are nested."""
     total = 0

@@ -164,7 +164,7 @@ class SweepLog:
             self.paused.discard(number)
 
     def waits(self, trials: int) -> bool:
-        """Whether a sweep of so many trials has nothing to do until somebody continues it, or one of its trials."""
+        """Whether a sweep of `trials` trials has nothing to do until somebody continues it, or one of its trials."""
         unended = {number for number, trial in list(self.trials.items()) if trial.end is None}
         return self.sweep_paused or (len(self.trials) >= trials and bool(unended) and unended <= self.paused)
 

@@ -42,7 +42,7 @@ def settings_of(row: Row) -> dict[str, Scalar]:
 
 
 def refit_of(folder: SweepFolder, *, top: int, length: str, seeds: int, one_start: bool = False) -> Sweep:
-    """The sweep that trains the best `top` settings of a sweep for this `length`, with so many seeds each. With
+    """The sweep that trains the best `top` settings of a sweep for this `length`, each with `seeds` seeds. With
     `one_start` all begin with the same weights.
 
     Raises `SpecError` for a length that is none or below the sweep's own, and `SweepError` if nothing has finished.
