@@ -241,7 +241,7 @@ def _modules(teacher: FrozenModel, folder: Path) -> list[Any]:
 
 
 def _cut_at(tokens: int, teacher: FrozenModel, model: Any) -> None:
-    """Lets the model cut its texts at `tokens` tokens, if it has the positions; a static table and an LSTM have none."""
+    """Lets the model cut its texts at `tokens` tokens, if it has positions; a table and an LSTM have none."""
     if isinstance(model.tokenizer, Tokenizer):
         model.tokenizer.enable_truncation(tokens)
         return

@@ -139,7 +139,8 @@ def compare(
     """Compares the outcomes of champion and challenger on these tasks and decides; `contaminated` tests are not among
     them.
 
-    On dev sets, by which the challenger was chosen among `among` trials, the confidence is Bonferroni's for that number."""
+    By dev sets the challenger was chosen among `among` trials, so there the confidence is Bonferroni's for that number.
+    """
     alpha = (1 - rules.confidence) / (among if on == "dev" else 1)
     cells: list[Cell] = []
     overall: list[Cell] = []

@@ -204,8 +204,8 @@ class AnyStudent(Strict):
     `width` is the width of its table or of its dense layer."""
     trim: Annotated[bool | int, TRIMMED] = False
     """Cuts a named model's tokenizer and token vectors to the tokens of the training and dev text (`trimming.py`).
-    Text whose tokens are kept has the same vectors. A number keeps that many tokens, the most frequent ones. Words of other
-    tokens are then split into shorter ones, and their vectors change."""
+    Text whose tokens are kept has the same vectors. A number keeps that many tokens, the most frequent ones. Words of
+    other tokens are then split into shorter ones, and their vectors change."""
     width: Annotated[int, within(1, 1e5)] = FROM_PRESET
     """Absent: the preset's, or 256. Of a static student: of its table."""
     vocabulary: Annotated[int | Literal["teacher"], or_teacher(within(300, 1e7))] = 16_000
