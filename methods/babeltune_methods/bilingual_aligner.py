@@ -42,8 +42,8 @@ class Config:
     learning rate of 0.1 is a setting of training."""
 
     depth: int = -1
-    """N_l of section 5.4; table 2 compares all four. -1 is one linear layer, 0 is two, 1 and 2 have that many inner
-    layers between these. That only inner layers have ReLU and dropout is the authors' code's."""
+    """N_l of section 5.4; table 2 compares all four. -1: one linear layer. 0: two. 1 and 2: one or two inner layers
+    between these two. As in the authors' code, only inner layers have ReLU and dropout."""
     hidden: int = 1024
     """D_h of section 5.4 (the authors' code: 1024). Not used at depth -1."""
     output: int = 768
@@ -54,7 +54,7 @@ class Config:
     """tau of section 5.1 (the authors' code: 0.05)."""
     reading: Literal["paper", "authors_code", "fixed"] = "fixed"
     """Which side to take if section 5.1 and the authors' code differ. `paper`: NT-Xent, with `intra`;
-    `authors_code`: without. `fixed` is ours: without, and candidates with the text of a row's positive are no
+    `authors_code`: no `intra`. `fixed` is ours: no `intra`, and candidates with the text of a row's positive are no
     negatives. With `intra`, a row's own side is among the candidates; those with the row's own text, which would be
     pushed off a copy of itself, are no negatives either."""
     intra: bool | None = None
@@ -113,7 +113,7 @@ class BilingualAligner(Method):
     def aligned(
         self, vectors: Float[Tensor, "local width"], languages: Int[Tensor, "local"]
     ) -> Float[Tensor, "local dim"]:
-        """Unit vectors A_l(e) of each row's language l. All aligners run, if on no row: then their gradient is zero."""
+        """Unit vectors A_l(e) of each row's language l. An aligner without a row runs, too: its gradient is zero."""
         outputs = vectors.new_zeros(len(vectors), self.config.output)
         for number, one in enumerate(self.aligners):
             rows = languages == number
@@ -137,13 +137,13 @@ class BilingualAligner(Method):
             for positives, rows in ((targets, sources), (sources, targets))
         ]
 
-        def ranked(a: Tensor, b: Tensor, all_a: Tensor, all_b: Tensor, left_out: Duplicates) -> Tensor:
-            """-sum_i log( e^(a_i.b_i/tau) / sum_j e^(a_i.b_j/tau) ), other a_j beside the b_j where `intra`."""
+        def cross_entropy(a: Tensor, b: Tensor, all_a: Tensor, all_b: Tensor, dropped: Duplicates) -> Tensor:
+            """-sum_i log( e^(a_i.b_i/tau) / sum_j e^(a_i.b_j/tau) ), and over the other a_j too if `intra`."""
             candidates = torch.cat([all_b, all_a]) if config.both_sides else all_b
-            return additive_margin(a, b, candidates, left_out, scale=1 / config.temperature)
+            return additive_margin(a, b, candidates, dropped, scale=1 / config.temperature)
 
-        forward = ranked(x, y, all_x, all_y, left_out[0]) / total
-        backward = ranked(y, x, all_y, all_x, left_out[1]) / total
+        forward = cross_entropy(x, y, all_x, all_y, left_out[0]) / total
+        backward = cross_entropy(y, x, all_y, all_x, left_out[1]) / total
         diagnostics = {
             **negative_shares(
                 sources.count() + targets.count(),

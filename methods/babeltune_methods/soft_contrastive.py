@@ -38,7 +38,7 @@ FLAT = 0.9
 HARD = 0.1
 """Labels with an entropy below this share of log N are hard ones in all but name."""
 OWN = 0.9
-"""Weight of a row's own pair: above it, too."""
+"""Labels that give a row's own pair more weight than this are hard ones in all but name, too."""
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ class MethodError(BabeltuneError):
 
 
 class MisfitError(BabeltuneError):
-    """A model that gives other vectors than an index holds: a refusal by a figure."""
+    """A model that gives other vectors than an index holds. Measured, so it is refused as a promotion is."""
 
     exit_code = 3
 
@@ -98,13 +98,13 @@ class FencedError(StorageError):
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 """What a system says of a disk without room."""
 REFUSALS = FULL | frozenset({errno.EROFS, errno.EIO, errno.ESTALE, errno.EACCES, errno.EPERM, errno.ENOTCONN})
-"""What a system says of a storage rather than of a program that asks it for something wrong."""
+"""Errors that are the storage's fault, and not the program's."""
 
 
 @contextlib.contextmanager
 def storage_refusals(place: Path, storage: str | None = None) -> Iterator[None]:
-    """Makes a `StorageError` of what the system refuses within the block; where `storage` is given, not of what it
-    refuses by name outside of that folder."""
+    """Turns what the system refuses within the block into a `StorageError`. With `storage`, an error that names a file
+    outside of that folder stays as it is."""
     try:
         yield
     except OSError as error:
@@ -123,7 +123,7 @@ class ClusterError(BabeltuneError):
 
 
 class NodeError(ClusterError):
-    """A node on which no trial can run, in words that go on after its name, such as `does not see …`."""
+    """A node on which no trial can run, in words that follow the node's name, such as `does not see …`."""
 
 
 class ReplacedError(ClusterError):
@@ -135,7 +135,7 @@ class SilentDispatcherError(ReplacedError):
 
 
 class DispatcherDiedError(ClusterError):
-    """The process of a sweep's dispatcher died. Its worker groups are of no more use; the trials are."""
+    """The process of a sweep's dispatcher died. Its worker groups must be started anew; the trials go on."""
 
 
 class ObjectStoreError(ClusterError):
@@ -215,12 +215,12 @@ def nearest(name: str, allowed: Iterable[str], closeness: float = 0.5) -> str:
 
 
 NEAR_FILE = 0.7
-"""How alike two names of files are from which on one may be a slip of the other."""
+"""From this similarity on, one file name may be a mistyped other one."""
 
 
 def nearest_file(name: str, allowed: Iterable[str]) -> str:
-    """The words `; did you mean 'x'?` for the file whose name is near this one's without its ending: equal endings
-    make no two files alike."""
+    """The words `; did you mean 'x'?` for the file with the nearest name. Names are compared without their endings, as
+    equal ones would make all files look alike."""
     by_stem: dict[str, list[str]] = {}
     for each in allowed:
         by_stem.setdefault(Path(each).stem.lower(), []).append(each)

@@ -73,7 +73,7 @@ GROUPS = {
 """The commands as `--help` and the reference list them: by group, and in this order."""
 
 
-def grouped() -> None:
+def put_into_groups() -> None:
     """Puts the program's commands into their groups."""
     group_of = {name: group for group, names in GROUPS.items() for name in names}
     for command in app.registered_commands:
@@ -85,14 +85,16 @@ def _name_of(command: CommandInfo) -> str:
     return command.name or str(getattr(command.callback, "__name__", ""))
 
 
-grouped()
+put_into_groups()
 
 
 def main() -> None:
     """Runs a command. An error is one message without a traceback, and its exit code.
 
     SIGTERM and SIGHUP end it as Ctrl-C does, so that it leaves no draft and no process."""
-    gc.set_threshold(50_000, 20, 50)  # what a command reads stays: looking there for garbage took a tenth of its time
+    gc.set_threshold(
+        50_000, 20, 50
+    )  # a command keeps what it reads; searching that for garbage took a tenth of its time
     end_when_asked()
     with answering():
         run_program(_command, lambda message: err.print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True))
@@ -105,14 +107,14 @@ def _command() -> None:
     try:
         code = app(prog_name="babeltune", standalone_mode=False)
     except TyperException as error:
-        message = refused(error, sys.argv[1:])
+        message = words_for_wrong_arguments(error, sys.argv[1:])
         if not message:  # there were no arguments, and the help is shown
             raise SystemExit(2) from None
         raise SpecError(message) from None
     raise SystemExit(code or 0)
 
 
-def refused(error: TyperException, arguments: list[str]) -> str:
+def words_for_wrong_arguments(error: TyperException, arguments: list[str]) -> str:
     """What is wrong with the arguments: the option, its value, the rule, and where the options are listed."""
     words = error.format_message().strip().removesuffix(".")
     options = getattr(getattr(error, "param", None), "opts", [])

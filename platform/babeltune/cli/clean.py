@@ -30,7 +30,7 @@ def clean(
     cluster: ClusterFile = None,
     as_json: Json = False,
 ) -> None:
-    """Free space: stores that no sweep reads, optimizers of ended trials, sent metrics, Ray's own state, drafts.
+    """Free space: stores that no sweep reads, optimizers of ended trials, Ray's own state, drafts.
 
     It shows what goes, and asks. Where nobody can answer, such as in a script, it needs `--yes`.
 
@@ -38,7 +38,7 @@ def clean(
     these trials keep their scores and cannot be promoted any more. Of a storage behind a URI, the bucket is cleaned,
     and this machine's mirror of it."""
     from babeltune.schema.storage_location import DAY_S
-    from babeltune.sweep.sync.housekeeping import GONE, IN_USE, everything, why_kept
+    from babeltune.sweep.sync.housekeeping import GONE, IN_USE, everything, remove_or_say_why
     from babeltune.sweep.sync.view import StorageView
 
     view = StorageView(cluster_of(cluster))
@@ -51,7 +51,7 @@ def clean(
     started, left = time.monotonic(), Counter[str]()
     if not dry_run:
         with steps_shown("removing files"):
-            reasons = [(removal, why_kept(removal)) for removal in listing.removals]
+            reasons = [(removal, remove_or_say_why(removal)) for removal in listing.removals]
         left = Counter(why for _, why in reasons if why)
         listing = Listing(view, [removal for removal, why in reasons if not why])
     warn([f"{count} not removed: {why}" for why, count in left.items()])

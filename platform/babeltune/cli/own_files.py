@@ -66,11 +66,12 @@ def init(
 
 
 def columns_of(text: str | None) -> dict[str, str]:
-    """Reads `--columns`: language -> column, from text such as `fra=French text,eng="English, old"`. Quotation marks
-    hold commas. Raises `SpecError`."""
+    """Reads `--columns`: language -> column, from text such as `fra=French text,eng="English, old"`. A name with a
+    comma stands in quotation marks. Raises `SpecError`."""
     columns: dict[str, str] = {}
     reader = shlex.shlex(text or "", posix=True, punctuation_chars="")
-    reader.whitespace, reader.whitespace_split, reader.quotes, reader.escape, reader.commenters = ",", True, '"', "", ""
+    reader.whitespace, reader.whitespace_split = ",", True
+    reader.quotes, reader.escape, reader.commenters = '"', "", ""
     try:
         parts = list(reader) if text else []
     except ValueError as error:

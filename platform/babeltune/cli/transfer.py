@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from babeltune.apps.transfer.formats import Examples, Task
     from babeltune.apps.transfer.record import Text, TransferRecord
 
-ENGLISH = ("en", "eng")
+ENGLISH_CODES = ("en", "eng")
 
 
 @app.command()
@@ -35,7 +35,9 @@ def transfer(
     ] = None,
     train: Annotated[str | None, typer.Option(help="The English training file.")] = None,
     test: Annotated[list[str] | None, typer.Option(help="LANGUAGE=FILE, once for each language.")] = None,
-    dev: Annotated[str | None, typer.Option(help="English; the best epoch on it is kept, else the last.")] = None,
+    dev: Annotated[
+        str | None, typer.Option(help="English dev file; its best epoch is kept. Without it, the last epoch is.")
+    ] = None,
     epochs: Annotated[int | None, typer.Option(help="XTREME: 5 for pairs, 10 for words.", min=1)] = None,
     learning_rate: Annotated[float, typer.Option(help="XTREME's for base size.", min=1e-9)] = 2e-5,
     batch: Annotated[int, typer.Option(help="Sentences per step.", min=1)] = 32,
@@ -71,7 +73,7 @@ def transfer(
             folder, task, english, tests, settings, dev=development,
             progress=lambda done, of, loss: say_line(f"epoch {done}/{of}, loss {loss:.4f}"),
         )  # fmt: skip
-    others = {language: row for language, row in outcome.scores.items() if language not in ENGLISH}
+    others = {language: row for language, row in outcome.scores.items() if language not in ENGLISH_CODES}
     record = TransferRecord(
         task=task,
         model=model,
@@ -85,7 +87,7 @@ def transfer(
         losses=outcome.losses,
         scores=outcome.scores,
         average=average(outcome.scores),
-        english=next((outcome.scores[code] for code in ENGLISH if code in outcome.scores), None),
+        english=next((outcome.scores[code] for code in ENGLISH_CODES if code in outcome.scores), None),
         others=average(others) or None,
     )
     if out_ is not None:
@@ -94,7 +96,7 @@ def transfer(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Read:
+class ReadExamples:
     """The examples of all files or splits."""
 
     train: Examples
@@ -119,10 +121,10 @@ class Files:
         """All of them as paths."""
         return [Path(file) for file in (self.train, *([self.dev] if self.dev else []), *self.tests.values())]
 
-    def read(self, *, drop: bool) -> Read:
+    def read(self, *, drop: bool) -> ReadExamples:
         """Reads all of them."""
         # XNLI's release holds all languages in one file, under its own two-letter codes.
-        return Read(
+        return ReadExamples(
             train=self.read_one(self.train, "en", drop),
             dev=self.read_one(self.dev, "en", drop) if self.dev is not None else None,
             tests={language: self.read_one(path, language, drop) for language, path in self.tests.items()},
@@ -145,7 +147,7 @@ def files_of(task: Task | None, train: str | None, dev: str | None, test: list[s
 
 def hub_set(overlay: str, *others: object) -> Files:
     """The splits of an overlay's data set. Raises `SpecError` if options name files beside it."""
-    from babeltune.apps.transfer.hub_sets import ENGLISH, read_overlay, read_part
+    from babeltune.apps.transfer.hub_sets import read_overlay, read_part
 
     if any(other is not None for other in others):
         raise SpecError("--with names the task and its data set; leave out --task, --train, --dev and --test")
@@ -157,8 +159,8 @@ def hub_set(overlay: str, *others: object) -> Files:
 
     return Files(
         task=found.task,
-        train=found.described(ENGLISH, found.train),
-        dev=found.described(ENGLISH, found.dev) if found.dev is not None else None,
+        train=found.described(ENGLISH_CODES, found.train),
+        dev=found.described(ENGLISH_CODES, found.dev) if found.dev is not None else None,
         tests={language: found.described(language, found.test) for language in found.subsets},
         read_one=read,
     )
@@ -193,7 +195,7 @@ def show(record: TransferRecord) -> None:
     table = Table("language", box=None, pad_edge=False, header_style="bold")
     for title in (*metrics, "rows", "dropped"):
         table.add_column(title, justify="right")
-    for language in sorted(scores, key=lambda code: (code not in ENGLISH, code)):
+    for language in sorted(scores, key=lambda code: (code not in ENGLISH_CODES, code)):
         read = record.tests[language]
         values = [f"{100 * scores[language][metric]:.1f}" for metric in metrics]
         table.add_row(escape(language), *values, str(read.rows), str(sum(read.dropped.values())))

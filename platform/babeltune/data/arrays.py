@@ -93,7 +93,7 @@ class ScratchFile:
             self._file.write(data)
 
     def mapped(self, size: int | None = None) -> mmap.mmap:
-        """The file in memory, of the bytes written or of `size` bytes; the disk has room for all of them."""
+        """Maps the file into memory: what was written, or `size` bytes. Reserves that room on the disk first."""
         with _disk_errors(self.folder), self._file as file:
             size = size or max(1, file.tell())
             file.flush()

@@ -146,7 +146,7 @@ def numbered_rows(rows: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray
 
 
 def _first_equal(words: NDArray[np.uint32]) -> NDArray[np.int64]:
-    """[n] where each row is first, row by row."""
+    """[n] for each row, the place of the first row that equals it; the slow way, for equal hashes."""
     first: dict[bytes, int] = {}
     return np.array([first.setdefault(row.tobytes(), place) for place, row in enumerate(words)], np.int64)
 

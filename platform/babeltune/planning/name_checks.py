@@ -50,7 +50,7 @@ def name_problems(sweep: Sweep) -> Iterator[Problem]:
         return
     methods = [load_method(name) for name in proposable_methods(sweep)]
     settings = set().union(*(fields_of(method) for method in methods))
-    yield from _unprinted(sweep, methods)
+    yield from _without_paper(sweep, methods)
     for name in sweep.fixed:
         if name not in settings:
             yield (
@@ -65,7 +65,7 @@ def name_problems(sweep: Sweep) -> Iterator[Problem]:
         yield from _grid(sweep)
 
 
-def _unprinted(sweep: Sweep, methods: list[type[Method]]) -> Iterator[Problem]:
+def _without_paper(sweep: Sweep, methods: list[type[Method]]) -> Iterator[Problem]:
     """Methods without a configuration as printed, where `config: paper` asks for it."""
     lacking = [method for method in methods if sweep.config == "paper" and not has_paper(method)]
     if lacking:
@@ -78,7 +78,7 @@ def _unprinted(sweep: Sweep, methods: list[type[Method]]) -> Iterator[Problem]:
 
 
 def _grid(sweep: Sweep) -> Iterator[Problem]:
-    """Parameters that a grid cannot take every value of, and points beside it."""
+    """Parameters that have no finite list of values, and points given beside a grid."""
     for name, parameter in sweep.parameters.items():
         try:
             grid({name: replace(parameter, when={})})
@@ -122,9 +122,9 @@ def _parameter_name(sweep: Sweep, name: str, parameter: Parameter, methods: list
     if len(lacking) == len(methods):
         yield key, _no_inner_setting(name, methods) if name.startswith(INNER) else _no_setting(name, methods)
         return
-    meets = methods_with(sweep, name)
+    proposed_with = methods_with(sweep, name)
     for method in lacking:
-        if method.name in meets:
+        if method.name in proposed_with:
             having = [other.name for other in methods if other not in lacking]
             yield (
                 key,
@@ -224,7 +224,7 @@ def _section_name(sweep: Sweep, name: str, parameter: Parameter) -> Iterator[Pro
 
 
 def _of_other_kind(sweep: Sweep, name: str) -> str:
-    """Why a searched field can be proposed with a kind of its section that does not have it."""
+    """What is wrong if a searched field may be proposed while its section has a kind without that field; else nothing."""
     prefix, last = split_name(name)
     section, kind = section_of(sweep, prefix), f"{prefix}.kind"
     having = [word for each in records_in(SECTIONS[prefix]) if last in record_fields(each) for word in each.kinds()]

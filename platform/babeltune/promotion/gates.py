@@ -23,7 +23,7 @@ class Decision:
     """What promotion decided, and on which numbers."""
 
     verdict: Verdict
-    """`tie`: neither better nor worse than the champion, whose alias stays."""
+    """`tie`: not shown to be better without a loss anywhere, or the same checkpoint. The champion's alias stays."""
     reasons: tuple[str, ...]
     sweep: str
     trial: str

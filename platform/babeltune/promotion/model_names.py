@@ -25,7 +25,7 @@ def model_folder(model: str, cluster: Cluster, *, setting: str = "model") -> str
 
 
 def trial_of(model: str, storage: Path) -> Candidate | None:
-    """The trial that `SWEEP/t0003` names, unless it is a folder or another kind of name."""
+    """The trial that `SWEEP/t0003` names; None for a folder or another kind of name. Raises for an unknown trial."""
     if Path(model).is_dir() or model.startswith("models:/"):
         return None
     try:

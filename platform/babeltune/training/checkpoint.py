@@ -53,7 +53,7 @@ class CheckpointState(TypedDict, total=False):
     pairs: int
     metrics: dict[str, float]
     reports: int
-    """Reports before a checkpoint that a stop left between two of them."""
+    """Reports before this checkpoint, if it lies between two: at a stop, or every `training.checkpoint_minutes`."""
     interval: JsonObject
 
 
@@ -153,7 +153,7 @@ def checkpoint_folder(trial_folder: Path, index: int) -> Path:
 
 
 def stopped_folder(trial_folder: Path) -> Path:
-    """Where the checkpoint between two reports lives, if there is one."""
+    """Where the checkpoint between two reports lives, if there is one. A stop writes it, and so does time."""
     return trial_folder / "checkpoints" / "stopped"
 
 

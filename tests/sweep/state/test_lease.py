@@ -52,7 +52,7 @@ with leased(sys.argv[2]):
 @pytest.fixture
 def other_driver(ray_cluster, monkeypatch):
     """Starts another process that holds a sweep's lease on the same Ray, which may be slow to let it fall."""
-    monkeypatch.setattr(leases, "LEASE_TIMEOUT_S", PATIENCE_S)
+    monkeypatch.setattr(leases, "RAY_LEASE_TIMEOUT_S", PATIENCE_S)
     started = []
 
     def start(sweep):

@@ -38,7 +38,7 @@ from babeltune.sweep.sync.housekeeping import (
     everything,
     evict,
     mirror_removals,
-    why_kept,
+    remove_or_say_why,
 )
 from babeltune.sweep.sync.view import StorageView, records_in, stores_of
 from babeltune.sweep.sync.worker import on_this_node, pull_trial
@@ -473,7 +473,7 @@ def test_what_was_listed_stays_if_a_driver_takes_the_lease_before_it_goes(stored
     assert store in {each.key for each in found}
     leave_lease(view, folder)
     before = view.mirror.store.entries()
-    assert {why_kept(each) for each in found} == {"in use by now"}
+    assert {remove_or_say_why(each) for each in found} == {"in use by now"}
     assert view.mirror.store.entries() == before
 
 
@@ -483,7 +483,7 @@ def test_what_has_vanished_since_it_was_listed_is_counted(stored):
         (folder.path / name).mkdir(exist_ok=True)
     listed = everything(view, older_s=NOW)
     shutil.rmtree(folder.path / "train")
-    why = {each.path: why_kept(each) for each in listed}
+    why = {each.path: remove_or_say_why(each) for each in listed}
     assert why.pop(folder.path / "train") == "gone meanwhile"
     assert set(why.values()) == {""}
     assert not (folder.path / "tune").exists()

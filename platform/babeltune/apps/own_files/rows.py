@@ -380,7 +380,7 @@ def stem_of(name: str) -> str:
 
 
 def count_lines(table: Table) -> int:
-    """The lines of the file."""
+    """How many lines the file has."""
     return sum(1 for _ in numbered(Path(table.path), hashlib.sha256(), MAX_LINE_BYTES, table.encoding))
 
 

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
 EPOCHS: dict[Task, int] = {"xnli": 5, "pawsx": 5, "pos": 10, "ner": 10}
-"""XTREME's scripts."""
+"""Epochs of each task, as in XTREME's scripts."""
 MAX_TOKENS = 128
-"""XTREME's scripts."""
+"""Tokens of a text, as in XTREME's scripts."""
 EVALUATION_TOKENS = 8_192
 """Padded tokens that are scored together."""
 
@@ -69,7 +69,7 @@ class Piece:
 
     inputs: dict[str, list[int]]
     labels: list[int]
-    """One of a pair; one for each token of a sentence, `IGNORED` but at words' first tokens."""
+    """A pair has one. A sentence has one for each token, and `IGNORED` where no word begins."""
     example: int
     words: list[int]
     """The words of a tagged sentence whose first tokens are here, in order."""
@@ -100,12 +100,13 @@ def transfer(
             pieces = encode(tokenizer, examples, task, longest)
             predicted = predict(model, tokenizer, pieces, [len(row) for row in examples.labels])
             names = LABELS[task]
-            return score(task, *([[names[i] for i in row] for row in rows] for rows in (examples.labels, predicted)))
+            expected, labels = ([[names[i] for i in row] for row in rows] for rows in (examples.labels, predicted))
+            return score(task, expected, labels)
 
         judge = (lambda: scored(dev)[MAIN[task]]) if dev is not None else None
         pieces = encode(tokenizer, train, task, longest)
-        losses, best_epoch = fit(model, tokenizer, pieces, settings, settings.epochs or EPOCHS[task], judge, progress)
-        return Outcome(scores={name: scored(test) for name, test in tests.items()}, losses=losses, dev=best_epoch)
+        losses, judged = fit(model, tokenizer, pieces, settings, settings.epochs or EPOCHS[task], judge, progress)
+        return Outcome(scores={name: scored(test) for name, test in tests.items()}, losses=losses, dev=judged)
 
 
 def backbone_folder(folder: Path) -> Path:
@@ -148,7 +149,8 @@ def load(folder: Path, task: Task, max_tokens: int | None) -> tuple[Any, Any, in
         raise TeacherError(f"{folder} has no fast tokenizer, which tells the tokens of each word; save one with it")
     positions = getattr(model.config, "max_position_embeddings", None)
     if positions is not None:
-        positions -= model.config.pad_token_id + 1 if "roberta" in model.config.model_type else 0
+        if "roberta" in model.config.model_type:
+            positions -= model.config.pad_token_id + 1  # it counts positions from there
         if max_tokens is not None and max_tokens > positions:
             raise DataError(f"{folder} has {positions} positions; lower --max-tokens, {max_tokens}")
     return model, tokenizer, max_tokens or min(MAX_TOKENS, positions or MAX_TOKENS)
@@ -239,11 +241,11 @@ def fit(
     best: dict[str, Tensor] = {}
     for epoch in range(1, epochs + 1):
         model.train()
-        total = []
+        step_losses = []
         for rows in torch.split(torch.randperm(len(pieces), generator=order), settings.batch):
             inputs, labels = collate(tokenizer, [pieces[row] for row in rows.tolist()], model.device)
-            total.append(descent.step(loss_of(model(**inputs).logits, labels)))
-        losses.append(math.fsum(total) / len(total))
+            step_losses.append(descent.step(loss_of(model(**inputs).logits, labels)))
+        losses.append(math.fsum(step_losses) / len(step_losses))
         if judge is not None:
             judged.append(judge())
             if judged[-1] > max(judged[:-1], default=-1.0):

@@ -51,7 +51,7 @@ MOST_POINTS = 150
 MOST_ROWS = 25
 """Translations that are projected, in each language."""
 FEWEST_ROWS = 4
-"""Translations below which a language is left out."""
+"""A language with fewer translations is left out."""
 MAP_ROWS, MAPS = 8, 4
 """Translations in a heat map, and pairs of languages that have one."""
 STUDENT = "student.safetensors"
@@ -78,17 +78,17 @@ class ExampleRequest:
 
 @contextmanager
 def examples_at_the_end(folder: SweepFolder, where: StorageLocation | None) -> Iterator[Callable[[], None]]:
-    """Gives a function that begins to make the examples; where it was called, the block's end writes them.
+    """Gives a function that starts making the examples. If it was called, the end of the block writes them.
 
     `where` is the storage, if it is behind a URI."""
     begun: list[Any] = []
 
     def begin() -> None:
-        begun.append(_made(partial(_begin, folder, where)))
+        begun.append(_or_why_not(partial(_begin, folder, where)))
 
     yield begin
     for each in begun:
-        folder.write(EXAMPLES, each if isinstance(each, Examples) else _made(partial(_result, each)))
+        folder.write(EXAMPLES, each if isinstance(each, Examples) else _or_why_not(partial(_result, each)))
 
 
 def make_missing_examples(
@@ -101,12 +101,12 @@ def make_missing_examples(
     if not recorded.missing or is_driven(folder):
         return
     note(f"making the examples of translations, which this sweep lacks ({recorded.missing})")
-    examples = _made(lambda: _call(folder, where, with_prepared))
+    examples = _or_why_not(lambda: _call_for_winner(folder, where, with_prepared))
     if examples != recorded:
         folder.write(EXAMPLES, examples)
 
 
-def _made(make: Callable[[], Any]) -> Any:
+def _or_why_not(make: Callable[[], Any]) -> Any:
     """The value that `make` returns, or examples that say why there are none."""
     try:
         return make()
@@ -120,11 +120,11 @@ def _made(make: Callable[[], Any]) -> Any:
 
 def _begin(folder: SweepFolder, where: StorageLocation | None) -> Any:
     """The Ray task that makes the examples of the winner."""
-    return _call(folder, where, ray.remote(with_prepared).options(num_cpus=0, max_retries=0).remote)
+    return _call_for_winner(folder, where, ray.remote(with_prepared).options(num_cpus=0, max_retries=0).remote)
 
 
-def _call(folder: SweepFolder, where: StorageLocation | None, call: Callable[..., Any]) -> Any:
-    """`make_examples` of the winner, called as `with_prepared` is."""
+def _call_for_winner(folder: SweepFolder, where: StorageLocation | None, call: Callable[..., Any]) -> Any:
+    """Calls `make_examples` for the winner, by `call`: `with_prepared` itself, or its Ray task."""
     best = winner(folder)
     number = int(best.name.removeprefix("t"))
     values = read_of_trial(folder.trial(number), "trial.json")
@@ -169,8 +169,8 @@ def make_examples(where: StorageLocation | None, request: ExampleRequest, prepar
         bring_checkpoint(mirror, checkpoint_folder(place, request.report))
     checkpoint = checkpoint_folder(place, request.report)
     dev_set = _set_of(prepared, request.dev_set)[0].name
-    of_set = (name.split("/") for name in request.weakest)
-    weakest = [(subset.partition("-")[2], subset.partition("-")[0]) for _, name, subset, _ in of_set if name == dev_set]
+    names = (metric.split("/") for metric in request.weakest)  # the anchor comes first: fra-eng becomes eng, fra
+    weakest = [(subset.partition("-")[2], subset.partition("-")[0]) for _, name, subset, _ in names if name == dev_set]
     languages, rows = aligned_rows(prepared, dev_set, weakest)
     if not (weights := checkpoint / STUDENT).is_file():
         raise SweepError(f"there is no {weights}")
@@ -204,7 +204,8 @@ def aligned_rows(
 ) -> tuple[tuple[str, ...], NDArray[np.int64]]:
     """Languages, and [rows, languages] text ids of sentences that are translations of one another.
 
-    Those of the `weakest` pairs come first. Rows are spread evenly over the dev set, so that nobody has chosen them."""
+    Languages are added one by one, those of the `weakest` pairs first, while enough rows have all of them. Rows are taken
+    evenly over the dev set."""
     of_text = prepared.text_languages()
     translations: dict[int, dict[str, int]] = {}
     for task in _set_of(prepared, dev_set):

@@ -29,8 +29,8 @@ from babeltune.sweep.state.lease_actor import NAMESPACE, LeaseActor
 
 LOCK_TIMEOUT_S = 1.0
 """Seconds to wait for a lock that `is_driven` may be trying at this moment."""
-LEASE_TIMEOUT_S = 15.0
-"""Seconds to wait for the lease of a driver that has just died."""
+RAY_LEASE_TIMEOUT_S = 15.0
+"""Seconds to wait for the lease on the Ray cluster. That of the folder has `fencing.EXPIRY_S`."""
 EXIT_TIMEOUT_S = 2.0
 """Seconds to wait for one that is seen alive: a process that was killed takes a moment to go."""
 HEAD = "node:__internal_head__"
@@ -137,7 +137,7 @@ def leased(sweep: str) -> Iterator[None]:
             break
         except ray.exceptions.ActorAlreadyExistsError:
             holder = _holder(name) or holder
-        if time.monotonic() - began > (EXIT_TIMEOUT_S if _is_alive_here(holder) else LEASE_TIMEOUT_S):
+        if time.monotonic() - began > (EXIT_TIMEOUT_S if _is_alive_here(holder) else RAY_LEASE_TIMEOUT_S):
             raise running_elsewhere(sweep, holder)
         time.sleep(0.5)
     try:
@@ -151,7 +151,7 @@ def _holder(name: str) -> DriverRecord | None:
     """Who has the lease of that name; None if it is falling."""
     try:
         lease = ray.get_actor(name, namespace=NAMESPACE)
-        record: DriverRecord = json.loads(ray.get(lease.driver.remote(), timeout=LEASE_TIMEOUT_S))
+        record: DriverRecord = json.loads(ray.get(lease.driver.remote(), timeout=RAY_LEASE_TIMEOUT_S))
     except (ValueError, ray.exceptions.RayError):
         return None
     return record

@@ -1,8 +1,8 @@
-"""The beginnings of a sweep, and all changes since: its spec, the code, the packages, the data.
+"""What a sweep began with, and what has changed since: its spec, the code, the packages, the data.
 
-A change that decides results is shown and refused unless accepted. What accepting means is an event of the sweep's log:
-the changes, with the trials that had begun. An unfinished one goes on with the settings and
-data that it began with, so each trial has one spec; the sweep then has trials of several conditions, counted from 1."""
+A change that decides results is shown and refused unless accepted. To accept changes writes an event into the ledger:
+the changes, and the trials that had begun. A trial that has not ended goes on with its own settings and data, so each
+trial has one spec. The sweep then has trials under several conditions. The first condition is number 1."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import babeltune
 from babeltune.errors import SweepError, counted
@@ -32,9 +31,6 @@ from babeltune.sweep.state.ledger import append_event
 from babeltune.sweep.state.log import LEDGER, log_of
 from babeltune.sweep.state.messages import Accepted
 
-if TYPE_CHECKING:
-    pass
-
 TAKEN_AT_THE_START = ("name", "objectives", "sampler.points", "sampler.warm_start")
 """Keys of a spec that a sweep's study was made with."""
 ABSENT = "absent"
@@ -44,7 +40,7 @@ LONGEST = 60
 
 @dataclass(frozen=True)
 class Change:
-    """One value that differs, by its key path; None stands for an absent one."""
+    """One value that differs, by its key path; the word `absent` stands for one that is not there."""
 
     key: str
     before: object
@@ -194,6 +190,7 @@ PACKAGES = (
     *("babeltune", "torch", "transformers", "sentence-transformers", "tokenizers", "safetensors", "numpy"),
     *("ray", "optuna", "mlflow", "datasets", "py3langid"),
 )
+"""Packages whose versions a sweep notes. A change of one decides nothing, unless it is in `PINNED`."""
 
 
 SWEEP_RUNS = (
@@ -223,7 +220,8 @@ def code_of_sweeps(source: Path | None = None) -> dict[str, Path]:
         path = next((each for each in (stem.with_suffix(".py"), stem / "__init__.py") if each.is_file()), None)
         if path is not None and name not in reached:
             reached[name] = path
-            waiting |= {name.rpartition(".")[0]} - {""}
+            if "." in name:
+                waiting.add(name.rpartition(".")[0])  # its package is imported first
             for module, names, alone in IMPORT.findall(path.read_text(encoding="utf-8")):
                 waiting |= {module or alone, *(f"{module}.{each}" for each in re.findall(r"\w+", names))}
     return dict(sorted(reached.items()))

@@ -191,7 +191,7 @@ def everything(view: StorageView, *, older_s: float, top: int | None = None) -> 
 
 def clean(view: StorageView, *, older_s: float) -> tuple[int, int]:
     """Removes what can go: how many files and folders, and their bytes. What a storage refuses stays."""
-    done = [removal.size for removal in everything(view, older_s=older_s) if not why_kept(removal)]
+    done = [removal.size for removal in everything(view, older_s=older_s) if not remove_or_say_why(removal)]
     return len(done), sum(done)
 
 
@@ -199,8 +199,8 @@ IN_USE, GONE = "in use by now", "gone meanwhile"
 """Why a file stays though nothing failed."""
 
 
-def why_kept(removal: Removal) -> str:
-    """Carries the removal out. Why it could not be done; empty if it is."""
+def remove_or_say_why(removal: Removal) -> str:
+    """Removes the file or folder. Returns why it is still there; empty if it went."""
     try:
         return "" if removal.carry_out() else IN_USE
     except FileNotFoundError:
@@ -216,5 +216,5 @@ def evict(mirror: Mirror, *, older_s: float) -> int:
     freed = 0
     for removal in list(mirror_removals(mirror, older_s=older_s)):
         with mirror.in_turn(mirror.key(removal.path)):
-            freed += 0 if why_kept(removal) else removal.size
+            freed += 0 if remove_or_say_why(removal) else removal.size
     return freed

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from babeltune.data.prepared import Prepared
 
 OF_DRIVERS = (CURSOR,)
-"""Records that change with each event. Who follows a sweep has them as they were at the beginning."""
+"""The driver's note of what MLflow has, which changes with each event. A follower reads it once and not again."""
 OPENINGS = "openings"
 """In the bucket, the folder of the openings of sealed tests: an object each."""
 OPENED = "openings.jsonl"
@@ -48,8 +48,11 @@ DELETED = "deleted"
 OF_WORKERS = (REPORTS, PROGRESS)
 """The records that a trial's worker changes; all others are the driver's."""
 SCRATCH = ("train", "tune", "checkpoints", REQUESTS)
-OWN = ("stop", OWNER)
-"""Files with a purpose of their own."""
+"""Folders whose files are no records: Ray's state, checkpoints (sent as packages), requests."""
+COMMAND_TIMEOUT_S = 30.0
+"""Seconds that a command waits for a bucket at most, though a driver may wait for longer."""
+NOT_MIRRORED = ("stop", OWNER)
+"""Files that are sent in another way: the stop request and the lease."""
 
 
 def is_record(name: str) -> bool:
@@ -57,7 +60,7 @@ def is_record(name: str) -> bool:
     parts = name.split("/")
     if any(part.startswith(".") for part in parts) or set(SCRATCH) & set(parts[:-1]):
         return False
-    return not name.endswith(".lock") and name not in OWN
+    return not name.endswith(".lock") and name not in NOT_MIRRORED
 
 
 def records_in(folder: Path) -> Iterator[Path]:
@@ -82,7 +85,7 @@ class StorageView:
         """Raises `ClusterError` for a URI whose protocol is unknown or not installed."""
         self.cluster, self.folder = cluster, cluster.folder
         where = cluster.mirrored
-        self.mirror = None if where is None else Mirror(replace(where, timeout=min(where.timeout, 30.0)))
+        self.mirror = None if where is None else Mirror(replace(where, timeout=min(where.timeout, COMMAND_TIMEOUT_S)))
 
     @property
     def storage(self) -> Storage:
@@ -108,11 +111,13 @@ class StorageView:
             return
         mirror = self.mirror
         ids = mirror.store.folders("sweeps")
-        together(mirror.fetch, [f"sweeps/{id_}/{name}" for id_ in ids for name in ("sweep.json", LABELS)])
+        together(mirror.fetch, [f"sweeps/{id_}/{file}" for id_ in ids for file in ("sweep.json", LABELS)])
         for folder in sweep_folders(self.folder):
             if folder.id not in ids and mirror.store.entry(f"{DELETED}/{folder.id}.json") is not None:
                 _forget(mirror, folder)
-        for id_ in ids if every else {find_sweep(self.folder, name).id} & set(ids) if ids else ():
+        if ids and not every:
+            ids = [id_ for id_ in ids if id_ == find_sweep(self.folder, name).id]
+        for id_ in ids:
             self._pull(id_)
         self._pull_openings(mirror)
 
@@ -126,12 +131,12 @@ class StorageView:
         assert self.mirror is not None
         with undriven(self.mirror, sweep) as free:
             if free:
-                self._give_up_lease(sweep)
+                self._drop_stale_lease(sweep)
                 records = records_there(self.mirror, sweep, also=OWNER)
                 self.mirror.pull({key: entry for key, entry in records.items() if key.split("/")[-1] not in without})
 
-    def _give_up_lease(self, sweep: str) -> None:
-        """What the last driver of this machine wrote of its lease is not what the bucket has."""
+    def _drop_stale_lease(self, sweep: str) -> None:
+        """Removes this machine's copy of the lease if a driver here wrote it last: the bucket's may be newer."""
         assert self.mirror is not None
         lease = self.folder / "sweeps" / sweep / OWNER
         if self.mirror.waits(lease):
@@ -195,8 +200,8 @@ class StorageView:
 
     @contextlib.contextmanager
     def openings(self) -> Iterator[None]:
-        """What the body writes into `openings.jsonl` goes to the bucket, however it ends. Before it, the file has what
-        the bucket has."""
+        """Brings `openings.jsonl` up to date with the bucket, then runs the body. What the body adds is sent to the
+        bucket, also after an error."""
         if self.mirror is not None:
             self._pull_openings(self.mirror)
         try:
