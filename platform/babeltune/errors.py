@@ -215,7 +215,7 @@ def nearest(name: str, allowed: Iterable[str], closeness: float = 0.5) -> str:
 
 
 NEAR_FILE = 0.7
-"""From this similarity on, one file name may be a mistyped other one."""
+"""The similarity from which on one file name may be a mistyped other one."""
 
 
 def nearest_file(name: str, allowed: Iterable[str]) -> str:

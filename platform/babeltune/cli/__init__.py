@@ -92,9 +92,8 @@ def main() -> None:
     """Runs a command. An error is one message without a traceback, and its exit code.
 
     SIGTERM and SIGHUP end it as Ctrl-C does, so that it leaves no draft and no process."""
-    gc.set_threshold(
-        50_000, 20, 50
-    )  # a command keeps what it reads; searching that for garbage took a tenth of its time
+    # A command keeps what it reads; searching that for garbage took a tenth of its time.
+    gc.set_threshold(50_000, 20, 50)
     end_when_asked()
     with answering():
         run_program(_command, lambda message: err.print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True))

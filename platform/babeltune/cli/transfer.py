@@ -35,9 +35,7 @@ def transfer(
     ] = None,
     train: Annotated[str | None, typer.Option(help="The English training file.")] = None,
     test: Annotated[list[str] | None, typer.Option(help="LANGUAGE=FILE, once for each language.")] = None,
-    dev: Annotated[
-        str | None, typer.Option(help="English dev file; its best epoch is kept. Without it, the last epoch is.")
-    ] = None,
+    dev: Annotated[str | None, typer.Option(help="English dev file: its best epoch is kept, else the last.")] = None,
     epochs: Annotated[int | None, typer.Option(help="XTREME: 5 for pairs, 10 for words.", min=1)] = None,
     learning_rate: Annotated[float, typer.Option(help="XTREME's for base size.", min=1e-9)] = 2e-5,
     batch: Annotated[int, typer.Option(help="Sentences per step.", min=1)] = 32,
@@ -147,21 +145,21 @@ def files_of(task: Task | None, train: str | None, dev: str | None, test: list[s
 
 def hub_set(overlay: str, *others: object) -> Files:
     """The splits of an overlay's data set. Raises `SpecError` if options name files beside it."""
-    from babeltune.apps.transfer.hub_sets import read_overlay, read_part
+    from babeltune.apps.transfer.hub_sets import ENGLISH, read_overlay, read_part
 
     if any(other is not None for other in others):
         raise SpecError("--with names the task and its data set; leave out --task, --train, --dev and --test")
-    found = read_overlay(overlay)
-    names = {found.described(language, split): split for language in found.subsets for split in found.splits()}
+    source = read_overlay(overlay)
+    split_of = {source.described(language, split): split for language in source.subsets for split in source.splits()}
 
     def read(name: str, language: str, drop: bool) -> Examples:
-        return read_part(found, language, names[name], drop=drop)
+        return read_part(source, language, split_of[name], drop=drop)
 
     return Files(
-        task=found.task,
-        train=found.described(ENGLISH_CODES, found.train),
-        dev=found.described(ENGLISH_CODES, found.dev) if found.dev is not None else None,
-        tests={language: found.described(language, found.test) for language in found.subsets},
+        task=source.task,
+        train=source.described(ENGLISH, source.train),
+        dev=source.described(ENGLISH, source.dev) if source.dev is not None else None,
+        tests={language: source.described(language, source.test) for language in source.subsets},
         read_one=read,
     )
 

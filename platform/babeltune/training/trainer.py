@@ -111,7 +111,7 @@ class TrialTrainer:
         self.began = time.perf_counter()
         """When the trial's seconds were zero, by this clock."""
         self.interval: Interval | None = None
-        """The interval in which the loaded checkpoint lies, if that is between two reports; None once training goes on."""
+        """The interval of a loaded checkpoint that lies between two reports; None once training goes on."""
         self.values: Mapping[str, float] = {}
         """The result of the latest step."""
         self.facts: dict[str, Scalar] = {
