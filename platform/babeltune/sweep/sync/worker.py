@@ -32,7 +32,7 @@ from babeltune.storage.mirror import Mirror
 from babeltune.storage.object_store import is_local
 from babeltune.sweep.state.messages import TrialAssignment
 from babeltune.sweep.sync.checkpoint_names import checkpoints_there, latest_names, names_in, parts_of
-from babeltune.sweep.sync.fencing import BucketLease, TrialFence
+from babeltune.sweep.sync.fencing import BucketLease, trial_fence
 from babeltune.sweep.sync.housekeeping import evict
 from babeltune.sweep.sync.view import bring_stores
 from babeltune.training.checkpoint import (
@@ -143,7 +143,7 @@ def on_this_node(
         raise NodeError(f"cannot open the storage: {error}") from error
     prepared, folder = mirror.path(assignment.prepared), mirror.path(assignment.folder)
     if assignment.token:
-        mirror.fence = TrialFence(BucketLease(mirror.store, assignment.folder.split("/")[1]), assignment.token)
+        mirror.fence = trial_fence(BucketLease(mirror.store, assignment.folder.split("/")[1]), assignment.token)
 
     def waiting(request: Callable[[], object]) -> None:
         with_retries(request, LONGER * where.timeout, reports.stopped)
@@ -288,8 +288,7 @@ def _adopted(mirror: Mirror, key: str) -> tuple[bytes, Stamp]:
         if mirror.store.write_if(at, mine.line(), entry.version) is not None:
             data, stamp = b"", mine
             break
-    if isinstance(fence, TrialFence):
-        fence.since = stamp.since
+    fence.since = stamp.since
     return data, stamp
 
 
@@ -325,7 +324,7 @@ def _push_checkpoints(mirror: Mirror, folder: Path, mine: list[Path]) -> set[str
     """The names in the bucket of the trial's checkpoints, once all are there that are sound here."""
     prefix = f"{mirror.key(folder)}/checkpoints"
     entries = mirror.store.entries(prefix) if mine else {}
-    since = mirror.fence.since if isinstance(mirror.fence, TrialFence) else 0
+    since = mirror.fence.since if mirror.fence is not None else 0
     names, current = latest_names(prefix, entries, since), set()
     for path in mine:
         latest = names.get(path.name)
