@@ -81,11 +81,15 @@ class Packages:
         place.mkdir(parents=True, exist_ok=True)
         return place / f"{digest(key.encode())[:32]}.lock"
 
-    def push_package(self, folder: Path, key: str = "", tell: Count = uncounted) -> bool:
+    def push_package(
+        self, folder: Path, key: str = "", tell: Count = uncounted, listed: Mapping[str, Entry] | None = None
+    ) -> bool:
         """Uploads the folder, to its own key or to another one, unless the bucket has it as it is. The manifest comes
-        last. `tell` hears of the bytes that are sent. Returns whether anything was."""
+        last. `tell` hears of the bytes that are sent. Returns whether anything was.
+
+        `listed` has the objects below the key, and may have others, if the caller has just listed them."""
         key = key or self.key(folder)
-        entries = self.store.entries(key)
+        entries = self.store.entries(key) if listed is None else listed
         if self.has_package(folder, key, entries):
             return False
         files = self.files_of(folder)
@@ -102,7 +106,8 @@ class Packages:
         names = {name: f"{key}/{name}" for name in files}
         self.store.remove(manifest_key(key))
         together(lambda name: self.store.upload(folder / name, names[name], count), files)
-        together(self.store.remove, entries.keys() - set(names.values()) - {manifest_key(key)})
+        mine = {at for at in entries if at.startswith(f"{key}/")}
+        together(self.store.remove, mine - set(names.values()) - {manifest_key(key)})
         self.store.write(manifest_key(key), manifest)
         return True
 
