@@ -594,6 +594,12 @@ def test_a_key_keeps_marks_digits_and_what_is_only_punctuation():
     assert text_key("café") != text_key("cafe")
     assert text_key("3.5") == "35"
     assert text_key("?!") != text_key("...")
+
+
+def test_an_ascii_text_has_the_key_that_it_has_beside_other_letters():
+    for code in range(128):
+        text = f"A{chr(code)}b"
+        assert text_key(text) + "é" == text_key(f"{text}é"), code
     assert text_key(" ？！ ") == text_key("?!")
 
 

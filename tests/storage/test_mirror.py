@@ -128,7 +128,7 @@ def test_a_package_that_was_damaged_here_is_downloaded_again(mirrors, damage):
 @pytest.fixture
 def folders(tmp_path, monkeypatch):
     """Mirrors of a bucket that is a folder, which take one object after the other."""
-    monkeypatch.setattr("babeltune.storage.mirror_base.AT_ONCE", 1)
+    monkeypatch.setattr("babeltune.storage.packages.AT_ONCE", 1)
     uri = f"file://{tmp_path}/bucket"
     return [Mirror(StorageLocation(uri=uri, cache=str(tmp_path / name))) for name in ("one", "other", "third")]
 

@@ -51,6 +51,16 @@ def test_objects_are_written_listed_read_and_removed(store, tmp_path):
     assert store.folders("nothing") == []
 
 
+def test_reading_an_object_or_asking_for_it_is_one_request(s3_bucket, s3):
+    s3_bucket.write("asked/one", b"1")
+    for key, content in (("asked/one", b"1"), ("asked/two", None)):
+        before = len(s3.door.requests)
+        assert s3_bucket.read(key) == content
+        assert (s3_bucket.entry(key) is None) == (content is None)
+        assert [line.split()[0] for line in s3.door.requests[before:]] == ["GET", "HEAD"]
+    s3_bucket.remove("asked/one")
+
+
 @pytest.mark.parametrize("key", ["../up", "sweeps/../../etc/passwd", "/etc/passwd", "a//b", "a/./b", "a\\b"])
 def test_a_key_that_leaves_its_folder_is_refused_whoever_names_it(s3_bucket, s3, key):
     store = s3_bucket

@@ -214,7 +214,8 @@ def _texts(task: Retrieval, tables: Tables, table: str, content: Digest, dropped
     refusals, texts = _refusals(task.source), Texts(ids=[], texts=[], languages=[])
     seen = set[str]()
     rows = _rows(task, tables.texts(table, content, longest), title=table == "corpus")
-    for line, values in refusals.count(rows):
+    for line, values in rows:
+        refusals.rows += 1
         if not isinstance(values, Fault) and values[0] in seen:
             words = f"{shortened(values[0])} names an earlier line too; give each line an `_id` of its own"
             values = Fault("duplicate id", words)
@@ -287,7 +288,8 @@ def _grades(
     """The grade of every judged pair, by the numbers of its query and document."""
     places = [{name: number for number, name in enumerate(texts.ids)} for texts in (queries, documents)]
     refusals, grades = _refusals(source), dict[tuple[int, int], float]()
-    for line, values in refusals.count(tables.judgements(content, longest)):
+    for line, values in tables.judgements(content, longest):
+        refusals.rows += 1
         judged = values if isinstance(values, Fault) else _judgement(values, places, tables)
         if not isinstance(judged, Fault) and judged[0] in grades:
             judged = Fault("duplicate id", "the query and document of an earlier line; judge each pair once")

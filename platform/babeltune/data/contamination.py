@@ -39,8 +39,8 @@ CONTAMINATED = 0.05
 """A set cannot gate if more than this share of its texts has a near-duplicate in the training text."""
 EXAMPLES = 3
 """Examples that are kept for each source, set and side."""
-BLOCK = 4096
-"""Texts whose signatures are held at once."""
+BLOCK = 256
+"""Texts whose signatures are held at once. The trigrams of more do not stay in a core's cache."""
 KNOWN = "evaluation.arrow"
 """The file of an index's texts, for tasks."""
 ASKED = 1 << 16
@@ -49,14 +49,16 @@ ASKED = 1 << 16
 
 def signatures(texts: Sequence[str]) -> list[RMinHash]:
     """The MinHash signature of each text's trigrams."""
-    hashes: list[RMinHash] = RMinHash.from_token_sets([_grams(text) for text in texts], BANDS * ROWS, 0)
+    hashes: list[RMinHash] = RMinHash.from_token_sets(map(_grams, texts), BANDS * ROWS, 0)
     return hashes
 
 
 def _grams(text: str) -> list[str]:
     """The trigrams of a text's key; a text shorter than a trigram is one gram."""
     key = text_key(text).ljust(GRAM, "\0")
-    return [key[start : start + GRAM] for start in range(len(key) - GRAM + 1)]
+    characters = key.encode("utf-32-le")  # a window of 12 bytes at each of these is a trigram
+    grams: list[str] = np.ndarray(len(key) - GRAM + 1, f"<U{GRAM}", characters, strides=(4,)).tolist()
+    return grams
 
 
 def jaccard(a: str, b: str) -> float:

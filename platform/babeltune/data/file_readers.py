@@ -308,8 +308,10 @@ def table_rows(
     if isinstance(head, Fault):
         todo = "save the file as UTF-8, or name its encoding" if head.kind == "encoding" else FIRST_LINE
         raise DataError(f"{path}:{top}: {head.reason}: {head.words}; {todo}")
-    head = [name.strip() for name in head] if strip else head
+    stripped = [name.strip() for name in head]
+    head = stripped if strip else head
     titles = head if header else [str(index) for index in range(len(head))]
+    repeats = header and len(head) > 1
     check_all(*(partial(check_column, path, name, titles) for name in names))
     places = [titles.index(name) for name in names]
     for line, fields in rows:
@@ -318,7 +320,7 @@ def table_rows(
         fields = fields or [""]
         if isinstance(fields, Fault):
             yield line, fields
-        elif header and len(head) > 1 and [name.strip() for name in fields] == [name.strip() for name in head]:
+        elif repeats and fields[0].strip() == stripped[0] and [name.strip() for name in fields] == stripped:
             yield line, Fault("repeated header", "the names of the columns again", "left out")
         elif len(fields) == len(head):
             yield line, cells([fields[place] for place in places], names)
@@ -492,22 +494,22 @@ def cells(
     """The row's values as stripped text, or what is wrong with the first broken one. An id may be a number."""
     texts = []
     for name, value in zip(names, values, strict=True):
-        text = "" if value is None else value
-        if name == id_name and type(text) in (int, float):
-            text = str(text)
         try:
-            if isinstance(text, bytes):
-                text = text.decode()
-            elif surrogates and isinstance(text, str):
-                text.encode()
+            if isinstance(value, str):
+                text = value.strip()
+                if surrogates:
+                    text.encode()
+            elif isinstance(value, bytes):
+                text = value.decode().strip()
+            elif value is None or (name == id_name and type(value) in (int, float)):
+                text = "" if value is None else str(value)
+            else:
+                return Fault("not text", f"{name!r} is {shortened(str(value))}, of type {type(value).__name__}")
         except UnicodeDecodeError as error:
             return not_utf8(error.object, error)
         except UnicodeEncodeError as error:
             return Fault("not UTF-8", f"{name!r} holds half a surrogate pair at character {error.start}")
-        if not isinstance(text, str):
-            return Fault("not text", f"{name!r} is {shortened(str(value))}, of type {type(value).__name__}")
-        text = text.strip()
-        if BLANK.fullmatch(text):
+        if not "!" <= text[:1] <= "~" and BLANK.fullmatch(text):
             return Fault(EMPTY_SIDE, f"nothing in {name!r}; every column that is read must have text")
         if "\0" in text:
             return ZERO_BYTE

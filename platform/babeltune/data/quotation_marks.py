@@ -37,11 +37,14 @@ class Quotes:
     def see(self, text: str) -> None:
         """Counts a field."""
         self.total += 1
-        self.marked += '"' in text
+        if '"' not in text:
+            self.bare += "," in text
+            return
+        self.marked += 1
         if QUOTED.fullmatch(text):
             self.wrapped += 1
             self.doubled += '""' in text[1:-1]
-        elif '"' in text or "," in text:
+        else:
             self.bare += 1
 
     def add(self, other: Quotes) -> None:

@@ -113,12 +113,6 @@ class Refusals:
     rows: int = 0
     """Rows that were read, broken or not."""
 
-    def count(self, table: Iterable[Row]) -> Iterator[Row]:
-        """Passes the rows on, and counts them."""
-        for row in table:
-            self.rows += 1
-            yield row
-
     def refuse_too_many(self, source: Source, file: Path | str | None = None) -> None:
         """Raises `DataError` if more than `max_dropped` of the rows are broken: the file is then misread."""
         rule = f"max_dropped {source.max_dropped:g} allows; correct the file or how it is read, or raise `max_dropped`"
@@ -205,7 +199,8 @@ def whole_rows(
 ) -> list[Texts]:
     """The columns of the rows that are not broken, and that the source's `where` takes."""
     rows, begin, values_of_where = TableWriter(len(names)), len(source.columns or ()), list(source.where.values())
-    for line, values in refusals.count(table):
+    for line, values in table:
+        refusals.rows += 1
         if isinstance(values, Fault):
             refusals.refuse(f"{place}:{line}", values)
         elif values[begin : begin + len(values_of_where)] == values_of_where:
@@ -332,7 +327,8 @@ def join_ids(
 def read_named(table: Iterable[Row], file: Path, refusals: Refusals) -> tuple[Texts, Texts]:
     """The texts of a file and their ids. A row whose id names an earlier row is broken."""
     rows = TableWriter(3)
-    for line, values in refusals.count(table):
+    for line, values in table:
+        refusals.rows += 1
         if isinstance(values, Fault):
             refusals.refuse(f"{file}:{line}", values)
         else:

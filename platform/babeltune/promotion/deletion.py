@@ -14,9 +14,8 @@ from babeltune.errors import DamagedError, SweepError, counted
 from babeltune.files import remove_folder
 from babeltune.promotion.decisions import read_decisions
 from babeltune.storage.mirror import Mirror
-from babeltune.storage.mirror_base import together
 from babeltune.storage.object_store import Entry
-from babeltune.storage.packages import MANIFESTS
+from babeltune.storage.packages import MANIFESTS, together
 from babeltune.sweep.search.warm_start import KEPT
 from babeltune.sweep.state.folder import SweepFolder, sweep_folders
 from babeltune.sweep.state.names import name_of

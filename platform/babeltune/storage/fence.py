@@ -7,29 +7,8 @@ before, and the bucket refuses it."""
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
-
-
-class Fence(Protocol):
-    """What a mirror asks before it changes a record."""
-
-    @property
-    def token(self) -> int:
-        """The fencing token under which this process writes."""
-        ...
-
-    def before_write(self) -> None:
-        """Raises if this process may write no more. It asks the bucket only if the lease may have been taken."""
-        ...
-
-    def check(self) -> None:
-        """Reads the lease, and raises if another process has it."""
-        ...
-
-    def stamp(self, key: str) -> Stamp | None:
-        """What to write below a record's content; None for a record without a stamp."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -54,3 +33,24 @@ def unstamped(data: bytes) -> tuple[bytes, Stamp | None]:
     if stamp is None:
         return data, None
     return data[: stamp.start()], Stamp(int(stamp[1]), int(stamp[2]))
+
+
+@dataclass
+class Fence:
+    """What a mirror asks before it changes a record."""
+
+    token: int
+    """The fencing token under which this process writes."""
+    check: Callable[[], None]
+    """Reads the lease, and raises if another process has it."""
+    stamped: str
+    """The name of the records that have a stamp."""
+    before_write: Callable[[], None] = lambda: None
+    """Raises if this process may write no more, as far as it knows without asking. A worker does not know when its
+    driver renewed the lease: the record's version alone decides."""
+    since: int = 0
+    """The first token whose checkpoints count, as a trial's reports in the bucket say."""
+
+    def stamp(self, key: str) -> Stamp | None:
+        """What to write below a record's content; None for a record without a stamp."""
+        return Stamp(self.token, self.since) if key.endswith(f"/{self.stamped}") else None

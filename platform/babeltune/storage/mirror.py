@@ -22,9 +22,8 @@ from typing import Any
 from babeltune.files import draft_of, version
 from babeltune.schema.storage_location import StorageLocation
 from babeltune.storage.fence import Fence, unstamped
-from babeltune.storage.mirror_base import document, together, write_below
 from babeltune.storage.object_store import Entry
-from babeltune.storage.packages import Packages
+from babeltune.storage.packages import Packages, document, together, write_below
 
 OVERLAP = 1024
 """Bytes of a record that only grows which are downloaded again, to see that it is still the same one."""

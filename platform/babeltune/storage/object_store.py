@@ -15,6 +15,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -42,7 +43,7 @@ CHANGED = ("PreconditionFailed", "412")
 """What S3 answers if an object is not the one that a write expects."""
 TAGS = ("ETag", "etag", "md5Hash", "generation", "mtime")
 """What names an object's version, by protocol."""
-TIMES = ("LastModified", "last_modified", "mtime")
+TIMES = ("LastModified", "last_modified", "updated", "mtime")
 NO_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError")
 
 
@@ -69,7 +70,8 @@ class ObjectStore:
     def __init__(self, uri: str, timeout: float = STORAGE_TIMEOUT_S) -> None:
         """Raises `ClusterError` for a protocol that is unknown or not installed; asks the store nothing."""
         self.uri, self.timeout = uri.rstrip("/"), timeout
-        self.compares = self.uri.partition("://")[0] in (*S3, *GCS, "file")
+        self._protocol = self.uri.partition("://")[0]
+        self.compares = self._protocol in (*S3, *GCS, "file")
         """Whether the storage itself compares versions. A server may ignore what a request expects: set False then."""
         self._fs, self._root = _opened(self.uri)
 
@@ -98,7 +100,7 @@ class ObjectStore:
         """The object's; None if there is none."""
         place = self._place(key)
         try:
-            return _entry(self._tried(f"asked for {key}", lambda: self._fs.info(place)))
+            return self._tried(f"asked for {key}", lambda: _info(self._fs, place))
         except FileNotFoundError:
             return None
 
@@ -115,8 +117,9 @@ class ObjectStore:
     def read(self, key: str, start: int | None = None) -> bytes | None:
         """The object, from this byte on; None if there is none."""
         place = self._place(key)
+        whole = {"max_concurrency": 1} if self._protocol in S3 else {}  # s3fs else asks for the size before
         try:
-            data: bytes = self._tried(f"read at {key}", lambda: self._fs.cat_file(place, start=start))
+            data: bytes = self._tried(f"read at {key}", lambda: self._fs.cat_file(place, start=start, **whole))
         except FileNotFoundError:
             return None
         return data
@@ -154,12 +157,11 @@ class ObjectStore:
             return self._tried(f"written at {key}", lambda: self._swapped(place, data, expected))
 
     def _swapped(self, place: str, data: bytes, expected: str | None) -> Entry | None:
-        protocol = self.uri.partition("://")[0]
         if not self.compares:
             return self._compared_and_written(place, data, expected)
-        if protocol in S3:
+        if self._protocol in S3:
             return self._swapped_on_s3(place, data, expected)
-        if protocol in GCS:
+        if self._protocol in GCS:
             return self._swapped_on_gcs(place, data, expected)
         with locked(Path(place)):
             return self._compared_and_written(place, data, expected)
@@ -198,7 +200,7 @@ class ObjectStore:
 
     def _compared_and_written(self, place: str, data: bytes, expected: str | None) -> Entry | None:
         try:
-            present = _entry(self._fs.info(place)).version
+            present = _info(self._fs, place).version
         except FileNotFoundError:
             present = None
         if present != expected:
@@ -207,7 +209,7 @@ class ObjectStore:
             write_whole(Path(place), data)
         else:
             self._fs.pipe_file(place, data)
-        return _entry(self._fs.info(place))
+        return _info(self._fs, place)
 
     def upload(self, path: Path, key: str, sent: Callable[[int], None] = lambda _: None) -> None:
         """`sent` hears how many bytes more are there, and takes back those of a try that failed."""
@@ -241,16 +243,15 @@ class ObjectStore:
             return False
 
     def _removed(self, place: str, expected: str) -> bool:
-        protocol = self.uri.partition("://")[0]
-        bucket, name, *_ = self._fs.split_path(place) if protocol in (*S3, *GCS) else ("", "")
-        if not self.compares or protocol not in (*S3, *GCS):
-            with locked(Path(place)) if protocol == "file" else contextlib.nullcontext():
-                same = _entry(self._fs.info(place)).version == expected
+        if not self.compares or self._protocol not in (*S3, *GCS):
+            with locked(Path(place)) if self._protocol == "file" else contextlib.nullcontext():
+                same = _info(self._fs, place).version == expected
                 if same:
                     self._fs.rm_file(place)
                 return same
+        bucket, name, _ = self._fs.split_path(place)
         try:
-            if protocol in S3:
+            if self._protocol in S3:
                 self._fs.call_s3("delete_object", Bucket=bucket, Key=name, IfMatch=expected)
             else:
                 self._fs.call("DELETE", "b/{}/o/{}", bucket, name, ifGenerationMatch=expected)
@@ -377,18 +378,32 @@ def _refused(error: Exception) -> bool:
     )
 
 
+def _info(system: Any, place: str) -> Entry:
+    """What a store says of one object. The `info` of s3fs and gcsfs also lists what is below the name."""
+    protocols = system.protocol
+    if S3[0] in protocols:
+        bucket, name, _ = system.split_path(place)
+        return _entry(system.call_s3("head_object", Bucket=bucket, Key=name))
+    if GCS[0] in protocols:
+        bucket, name, _ = system.split_path(place)
+        return _entry(system.call("GET", "b/{}/o/{}", bucket, name, json_out=True))
+    return _entry(system.info(place))
+
+
 def _entry(info: dict[str, Any]) -> Entry:
     tag = next((str(info[name]) for name in TAGS if info.get(name) is not None), "")
     when = next((info[name] for name in TIMES if info.get(name) is not None), 0.0)
+    when = datetime.fromisoformat(when) if isinstance(when, str) else when
     modified = when if isinstance(when, int | float) else when.timestamp() if hasattr(when, "timestamp") else 0.0
-    tag = f"{tag}:{info.get('size')}"
+    size = int(info.get("size") or info.get("ContentLength") or 0)
+    tag = f"{tag}:{size}"
     if "generation" in info:
         state = str(info["generation"])
     elif "ino" in info:  # a file: two writes within one tick of the clock make two files
         state = f"{tag}:{info['ino']}"
     else:
         state = str(info.get("ETag") or tag)
-    return Entry(size=int(info.get("size") or 0), tag=tag, modified=float(modified), version=state)
+    return Entry(size=size, tag=tag, modified=float(modified), version=state)
 
 
 def _first_line(error: BaseException) -> str:

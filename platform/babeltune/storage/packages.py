@@ -7,20 +7,25 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import logging
+import math
 import os
 import shutil
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from babeltune.errors import ObjectStoreError, StoreError, counted
-from babeltune.files import replace_folder, sha256_of, version
+from babeltune.files import file_lock, in_turn, replace_folder, sha256_of, version, write_whole
+from babeltune.schema.storage_location import StorageLocation
 from babeltune.stages import Count, uncounted
-from babeltune.storage.mirror_base import MirrorBase, digest, document, together, write_below
-from babeltune.storage.object_store import Entry, inside
+from babeltune.storage.fence import Fence
+from babeltune.storage.object_store import Entry, ObjectStore, inside
 
 PACKAGE_MANIFEST = ".seal.json"
 MANIFESTS = ".seals"
@@ -29,6 +34,9 @@ PULLING = ".pulling"
 """In a mirror, the folder of packages that are on their way."""
 TRIES = 2
 """Downloads of a package before its objects are held to be damaged."""
+AT_ONCE = 8
+"""Objects that are moved at the same time."""
+Result = TypeVar("Result")
 log = logging.getLogger(__name__)
 
 
@@ -45,14 +53,43 @@ class Fault(NamedTuple):
     what: str
 
 
-class Packages(MirrorBase):
-    """Sends, brings and removes packages."""
+class Packages:
+    """The folder and the bucket, a lock for each object, and what sends, brings and removes packages."""
 
-    def push_package(self, folder: Path, key: str = "", tell: Count = uncounted) -> bool:
+    def __init__(self, where: StorageLocation) -> None:
+        self.store, self.folder = ObjectStore(where.uri, where.timeout), where.folder
+        self.store.compares &= where.compares
+        self.fence: Fence | None = None
+        """What keeps this process from changing records when it no longer holds their lease; None: nobody else does."""
+
+    def key(self, path: Path) -> str:
+        return inside(path.relative_to(self.folder).as_posix())
+
+    def path(self, key: str) -> Path:
+        return self.folder / inside(key)
+
+    def lock(self, key: str, timeout_s: float = math.inf) -> AbstractContextManager[bool]:
+        """For what only one process of this node at a time may do: whether this one may, within `timeout_s`."""
+        return file_lock(self._lock_of(key), timeout_s)
+
+    def in_turn(self, key: str) -> AbstractContextManager[None]:
+        """For a package, which only one process of this node at a time sends, brings or removes."""
+        return in_turn(self._lock_of(key), f"is busy with {key}")
+
+    def _lock_of(self, key: str) -> Path:
+        place = self.folder / ".locks"
+        place.mkdir(parents=True, exist_ok=True)
+        return place / f"{digest(key.encode())[:32]}.lock"
+
+    def push_package(
+        self, folder: Path, key: str = "", tell: Count = uncounted, listed: Mapping[str, Entry] | None = None
+    ) -> bool:
         """Uploads the folder, to its own key or to another one, unless the bucket has it as it is. The manifest comes
-        last. `tell` hears of the bytes that are sent. Returns whether anything was."""
+        last. `tell` hears of the bytes that are sent. Returns whether anything was.
+
+        `listed` has the objects below the key, and may have others, if the caller has just listed them."""
         key = key or self.key(folder)
-        entries = self.store.entries(key)
+        entries = self.store.entries(key) if listed is None else listed
         if self.has_package(folder, key, entries):
             return False
         files = self.files_of(folder)
@@ -69,7 +106,8 @@ class Packages(MirrorBase):
         names = {name: f"{key}/{name}" for name in files}
         self.store.remove(manifest_key(key))
         together(lambda name: self.store.upload(folder / name, names[name], count), files)
-        together(self.store.remove, entries.keys() - set(names.values()) - {manifest_key(key)})
+        mine = {at for at in entries if at.startswith(f"{key}/")}
+        together(self.store.remove, mine - set(names.values()) - {manifest_key(key)})
         self.store.write(manifest_key(key), manifest)
         return True
 
@@ -258,3 +296,25 @@ def _files_in(manifest: bytes | None) -> Any:
         return json.loads(manifest or b"")["files"]
     except (ValueError, KeyError, TypeError):
         return None
+
+
+def together(work: Callable[[str], Result], names: Iterable[str]) -> list[Result]:
+    """The results of several requests at once; the first error is raised when all have ended."""
+    each_name = list(names)
+    if len(each_name) < 2:
+        return [work(name) for name in each_name]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return list(pool.map(work, each_name))
+
+
+def document(value: object) -> bytes:
+    return json.dumps(value, sort_keys=True).encode()
+
+
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def write_below(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, data)

@@ -24,7 +24,7 @@ from babeltune.files import plain, sha256_of
 from babeltune.schema.cluster import Cluster
 from babeltune.schema.records import Report
 from babeltune.schema.storage_location import StorageLocation
-from babeltune.storage import mirror_base
+from babeltune.storage import packages
 from babeltune.storage.fence import unstamped
 from babeltune.storage.mirror import Mirror
 from babeltune.storage.object_store import Entry, ObjectStore
@@ -47,7 +47,7 @@ from babeltune.sweep.sync import driver as driver_module
 from babeltune.sweep.sync import leased_folder
 from babeltune.sweep.sync.checkpoint_names import latest_names
 from babeltune.sweep.sync.driver import DriverSync
-from babeltune.sweep.sync.fencing import BucketLease, TrialFence
+from babeltune.sweep.sync.fencing import BucketLease, trial_fence
 from babeltune.sweep.sync.worker import pull_trial, push_trial
 from babeltune.training.checkpoint import MANIFEST, REPORTS, checkpoint_folder, last_good, read_reports
 from waiting import PATIENCE_S, wait_until
@@ -426,7 +426,7 @@ class OnABucket(TwoDrivers):
             StorageLocation(uri="memory://model", cache=str(self.place / f"{machine.name}-{machine.nodes}"))
         )
         mirror.store = Connection(self.bucket, process, fenced=self.fenced)
-        mirror.fence = TrialFence(BucketLease(mirror.store, "s"), token)
+        mirror.fence = trial_fence(BucketLease(mirror.store, "s"), token)
         mirror.in_turn = partial(in_turn, mirror, process)  # type: ignore[method-assign]
         folder = mirror.path(TRIAL)
         pulled = False
@@ -499,7 +499,7 @@ FIRST = settings(FEW, max_examples=300, phases=[Phase.generate], report_multiple
 @pytest.fixture
 def in_steps(monkeypatch):
     """A process makes one request at a time, and none by a clock that the model does not set."""
-    monkeypatch.setattr(mirror_base, "AT_ONCE", 1)
+    monkeypatch.setattr(packages, "AT_ONCE", 1)
     monkeypatch.setattr(leased_folder, "renewed", lambda _: nullcontext())
     monkeypatch.setattr(driver_module, "RENEWAL_INTERVAL_S", PATIENCE_S)
     monkeypatch.setattr(fencing, "ANSWER_S", PATIENCE_S)
@@ -571,7 +571,7 @@ def open_trials(tmp_path):
     cluster = Cluster(storage=f"file://{tmp_path}/bucket", cache=str(tmp_path / "cache"), storage_timeout=30.0)
     sync = DriverSync(cluster, SweepFolder(cluster.folder / SWEEP))
     sync.mirror.store = Watched(cluster.storage, lambda: None)
-    for number in range(2 * mirror_base.AT_ONCE):
+    for number in range(2 * packages.AT_ONCE):
         sync.mirror.store.write(f"{SWEEP}/trials/t{number:04d}/{REPORTS}", b"{}\n")
     return sync, sync.mirror.store
 
@@ -594,9 +594,9 @@ def test_a_driver_renews_its_lease_while_it_takes_over(open_trials, monkeypatch)
 
 def test_trials_are_claimed_several_at_once_with_two_requests_each(open_trials):
     sync, store = open_trials
-    store.claimed = partial(threading.Barrier(mirror_base.AT_ONCE).wait, PATIENCE_S)
+    store.claimed = partial(threading.Barrier(packages.AT_ONCE).wait, PATIENCE_S)
     with sync:
         reports = [key for key in store.requests if key.endswith(REPORTS)]
-        assert len(reports) == 2 * mirror_base.AT_ONCE
+        assert len(reports) == 2 * packages.AT_ONCE
         assert [unstamped(ObjectStore(store.uri).read(key))[1].token for key in reports] == [1] * len(reports)
         assert {store.requests[key] for key in reports} == {3}, "one more brings the record to this machine"

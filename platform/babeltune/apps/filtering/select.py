@@ -63,7 +63,8 @@ def read_pairs(path: str, columns: Columns | None, *, drop: bool = False, codec:
     content = hashlib.sha256()
     refusals = Refusals("--on-error drop", drop)
     source, target = [], []
-    for line, cells in refusals.count(pair_rows(path, columns, content, codec)):
+    for line, cells in pair_rows(path, columns, content, codec):
+        refusals.rows += 1
         if isinstance(cells, Fault):
             refusals.refuse(f"{path}:{line}", cells)
         else:

@@ -26,7 +26,7 @@ from babeltune.schema.cluster import Cluster
 from babeltune.schema.records import Report
 from babeltune.stages import UPLOADING, Progress, no_progress
 from babeltune.storage.mirror import Mirror
-from babeltune.storage.mirror_base import write_below
+from babeltune.storage.packages import write_below
 from babeltune.sweep.state.fencing import RENEWAL_INTERVAL_S, Clock
 from babeltune.sweep.state.folder import REQUESTS, SweepFolder
 from babeltune.sweep.state.messages import TrialAssignment, TrialOutcome

@@ -6,9 +6,7 @@ A late write of the earlier driver expects the record without that token, so the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from babeltune.storage.fence import Stamp, unstamped
+from babeltune.storage.fence import Fence, Stamp, unstamped
 from babeltune.storage.object_store import Entry, ObjectStore
 from babeltune.sweep.state.fencing import OWNER, HeldLease, Lease, OvertakenError, Version, refuse_other_token
 from babeltune.sweep.state.log import LEDGER
@@ -61,41 +59,11 @@ def claim(store: ObjectStore, key: str, token: int, listed: Entry | None = None)
         entry = store.entry(key)
 
 
-@dataclass(frozen=True)
-class DriverFence:
-    """The fence that a driver's mirror asks before it changes a record."""
-
-    held: HeldLease
-
-    @property
-    def token(self) -> int:
-        return self.held.token
-
-    def before_write(self) -> None:
-        self.held.before_write()
-
-    def check(self) -> None:
-        self.held.check()
-
-    def stamp(self, key: str) -> Stamp | None:
-        return Stamp(self.token) if key.endswith(f"/{LEDGER}") else None
+def driver_fence(held: HeldLease) -> Fence:
+    """What a driver's mirror asks before it changes a record. It asks the bucket only if the lease may be taken."""
+    return Fence(held.token, held.check, LEDGER, held.before_write)
 
 
-@dataclass
-class TrialFence:
-    """The fence that a worker's mirror asks before it changes a record of its trial."""
-
-    record: BucketLease
-    token: int
-    since: int = 0
-    """The first token whose checkpoints count, as the trial's reports in the bucket say."""
-
-    def before_write(self) -> None:
-        """A worker does not know when its driver renewed the lease: the record's version alone decides."""
-
-    def check(self) -> None:
-        """Raises `FencedError` if another driver has the sweep."""
-        refuse_other_token(self.record.sweep, self.record.read()[0], self.token)
-
-    def stamp(self, key: str) -> Stamp | None:
-        return Stamp(self.token, self.since) if key.endswith(f"/{REPORTS}") else None
+def trial_fence(record: BucketLease, token: int) -> Fence:
+    """What a worker's mirror asks before it changes a record of its trial. It raises `FencedError`."""
+    return Fence(token, lambda: refuse_other_token(record.sweep, record.read()[0], token), REPORTS)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from babeltune.errors import ObjectStoreError
 from babeltune.storage.mirror import Mirror
-from babeltune.storage.mirror_base import together
+from babeltune.storage.packages import together
 from babeltune.sweep.state.fencing import OWNER
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.log import LEDGER, log_of

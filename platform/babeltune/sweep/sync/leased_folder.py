@@ -13,15 +13,15 @@ from pathlib import Path
 
 from babeltune.files import make_folders, write_whole
 from babeltune.storage.mirror import Mirror
-from babeltune.storage.mirror_base import together
 from babeltune.storage.object_store import Entry
+from babeltune.storage.packages import together
 from babeltune.sweep.state.fencing import EXPIRY_S, OWNER, Clock, HeldLease, Lease, acquire, renewed
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.heartbeat import here
 from babeltune.sweep.state.lease import recorded_driver, running_elsewhere
 from babeltune.sweep.state.log import LEDGER, log_of
 from babeltune.sweep.state.progress import is_driven
-from babeltune.sweep.sync.fencing import BucketLease, DriverFence, claim
+from babeltune.sweep.sync.fencing import BucketLease, claim, driver_fence
 from babeltune.sweep.sync.view import StorageView, records_in, records_there
 from babeltune.training.checkpoint import REPORTS
 
@@ -115,7 +115,7 @@ class LeasedFolder:
         expiry = max(EXPIRY_S, self._timeout + OUTAGE_MARGIN_S)
         mine = Lease(folder=here(self._folder)["folder"], expiry_s=expiry)
         held = acquire(record, mine, mine.shares_lock, self._clock, self._say)
-        self._held, self._mirror.fence = held, DriverFence(held)
+        self._held, self._mirror.fence = held, driver_fence(held)
         if not self._mirror.store.compares or not record.compares(held.lease):
             self._mirror.store.compares = False
             self._say("the storage does not compare versions, so a write of an earlier driver may come late")

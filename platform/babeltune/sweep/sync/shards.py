@@ -22,9 +22,8 @@ from babeltune.data.store_shards import DONE, ShardRecord
 from babeltune.files import draft_folder, plain
 from babeltune.schema.storage_location import StorageLocation
 from babeltune.storage.mirror import Mirror
-from babeltune.storage.mirror_base import together
 from babeltune.storage.object_store import ObjectStore
-from babeltune.storage.packages import manifest_key
+from babeltune.storage.packages import manifest_key, together
 
 Files = Mapping[str, bytes]
 """Contents of files by their names."""

@@ -20,8 +20,8 @@ from babeltune.errors import ObjectStoreError, StoreError
 from babeltune.files import locked, make_folders, remove_folder, write_whole
 from babeltune.schema.cluster import Cluster
 from babeltune.storage.mirror import Mirror
-from babeltune.storage.mirror_base import together
 from babeltune.storage.object_store import Entry
+from babeltune.storage.packages import together
 from babeltune.sweep.state.fencing import OWNER
 from babeltune.sweep.state.folder import LABELS, REQUESTS, SweepFolder, find_sweep, sweep_folders
 from babeltune.sweep.state.log import LEDGER

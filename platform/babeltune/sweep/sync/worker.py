@@ -29,10 +29,10 @@ from babeltune.schema.storage_location import DAY_S, StorageLocation
 from babeltune.stages import LEAST_RATED_S, UPLOADING, Stage
 from babeltune.storage.fence import Stamp, unstamped
 from babeltune.storage.mirror import Mirror
-from babeltune.storage.object_store import is_local
+from babeltune.storage.object_store import Entry, is_local
 from babeltune.sweep.state.messages import TrialAssignment
 from babeltune.sweep.sync.checkpoint_names import checkpoints_there, latest_names, names_in, parts_of
-from babeltune.sweep.sync.fencing import BucketLease, TrialFence
+from babeltune.sweep.sync.fencing import BucketLease, trial_fence
 from babeltune.sweep.sync.housekeeping import evict
 from babeltune.sweep.sync.view import bring_stores
 from babeltune.training.checkpoint import (
@@ -143,7 +143,7 @@ def on_this_node(
         raise NodeError(f"cannot open the storage: {error}") from error
     prepared, folder = mirror.path(assignment.prepared), mirror.path(assignment.folder)
     if assignment.token:
-        mirror.fence = TrialFence(BucketLease(mirror.store, assignment.folder.split("/")[1]), assignment.token)
+        mirror.fence = trial_fence(BucketLease(mirror.store, assignment.folder.split("/")[1]), assignment.token)
 
     def waiting(request: Callable[[], object]) -> None:
         with_retries(request, LONGER * where.timeout, reports.stopped)
@@ -288,8 +288,7 @@ def _adopted(mirror: Mirror, key: str) -> tuple[bytes, Stamp]:
         if mirror.store.write_if(at, mine.line(), entry.version) is not None:
             data, stamp = b"", mine
             break
-    if isinstance(fence, TrialFence):
-        fence.since = stamp.since
+    fence.since = stamp.since
     return data, stamp
 
 
@@ -315,24 +314,25 @@ def push_trial(mirror: Mirror, folder: Path) -> None:
     mine = _checkpoints(folder)
     if mirror.fence is not None and mine:
         mirror.fence.check()
-    names = _push_checkpoints(mirror, folder, mine)
+    entries = mirror.store.entries(f"{mirror.key(folder)}/checkpoints") if mine else {}
+    names = _push_checkpoints(mirror, folder, mine, entries)
     mirror.push(folder / PROGRESS)
     if mirror.push(folder / REPORTS) and mine:
-        _drop_older(mirror, folder, mine, names)
+        _drop_older(mirror, folder, mine, names, entries)
 
 
-def _push_checkpoints(mirror: Mirror, folder: Path, mine: list[Path]) -> set[str]:
+def _push_checkpoints(mirror: Mirror, folder: Path, mine: list[Path], entries: Mapping[str, Entry]) -> set[str]:
     """The names in the bucket of the trial's checkpoints, once all are there that are sound here."""
     prefix = f"{mirror.key(folder)}/checkpoints"
-    entries = mirror.store.entries(prefix) if mine else {}
-    since = mirror.fence.since if isinstance(mirror.fence, TrialFence) else 0
+    since = mirror.fence.since if mirror.fence is not None else 0
     names, current = latest_names(prefix, entries, since), set()
     for path in mine:
         latest = names.get(path.name)
         if latest is None or (_sound(mirror, path) and not mirror.has_package(path, f"{prefix}/{latest}", entries)):
             latest = path.name if mirror.fence is None else f"{path.name}-{mirror.fence.token}"
             if _sound(mirror, path):
-                mirror.push_package(path, f"{prefix}/{latest}", partial(_note_upload, folder, time.time()))
+                tell = partial(_note_upload, folder, time.time())
+                mirror.push_package(path, f"{prefix}/{latest}", tell, entries)
         current.add(latest)
     return current
 
@@ -348,11 +348,10 @@ def _note_upload(folder: Path, begun: float, done: int, of: int) -> None:
         write_json(folder / PROGRESS, {**progress, "stage": plain(stage)}, durable=False)
 
 
-def _drop_older(mirror: Mirror, folder: Path, mine: list[Path], names: set[str]) -> None:
+def _drop_older(mirror: Mirror, folder: Path, mine: list[Path], names: set[str], entries: Mapping[str, Entry]) -> None:
     """Removes checkpoints from the bucket that this trial's reports have superseded, and none that a later driver has
-    sent. One that is merely not here stays: this node may have given up its copy."""
+    sent. One that is merely not here stays: this node may have given up its copy. `entries` lists the checkpoints."""
     prefix = f"{mirror.key(folder)}/checkpoints"
-    entries = mirror.store.entries(prefix)
     last = max((path for path in mine if path.name.isdigit()), default=None)
     token = mirror.fence.token if mirror.fence is not None else 0
     latest, needed = (int(last.name), _needed(folder, last)) if last is not None else (0, None)
