@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from audits import read_audit
 from babeltune.cli import app, main, terminal_view
+from babeltune.cli.common import registered
 from babeltune.files import plain
 from babeltune.method import load_method
 from babeltune.planning.sweep_file import read_sweep
@@ -857,3 +858,16 @@ def test_ui_serves_the_runs_on_this_machine_only(home, loopback_only):
     finally:
         os.killpg(process.pid, signal.SIGTERM)
         process.wait(PATIENCE_S)
+
+
+def test_a_registered_model_needs_no_models_before_its_name(tmp_path, monkeypatch):
+    (tmp_path / "folder@home").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert registered("static@champion") == "models:/static@champion"
+    for name in ("folder@home", "models:/static@champion", "team/model@main", "static/t0003", None):
+        assert registered(name) == name
+    said = "NAME@ALIAS"
+    for name, command in get_command(app).commands.items():
+        for each in command.params:
+            if said in (getattr(each, "help", "") or "") and name != "serve":  # which knows the alias that it follows
+                assert each.callback(None, each, "a@b") == "models:/a@b", (name, each.name)
