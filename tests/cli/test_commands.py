@@ -871,3 +871,16 @@ def test_a_registered_model_needs_no_models_before_its_name(tmp_path, monkeypatc
         for each in command.params:
             if said in (getattr(each, "help", "") or "") and name != "serve":  # which knows the alias that it follows
                 assert each.callback(None, each, "a@b") == "models:/a@b", (name, each.name)
+
+
+@pytest.mark.parametrize(
+    "words", [("export", "a@best", "--out", "x"), ("check", "a@best", "--queries", "t.txt"), ("push", "a@best", "./x")]
+)
+def test_an_alias_that_there_is_not_is_one_line(words, command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("BABELTUNE_HOME", str(tmp_path / "home"))
+    (tmp_path / "t.txt").write_text("".join(f"Boat {number}.\n" for number in range(100)), encoding="utf-8")
+    code, said, line = command(*words)
+    assert (code, said, line.count("\n")) == (2, "", 1)
+    assert "has no models:/a@best" in line
+    assert "`babeltune promote` registers one" in line
