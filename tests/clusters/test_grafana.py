@@ -39,37 +39,37 @@ def expressions():
 
 
 class Metric:
-    """Stands in for one of Ray's, and writes down what it is told."""
+    """Stands in for one of Ray's, and writes down what it is sent."""
 
-    told: ClassVar[list[tuple[object, ...]]] = []
+    sent: ClassVar[list[tuple[object, ...]]] = []
 
     def __init__(self, name, description, tag_keys):
         self.name, self.tag_keys = name, tag_keys
 
     def set(self, value, tags):
         assert set(tags) == set(self.tag_keys)
-        Metric.told.append((self.name, value, *[tags[key] for key in self.tag_keys[1:]]))
+        Metric.sent.append((self.name, value, *[tags[key] for key in self.tag_keys[1:]]))
 
     inc = set
 
 
 @pytest.fixture
-def told(monkeypatch):
-    """What a sweep's metrics are told."""
+def sent(monkeypatch):
+    """What a sweep's metrics are sent."""
     monkeypatch.setattr(gauges, "Gauge", Metric)
     monkeypatch.setattr(gauges, "Counter", Metric)
-    monkeypatch.setattr(Metric, "told", [])
-    return Metric.told
+    monkeypatch.setattr(Metric, "sent", [])
+    return Metric.sent
 
 
 def report(index, score):
     return Report(index=index, step=index, pairs=100 * index, seconds=1, metrics={"dev/everyday/accuracy": score})
 
 
-def test_every_panel_asks_for_metrics_that_there_are(tiny_file, told):
+def test_every_panel_asks_for_metrics_that_there_are(tiny_file, sent):
     SweepGauges(read_sweep(tiny_file), "a").show("start", SweepLog(Path("none")))
     ours = {f"ray_{name}" for name in re.findall(r'"(babeltune_\w+)"', Path(gauges.__file__).read_text("utf-8"))}
-    assert {f"ray_{name}" for name, *_ in told} < ours
+    assert {f"ray_{name}" for name, *_ in sent} < ours
     panels = Path(ray.__file__).parent / "dashboard/modules/metrics/dashboards/default_dashboard_panels.py"
     assert all(f"{name}{{" in panels.read_text(encoding="utf-8") for name in OF_CORE)
     there = ours | OF_CORE | {f"ray_{name}" for name in METRICS_GAUGES}
@@ -88,25 +88,25 @@ def test_panels_do_not_lie_on_one_another_and_have_a_text():
     assert set(re.findall(r"\$\{?(\w+)", json.dumps(BOARD))) == variables
 
 
-def test_gauges_count_trials_values_and_pairs_of_this_driver(tiny_file, told, tmp_path):
+def test_gauges_count_trials_values_and_pairs_of_this_driver(tiny_file, sent, tmp_path):
     log = SweepLog(tmp_path / "none")
     shown = SweepGauges(read_sweep(tiny_file), "a")
     for number in (0, 1):
         log.take({"event": "start", "number": number})
     log.trials[0].logged[1] = report(1, 0.25)  # of an earlier driver
     shown.show("start", log)
-    assert ("babeltune_trials", 2, "running") in told
-    assert ("babeltune_best", 0.25, "dev/everyday/accuracy") in told
-    assert not [name for name, *_ in told if name == "babeltune_pairs_total"]
+    assert ("babeltune_trials", 2, "running") in sent
+    assert ("babeltune_best", 0.25, "dev/everyday/accuracy") in sent
+    assert not [name for name, *_ in sent if name == "babeltune_pairs_total"]
     log.trials[0].logged[2], log.trials[1].logged[1] = report(2, 0.125), report(1, 0.5)
-    told.clear()
+    sent.clear()
     shown.show("report", log)
-    assert not told, "a report within the interval"
+    assert not sent, "a report within the interval"
     log.take({"event": "end", "number": 1, "state": "COMPLETE", "kind": "finished"})
     shown.show("end", log)
-    assert ("babeltune_trials", 1, "finished") in told
-    assert ("babeltune_best", 0.5, "dev/everyday/accuracy") in told
-    assert ("babeltune_pairs_total", 200) in told
+    assert ("babeltune_trials", 1, "finished") in sent
+    assert ("babeltune_best", 0.5, "dev/everyday/accuracy") in sent
+    assert ("babeltune_pairs_total", 200) in sent
 
 
 @contextmanager
