@@ -58,7 +58,9 @@ NEEDS_ENCODER = "needs_encoder"
 """The marker of tests that are skipped where the papers' texts are not at hand."""
 NEEDS_CHROMIUM = "needs_chromium"
 """The marker of tests that are skipped where there is no Chromium: it is no package of Python."""
-EXCUSED = frozenset({NEEDS_GPU, NEEDS_PAPERS, NEEDS_CHROMIUM, NEEDS_ENCODER})
+NEEDS_PROMETHEUS = "needs_prometheus"
+"""The marker of tests that are skipped where there is no Prometheus."""
+EXCUSED = frozenset({NEEDS_GPU, NEEDS_PAPERS, NEEDS_CHROMIUM, NEEDS_ENCODER, NEEDS_PROMETHEUS})
 """A test with one of these markers may be skipped on a machine without what it needs."""
 skipped: list[str] = []
 

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from audits import read_audit
 from babeltune.cli import app, main, terminal_view
+from babeltune.cli.common import registered
 from babeltune.files import plain
 from babeltune.method import load_method
 from babeltune.planning.sweep_file import read_sweep
@@ -857,3 +858,29 @@ def test_ui_serves_the_runs_on_this_machine_only(home, loopback_only):
     finally:
         os.killpg(process.pid, signal.SIGTERM)
         process.wait(PATIENCE_S)
+
+
+def test_a_registered_model_needs_no_models_before_its_name(tmp_path, monkeypatch):
+    (tmp_path / "folder@home").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert registered("static@champion") == "models:/static@champion"
+    for name in ("folder@home", "models:/static@champion", "team/model@main", "static/t0003", None):
+        assert registered(name) == name
+    said = "NAME@ALIAS"
+    for name, command in get_command(app).commands.items():
+        for each in command.params:
+            if said in (getattr(each, "help", "") or "") and name != "serve":  # which knows the alias that it follows
+                assert each.callback(None, each, "a@b") == "models:/a@b", (name, each.name)
+
+
+@pytest.mark.parametrize(
+    "words", [("export", "a@best", "--out", "x"), ("check", "a@best", "--queries", "t.txt"), ("push", "a@best", "./x")]
+)
+def test_an_alias_that_there_is_not_is_one_line(words, command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("BABELTUNE_HOME", str(tmp_path / "home"))
+    (tmp_path / "t.txt").write_text("".join(f"Boat {number}.\n" for number in range(100)), encoding="utf-8")
+    code, said, line = command(*words)
+    assert (code, said, line.count("\n")) == (2, "", 1)
+    assert "has no models:/a@best" in line
+    assert "`babeltune promote` registers one" in line

@@ -36,6 +36,18 @@ for words in commands:
 LivePage(SweepFolder(path)).html()
 check(["watch"])
 """
+REFUSED = """
+import sys
+from babeltune.cli import app
+from babeltune.errors import BabeltuneError
+for words in (["push", "a@champion", "team/a"], ["index", "a@champion", sys.argv[1], "--out", "ix"]):
+    try:
+        app(words, standalone_mode=False)
+    except BabeltuneError as error:
+        print(error)
+    if "torch" in sys.modules:
+        sys.exit(f"{' '.join(words)} loads torch before it refuses")
+"""
 
 
 def test_no_reading_command_loads_what_only_training_needs(tmp_path, tiny_file):
@@ -47,3 +59,15 @@ def test_no_reading_command_loads_what_only_training_needs(tmp_path, tiny_file):
     command = [sys.executable, "-c", PROGRAM, str(folder.path), str(tmp_path / "report.html")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_wrong_input_is_refused_before_torch_is_loaded(tmp_path):
+    table = tmp_path / "table.csv"
+    table.write_text("number;text\n1;A boat.\n2;A house.\n", encoding="utf-8")
+    environment = {name: value for name, value in os.environ.items() if name != "HF_TOKEN"}
+    command = [sys.executable, "-c", REFUSED, str(table)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    token, column = done.stdout.splitlines()
+    assert "set HF_TOKEN" in token
+    assert "index: --column" in column

@@ -235,6 +235,11 @@ def test_a_decision_shows_its_reasons_scores_and_no_folder_when_refused():
     assert "0.1000" in text
     assert "0.0400" in text
     assert "model:" not in text
+    assert "next:" not in text
+    registered = "models:/s@champion (version 1)"
+    promoted = replace(decision, verdict="promote", reasons=(), folder="out", registered=registered)
+    last = shown(lambda console: show_decision(promoted, console)).split("next: ")[1]
+    assert last.startswith("`babeltune serve s@champion` · `babeltune index s@champion FILES --out my-index`")
 
 
 def test_a_method_shows_every_setting_with_its_source():

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import secrets
 import shlex
 import shutil
 import socket
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 import zipfile
@@ -40,6 +37,7 @@ from babeltune.schema.cluster import read_cluster
 from babeltune.sweep.driver.baselines import own_scores, shape_speeds
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.sync.audit import ACTOR, who
+from heads import environment_of_head, started_head
 from made_sweeps import states
 from ports import free_port, listens
 from toy_plugin import PACKAGE, importable, install, make_source
@@ -69,14 +67,11 @@ def head(loopback_only, place):
     token = place / "token"
     token.touch(mode=0o600)
     token.write_text(TOKEN)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "HF_HUB_OFFLINE": "1"}
-    environment |= {"OMP_NUM_THREADS": "1", "RAY_worker_niceness": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    environment |= {"PIP_NO_INDEX": "1", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    environment.pop("PYTHONPATH", None)
+    environment = environment_of_head(token) | {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INDEX": "1"}
     with contextlib.ExitStack() as stack:
         for _ in range(STARTS):
-            process, port = stack.enter_context(started_head(environment, place / "head.log"))
+            process, ports, _ = stack.enter_context(started_head(environment, place / "head.log"))
+            port = ports["dashboard"]
             wait_until(lambda: process.poll() is not None or listens(port))  # noqa: B023
             if process.poll() is None:
                 break
@@ -86,31 +81,6 @@ def head(loopback_only, place):
 
 STARTS = 3
 """Times that a head is started: Ray gives up one whose dashboard a busy machine holds up."""
-
-
-@contextlib.contextmanager
-def started_head(environment, log):
-    """The process of `ray start --head`, and the port of its dashboard."""
-    port, dashboard, agent, agent_rpc, client = (free_port() for _ in range(5))
-    command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--disable-usage-stats"]
-    command += ["--node-ip-address=127.0.0.1", "--dashboard-host=127.0.0.1", f"--port={port}"]
-    command += [f"--dashboard-port={dashboard}", f"--dashboard-agent-listen-port={agent}"]
-    command += [f"--dashboard-agent-grpc-port={agent_rpc}", f"--ray-client-server-port={client}"]
-    own = tempfile.mkdtemp(dir="/tmp")  # short, for Ray puts sockets there; in the common one jobs find other heads
-    command += ["--num-cpus=4", f"--object-store-memory={200 * 2**20}", f"--temp-dir={own}"]
-    with log.open("w") as said:
-        process = subprocess.Popen(command, env=environment, stdout=said, stderr=said, start_new_session=True)
-    try:
-        yield process, dashboard
-    finally:  # `ray start --block` takes half a minute to end by SIGTERM
-        with contextlib.suppress(psutil.NoSuchProcess):
-            family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-            for one in family:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    one.kill()
-            psutil.wait_procs(family, timeout=PATIENCE_S)
-        process.wait(PATIENCE_S)
-        shutil.rmtree(own, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -254,6 +255,13 @@ def folder_of(name: str | None, cluster: str | None) -> SweepFolder:
 def with_cluster(file: str | None) -> str:
     """The option ` --cluster FILE` for a command in a message; empty for this machine."""
     return f" --cluster {shlex.quote(file)}" if file else ""
+
+
+def registered(value: str | None) -> str | None:
+    """A model's name; NAME@ALIAS stands for models:/NAME@ALIAS, unless it is a folder."""
+    if value is None or "@" not in value or "/" in value or Path(value).is_dir():
+        return value
+    return f"models:/{value}"
 
 
 def finite(value: float | None) -> float | None:

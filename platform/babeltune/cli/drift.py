@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from babeltune.cli.common import ClusterFile, Json, cluster_of, out, say, steps_shown
+from babeltune.cli.common import ClusterFile, Json, cluster_of, out, registered, say, steps_shown
 from babeltune.cli.mining import FIRST, Codec
 from babeltune.cli.program import app
 
@@ -21,7 +21,7 @@ DRIFTED = 4
 
 @app.command()
 def check(
-    model: Annotated[str, typer.Argument(help="A promoted folder, SWEEP/t0003, or models:/NAME@ALIAS.")],
+    model: Annotated[str, typer.Argument(help="A promoted folder, SWEEP/t0003, or NAME@ALIAS.", callback=registered)],
     queries: Annotated[Path, typer.Option(help="What users asked: text, one query a line, or a table.")],
     against: Annotated[
         Path | None, typer.Option(help="Earlier queries, which count in place of the training text.")

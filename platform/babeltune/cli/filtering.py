@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.table import Table
 
-from babeltune.cli.common import ClusterFile, Json, out, say, say_line, steps_shown, warn
+from babeltune.cli.common import ClusterFile, Json, out, registered, say, say_line, steps_shown, warn
 from babeltune.cli.mining import (
     Codec,
     Columns,
@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 @app.command("filter")
 def filter_(
     pairs: Annotated[str, typer.Argument(help="Pairs: a TSV, or another format that `init` reads; packed or not.")],
-    model: Annotated[str, typer.Argument(help="A model folder, hub id, or models:/NAME@ALIAS, which scores.")],
+    model: Annotated[
+        str, typer.Argument(help="The model that scores: a folder, hub id, or NAME@ALIAS.", callback=registered)
+    ],
     out_: Annotated[Path, typer.Option("--out", help="A new folder for the subsets and report.json.")],
     tokens: Annotated[str, typer.Option(help="Sizes in target tokens, such as 1000000,2000000.")],
     columns: Columns = None,

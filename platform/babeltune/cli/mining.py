@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from babeltune.cli.common import ClusterFile, Json, cluster_of, finite, out, say, steps_shown, warn
+from babeltune.cli.common import ClusterFile, Json, cluster_of, finite, out, registered, say, steps_shown, warn
 from babeltune.cli.program import app
 from babeltune.errors import SpecError, check_all, counted
 from babeltune.files import check_place
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 TextFile = Annotated[
     Path, typer.Argument(help="Text, one sentence a line; gzip, bzip2, xz, Zstandard and ZIP are unpacked.")
 ]
-ModelName = Annotated[str, typer.Argument(help="A model folder, hub id, or models:/NAME@ALIAS.")]
+ModelName = Annotated[str, typer.Argument(help="A model folder, hub id, or NAME@ALIAS.", callback=registered)]
 Neighbours = Annotated[int, typer.Option("--k", help="Neighbours of each sentence.", min=1)]
 MarginName = Annotated[
     Literal["ratio", "distance", "absolute"],
@@ -50,6 +50,7 @@ TargetModel = Annotated[
     typer.Option(
         "--target-model",
         help="What encodes the targets, such as the teacher of MODEL, with its own prompt; MODEL when left out.",
+        callback=registered,
     ),
 ]
 Columns = Annotated[

@@ -21,6 +21,7 @@ from babeltune.cli.common import (
     finite,
     folder_of,
     out,
+    registered,
     say,
     steps_shown,
     warn,
@@ -98,7 +99,8 @@ def evaluate(
     name: Annotated[
         str,
         typer.Argument(
-            help="A model folder, hub id, SWEEP/t0003, or models:/NAME@ALIAS; or, with --model, a sweep.",
+            help="A model folder, hub id, SWEEP/t0003, or NAME@ALIAS; or, with --model, a sweep.",
+            callback=registered,
             metavar="MODEL|SWEEP",
         ),
     ],
@@ -106,7 +108,10 @@ def evaluate(
         str | None, typer.Option("--with", help="A sweep file or overlay whose data section is scored.")
     ] = None,
     model: Annotated[
-        str | None, typer.Option("--model", help="Score this model on the sets of the sweep that is named first.")
+        str | None,
+        typer.Option(
+            "--model", help="Score this model on the sets of the sweep that is named first.", callback=registered
+        ),
     ] = None,
     test: Annotated[bool, typer.Option("--test", help="Open the sealed test sets; this is recorded.")] = False,
     prompt: Annotated[
@@ -147,9 +152,12 @@ def evaluate(
 @app.command()
 def compare(
     first: Annotated[
-        str, typer.Argument(help="A model folder, hub id, SWEEP/t0003, or models:/NAME@ALIAS.", metavar="A")
+        str,
+        typer.Argument(help="A model folder, hub id, SWEEP/t0003, or NAME@ALIAS.", metavar="A", callback=registered),
     ],
-    second: Annotated[str, typer.Argument(help="The model that is compared with it.", metavar="B")],
+    second: Annotated[
+        str, typer.Argument(help="The model that is compared with it.", metavar="B", callback=registered)
+    ],
     sweep: Annotated[
         str | None, typer.Option(help="The sweep whose dev sets count; that of A or B, if one is a trial.")
     ] = None,
@@ -168,7 +176,7 @@ def compare(
 
 @app.command()
 def export(
-    model: Annotated[str, typer.Argument(help="A folder, SWEEP/t0003, or models:/NAME@ALIAS.")],
+    model: Annotated[str, typer.Argument(help="A folder, SWEEP/t0003, or NAME@ALIAS.", callback=registered)],
     out_: Annotated[Path, typer.Option("--out", help="Where the new folder goes.")],
     format_: Annotated[
         Literal["static", "onnx"] | None,
@@ -208,8 +216,10 @@ def export(
 
 @app.command()
 def adapter(
-    old: Annotated[str, typer.Argument(help="The model of the index: a folder, SWEEP/t0003, or models:/NAME@ALIAS.")],
-    new: Annotated[str, typer.Argument(help="The model that encodes queries from now on.")],
+    old: Annotated[
+        str, typer.Argument(help="The model of the index: a folder, SWEEP/t0003, or NAME@ALIAS.", callback=registered)
+    ],
+    new: Annotated[str, typer.Argument(help="The model that encodes queries from now on.", callback=registered)],
     out_: Annotated[Path, typer.Option("--out", help="Where the new folder goes.")],
     sweep: Annotated[str | None, typer.Option(help="The sweep whose text and dev sets count; NEW's own.")] = None,
     least: Annotated[
@@ -232,7 +242,9 @@ def adapter(
 
 @app.command()
 def push(
-    model: Annotated[str, typer.Argument(help="A model folder or models:/NAME@ALIAS, with the card of its promotion.")],
+    model: Annotated[
+        str, typer.Argument(help="A model folder or NAME@ALIAS, with the card of its promotion.", callback=registered)
+    ],
     repo: Annotated[str, typer.Argument(help="OWNER/NAME of the Hugging Face hub, or a new folder such as ./out.")],
     license_: Annotated[
         str | None, typer.Option("--license", help="The model's licence, an id of the hub such as apache-2.0.")

@@ -195,6 +195,10 @@ def show_decision(decision: Decision, console: Console) -> None:
         console.print(f"model: {decision.folder}", markup=False)
     if decision.registered:
         console.print(f"registered: {decision.registered}", markup=False)
+    if decision.verdict == "promote" and "@" in decision.registered:
+        name = decision.registered.split()[0].removeprefix("models:/")
+        uses = (f"serve {name}", f"index {name} FILES --out my-index", f"export {name} --int8 --out small")
+        console.print("next: " + " · ".join(f"`babeltune {use}`" for use in uses), markup=False)
 
 
 def show_rungs(rungs: Sequence[Rung], console: Console) -> None:

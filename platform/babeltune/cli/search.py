@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from babeltune.cli.common import ClusterFile, Json, cluster_of, finite, out, say, steps_shown, warn
+from babeltune.cli.common import ClusterFile, Json, cluster_of, finite, out, registered, say, steps_shown, warn
 from babeltune.cli.mining import FIRST, GOES_ON, Codec, ModelName, Prompt, about_lines, encoding_of, models_of
 from babeltune.cli.program import app
 from babeltune.errors import SpecError, check_all, counted
@@ -23,10 +23,16 @@ Language = Annotated[
 @app.command()
 def canary(
     reference: Annotated[
-        str, typer.Argument(help="What is fitted: a folder of `promote` or `index`, its canary.json, or a model.")
+        str,
+        typer.Argument(
+            help="What is fitted: a folder of `promote` or `index`, its canary.json, or a model.", callback=registered
+        ),
     ],
     model: Annotated[
-        str, typer.Argument(help="A model folder, hub id, models:/NAME@ALIAS, or the URL of a server's embeddings.")
+        str,
+        typer.Argument(
+            help="A model folder, hub id, NAME@ALIAS, or the URL of a server's embeddings.", callback=registered
+        ),
     ],
     least: Annotated[
         float, typer.Option(help="The cosine that each of the sentences must reach.", callback=finite)
@@ -73,11 +79,12 @@ def index(
 
     Needs faiss: `pip install babeltune[faiss]`."""
     from babeltune.apps.mining.sentences import check_text
-    from babeltune.apps.mining.text_index import build_index
-    from babeltune.promotion.promote import check_free
+    from babeltune.promotion.model_files import check_free
 
     checks = (partial(check_text, file, codec, column) for file in files)
-    check_all(partial(check_free, out_), *checks)  # before the model
+    check_all(partial(check_free, out_), *checks)  # before torch and the model
+    from babeltune.apps.mining.text_index import build_index
+
     with steps_shown(FIRST, GOES_ON):
         models = models_of(model, cluster, prompt, language, language)
         columns = None if column is None else (column, column)
@@ -94,7 +101,8 @@ def search(
     folder: Annotated[Path, typer.Argument(help="A folder that `index` made.", metavar="FOLDER")],
     query: Annotated[str, typer.Argument(help="A text, in whatever language.")],
     model: Annotated[
-        str | None, typer.Option(help="What encodes the query: the model of the index, or an adapter for it.")
+        str | None,
+        typer.Option(help="What encodes the query: the model of the index, or an adapter.", callback=registered),
     ] = None,
     top: Annotated[int, typer.Option(help="How many texts.", min=1)] = 10,
     prompt: Prompt = None,

@@ -31,9 +31,7 @@ class ServedModels:
 def serve(
     models: Annotated[
         list[str],
-        typer.Argument(
-            help="Model folders, SWEEP/t0003, or models:/NAME@ALIAS, which is followed.", metavar="MODEL..."
-        ),
+        typer.Argument(help="Model folders, SWEEP/t0003, or NAME@ALIAS, which is followed.", metavar="MODEL..."),
     ],
     port: Annotated[int, typer.Option(help="The port to listen on.", min=1, max=65535)] = 5002,
     cluster: ClusterFile = None,

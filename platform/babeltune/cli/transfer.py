@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from babeltune.cli.common import ClusterFile, Json, cluster_of, out, say, say_line, steps_shown
+from babeltune.cli.common import ClusterFile, Json, cluster_of, out, registered, say, say_line, steps_shown
 from babeltune.cli.program import app
 from babeltune.errors import SpecError
 from babeltune.files import check_place, json_text, write_out
@@ -25,7 +25,7 @@ ENGLISH_CODES = ("en", "eng")
 
 @app.command()
 def transfer(
-    model: Annotated[str, typer.Argument(help="A model folder, hub id, or models:/NAME@ALIAS.")],
+    model: Annotated[str, typer.Argument(help="A model folder, hub id, or NAME@ALIAS.", callback=registered)],
     with_: Annotated[
         str | None, typer.Option("--with", help="The task's data set on the hub: a file of search_spaces/transfer.")
     ] = None,

@@ -22,10 +22,9 @@ from babeltune.models.hub import open_model
 from babeltune.promotion.canary import CANARY, SPACE, canary_by, in_language, write_canary
 from babeltune.promotion.candidate import dev_texts
 from babeltune.promotion.evaluate import weights_of
-from babeltune.promotion.export import write_folder
 from babeltune.promotion.fresh_scorer import encoder_of
+from babeltune.promotion.model_files import check_free, write_folder
 from babeltune.promotion.model_names import sweep_of, trial_of
-from babeltune.promotion.promote import check_free
 from babeltune.schema.cluster import Cluster
 from babeltune.sweep.state.folder import find_sweep
 from babeltune.sweep.sync.view import StorageView

@@ -9,8 +9,7 @@ one, and the first is the default."""
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,20 +21,19 @@ from babeltune.data.prepared import Prepared
 from babeltune.data.teacher import load_encoder
 from babeltune.data.tokens import bare_tokenizer, load_tokenizer
 from babeltune.errors import CheckpointError
-from babeltune.files import as_new_files, draft_of, json_text, make_folders, remove_left, sync
+from babeltune.files import json_text
 from babeltune.method import EVERY, Method
 from babeltune.models.dense import has_pooler
 from babeltune.models.encoder import Encoder, FrozenEncoder, StudentEncoder
 from babeltune.models.hub import quiet
 from babeltune.models.static import StaticEncoder
+from babeltune.promotion.model_files import write_folder
 from babeltune.schema.records import Student, Sweep, Trial
 from babeltune.training.build import token_set
 
 KIND = "sentence_transformers.models."
 """The module path of sentence-transformers' modules, by the name that every release knows."""
 LINEAR = "linear.Identity"
-SAFE = frozenset({".json", ".safetensors", ".md", ".txt", ".model", ".jinja", ".onnx"})
-"""What an exported folder may hold."""
 
 
 def export_trial(
@@ -81,30 +79,6 @@ def export(
         (draft / "README.md").write_text(card, encoding="utf-8")
 
     write_folder(write, folder)
-
-
-def write_folder(write: Callable[[Path], None], folder: Path, allowed: Set[str] = SAFE) -> None:
-    """The folder as `write` fills it, or nothing. `allowed`: the suffixes that its files may have."""
-    if folder.exists():
-        raise CheckpointError(f"{folder} exists already; name a new folder, or remove it first")
-    make_folders(folder.parent)
-    remove_left(folder)
-    draft = draft_of(folder)
-    try:
-        draft.mkdir()
-        write(draft)
-        unsafe = [path.name for path in draft.rglob("*") if path.is_file() and path.suffix not in allowed]
-        if unsafe:
-            raise CheckpointError(
-                f"the export would hold {', '.join(sorted(unsafe))}; only {', '.join(sorted(allowed))} are allowed"
-            )
-        as_new_files(draft)
-        for path in (*draft.rglob("*"), draft):
-            sync(path)
-        draft.rename(folder)
-        sync(folder.parent)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
 
 
 def _write(

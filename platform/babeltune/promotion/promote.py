@@ -7,14 +7,12 @@ card and its place in the registry."""
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from tempfile import mkdtemp
 
 from babeltune.errors import CheckpointError, PromotionError, SpecError
 from babeltune.files import draft_folder, in_turn, replace_folder, write_whole
@@ -24,10 +22,10 @@ from babeltune.promotion.card_facts import facts_of
 from babeltune.promotion.champion import Champion, champion_for, is_same, start_of, unfiltered
 from babeltune.promotion.decisions import Move, finish, intend, promotes, record_decision, settle
 from babeltune.promotion.drift import write_profile
-from babeltune.promotion.export import write_folder
 from babeltune.promotion.fresh_scorer import FreshScorer
 from babeltune.promotion.gates import Decision
 from babeltune.promotion.model_card import model_card
+from babeltune.promotion.model_files import check_free, unwritable, write_folder
 from babeltune.promotion.selection_rule import preferred
 from babeltune.promotion.soup import best_or_average, members_of
 from babeltune.promotion.verdict import weigh
@@ -196,17 +194,6 @@ def decided(
         raise
 
 
-def check_free(out: Path) -> None:
-    """`SpecError` unless a folder can be made at `out`."""
-    if os.path.lexists(out):
-        raise SpecError(f"--out {out} exists already; name a new folder")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        Path(mkdtemp(prefix=f".{out.name}.", dir=out.parent)).rmdir()
-    except OSError as error:
-        raise PromotionError(_unwritable(out, error)) from error
-
-
 def hand_over(model: Path, out: Path) -> None:
     """Copies the model's folder to `out`, whole or not at all. Raises `PromotionError` if that cannot be."""
     from babeltune.tracking.registry import FOR_MLFLOW
@@ -217,12 +204,7 @@ def hand_over(model: Path, out: Path) -> None:
     try:
         write_folder(copy, out)
     except (OSError, CheckpointError) as error:
-        raise PromotionError(_unwritable(out, error)) from error
-
-
-def _unwritable(out: Path, error: Exception) -> str:
-    why = getattr(error, "strerror", None) or error
-    return f"--out {out} cannot be written ({why}); no alias was moved; name a new folder that can be"
+        raise PromotionError(unwritable(out, error)) from error
 
 
 def recorded_run(candidate: Candidate, cluster: Cluster) -> str:

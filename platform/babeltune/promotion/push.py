@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from babeltune.errors import PromotionError, SpecError, from_network
-from babeltune.promotion.export import SAFE, write_folder
-from babeltune.promotion.model_names import model_folder
-from babeltune.promotion.promote import check_free
+from babeltune.promotion.model_files import SAFE, check_free, write_folder
 from babeltune.schema.cluster import Cluster
 from babeltune.stages import tell
 from babeltune.tracking.registry import FOR_MLFLOW
@@ -56,6 +54,8 @@ def push(model: str, repo: str, cluster: Cluster, *, license: str | None = None,
         raise SpecError(
             f"{model!r} is a trial, and has no card; `babeltune promote {model} --out FOLDER` makes a model"
         )
+    from babeltune.promotion.model_names import model_folder  # torch: a refusal above comes without it
+
     folder = Path(model_folder(model, cluster))
     card, license = complete_card(folder, model, license, None if place is not None else repo)
     files = {str(path.relative_to(folder)): path for path in _files_of(folder)}

@@ -25,10 +25,9 @@ from babeltune.files import draft_folder
 from babeltune.models.hub import open_model
 from babeltune.promotion.candidate import dev_texts
 from babeltune.promotion.evaluate import weights_of
-from babeltune.promotion.export import write_folder
+from babeltune.promotion.model_files import check_free, write_folder
 from babeltune.promotion.model_names import sweep_of, trial_of
 from babeltune.promotion.onnx_graph import write_graph
-from babeltune.promotion.promote import check_free
 from babeltune.promotion.small_encoder import SmallEncoder
 from babeltune.promotion.sweep_scores import Comparison, compare_models
 from babeltune.schema.cluster import Cluster

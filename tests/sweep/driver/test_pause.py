@@ -2,6 +2,8 @@
 
 import json
 import threading
+from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import ray
@@ -9,9 +11,11 @@ import ray
 from audits import read_audit
 from babeltune.planning.recorded import sweep_id
 from babeltune.planning.sweep_file import read_sweep
+from babeltune.schema.cluster import read_cluster
 from babeltune.sweep.driver.run import submit
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.log import LEDGER, log_of
+from babeltune.sweep.sync.view import StorageView
 from babeltune.training.checkpoint import checkpoint_folder, read_reports
 from conftest import cluster_at
 from waiting import PATIENCE_S, wait_until
@@ -31,17 +35,25 @@ def undisturbed(long_sweep, with_stores, tmp_path_factory, ray_cluster):
     return submit(long_sweep, cluster_at(with_stores(tmp_path_factory.mktemp("undisturbed"))))
 
 
+@contextmanager
+def driven(sweep, cluster, storage):
+    """The sweep while a thread drives it, once its first trial has reported: its folder, and what waits for its end."""
+    folder = SweepFolder(storage / "sweeps" / sweep_id(sweep))
+    thread = threading.Thread(target=submit, args=(sweep, cluster), daemon=True)
+    thread.start()
+    try:
+        wait_until(lambda: read_reports(folder.trial(0)))
+        yield folder, lambda: thread.join(PATIENCE_S)
+    finally:
+        folder.stop_request.touch()
+        thread.join(PATIENCE_S)
+
+
 @pytest.fixture
 def running(long_sweep, with_stores, tmp_path, monkeypatch):
-    """The sweep while a thread drives it: its folder, and what waits for its end."""
     monkeypatch.setenv("BABELTUNE_HOME", str(with_stores(tmp_path)))
-    folder = SweepFolder(tmp_path / "sweeps" / sweep_id(long_sweep))
-    thread = threading.Thread(target=submit, args=(long_sweep, cluster_at(tmp_path)), daemon=True)
-    thread.start()
-    wait_until(lambda: read_reports(folder.trial(0)))
-    yield folder, lambda: thread.join(PATIENCE_S)
-    folder.stop_request.touch()
-    thread.join(PATIENCE_S)
+    with driven(long_sweep, cluster_at(tmp_path), tmp_path) as running:
+        yield running
 
 
 def events(folder, *kinds):
@@ -63,9 +75,9 @@ def scores(report):
     return report.index, report.step, report.pairs, {k: v for k, v in report.metrics.items() if k.startswith("dev/")}
 
 
-def same_as(folder, other):
+def same_as(folder, other, trials=2):
     """Whether all reports have the same scores and the last checkpoints the same bytes."""
-    for number in range(2):
+    for number in range(trials):
         ours, theirs = (list(map(scores, read_reports(each.trial(number)))) for each in (folder, other))
         assert ours == theirs
         assert weights(folder, number) == weights(other, number)
@@ -121,3 +133,66 @@ def test_a_paused_sweep_can_be_stopped_and_resuming_continues_it(running, comman
     submit(long_sweep, cluster_at(folder.path.parents[1]))
     assert folder.state() == "finished"
     assert same_as(folder, undisturbed)
+
+
+HALVING = """
+name: halving
+parameters: {training.learning_rate: {choice: [3.0e-3, 1.0e-4, 1.0e-5]}}
+training: {pairs: 12800, reports: 4}
+sampler: {kind: random, points: [{training.learning_rate: 3.0e-3}, {training.learning_rate: 1.0e-4},
+  {training.learning_rate: 1.0e-5}]}
+scheduler: {kind: asha, grace: 1, reduction: 2}
+budget: {trials: 3}
+"""
+"""The second and the third trial are stopped early, for what the first one has reported."""
+
+
+def ends(folder):
+    """How each trial ended, after how many reports."""
+    return {trial.number: (trial.state, len(trial.reports)) for trial in log_of(folder.path).trials.values()}
+
+
+def test_asha_stops_the_same_trials_after_a_pause(command, tiny_file, with_stores, tmp_path, monkeypatch, ray_cluster):
+    overlay = tmp_path / "halving.yaml"
+    overlay.write_text(HALVING, encoding="utf-8")
+    sweep = read_sweep(tiny_file, overlays=[overlay])
+    undisturbed = submit(sweep, cluster_at(with_stores(tmp_path / "undisturbed")))
+    assert [state for state, _ in ends(undisturbed).values()] == ["finished", "pruned", "pruned"]
+    storage = with_stores(tmp_path / "paused")
+    monkeypatch.setenv("BABELTUNE_HOME", str(storage))
+    with driven(sweep, cluster_at(storage), storage) as (folder, end):
+        assert command("pause", "halving/t0000")[0] == 0  # its rungs are what the next trials are compared with
+        wait_until(lambda: read_reports(folder.trial(1)))
+        assert command("pause", "halving")[0] == 0
+        wait_until(lambda: folder.state() == "paused")
+        assert command("continue", "halving")[0] == 0
+        assert command("continue", "halving/t0000")[0] == 0
+        end()
+        assert folder.state() == "finished"
+        assert ends(folder) == ends(undisturbed)
+        assert same_as(folder, undisturbed, trials=3)
+
+
+def test_a_sweep_of_two_ranks_in_a_bucket_is_paused_on_another_machine_and_goes_on(
+    command, long_sweep, tmp_path, s3, ray_cluster
+):
+    sweep = replace(long_sweep, budget=replace(long_sweep.budget, workers=2))
+    machines = {}
+    for name in ("one", "two"):
+        machines[name] = tmp_path / f"{name}.yaml"
+        machines[name].write_text(
+            f"version: 1\nstorage: {s3.uri}/{tmp_path.name}\ncache: {tmp_path}/{name}\nworkers: 2\n"
+            f"mlflow: sqlite:///{tmp_path}/mlflow.db\nworker_groups: 1\n"
+        )
+    cluster = read_cluster(machines["one"])
+    with driven(sweep, cluster, StorageView(cluster).folder) as (folder, end):
+        busy = free_cpus()
+        assert command("pause", "long", "--cluster", machines["two"])[0] == 0
+        wait_until(lambda: folder.state() == "paused")
+        wait_until(lambda: free_cpus() >= busy + 2)
+        wait_until(lambda: ": paused" in command("status", "long", "--cluster", machines["two"])[1])
+        assert command("continue", "long", "--cluster", machines["two"])[0] == 0
+        end()
+        assert folder.state() == "finished"
+        assert events(folder, "pause", "stop", "continue") == [("pause", None), ("stop", 0), ("continue", None)]
+        assert [state for state, _ in ends(folder).values()] == ["finished"] * 2

@@ -91,6 +91,16 @@ def test_a_server_that_is_ill_is_tried_again_and_one_that_refuses_is_not(webhook
     assert "secret" not in caplog.text
 
 
+def test_a_webhook_where_nothing_answers_is_one_warning(webhook, monkeypatch, caplog):
+    for host in (f"127.0.0.1:{free_port()}", "localhost:1"):
+        monkeypatch.setenv("HOOK", f"http://{host}/secret")
+        send(Notice(url_env="HOOK"))
+        assert "the webhook of HOOK was not notified" in caplog.messages[-1]
+        assert "refused" in caplog.messages[-1]
+    assert len(caplog.messages) == 2
+    assert "secret" not in caplog.text
+
+
 def test_only_the_events_that_are_asked_for_are_sent(webhook):
     _, bodies = webhook
     send(Notice(url_env="HOOK", on=("failure", "refusal")))

@@ -27,8 +27,7 @@ from babeltune.errors import DataError, MisfitError, SpecError
 from babeltune.files import write_json
 from babeltune.models.hub import routes_of
 from babeltune.promotion.canary import CANARY, LEAST, Canary, Fit, canary_by, fit_of, read_canary, write_canary
-from babeltune.promotion.export import write_folder
-from babeltune.promotion.promote import check_free
+from babeltune.promotion.model_files import check_free, write_folder
 from babeltune.schema.base import from_plain
 
 if TYPE_CHECKING:

@@ -22,6 +22,7 @@ from babeltune.stages import SEARCHING, STARTING, listening
 from babeltune.sweep.driver.assignment import assignment
 from babeltune.sweep.driver.baselines import score_baselines
 from babeltune.sweep.driver.examples import examples_at_the_end
+from babeltune.sweep.driver.gauges import SweepGauges
 from babeltune.sweep.driver.keep import CheckpointPolicy
 from babeltune.sweep.driver.mlflow_reader import track
 from babeltune.sweep.driver.rates import measure_rates
@@ -243,13 +244,14 @@ class Attempt:
         return self.driver_sync.sent(assignment(self.sweep, self.folder, number, params))
 
     def _listener(self, recorder: Recorder) -> OnEvent:
-        """Passes every event of a trial on to the storage, to the driver's log and to the sweep's progress."""
-        progress = self.progress
+        """Passes every event of a trial on to the storage, to the driver's log, to Ray and to the sweep's progress."""
+        progress, gauges = self.progress, SweepGauges(self.sweep, self.folder.id)
 
         def on_event(kind: Literal["start", "report", "end"], number: int, event: Event) -> None:
             self.driver_sync.see(kind, number, event)
             recorder.on_event(kind, number, event)
             self.driver_sync.wake()
+            gauges.show(kind, log_of(self.folder.path))
             if isinstance(event, TrialOutcome) and event.state in ENDED:
                 progress.ended = log_of(self.folder.path).ended
                 progress.progress(progress.stage, progress.ended, self.sweep.budget.trials)
