@@ -113,9 +113,7 @@ class CudaGraphs:
         step = torch.cuda.max_memory_allocated(self.device) - self.before
         free = torch.cuda.mem_get_info(self.device)[0]
         # The guard's eager step needs room beside the recorded one.
-        return (
-            "" if free > 2 * step else f"two steps take {step / 5e8:.1f} GB, and {free / 1e9:.1f} are free on the GPU"
-        )
+        return "" if free > 2 * step else f"two steps take {step / 5e8:.1f} GB, and {free / 1e9:.1f} GB are free"
 
     def release(self) -> None:
         """Gives the memory of all recordings back."""
@@ -143,7 +141,7 @@ class Capture:
     difference: float = 0.0
     """The largest of the comparisons."""
     recorded: dict[object, tuple[Batch, Replay]] = field(default_factory=dict)
-    """By the shape: the inputs, and what runs the step on them."""
+    """Inputs of each shape, and what runs the step on them."""
     seen: Counter[object] = field(default_factory=Counter)
 
     def run(self, batch: Batch) -> Values:
