@@ -498,12 +498,20 @@ def of_a_gpu() -> list[str]:
     found = json.loads(file.read_text(encoding="utf-8"))
     rows = []
     for student, row in found.get("train", {}).items():
-        own, peers = row["pairs_per_second"]["ours"], {**row["pairs_per_second"]}
-        del peers["ours"]
-        rows += [
-            (f"training, {student}", f"{own:,.0f} pairs a second", f"{peer}: {speed:,.0f}; ratio {own / speed:.2f}")
-            for peer, speed in peers.items()
-        ]
+        speeds = row["pairs_per_second"]
+        for name, own in ((name, speed) for name, speed in speeds.items() if name.startswith("ours")):
+            said = f"{name}: {own:,.0f} pairs a second"
+            rows += [
+                (f"training, {student}", said, f"{peer}: {speed:,.0f}; ratio {own / speed:.2f}")
+                for peer, speed in speeds.items()
+                if not peer.startswith("ours")
+            ]
+        if share := row.get("arithmetic_share"):
+            rows.append((f"arithmetic of a step, {student}", f"{share:.0%} of its time", row.get("capture", "")))
+    for count, racers in found.get("trials", {}).items():
+        for name, row in racers.items() if isinstance(racers, dict) else ():
+            said = row.get("failed") or f"{row['pairs_per_second']:,.0f} pairs a second in all"
+            rows.append((f"{count} trials at once, {name}", said, f"{row.get('bytes', 0) / 1e9:.1f} GB each"))
     for pairs, row in found.get("soft_loss", {}).items():
         own, peer = row["ours"], row["full matrices"]
         said = f"{peer['seconds']:.3f} s, {peer['bytes'] / 1e9:.1f} GB" if "seconds" in peer else "out of memory"
@@ -517,6 +525,9 @@ def of_a_gpu() -> list[str]:
     for count, row in found.get("mining", {}).items():
         said = f"{row['seconds']:.1f} s" if "seconds" in row else f"not measured: {row['not measured']}"
         rows.append((f"neighbours of {int(count):,} in {int(count):,}, both ways, exact", said, ""))
+    if scores := found.get("pretrained", {}).get("scores"):
+        said = f"Tatoeba {scores['test/tatoeba/accuracy']:.3f}"
+        rows.append((f"a cut encoder after {found['pretrained']['seconds']['training']:.0f} s of training", said, ""))
     lead = (
         f"Commit `{found['commit']}`, {found['device']}, torch {found['torch']}. `python -m benchmarks.gpu` measures "
         "wall seconds. The peer of training is sentence-transformers in bf16, by its attention and by the processes "

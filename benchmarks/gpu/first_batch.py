@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from babeltune.training.sampler import own_rows
+from benchmarks.gpu.timing import DEVICE
 from benchmarks.train import own_gradients
 from benchmarks.work import start
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 def gradients(trial: Trial, prepared: Prepared) -> dict[str, Tensor]:
     """Ours, of the first batch, which this process shares with the other ranks if there are some."""
-    run = start(trial, prepared, "cuda")
+    run = start(trial, prepared, DEVICE)
     rows, (rank, world) = run.steps.schedule.rows(0), (run.ranks.rank, run.ranks.world)
     run.train_step.backward(
         run.steps.reader.batch(own_rows(rows, rank, world), len(rows), first=rank * len(rows) // world)

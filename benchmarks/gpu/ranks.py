@@ -11,6 +11,7 @@ import torch
 from torch import distributed as dist
 
 from benchmarks.gpu.first_batch import gradients
+from benchmarks.gpu.timing import DEVICE, Size
 from benchmarks.train import TOLERANCE, largest_difference, make_task
 
 if TYPE_CHECKING:
@@ -25,7 +26,8 @@ ANSWER_S = 60.0
 def one_rank(rank: int, backend: str, meeting: str, trial: Trial, prepared: Prepared, pipe: Any) -> None:
     """A rank's process: what came of it, and its gradients."""
     try:
-        torch.cuda.set_device(0)
+        if DEVICE == "cuda":
+            torch.cuda.set_device(0)
         dist.init_process_group(backend, init_method=f"file://{meeting}", rank=rank, world_size=2)
         pipe.send((DONE, {name: gradient.cpu().numpy() for name, gradient in gradients(trial, prepared).items()}))
     except Exception as error:  # what a backend says is what is asked
@@ -49,9 +51,9 @@ def together(backend: str, trial: Trial, prepared: Prepared, storage: Path) -> l
     return said
 
 
-def measure(storage: Path) -> dict[str, Any]:
+def measure(storage: Path, size: Size) -> dict[str, Any]:
     """What both say, and the difference where they train."""
-    trial, prepared, _ = make_task(storage, 2, 256, layers=2, width=256, heads=4, feed_forward=1024)
+    trial, prepared, _ = make_task(storage, 2, min(256, size.batch), **size.first)
     alone = {name: gradient.cpu() for name, gradient in gradients(trial, prepared).items()}
     found: dict[str, dict[str, Any]] = {}
     for backend in ("nccl", "gloo"):

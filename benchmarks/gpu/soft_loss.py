@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.timing import peak, timed
+from benchmarks.gpu.timing import DEVICE, Size, peak, timed
 from benchmarks.soft_loss import DIM, TEMPERATURE, Vectors, full_matrix, make_vectors, tiled
 
-PAIRS, CHECKED = (16_384, 65_536), 512
+CHECKED = 512
 DIFFERENCE = 1e-3
 """Largest difference of the gradient, relative to the largest gradient."""
 
@@ -39,28 +39,34 @@ def formula(given: Vectors, rows: Tensor, part: int = 4096) -> Tensor:
     return above - (above * s[rows]).sum(1, keepdim=True) * s[rows]  # the vectors have length 1
 
 
+def free_memory() -> None:
+    """Gives memory that nothing holds back to the GPU."""
+    if DEVICE == "cuda":
+        torch.cuda.empty_cache()
+
+
 def cost(function: Callable[[], object]) -> dict[str, Any]:
     """Seconds and bytes on the GPU."""
     return {"seconds": timed(function), "bytes": peak(function)}
 
 
-def measure(_: Path) -> dict[str, Any]:
+def measure(_: Path, size: Size) -> dict[str, Any]:
     """Seconds and memory of value and gradient of the soft contrastive loss."""
     found: dict[str, Any] = {}
-    for pairs in PAIRS:
+    for pairs in size.soft_loss:
         made = make_vectors(pairs, DIM)
-        given = Vectors(made.student.cuda(), made.teacher.cuda())
-        rows = torch.randperm(pairs, generator=torch.Generator().manual_seed(1))[:CHECKED].cuda()
+        given = Vectors(made.student.to(DEVICE), made.teacher.to(DEVICE))
+        rows = torch.randperm(pairs, generator=torch.Generator().manual_seed(1))[:CHECKED].to(DEVICE)
         gradient = tiled(given)[1]
         exact = formula(given, rows)
         difference = float((gradient[rows] - exact).abs().max() / exact.abs().max())
-        torch.cuda.empty_cache()
+        free_memory()
         own = cost(functools.partial(tiled, given))
         try:
             peer = cost(functools.partial(full_matrix, given))
         except torch.OutOfMemoryError as error:
             peer = {"out of memory": str(error).split(". ")[0]}
-        torch.cuda.empty_cache()
+        free_memory()
         found[str(pairs)] = {"ours": own, "full matrices": peer, "gradient_difference": difference}
     return found
 

@@ -1,15 +1,15 @@
-"""Training steps of two Transformer students against sentence-transformers' trainer, both in bf16, in batches of 512.
+"""Training steps of Transformer students against sentence-transformers' trainer, both in bf16, in batches of 512.
 
-Ours is a trial's own step. The peer has its weights, batches, optimizer and precision. It runs with torch's attention
-and with FlashAttention-2, each with and without processes that tokenize beside it, and the fastest counts. The first
-steps do not count."""
+Ours is a trial's own step, eager and captured (`training.capture`). The peer has its weights, batches, optimizer and
+precision. It runs with torch's attention and with FlashAttention-2, each with and without processes that tokenize
+beside it, and the fastest counts. The first steps do not count; ours go over all steps once before."""
 
 from __future__ import annotations
 
 import functools
 import json
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,8 +21,9 @@ from transformers import TrainerCallback
 from transformers.utils import is_flash_attn_2_available
 
 from babeltune.training.averages import Averages
+from babeltune.training.compute import Counter
 from benchmarks.gpu.first_batch import gradients
-from benchmarks.gpu.timing import synchronized
+from benchmarks.gpu.timing import DEVICE, OURS, Size, synchronized, timed, with_training
 from benchmarks.train import (
     SCALE,
     batches,
@@ -41,15 +42,8 @@ if TYPE_CHECKING:
 
     Batches = list[tuple[list[str], list[str]]]
 
-GOAL = 1.5
-"""How many times faster than the peer a step is to be."""
-STUDENTS: dict[str, dict[str, Any]] = {
-    "6 layers of 384": {"layers": 6, "width": 384, "heads": 12, "feed_forward": 1536},
-    "12 layers of 768": {"layers": 12, "width": 768, "heads": 12, "feed_forward": 3072},
-}
-STEPS, SKIPPED, BATCH, ROUNDS = 30, 6, 512, 2
-WORKERS = 4
-"""Processes that tokenize for the peer."""
+GOAL, BOUND = 2.5, 0.4
+"""How many times faster than the peer a step is to be, and what part of it the arithmetic alone is to take."""
 FP32_DIFFERENCE = 1e-3
 """Largest difference of the gradients in fp32, relative to the largest gradient."""
 
@@ -59,62 +53,75 @@ class Clock(TrainerCallback):  # type: ignore[misc]
 
     seconds = 0.0
 
+    def __init__(self, size: Size) -> None:
+        self.size = size
+
     def on_step_end(self, _: object, state: Any, *__: object, **___: object) -> None:
-        if state.global_step == SKIPPED:
+        if state.global_step == self.size.skipped:
             self.started = synchronized()
-        elif state.global_step == STEPS:
+        elif state.global_step == self.size.steps:
             self.seconds = synchronized() - self.started
 
 
-def in_bf16(trial: Trial) -> Trial:
-    """The same trial in bf16."""
-    return replace(trial, training=replace(trial.training, precision="bf16"))
-
-
-def ours(trial: Trial, prepared: Prepared) -> float:
-    """Seconds of the steps that count."""
-    run, meter = start(trial, prepared, "cuda"), Averages(every=len(prepared.pairs()))
-    started = 0.0
-    for step in range(STEPS):
-        if step == SKIPPED:
-            started = synchronized()
+def ours(trial: Trial, prepared: Prepared, size: Size, said: dict[str, str]) -> float:
+    """Seconds of the steps that count, after all steps were made once; `said` gets what was captured."""
+    run, meter = start(trial, prepared, DEVICE), Averages(every=len(prepared.pairs()))
+    for step in range(size.steps):
         run.one_step(step, meter, flush=False)
-    return synchronized() - started
+    started = synchronized()
+    for step in range(size.skipped, size.steps):
+        run.one_step(step, meter, flush=False)
+    seconds = synchronized() - started
+    if run.train_step.capture:
+        said["capture"] = run.train_step.capture.summary
+        run.train_step.capture.release()
+    return seconds
 
 
-def peers(trial: Trial, exported: Path, order: Batches, scratch: Path) -> dict[str, Callable[[], float]]:
+def peers(trial: Trial, exported: Path, order: Batches, scratch: Path, size: Size) -> dict[str, Callable[[], float]]:
     """sentence-transformers by how it runs, each a function that returns its seconds."""
 
     def run(attention: str, workers: int) -> float:
-        model, clock = load(exported, "cuda", attn_implementation=attention), Clock()
-        train_peer(model, trial, order, scratch, clock, bf16=True, dataloader_num_workers=workers)
+        model, clock = load(exported, DEVICE, attn_implementation=attention), Clock(size)
+        where = {"bf16": True} if DEVICE == "cuda" else {"use_cpu": True}
+        train_peer(model, trial, order, scratch, clock, dataloader_num_workers=workers, **where)
         return clock.seconds
 
     kinds = ("sdpa", "flash_attention_2") if is_flash_attn_2_available() else ("sdpa",)
     return {
         f"{kind}, {workers} processes": functools.partial(run, kind, workers)
         for kind in kinds
-        for workers in (0, WORKERS)
+        for workers in size.workers
     }
+
+
+def arithmetic(trial: Trial, prepared: Prepared, size: Size) -> float:
+    """Seconds of a step's operations, at the rate of a large matrix product in the same precision."""
+    run = start(trial, prepared, DEVICE)
+    with Counter() as counter:
+        run.train_step.step(run.steps.batch(0), 1)
+    kind = torch.bfloat16 if trial.training.precision == "bf16" else torch.float32
+    a, b = (torch.randn(size.product, size.product, device=DEVICE, dtype=kind) for _ in range(2))
+    return float(counter.work.operations) * timed(lambda: a @ b) / (2 * size.product**3)
 
 
 def gradients_of_peer(exported: Path, batch: tuple[list[str], list[str]], *, bf16: bool) -> dict[str, Tensor]:
     """The peer's."""
-    model = load(exported, "cuda", attn_implementation="sdpa")
+    model = load(exported, DEVICE, attn_implementation="sdpa")
     features = [
-        {key: value.cuda() if isinstance(value, Tensor) else value for key, value in model.preprocess(side).items()}
+        {key: value.to(DEVICE) if isinstance(value, Tensor) else value for key, value in model.preprocess(side).items()}
         for side in batch
     ]
-    with torch.autocast("cuda", torch.bfloat16, enabled=bf16):
+    with torch.autocast(DEVICE, torch.bfloat16, enabled=bf16):
         MultipleNegativesRankingLoss(model, scale=SCALE)(features, None).backward()
     return peer_gradients(model)
 
 
-def train_one(student: dict[str, Any], storage: Path) -> dict[str, Any]:
-    """Both trainers on one student."""
-    given = {"vocabulary": 16_000, "max_tokens": 128, **student}
-    trial, prepared, text = make_task(storage, STEPS, BATCH, **given)
-    exported, half = storage / f"student-{student['layers']}", in_bf16(trial)
+def train_one(student: Mapping[str, Any], storage: Path, size: Size) -> dict[str, Any]:
+    """All trainers on one student."""
+    given = {"vocabulary": size.vocabulary, "max_tokens": 128, **student}
+    trial, prepared, text = make_task(storage, size.steps, size.batch, **given)
+    exported, half = storage / f"student-{student['layers']}", with_training(trial, precision="bf16")
     export_untrained(trial, prepared, exported)
     order = batches(trial, prepared)
     exact, theirs = gradients(trial, prepared), gradients_of_peer(exported, order[0], bf16=False)
@@ -123,27 +130,36 @@ def train_one(student: dict[str, Any], storage: Path) -> dict[str, Any]:
         "ours in bf16 and fp32": largest_difference(gradients(half, prepared), exact),
         "peer in bf16 and fp32": largest_difference(gradients_of_peer(exported, order[0], bf16=True), theirs),
     }
+    said: dict[str, str] = {}
     racers: dict[str, Callable[[], float]] = {
-        "ours": functools.partial(ours, half, prepared),
-        **peers(trial, exported, order, storage / "peer"),
+        **{
+            name: functools.partial(ours, with_training(half, capture=capture), prepared, size, said)
+            for name, capture in OURS.items()
+        },
+        **peers(trial, exported, order, storage / "peer", size),
     }
     seconds: dict[str, list[float]] = {name: [] for name in racers}
-    for _ in range(ROUNDS):
-        for name, racer in racers.items():
+    for number in range(size.rounds):
+        for name, racer in list(racers.items())[:: -1 if number % 2 else 1]:
             seconds[name].append(racer())
             print(f"{name}: {seconds[name][-1]:.3g} s", flush=True)
-    pairs = (STEPS - SKIPPED) * BATCH
-    speeds = {name: pairs / statistics.median(found) for name, found in seconds.items()}
-    fastest = max((name for name in speeds if name != "ours"), key=lambda name: speeds[name])
-    ratios = [theirs / own for own, theirs in zip(seconds["ours"], seconds[fastest], strict=True)]
+    steps = size.steps - size.skipped
+    speeds = {name: steps * size.batch / statistics.median(found) for name, found in seconds.items()}
+    fastest = max((name for name in speeds if name not in OURS), key=lambda name: speeds[name])
+    best = max(OURS, key=lambda name: speeds[name])
+    ratios = [theirs / own for own, theirs in zip(seconds[best], seconds[fastest], strict=True)]
+    bound = arithmetic(half, prepared, size)
     found = {
         "text": f"{text}: {describe_lengths(prepared)}",
         "seconds": seconds,
-        "pairs": pairs,
+        "pairs": steps * size.batch,
         "pairs_per_second": speeds,
+        **said,
         "fastest_peer": fastest,
         "ratios": ratios,
         "ratio": statistics.median(ratios),
+        "arithmetic_seconds": bound,
+        "arithmetic_share": bound * steps / statistics.median(seconds[best]),
         "gradient_difference": difference,
     }
     print(json.dumps(found, indent=1), flush=True)
@@ -155,10 +171,19 @@ def faults(found: dict[str, dict[str, Any]]) -> Iterator[str]:
     for name, row in found.items():
         if row["ratio"] < GOAL:
             yield f"{name}: {row['ratio']:.3g} times the peer's speed, and the goal is {GOAL:g}"
+        if row.get("arithmetic_share", BOUND) < BOUND:
+            yield f"{name}: {row['arithmetic_share']:.0%} of a step is arithmetic, and the goal is {BOUND:.0%}"
+        if row.get("capture", "").startswith("off"):
+            yield f"{name}: capture is {row['capture']}"
         if row["gradient_difference"]["both in fp32"] > FP32_DIFFERENCE:
             yield f"{name}: the gradients differ in fp32"
 
 
-def measure(storage: Path) -> dict[str, Any]:
-    """Pairs a second of both trainers on each student."""
-    return {name: train_one(student, storage) for name, student in STUDENTS.items()}
+def measure(storage: Path, size: Size) -> dict[str, Any]:
+    """Pairs a second of all trainers on each student."""
+    return {name: train_one(student, storage, size) for name, student in size.students.items()}
+
+
+def measure_larger(storage: Path, size: Size) -> dict[str, Any]:
+    """The same of a larger student."""
+    return measure(storage, replace(size, students=size.larger))

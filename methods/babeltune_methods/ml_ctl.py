@@ -134,15 +134,16 @@ def pooled(
     layers: Float[Tensor, "tokens width"], tokens: Tokens, spans: Int[Tensor, "sentences 2"] | None = None
 ) -> Float[Tensor, "sentences width"]:
     """The mean over each sentence's tokens, special ones included, or over those in its span."""
-    sentence = tokens.sentence
+    sentence, nowhere = tokens.sentence, len(tokens)
     if spans is not None:
-        place = (
-            torch.arange(len(sentence), device=sentence.device) - (tokens.lengths.cumsum(0) - tokens.lengths)[sentence]
-        )
-        inside = (spans[sentence, 0] <= place) & (place < spans[sentence, 1])
-        layers, sentence = layers[inside], sentence[inside]
-    sums = layers.new_zeros(len(tokens), layers.shape[1]).index_add(0, sentence, layers)
-    return sums / torch.bincount(sentence, minlength=len(tokens)).clamp(min=1).unsqueeze(1)
+        first, end = (spans + (tokens.lengths.cumsum(0) - tokens.lengths).unsqueeze(1))[
+            sentence.clamp(max=nowhere - 1)
+        ].unbind(1)
+        place = torch.arange(len(sentence), device=sentence.device)
+        sentence = torch.where((first <= place) & (place < end), sentence, nowhere)
+    sums = layers.new_zeros(nowhere + 1, layers.shape[1]).index_add(0, sentence, layers)
+    counts = layers.new_zeros(nowhere + 1).index_add(0, sentence, layers.new_ones(len(sentence)))
+    return sums[:-1] / counts[:-1].clamp(min=1).unsqueeze(1)
 
 
 def anchor_losses(

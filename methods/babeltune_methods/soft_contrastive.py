@@ -180,7 +180,7 @@ def least(w: Weights, label_similarity: Tensor, rows: int, total: int, label_tau
     if w.soft is None:
         one = 1 - (total - 1) * w.smoothing
         entropy = rows * ((1 - one) / label_tau - math.log(one))
-        return label_similarity.new_tensor(entropy), label_similarity.new_tensor(entropy)
+        return (label_similarity.new_full((), entropy),) * 2
     rowwise = w.soft.own_log_z.sum() - label_similarity
     return rowwise, rowwise + torch.xlogy(w.soft.column_sums, w.soft.column_sums).sum() if w.as_printed else rowwise
 

@@ -22,7 +22,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,8 +38,9 @@ from babeltune.errors import TrainingError
 from babeltune.method.contract import FIRST_AND_LAST, Batch, Loss, Masked, Method, Needs, Tokens, tokens_from
 from babeltune.method.distributed import ProcessGroup
 from babeltune.method.gradcache import CachedEncode
-from babeltune.method.masked_lm import Masking
+from babeltune.method.masked_lm import IGNORED, Masking
 from babeltune.method.registry import load_method, make_config
+from babeltune.training.capture import tensors_of
 from babeltune.training.sampler import local_sizes, lots, own_rows
 
 if TYPE_CHECKING:
@@ -120,8 +121,8 @@ class Student(nn.Module):
 
     def forward(self, tokens: Tokens) -> Float[Tensor, "sentences dim"]:
         states: Tensor = self.layers(self.words(tokens.ids))
-        which = torch.repeat_interleave(torch.arange(len(tokens)), tokens.lengths)
-        return normalize(states.new_zeros(len(tokens), DIM).index_add(0, which, states), dim=1)
+        sums = states.new_zeros(len(tokens) + 1, DIM).index_add(0, tokens.sentence, states)  # spare tokens last
+        return normalize(sums[:-1], dim=1)
 
 
 class Rounded(Student):
@@ -234,6 +235,44 @@ def check_gradient_caching(case: Case) -> None:
             torch.testing.assert_close(chunked, whole, rtol=1e-5, atol=1e-5 * whole.abs().max().item())
 
 
+def check_spare_tokens(case: Case) -> None:
+    """Tokens that are in no sentence change nothing. Batches of a fixed shape have some (`training.capture`)."""
+    found = []
+    for spare in (0, 5):
+        method, needs = case.build()
+        student = Student()
+        batch = with_spare_tokens(example_batch(needs), spare) if spare else example_batch(needs)
+        loss = method.loss(student, batch, ProcessGroup())
+        torch.autograd.backward(loss.total)
+        trained = [*student.parameters(), *method.parameters()]
+        values = [loss.total, *loss.terms.values(), *loss.diagnostics.values(), *method.buffers()]
+        found.append([value.detach().double() for value in [*values, *(p.grad for p in trained if p.grad is not None)]])
+    for without, with_spare in zip(*found, strict=True):
+        largest = without.abs().max().item() if without.numel() else 0.0
+        torch.testing.assert_close(with_spare, without, rtol=1e-6, atol=1e-6 * max(largest, 1.0))
+
+
+def with_spare_tokens(batch: Batch, count: int) -> Batch:
+    """The batch with so many random tokens behind the sentences of each side."""
+    longest = int(max(side.lengths.max() for side in (batch.source, batch.target)))
+    ids = torch.randint(VOCABULARY, (count,), generator=torch.Generator().manual_seed(1))
+
+    def spare(side: Tokens) -> Tokens:
+        return Tokens(torch.cat([side.ids, ids]), side.lengths, longest)
+
+    def masked(side: Masked | None) -> Masked | None:
+        return side and Masked(spare(side.tokens), torch.cat([side.labels, torch.full_like(ids, IGNORED)]))
+
+    return dataclasses.replace(
+        batch,
+        source=spare(batch.source),
+        target=spare(batch.target),
+        negatives=batch.negatives and spare(batch.negatives),
+        masked_source=masked(batch.masked_source),
+        masked_target=masked(batch.masked_target),
+    )
+
+
 def check_saved_continues(case: Case) -> None:
     """A method that is saved and loaded into a new one goes on bit for bit. Its state is tensors alone."""
     method, needs = case.build()
@@ -308,6 +347,7 @@ CHECKS: tuple[Callable[[Case], None], ...] = (
     check_gradients,
     check_learns,
     check_gradient_caching,
+    check_spare_tokens,
     check_saved_continues,
     check_nan_shows,
     check_batch_unchanged,
@@ -320,17 +360,6 @@ CHECKS: tuple[Callable[[Case], None], ...] = (
 def name_of(check: Callable[[Case], None]) -> str:
     """A check's name in the output of a test."""
     return getattr(check, "__name__", "check").removeprefix("check_").replace("_", " ")
-
-
-def tensors_of(batch: Batch) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of a batch, by its path such as `batch.source.ids`."""
-    waiting: list[tuple[str, object]] = [("batch", batch)]
-    while waiting:
-        at, value = waiting.pop()
-        if isinstance(value, Tensor):
-            yield at, value
-        elif dataclasses.is_dataclass(value):
-            waiting += [(f"{at}.{f.name}", getattr(value, f.name)) for f in dataclasses.fields(value)]
 
 
 def _teacher_vectors(batch: Batch) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ from rich.console import Console
 from babeltune.apps.sweep_plan import Z95, about_disk, detectable, machine_of
 from babeltune.cli.plan_page import show_plan
 from babeltune.errors import SpecError
-from babeltune.planning.calibration import Machine, Measured, estimate
+from babeltune.planning.calibration import GROWTH, MOST_ON_A_GPU, PROCESS_BYTES, Machine, Measured, estimate, gpu_share
 from babeltune.planning.plan import CorpusSize, describe, make_plan
 from babeltune.planning.space import default_params, make_trial
 from babeltune.planning.sweep_file import read_sweep
@@ -101,6 +101,25 @@ def test_the_whole_file_comes_after_the_summary_only_if_asked_for(tiny_file):
     assert "global_batch: 32" in long
     assert "rows 300 · pairs 1,200" in long
     assert long.startswith(short.rpartition("--yaml")[0].rstrip("\n"))
+
+
+@pytest.mark.parametrize(
+    ("taken", "share"), [(60, 1.0), (100, 1.0), (30, 0.5), (20, 0.3333), (15, 0.25), (3, 0.125), (0.1, 0.125)]
+)
+def test_the_share_of_a_gpu_has_room_for_the_trials_that_it_lets_in(taken, share):
+    trial, gpu = int(taken * 2**30), 80 * 2**30
+    assert gpu_share(trial, gpu) == share
+    trials = int(1 / share)
+    assert trials == 1 or trials * (trial * GROWTH + PROCESS_BYTES) <= gpu
+    assert trials == MOST_ON_A_GPU or (trials + 1) * (trial * GROWTH + PROCESS_BYTES) > gpu, "one more has no room"
+
+
+def test_a_plan_on_a_gpu_says_how_many_trials_share_it(tiny_file):
+    sweep, machine = read_sweep(tiny_file), replace(MACHINE, device="cuda", gpu_bytes=80 * 2**30)
+    found = estimated(sweep, machine, replace(MEASURED, worker_bytes=None, gpu_bytes=15 * 2**30))
+    words = " ".join(shown(plan_of(sweep, estimate=found), sweep, machine, 120).split())
+    assert "the first steps of a trial take 15.0 GB of a GPU's 80.0 GB: `gpus_per_worker: 0.25` in the" in words
+    assert "lets 4 trials of one worker share it" in words
 
 
 def test_time_and_memory_are_what_was_measured_times_what_there_is_to_do(tiny_file):

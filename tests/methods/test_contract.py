@@ -146,6 +146,11 @@ def test_gradient_caching_changes_nothing(name, values):
     testing.check_gradient_caching(case_of(name, values))
 
 
+@pytest.mark.parametrize(("name", "values"), CASES, ids=NAMES)
+def test_batches_of_a_fixed_shape_give_the_loss_and_gradient_of_packed_ones(name, values):
+    testing.check_spare_tokens(case_of(name, values))
+
+
 @pytest.mark.trap(13)
 @pytest.mark.parametrize(("name", "values"), CASES, ids=NAMES)
 def test_a_saved_method_continues_bit_for_bit(name, values):

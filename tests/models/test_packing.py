@@ -9,6 +9,7 @@ from transformers import AutoModel, BertConfig, DistilBertConfig, ModernBertConf
 from babeltune.method import Tokens
 from babeltune.models import packing as packing_module
 from babeltune.models.packing import _probe, enable_packing, pack, run_packed, run_padded
+from babeltune.training.capture import HostOps
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 90}
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -72,6 +73,42 @@ def test_packed_states_and_gradients_equal_the_padded_ones(name):
         assert (p.grad - q.grad).abs().max() <= 1e-5 * max(1.0, q.grad.abs().max().item()), key
         compared += 1
     assert compared > 10
+
+
+@pytest.mark.parametrize("spare", [0, 1, 40, 95])
+@pytest.mark.parametrize("name", ["bert", "xlm-r", "modernbert", "distilbert"])
+def test_a_packing_of_fixed_shape_gives_the_states_and_gradients_of_others(name, spare):
+    tokens = Tokens(MIXED.ids, torch.cat([MIXED.lengths, torch.tensor([0])]))
+    fixed = Tokens(torch.cat([tokens.ids, torch.full((spare,), 7)]), tokens.lengths, 40)
+    model, pad = small(name), CONFIGS[name].pad_token_id
+    offset, found = enable_packing(model, pad), []
+    for given in (tokens, fixed):
+        model.zero_grad()
+        packing = pack(given)
+        states = torch.empty(len(given.ids), 32).index_copy(0, packing.taken, run_packed(model, packing, offset))
+        states = states[: len(tokens.ids)]
+        (states * torch.linspace(-1, 1, states.numel()).view_as(states)).sum().backward()
+        found.append([states.detach(), *(p.grad for p in model.parameters() if p.grad is not None)])
+    assert len(found[1]) > 10
+    largest = max(one.abs().max().item() for one in found[0])
+    for one, other in zip(*found, strict=True):
+        assert (one - other).abs().max() <= 1e-6 * largest
+
+
+def test_a_packing_of_fixed_shape_asks_nothing_of_the_program():
+    model = small("modernbert")
+    enable_packing(model, 0)
+    shapes = []
+    for lengths in ((3, 30, 2), (1, 1, 0)):
+        tokens = Tokens(torch.full((64,), 5), torch.tensor(lengths), 32)
+        with HostOps() as host:
+            packing = pack(tokens)
+            run_packed(model, packing, 0).sum().backward()
+        assert host.names == []
+        shapes.append({name: value.shape for name, value in vars(packing).items() if isinstance(value, torch.Tensor)})
+        assert packing.lengths.sum() == 64
+        assert packing.lengths.max() <= packing.longest == 32
+    assert shapes[0] == shapes[1]
 
 
 def test_a_model_is_tried_with_lengths_beyond_its_window_whatever_its_padding_is():

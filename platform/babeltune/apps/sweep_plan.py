@@ -95,13 +95,15 @@ def machine_of(cluster: Cluster, sweep: Sweep) -> Machine | None:
     fit = int(cpus // share) if sized.address == "local" else 1
     worker_groups = fit if sized.worker_groups == "auto" else sized.worker_groups
     groups = max(1, min(worker_groups, sweep.budget.trials))
+    device = "cuda" if sized.gpus_per_worker and torch.cuda.is_available() else "cpu"
     return Machine(
         groups=groups,
         workers=sized.workers,
         threads=max(1, int(sized.cpus_per_worker)),
         memory_bytes=psutil.virtual_memory().total,
-        device="cuda" if sized.gpus_per_worker and torch.cuda.is_available() else "cpu",
+        device=device,
         storage=cluster.folder,
+        gpu_bytes=torch.cuda.get_device_properties(0).total_memory if device == "cuda" else 0,
     )
 
 

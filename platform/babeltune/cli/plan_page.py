@@ -16,7 +16,7 @@ from babeltune.data.language_id import labels_of
 from babeltune.errors import counted
 from babeltune.models.hub import baseline_row, split_revision
 from babeltune.planning.availability import is_at_hand
-from babeltune.planning.calibration import Machine
+from babeltune.planning.calibration import Machine, gpu_share
 from babeltune.planning.languages import strangers_in, taught_pairs
 from babeltune.planning.parameters import proposable_methods, words_for
 from babeltune.planning.plan import PlanReport
@@ -221,7 +221,15 @@ def _time_words(report: PlanReport, sweep: Sweep, machine: Machine | None) -> st
 
 
 def _memory_words(report: PlanReport, machine: Machine | None) -> str:
-    if report.estimate is None or report.estimate.memory_bytes is None or machine is None:
+    if report.estimate is None or machine is None:
+        return "not measured"
+    if taken := report.estimate.gpu_bytes:
+        share = gpu_share(taken, machine.gpu_bytes)
+        return (
+            f"the first steps of a trial take {size(taken)} of a GPU's {size(machine.gpu_bytes)}: `gpus_per_worker: "
+            f"{share:g}` in the cluster file lets {counted(int(1 / share), 'trial')} of one worker share it"
+        )
+    if report.estimate.memory_bytes is None:
         return "not measured"
     workers = machine.groups * machine.workers
     each = counted(workers, "worker")

@@ -31,19 +31,24 @@ LAST, FIRST_AND_LAST = (-1,), (1, -1)
 
 @dataclass(frozen=True)
 class Tokens:
-    """Sentences without padding: token ids end to end, and each sentence's length."""
+    """Sentences without padding between them: token ids end to end, and each sentence's length.
+
+    With `longest`, the shapes do not depend on the lengths: spare tokens, which are in no sentence, may follow the
+    last sentence. A loss must not depend on them."""
 
     ids: Int[Tensor, "tokens"]
     lengths: Int[Tensor, "sentences"]
+    longest: int = 0
+    """Tokens of a sentence at most, for kernels whose work is fixed beforehand. 0: there are no spare tokens."""
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     @property
     def sentence(self) -> Int[Tensor, "tokens"]:
-        """Which sentence each token is in."""
-        places = torch.arange(len(self.lengths), device=self.lengths.device)
-        return torch.repeat_interleave(places, self.lengths, output_size=len(self.ids))
+        """Which sentence each token is in; `len(self)` for a spare one."""
+        places = torch.arange(len(self.ids), device=self.lengths.device)
+        return torch.searchsorted(self.lengths.cumsum(0), places, right=True)
 
 
 @dataclass(frozen=True)
@@ -306,8 +311,17 @@ class Method(nn.Module, ABC):
 
 
 def joined(*sides: Tokens) -> Tokens:
-    """The sentences of several sides, one side after the other."""
-    return Tokens(torch.cat([side.ids for side in sides]), torch.cat([side.lengths for side in sides]))
+    """The sentences of several sides, one side after the other, and then the spare tokens of all."""
+    ids, lengths = torch.cat([side.ids for side in sides]), torch.cat([side.lengths for side in sides])
+    if not (longest := max(side.longest for side in sides)):
+        return Tokens(ids, lengths)
+    return Tokens(torch.empty_like(ids).index_copy(0, places_in_joined(*sides), ids), lengths, longest)
+
+
+def places_in_joined(*sides: Tokens) -> Int[Tensor, "tokens"]:
+    """Where each token of the sides is in `joined`."""
+    spare = torch.cat([torch.arange(len(side.ids), device=side.ids.device) >= side.lengths.sum() for side in sides])
+    return torch.where(spare, (~spare).sum() + spare.cumsum(0), (~spare).cumsum(0)) - 1
 
 
 def encode_together(encode: Encode, *sides: Tokens) -> list[Float[Tensor, "sentences dim"]]:
@@ -328,8 +342,11 @@ def encode_sides(encode: Encode, batch: Batch) -> list[Float[Tensor, "sentences 
 def states_together(
     encode: Encode, *sides: Tokens, layers: Sequence[int] = FIRST_AND_LAST
 ) -> list[Float[Tensor, "tokens states"]]:
-    """The token states of several sides from one packed forward pass."""
-    return list(torch.split(encode.states(joined(*sides), layers), [len(side.ids) for side in sides]))
+    """The token states of several sides from one packed forward pass. Those of spare tokens mean nothing."""
+    states = encode.states(joined(*sides), layers)
+    if any(side.longest for side in sides):
+        states = states.index_select(0, places_in_joined(*sides))
+    return list(torch.split(states, [len(side.ids) for side in sides]))
 
 
 def tokens_from(sentences: list[list[int]]) -> Tokens:

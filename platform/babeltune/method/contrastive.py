@@ -58,7 +58,7 @@ class Duplicates:
         """How many candidates each row keeps, its positive apart."""
         texts = self.own.unsqueeze(-1).flatten(1).sort(1).values  # [local, several]
         times = occurrences(texts, self.everyone)
-        times[:, 1:][texts[:, 1:] == texts[:, :-1]] = 0  # the same text twice drops its candidates once
+        times[:, 1:].masked_fill_(texts[:, 1:] == texts[:, :-1], 0)  # the same text twice drops its candidates once
         return len(self.everyone) - times.sum(1)
 
     def drop(self, similarities: Tensor, i: slice, j: slice) -> None:

@@ -83,7 +83,8 @@ class MaskedLanguageHead(nn.Module):
         chosen = masked.labels != IGNORED
         logits = self(states[chosen, -self.dense.in_features :], encode.word_embeddings)
         labels = masked.labels[chosen]
-        counts = torch.zeros_like(masked.tokens.lengths).index_add(0, masked.tokens.sentence, chosen.long())
+        counts = chosen.new_zeros(len(masked.tokens) + 1, dtype=torch.long)  # the last is that of spare tokens
+        counts = counts.index_add(0, masked.tokens.sentence, chosen.long())[:-1]
         total = gather(counts.unsqueeze(1)).sum().clamp(min=1)
         guessed = (logits.detach().argmax(1) == labels).sum()
         return cross_entropy(logits, labels, reduction="sum") / total, guessed / total

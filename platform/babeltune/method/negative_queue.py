@@ -7,7 +7,7 @@ from one product with its vectors. Nothing of batch x queue is kept."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -36,19 +36,27 @@ class Queue(nn.Module):
         self.register_buffer("vectors", torch.zeros(capacity, dim))
         self.register_buffer("ids", torch.full((capacity,), -1))
         self.register_buffer("pushed", torch.zeros((), dtype=torch.long))
+        self.full = False
+        """Whether it is known to be full, and so stays."""
 
     def __len__(self) -> int:
-        return min(int(self.pushed), len(self.vectors))
+        if not self.full:  # a full one stays full, and a GPU need not be waited for
+            self.full = int(self.pushed) >= len(self.vectors)
+        return len(self.vectors) if self.full else int(self.pushed)
+
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        super()._load_from_state_dict(*arguments)
+        self.full = False
 
     @torch.no_grad()
     def push(self, vectors: Float[Tensor, "rows dim"], ids: Int[Tensor, "rows"]) -> None:
         """Takes in these rows, oldest first, in place of the oldest. All ranks push all ranks' rows in rank order."""
-        capacity, start = len(self.vectors), int(self.pushed) + max(0, len(ids) - len(self.vectors))
+        capacity = len(self.vectors)
+        self.pushed += len(ids)
         vectors, ids = vectors[-capacity:], ids[-capacity:]
-        places = (start + torch.arange(len(ids), device=ids.device)) % capacity
+        places = (self.pushed - len(ids) + torch.arange(len(ids), device=ids.device)) % capacity
         self.vectors[places] = vectors.to(self.vectors.dtype)
         self.ids[places] = ids
-        self.pushed.fill_(start + len(ids))
 
     def candidates(self) -> tuple[Float[Tensor, "entries dim"], Int[Tensor, "entries"]]:
         """The queue's vectors and their text ids. Both are views, so a later push changes them."""

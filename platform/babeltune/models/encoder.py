@@ -91,6 +91,8 @@ class Encoder(nn.Module):
         if len(tokens.ids) == 0:
             return self._nothing().reshape(0, len(layers) * self.width)
         packing = pack(tokens)
+        if packing.most:
+            return self._run(packing, layers).float()
         place = torch.empty_like(packing.taken)
         place[packing.taken] = torch.arange(len(place), device=place.device)
         return self._run(packing, layers)[place].float()
@@ -99,7 +101,7 @@ class Encoder(nn.Module):
         if len(tokens.ids) == 0:
             return self._nothing().reshape(len(tokens), 0, self.width).sum(1)
         packing = pack(tokens)
-        return pool(self._run(packing), packing, self.pooling)[packing.rank]
+        return pool(self._run(packing), packing, self.pooling).index_select(0, packing.rank)
 
     def _run(self, packing: Packing, layers: Sequence[int] = LAST) -> Float[Tensor, "tokens states"]:
         if self.offset is None:
@@ -155,7 +157,7 @@ class TextIds:
 
 def pool(states: Float[Tensor, "tokens width"], packing: Packing, how: Pooling) -> Float[Tensor, "sentences width"]:
     """Each sentence's states as one fp32 vector, in the packing's order; zeros for a sentence without a token."""
-    if states.is_cuda:
+    if states.is_cuda or packing.most:
         return pool_by_segment(states, packing, how)
     parts = []
     for (count, length), flat in zip(packing.groups, torch.split(states, packing.sizes), strict=True):

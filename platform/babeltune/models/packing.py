@@ -36,7 +36,8 @@ FLASH_WIDTH = 256
 
 @dataclass(frozen=True)
 class Packing:
-    """How the sentences of one batch lie in its row of tokens: shortest first, equal lengths side by side."""
+    """How the sentences of one batch lie in its row of tokens: shortest first, equal lengths side by side. If shapes
+    are fixed, they lie as they come, and the spare tokens behind them are cut into more sentences."""
 
     ids: Int[Tensor, "tokens"]
     """Token ids in that order."""
@@ -49,7 +50,9 @@ class Packing:
     lengths: Int[Tensor, "sentences"]
     """In that order."""
     groups: tuple[tuple[int, int], ...]
-    """(sentences, length) of each distinct length."""
+    """(sentences, length) of each distinct length; empty if shapes are fixed."""
+    most: int = 0
+    """Tokens of a sentence at most, if shapes are fixed; else 0."""
 
     @property
     def sizes(self) -> list[int]:
@@ -59,7 +62,7 @@ class Packing:
     @property
     def longest(self) -> int:
         """Tokens of the longest sentence."""
-        return self.groups[-1][1] if self.groups else 0
+        return self.groups[-1][1] if self.groups else self.most
 
     @cached_property
     def starts(self) -> Int[Tensor, "sentences+1"]:
@@ -69,6 +72,8 @@ class Packing:
 
 def pack(tokens: Tokens) -> Packing:
     """The packing of these sentences, on the device of their ids. Sentences without a token are allowed."""
+    if tokens.longest:
+        return _as_they_come(tokens)
     lengths = tokens.lengths.to(tokens.ids.device)
     ordered, order = torch.sort(lengths, stable=True)
     rank = torch.empty_like(order)
@@ -79,6 +84,22 @@ def pack(tokens: Tokens) -> Packing:
     places = torch.repeat_interleave(first, ordered, output_size=len(tokens.ids)) + positions
     groups = tuple((len(list(same)), length) for length, same in groupby(ordered.tolist()))
     return Packing(tokens.ids[places], positions, places, rank, ordered, groups)
+
+
+def _as_they_come(tokens: Tokens) -> Packing:
+    """A packing whose shapes and kernels do not depend on the lengths, so that a CUDA graph can hold it.
+
+    Spare tokens become sentences of `tokens.longest` tokens: a single long one would cost attention more than all
+    others, and FlashAttention's grid would not reach its end. Their number is that of a row of spare tokens alone."""
+    count, most, device = len(tokens.ids), tokens.longest, tokens.ids.device
+    places = torch.arange(count, device=device)
+    spare_starts = tokens.lengths.sum() + most * torch.arange(-(-count // most), device=device)
+    ends = torch.cat([tokens.lengths.cumsum(0), (spare_starts + most).clamp(max=count)])
+    lengths = ends.diff(prepend=ends.new_zeros(1))
+    sentence = torch.searchsorted(ends, places, right=True)
+    positions = places - (ends - lengths).index_select(0, sentence)
+    rank = torch.arange(len(tokens), device=device)
+    return Packing(tokens.ids, positions, places, rank, lengths, (), most)
 
 
 class Options(TypedDict, total=False):
@@ -111,12 +132,13 @@ def packed_attention(
         attended = varlen_attn(q, k, v, starts, starts, longest, longest)
         assert isinstance(attended, Tensor)  # and nothing beside it, which was not asked for
         return attended.unsqueeze(0), None
+    dense = _by_place if packing.most else _by_length
     if query.device.type == "cpu" and dtype != torch.float32:
         with torch.autocast("cpu", enabled=False):
-            parts = _by_length(query.float(), key.float(), value.float(), packing, options)
+            attended = dense(query.float(), key.float(), value.float(), packing, options)
     else:
-        parts = _by_length(query, key, value, packing, options)
-    return torch.cat(parts).to(dtype).unsqueeze(0), None
+        attended = dense(query, key, value, packing, options)
+    return attended.to(dtype).unsqueeze(0), None
 
 
 def flash_suits(query: Tensor, key: Tensor, packing: Packing, options: Options) -> bool:
@@ -135,7 +157,7 @@ def flash_suits(query: Tensor, key: Tensor, packing: Packing, options: Options) 
     )
 
 
-def _by_length(query: Tensor, key: Tensor, value: Tensor, packing: Packing, options: Options) -> list[Tensor]:
+def _by_length(query: Tensor, key: Tensor, value: Tensor, packing: Packing, options: Options) -> Tensor:
     """One dense attention per length. `split`, because the backward of a slice writes zeros of the full size."""
     sizes, window = packing.sizes, options.get("sliding_window")
     scaling, dropout = options.get("scaling"), options.get("dropout", 0.0)
@@ -146,14 +168,36 @@ def _by_length(query: Tensor, key: Tensor, value: Tensor, packing: Packing, opti
             parts.append(states[-1])
             continue
         q, k, v = (s.unflatten(0, (count, length)).transpose(1, 2) for s in states)
-        mask = None
-        if window is not None and length > window:
-            at = torch.arange(length, device=q.device)
-            mask = (at[:, None] - at).abs() < window
+        mask = None if window is None or length <= window else _near(length, window, q.device)
         grouped = q.shape[1] != k.shape[1]
         out = scaled_dot_product_attention(q, k, v, mask, dropout, scale=scaling, enable_gqa=grouped)
         parts.append(out.transpose(1, 2).flatten(0, 1))
-    return parts
+    return torch.cat(parts)
+
+
+def _near(length: int, window: int, device: torch.device) -> Tensor:
+    """[length, length] which places see one another within a window."""
+    at = torch.arange(length, device=device)
+    return (at[:, None] - at).abs() < window
+
+
+def _by_place(query: Tensor, key: Tensor, value: Tensor, packing: Packing, options: Options) -> Tensor:
+    """One dense attention of all sentences, each padded to `packing.most` tokens. It costs what a padded batch does."""
+    window, most = options.get("sliding_window"), packing.most
+    at = torch.arange(most, device=query.device)
+    inside = at < packing.lengths.unsqueeze(1)
+    starts = packing.lengths.cumsum(0) - packing.lengths
+    places = torch.where(inside, starts.unsqueeze(1) + at, 0)
+    q, k, v = (states.squeeze(0).transpose(0, 1)[places].transpose(1, 2) for states in (query, key, value))
+    # A sentence without tokens sees its first place, or its states and gradients would be NaN.
+    mask = (at < packing.lengths.clamp(min=1).unsqueeze(1))[:, None, None]
+    if window is not None and most > window:
+        mask = mask & _near(most, window, query.device)
+    grouped = q.shape[1] != k.shape[1]
+    scaling, dropout = options.get("scaling"), options.get("dropout", 0.0)
+    out = scaled_dot_product_attention(q, k, v, mask, dropout, scale=scaling, enable_gqa=grouped)
+    sentence = torch.searchsorted(packing.lengths.cumsum(0), packing.taken, right=True)
+    return out.transpose(1, 2).flatten(0, 1).index_select(0, sentence * most + packing.positions)
 
 
 AttentionInterface.register(NAME, packed_attention)

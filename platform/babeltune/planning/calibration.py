@@ -53,6 +53,12 @@ REPORT_BYTES = 110_000
 """Disk for a report in the log, its trial's ledger and MLflow on SQLite: 90 to 111 KB in sweeps of 20 to 60 metrics."""
 EMPTY_MLFLOW_BYTES = 955_000
 """Disk for MLflow's database before its first run."""
+PROCESS_BYTES = 2**30
+"""Memory of a GPU for a process that has nothing there yet: CUDA's context and libraries."""
+GROWTH = 1.25
+"""The most memory of a whole trial, over that of its first steps: longer batches, dev sets, fragments."""
+MOST_ON_A_GPU = 8
+"""Trials that share a GPU at most: their kernels take turns, unless MPS runs."""
 CLEAR_REFS = Path("/proc/self/clear_refs")
 """The file of Linux that starts the measurement of a process's peak memory anew."""
 
@@ -71,6 +77,8 @@ class Machine:
     device: str = "cpu"
     storage: Path | None = None
     """The cluster's, which holds the models that students start from."""
+    gpu_bytes: int = 0
+    """Memory of a GPU; 0 if workers have none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +92,9 @@ class Measured:
     teacher_sentence_s: float
     """Seconds of the teacher for a sentence."""
     worker_bytes: int | None
-    """Peak memory of a worker; None if the system does not say."""
+    """Peak memory of a worker; None if the system does not say, or it trains on a GPU."""
+    gpu_bytes: int = 0
+    """Peak memory on the GPU of a trial's first steps; 0 if it trains elsewhere."""
     saved: SavedBytes
     """What a checkpoint takes."""
     text_bytes: float
@@ -141,7 +151,8 @@ def _measured(sweep: Sweep, trial: Trial, corpus: Corpus, machine: Machine, stor
         vector_bytes=vectors / max(encoded, 1),
         sentence_s=_sentence_seconds(trial, prepared, device),
         teacher_sentence_s=teacher_s,
-        worker_bytes=None if not peak else WORKER_BYTES + peak[0],
+        worker_bytes=None if not peak or device.type == "cuda" else WORKER_BYTES + peak[0],
+        gpu_bytes=peak[0] if device.type == "cuda" else 0,
     )
 
 
@@ -266,6 +277,13 @@ def _status(name: str) -> int | None:
     return None
 
 
+def gpu_share(trial_bytes: int, gpu_bytes: int) -> float:
+    """The share of a GPU for a trial whose first steps took so many of its bytes: 1, 1/2, 1/3 and on, the least that
+    has room. It is a multiple of 0.0001, as Ray asks."""
+    needed = trial_bytes * GROWTH + PROCESS_BYTES
+    return int(10_000 / max(1, min(MOST_ON_A_GPU, int(gpu_bytes / needed)))) / 10_000
+
+
 # --- What it means for the sweep ------------------------------------------------------------------------------------
 
 
@@ -282,6 +300,8 @@ class Estimate:
     total_s: float
     memory_bytes: int | None
     """Memory of all workers together."""
+    gpu_bytes: int
+    """Memory of a GPU for the first steps of a trial; 0 if it trains elsewhere."""
     stores_bytes: int
     """Disk for texts, tokens and the teacher's vectors."""
     checkpoints_bytes: int
@@ -322,6 +342,7 @@ def estimate(
         search_s=search_s,
         total_s=teacher_s + search_s,
         memory_bytes=memory,
+        gpu_bytes=measured.gpu_bytes,
         stores_bytes=round(texts * measured.text_bytes + teacher_sentences * measured.vector_bytes),
         checkpoints_bytes=checkpoints_bytes(sweep, trial, measured.saved, machine.groups),
         records_bytes=EMPTY_MLFLOW_BYTES + sweep.budget.trials * training.reports * REPORT_BYTES,

@@ -448,6 +448,10 @@ class Training(Strict):
     """Largest norm of the gradient; null clips nothing."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Precision of the student's forward and backward pass; losses and scores are fp32."""
+    capture: Literal["off", "auto"] = "off"
+    """`auto` records the training step of a Transformer as CUDA graphs, on a GPU and with one worker (`capture.py`). A
+    report says in how many steps they ran, or why not. Nobody has run this on a GPU yet: it is tested on CPUs alone, so
+    it is off."""
     patience: Annotated[int | None, at_least(1)] = None
     """Stop after this many reports without a better first objective."""
     matryoshka: Annotated[tuple[int, ...], dimensions] = ()

@@ -4,6 +4,7 @@ What is drawn anew at each visit is a function of the seed, the step and the pai
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,16 +15,27 @@ from torch import Tensor
 from babeltune.data.arrays import parts, places, zeros
 from babeltune.data.stored_arrays import Matrix, Ragged
 from babeltune.method import Batch, Masked, Needs, Tokens
-from babeltune.method.masked_lm import Masking
+from babeltune.method.masked_lm import IGNORED, Masking
 from babeltune.models.encoder import TextIds
 from babeltune.training.epochs import COMPUTED_ABOVE
 from babeltune.training.permutation import Permutation
 from babeltune.training.sampler import lots
+from babeltune.training.shapes import Shapes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from babeltune.data.prepared import Prepared
+
+
+Taken = tuple["NDArray[np.integer]", "NDArray[np.integer]"]
+"""Token ids of some texts, end to end, and the length of each text."""
+
+
+def texts_of(sides: Sequence[NDArray[np.int64]]) -> list[NDArray[np.int64]]:
+    """The texts of each side (`Reader.sides`), in place of a missing negative the target of its pair."""
+    source, target, *mined = sides
+    return [source, target, *(np.where(ids < 0, target[:, None], ids).reshape(-1) for ids in mined)]
 
 
 @dataclass
@@ -40,6 +52,8 @@ class Reader:
     """[samples, 5] as `TokenSet.words` has them."""
     masking: Masking | None = None
     seed: int = 0
+    shapes: Shapes | None = None
+    """The shapes of batches, if there are few; None: each batch is as long as its tokens."""
 
     def __post_init__(self) -> None:
         self.pairs = self.prepared.pairs()
@@ -59,22 +73,41 @@ class Reader:
             has_words[part] = np.diff(self.first_word[part.start : part.stop + 1]) > 0
         return places(has_words)
 
-    def sentences(self, ids: NDArray[np.int64]) -> Tokens:
-        values, lengths = self.tokens.take(ids)
+    def sides(self, rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        """The text ids of the sources, of the targets, and of the mined negatives if there are some; a negative that
+        was not found is -1."""
+        ids = [np.asarray(self.pairs[rows, side], dtype=np.int64) for side in (0, 1)]
+        return ids if self.negatives is None else [*ids, np.asarray(self.negatives[rows], dtype=np.int64)]
+
+    def token_counts(self, rows: NDArray[np.int64]) -> list[int]:
+        """Tokens of each side of these pairs."""
+        assert isinstance(self.tokens, Ragged)
+        return [int(self.tokens.lengths(ids).sum()) for ids in texts_of(self.sides(rows))]
+
+    def sentences(self, values: NDArray[np.integer], lengths: NDArray[np.integer], room: int = 0) -> Tokens:
+        """Tokens on the device, filled up to `room`."""
+        assert not room or self.shapes
         return Tokens(
-            torch.from_numpy(values.astype(np.int64)).to(self.device),
+            self.filled(values, room),
             torch.from_numpy(lengths.astype(np.int64)).to(self.device),
+            self.shapes.longest if room and self.shapes else 0,
         )
 
-    def masked(self, ids: NDArray[np.int64], places: NDArray[np.int64], step: int, side: int) -> Masked | None:
+    def filled(self, values: NDArray[np.integer], room: int, with_: int = 0) -> Tensor:
+        """The values on the device and, up to `room`, others behind them."""
+        whole = np.full(max(room, len(values)), with_, np.int64)
+        whole[: len(values)] = values
+        return torch.from_numpy(whole).to(self.device)
+
+    def masked(self, tokens: Taken, room: int, places: NDArray[np.int64], step: int, side: int) -> Masked | None:
         """The texts with some of their tokens masked; `places` are their pairs' in the global batch."""
         if self.masking is None:
             return None
-        values, lengths = self.tokens.take(ids)
+        values, lengths = tokens
         position = np.arange(len(values)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         drawn = lots(self.seed, step, side, np.repeat(places, lengths), position)
-        masked, labels = (torch.from_numpy(a).to(self.device) for a in self.masking(values.astype(np.int64), drawn))
-        return Masked(Tokens(masked, torch.from_numpy(lengths.astype(np.int64)).to(self.device)), labels)
+        masked, labels = self.masking(values.astype(np.int64), drawn)
+        return Masked(self.sentences(masked, lengths, room), self.filled(labels, room, IGNORED))
 
     def drawn_words(self, rows: NDArray[np.int64], places: NDArray[np.int64], step: int) -> Tensor | None:
         """[rows, 4] one of each pair's words and its translation."""
@@ -122,27 +155,28 @@ class Reader:
         """This rank's rows, from place `first` on, of global batch `step` of `total` pairs."""
         places = np.arange(first, first + len(rows))
         sides = self.needs.teacher
-        source, target = (np.asarray(self.pairs[rows, side], dtype=np.int64) for side in (0, 1))
-        negatives = mask = None
-        if self.negatives is not None:
-            chosen = np.asarray(self.negatives[rows], dtype=np.int64)
-            mask = torch.from_numpy(chosen >= 0).to(self.device)
-            negatives = self.sentences(np.where(chosen < 0, target[:, None], chosen).reshape(-1))
+        ids = self.sides(rows)
+        source, target, *mined = ids
+        taken = [self.tokens.take(side) for side in texts_of(ids)]
+        counts = [len(values) for values, _ in taken]
+        longest = max((int(lengths.max(initial=0)) for _, lengths in taken), default=0)
+        rooms = (self.shapes and self.shapes.room(counts, longest)) or [0] * len(taken)
+        texts = [self.sentences(*side, room) for side, room in zip(taken, rooms, strict=True)]
         return Batch(
-            source=self.sentences(source),
-            target=self.sentences(target),
+            source=texts[0],
+            target=texts[1],
             source_ids=torch.from_numpy(source).to(self.device),
             target_ids=torch.from_numpy(target).to(self.device),
             total=total,
             alone=alone,
             teacher_source=self.vectors(source) if "source" in sides else None,
             teacher_target=self.vectors(source if self.prepared.copy_anchor else target) if "target" in sides else None,
-            negatives=negatives,
-            negatives_mask=mask,
+            negatives=texts[2] if mined else None,
+            negatives_mask=torch.from_numpy(mined[0] >= 0).to(self.device) if mined else None,
             languages=self.batch_languages(source, target) if self.needs.per_language else None,
             words=self.drawn_words(rows, places, step),
-            masked_source=self.masked(source, places, step, 0),
-            masked_target=self.masked(target, places, step, 1),
+            masked_source=self.masked(taken[0], rooms[0], places, step, 0),
+            masked_target=self.masked(taken[1], rooms[1], places, step, 1),
         )
 
     def alone(self, rows: NDArray[np.int64]) -> bool:

@@ -26,6 +26,7 @@ from babeltune.models.vocabulary import Vocabulary
 from babeltune.training.batches import Reader
 from babeltune.training.epochs import DrawnPairs
 from babeltune.training.sampler import Schedule
+from babeltune.training.shapes import sampled_shapes
 from babeltune.training.step import Steps, TrainStep
 
 if TYPE_CHECKING:
@@ -165,4 +166,7 @@ def make_steps(
     context = context or trial_context(trial.method, trial.config)
     reader = make_reader(trial, prepared, device, context)
     schedule = make_schedule(trial, prepared, reader, context.needs)
-    return Steps(make_train_step(trial, prepared, ranks, device, context), reader, schedule, trial.seed)
+    train_step = make_train_step(trial, prepared, ranks, device, context)
+    if train_step.capture and not train_step.capture.off:
+        reader.shapes = sampled_shapes(reader, schedule, trial.student.max_tokens)
+    return Steps(train_step, reader, schedule, trial.seed)

@@ -177,6 +177,7 @@ def first_batches(trial: Trial, prepared: Prepared, device: torch.device) -> Ite
     """The trial's first `COUNTED` global batches, for a student that is thrown away."""
     context = trial_context(trial.method, trial.config)
     short = with_length(trial, COUNTED * trial.training.global_batch)
+    short = replace(short, training=replace(short.training, capture="off"))
     steps = make_steps(short, prepared, ProcessGroup.alone(), device, context)
     if context.needs.warm_up:
         steps.train_step.method.warm_up(*steps.reader.anchors(context.needs.warm_up, trial.seed))

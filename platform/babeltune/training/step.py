@@ -16,10 +16,11 @@ from babeltune.errors import TrainingError
 from babeltune.method import Batch, Cut, Loss, Method, Tokens
 from babeltune.method.contract import FIRST_AND_LAST
 from babeltune.method.distributed import ProcessGroup, numbers
-from babeltune.method.gradcache import CachedEncode
+from babeltune.method.gradcache import CachedEncode, RandomState
 from babeltune.method.matryoshka import cuts_below, matryoshka_loss
 from babeltune.models.encoder import Encoder, FrozenEncoder, StudentEncoder
 from babeltune.training.batches import Reader
+from babeltune.training.capture import TOLERANCE, Capture, CudaGraphs
 from babeltune.training.parts import loss_in_parts
 from babeltune.training.row_adam import RowAdam
 from babeltune.training.sampler import Schedule, local_sizes, own_rows
@@ -172,6 +173,30 @@ class TrainStep:
         self.by_row = [p for p in self.parameters if id(p) in sparse_tables(self.module)]
         average, total = self.training.average, self.training.pairs
         self.average = weight_average(average, weights_of(self.module), total) if average else None
+        self.capture: Capture | None = None
+        if self.training.capture == "auto":
+            off = self.not_captured()
+            self.record_with(None if off else CudaGraphs(self.device), off)
+
+    def not_captured(self) -> str:
+        """Why steps are not recorded; empty if they may be."""
+        training = self.training
+        reasons = {
+            "there is no GPU": self.device.type != "cuda",
+            "the student is no Transformer that runs packed": not isinstance(self.encoder, Encoder)
+            or not self.encoder.packs,
+            "several workers share a batch": self.ranks.world > 1,
+            "training.chunk and training.batch_parts cut a batch": training.chunk is not None
+            or training.batch_parts > 1,
+        }
+        return next((reason for reason, holds in reasons.items() if holds), "")
+
+    def record_with(self, recorder: CudaGraphs | None, off: str = "") -> None:
+        """Lets a recorder run the steps. The learning rate is then a tensor, which a recorded step reads."""
+        self.capture = Capture(self.work, self.losses, recorder, TOLERANCE[self.training.precision], off)
+        for group in self.optimizers[0].param_groups if recorder else ():
+            group["lr"] = torch.tensor(float(group["lr"]), device=self.device)
+            group["capturable"] = self.device.type == "cuda"
 
     def averaged(self) -> AbstractContextManager[None]:
         """Within the block the module has the weights that are evaluated and exported: `training.average`'s, if any."""
@@ -203,25 +228,46 @@ class TrainStep:
         shares = {"loss": loss.total.detach(), **loss.terms, **loss.diagnostics}
         return self.ranks.sum_scalars({**shares, STOP: loss.total.new_full((), float(self.stop))})
 
-    def update(self, seen: int) -> Tensor:
-        """One clipped update at the learning rate of `seen` pairs; returns the gradient's norm."""
-        norm = clip(self.parameters, self.training.clip or math.inf)
+    def set_rate(self, seen: int) -> None:
+        """Sets the learning rate of `seen` pairs."""
         rate = learning_rate_at(self.training, seen, self.halvings)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = rate * group[RATE]
+                if isinstance(group["lr"], Tensor):
+                    group["lr"].fill_(rate * group[RATE])
+                else:
+                    group["lr"] = rate * group[RATE]
+
+    def work(self, batch: Batch) -> dict[str, Tensor]:
+        """Gradients and one clipped update; returns what `backward` does, and the gradient's norm."""
+        shared = self.backward(batch)
+        norm = clip(self.parameters, self.training.clip or math.inf)
+        for optimizer in self.optimizers:
             optimizer.step()
-        if self.average:
-            self.average.after_update(seen)
-        return norm
+        return {**shared, "gradient_norm": norm}
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        """The same without the update: weights, buffers and random numbers are as before."""
+        buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
+        state = RandomState(self.device)
+        shared = self.backward(batch)
+        norm = clip(self.parameters, math.inf)
+        state.restore()
+        for name, buffer in self.module.named_buffers():
+            buffer.copy_(buffers[name])
+        return {**shared, "gradient_norm": norm}
 
     def step(self, batch: Batch, seen: int) -> dict[str, float]:
         """One optimizer step on a global batch; `TrainingError` when the loss or its gradient is not finite.
 
         Numbers are read once and last, so that a GPU has all of the step to do meanwhile."""
-        shared = self.backward(batch)
-        values = numbers({**shared, "gradient_norm": self.update(seen)})
-        self.stopping = values.pop(STOP) > 0
+        self.set_rate(seen)
+        shared = self.capture.run(batch) if self.capture else self.work(batch)
+        if self.average:
+            self.average.after_update(seen)
+        values = numbers(shared)
+        stops = values.pop(STOP)
+        self.stopping = stops > 0 if self.ranks.world > 1 else self.stop  # of a recorded step, the former is old
         if not math.isfinite(values["loss"]):
             raise TrainingError(f"loss is {values['loss']}; lower training.learning_rate or raise the temperature")
         if not math.isfinite(values["gradient_norm"]):

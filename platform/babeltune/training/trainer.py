@@ -290,8 +290,12 @@ class TrialTrainer:
             checkpoint=str(checkpoint_folder(self.folder, index)),
             last=index == trial.training.reports or out_of_patience(trial, self.reports, metrics),
             steps=len(self.steps.schedule),
-            facts={**self.facts, **warning(self.context, points), **collapse(self.needs, metrics)},
+            facts={**self.facts, **self.capture(), **warning(self.context, points), **collapse(self.needs, metrics)},
         )
+
+    def capture(self) -> dict[str, Scalar]:
+        """The fact `capture`, if steps are to be recorded."""
+        return {"capture": self.train_step.capture.summary} if self.train_step.capture else {}
 
     def scores(self, step: int) -> dict[str, float]:
         """All dev metrics after this step, with the averages of the weights if there are some."""
@@ -412,4 +416,9 @@ def train(
     """Trains one trial on this rank, resuming from `folder`; returns its reports. It writes within `guard()`.
 
     Raises `TrainingError` when the loss is not finite or a batch cannot be trained on, on all ranks alike."""
-    return TrialTrainer(trial, prepared, folder, reporter, ranks, device, guard).train()
+    trainer = TrialTrainer(trial, prepared, folder, reporter, ranks, device, guard)
+    try:
+        return trainer.train()
+    finally:
+        if trainer.train_step.capture:
+            trainer.train_step.capture.release()
