@@ -78,6 +78,15 @@ def test_the_best_and_the_last_checkpoint_are_kept_in_the_bucket(nodes):
     assert {path.name for path in (other.path(KEY) / "checkpoints").iterdir()} == sealed(one)
 
 
+def test_a_report_lists_the_checkpoints_in_the_bucket_once(nodes, s3):
+    one, _ = nodes
+    push_trial(one, train(one, 2, {1, 2}))
+    before = len(s3.door.requests)
+    push_trial(one, train(one, 3, {3}))
+    assert sum("list-type" in line for line in s3.door.requests[before:]) == 1
+    assert sealed(one) == {"000003"}
+
+
 def test_a_best_checkpoint_that_its_node_lost_stays_in_the_bucket(nodes):
     one, other = nodes
     push_trial(one, train(one, 2, {1, 2}, "minimize"))
