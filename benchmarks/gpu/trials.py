@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from babeltune.data.prepared import Prepared
     from babeltune.schema.records import Trial
 
-WAIT_S = 120.0
+WAIT_S = 300.0
 """Seconds within which all trials must be there, and end."""
 
 
