@@ -562,5 +562,6 @@ def test_each_part_of_the_benchmark_of_a_gpu_runs_on_a_cpu(monkeypatch, tmp_path
         gpu.main()
     found = json.loads(figures.read_text(encoding="utf-8"))
     assert found[part], found["broken"]
+    assert part != "ranks" or found[part]["gloo"]["ranks"] == ["trained"] * 2
     goals = ("the goal is", "capture is off: there is no GPU")
     assert all(any(goal in fault for goal in goals) for fault in found["broken"])

@@ -26,16 +26,16 @@ GOAL, METRIC = 0.93, "test/tatoeba/accuracy"
 
 
 def settings(size: Size) -> list[str]:
-    """What the sweep file is told: one encoder, cut, in whole batches on a GPU."""
-    told = [
+    """Assignments to the sweep file: one encoder, cut, in whole batches on a GPU."""
+    return [
         f"student.model={size.encoder}",
         f"teacher.beside.0.model={size.encoder}",
         "parameters={}",
         "sampler.points=[]",
-    ]
-    told += ["student.keep_layers=6", "training.chunk=null", "training.capture=auto", "training.learning_rate=2e-4"]
-    return [
-        *told,
+        "student.keep_layers=6",
+        "training.chunk=null",
+        "training.capture=auto",
+        "training.learning_rate=2e-4",
         f"training.global_batch={size.batch}",
         f"training.precision={'bf16' if DEVICE == 'cuda' else 'fp32'}",
     ]

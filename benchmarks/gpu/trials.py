@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from babeltune.data.prepared import Prepared
     from babeltune.schema.records import Trial
 
-WAIT_S = 120.0
+WAIT_S = 300.0
 """Seconds within which all trials must be there, and end."""
 
 
@@ -44,7 +44,7 @@ def one_trial(trial: Trial, prepared: Prepared, size: Size, together: Any, pipe:
             pipe.send({"began": began, "ended": ended, "bytes": used, "capture": captured and captured.summary})
             if captured:
                 captured.release()
-    except Exception as error:  # the others are told by the barrier
+    except Exception as error:  # the barrier ends the others
         together.abort()
         pipe.send({"failed": f"{type(error).__name__}: {error}"})
 

@@ -553,7 +553,7 @@ def test_the_id_depends_on_what_decides_results_and_on_nothing_else(tmp_path):
     same = [
         read_sweep(written(tmp_path, reordered)),
         read_sweep(written(tmp_path), assignments=["budget={trials: 99, minutes: 5, workers: 2}"]),
-        read_sweep(written(tmp_path), assignments=["training.checkpoint_minutes=3"]),
+        read_sweep(written(tmp_path), assignments=["training.checkpoint_minutes=3", "training.capture=auto"]),
         read_sweep(written(tmp_path), assignments=["description=what I try", "promotion.name=other"]),
         read_sweep(written(tmp_path), assignments=["training.learning_rate=5e-4", "seed=0"]),
         read_sweep(written(tmp_path), assignments=["data.sampling.temperature=1"]),

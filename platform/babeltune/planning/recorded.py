@@ -17,7 +17,7 @@ from babeltune.schema.base import default_of
 from babeltune.schema.mending import adapter_of
 from babeltune.schema.records import Sweep
 
-NEUTRAL = ("training.checkpoint_minutes",)
+NEUTRAL = ("training.checkpoint_minutes", "training.capture")
 """Keys below others that decide no result, so a resumed sweep may have other values."""
 NOT_DECIDING = ("baselines", "budget", "description", "keep", "promotion", "refit_of")
 

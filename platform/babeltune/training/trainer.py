@@ -179,7 +179,7 @@ class TrialTrainer:
     def identity(self) -> dict[str, Any]:
         """The identity of a checkpoint: the trial's settings, and the data and teacher that it was trained on."""
         training = plain(self.trial.training)
-        del training["checkpoint_minutes"]  # which changes nothing that is trained
+        del training["checkpoint_minutes"], training["capture"]  # which change how, and not what
         trial = {**plain(self.trial), "training": training}
         del trial["speed"], trial["fitted"]  # `config` has the latter
         return {"trial": trial, "prepared": self.prepared.digest}
