@@ -1,0 +1,52 @@
+"""The afternoon of the tutorial: its files, its commands, and its table."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from babeltune.apps.own_files.tables import read_table
+from benchmarks import afternoon
+from corpora import DATA, needs_data
+
+PAGE = afternoon.PAGE.read_text(encoding="utf-8")
+
+
+def test_the_table_of_the_tutorial_is_the_records():
+    record = json.loads(afternoon.RECORD.read_text(encoding="utf-8"))
+    assert afternoon.with_table(PAGE, record) == PAGE
+    commands = [step.command for step in afternoon.commands(" --trials 4")]
+    assert [step["command"] for step in record["steps"]] == commands
+    for name in ("init", "submit", "promote", "export", "index", "search", "serve", "push", "check"):
+        assert any(command.startswith(f"babeltune {name} ") for command in commands)
+
+
+def test_the_files_are_as_messy_as_the_page_says(tmp_path):
+    rows = [("DE", f"Ein Satz mit der Nummer {n}.", f"A sentence; number {n}.") for n in range(300)]
+    afternoon.write_table(tmp_path / "kunden.csv", rows)
+    text = (tmp_path / "kunden.csv").read_bytes().decode("cp1252")
+    assert text.splitlines()[1] == "Nr;Sprache;Ausgangstext;Übersetzung (Englisch);Geprüft"
+    assert len(text.splitlines()) == 2 + 300 + 15
+    assert "\r\n9;DE\r\n159;DE" not in text
+    assert "\r\n9;DE\r\n" in text
+    assert '7;DE;"A sentence; number 7.";' in text
+    assert read_table(str(tmp_path / "kunden.csv")).columns[1] == "Sprache"
+    afternoon.write_memory(tmp_path / "memory.tmx", [(f"犬 {n}", f"A dog & {n}") for n in range(90)])
+    units = (tmp_path / "memory.tmx").read_text(encoding="utf-8")
+    assert (units.count("<tu "), units.count('xml:lang="ja"')) == (93, 90)
+
+
+@needs_data
+@pytest.mark.long
+def test_an_afternoon_ends_as_it_should(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["afternoon", "--data", str(DATA), "--rows", "300", "--submit", " --trials 1"])
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--json", str(tmp_path / "record.json")])
+    afternoon.main()
+    record = json.loads((tmp_path / "record.json").read_text(encoding="utf-8"))
+    assert [step["exit"] for step in record["steps"]] == [0] * 11 + [4]
+    assert record["accuracy"] > 2 * record["untrained"]
+    assert record["sizes"][1] < 0.3 * record["sizes"][0]
+    assert record["lost"] <= 0.01
