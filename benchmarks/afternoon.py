@@ -1,9 +1,9 @@
 """An afternoon: from two messy files to a model that is served, indexed, pushed and watched, command by command.
 
-The files are made of real text. One is a table in a code page, with semicolons, a title and a German header. It has a
-column of languages, and empty, swapped, repeated and broken rows. The other is a translation memory with units that
-lack a side. Each command runs as a user gives it, in a process of its own, and must end with the code that is expected. The record has
-the minutes of each, and `docs/tutorial.md` gets them as a table."""
+The files are made of real text. One is a semicolon table in a code page. A title stands above its German header, a
+column names languages, and rows are empty, swapped, repeated or broken. The other is a translation memory with units
+that lack a side. Each command runs as a user gives it, in a process of its own, and must end with the code that is
+expected. The record has the minutes of each, and `docs/tutorial.md` gets them as a table."""
 
 from __future__ import annotations
 

@@ -1,14 +1,18 @@
 """A Transformer as an ONNX graph: its vectors, the code of its card, and what is printed and refused."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.models import Dense, Normalize, Pooling, Transformer
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from babeltune.data.teacher import teacher_folder
@@ -96,3 +100,20 @@ def test_without_the_extra_and_with_wrong_options_it_is_one_line(small, command,
     assert code == 2
     assert "--format onnx: packages are missing; pip install babeltune[onnx]" in error
     assert not Path(tmp_path / "graph").exists()
+
+
+def test_onnxruntime_reports_nothing(tmp_path):
+    ids = onnx.helper.make_tensor_value_info("input_ids", onnx.TensorProto.FLOAT, [1, 2])
+    vectors = onnx.helper.make_tensor_value_info("vectors", onnx.TensorProto.FLOAT, [1, 2])
+    node = onnx.helper.make_node("Identity", ["input_ids"], ["vectors"])
+    graph = onnx.helper.make_graph([node], "same", [ids], [vectors])
+    opset = [onnx.helper.make_opsetid("", 17)]
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opset, ir_version=8), tmp_path / "model.onnx")
+    Tokenizer(WordLevel({"a": 0}, unk_token="a")).save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "encoder.json").write_text('{"prompt": ""}', encoding="utf-8")
+    home = tmp_path / "home"
+    home.mkdir()
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("ORT_", "XDG_"))}
+    code = f"from babeltune.promotion.onnx_encoder import OnnxEncoder; OnnxEncoder({str(tmp_path)!r})"
+    subprocess.run([sys.executable, "-c", code], env={**environment, "HOME": str(home)}, check=True)
+    assert not list(home.rglob("*onnxruntime*")), "it keeps what it sends there"

@@ -1,6 +1,7 @@
 """Encodes texts with a folder of `babeltune export --format onnx`. It needs numpy, tokenizers and onnxruntime alone."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ class OnnxEncoder:
     """A Transformer as an ONNX graph on the CPU; the tokenizer cuts, and pads each batch."""
 
     def __init__(self, folder: str) -> None:
+        os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # or onnxruntime reports its use to Microsoft
         from onnxruntime import InferenceSession
 
         self.session = InferenceSession(f"{folder}/model.onnx", providers=["CPUExecutionProvider"])

@@ -9,6 +9,7 @@ import importlib.util
 import io
 import json
 import logging
+import os
 import warnings
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -71,6 +72,7 @@ def write_graph(model: SentenceTransformer, name: str, folder: Path, *, int8: bo
         raise SpecError(f"--dim {dim}: the vectors of {name} have {width} numbers; give at most that")
     if (size := sum(each.nbytes for each in model.parameters())) >= MOST_BYTES:
         raise SpecError(f"{name} has {size / 1e9:.1f} GB of weights, and a graph holds at most 2; train a smaller one")
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # or onnxruntime reports its use to Microsoft
     try:
         import onnxscript  # type: ignore[import-not-found, import-untyped, unused-ignore]  # noqa: F401
         from onnxruntime import quantization
