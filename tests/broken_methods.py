@@ -111,6 +111,13 @@ class AcceptsOnePair(Sound):
         pass
 
 
+class CountsSpareTokens(Sound):
+    """`check_spare_tokens` fails: tokens of no sentence count."""
+
+    def factor(self, batch, source):
+        return 1 + batch.source.ids.numel() / 100
+
+
 class CountsItsOwnRows(Sound):
     """`check_ranks` fails: a rank divides by its own rows."""
 

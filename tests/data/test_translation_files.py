@@ -6,7 +6,7 @@ import zipfile
 import pytest
 
 from any_source import any_source
-from babeltune.apps.own_files.init import Wanted, init
+from babeltune.apps.own_files.init import InitOptions, init
 from babeltune.data import spreadsheets, translation_files
 from babeltune.data.sources import read_source
 from babeltune.errors import DataError
@@ -220,7 +220,7 @@ def test_init_reads_a_workbook_and_the_pairs_of_a_memory_of_three_languages(tmp_
     english = [f"The cat number {i} sleeps in the garden behind the house." for i in range(260)]
     german = [f"Die Katze Nummer {i} schläft im Garten hinter dem Haus." for i in range(260)]
     workbook(tmp_path / "b.xlsx", Text=[("fr", "en"), *zip(french, english, strict=True)], More=[("a",)])
-    made = init([f"{tmp_path / 'b.xlsx'}[Text]"], Wanted(out=tmp_path / "x.yaml"))
+    made = init([f"{tmp_path / 'b.xlsx'}[Text]"], InitOptions(out=tmp_path / "x.yaml"))
     assert made.files[0].rows == 260
     units = [("fr", f, "en", e) for f, e in zip(french, english, strict=True)]
     units += [("de", d, "en", e.replace("cat", "CAT2")) for d, e in zip(german, english, strict=True)]
@@ -229,5 +229,5 @@ def test_init_reads_a_workbook_and_the_pairs_of_a_memory_of_three_languages(tmp_
         for a, x, b, y in units
     )
     (tmp_path / "m.tmx").write_text(f"<tmx version='1.4'><body>{body}</body></tmx>", encoding="utf-8")
-    made = init([str(tmp_path / "m.tmx")], Wanted(out=tmp_path / "m.yaml"))
+    made = init([str(tmp_path / "m.tmx")], InitOptions(out=tmp_path / "m.yaml"))
     assert {tuple(sorted(file.columns)): file.rows for file in made.files} == {("eng", "fra"): 260, ("deu", "eng"): 260}

@@ -20,7 +20,8 @@ from babeltune.method import EVERY, tokens_from
 from babeltune.models.build import build_student
 from babeltune.models.encoder import Encoder
 from babeltune.models.vocabulary import Vocabulary
-from babeltune.promotion.export import SAFE, export
+from babeltune.promotion.export import export
+from babeltune.promotion.model_files import SAFE
 from babeltune.schema.records import Transformer
 from exports import load_export
 from waiting import PATIENCE_S
