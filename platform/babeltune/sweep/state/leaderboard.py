@@ -185,11 +185,11 @@ def pareto_front(rows: list[Row], objectives: tuple[Objective, ...]) -> set[str]
     front, their = np.array([each for _, each in best]), np.array([spread for spread, _ in best])
     of_speed = np.array([name == SPEED for name in names])
 
-    def beaten(mine: FloatArray, spread: float) -> bool:
-        slack = np.maximum(their, spread)[:, None] * of_speed * np.abs(mine)
-        return bool(((front >= mine - slack).all(axis=1) & (front > mine + slack).any(axis=1)).any())
-
-    return {row.name for row, mine, spread in zip(scored, values, spreads, strict=True) if not beaten(mine, spread)}
+    beaten = np.zeros(len(scored), bool)
+    for other, spread in zip(front, their, strict=True):
+        slack = np.maximum(spread, spreads)[:, None] * of_speed * np.abs(values)
+        beaten |= (other >= values - slack).all(axis=1) & (other > values + slack).any(axis=1)
+    return {row.name for row, lost in zip(scored, beaten.tolist(), strict=True) if not lost}
 
 
 def exact_front(values: FloatArray) -> list[FloatArray]:
@@ -232,8 +232,8 @@ def leaderboard(folder: SweepFolder, metric: str | None = None) -> list[Row]:
 
 
 def _sorted(rows: Iterable[Row], sweep: Sweep, metric: str) -> list[Row]:
-    order, then = best_first(sweep, metric), best_first(sweep, sweep.objectives[0].metric)
-    return sorted(rows, key=lambda row: (order(row.metrics), then(row.metrics), row.name))
+    orders = [best_first(sweep, name) for name in dict.fromkeys([metric, sweep.objectives[0].metric])]
+    return sorted(rows, key=lambda row: (*(order(row.metrics) for order in orders), row.name))
 
 
 def logged_rows(log: SweepLog, sweep: Sweep, baselines: Mapping[str, dict[str, float]]) -> list[Row]:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 LEDGER = "results.jsonl"
 EVENT: TypeAdapter[Any] = TypeAdapter(dict[str, Annotated[dict[str, Any] | Any, Field(union_mode="left_to_right")]])
 """Reads a line three times as fast as `json`. Lines share the keys of typed objects, which takes less memory."""
+OF_TRIALS = frozenset({"propose", "start", "stop", "report", "end"})
 MOST_LOGS = 8
 """Logs that a process remembers: a list of all sweeps reads hundreds, each once."""
 
@@ -126,18 +127,19 @@ class SweepLog:
 
     def take(self, line: LedgerLine) -> None:
         """Folds the next line in."""
-        if line["event"] == "submit" and Submission.__required_keys__ <= line.keys():
+        if line["event"] in OF_TRIALS:
+            self._take_of_trial(line)
+        elif line["event"] == "submit" and Submission.__required_keys__ <= line.keys():
             self.submissions.append(cast("Submission", line))
             self.accepting = None
-        if line["event"] == "accept" and Accepted.__required_keys__ <= line.keys():
+        elif line["event"] == "accept" and Accepted.__required_keys__ <= line.keys():
             self._accept(cast("Accepted", line), line.get("time_ms", 0) / 1000)
-        if line["event"] == "label":
+        elif line["event"] == "label":
             self.labels |= {key: cast("Labels", line)[key] for key in LABEL_KEYS if key in line}
-        if line["event"] in ("pause", "continue"):
+        elif line["event"] in ("pause", "continue"):
             self._pause(line.get("number"), pauses=line["event"] == "pause")
-            return
-        if line["event"] not in ("propose", "start", "stop", "report", "end"):
-            return
+
+    def _take_of_trial(self, line: LedgerLine) -> None:
         trial = self.trials.get(line["number"])
         if trial is None:
             trial = self.trials[line["number"]] = LoggedTrial(int(line["number"]))
