@@ -9,7 +9,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from babeltune.apps.own_files.tables import read_table
-from benchmarks import afternoon
+from benchmarks import afternoon, exports
 from corpora import DATA, needs_data
 
 PAGE = afternoon.PAGE.read_text(encoding="utf-8")
@@ -22,6 +22,16 @@ def test_the_table_of_the_tutorial_is_the_records():
     assert [step["command"] for step in record["steps"]] == commands
     for name in ("init", "submit", "promote", "export", "index", "search", "serve", "push", "check"):
         assert any(command.startswith(f"babeltune {name} ") for command in commands)
+
+
+def test_the_table_of_forms_is_the_records_and_their_goals_hold():
+    page, record = (path.read_text(encoding="utf-8") for path in (exports.PAGE, exports.RECORD))
+    record = json.loads(record)
+    assert exports.with_table(page, record) == page
+    static = next(row for row in record["rows"] if (row["model"], row["bits"]) == ("static", 8))
+    assert static["sizes"][1] <= 0.27 * static["sizes"][0]
+    assert static["lost"] <= 0.002
+    assert record["adapter"]["kept"] >= 0.95
 
 
 def test_the_files_are_as_messy_as_the_page_says(tmp_path):
