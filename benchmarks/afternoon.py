@@ -49,7 +49,7 @@ class Step:
 
 
 def texts(data: Path, language: str, count: int, corpus: str = "wmt_news") -> list[tuple[str, str]]:
-    """So many pairs of a language and English, in one random order."""
+    """`count` pairs of a language and English, in one random order."""
     rows = rows_of(data / corpus / f"{language}-eng.tsv.gz", (language, "eng"))
     random.Random(0).shuffle(rows)
     return [(left, right) for left, right in rows[:count]]
@@ -181,14 +181,14 @@ def main() -> None:
     parser.add_argument("--submit", default=" --trials 4", help="more options of `submit`")
     parser.add_argument("--place", type=Path, help="a folder that stays, for benchmarks.exports")
     parser.add_argument("--json", type=Path, help=f"the record; {RECORD.name} also writes the page")
-    asked = parser.parse_args()
-    if not asked.data.is_dir():
-        sys.exit(f"no corpora in {asked.data}; set BABELTUNE_DATA to the folder of the shared data")
-    with TemporaryDirectory() if asked.place is None else nullcontext(asked.place) as name:
+    options = parser.parse_args()
+    if not options.data.is_dir():
+        sys.exit(f"no corpora in {options.data}; set BABELTUNE_DATA to the folder of the shared data")
+    with TemporaryDirectory() if options.place is None else nullcontext(options.place) as name:
         place = Path(name)
         place.mkdir(exist_ok=True)
-        write_files(place, asked.data, asked.rows)
-        steps, printed = zip(*(run(step, place) for step in commands(asked.submit)), strict=True)
+        write_files(place, options.data, options.rows)
+        steps, printed = zip(*(run(step, place) for step in commands(options.submit)), strict=True)
     made, _, swept, _, decision, small, *_ = (json.loads(each) for each in printed)
     test = next(metric for metric in decision["test"] if metric.count("/") == 2 and metric.endswith("/accuracy"))
     record = {
@@ -203,9 +203,9 @@ def main() -> None:
         "steps": [asdict(step) for step in steps],
     }
     print(table(record))
-    if asked.json:
-        write_whole(asked.json, (json_text(record, indent=1) + "\n").encode())
-        if asked.json.resolve() == RECORD:
+    if options.json:
+        write_whole(options.json, (json_text(record, indent=1) + "\n").encode())
+        if options.json.resolve() == RECORD:
             write_whole(PAGE, with_table(PAGE.read_text(encoding="utf-8"), record).encode())
 
 

@@ -237,7 +237,7 @@ def check_gradient_caching(case: Case) -> None:
 
 def check_spare_tokens(case: Case) -> None:
     """Tokens that are in no sentence change nothing. Batches of a fixed shape have some (`training.capture`)."""
-    found = []
+    runs = []
     for spare in (0, 5):
         method, needs = case.build()
         student = Student()
@@ -246,14 +246,14 @@ def check_spare_tokens(case: Case) -> None:
         torch.autograd.backward(loss.total)
         trained = [*student.parameters(), *method.parameters()]
         values = [loss.total, *loss.terms.values(), *loss.diagnostics.values(), *method.buffers()]
-        found.append([value.detach().double() for value in [*values, *(p.grad for p in trained if p.grad is not None)]])
-    for without, with_spare in zip(*found, strict=True):
+        runs.append([value.detach().double() for value in [*values, *(p.grad for p in trained if p.grad is not None)]])
+    for without, with_spare in zip(*runs, strict=True):
         largest = without.abs().max().item() if without.numel() else 0.0
         torch.testing.assert_close(with_spare, without, rtol=1e-6, atol=1e-6 * max(largest, 1.0))
 
 
 def with_spare_tokens(batch: Batch, count: int) -> Batch:
-    """The batch with so many random tokens behind the sentences of each side."""
+    """The batch with `count` random tokens behind the sentences of each side."""
     longest = int(max(side.lengths.max() for side in (batch.source, batch.target)))
     ids = torch.randint(VOCABULARY, (count,), generator=torch.Generator().manual_seed(1))
 

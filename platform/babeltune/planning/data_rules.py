@@ -275,7 +275,7 @@ def is_encoding(name: str) -> bool:
 def shape_problems(key: Key, source: Source, others: dict[str, Source]) -> Iterator[Problem]:
     """Whether the fields that say where text lies go together."""
     written = {name for name in ("path", "columns", "paths", "dataset") if getattr(source, name) is not None}
-    allowed = WHERE_TEXT_LIES.get(type(source), WHERE_TEXT_LIES[FileSource] if isinstance(source, FileSource) else ())
+    allowed = next((keys for kind, keys in WHERE_TEXT_LIES.items() if isinstance(source, kind)), ())
     if allowed and written not in map(set, allowed):
         rule = " or ".join(map(" + ".join, allowed))
         has = ", ".join(sorted(written)) or "none of them"

@@ -39,7 +39,7 @@ class Shapes:
     """[sizes, sides] tokens of each side, the smallest size first."""
 
     def room(self, tokens: Sequence[int], longest: int) -> tuple[int, ...] | None:
-        """The room for a batch whose sides have so many tokens, of sentences up to `longest`; None if none fits."""
+        """The room for a batch whose sides have these tokens, of sentences up to `longest`; None if none fits."""
         for room in self.rooms:
             if all(have <= space for have, space in zip(tokens, room, strict=True)):
                 return room if longest <= self.longest and sum(tokens) >= FULL * sum(room) else None
