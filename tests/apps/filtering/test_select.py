@@ -77,7 +77,7 @@ def test_without_sacrebleu_the_error_names_the_installation(monkeypatch):
     monkeypatch.setattr(builtins, "__import__", absent)
     from babeltune.apps.filtering.translate import scorers
 
-    with pytest.raises(DataError, match=r"pip install babeltune\[translation\]"):
+    with pytest.raises(DataError, match=r"pip install 'babeltune\[translation\]'"):
         scorers()
 
 

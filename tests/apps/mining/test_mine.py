@@ -555,7 +555,7 @@ def test_an_index_without_faiss_or_text_enough_is_refused_with_the_way_out(monke
         raise ImportError(name)
 
     monkeypatch.setattr(importlib, "import_module", absent)
-    with pytest.raises(DataError, match=r"pip install babeltune\[faiss\]"):
+    with pytest.raises(DataError, match=r"pip install 'babeltune\[faiss\]'"):
         run(tmp_path, tmp_path / "s", tmp_path / "t", index="ivf")
 
 

@@ -192,7 +192,7 @@ def test_without_faiss_an_index_is_searched_and_none_is_made(built, command, mon
 
     monkeypatch.setattr(importlib, "import_module", absent)
     assert command("search", folder, "a boat")[0] == 0
-    with pytest.raises(DataError, match=r"pip install babeltune\[faiss\]"):
+    with pytest.raises(DataError, match=r"pip install 'babeltune\[faiss\]'"):
         built(name="another")
     with pytest.raises(SpecError, match="exists already"):
         built()

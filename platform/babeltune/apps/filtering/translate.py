@@ -202,6 +202,6 @@ def scorers() -> dict[str, Metric]:
         from sacrebleu.metrics.chrf import CHRF
     except ImportError as error:
         raise DataError(
-            "sacrebleu, which scores translations, is not installed; pip install babeltune[translation]"
+            "sacrebleu, which scores translations, is not installed; pip install 'babeltune[translation]'"
         ) from error
     return {"bleu": BLEU(), "chrf": CHRF()}

@@ -111,5 +111,5 @@ def load_faiss() -> Any:
         return importlib.import_module("faiss")
     except ImportError as error:
         raise DataError(
-            "faiss is not installed: pip install babeltune[faiss] (`mine` does without it: --index exact)"
+            "faiss is not installed: pip install 'babeltune[faiss]' (`mine` does without it: --index exact)"
         ) from error
