@@ -26,12 +26,15 @@ from ray.cluster_utils import Cluster
 from babeltune.data import teacher, tokens
 from babeltune.data.text_shards import TextShards
 from babeltune.errors import ClusterError
+from babeltune.planning.calibration import gpu_share
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.schema.cluster import Cluster as ClusterFile
 from babeltune.storage.object_store import ObjectStore
-from babeltune.sweep.driver import attempt
+from babeltune.sweep.driver import attempt, gpu_shares
 from babeltune.sweep.driver.run import submit
+from babeltune.sweep.state.folder import read_log
 from babeltune.sweep.state.leaderboard import leaderboard
+from babeltune.sweep.state.log import log_of
 from babeltune.sweep.state.messages import EndMessage, TrialAssignment
 from babeltune.sweep.sync.shards import Carrier
 from babeltune.sweep.workers import nodes as nodes_module
@@ -301,6 +304,34 @@ def share_a_gpu(folder):
     what is said."""
     with nodes(8, gpus=1):
         return {share: on_shares(folder / str(share), share) for share in (0.25, 0.5)}
+
+
+def measure_a_share(folder):
+    """Sweeps with `gpus_per_worker: auto` on a GPU that Ray alone knows: with the share that is measured there, and
+    with a third. What the driver notes of it, the share that trials had, and how each of them ended."""
+    saw, sweep = {}, read_sweep(folder / "sweep.yaml")
+    with nodes(4, gpus=1) as (cluster, _), pytest.MonkeyPatch.context() as patch:
+        for name, measured in (("none", gpu_shares.measured_share), ("third", third_of_a_gpu)):
+            patch.setattr(gpu_shares, "measured_share", measured)
+            storage = folder / name
+            where = ClusterFile(
+                address=cluster.address,
+                storage=str(storage),
+                mlflow=f"sqlite:///{storage}/mlflow.db",
+                gpus_per_worker="auto",
+            )
+            swept = submit(sweep, where)
+            saw[name] = {
+                "states": [row.state for row in leaderboard(swept) if row.params],
+                "log": [line for line in read_log(swept).splitlines() if "gpus_per_worker" in line],
+                "held": log_of(swept.path).submission["holder"]["gpus"],
+            }
+    return saw
+
+
+def third_of_a_gpu(trials, prepared, tell):
+    tell(len(trials), len(trials))
+    return 20 * 2**30, gpu_share(20 * 2**30, 80 * 2**30)
 
 
 def on_shares(folder, share):
@@ -602,6 +633,6 @@ if __name__ == "__main__":
     wait_for_nodes()
     worker_groups.UNPLACED_TIMEOUT_S = pool_module.SURVEY = 1.0
     scenes = (come_and_go, shrink_and_grow, lose_one_of_two, wait_for_room, stop_without_nodes, one_bad_node)
-    scenes += (one_blind_node, from_none, regrow, share_a_gpu, two_gpus, fill_a_gpu, with_tls)
+    scenes += (one_blind_node, from_none, regrow, share_a_gpu, measure_a_share, two_gpus, fill_a_gpu, with_tls)
     scenes += (controllers_beside_ranks, share_a_corpus, share_a_sweep, share_a_bucket, a_head_that_stands_still)
     print(json.dumps({scene.__name__: scene for scene in scenes}[sys.argv[1]](Path(sys.argv[2]))))

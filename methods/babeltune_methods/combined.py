@@ -95,7 +95,7 @@ WHERE = {"hard_negatives": "hard_negatives", "hard_negatives_below": "hard_negat
 
 
 def union(needs: Mapping[str, Needs]) -> Needs:
-    """What satisfies all of these methods; `MethodError` names two that need what cannot both be had."""
+    """The needs of all of these methods; `MethodError` names two that need what cannot both be had."""
     values: dict[str, Any] = {}
     for part in dataclasses.fields(Needs):
         which = WHERE.get(part.name)

@@ -55,8 +55,8 @@ class Config:
     """t of equation 1 (footnote 2: 0.05). `auto`: the one at which a student that equals its teacher gives each pair
     `own_share` among its negatives. Above it the loss still pulls at such a student; far below it, at few negatives."""
     own_share: float = 0.99
-    """What `auto` finds a temperature for, mean of a batch: ours. With all-MiniLM-L6-v2 it gives about 0.09 in batches
-    of 128."""
+    """The own share for which `auto` finds a temperature, mean of a batch: ours. With all-MiniLM-L6-v2 it gives about
+    0.09 in batches of 128."""
     queue: int = 4096
     """N_q, entries of the queue (footnote 1: 4096; section 5.1 tries 512 to 4096 and sees no difference)."""
     sigma: float = 0.9

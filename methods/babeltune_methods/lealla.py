@@ -67,8 +67,8 @@ class Config:
     """Equation 4 prints a division. It leaves gamma / T^2 = 1e-6 of LD, too little for what LD does in table 8; so the
     multiplication is ours."""
     head_input: Literal["normalized", "plain"] = "normalized"
-    """What F, or FD without a head, reads: ours, as the paper does not say. With `student.normalize: false` they
-    differ."""
+    """The vectors that F, or FD without a head, reads: ours, as the paper does not say. With `student.normalize: false`
+    they differ."""
     mask_duplicates: bool = True
     """Repeats of a row's positive are no negatives: ours. The paper does not mask."""
 

@@ -45,7 +45,7 @@ READINGS: dict[str, tuple[float, bool, str]] = {
     "authors_code": (1.0, False, "masked"),
     "fixed": (0.5, True, "clean"),
 }
-"""What each reading means by `pool_scale`, `both_directions` and `cl_input`."""
+"""The settings `pool_scale`, `both_directions` and `cl_input` of each reading."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,8 @@ class Config:
     both_directions: bool | None = None
     """Equation 2: the mean over x and y as anchors; the authors' code has x alone."""
     cl_input: Literal["clean", "masked"] | None = None
-    """What the contrastive loss reads. `clean` is ours, as the poster does not say. The authors' code masks tokens in
-    place, so that it meets the masked sentence."""
+    """The tokens that the contrastive loss reads. `clean` is ours, as the poster does not say. The authors' code masks
+    tokens in place, so that it meets the masked sentence."""
     layer: int | None = None
     """The layer whose states the contrastive loss reads beside the first's, counted from 1; absent: the last
     ("Avg-first-last"). Masked language modelling always reads the last. The authors' code retrieves sentences by

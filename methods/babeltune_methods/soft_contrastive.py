@@ -111,7 +111,7 @@ class Weights:
     """The student's."""
     soft: Labels | None
     smoothing: float = 0.0
-    """What a hard label gives to each j: nothing, but for the authors' softmax(identity / tau)."""
+    """The weight of a hard label for each other j: 0, but for the authors' softmax(identity / tau)."""
     as_printed: bool = False
     """Columns take w(i, j) as it is, and not transposed and renormalised."""
 

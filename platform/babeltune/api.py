@@ -107,7 +107,7 @@ def plan(
     cluster: str | Path | None = None,
     progress: Progress | None = None,
 ) -> PlanReport:
-    """What a sweep would do: its data, its search, its time and memory, and what its dev set can tell apart.
+    """The plan of a sweep: its data, its search, its time and memory, and what its dev set can tell apart.
 
     `spec`, `overlays` and `assignments` are as in `submit`. `samples` is the number of trials that are shown as
     examples. `calibrate` times some steps of the default trial on this machine. Raises `SpecError` for a file that

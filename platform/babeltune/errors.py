@@ -34,7 +34,7 @@ class BabeltuneError(Exception):
 
 
 class BabeltuneWarning(UserWarning):
-    """What can be done and was probably not meant, or what went wrong beside a result that holds."""
+    """A warning of something that was probably not meant, or that went wrong beside a result that holds."""
 
 
 class SpecError(BabeltuneError):
@@ -96,7 +96,7 @@ class FencedError(StorageError):
 
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""What a system says of a disk without room."""
+"""Error numbers of a disk without room."""
 REFUSALS = FULL | frozenset({errno.EROFS, errno.EIO, errno.ESTALE, errno.EACCES, errno.EPERM, errno.ENOTCONN})
 """Errors that are the storage's fault, and not the program's."""
 
@@ -163,17 +163,17 @@ class UnknownNameError(SweepError):
 
 
 class PromotionError(BabeltuneError):
-    """What keeps a checkpoint from being judged or registered. A refusal is no error: see `Decision.exit_code`."""
+    """The reason why a checkpoint is not judged or registered. A refusal is no error: see `Decision.exit_code`."""
 
 
 NETWORK = frozenset(
     {errno.ECONNREFUSED, errno.ECONNRESET, errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EPIPE}
 )
-"""What a system says of a server that it cannot reach."""
+"""Error numbers of a server that cannot be reached."""
 
 
 def from_network(error: BaseException) -> str:
-    """What the system said of the network, such as `Connection refused`, where that is behind the error; else
+    """The system's words about the network, such as `Connection refused`, where that is behind the error; else
     nothing."""
     cause: BaseException | None = error
     while cause is not None:

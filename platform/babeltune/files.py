@@ -39,7 +39,7 @@ LOCK_TIMEOUT_S = 60.0
 DRAFT = re.compile(r"\..+\.([0-9a-f]{12}-[0-9]+-[0-9]+)-[0-9a-f]{8}", re.DOTALL)
 """The name of a draft (`draft_of`), with the process that writes it."""
 LOCKLESS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
-"""What a file system answers that has no locks, such as a Lustre that is mounted without them."""
+"""Error numbers of a file system that has no locks, such as a Lustre that is mounted without them."""
 SEAM = 256
 """Bytes before a reader's offset that are compared before it reads what follows."""
 AT_CURRENT_FOLDER, EXCHANGE = -100, 2

@@ -73,7 +73,7 @@ def _affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 class _Context(Protocol):
-    """What torch keeps between forward and backward pass."""
+    """The tensors that torch keeps between forward and backward pass."""
 
     saved_tensors: tuple[Tensor, ...]
     needs_input_grad: tuple[bool, ...]

@@ -26,7 +26,7 @@ from babeltune.redaction import without_password
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
 WRONG_NAME = frozenset({errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP})
-"""What a system says of a path that leads to no usable file."""
+"""Error numbers of a path that leads to no usable file."""
 
 
 def run_program(command: Callable[[], object], show: Callable[[str], None] | None = None) -> NoReturn:

@@ -1,4 +1,4 @@
-"""What gives away a secret: the password before a URI's host, one in its query, and names of keys and variables."""
+"""Patterns of secrets: the password before a URI's host, one in its query, and names of keys and variables."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def heeded() -> set[signal.Signals]:
 
 
 _LAST_ACTIONS: list[Callable[[], object]] = []
-"""What `before_sudden_end` calls."""
+"""The functions that `before_sudden_end` calls."""
 
 
 @contextmanager
@@ -50,7 +50,7 @@ def before_sudden_end(action: Callable[[], object]) -> Iterator[None]:
 
 
 def interruption() -> str:
-    """What a view of the whole screen says after a Ctrl-C, until what is open is closed."""
+    """The words of a view of the whole screen after a Ctrl-C, until all is closed."""
     return _Acknowledgement.words
 
 
@@ -77,7 +77,7 @@ class _Acknowledgement:
     """The handler of `acknowledged`. From the second Ctrl-C on, the program ends soon whatever hangs."""
 
     words: ClassVar[str] = ""
-    """What it said last, while the block closes what is open."""
+    """The last words of the view, while the block closes files and servers."""
 
     def __init__(self) -> None:
         self.count = 0

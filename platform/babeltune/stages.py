@@ -35,12 +35,12 @@ UNITS = {
     UPLOADING: BYTES,
     WRITING: BYTES,
 }
-"""What a stage counts, by the beginning of its name."""
+"""The unit of a stage's count, by the beginning of its name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """What a driver or a trial is doing, and how far it is."""
+    """The stage of a driver or a trial, and how far it is."""
 
     name: str
     done: int
@@ -65,12 +65,12 @@ class Stage:
 
     @property
     def unit(self) -> str:
-        """What is counted; empty for steps that need no name."""
+        """The unit of the count; empty for steps that need no name."""
         return next((unit for begin, unit in UNITS.items() if self.name.startswith(begin)), "")
 
 
 def stage_words(stage: Stage) -> str:
-    """What is being done: how far, how fast, and the time left. A search says its own time left."""
+    """The stage in words: how far, how fast, and the time left. A search says its own time left."""
     of = f"/{amount(stage.of, stage.unit)}" if stage.of else ""
     words = f"{stage.name} {amount(stage.done, stage.unit)}{of}" if stage.of or stage.done else stage.name
     return words if stage.name == SEARCHING else words + pace(stage)

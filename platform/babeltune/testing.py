@@ -1,4 +1,4 @@
-"""What every method promises, as checks that its tests run: of the methods here, and of those in other distributions.
+"""The promises of every method, as checks that its tests run: of the methods here, and of those in other distributions.
 
 Each of `CHECKS` takes a `Case` and raises `AssertionError` if the method breaks a promise. `check_ranks` starts
 processes that share one batch. A test file is then a few lines:

@@ -60,6 +60,12 @@ def test_a_file_says_where_and_how_much(tmp_path):
     assert (cluster.worker_groups, cluster.gpus_per_worker) == (3, 0.5)
 
 
+def test_a_share_that_is_measured_counts_as_a_whole_gpu_until_it_is(tmp_path):
+    cluster = read_cluster(written(tmp_path, "name: x\ngpus_per_worker: auto\ncpus_per_worker: 0\n"))
+    assert (cluster.gpus_per_worker, cluster.gpus) == ("auto", 1)
+    assert cluster.with_workers(2).gpus == 1, "each worker of a trial has a GPU of its own"
+
+
 def test_a_sweeps_own_number_of_workers_is_checked_as_the_clusters(tmp_path):
     shared = read_cluster(written(tmp_path, "name: x\ngpus_per_worker: 0.25\n"))
     assert (shared.with_workers(None).workers, shared.with_workers(1).workers) == (1, 1)

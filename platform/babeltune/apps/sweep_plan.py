@@ -51,7 +51,7 @@ def read_for(
 
 
 def first_warnings(sweep: Sweep, cluster: Cluster) -> tuple[str, ...]:
-    """What a plan warns of before any text is read: a student that the memory cannot hold would end it."""
+    """The warnings of a plan before any text is read: a student that the memory cannot hold would end it."""
     if cluster.by_jobs:
         return (*about_sweep(sweep), *about_plugins(plugins(methods_used(sweep))))
     return (*about_sweep(sweep), *about_gpus(cluster.with_workers(sweep.budget.workers)))
@@ -73,7 +73,7 @@ def plan_sweep(sweep: Sweep, cluster: Cluster, *, samples: int = 3, calibrate: b
 
 
 def machine_of(cluster: Cluster, sweep: Sweep) -> Machine | None:
-    """What the sweep has on this machine; None for a cluster that takes jobs, which is elsewhere.
+    """The part of this machine that the sweep has; None for a cluster that takes jobs, which is elsewhere.
 
     A cluster of several machines counts as one worker group, unless its file says how many there are. `SpecError` if
     the workers of one trial do not fit on this machine, where the sweep would run."""
@@ -95,7 +95,7 @@ def machine_of(cluster: Cluster, sweep: Sweep) -> Machine | None:
     fit = int(cpus // share) if sized.address == "local" else 1
     worker_groups = fit if sized.worker_groups == "auto" else sized.worker_groups
     groups = max(1, min(worker_groups, sweep.budget.trials))
-    device = "cuda" if sized.gpus_per_worker and torch.cuda.is_available() else "cpu"
+    device = "cuda" if sized.gpus and torch.cuda.is_available() else "cpu"
     return Machine(
         groups=groups,
         workers=sized.workers,
@@ -116,11 +116,11 @@ def detectable(report: PlanReport, sweep: Sweep) -> float | None:
 
 
 def quota_words(cluster: Cluster, report: PlanReport, sweep: Sweep) -> Iterator[str]:
-    """What the user has of the cluster's quota, and how much of it the sweep may take."""
+    """The rest of the user's quota on the cluster, and how much of it the sweep may take."""
     if cluster.by_jobs and cluster.quota.limits:
         yield "its storage is on the cluster, where `submit` looks how much is left"
         return
-    shares = {"gpu_hours": cluster.gpus_per_worker, "cpu_hours": cluster.cpus_per_worker}
+    shares = {"gpu_hours": cluster.gpus, "cpu_hours": cluster.cpus_per_worker}
     workers = cluster.with_workers(sweep.budget.workers).workers
     for left in left_of(StorageView(cluster)) if cluster.quota.limits else ():
         trial_s = None if report.estimate is None else report.estimate.trial_s
@@ -129,7 +129,7 @@ def quota_words(cluster: Cluster, report: PlanReport, sweep: Sweep) -> Iterator[
 
 
 def free_bytes(storage: Path) -> int:
-    """What is free on the disk of the storage, which may not exist yet."""
+    """Free bytes on the disk of the storage, which may not exist yet."""
     nearest_folder = next(folder for folder in (storage.absolute(), *storage.absolute().parents) if folder.exists())
     return shutil.disk_usage(nearest_folder).free
 

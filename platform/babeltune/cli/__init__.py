@@ -114,7 +114,7 @@ def _command() -> None:
 
 
 def words_for_wrong_arguments(error: TyperException, arguments: list[str]) -> str:
-    """What is wrong with the arguments: the option, its value, the rule, and where the options are listed."""
+    """The problem of the arguments: the option, its value, the rule, and where the options are listed."""
     words = error.format_message().strip().removesuffix(".")
     options = getattr(getattr(error, "param", None), "opts", [])
     option = next(_given(arguments, options), None)

@@ -1,4 +1,4 @@
-"""What the commands share: their options, their output, and where files and sweeps are found."""
+"""The common parts of the commands: their options, their output, and where files and sweeps are found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each command prints with `--json`, as types, and the JSON Schema of each.
+"""The output of each command with `--json`, as types, and the JSON Schema of each.
 
 The reference and `babeltune schema COMMAND` show the schemas. They are derived from the records, whose docstrings they
 carry. A test runs every command and holds its output against them."""

@@ -129,7 +129,7 @@ class Head:
             self.jobs.forget(job.id)
 
     def document(self, sweep: str) -> dict[str, Any]:
-        """What `status --json` says of the sweep."""
+        """The sweep in `status --json`."""
         from babeltune.errors import SweepError, UnknownNameError
 
         code, out, err = self.ask("status", sweep, "--json")

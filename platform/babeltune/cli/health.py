@@ -35,7 +35,7 @@ def show(findings: list[Finding]) -> None:
 
 
 def examine_there(cluster: Cluster, file: str) -> list[Finding]:
-    """What is here, whether the dashboard takes the token, and what the head finds."""
+    """The findings here, whether the dashboard takes the token, and the findings of the head."""
     from babeltune.cli.forward import Head
     from babeltune.errors import ClusterError, SpecError
     from babeltune.remote.doctor import Finding, installed, itself, needed, packages, python

@@ -38,7 +38,7 @@ class Tables:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepLog:
-    """What `logs` prints."""
+    """The output of `logs`."""
 
     sweep: str
     state: str

@@ -67,7 +67,7 @@ Codec = Annotated[
 ]
 
 GOES_ON = "goes on where it was"
-"""What `mine`, `score` and `retrieve` do after a Ctrl-C."""
+"""The message of `mine`, `score` and `retrieve` after a Ctrl-C."""
 FIRST = "loading the model"
 """The step that `mine`, `score`, `retrieve` and `encode` begin with."""
 
@@ -305,5 +305,5 @@ def columns_of(text: str | None, files: int = 1) -> tuple[str, str] | None:
 
 
 def about_lines(files: Iterable[tuple[Path, Lines]]) -> list[str]:
-    """What was wrong with lines of the files."""
+    """The reasons why lines of the files were left out."""
     return [f"{path}: of {counted(lines.read, 'line')}, {lines.faults()}" for path, lines in files if lines.faults()]

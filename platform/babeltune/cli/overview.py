@@ -75,7 +75,7 @@ def _width(columns: Mapping[str, Sequence[str]]) -> int:
 
 
 def about(line: SweepLine) -> str:
-    """What was noted of a sweep, its data, and the settings in which it differs from others of its name."""
+    """A sweep's note, its data, and the settings in which it differs from others of its name."""
     words = ["archived" * line.archived, line.note, line.data, " ".join(line.differs)]
     return "; ".join(filter(None, words))
 

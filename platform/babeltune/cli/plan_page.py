@@ -1,4 +1,4 @@
-"""What `babeltune plan` prints: a summary that fits a screen, and with `--yaml` all the rest."""
+"""The output of `babeltune plan`: a summary that fits a screen, and with `--yaml` all the rest."""
 
 from __future__ import annotations
 
@@ -227,7 +227,8 @@ def _memory_words(report: PlanReport, machine: Machine | None) -> str:
         share = gpu_share(taken, machine.gpu_bytes)
         return (
             f"the first steps of a trial take {size(taken)} of a GPU's {size(machine.gpu_bytes)}: `gpus_per_worker: "
-            f"{share:g}` in the cluster file lets {counted(int(1 / share), 'trial')} of one worker share it"
+            f"{share:g}` in the cluster file lets {counted(int(1 / share), 'trial')} of one worker share it, and "
+            "`auto` measures every kind of trial"
         )
     if report.estimate.memory_bytes is None:
         return "not measured"

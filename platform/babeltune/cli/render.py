@@ -1,4 +1,4 @@
-"""What people see of sweeps and models: leaderboards, scores, decisions. Nothing here decides anything."""
+"""Sweeps and models on the terminal: leaderboards, scores, decisions. Nothing here decides anything."""
 
 from __future__ import annotations
 
@@ -268,7 +268,7 @@ def show_exported(done: Exported, most_lost: float, console: Console) -> None:
 
 
 def show_adapted(done: Adapted, least: float, console: Console) -> None:
-    """What the queries of both models find in the old index, and where the adapted one is."""
+    """The recall of both models in the old index, and the place of the adapted one."""
     table = Table("set", "queries of the old model", "of the new model", title="Recall@10 in the old index")
     for name, values in done.recalls.items():
         table.add_row(name, *(f"{value:.4f}" for value in values))
@@ -280,7 +280,7 @@ def show_adapted(done: Adapted, least: float, console: Console) -> None:
 
 
 def compared_words(conclusion: Conclusion, mean: Cell) -> str:
-    """What may be said of two models' means."""
+    """The verdict on two models' means."""
     by = f"{mean.difference:+.4f} [{mean.low:+.4f}, {mean.high:+.4f}], p {mean.p:.2g}"
     words = {
         "better": f"B is better, by {by}",

@@ -27,7 +27,7 @@ from babeltune.schema.paths import sqlite_url
 
 @dataclass(frozen=True, kw_only=True)
 class WrittenStudy:
-    """What `study` wrote."""
+    """The outcome of `study`."""
 
     path: str
     trials: int

@@ -44,7 +44,7 @@ class Submission:
 
 @dataclass(frozen=True, kw_only=True)
 class Stopped:
-    """What became of a sweep that was asked to stop."""
+    """The state of a sweep that was asked to stop."""
 
     sweep: str
     stopped: bool
@@ -161,7 +161,7 @@ def watched_or_run(name: str, sweep: Sweep, cluster: Cluster, run: Callable[...,
 
 
 def say_what_next(folder: SweepFolder, state: str, where: str, report: Path | None) -> None:
-    """What to do with a sweep that has ended, and where its report is."""
+    """The next steps with a sweep that has ended, and the place of its report."""
     if state in ("stopped", "interrupted"):
         out.print(f"{state}; nothing is lost: `babeltune resume {folder.id}{where}` goes on")
         return

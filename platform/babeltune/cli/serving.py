@@ -20,7 +20,7 @@ LAST_WAIT_S = 30
 
 @dataclass(frozen=True, kw_only=True)
 class ServedModels:
-    """What `serve` serves, once it can answer."""
+    """The models of `serve`, once it can answer."""
 
     url: str
     models: list[str]

@@ -165,7 +165,7 @@ def continue_(name: PauseOf, trial: PausedTrial = None, cluster: ClusterFile = N
 
 @dataclass(frozen=True, kw_only=True)
 class PauseTaken:
-    """What `pause` and `continue` print."""
+    """The output of `pause` and `continue`."""
 
     sweep: str
     trial: int | None

@@ -35,7 +35,7 @@ COSTS: dict[str, tuple[str, Callable[[float], str]]] = {
     COMPUTE: ("compute", lambda seconds: f"{seconds:.3g} s"),
     SPEED: ("sentences/s", lambda speed: f"{speed:,.0f}"),
 }
-"""What a model costs: the metric, its title and how it is written. A weight has four bytes."""
+"""Costs of a model: the metric, its title and how it is written. A weight has four bytes."""
 BOLD = Style(bold=True)
 GAP = 2
 """Columns between two columns of the table."""

@@ -38,7 +38,7 @@ Sweep = Annotated[str, typer.Argument(help="A sweep's id or name.", metavar="SWE
 
 @dataclass(frozen=True, kw_only=True)
 class Labelled:
-    """What `rename`, `note` and `archive` print."""
+    """The output of `rename`, `note` and `archive`."""
 
     sweep: str
     taken: bool

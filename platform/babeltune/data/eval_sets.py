@@ -87,7 +87,8 @@ def read_eval(tasks: Sequence[Task], root: Path, longest: int = MAX_LINE_BYTES) 
 
 
 def labelled(kind: str, sets: Sequence[EvalRows]) -> Iterator[tuple[str, EvalRows]]:
-    """What counts and digests call each set: `test/tatoeba`, or `test/tatoeba/fra` where several tasks share a name."""
+    """The name of each set in counts and digests: `test/tatoeba`, or `test/tatoeba/fra` where several tasks share a
+    name."""
     names = [rows.task.name for rows in sets]
     for rows in sets:
         name = f"{kind}/{rows.task.name}"
@@ -215,7 +216,7 @@ def _read(task: Task, root: Path, longest: int) -> EvalRows:
 
 
 def subsets(sets: Iterable[EvalRows], anchor_priority: Sequence[str]) -> list[TextTask]:
-    """What is scored of dev or test sets, with `limit` applied. Bitext has a subset for each language pair; `right` is
+    """The tasks of dev or test sets, with `limit` applied. Bitext has a subset for each language pair; `right` is
     the anchor's side. Other sets have one of the graded pairs, texts or queries of each language."""
     return [subset for rows in sets for subset in _subsets(rows, anchor_priority)]
 

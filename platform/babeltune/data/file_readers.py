@@ -50,7 +50,7 @@ class Fault:
     words: str
     """The fault in words, for an error."""
     kind: Literal["row", "encoding", "unused", "left out"] = "row"
-    """What has to be mended: this row, or how the whole file is encoded. `unused`: nothing, but the row is not what was
+    """The place to mend: this row, or how the whole file is encoded. `unused`: nothing, but the row is not what was
     asked for. `left out`: the same, and no file is refused for it, such as a unit without a translation."""
 
 
@@ -83,7 +83,8 @@ def below(path: str, root: Path) -> Path:
 
 
 OPENED = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
-"""What a shell has opened for a command, such as `<(zcat corpus.gz)`: it has a writer. A named pipe may have none."""
+"""A pipe that a shell has opened for a command, such as `<(zcat corpus.gz)`: it has a writer. A named pipe may have
+none."""
 
 
 def located(path: str, root: Path | None = None, *, once: bool = False) -> Path:
@@ -228,7 +229,8 @@ def csv_rows(source: Source, path: Path, names: Sequence[str], lines: Lines, lon
 
 
 def named_delimiter(lines: Lines) -> tuple[str, Lines]:
-    """What Excel's line `sep=;` before a table says, and the lines after it; nothing and all lines without it."""
+    """The separator in Excel's line `sep=;` before a table, and the lines after it; nothing and all lines without
+    one."""
     lines = iter(lines)
     first = next(lines, None)
     if first is None:
@@ -416,7 +418,7 @@ def other_format(path: Path, head: list[str]) -> str:
 
 
 DELIMITERS = {",": "a comma", ";": "a semicolon", "|": "a bar"}
-"""What may stand between columns, besides a tab; the likeliest first."""
+"""Separators of columns besides a tab; the likeliest first."""
 
 
 def moses_rows(lines: Lines) -> Iterator[Row]:

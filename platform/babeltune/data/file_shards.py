@@ -115,7 +115,7 @@ def parts_of(form: Form, content: Digest, shards: TextShards) -> Iterator[Part]:
 
 
 def _part(path: Path, quotes: QuotedColumns) -> Part:
-    """What `read_part` wrote; its quotation marks are added."""
+    """The rows that `read_part` wrote; its quotation marks are added."""
     record = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
     for column, more in zip(quotes.columns, record["quotes"], strict=True):
         column.add(Quotes(**more))

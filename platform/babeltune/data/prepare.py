@@ -194,7 +194,7 @@ def align_words(inputs: PreparationInputs, corpus: Corpus, stores: Path, progres
 
 
 def described(sweep: Sweep, corpus: Corpus, text_digest: str, teacher_rows: NDArray[np.integer]) -> dict[str, object]:
-    """What of the corpus and of the teacher's settings a `Prepared` depends on."""
+    """The digest of the corpus and the teacher's settings that a `Prepared` depends on."""
     return {
         "data": corpus.digests,
         "texts": text_digest,

@@ -103,7 +103,7 @@ class Refusals:
     """Decides about broken rows: raises an error at the first, or drops them and counts them by reason."""
 
     switch: str
-    """What makes it a count: words for the error."""
+    """The rule of a count: words for the error."""
     drop: bool
     counts: Counter[str] = field(default_factory=Counter)
     firsts: dict[str, str] = field(default_factory=dict)

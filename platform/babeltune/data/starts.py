@@ -22,7 +22,7 @@ DIGITS = 16
 FETCHED = "fetched"
 """The folder of a storage that holds models from elsewhere."""
 TEXTS = ("*.md", "*.jinja")
-"""What an exported folder holds besides `hub.PARTS`."""
+"""Files of an exported folder besides `hub.PARTS`."""
 
 
 def split_pin(start: str) -> tuple[str, str | None]:

@@ -311,7 +311,7 @@ def build_teacher_store(
 
 
 def _described(encoder: FrozenModel) -> dict[str, object]:
-    """What of an encoder decides its vectors."""
+    """The settings of an encoder that decide its vectors."""
     names = ("prompt", "pooling", "normalize", "max_tokens", "precision", *(["center"] if encoder.center else []))
     return {"model": model_digest(encoder), **{name: getattr(encoder, name) for name in names}}
 

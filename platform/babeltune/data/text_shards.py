@@ -47,7 +47,7 @@ class TextShards:
     def each(
         self, function: Callable[..., NDArray[Any]], texts: Texts, *more: str, files: Mapping[str, Texts] | None = None
     ) -> Iterator[tuple[slice, NDArray[Any]]]:
-        """What `function(shard, *more)` gives for each shard, in order.
+        """The results of `function(shard, *more)` for the shards, in order.
 
         An argument that is a key of `files` becomes the path of these texts."""
         with self.work() as work:

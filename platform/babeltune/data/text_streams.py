@@ -183,7 +183,7 @@ def unpacked_name(name: str) -> str:
 
 
 def office_kind(names: list[str]) -> str | None:
-    """What an archive with these files is, and what to do with it, if an office program wrote it."""
+    """The kind of an archive with these files, and the next step, if an office program wrote it."""
     if "xl/workbook.xml" in names or "xl/workbook.bin" in names:
         return "an Excel workbook; in a sweep file say `format: xlsx`, or save a sheet as CSV (UTF-8)"
     if "word/document.xml" in names:

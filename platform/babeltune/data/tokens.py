@@ -225,7 +225,7 @@ class Cut:
     """How a text is made into a row of token ids."""
 
     prompt: str
-    """What stands before every text."""
+    """The tokens before every text."""
     max_tokens: int | None
     """The most ids of a row, special tokens included; an empty text has just these. None: a text is not cut."""
     special: bool = True

@@ -45,7 +45,7 @@ Translate = Callable[["TranslateSource", Sequence[str]], Translations]
 def translation_problems(
     key: tuple[str | int, ...], how: Translation, files: Mapping[str, Sequence[str]]
 ) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """What is wrong with the languages and the text that are named; `known` gives the languages of each source."""
+    """The problems of the named languages and text; `known` gives the languages of each source."""
     if how.text not in files:
         allowed = ", ".join(files) or "none"
         yield (

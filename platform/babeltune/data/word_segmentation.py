@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SPACED, JOINER, SCRIPTS = 1, 2, 3
-"""What a character is to a word. It is a part of one between blanks, or it may join two such parts. From 3 on it
+"""The roles of a character: it is a part of a word between blanks, or it may join two such parts. From 3 on it
 belongs to a script that is written without blanks."""
 JOINERS = "'’\u200c\u200d"
 UNSPACED: tuple[tuple[tuple[int, int], ...], ...] = (

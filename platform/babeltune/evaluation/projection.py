@@ -1,4 +1,4 @@
-"""What an encoder makes of translations, in numbers that a chart can show: cosines, and positions in a plane."""
+"""The vectors of translations, in numbers that a chart can show: cosines, and positions in a plane."""
 
 from __future__ import annotations
 

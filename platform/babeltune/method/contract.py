@@ -96,7 +96,7 @@ class Gather(Protocol):
 
 @dataclass(frozen=True)
 class Cut:
-    """What `training.matryoshka` makes of vectors: their first `dim` numbers. By default all of them, untouched."""
+    """The prefix of vectors for `training.matryoshka`: their first `dim` numbers. By default all of them, untouched."""
 
     dim: int | None = None
     unit: bool = False
@@ -166,7 +166,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a method asks the platform to prepare for it: teacher vectors, negatives, order, tokens."""
+    """The needs of a method that the platform prepares: teacher vectors, negatives, order, tokens."""
 
     teacher: frozenset[Literal["source", "target"]] = frozenset()
     """Sides whose teacher vectors the loss reads."""
@@ -202,8 +202,8 @@ class Needs:
 
     @property
     def prepared(self) -> Needs:
-        """What of it is prepared before the first trial; order, warm-up, masks, states and layers are matters of each
-        trial."""
+        """The needs that are prepared before the first trial; order, warm-up, masks, states and layers are matters of
+        each trial."""
         of_trials = Needs()
         names = ("order", "warm_up", "masked", "states", "layer", "fixed_width", "translations")
         return dataclasses.replace(self, **{name: getattr(of_trials, name) for name in names})
@@ -237,7 +237,7 @@ class Method(nn.Module, ABC):
     @classmethod
     @abstractmethod
     def needs(cls, config: Any) -> Needs:
-        """What this configuration asks of the platform."""
+        """The needs of this configuration."""
 
     @classmethod
     def uses(cls, config: Any) -> Sequence[str]:
@@ -292,19 +292,20 @@ class Method(nn.Module, ABC):
 
     @classmethod
     def warning(cls, means: Mapping[str, float]) -> str:
-        """What is amiss with a training whose terms and diagnostics average to `means`; empty when nothing is."""
+        """Warnings of a training whose terms and diagnostics average to `means`."""
         return ""
 
     @classmethod
     def fits(cls, config: Any) -> Mapping[str, OwnShare]:
-        """What the settings ask for that are `auto`, by name; the platform measures it and trains with the numbers.
+        """The own shares of the settings that are `auto`, by name; the platform measures it and trains with the
+        numbers.
 
         A setting that is `auto` and not read is left out."""
         return {}
 
     @classmethod
     def label_warning(cls, config: Any, vectors: TeacherVectors) -> str:
-        """What is amiss with the labels that this configuration makes of the teacher's vectors; empty when nothing is.
+        """Warnings of the labels that this configuration makes of the teacher's vectors.
 
         The plan asks this before anything is trained. A method that makes none does not call `vectors`."""
         return ""

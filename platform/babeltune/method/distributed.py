@@ -47,7 +47,7 @@ def _all_rows(rows: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 class _Context(Protocol):
-    """What torch keeps between forward and backward pass."""
+    """The tensors that torch keeps between forward and backward pass."""
 
     sizes: list[int]
     rank: int

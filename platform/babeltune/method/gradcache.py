@@ -54,7 +54,7 @@ class CachedEncode:
         return self.encode.word_embeddings
 
     def _rows(self, run: Run, tokens: Tokens) -> Float[Tensor, "rows dim"]:
-        """What `run` gives for all chunks, one below the other, as a leaf that remembers how it was made."""
+        """The outputs of `run` for all chunks, one below the other, as a leaf that remembers how it was made."""
         parts, states = [], []
         with torch.no_grad():
             for part in chunks(tokens, self.chunk):

@@ -117,7 +117,7 @@ def equal_m(
 
 
 class _Context(Protocol):
-    """What torch keeps between forward and backward pass."""
+    """The tensors that torch keeps between forward and backward pass."""
 
     mean: Tensor
     """The gradient of the rows. Gone after a backward pass."""

@@ -36,7 +36,7 @@ DIGITS = 4
 
 @dataclass(frozen=True)
 class OwnShare:
-    """What an `auto` temperature t is to give: the mean over rows i of exp(cos_ii / t) / sum_j exp(cos_ij / t), with
+    """The goal of an `auto` temperature t: the mean over rows i of exp(cos_ii / t) / sum_j exp(cos_ij / t), with
     the teacher's cosines of the pairs of a batch."""
 
     share: float

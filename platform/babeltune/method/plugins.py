@@ -39,7 +39,7 @@ def plugins(methods: Iterable[str]) -> dict[str, Distribution]:
 
 
 def needs_beside(plugin: Distribution) -> list[str]:
-    """What the plugin depends on and babeltune does not, as its metadata says it: `einops>=0.7`.
+    """The requirements of the plugin that babeltune lacks, in the words of its metadata: `einops>=0.7`.
 
     A job ships no dependencies, so its cluster has only babeltune's."""
     packages = _closure(OWN)

@@ -21,7 +21,8 @@ GROUP = "babeltune.methods"
 
 @lru_cache(maxsize=8)
 def _entries(find: Callable[..., Iterable[EntryPoint]]) -> tuple[EntryPoint, ...]:
-    """What `find` finds, asked once per process: it opens a file of every installed distribution, some 10 ms."""
+    """The methods of `find`, looked for once per process: it opens a file of every installed distribution, some 10
+    ms."""
     return tuple(find(group=GROUP))
 
 
@@ -47,7 +48,7 @@ def entry_of(name: str) -> EntryPoint:
 
 @dataclass(frozen=True)
 class TrialContext:
-    """What every part of a trial asks of its method. Built once for a trial and passed on."""
+    """The method of a trial, for all of its parts. Built once for a trial and passed on."""
 
     method_class: type[Method]
     config: object
@@ -56,7 +57,7 @@ class TrialContext:
 
     @property
     def fits(self) -> Mapping[str, OwnShare]:
-        """What the settings ask for that are `auto`, by name."""
+        """The own shares of the settings that are `auto`, by name."""
         return self.method_class.fits(self.config)
 
 
@@ -84,6 +85,6 @@ def make_config(method: type[Method], values: Mapping[str, object]) -> Dataclass
 
 
 def needs_of(name: str, config: Mapping[str, object]) -> Needs:
-    """What the method of that name needs with these settings."""
+    """The needs of the method of that name with these settings."""
     method = load_method(name)
     return method.needs(make_config(method, config))

@@ -259,7 +259,7 @@ def _softmaxes(values: Tensor, powers: Tensor | None, rows: Normaliser, columns:
 
 
 class _Context(Protocol):
-    """What torch keeps between forward and backward pass."""
+    """The tensors that torch keeps between forward and backward pass."""
 
     found: tuple[Tensor, Tensor, Tensor | None]
     """The gradients of the rows, of the columns, and of what stands beside. Gone after a backward pass."""

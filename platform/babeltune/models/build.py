@@ -20,7 +20,7 @@ DROPOUTS = (
     *("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout"),
     *("embedding_dropout", "mlp_dropout"),
 )
-"""What the configurations of Hugging Face's encoders call it."""
+"""The names of dropout in the configurations of Hugging Face's encoders."""
 WORD_STD, POSITION_STD = 0.005, 0.002
 """Standard deviations of the word and position embeddings of a student from scratch, at the start."""
 

@@ -145,7 +145,7 @@ class FrozenEncoder(nn.Module):
 
 
 StudentEncoder = Encoder | StaticEncoder | FrozenEncoder
-"""What a trial may train, or leave as it is."""
+"""Encoders that a trial may train, or leave as they are."""
 
 
 class TextIds:

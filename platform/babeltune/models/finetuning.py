@@ -1,4 +1,4 @@
-"""What fine-tuning a whole transformers model takes, here in this process: the descent."""
+"""The descent that fine-tunes a whole transformers model, in this process."""
 
 from __future__ import annotations
 

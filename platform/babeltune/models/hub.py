@@ -21,7 +21,7 @@ BUNDLED = "bundled:all-MiniLM-L6-v2"
 """The teacher that is installed as a package."""
 BUNDLED_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 PARTS = ("*.safetensors", "*.json", "*.txt", "*.model")
-"""What is downloaded: weights, configurations, tokenizers."""
+"""Patterns of the files that are downloaded: weights, configurations, tokenizers."""
 OTHER_BACKENDS = ("onnx", "openvino")
 """Folders with the same weights for other runtimes."""
 PICKLED = ("*.bin", "*.pt", "*.pkl", "*.pth")
@@ -33,7 +33,7 @@ ROUTED = (
 
 
 def baseline_row(name: str) -> str:
-    """What a baseline's row of the leaderboard is called: the last part of its name, without `bundled:` and the
+    """The name of a baseline's row in the leaderboard: the last part of its name, without `bundled:` and the
     revision."""
     return split_revision(name)[0].removeprefix("bundled:").rstrip("/").rpartition("/")[2]
 

@@ -35,7 +35,7 @@ PUNCTUATION = (
     *((r"«\u00A0?|\u00A0?»", '"'), (r"\u00A0(?=[%:?!;])", ""), (r"(?<=nº|,)\u00A0|\u00A0(?=ºC|cm)", " ")),
     *((r" +", " "), (r'",', ',"'), (r'"\.', '."'), (r"(?<=\d)\u00A0(?=\d)", ".")),
 )
-"""What LASER2 does to a text first: the Moses rules for punctuation in English, in its order."""
+"""LASER2's normalisation of a text: the Moses rules for punctuation in English, in its order."""
 
 
 @dataclass(frozen=True, kw_only=True)

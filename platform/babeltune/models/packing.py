@@ -103,7 +103,7 @@ def _as_they_come(tokens: Tokens) -> Packing:
 
 
 class Options(TypedDict, total=False):
-    """What an encoder may ask of its attention."""
+    """Settings of an encoder's attention."""
 
     scaling: float | None
     dropout: float
@@ -220,7 +220,7 @@ def run_packed(
 
 
 class _Output(Protocol):
-    """What is read of a model's output."""
+    """The part of a model's output that is read."""
 
     last_hidden_state: Tensor
     hidden_states: tuple[Tensor, ...]

@@ -28,7 +28,7 @@ def mean_of_rows(
 
 
 class _Context(Protocol):
-    """What torch keeps between forward and backward pass."""
+    """The tensors that torch keeps between forward and backward pass."""
 
     saved_tensors: tuple[Tensor, Tensor]
     shape: torch.Size

@@ -1,4 +1,4 @@
-"""What a student can begin from: the shape of an exported sentence-transformers folder, and its token table.
+"""Starts of a student: the shape of an exported sentence-transformers folder, and its token table.
 
 A plan compares the shape with what the sweep file says. A Transformer from scratch takes its token table from a static
 model's."""
@@ -33,7 +33,7 @@ BERT_SHAPE = {
     "heads": ("num_attention_heads", "n_heads"),
     "feed_forward": ("intermediate_size", "hidden_dim"),
 }
-"""What configurations of Hugging Face's encoders call the fields of a student."""
+"""The names of a student's fields in configurations of Hugging Face's encoders."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class StartShape:
     """At which it was exported to cut sentences."""
     positions: int | None = None
     prompt: str | None = None
-    """What is put before each text by default; None if nothing is."""
+    """The default prompt; None if there is none."""
 
     def fields(self) -> dict[str, bool | int | str]:
         """The values by the names of a student's fields, without what is unknown, tokens and positions."""

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 STD = 0.05
 """Standard deviation of a table from scratch. The mean of ten rows 512 wide has about length 0.36."""
 NOISE = 0.2
-"""What is left of the random numbers of a table that begins with the teacher's vectors."""
+"""The factor of the random numbers of a table that begins with the teacher's vectors."""
 FOLDED_ROWS = 8_192
 """Tokens whose n-grams are added up at a time, which takes some megabytes."""
 USUAL = ("StaticEmbedding", "Dense", "Normalize")

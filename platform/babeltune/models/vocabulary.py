@@ -1,4 +1,4 @@
-"""What a student is built for: the tokens that it reads."""
+"""The vocabulary of a student: the tokens that it reads."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ class Hub:
             self._why = "HF_HUB_OFFLINE is set"
 
     def problem(self, key: Key, name: str, kind: str, revision: str | None) -> Iterator[Problem]:
-        """What keeps this model or data set from being had, if anything does."""
+        """The reason why this model or data set cannot be had, if there is one."""
         if name in BUNDLED_WIDTHS or folder_of(name) is not None or is_cached(name, kind):
             return
         why = self._ask(name, kind, revision)

@@ -65,7 +65,7 @@ CLEAR_REFS = Path("/proc/self/clear_refs")
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What a sweep has on this machine."""
+    """The part of this machine that a sweep has."""
 
     groups: int
     """Trials that train at the same time."""
@@ -83,7 +83,7 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What one worker of this machine needs for the default trial."""
+    """The time and memory of the default trial on one worker of this machine."""
 
     pair_s: float
     """Seconds of training on one pair."""
@@ -96,11 +96,11 @@ class Measured:
     gpu_bytes: int = 0
     """Peak memory on the GPU of a trial's first steps; 0 if it trains elsewhere."""
     saved: SavedBytes
-    """What a checkpoint takes."""
+    """Bytes of a checkpoint."""
     text_bytes: float
-    """What the stores take for each text, without the teacher's vectors."""
+    """Bytes of the stores for each text, without the teacher's vectors."""
     vector_bytes: float
-    """What they take for each sentence that the teacher encodes."""
+    """Bytes of the stores for each sentence that the teacher encodes."""
 
 
 class NotMeasuredError(BabeltuneError):
@@ -139,7 +139,7 @@ def _measured(sweep: Sweep, trial: Trial, corpus: Corpus, machine: Machine, stor
     inputs = PreparationInputs(sweep, data_root(sweep), wanted_of(sweep), (trial.student,))
     prepared = stores.prepare(inputs, storage, corpus=part, run_shards=_with_random_vectors)
     prepared = _with_whole_vocabulary(prepared, trial)
-    with _peak_memory(device) as peak:
+    with peak_memory(device) as peak:
         pair_s, saved = _trained(trial, prepared, device)
     sizes = {path: path.stat().st_size for path in (storage / "stores").rglob("*") if path.is_file()}
     vectors = sum(size for path, size in sizes.items() if path.relative_to(storage).parts[1].startswith("teacher"))
@@ -251,7 +251,7 @@ def _sentence_seconds(trial: Trial, prepared: Prepared, device: torch.device) ->
 
 
 @contextlib.contextmanager
-def _peak_memory(device: torch.device) -> Iterator[list[int]]:
+def peak_memory(device: torch.device) -> Iterator[list[int]]:
     """Gives a list that holds, after the block, the bytes by which memory grew in it at most; empty if unknown."""
     peaks: list[int] = []
     if device.type == "cuda":
@@ -351,7 +351,7 @@ def estimate(
 
 
 def checkpoints_bytes(sweep: Sweep, trial: Trial, saved: SavedBytes, groups: int) -> int:
-    """What the checkpoints take at most: two of each trial that keeps them, whole ones while it trains."""
+    """The most bytes of the checkpoints: two of each trial that keeps them, whole ones while it trains."""
     most, keep = sweep.budget.trials, sweep.keep
     ended = saved.weights + (saved.optimizer if keep.optimizer else 0)
     running = min(groups, most) if keep.trials is not None or not keep.optimizer else 0

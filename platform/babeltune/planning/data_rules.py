@@ -1,4 +1,4 @@
-"""What the data section must satisfy: sources and their pairs, tasks, and what they say of one another.
+"""The rules of the data section: sources and their pairs, tasks, and what they say of one another.
 
 Pure: records go in, `(key, problem)` pairs come out."""
 

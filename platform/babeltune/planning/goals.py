@@ -1,4 +1,4 @@
-"""What a sweep seeks: the metrics that its dev sets give, its objectives among them, and the points to begin with."""
+"""The goals of a sweep: the metrics that its dev sets give, its objectives among them, and the points to begin with."""
 
 from __future__ import annotations
 

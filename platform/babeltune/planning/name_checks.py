@@ -195,7 +195,7 @@ def methods_with(sweep: Sweep, name: str) -> set[str]:
 
 
 FROM_SCRATCH = tuple(f"student.{name}" for name in ("preset", *FIELDS, "vocabulary"))
-"""What only a student from scratch has."""
+"""Fields that only a student from scratch has."""
 
 
 def _section_name(sweep: Sweep, name: str, parameter: Parameter) -> Iterator[Problem]:
@@ -224,7 +224,7 @@ def _section_name(sweep: Sweep, name: str, parameter: Parameter) -> Iterator[Pro
 
 
 def _of_other_kind(sweep: Sweep, name: str) -> str:
-    """What is wrong if a searched field may be proposed beside a kind of its section without that field."""
+    """The problem if a searched field may be proposed beside a kind of its section without that field."""
     prefix, last = split_name(name)
     section, kind = section_of(sweep, prefix), f"{prefix}.kind"
     having = [word for each in records_in(SECTIONS[prefix]) if last in record_fields(each) for word in each.kinds()]

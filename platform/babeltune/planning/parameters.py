@@ -114,7 +114,7 @@ def check_point(sweep: Sweep, point: Mapping[str, Scalar]) -> None:
 
 
 def words_for(parameter: Parameter) -> str:
-    """What values the parameter takes, as an error or a table says it."""
+    """The values of the parameter, in the words of an error or a table."""
     kind = kind_of(parameter)
     if kind in RANGES:
         low, high = getattr(parameter, kind)

@@ -44,7 +44,7 @@ class Sampled:
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusSize:
-    """What a cleaned corpus holds, under the names of `PlanReport`."""
+    """The contents of a cleaned corpus, under the names of `PlanReport`."""
 
     counts: Mapping[str, Mapping[str, int]]
     pairs: Mapping[str, int]
@@ -56,13 +56,13 @@ class CorpusSize:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanReport:
-    """What `babeltune plan` shows."""
+    """The plan of a sweep, as `babeltune plan` shows it."""
 
     id: str
     spec: str
     """The resolved sweep file as YAML, defaults written out."""
     metrics: tuple[str, ...]
-    """What the dev tasks will produce."""
+    """Names of the metrics of the dev tasks."""
     default: Sampled
     trials: tuple[Sampled, ...]
     counts: dict[str, dict[str, int]]
@@ -82,10 +82,10 @@ class PlanReport:
     budget_compute: float | None
     """… the seconds of a worker that all trials cost together."""
     warnings: tuple[str, ...] = ()
-    """What is amiss with the sweep and its text, and what the methods find amiss with the teacher's labels on one batch
+    """Warnings of the sweep and its text, and those of the methods about the teacher's labels on one batch
     of it."""
     temperatures: tuple[str, ...] = ()
-    """What `auto` stands for, by that batch."""
+    """The numbers that `auto` stands for, by that batch."""
     objective_rows: int = 0
     """Independent rows behind the first objective."""
     dev_texts: int = 0
@@ -98,7 +98,7 @@ class PlanReport:
     """The difference of two trials, at a score of 0.7, that chance explains in one of twenty cases; None if the
     standard error of the first objective is not known."""
     quota: tuple[str, ...] = ()
-    """What the user has left of the cluster's quota, a line each; empty without one."""
+    """The rest of the user's quota on the cluster, a line each; empty without one."""
 
     @property
     def total_pairs(self) -> int:
@@ -136,7 +136,7 @@ def make_plan(sweep: Sweep, *, samples: int = 3, machine: Machine | None = None)
 
 
 def counted(sweep: Sweep, corpus: Corpus) -> CorpusSize:
-    """What the sweep's cleaned corpus holds. `DataError` if aligned words are too few."""
+    """The contents of the sweep's cleaned corpus. `DataError` if aligned words are too few."""
     from babeltune.data.arrays import histogram
     from babeltune.data.prepare import asked_of_teacher
     from babeltune.data.student_tokens import ids_among

@@ -46,7 +46,7 @@ def portfolio_points(sweep: Sweep) -> list[Params]:
 
 
 def within_space(parameters: Mapping[str, Parameter], point: Mapping[str, Scalar]) -> Params:
-    """What of the point these parameters can take, conditional ones if their condition is known to hold."""
+    """The part of the point that these parameters can take, conditional ones if their condition is known to hold."""
     values: Params = {}
     inside: Params = {}
     for name in ordered(parameters):

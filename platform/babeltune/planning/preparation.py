@@ -21,7 +21,7 @@ from babeltune.stages import Progress, no_progress
 
 
 def wanted_of(sweep: Sweep) -> Requirements:
-    """What the methods that the sweep can propose ask for, together."""
+    """The needs, together, of the methods that the sweep can propose."""
     needs = [need for _, _, need in possible_needs(sweep)]
     mined = {(n.negatives_key, n.hard_negatives, n.hard_negatives_below) for n in needs if n.hard_negatives}
     sides = frozenset(itertools.chain.from_iterable(n.teacher for n in needs))

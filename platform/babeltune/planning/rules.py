@@ -1,4 +1,4 @@
-"""What a well-typed sweep must also satisfy: ranges of numbers, names that exist, fields that go together.
+"""The rules of a well-typed sweep: ranges of numbers, names that exist, fields that go together.
 
 Pure: a record goes in, `(key, problem)` pairs come out; `sweep_file.py` adds file and line."""
 
@@ -115,7 +115,7 @@ def mixture_problems(teacher: Teacher) -> Iterator[Problem]:
 
 
 def search_problems(sweep: Sweep) -> Iterator[Problem]:
-    """What a kind of sampler asks of its options and of the objectives."""
+    """The rules of a kind of sampler for its options and the objectives."""
     sampler = sweep.sampler
     if isinstance(sampler, Tpe) and sampler.group and not sampler.multivariate:
         yield ("sampler", "group"), "groups settings that are modelled together; set multivariate to true, or remove it"

@@ -384,7 +384,7 @@ def default_params(sweep: Sweep) -> Params:
 
 
 def _inner_default(config: Mapping[str, Any], name: str) -> Scalar:
-    """What a setting of a combined method is if nothing is searched."""
+    """The default of a setting of a combined method."""
     part, field = inner_setting(name)
     inner = make_config(load_method(part), config[SETTINGS].get(part, {}))
     return cast("Scalar", plain(inner)[field])

@@ -43,7 +43,7 @@ def write_out_sets(document: Document) -> None:
 
 
 def _each(task: JsonValue) -> JsonValue:
-    """What is given as the set's `each`; what is empty is left to the set's own check."""
+    """The values of the set's `each`; an empty one is left to the set's own check."""
     return task.get(EACH) if isinstance(task, dict) else None
 
 

@@ -1,4 +1,4 @@
-"""What a sweep may do and probably does not mean. Nothing here refuses anything."""
+"""Warnings of settings that are possible and probably not meant. Nothing here refuses anything."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ LABELLED = 128
 
 
 def about_sweep(sweep: Sweep) -> Iterator[str]:
-    """What can be said without reading the data."""
+    """The warnings that need no data."""
     yield from about_trials(sweep)
     yield from about_length(sweep)
     yield from about_memory(sweep)
@@ -84,7 +84,7 @@ def about_length(sweep: Sweep) -> Iterator[str]:
 
 
 def about_plugins(names: Iterable[str]) -> Iterator[str]:
-    """What a job does not ship: the dependencies of the distributions that its methods are from."""
+    """The packages that a job does not ship: the dependencies of the distributions that its methods are from."""
     from importlib.metadata import PackageNotFoundError, distribution
 
     from babeltune.method.plugins import described, needs_beside
@@ -183,11 +183,11 @@ def about_queue(sweep: Sweep, anchors: int) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class LabelFacts:
-    """What a sample of the training text says of the teacher's labels."""
+    """The teacher's labels of a sample of the training text."""
 
     warnings: tuple[str, ...] = ()
     temperatures: tuple[str, ...] = ()
-    """What `auto` stands for."""
+    """The numbers that `auto` stands for."""
 
 
 def label_facts(sweep: Sweep, corpus: Corpus, samples: int) -> LabelFacts:
@@ -294,7 +294,7 @@ def about_corpus(sweep: Sweep, pairs: Mapping[str, int], dev: Mapping[str, int])
 
 
 def about_text(sweep: Sweep, corpus: Corpus) -> Iterator[str]:
-    """What the training text probably is not meant to be, before anything is computed from it."""
+    """Warnings of the training text, before anything is computed from it."""
     yield from about_headers(sweep)
     yield from about_strangers(sweep, corpus.counts)
     yield from about_unjudged(sweep, corpus)
@@ -395,13 +395,13 @@ def about_gpus(cluster: Cluster) -> Iterator[str]:
     import torch
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    needs = cluster.gpus_per_worker * (cluster.least_workers or cluster.workers)
+    needs = cluster.gpus * (cluster.least_workers or cluster.workers)
     if needs > gpus and cluster.address == "local":
         yield (
             f"cluster {cluster.name!r} gives a trial {counted(needs, 'GPU')}, and this machine has {gpus or 'none'}: "
             "`submit` is refused here; run it on a machine that has them, or leave --cluster out"
         )
-    if gpus and not cluster.gpus_per_worker:
+    if gpus and not cluster.gpus:
         yield (
             f"this machine has {counted(gpus, 'GPU')}, and cluster {cluster.name!r} gives a worker none of "
             "them: --cluster clusters/local_gpu.yaml"

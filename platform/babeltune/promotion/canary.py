@@ -96,7 +96,7 @@ def write_canary(canary: Canary, path: Path) -> str:
 
 
 def read_canary(path: Path) -> Canary:
-    """What `write_canary` wrote. Raises `DataError` for a file that is gone, cut or something else."""
+    """The canary of `write_canary`. Raises `DataError` for a file that is gone, cut or something else."""
     try:
         values = json.loads(path.read_bytes())
         sentences, vectors = values["sentences"], np.array(values["vectors"], np.float32)

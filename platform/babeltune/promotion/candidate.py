@@ -1,4 +1,4 @@
-"""What promotion judges: one trial's best checkpoint, its export, and the sets that it is scored on."""
+"""The candidate of a promotion: one trial's best checkpoint, its export, and the sets that it is scored on."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Candidate:
     report: Report
     prepared: Prepared
     preferred: Objective | None = None
-    """What the rule of `--prefer` sought, where there was one."""
+    """The goal of the rule of `--prefer`, where there was one."""
     weights: Mapping[str, Mapping[str, Tensor]] | None = field(default=None, compare=False, repr=False)
     """In place of the checkpoint's, of an average of several (`soup.py`)."""
     members: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ class Candidate:
 
     @property
     def chosen_by(self) -> Objective:
-        """What this trial is the best in."""
+        """The metric in which this trial is the best."""
         return self.preferred or self.sweep.objectives[0]
 
 
@@ -165,7 +165,7 @@ def sealed_sets(sweep: Sweep, prepared: Prepared, sweep_id: str) -> list[EvalRow
 
 
 def doubts_about(candidate: Candidate) -> list[str]:
-    """What a promotion without gates would pass over: a trial that is no better than the untrained student, and
+    """Warnings of a promotion without gates: a trial that is no better than the untrained student, and
     trials that were no candidates because their files are damaged."""
     lost = [f"warning: {row.warning}" for row in leaderboard(candidate.folder) if row.state == "damaged"]
     objective = candidate.sweep.objectives[0]
@@ -189,8 +189,8 @@ def chosen_among(candidate: Candidate) -> int:
 
 
 def selection_of(candidate: Candidate) -> Selection | None:
-    """What the value by which the candidate was chosen is worth, given from how many trials; None for a metric whose
-    standard error is not known."""
+    """The standard error of the value by which the candidate was chosen, and the luck of the best of several. None for
+    a metric whose standard error is not known."""
     metric, goal = candidate.chosen_by.metric, candidate.chosen_by.goal
     value = scores_of(candidate.report).get(metric)
     rows = [row for row in leaderboard(candidate.folder) if row.best is not None and row.state == "finished"]

@@ -1,4 +1,4 @@
-"""What a model card says besides scores: other models' dev scores, the dimension, and three sentences with what the
+"""The facts of a model card besides scores: other models' dev scores, the dimension, and three sentences with what the
 model finds nearest to them."""
 
 from __future__ import annotations

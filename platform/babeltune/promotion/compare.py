@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 
 Verdict = Literal["promote", "tie", "refuse"]
 Conclusion = Literal["better", "worse", "undecided", "equal"]
-"""What a difference says of the challenger. `equal`: no item differs. `undecided`: the difference may be chance."""
+"""Verdicts on the challenger. `equal`: no item differs. `undecided`: the difference may be chance."""
 Outcomes = dict[str, dict[str, list[float]]]
 """Cell -> `forward` and `backward`, 1 if the sentence was found, `right`, 1 where its label was, or `cosine` of
 every pair. An xSIM error's cell is 1 if the sentence was not found; nothing is decided by it."""
 METRICS = {"bitext": "accuracy", "sts": "spearman", "transfer": "accuracy"}
-"""What is compared item by item, by kind of task. Others have no score of a single item."""
+"""The measures that are compared item by item, by kind of task. Others have no score of a single item."""
 XSIM = "xsim_error"
 
 STEPS = {"bitext": (0.5, 1.0), "transfer": (1.0,)}
@@ -51,7 +51,7 @@ STEPS = {"bitext": (0.5, 1.0), "transfer": (1.0,)}
 
 
 def outcomes(tasks: Sequence[IdTask], lookup: Lookup, prefix: str) -> Outcomes:
-    """What every item came out as, by the vectors of the tasks' texts."""
+    """The result of every item, by the vectors of the tasks' texts."""
     from babeltune.evaluation import bitext, sts  # and with them torch, which who reads a decision does without
 
     by_task: Outcomes = {}
@@ -114,7 +114,7 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Contest:
-    """What became of a challenger."""
+    """The outcome of a challenger."""
 
     verdict: Verdict
     reasons: tuple[str, ...]
@@ -203,7 +203,7 @@ def verdict_of(
 
 
 def conclusion_of(cell: Cell) -> Conclusion:
-    """What a difference says of the challenger: it is beyond chance where the interval excludes zero."""
+    """The verdict on the challenger: it is beyond chance where the interval excludes zero."""
     if cell.differing == 0:
         return "equal"
     return "better" if cell.low > 0 else "worse" if cell.high < 0 else "undecided"

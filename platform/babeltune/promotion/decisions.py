@@ -1,4 +1,4 @@
-"""What promotion decided about a sweep's trials: `promotions/<time>-t0003.json` in the sweep's folder, a file each.
+"""The decisions about a sweep's trials: `promotions/<time>-t0003.json` in the sweep's folder, a file each.
 
 A decision is several writes: an alias of the registry, this file, a line of the audit. A process may be killed between
 two of them. So what it is about to write comes first, whole and durably, as `deciding/<id>.json` in the storage.

@@ -30,20 +30,20 @@ CHECKPOINT = re.compile(r"(sweeps/[^/]+/trials/[^/]+/checkpoints/[^./][^/]*)/.+"
 
 @dataclass(frozen=True, kw_only=True)
 class Deletion:
-    """What goes with a sweep."""
+    """The files and runs that go with a sweep."""
 
     sweep: str
     trials: int
     checkpoints: int
     bytes: int
     stays: tuple[str, ...]
-    """What stays, in words."""
+    """Everything that stays, in words."""
     mlflow_runs: int = 0
     """Runs that MLflow has marked as deleted."""
 
 
 def deletion_of(view: StorageView, folder: SweepFolder) -> Deletion:
-    """What would go. Raises `SweepError` for a sweep that a driver may have, or that others need."""
+    """Everything that would go. Raises `SweepError` for a sweep that a driver may have, or that others need."""
     if needed := "; ".join(_needs(view, folder)):
         raise SweepError(
             f"sweep {folder.id} stays: {needed}; `babeltune archive {folder.id}` takes it out of the lists"

@@ -56,7 +56,7 @@ class Slice:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """What a sample of text is like."""
+    """The statistics of a sample of text."""
 
     texts: int
     languages: dict[str, Slice]
@@ -149,7 +149,7 @@ class Drift:
     be learnt. More text of a trained language, or longer text, is no reason to train."""
 
     def words(self, model: str) -> str:
-        """What has drifted, and whether to train."""
+        """The drifts, and whether to train."""
         if not self.drifted:
             return "no drift; no sweep is needed"
         kinds = " and ".join((", ".join(self.drifted[:-1]), self.drifted[-1]) if self.drifted[1:] else self.drifted)
@@ -202,7 +202,7 @@ def read_profile(folder: Path) -> Profile | None:
 
 
 def compare(trained: Profile, queries: Sample) -> Drift:
-    """What has drifted. Tests of counts are permutation tests; that of the means is by their covariance."""
+    """The drifts. Tests of counts are permutation tests; that of the means is by their covariance."""
     now = queries.profile(np.array(trained.mean, np.float32), trained.spread)
     pairs = {
         "languages": _counts(trained.languages, now.languages),

@@ -29,7 +29,7 @@ from babeltune.sweep.sync.view import StorageView
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluated:
-    """What `evaluate_model` found."""
+    """The outcome of `evaluate_model`."""
 
     scores: Scores
     warnings: tuple[str, ...] = ()
@@ -49,7 +49,7 @@ class Scoring:
     """The sealed sets among them, whose opening is recorded."""
     prompt: str | None
     target: Target | None
-    """What encodes the right sides."""
+    """The model of the right sides."""
     warnings: tuple[str, ...] = ()
 
 
@@ -119,7 +119,7 @@ def score_model(scoring: Scoring, view: StorageView, target_model: str | None) -
 
 @contextmanager
 def weights_of(model: str, trial: Candidate | None, view: StorageView) -> Iterator[tuple[str, str]]:
-    """What the model is called in the record of openings, and a folder with it; a trial's is exported for the while."""
+    """The model's name in the record of openings, and a folder with it; a trial's is exported for the while."""
     if trial is None:
         yield model, model_folder(model, view.cluster)
         return

@@ -54,10 +54,10 @@ TELL_EVERY_S = 0.5
 EXIT_TIMEOUT_S = 30.0
 """Seconds for the process to end once it has closed its output, before it is killed."""
 NAMES = {"untrained": "the untrained student", "first": "A", "second": "B"}
-"""What is said for the key of a model, if not the key itself."""
+"""The words for the key of a model, if not the key itself."""
 Scores = dict[str, float]
 Target = Teacher | str
-"""What encodes the right sides of tasks with `right_model: teacher`: a sweep's teacher, or a model's folder."""
+"""The model of the right sides of tasks with `right_model: teacher`: a sweep's teacher, or a model's folder."""
 
 
 class FreshScorer:
@@ -189,7 +189,7 @@ def score_items(
 
 
 def target_encoder(target: Target) -> EncodeTexts:
-    """What encodes right sides: a sweep's teacher as its record says, or a model folder by its own settings.
+    """The model of right sides: a sweep's teacher as its record says, or a model folder by its own settings.
 
     Models that are scored on the same text get the same vectors, encoded once."""
     if isinstance(target, str):
@@ -267,7 +267,7 @@ def nearest_of(model: str, questions: Sequence[dict[str, Any]]) -> list[tuple[in
 
 
 def _stage(model: str, prefix: str) -> str:
-    """What is said while the model with this key is scored."""
+    """The progress words while the model with this key is scored."""
     return f"{EVALUATING} {NAMES.get(model, f'the {model}')} on the {'dev sets' if prefix == 'dev' else 'sealed tests'}"
 
 

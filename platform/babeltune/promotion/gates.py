@@ -1,4 +1,4 @@
-"""What decides about a promotion: the logged numbers come out again, and the gates on the sealed tests hold."""
+"""The checks of a promotion: the logged numbers come out again, and the gates on the sealed tests hold."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Scores = dict[str, float]
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What promotion decided, and on which numbers."""
+    """The decision of promotion, and its numbers."""
 
     verdict: Verdict
     """`tie`: not shown to be better without a loss anywhere, or the same checkpoint. The champion's alias stays."""
@@ -47,7 +47,7 @@ class Decision:
     among: int = 1
     """How many trials it was chosen from: all that reported."""
     selection: Selection | None = None
-    """What its value in that metric is worth, where the standard error is known."""
+    """The interval of its value in that metric, where the standard error is known."""
     members: tuple[str, ...] = ()
     """The checkpoints that the model's weights are the average of; empty for a single one."""
     openings: int = 0
@@ -55,7 +55,7 @@ class Decision:
 
     @property
     def exit_code(self) -> int:
-        """What `promote` ends with: 3 after a refusal, which is no error."""
+        """The exit code of `promote`: 3 after a refusal, which is no error."""
         return 3 if self.verdict == "refuse" else 0
 
 

@@ -47,7 +47,7 @@ def table(title: str, scores: Scores, others: Mapping[str, Scores]) -> str:
 
 
 def caution(decision: Decision) -> str:
-    """What a dev number of the best of several trials is worth: its standard error, and that it flatters."""
+    """The worth of a dev score of the best of several trials: its standard error, and that it flatters."""
     selection = decision.selection
     if decision.among == 1:
         return ""  # it was not chosen
@@ -129,7 +129,7 @@ def dimensions(trial: Trial, report: Report) -> list[str]:
 
 
 def origins(trial: Trial, decision: Decision) -> list[str]:
-    """What the training began with, and which checkpoints the weights are the average of."""
+    """The start of the training, and the checkpoints whose average the weights are."""
     student, lines = trial.student, []
     if decision.members:
         checkpoints = ", ".join(f"`{member}`" for member in decision.members)
@@ -257,7 +257,7 @@ def _licence(source: Source, sweep: Sweep) -> str:
 
 
 def limits(trial: Trial, languages: Sequence[str], decision: Decision) -> list[str]:
-    """What the model was not made or measured for."""
+    """Uses for which the model was not made or measured."""
     chosen = f" It is the best of {decision.among} trials on the dev sets." if decision.among > 1 else ""
     return [
         "## Limits",

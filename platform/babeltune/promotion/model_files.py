@@ -12,7 +12,7 @@ from babeltune.errors import CheckpointError, PromotionError, SpecError
 from babeltune.files import as_new_files, draft_of, make_folders, remove_left, sync
 
 SAFE = frozenset({".json", ".safetensors", ".md", ".txt", ".model", ".jinja", ".onnx"})
-"""What an exported folder may hold."""
+"""Files that an exported folder may have."""
 
 
 def write_folder(write: Callable[[Path], None], folder: Path, allowed: Set[str] = SAFE) -> None:

@@ -1,4 +1,4 @@
-"""What a model's name stands for: a folder, a trial, or a registered version."""
+"""The model behind a name: a folder, a trial, or a registered version."""
 
 from __future__ import annotations
 

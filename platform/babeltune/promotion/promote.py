@@ -37,7 +37,7 @@ from babeltune.sweep.sync.notify import notify
 from babeltune.sweep.sync.view import StorageView
 
 ALIAS = re.compile(r"(?!(latest|v\d+)\Z)[\w-]{1,255}", re.IGNORECASE)
-"""What MLflow takes for an alias."""
+"""The pattern of an alias in MLflow."""
 SEALED = "babeltune.sealed_tests"
 """The tag of a version with the names of the sealed tests that it was judged by, or `none`."""
 
@@ -109,7 +109,7 @@ def promote_candidate(
 def chosen(
     name: str | None, view: StorageView, prefer: str | None, soup: int | None
 ) -> tuple[Candidate, tuple[str, ...]]:
-    """What is promoted, with its checkpoints brought here, and why where that was a choice.
+    """The candidates, with their checkpoints brought here, and the reason where there was a choice.
 
     Raises `SpecError` for rules that do not go together, or that name one trial."""
     storage, aim = view.folder, None

@@ -22,7 +22,7 @@ TOKEN = "HF_TOKEN"
 """The variable with the token of the hub."""
 CARD = "README.md"
 SNIPPET = '"this-folder"'
-"""What a card's snippets call the model before it has a repository."""
+"""The model's name in a card's snippets before it has a repository."""
 
 
 @dataclass(frozen=True, kw_only=True)

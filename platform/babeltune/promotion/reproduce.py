@@ -41,7 +41,7 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class Reproduction:
-    """What training a trial again gave."""
+    """The outcome of training a trial again."""
 
     trial: str
     verdict: Literal["identical", "within", "beyond"]

@@ -25,7 +25,7 @@ from babeltune.sweep.sync.audit import who
 from babeltune.sweep.sync.view import OPENED
 
 KEYS = {"time", "user", "weights"}
-"""What every record has, besides `digests`. `id` keeps two openings of one second apart."""
+"""Keys of every record, besides `digests`. `id` keeps two openings of one second apart."""
 
 
 @dataclass(frozen=True, kw_only=True)

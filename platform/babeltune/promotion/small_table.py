@@ -47,7 +47,7 @@ TIMED = 2000
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
-    """What is asked for."""
+    """The request."""
 
     format: Literal["static", "onnx"] | None = None
     """None: what the model is."""

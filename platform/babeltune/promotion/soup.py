@@ -25,7 +25,7 @@ INSTEAD = "promote without --soup"
 
 
 def _possible(finished: int) -> str:
-    """What may be averaged of this number of finished trials."""
+    """The sets of this number of finished trials that may be averaged."""
     if finished < 2:
         return INSTEAD
     return "ask for 2" if finished == 2 else f"ask for 2 to {finished}"

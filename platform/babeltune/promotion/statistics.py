@@ -238,7 +238,7 @@ class Selection:
     error: float
     """Standard error of one trial's value."""
     inflation: float
-    """What the best of equally good trials gains by luck, in the unit of the metric."""
+    """The gain by luck of the best of equally good trials, in the unit of the metric."""
     shrunken: float
     """An estimate of the trial's true value: nearer to the mean of all trials, the more of their spread is chance."""
 

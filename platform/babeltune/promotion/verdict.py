@@ -35,7 +35,7 @@ UNSEALED = (
     "warning: the sweep has no sealed tests, so no unseen text checks the choice among its trials; the model is marked "
     "so. Add `data.test`, as `babeltune init` does"
 )
-"""What promotion says if the sweep's file names no sealed tests."""
+"""The refusal if the sweep's file names no sealed tests."""
 BASELINE = "baseline "
 """Begins the key of a baseline among the models that are scored; no model's name holds a blank."""
 AGAINST_BASELINE: dict[Conclusion, str] = {
@@ -44,7 +44,7 @@ AGAINST_BASELINE: dict[Conclusion, str] = {
     "undecided": "perhaps no better than",
     "equal": "equal to",
 }
-"""What promotion says of the candidate and a baseline."""
+"""The verdict on the candidate and a baseline."""
 
 
 def weigh(
@@ -97,7 +97,7 @@ def _logged(candidate: Candidate) -> dict[str, float]:
 
 
 def _undecided(candidate: Candidate, dev: Scores) -> Decision:
-    """What is known of a candidate before it is judged."""
+    """The facts of a candidate before it is judged."""
     return Decision(
         verdict="refuse",
         reasons=(),

@@ -76,7 +76,7 @@ def installed() -> dict[str, str]:
 
 
 def needed() -> list[Requirement]:
-    """What babeltune's own metadata asks for; nothing in a wheel that a cluster received."""
+    """The requirements in babeltune's own metadata; none in a wheel that a cluster received."""
     try:
         lines = distribution("babeltune").requires or []
     except PackageNotFoundError:
@@ -189,7 +189,7 @@ def ray_cluster(cluster: Cluster) -> Iterator[Finding]:
             return
         yield Finding("address", True, f"{cluster.place}; nodes: {len(nodes)}")
         yield Finding("token", closed, "is wanted" if closed else f"this cluster {OPEN}")
-    shares = cluster.cpus_per_worker, cluster.gpus_per_worker
+    shares = cluster.cpus_per_worker, cluster.gpus
     try:
         fit = worker_groups_that_fit(cluster.workers, *shares, least=cluster.least_workers, nodes=nodes)
         yield Finding("worker groups", True, f"room for {fit}; workers in each: {cluster.workers}")

@@ -44,7 +44,7 @@ PLUGINS = "babeltune.method.plugins"
 QUESTION = "babeltune-asks-"
 """Begins the id of a job that answers one question and is then forgotten."""
 BEGIN = re.compile(r"Running entrypoint for job ")
-"""What Ray writes before a command's own output."""
+"""Lines that Ray writes before a command's own output."""
 STOP_WAIT_S = "60"
 """Seconds that a driver has to end between SIGTERM and SIGKILL."""
 POLL_INTERVAL_S = 0.5
@@ -53,7 +53,7 @@ ADDRESSES = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")
 """Variables that Ray would believe more than the cluster file."""
 TRIES = 5
 STARTING = "No available agent"
-"""What a head says that has only just started."""
+"""The answer of a head that has only just started."""
 START_TIMEOUT_S = 90.0
 """Seconds that it is given."""
 RECONNECT_TIMEOUT_S = 120.0
@@ -208,7 +208,7 @@ class Jobs:
         return self._submit(f"{QUESTION}{uuid.uuid4().hex[:12]}", arguments, files, variables=variables or {})
 
     def answers(self, job: str, arguments: Sequence[str]) -> Iterator[str]:
-        """What the job of a question writes, piece by piece, until it has ended.
+        """The output of a question's job, piece by piece, until it has ended.
 
         Raises `ClusterError` if it does not begin within `BEGIN_TIMEOUT_S`."""
         deadline = time.monotonic() + BEGIN_TIMEOUT_S
@@ -278,7 +278,7 @@ class Jobs:
                 time.sleep(POLL_INTERVAL_S)
 
     def follow(self, job: str) -> Iterator[str]:
-        """What the command writes, piece by piece, until the job has ended. A broken connection is opened
+        """The command's output, piece by piece, until the job has ended. A broken connection is opened
         again; `AwayError` if that fails for `RECONNECT_TIMEOUT_S`."""
         seen = 0
         while True:
@@ -373,6 +373,6 @@ def without_variables(names: Sequence[str]) -> Iterator[None]:
 
 
 def _shortly(error: BaseException) -> str:
-    """What the system or else the error's first line says, without the traceback that a server may have put behind."""
+    """The system's words or else the error's first line, without the traceback that a server may have put behind."""
     text = from_network(error) or str(error).replace("\\n", "\n").strip()
     return (text.splitlines() or [type(error).__name__])[0][:300]

@@ -34,7 +34,7 @@ COMPILED = (*EXTENSION_SUFFIXES, ".so", ".pyd", ".dll", ".dylib")
 """How the names of files end that run on one kind of machine only."""
 PURE = "py3-none-any"
 BACKEND = "setuptools.build_meta:__legacy__"
-"""What builds a source tree that names nothing else."""
+"""The build system of a source tree that names no other."""
 PROGRAM = """
 import importlib, sys
 place, backend, *paths = sys.argv[1:]

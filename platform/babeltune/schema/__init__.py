@@ -1,1 +1,1 @@
-"""What sweep and cluster files say: frozen records, YAML with line numbers, bounds, paths, presets."""
+"""The contents of sweep and cluster files: frozen records, YAML with line numbers, bounds, paths, presets."""

@@ -1,4 +1,4 @@
-"""What may stand where a file, folder, model, data set or a part of one is named, and no address is.
+"""Names of files, folders, models, data sets and their parts, which are no addresses.
 
 Libraries that read such names would take `http://…`, `zip://…::http://…` or `file:///…` for an address, and go there.
 Pure, and imported by whatever reads."""

@@ -1,4 +1,4 @@
-"""What all records share."""
+"""The base of all records."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Scalar = bool | int | float | str | None
 
 
 NO_KIND = "no_kind"
-"""What pydantic calls a record whose kind does not exist."""
+"""Pydantic's name for a record whose kind does not exist."""
 
 
 class Strict:
@@ -84,7 +84,7 @@ def fields_of(hint: object) -> dict[str, dataclasses.Field[Any]]:
 
 
 def default_of(field: dataclasses.Field[Any]) -> object:
-    """What a field is where nothing is written; `MISSING` if it must be."""
+    """A field's default; `MISSING` if it has none."""
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
@@ -134,7 +134,7 @@ def _of_fields(record: Any) -> dict[str, Callable[[Any], Any]]:
 
 @functools.cache
 def _reader(hint: Any) -> Callable[[Any], Any]:
-    """What makes a value of this type of JSON."""
+    """The function that makes a value of this type of JSON."""
     kind, inside = typing.get_origin(hint) or hint, typing.get_args(hint)
     if dataclasses.is_dataclass(kind):
         return functools.partial(_record, typing.cast("Callable[..., Any]", kind))

@@ -16,7 +16,7 @@ Key = tuple[str | int, ...]
 Problem = tuple[Key, str]
 
 OUT_OF_BOUNDS = "value_error"
-"""What pydantic calls a value that breaks a bound. Its message is the error's."""
+"""Pydantic's name for a value that breaks a bound. Its message is the error's."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Bound:
     words: str
     holds: Callable[[Any], bool]
     names: tuple[str, ...] = ()
-    """What the value may be called, for the nearest name."""
+    """The names that the value may have, for the nearest one."""
 
     def __get_pydantic_core_schema__(self, source: object, handler: Callable[[object], Any]) -> Any:
         from pydantic import AfterValidator  # processes that train read no files, and need no pydantic

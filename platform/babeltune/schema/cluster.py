@@ -45,7 +45,7 @@ MLFLOW = re.compile(
 """A server or a database; of a dashboard's cluster, a variable may be all."""
 PROTOCOL = re.compile(r"[a-z][a-z0-9+.-]*")
 AFTER = re.compile(r"/?[^/\s:@?#\\]+(/[^/\s:@?#\\]+)*/?")
-"""What follows the `://` of a storage: a bucket and a prefix, or a path, without user, query or fragment."""
+"""The part of a storage after `://`: a bucket and a prefix, or a path, without user, query or fragment."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class Cluster(Strict):
     version: Literal[1] = 1
     """The version of this format."""
     name: str = "local"
-    """What the cluster is called in messages."""
+    """The cluster's name in messages."""
     address: str = "local"
     """`local` starts Ray on this machine. `auto` and `host:port` join a running cluster that has babeltune installed
     on its nodes. A dashboard's `http://…` or `https://…` gets the sweep as a Ray job, and babeltune with it."""
@@ -86,8 +86,9 @@ class Cluster(Strict):
     the same. Absent: no trial runs without all of its workers."""
     cpus_per_worker: float = 1.0
     """CPU cores of a worker."""
-    gpus_per_worker: float = 0.0
-    """A share of a GPU, such as 0.25, lets several trials of one worker have the same one."""
+    gpus_per_worker: float | Literal["auto"] = 0.0
+    """A share of a GPU, such as 0.25, lets several trials of one worker have the same one. `auto`: the least share that
+    has room for the first steps of every kind of trial, measured before the search; a whole one for several workers."""
     worker_groups: int | Literal["auto"] = "auto"
     """Trials that run at once; `auto`: as many as the cluster's resources hold."""
     nodes_within: float = 0.0
@@ -106,6 +107,11 @@ class Cluster(Strict):
     """Webhooks, programs and people that are notified how sweeps end, what is promoted or refused, and of drift."""
     serve: Serving = field(default_factory=Serving)
     """The address of `babeltune serve`, and the token that it asks for."""
+
+    @property
+    def gpus(self) -> float:
+        """GPUs of a worker: a whole one where its share is measured, until it is."""
+        return 1.0 if self.gpus_per_worker == "auto" else self.gpus_per_worker
 
     @property
     def by_jobs(self) -> bool:
@@ -159,7 +165,7 @@ class Cluster(Strict):
 
     @property
     def token_place(self) -> str:
-        """What to do where the cluster does not take the token."""
+        """The next step where the cluster does not take the token."""
         if self.token_env is not None:
             return f"put the cluster's token into the environment variable {self.token_env}"
         if self.token_file is not None:
@@ -276,7 +282,7 @@ def _share_problems(cluster: Cluster) -> Iterator[Problem]:
     for key, number, low in (
         ("workers", cluster.workers, 1),
         ("cpus_per_worker", cluster.cpus_per_worker, 0),
-        ("gpus_per_worker", cluster.gpus_per_worker, 0),
+        ("gpus_per_worker", cluster.gpus, 0),
         ("storage_timeout", cluster.storage_timeout, 1),
         ("nodes_within", cluster.nodes_within, 0),
         ("clean_after_days", 1 if cluster.clean_after_days is None else cluster.clean_after_days, 1),
@@ -287,17 +293,14 @@ def _share_problems(cluster: Cluster) -> Iterator[Problem]:
     ):
         if number < low:
             yield (key,), f"{number} must be at least {low}"
-    for key, share in (("cpus_per_worker", cluster.cpus_per_worker), ("gpus_per_worker", cluster.gpus_per_worker)):
+    for key, share in (("cpus_per_worker", cluster.cpus_per_worker), ("gpus_per_worker", cluster.gpus)):
         if share > 0 and abs(share * FINEST - round(share * FINEST)) > 1e-6:
             yield (key,), f"{share:g} must be a multiple of {1 / FINEST:g}, as finely as Ray counts"
     if cluster.nodes_within and cluster.address == "local":
         yield ("nodes_within",), f"{cluster.nodes_within:g} is for a cluster with an autoscaler; this machine has none"
-    if cluster.gpus_per_worker > 1 and cluster.gpus_per_worker % 1:
-        yield (
-            ("gpus_per_worker",),
-            f"{cluster.gpus_per_worker:g} must be a share of one GPU, such as 0.5, or whole ones",
-        )
-    if cluster.cpus_per_worker == 0 and cluster.gpus_per_worker == 0:
+    if cluster.gpus > 1 and cluster.gpus % 1:
+        yield (("gpus_per_worker",), f"{cluster.gpus:g} must be a share of one GPU, such as 0.5, or whole ones")
+    if cluster.cpus_per_worker == 0 and cluster.gpus == 0:
         yield ("cpus_per_worker",), "0 and gpus_per_worker 0: a worker needs a share of something"
     if cluster.least_workers is not None and cluster.least_workers > cluster.workers:
         yield ("least_workers",), f"{cluster.least_workers} must be at most workers, {cluster.workers}"
@@ -322,16 +325,16 @@ def _no_places(cluster: Cluster) -> Iterator[Problem]:
 
 
 def _shared_gpu(cluster: Cluster) -> str | None:
-    if cluster.workers == 1 or not 0 < cluster.gpus_per_worker < 1:
+    if cluster.workers == 1 or not 0 < cluster.gpus < 1:
         return None
     return (
-        f"{cluster.gpus_per_worker:g} with {cluster.workers} workers: NCCL does not connect workers on one GPU; "
+        f"{cluster.gpus:g} with {cluster.workers} workers: NCCL does not connect workers on one GPU; "
         "give each worker one, or trials one worker"
     )
 
 
 def _uri_problems(protocol: str, place: str, cluster: Cluster) -> Iterator[Problem]:
-    """What is wrong with a storage behind a URI; its text, which may hold a secret, is not repeated."""
+    """The problems of a storage behind a URI; its text, which may hold a secret, is not repeated."""
     if not PROTOCOL.fullmatch(protocol):
         yield ("storage",), "must begin with one protocol in small letters, such as s3:// or gs://, or be a folder"
     elif not AFTER.fullmatch(place) or {".", ".."} & set(place.split("/")):

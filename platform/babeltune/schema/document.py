@@ -46,7 +46,8 @@ EXACT = 2.0**53
 """Up to this, a number with an exponent is exactly the whole number that it says."""
 NUMBER = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(_[0-9]+)*(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 NO_TEXT = re.compile("[\0\ud800-\udfff]")
-"""What an escape can put into text and no file name, database or terminal takes: NUL, and half of a surrogate pair."""
+"""Characters that an escape can put into text and no file name, database or terminal takes: NUL, and half of a
+surrogate pair."""
 NOT_FINITE = re.compile(r"[-+]?\.?(inf|nan)", re.IGNORECASE)
 WORDS = {"": None, "~": None, "null": None, "Null": None, "NULL": None} | {
     word: word.lower() == "true" for word in ("true", "True", "TRUE", "false", "False", "FALSE")
@@ -108,7 +109,7 @@ def set_item(container: JsonValue, part: str | int, value: JsonValue) -> None:
 
 YAML = (".yaml", ".yml")
 IF_TEXT = "`babeltune init FILE` makes a sweep file of text"
-"""What to do if the file was text and no sweep file."""
+"""The next step if the file was text and no sweep file."""
 
 
 def dotted(key: Key) -> str:
@@ -280,7 +281,7 @@ def shortened(text: str, most: int = 200) -> str:
 SECRET = re.compile(f"{KEYS}|url", re.IGNORECASE)
 """Keys that a message names without their value: a webhook's URL lets whoever has it write there."""
 UNKNOWN = {"unexpected_keyword_argument", "extra_forbidden"}
-"""What pydantic calls a key that a record does not have."""
+"""Pydantic's name for a key that a record does not have."""
 EXPECTED = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",

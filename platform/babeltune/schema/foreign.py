@@ -60,9 +60,9 @@ KEYS: tuple[tuple[str, frozenset[str], str], ...] = tuple(
         ("a notebook", "cells nbformat", TRAINING),
     )
 )
-"""What a file is, the keys that only such a file has, and how to go on."""
+"""Kinds of files, the keys that only each of them has, and how to go on."""
 STRATEGIES = ("grid", "random", "bayes")
-"""What `method` is in a W&B sweep."""
+"""Values of `method` in a W&B sweep."""
 OURS = frozenset({"objectives", "student", "teacher", "training", "data"})
 """Keys of a sweep file that none of the others has."""
 PROGRAMS = (
@@ -75,7 +75,7 @@ PROGRAMS = (
 
 
 def program_words(name: str, raw: bytes) -> str:
-    """What a file is by its first bytes or its ending, and how to go on; empty for what may be a sweep file."""
+    """The kind of a file by its first bytes or its ending, and how to go on; empty for what may be a sweep file."""
     if raw.startswith(b"SQLite format 3\0"):
         return f"a database, such as an Optuna study; {SEARCH}"
     if PurePath(name).suffix == ".py":
@@ -84,7 +84,8 @@ def program_words(name: str, raw: bytes) -> str:
 
 
 def foreign_words(values: object) -> str:
-    """What a file is by its keys, and how to go on; empty for a sweep or cluster file, and for what nobody knows."""
+    """The kind of a file by its keys, and how to go on; empty for a sweep or cluster file, and for what nobody
+    knows."""
     if isinstance(values, list) and values and isinstance(values[0], Mapping):
         modules = {"idx", "name", "path", "type"} <= values[0].keys()
         return f"a sentence-transformers configuration; {MODEL}" if modules else ""

@@ -18,7 +18,7 @@ WIDER = {"Hang": "Kore", "Hira": "Jpan", "Kana": "Jpan", "Hrkt": "Jpan"}
 
 
 class Code(NamedTuple):
-    """What a code means."""
+    """The meaning of a code."""
 
     language: str
     """The language alone."""
@@ -29,7 +29,7 @@ class Code(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def meaning(code: str) -> Code:
-    """What the code means; itself where nobody knows it."""
+    """The language of the code; the code itself where nobody knows it."""
     import langcodes  # 0.2 s, and most commands name no language
     from langcodes.tag_parser import LanguageTagError
 

@@ -34,13 +34,13 @@ TRUTH = {"yes": True, "y": True, "on": True, "true": True, "1": True} | dict.fro
     ("no", "n", "off", "false", "0"), False
 )
 TIMES = {"k": Fraction(10**3), "m": Fraction(10**6), "g": Fraction(10**9), "%": Fraction(1, 100)}
-"""What stands behind a number, and what it multiplies by."""
+"""Letters behind a number, and their factors."""
 GROUPED = re.compile(r"([-+]?[0-9]{1,3})((?:[ ,._'’][0-9]{3})+)")
 POWER = re.compile(r"10(?:\^|\*\*)([-+]?[0-9]{1,3})")
 BETWEEN = re.compile(r"(.+?[0-9%kKmM])\s*(?:-|–|\.\.+|,|;|:|\bto\b)\s*([-+.0-9].*)")
 """Two numbers in one word, such as `0.2-0.8`."""
 ENDS = {"min": 0, "low": 0, "lower": 0, "from": 0, "max": 1, "high": 1, "upper": 1, "to": 1}
-"""What other programs call the ends of a range."""
+"""Other programs' names for the ends of a range."""
 DRAWN = re.compile("uniform|rand")
 """In the name of a distribution."""
 RANGE_WORDS = ("range", "interval", "between", "bounds", "float", "int", "log_float", "log_int")
@@ -158,7 +158,7 @@ def _numbers(value: JsonValue) -> Iterator[JsonValue]:
 
 
 def _read(words: str) -> Iterator[JsonValue]:
-    """What the words say as a number: in groups of thousands, with a decimal comma, a factor behind it, or as a
+    """The number that the words mean: in groups of thousands, with a decimal comma, a factor behind it, or as a
     fraction."""
     readings: tuple[Callable[[], Fraction], ...] = (
         lambda: Fraction(re.sub("[ ,._'’]", "", words)) if GROUPED.fullmatch(words) else Fraction(words),

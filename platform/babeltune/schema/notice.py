@@ -60,7 +60,7 @@ class Mail(Strict):
         return password
 
     def problems(self) -> Iterator[Problem]:
-        """What is wrong with it."""
+        """Its problems."""
         for key, addresses in (("to", self.to), ("sender", (self.sender,))):
             if wrong := [each for each in addresses if not ADDRESS.fullmatch(each)]:
                 yield (key,), f"{wrong[0][:80]!r} must be an address such as you@example.org"
@@ -89,8 +89,8 @@ class Notice(Strict):
     email: Mail | None = None
     """People who get an e-mail instead."""
     form: Literal["json", "slack", "teams"] = "json"
-    """What is sent: an object with `event`, `subject`, `text`, `cluster` and `time`, or a message as Slack or Teams
-    takes it."""
+    """The body of the request: an object with `event`, `subject`, `text`, `cluster` and `time`, or a message as Slack
+    or Teams takes it."""
     on: tuple[Event, ...] = ("end", "failure", "promotion", "refusal", "drift")
     """The events that it is notified of: a sweep's end, its failure, a promotion, a promotion that is refused, and
     drift that `babeltune check` sees."""
@@ -117,7 +117,7 @@ class Notice(Strict):
         return url
 
     def problems(self) -> Iterator[Problem]:
-        """What is wrong with it."""
+        """Its problems."""
         ways = [self.url_env, self.url_file, self.command, self.email]
         if sum(way is not None for way in ways) != 1:
             yield (), "must have one of url_env, url_file, command and email"

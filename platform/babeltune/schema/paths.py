@@ -79,9 +79,9 @@ def shipped_file(name: str) -> Path:
 
 
 Kind = Literal["sweep", "overlay", "cluster"]
-"""What a user names a file for."""
+"""The roles of files that a user names."""
 SWEEPS_KEY = re.compile(r"^method\s*:", re.MULTILINE)
-"""What a sweep file has and an overlay lacks."""
+"""Keys of a sweep file that an overlay lacks."""
 
 
 def find_file(name: str | Path, kind: Kind = "sweep") -> Path:

@@ -13,7 +13,7 @@ WIDTHS = (64, 128, 192, 256, 384, 512, 768)
 
 @dataclass(frozen=True)
 class Shape:
-    """What a preset decides."""
+    """The fields that a preset decides."""
 
     layers: int
     width: int

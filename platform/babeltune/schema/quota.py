@@ -27,7 +27,7 @@ class Quota(Strict):
         return {key: limit for key, limit in limits.items() if limit is not None}
 
     def problems(self) -> Iterator[Problem]:
-        """What is wrong with it."""
+        """Its problems."""
         for key, limit in self.limits.items():
             if limit < 0:
                 yield (key,), f"{limit:g} must be at least 0 hours"

@@ -115,7 +115,7 @@ class Split(Strict):
     pairs: Annotated[int, at_least(1)] = 500
     """About this many pairs per language pair."""
     right_model: Literal["student", "teacher"] = "student"
-    """What encodes the anchor's side, as in a task."""
+    """The model of the anchor's side, as in a task."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +135,7 @@ class Words(Strict):
 
 @dataclass(frozen=True, kw_only=True)
 class Clean(Strict):
-    """What is done about training text that is no translation."""
+    """How training text is cleaned that is no translation."""
 
     language: Literal["off", "count", "drop"] = "off"
     """Pairs with a text that is surely in another language than its column says, by py3langid, are counted, or dropped
@@ -165,7 +165,7 @@ class Data(Strict):
     words: Words = Words()
     """How translations of single words are found. Only some methods need them."""
     clean: Clean = Clean()
-    """What is done about pairs that are no translations."""
+    """How pairs are treated that are no translations."""
     max_characters: Annotated[int, at_least(1)] = 1200
     """Pairs with a longer text are left out of training."""
     max_line_bytes: Annotated[int, within(1, 2**30)] = 1 << 20
@@ -279,7 +279,7 @@ class Static(AnyStudent):
     share these vectors, so that rare words and endings learn from common ones. A step costs more; the export has one
     table of the sums. 0: none."""
     token_vectors: Literal["random", "teacher", "teacher_tokens"] = "random"
-    """What a static student's table holds at the start. `teacher`: of each token the mean of the teacher's vectors of
+    """A static student's table at the start. `teacher`: of each token the mean of the teacher's vectors of
     the training pairs in which it occurs, in whatever language (`token_vectors.py`). `teacher_tokens`: the teacher's
     vector of each token alone, the shorter the more frequent the token is, from a teacher that knows all languages."""
     preset: ClassVar[str | None] = None
@@ -316,7 +316,7 @@ class FrozenModel(Strict):
     """Takes the model's mean vector from each of its vectors: that of 2,048 tokens of its own vocabulary. Cosines that
     all lie near 1, as multilingual-e5-small's, then spread, and count beside those of another encoder."""
     weight: Annotated[float, within(0.001, 1000)] = 1.0
-    """What its cosines weigh in the mean, if there are others beside it."""
+    """The weight of its cosines in the mean, if there are others beside it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -327,8 +327,8 @@ class Teacher(FrozenModel):
     """More encoders whose vectors are put side by side with those of `model`. A cosine of two such vectors is the
     weighted mean of the encoders' cosines. The teacher knows the languages that all of them know."""
     target_side: Literal["encode", "copy_anchor"] = "encode"
-    """What to do if a method needs the other side too: encode it (the teacher must know the language), or copy the
-    anchor's vector."""
+    """The vectors of the other side, if a method needs them: encode it (the teacher must know the language), or copy
+    the anchor's vector."""
 
     @property
     def encoders(self) -> tuple[FrozenModel, ...]:
@@ -415,8 +415,8 @@ class Training(Strict):
     (`compute.py`). A trial sees as many pairs as these pay for, so that a cheap student sees more than an expensive
     one."""
     rates: Annotated[tuple[float, float] | None, two_rates] = None
-    """What `compute` counts with: 10^9 operations, and 10^9 bytes moved, that a worker does in a second. Absent: the
-    sweep measures them once and `status` shows them. Written out, a sweep repeats exactly."""
+    """The rates that `compute` counts with: 10^9 operations, and 10^9 bytes moved, that a worker does in a second.
+    Absent: the sweep measures them once and `status` shows them. Written out, a sweep repeats exactly."""
     reports: Annotated[int, within(1, 1e6)] = 5
     """Evaluations and checkpoints at equal shares of `pairs`, which are equal shares of `compute`."""
     global_batch: Annotated[int, within(2, 1e7)] = 64
@@ -431,9 +431,9 @@ class Training(Strict):
     embedding_learning_rate: Annotated[float, within(1e-3, 1e4)] = 1.0
     """The learning rate of the token embeddings, as a multiple of `learning_rate`."""
     schedule: Literal["linear", "cosine", "constant", "steps", "plateau"] = "linear"
-    """What follows the warm-up. `linear` and `cosine`: a line or half a cosine down to zero. `constant`: no change.
-    `steps`: a tenth of the rate from 2/6, from 4/6 and from 5/6 of the pairs on. `plateau`: half of it after each
-    plateau, four reports without a better first objective."""
+    """The learning rate after the warm-up. `linear` and `cosine`: a line or half a cosine down to zero. `constant`: no
+    change. `steps`: a tenth of the rate from 2/6, from 4/6 and from 5/6 of the pairs on. `plateau`: half of it after
+    each plateau, four reports without a better first objective."""
     warmup: Annotated[float, share] = 0.05
     """Share of the pairs over which the learning rate rises from zero."""
     weight_decay: Annotated[float, at_least(0)] = 0.01
@@ -473,9 +473,9 @@ class Sweep(Strict):
     version: Literal[1] = 1
     """The version of this format."""
     name: Annotated[str, long_name]
-    """What the sweep is called. Its id is the name and a digest of what decides results."""
+    """The sweep's name. Its id is the name and a digest of what decides results."""
     description: str = ""
-    """What the sweep is for, in a sentence or two. Reports and MLflow show it."""
+    """The sweep's purpose, in a sentence or two. Reports and MLflow show it."""
     method: str
     """The method that trains. `babeltune methods` lists them."""
     config: dict[str, object] | Literal["paper"] = field(default_factory=dict)
@@ -485,7 +485,7 @@ class Sweep(Strict):
     """The settings that are searched. A bare name is a setting of the method. `method`, `training.x`, `student.x` and
     `data.sampling.x` name others."""
     objectives: tuple[Objective, ...]
-    """What is sought. The first one ranks the trials."""
+    """The objectives. The first one ranks the trials."""
     data: Data
     """The texts: what is trained on, what scores trials, and what is sealed until promotion."""
     student: Student = Transformer()
@@ -505,7 +505,7 @@ class Sweep(Strict):
     keep: Keep = field(default_factory=Keep)
     """Which checkpoints stay."""
     promotion: Promotion = field(default_factory=Promotion)
-    """What a model must show before it is registered."""
+    """The gates of a model before it is registered."""
     baselines: tuple[str, ...] = ()
     """Models that need no training, to compare with: hub ids (`NAME@REVISION` pins one) or folders for
     sentence-transformers. Each is a row of the leaderboard. Promotion says whether the winner beats it. They do not
@@ -557,7 +557,7 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a trial says at an evaluation: its number from 1, the scores, the training points since the last one."""
+    """A trial's report at an evaluation: its number from 1, the scores, the training points since the last one."""
 
     index: int
     step: int

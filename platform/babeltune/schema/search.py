@@ -35,7 +35,7 @@ class Parameter(Strict):
 
 @dataclass(frozen=True, kw_only=True)
 class Objective(Strict):
-    """What the search seeks; with several, the scheduler watches the first."""
+    """The goals of the search; with several, the scheduler watches the first."""
 
     metric: str
     """The metric's name, such as `dev/everyday/accuracy`; the message about a wrong one lists them all. After the
@@ -150,7 +150,7 @@ class Budget(Strict):
 
 @dataclass(frozen=True, kw_only=True)
 class Gate(Strict):
-    """What a sealed bitext test must show, in each subset and direction averaged, before a model is promoted."""
+    """The least score of a sealed bitext test, in each subset and direction averaged, before a model is promoted."""
 
     test: str
     """The name of a bitext task in `data.test`."""
@@ -184,7 +184,8 @@ class Promotion(Strict):
     gates: tuple[Gate, ...] = ()
     """The sealed tests that a model must pass."""
     margin: Annotated[float, share] = 0.02
-    """What a challenger may lose against the champion in any one subset of the sealed tests: accuracy or Spearman."""
+    """The most that a challenger may lose against the champion in any one subset of the sealed tests: accuracy or
+    Spearman."""
     confidence: Annotated[float, Bound("at least 0.5 and below 1", lambda value: 0.5 <= value < 1)] = 0.95
     """Confidence of the intervals and tests that compare the two."""
     resamples: Annotated[int, at_least(100)] = 10_000

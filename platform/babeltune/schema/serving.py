@@ -16,7 +16,7 @@ from babeltune.schema.notice import secret_of_file
 
 @dataclass(frozen=True, kw_only=True)
 class Serving(Strict):
-    """What the server of vectors lets in."""
+    """The limits of the server of vectors."""
 
     host: str = "127.0.0.1"
     """The IP address that it listens on. One that other machines reach needs a token."""
@@ -45,7 +45,7 @@ class Serving(Strict):
         return token
 
     def problems(self) -> Iterator[Problem]:
-        """What is wrong with it."""
+        """Its problems."""
         try:
             local = self.on_loopback
         except ValueError:

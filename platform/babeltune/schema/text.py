@@ -20,7 +20,7 @@ class AnySource(Strict):
 
     KIND, IMPLIED = "format", "tsv"
     name: Annotated[str, a_name]
-    """What the source is called in messages, reports and other keys."""
+    """The source's name in messages, reports and other keys."""
     format: str
     """The kind of file."""
     pairs: tuple[str, ...] | Literal["anchor", "all"] = "anchor"
@@ -93,7 +93,7 @@ class FileSource(RowSource):
     column: str = "text"
     """The column of the text in each file of `paths`."""
     join: Literal["id", "line"] = "id"
-    """What joins the rows of `paths`: the column `id`, or the line."""
+    """The key that joins the rows of `paths`: the column `id`, or the line."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +133,7 @@ class CsvSource(HeadedSource, TextSource):
     quoted: bool | None = None
     """Whether quotation marks have a meaning. With `false` they are text, and every line is a row."""
     delimiter: Annotated[str, delimiters] = ","
-    """What stands between the columns, such as `;`. A first line `sep=;`, as Excel writes it, goes before this."""
+    """The separator of columns, such as `;`. A first line `sep=;`, as Excel writes it, goes before this."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +161,7 @@ class SheetSource(HeadedSource):
 
 @dataclass(frozen=True, kw_only=True)
 class TranslationFileSource(RowSource):
-    """What translation tools write: TMX, XLIFF, gettext. The columns are language codes as the file has them."""
+    """A file of translation tools: TMX, XLIFF, gettext. The columns are language codes as the file has them."""
 
     format: Literal["tmx", "xliff", "po"]
     path: Annotated[str, place]
@@ -185,7 +185,7 @@ class MosesSource(TextSource):
 
 @dataclass(frozen=True, kw_only=True)
 class DataSetSource(AnySource):
-    """What is chosen from a data set of Hugging Face."""
+    """The part of a data set of Hugging Face."""
 
     subset: Annotated[str | None, inside] = None
     """A configuration of the data set, or, with a slash, a pattern of its files such as `*/en-ko/train.parquet`;
@@ -272,7 +272,7 @@ class AnyTask(Strict):
     """Writes this set once for many. `{language: [fra, deu]}` makes two sets, with `fra` and `deu` for `{language}` in
     every key and text. Several lists go together, the first with the first."""
     task: str
-    """What the set measures."""
+    """The kind of task."""
     group: Annotated[str | None, a_name] = None
     """Adds the mean `dev/<group>/<metric>` over the subsets of all tasks of this group, all with the same weight. With
     STS12 to STS16, STS-B and the English parts of STS17 and STS22 it is the English STS of MTEB."""
@@ -292,7 +292,7 @@ class AnyTask(Strict):
 
     @property
     def part(self) -> str:
-        """What tells tasks of one name apart."""
+        """The rest of the name, which tells tasks of one name apart."""
         return next((source.name for _, source in self.sources()), getattr(self, "language", ""))
 
     def files(self) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -322,7 +322,7 @@ class MatchedTask(AnyTask):
     margin: Literal["ratio", "distance", "absolute"] = "ratio"
     """The margin of xSIM and mining."""
     right_model: Literal["student", "teacher"] = "student"
-    """What encodes the right side, the second language of the subset's name such as `eng` of `fra-eng`
+    """The model of the right side, the second language of the subset's name such as `eng` of `fra-eng`
     (bitext: the anchor; mining: the source's second language). `teacher`: the sweep's teacher, which must know that
     language. It is LASER3's protocol: the student's x against the teacher's y. Metric names stay the same."""
 

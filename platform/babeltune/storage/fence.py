@@ -37,7 +37,7 @@ def unstamped(data: bytes) -> tuple[bytes, Stamp | None]:
 
 @dataclass
 class Fence:
-    """What a mirror asks before it changes a record."""
+    """The check of a mirror before it changes a record."""
 
     token: int
     """The fencing token under which this process writes."""
@@ -52,5 +52,5 @@ class Fence:
     """The first token whose checkpoints count, as a trial's reports in the bucket say."""
 
     def stamp(self, key: str) -> Stamp | None:
-        """What to write below a record's content; None for a record without a stamp."""
+        """The stamp to write below a record's content; None for a record without a stamp."""
         return Stamp(self.token, self.since) if key.endswith(f"/{self.stamped}") else None

@@ -29,7 +29,7 @@ WAIT_S, JITTER_S, MOST_WAIT_S = 0.2, 0.2, 8.0
 """Seconds before a request is repeated: `WAIT_S` at first, twice as many each time, at most `MOST_WAIT_S`. Up to
 `JITTER_S` more are drawn at random, so that many workers do not ask at once."""
 EXTRAS = {"s3": "babeltune[s3]", "s3a": "babeltune[s3]", "gs": "babeltune[gs]", "gcs": "babeltune[gs]"}
-"""What installs a protocol that does not come with fsspec."""
+"""The packages of protocols that do not come with fsspec."""
 ONE_TRY = {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 1}}
 OPTIONS: dict[str, dict[str, Any]] = {
     "s3": {"config_kwargs": ONE_TRY},
@@ -40,16 +40,16 @@ S3, GCS = ("s3", "s3a"), ("gs", "gcs")
 WHOLE = 5 * 2**30
 """Bytes up to which S3 takes an object in one request. A condition holds for one request only."""
 CHANGED = ("PreconditionFailed", "412")
-"""What S3 answers if an object is not the one that a write expects."""
+"""Error codes of S3 for an object that is not the one that a write expects."""
 TAGS = ("ETag", "etag", "md5Hash", "generation", "mtime")
-"""What names an object's version, by protocol."""
+"""The key of an object's version, by protocol."""
 TIMES = ("LastModified", "last_modified", "updated", "mtime")
 NO_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What a listing says of one object: size, version and time."""
+    """One object in a listing: size, version and time."""
 
     size: int
     """Bytes."""
@@ -58,7 +58,8 @@ class Entry:
     modified: float
     """When, in seconds since 1970 by the store's clock."""
     version: str = ""
-    """What a conditional write compares: the ETag on S3, the generation on Google Cloud Storage, elsewhere the tag."""
+    """The version that a conditional write compares: the ETag on S3, the generation on Google Cloud Storage, elsewhere
+    the tag."""
 
 
 class ObjectStore:
@@ -305,7 +306,7 @@ def _is_changed(error: OSError) -> bool:
 
 
 def _next_step(error: Exception) -> str:
-    """What to do about a request that failed for good."""
+    """The next step after a request that failed for good."""
     if is_local(error):
         return "make room on this machine, and its folder writable"
     if _refused(error):
@@ -324,7 +325,7 @@ def inside(key: str) -> str:
 
 
 def _counting(tell: Callable[[int], None]) -> Any:
-    """What fsspec calls for each part of a file."""
+    """The callback of fsspec for each part of a file."""
     from fsspec.callbacks import Callback
 
     class Counting(Callback):  # type: ignore[misc]
@@ -379,7 +380,7 @@ def _refused(error: Exception) -> bool:
 
 
 def _info(system: Any, place: str) -> Entry:
-    """What a store says of one object. The `info` of s3fs and gcsfs also lists what is below the name."""
+    """The store's record of one object. The `info` of s3fs and gcsfs also lists what is below the name."""
     protocols = system.protocol
     if S3[0] in protocols:
         bucket, name, _ = system.split_path(place)

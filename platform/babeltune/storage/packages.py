@@ -46,7 +46,7 @@ def manifest_key(key: str) -> str:
 
 
 class Fault(NamedTuple):
-    """What is wrong with a package that was downloaded."""
+    """The problem of a package that was downloaded."""
 
     name: str
     """The file, or the manifest."""
@@ -60,7 +60,7 @@ class Packages:
         self.store, self.folder = ObjectStore(where.uri, where.timeout), where.folder
         self.store.compares &= where.compares
         self.fence: Fence | None = None
-        """What keeps this process from changing records when it no longer holds their lease; None: nobody else does."""
+        """The fence that keeps this process from changing records without their lease; None: it is alone."""
 
     def key(self, path: Path) -> str:
         return inside(path.relative_to(self.folder).as_posix())

@@ -1,4 +1,4 @@
-"""What charts of a report share: their sizes, their captions, and lines that keep a trial's colour.
+"""The common parts of a report's charts: their sizes, their captions, and lines that keep a trial's colour.
 
 Each chart stands beside its section in `sections/`. It takes records and returns an `<svg>` element. What it shows
 also stands in a table."""
@@ -36,7 +36,7 @@ OUTSIDE = "A triangle at an edge is a baseline whose score lies outside the char
 
 @dataclass(frozen=True, kw_only=True)
 class Caption:
-    """What a screen reader says of a chart."""
+    """The words of a screen reader for a chart."""
 
     name: str
     title: str

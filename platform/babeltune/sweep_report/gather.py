@@ -115,7 +115,7 @@ def gather(folder: SweepFolder, *, unfinished: bool = False) -> SweepReport:
 
 
 def gather_data(folder: SweepFolder) -> DataFacts:
-    """What is known of the sweep's data, before a trial has a report too."""
+    """The facts of the sweep's data, before a trial has a report too."""
     return _data_facts(folder.sweep(), _prepared(folder)[0])
 
 
@@ -137,7 +137,7 @@ def _standing(row: Row, metric: str, is_baseline: bool, errors: Callable[[float]
 
 
 def _selection(sweep: Sweep, best: Row, ours: Sequence[Standing], prepared: Prepared | None) -> Selection | None:
-    """What the winner's value is worth, as promotion computes it."""
+    """The standard error of the winner's value and the luck in it, as promotion computes them."""
     objective = sweep.objectives[0]
     value = best.metrics[objective.metric]
     error = error_of(objective.metric, value, prepared) if prepared is not None else None
@@ -280,7 +280,7 @@ def _weights(folder: SweepFolder, best: Row) -> tuple[tuple[str, str], ...]:
 
 
 def _trial_notes(rows: Sequence[Row]) -> Iterator[str]:
-    """What is amiss with single trials: damage, warnings, and why they failed or collapsed."""
+    """The problems of single trials: damage, warnings, and why they failed or collapsed."""
     for row in sorted(rows, key=lambda row: row.name):
         ended_badly = row.state in ("failed", "pruned") and row.kind != "pruned"
         for text in (row.warning, row.reason if ended_badly else ""):

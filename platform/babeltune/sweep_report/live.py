@@ -48,7 +48,7 @@ POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""What the browser may load for the page: this server's script and events, and nothing of the network."""
+"""The policy of what the browser loads for the page: this server's script and events, and nothing of the network."""
 HEADERS = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
@@ -72,7 +72,7 @@ class Snapshot:
     version: str
     """Equal for equal records."""
     note: str
-    """What its driver does, or that the page is frozen."""
+    """The stage of its driver, or that the page is frozen."""
     news: str
     """The same for the ear: it changes only with the stage and the number of trials that have ended."""
     over: bool
@@ -106,7 +106,7 @@ class LivePage:
         return f"Sweep {self.folder.id} {ended}: this page no longer changes."
 
     def _notes(self) -> tuple[str, str]:
-        """What the driver does, for the eye and for the ear."""
+        """The stage of the driver, for the eye and for the ear."""
         rows, stage = trial_rows(self.folder, self.folder.sweep(), "running"), read_stage(self.folder)
         doing = f"{doing_words(self.folder, rows) or 'starting'}{running_words(rows)}"
         news = f"{stage.name if stage else 'starting'}; trials that have ended: {log_of(self.folder.path).ended}"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-"""What Chromium and its like are called on a PATH."""
+"""The names of Chromium and its like on a PATH."""
 WIDTH, HEIGHT = 1200, 16_000
 """Pixels of the window. The page has to end above the window's end, and Chromium draws no higher one."""
 MARGIN = 24

@@ -91,7 +91,7 @@ class Overlap:
 
 @dataclass(frozen=True, kw_only=True)
 class DataFacts:
-    """What the sweep was trained and scored on."""
+    """The data on which the sweep was trained and scored."""
 
     pairs: tuple[LanguagePair, ...] = ()
     sources: tuple[SourceRows, ...] = ()
@@ -102,7 +102,7 @@ class DataFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What the sweep cost."""
+    """The cost of the sweep."""
 
     states: tuple[tuple[str, int], ...]
     """State and number of trials."""
@@ -120,7 +120,7 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """What is needed to get the result again: sweep file, code, versions, data and weights."""
+    """The inputs that give the result again: sweep file, code, versions, data and weights."""
 
     spec: str
     """The sweep file, defaults written out."""
@@ -145,9 +145,9 @@ class SweepReport:
 
     sweep: str
     name: str
-    """What it is called by now."""
+    """The sweep's present name."""
     note: str
-    """What was noted of it; empty if nothing was."""
+    """The sweep's note; empty if it has none."""
     description: str
     methods: tuple[str, ...]
     state: str
@@ -158,7 +158,7 @@ class SweepReport:
     """Best first."""
     winner: Standing
     selection: Selection | None
-    """What the winner's value is worth, given from how many trials it was chosen."""
+    """The standard error of the winner's value, and the luck of the best of so many trials."""
     unit: Literal["pairs", "compute"]
     curves: tuple[Curve, ...]
     """The first objective of each trial that a chart can show, best first."""
@@ -166,7 +166,7 @@ class SweepReport:
     """Trials that have a value."""
     languages: tuple[LanguageScore, ...]
     examples: Examples
-    """What the best trial made of a few translations."""
+    """A few translations before and after the best trial."""
     searched: tuple[str, ...]
     """Names of the settings that vary."""
     logarithmic: frozenset[str]
@@ -183,7 +183,7 @@ class SweepReport:
     cost: Cost
     provenance: Provenance
     notes: tuple[str, ...]
-    """What could not be read, and what is amiss with single trials."""
+    """The files that could not be read, and the problems of single trials."""
 
     @property
     def objective(self) -> Objective:

@@ -22,11 +22,11 @@ KINDS = {Text: "text", Items: "items", Table: "table", Figure: "figure", Code: "
 
 @dataclass(frozen=True, kw_only=True)
 class LiveNote:
-    """What makes a report a live page: a line above it, and the program that follows the sweep."""
+    """The parts of a live page beside the report: a line above it, and the program that follows the sweep."""
 
     text: str
     news: str
-    """What a screen reader says when it changes."""
+    """The words of a screen reader when it changes."""
     version: str
     """The version of the records that the page was made from."""
     frozen: bool
@@ -74,7 +74,7 @@ def slug(text: str) -> str:
 
 
 WHOLE = '<span class="whole">%s</span>'
-"""What no line breaks in two."""
+"""Patterns that no line breaks in two."""
 
 
 def breakable(text: str) -> str:
@@ -87,7 +87,7 @@ def breakable(text: str) -> str:
 
 
 SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|!~$])")
-"""What Markdown, or the HTML in it, could take for markup."""
+"""Characters that Markdown, or the HTML in it, could take for markup."""
 QUOTED = re.compile(r"(`[^`]+`)")
 """A command within a sentence."""
 

@@ -28,7 +28,7 @@ PICTURED_ROWS = 80
 FEWEST_ROWS = 20
 """Below this many trials nothing is left out for the size."""
 AnyFormat = Literal["html", "md", "png"]
-"""What a report can be: a web page, Markdown, or a picture of the page."""
+"""Forms of a report: a web page, Markdown, or a picture of the page."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What a tracker sends to MLflow: events, which a log's reader makes of its lines. Each is a plain JSON object."""
+"""The events that a tracker sends to MLflow, which a log's reader makes of its lines. Each is a plain JSON object."""
 
 from __future__ import annotations
 

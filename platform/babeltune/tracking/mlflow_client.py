@@ -1,4 +1,4 @@
-"""What tracker and registry share about MLflow: its client, its limits, and the characters of names and values."""
+"""MLflow for tracker and registry: its client, its limits, and the characters of names and values."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ def _warn_once(uri: str) -> None:
 
 
 def about_plain_http(uri: str) -> str:
-    """What to do if this machine's MLflow credentials would go over a network unencrypted; empty if they would not."""
+    """The next step if this machine's MLflow credentials would go over a network unencrypted; empty if they would
+    not."""
     from mlflow.utils.credentials import read_mlflow_creds
 
     address = urlsplit(uri)

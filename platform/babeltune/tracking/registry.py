@@ -286,7 +286,7 @@ def fetch_version(uri: str, version: Registered, folder: Path) -> Path:
 
 
 def registered_folder(folder: Path) -> str:
-    """What a registered model's folder of these files is called."""
+    """The name of a registered model's folder of these files."""
     return f"model-{_digest(folder)}"
 
 

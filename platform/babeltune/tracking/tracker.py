@@ -80,13 +80,13 @@ _log = logging.getLogger(__name__)
 
 
 class LogReader(Protocol):
-    """What makes events of the lines of one log. It sees all of them in order."""
+    """The reader that makes events of the lines of one log. It sees all of them in order."""
 
     def follow(self, line: JsonObject) -> None:
         """Takes the next line into account, also one that the store has already."""
 
     def events(self, line: JsonObject) -> Sequence[Event] | None:
-        """What the store gets for the line that was followed last. None if a file that it needs is still on its way:
+        """The events of the line that was followed last. None if a file that it needs is still on its way:
         the line is tried again later.
 
         Raises `OSError` for what is worth another try. Any other exception refuses the line."""
@@ -249,7 +249,7 @@ class Tracker:
         return reader
 
     def _made(self, reader: LogReader, line: bytes, batch: _Batch) -> Sequence[Event] | None:
-        """What the store gets for the line; nothing for one that is refused."""
+        """The events of the line; none for one that is refused."""
         try:
             values = json.loads(line)
             reader.follow(values)

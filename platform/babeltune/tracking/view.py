@@ -41,7 +41,7 @@ def trials_page(uri: str, experiment: str, sweep: str, objective: Objective, var
 
 
 def _state(trials: str, runs: Sequence[Any], objective: Objective, varied: Sequence[str]) -> dict[str, Any]:
-    """What the page shows, in MLflow's words."""
+    """The page, in MLflow's words."""
     best = name_of(best_name(objective.metric))
     aim = best if any(best in run.data.metrics for run in runs) else name_of(objective.metric)
     widths = {"tags.`state`": STATE_WIDTH, f"metrics.`{aim}`": max(WIDTH, round(LETTER_WIDTH * len(aim)))}

@@ -165,7 +165,7 @@ class Capture:
 
     @property
     def summary(self) -> str:
-        """What came of it, in a line."""
+        """The outcome, in a line."""
         steps = (
             f"{self.replayed:,} of {counted(self.steps, 'step')} replayed from {counted(len(self.recorded), 'graph')}"
         )
@@ -223,7 +223,7 @@ class Capture:
 
 
 def shape_of(batch: Batch) -> object | None:
-    """What two batches of one graph share; None if the batch has no fixed shape."""
+    """The shape that two batches of one graph share; None if the batch has no fixed shape."""
     if not batch.source.longest:
         return None
     shapes = tuple((at, tensor.shape, tensor.dtype) for at, tensor in tensors_of(batch))

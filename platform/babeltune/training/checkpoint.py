@@ -142,7 +142,7 @@ def load_checkpoint(folder: Path) -> tuple[dict[str, dict[str, Tensor]], Checkpo
 
 
 def read_state(folder: Path) -> JsonObject:
-    """What a checkpoint holds besides tensors: a `CheckpointState`, if the file is sound."""
+    """The contents of a checkpoint besides tensors: a `CheckpointState`, if the file is sound."""
     state: JsonObject = json.loads((folder / "state.json").read_text(encoding="utf-8"))
     return state
 

@@ -70,7 +70,7 @@ class WeightAverage:
                 self.named[name].data = value
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """What a checkpoint needs besides the averages, which are in the module's place: its own weights and the
+        """The tensors of a checkpoint besides the averages, which are in the module's place: its own weights and the
         number of steps."""
         counts = {"average": {"steps": torch.tensor(self.steps)}}
         weights = {name: self.named[name].data for name in self.values}

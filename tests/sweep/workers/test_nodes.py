@@ -193,6 +193,19 @@ def test_worker_groups_train_over_tls_and_who_has_no_certificate_stays_out(tmp_p
 
 
 @pytest.mark.long
+def test_as_many_trials_share_a_gpu_as_were_measured_to_have_room(tiny_file, tmp_path):
+    values = yaml.safe_load(tiny_file.read_text())
+    values["budget"]["trials"] = 3
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(values))
+    saw = play("measure_a_share", tmp_path)
+    assert [saw[name]["states"] for name in saw] == [["finished"] * 3] * 2
+    assert [saw[name]["held"] for name in saw] == [1, 0.3333]
+    (none,), (third,) = (saw[name]["log"] for name in saw)
+    assert "measured: the worker has no CUDA to measure on; `gpus_per_worker: auto` is 1" in none
+    assert "measured: the first steps of a trial take 20.0 GB; `gpus_per_worker: auto` is 0.3333" in third
+
+
+@pytest.mark.long
 def test_several_nodes_clean_a_corpus_together_to_the_bytes_of_one_process(tmp_path):
     saw = play("share_a_corpus", tmp_path)
     assert saw["shared"] == [saw["alone"]] * 2

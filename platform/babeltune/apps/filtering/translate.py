@@ -184,14 +184,14 @@ class Score(Protocol):
 
 
 class Metric(Protocol):
-    """What is used of sacrebleu's metrics."""
+    """The part of sacrebleu's metrics that is used."""
 
     def corpus_score(self, hypotheses: Sequence[str], references: Sequence[Sequence[str]], /) -> Score:
         """The score of all translations together."""
         ...
 
     def get_signature(self) -> object:
-        """What decides a score, as sacrebleu writes it."""
+        """The signature of a score, as sacrebleu writes it."""
         ...
 
 

@@ -68,7 +68,7 @@ class Settings(ScoreSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class Encoding:
-    """What a command encodes with, and where."""
+    """The model with which a command encodes, and its device."""
 
     models: tuple[Model, Model]
     """For the sources and the targets: one model, its layers for either language, or two models."""
@@ -85,7 +85,7 @@ class Encoding:
 
 @dataclass(frozen=True, kw_only=True)
 class Searched:
-    """What a user should know about a search."""
+    """Warnings about a search."""
 
     neighbours: tuple[int, int]
     """The neighbours that were used on each side: fewer than `k` if a side has fewer sentences."""
@@ -97,7 +97,7 @@ class Searched:
 
 @dataclass(frozen=True, kw_only=True)
 class Mined(Searched):
-    """What `mine` wrote."""
+    """The outcome of `mine`."""
 
     out: str
     pairs: int
@@ -108,7 +108,7 @@ class Mined(Searched):
 
 @dataclass(frozen=True, kw_only=True)
 class Scored(Searched):
-    """What `score` wrote."""
+    """The outcome of `score`."""
 
     out: str
     pairs: int
@@ -122,7 +122,7 @@ class Scored(Searched):
 
 @dataclass(frozen=True, kw_only=True)
 class Encoded:
-    """What `encode` wrote."""
+    """The outcome of `encode`."""
 
     out: str
     rows: int
@@ -361,7 +361,7 @@ def working(storage: Path) -> Iterator[Path]:
 
 @contextmanager
 def _runner(cluster: Cluster | None) -> Iterator[RunShards]:
-    """What runs the shards: this process, or the cluster's tasks."""
+    """The runner of shards: this process, or the cluster's tasks."""
     if cluster is None:
         yield run_here
         return
@@ -369,4 +369,4 @@ def _runner(cluster: Cluster | None) -> Iterator[RunShards]:
     from babeltune.sweep.workers.tasks import ray_shards
 
     with connected(cluster):
-        yield functools.partial(ray_shards, share=cluster.gpus_per_worker, progress_timeout=cluster.progress_timeout)
+        yield functools.partial(ray_shards, share=cluster.gpus, progress_timeout=cluster.progress_timeout)

@@ -28,7 +28,7 @@ AHEAD = 2
 def scan_block(
     left: Sequence[Path], right: Sequence[Path], block: Block, widths: tuple[int, int], precision: Precision
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """What one block finds, in any process that sees the shards."""
+    """The neighbours of one block, in any process that sees the shards."""
     (top, bottom), (first, last) = block.rows, block.columns
     blocks = Candidates(empty(bottom - top, widths[0]), empty(last - first, widths[1]))
     scan(Rows(open_matrix(*left)), Rows(open_matrix(*right)), blocks, block, precision=precision)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Retrieved:
-    """What `retrieve` wrote."""
+    """The outcome of `retrieve`."""
 
     out: str
     queries: Lines

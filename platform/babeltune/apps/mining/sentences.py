@@ -29,18 +29,18 @@ LONGEST = 20_000
 PIPE_WARNING_S = 3.0
 """Seconds for which a pipe may give nothing before its reader says what it waits for."""
 SENTENCES, PAIRS = "one sentence a line", "a source and a target in each row"
-"""What a file of text holds."""
+"""The columns of a file of text."""
 NONE = -1
 """In place of a sentence's number."""
 BREAKS = re.compile(r"[\t\r\v\f\x1c-\x1e\x85\u2028\u2029]")
-"""What would end a field or a line of the output: each becomes a blank."""
+"""Characters that would end a field or a line of the output: each becomes a blank."""
 EMPTY = "empty"
 """The reason of a line without text."""
 
 
 @dataclass
 class Lines:
-    """What became of the lines of a file."""
+    """Counts of the lines of a file."""
 
     read: int = 0
     kept: int = 0

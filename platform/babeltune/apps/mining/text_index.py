@@ -47,7 +47,7 @@ BLOCK = 8_192
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """What `index.json` says: which model made the vectors and how, and what must be in the other files."""
+    """The contents of `index.json`: which model made the vectors and how, and what must be in the other files."""
 
     model: str
     """The model as it was named; a folder by its whole path."""
@@ -67,13 +67,13 @@ class Record:
 
 @dataclass(frozen=True, kw_only=True)
 class Indexed(Record):
-    """What `index` wrote."""
+    """The outcome of `index`."""
 
     out: str
     zero_vectors: int
     """Texts that are not in the index."""
     lines: tuple[Lines, ...]
-    """What became of the lines of each file."""
+    """Counts of the lines of each file."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Hit:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchResult:
-    """What `search` found."""
+    """The outcome of `search`."""
 
     index: str
     model: str

@@ -125,7 +125,7 @@ def encode_shard(model: Model, texts_file: str, root: str) -> int:
 
 
 def _description(texts: Sequence[str], model: Model) -> dict[str, object]:
-    """What decides the vectors: where the model's folder stands does not."""
+    """The identity of the vectors, without the place of the model's folder."""
     return {"texts": digest_of_texts(texts), "model": {**asdict(model), "folder": ""}}
 
 

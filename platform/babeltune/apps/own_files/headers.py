@@ -59,7 +59,7 @@ MOST_WORDS = 4
 
 
 class Evidence(NamedTuple):
-    """What the first row looks like."""
+    """Whether the first row is a header."""
 
     score: float
     """Above 0 for a header."""

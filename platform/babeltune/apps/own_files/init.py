@@ -60,7 +60,7 @@ class FileSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class InitResult:
-    """What `init` wrote."""
+    """The outcome of `init`."""
 
     path: Path
     """The sweep file, or the recipe that mines pairs."""

@@ -26,7 +26,7 @@ NO_CODES = {
 
 @dataclass(frozen=True)
 class Detection:
-    """What a column's text says about its language."""
+    """The language of a column, by its text."""
 
     code: str | None
     """ISO 639-3 where the language has such a code; None if no language is common enough."""
@@ -101,7 +101,7 @@ def codes_in(value: str) -> list[str]:
 
 
 def name_of(code: str) -> str:
-    """What the language is called in English."""
+    """The language's name in English."""
     import langcodes
 
     return langcodes.Language.get(code).display_name()

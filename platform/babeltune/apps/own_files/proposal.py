@@ -1,4 +1,4 @@
-"""What a sweep on a user's rows is proposed to be: teacher, student, lengths and budget for this machine."""
+"""A proposal of a sweep on a user's rows: teacher, student, lengths and budget for this machine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MOST_BASELINES = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What a budget and a student are chosen by."""
+    """The facts by which a budget and a student are chosen."""
 
     cores: int
     gpu: bool

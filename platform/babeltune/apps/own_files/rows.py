@@ -45,7 +45,7 @@ INCOMPLETE = {"repeated header", "empty side", "missing column", "not translated
 MAX_CHARACTERS = 1200
 """The same as `data.max_characters`: longer texts are no sentences, and a sweep would leave them out."""
 LEFT_OUT = "left out: give them as a file of their own"
-"""What is said of rows in another language than their column."""
+"""The warning of rows in another language than their column."""
 FEW_STRANGERS = 0.02
 """Up to this share, rows in another language than their column stay. Beyond it they are left out."""
 NEARLY_ALL = 0.9
@@ -90,7 +90,7 @@ class Monolingual:
 
 @dataclass
 class Collected:
-    """What all files of a user hold."""
+    """The rows of all files of a user."""
 
     tables: list[TableRows] = field(default_factory=list)
     monolingual: list[Monolingual] = field(default_factory=list)
@@ -216,7 +216,7 @@ def named(table: Table, by_language: Mapping[str, str], notes: list[str]) -> dic
 
 
 def _about_header(table: Table) -> str:
-    """What to say if the first row was misread."""
+    """The hint if the first row was misread."""
     if table.format not in ("tsv", "csv"):
         return ""
     names = "; the first row was read as names: say --no-header if it is text"

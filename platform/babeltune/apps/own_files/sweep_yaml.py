@@ -96,7 +96,7 @@ STUDENTS = {
 
 
 def cluster_option(proposal: Proposal) -> str:
-    """What `plan` and `submit` need besides the sweep file, so that workers get the GPU."""
+    """The options of `plan` and `submit` besides the sweep file, so that workers get the GPU."""
     return f" --cluster {GPU_CLUSTER}" if proposal.gpu else ""
 
 

@@ -39,7 +39,7 @@ BODY_S = 10.0
 ALIAS_S = 5.0
 """Seconds between two looks at where an alias points."""
 OPEN = ("/health",)
-"""What needs no token."""
+"""Paths that need no token."""
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 """Bounds of the histogram of seconds."""
 SIZES = (1, 2, 4, 8, 16, 32, 64)
@@ -66,7 +66,7 @@ class RequestError(Exception):
 
 
 class Metrics:
-    """What `/metrics` says."""
+    """The counters of `/metrics`."""
 
     def __init__(self, models: Sequence[Served]) -> None:
         from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -118,7 +118,7 @@ class Server:
     def endpoint(
         self, path: str, answer: Callable[[Request], Awaitable[Response]]
     ) -> Callable[[Request], Awaitable[Response]]:
-        """What answers at a path: it asks for the token, counts, and makes error objects."""
+        """The handler of a path: it asks for the token, counts, and makes error objects."""
         from starlette.requests import ClientDisconnect
 
         async def endpoint(request: Request) -> Response:

@@ -40,4 +40,4 @@ def build(args: dict[str, Any]) -> Application:
 
 
 class Replica:
-    """What Ray Serve starts. All answers are the app's."""
+    """The replica that Ray Serve starts. All answers are the app's."""

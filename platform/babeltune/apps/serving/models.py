@@ -55,7 +55,7 @@ class Encoded:
 
 
 class Encoder(Protocol):
-    """What makes vectors of texts. One thread calls it."""
+    """The encoder of the server. One thread calls it."""
 
     dim: int
     quick: bool
@@ -107,7 +107,7 @@ class TransformerEncoder:
 
 
 def prompt_of(model: SentenceTransformer) -> str:
-    """What the model puts before each text by default."""
+    """The model's default prompt."""
     return "" if model.default_prompt_name is None else str(model.prompts[model.default_prompt_name])
 
 
@@ -195,7 +195,7 @@ class Batches:
 
 
 def encode_all(batch: Sequence[Piece]) -> list[Encoded | Exception]:
-    """What became of each piece. If the batch fails, each is encoded alone, so that one text fails no other's."""
+    """The result of each piece. If the batch fails, each is encoded alone, so that one text fails no other's."""
     encoder, texts = batch[0].encoder, [text for piece in batch for text in piece.texts]
     try:
         whole = encoder.encode(texts)

@@ -53,7 +53,7 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a fine-tuned model scored."""
+    """The scores of a fine-tuned model."""
 
     scores: dict[str, dict[str, float]]
     """Language -> metric -> value."""

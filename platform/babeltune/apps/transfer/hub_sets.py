@@ -55,7 +55,7 @@ class HubSet(Strict):
         return [split for split in (self.train, self.dev, self.test) if split is not None]
 
     def described(self, language: str, split: str) -> str:
-        """What the record calls a part of it."""
+        """The name of a part of it in the record."""
         return f"{self.dataset} {self.subsets[language]} {split}"
 
 

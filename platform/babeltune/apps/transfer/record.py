@@ -28,7 +28,7 @@ class DevText(Text):
 
 @dataclass(frozen=True, kw_only=True)
 class TransferRecord:
-    """What `transfer` measured."""
+    """The outcome of `transfer`."""
 
     task: str
     model: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from babeltune.data.corpus import Corpus
@@ -23,6 +23,7 @@ from babeltune.sweep.driver.assignment import assignment
 from babeltune.sweep.driver.baselines import score_baselines
 from babeltune.sweep.driver.examples import examples_at_the_end
 from babeltune.sweep.driver.gauges import SweepGauges
+from babeltune.sweep.driver.gpu_shares import with_gpu_share
 from babeltune.sweep.driver.keep import CheckpointPolicy
 from babeltune.sweep.driver.mlflow_reader import track
 from babeltune.sweep.driver.rates import measure_rates
@@ -96,14 +97,14 @@ class Attempt:
             self.said(STARTING, 0, 0)
             with connected(cluster), ray_refusals():
                 if not cluster.nodes_within:  # it is known before all that is prepared
-                    shares = cluster.cpus_per_worker, cluster.gpus_per_worker
+                    shares = cluster.cpus_per_worker, cluster.gpus
                     worker_groups_that_fit(cluster.workers, *shares, least=cluster.least_workers)
                 corpus = corpus or self._read(self._shards() if are_several() else None)
                 with survey(trials=1):
-                    prepared = self._prepare(corpus)
+                    prepared, sized = self._prepare(corpus)
                 del corpus  # its files take room on the disk
                 with survey(trials=sweep.budget.trials - self.progress.before) as surveyed:
-                    return self._search(prepared, surveyed)
+                    return replace(self, cluster=sized)._search(prepared, surveyed)
         except StopRequestedError:
             return False
 
@@ -114,7 +115,7 @@ class Attempt:
         """Runs shards as tasks of the cluster."""
         return functools.partial(
             ray_shards,
-            share=self.cluster.gpus_per_worker,
+            share=self.cluster.gpus,
             carrier=self.driver_sync.carrier,
             poll=self.stop.raise_if_stopped,
             progress_timeout=self.cluster.progress_timeout,
@@ -128,8 +129,9 @@ class Attempt:
             self.progress.note(f"warning: {words}")
         return corpus
 
-    def _prepare(self, corpus: Corpus) -> Prepared:
-        """The stores and the baselines' scores, made on the cluster if they are not there yet."""
+    def _prepare(self, corpus: Corpus) -> tuple[Prepared, Cluster]:
+        """The stores and the baselines' scores, made on the cluster if they are not there yet; and the cluster with the
+        share of a GPU that a trial needs."""
         sweep, folder, where, poll = self.sweep, self.folder, self.driver_sync.where, self.stop.raise_if_stopped
         shards = self._shards()
         prepared = prepare(sweep, folder.path.parents[1], corpus=corpus, run_shards=shards, progress=self.said)
@@ -139,8 +141,9 @@ class Attempt:
         self.driver_sync.publish(prepared, self.progress.progress)
         measure_temperatures(sweep, prepared, folder)
         follow = functools.partial(followed, poll=poll, seconds=self.cluster.progress_timeout)
-        score_baselines(sweep, prepared, folder, self.said, follow, gpus=self.cluster.gpus_per_worker, where=where)
-        return prepared
+        score_baselines(sweep, prepared, folder, self.said, follow, gpus=self.cluster.gpus, where=where)
+        sized = with_gpu_share(self.cluster, sweep, prepared, folder, self.said, follow, where=where)
+        return prepared, sized
 
     def _search(self, prepared: Prepared, surveyed: Callable[[int], None]) -> bool:
         """The search; True when the budget's trials are all there."""
@@ -212,7 +215,7 @@ class Attempt:
             count=left if cluster.worker_groups == "auto" else min(left, cluster.worker_groups),
             workers=cluster.workers,
             cpus_per_worker=cluster.cpus_per_worker,
-            gpus_per_worker=cluster.gpus_per_worker,
+            gpus_per_worker=cluster.gpus,
             run_trial="babeltune.sweep.workers.run_trial:run",
             storage=self.folder.path / "train",
             least_workers=cluster.least_workers,
@@ -226,7 +229,7 @@ class Attempt:
         world: dict[str, Scalar] = {
             "fact.world_size": cluster.workers,
             # until a trial's first report says which it was
-            "fact.backend": "nccl" if cluster.gpus_per_worker else "gloo",
+            "fact.backend": "nccl" if cluster.gpus else "gloo",
         }
         policy = CheckpointPolicy(sweep, folder, self.driver_sync)
         tracker = track(cluster.mlflow, folder, sweep.name, self.driver_sync.key_of)

@@ -1,4 +1,5 @@
-"""What MLflow gets of each line of a sweep's log. The tracker calls it in its own thread; nothing here is a record.
+"""The events that MLflow gets of each line of a sweep's log. The tracker calls it in its own thread; nothing here is a
+record.
 
 The log says what happened. A trial's folder has its settings and the points of its reports, `prepared.json` the data.
 """
@@ -321,6 +322,6 @@ def _scores(line: LedgerLine, report: Report | None) -> dict[str, float]:
 
 
 def _per_step(report: LedgerLine) -> float:
-    """What an optimizer step counts for in the unit of the run's steps: pairs, or ms of compute."""
+    """The length of an optimizer step in the unit of the run's steps: pairs, or ms of compute."""
     cost = 1000 * report["metrics"][COMPUTE] if COMPUTE in report["metrics"] else report["pairs"]
     return cost / max(report["step"], 1)

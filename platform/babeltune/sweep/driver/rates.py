@@ -18,7 +18,7 @@ def measure_rates(sweep: Sweep, folder: SweepFolder, cluster: Cluster, poll: Cal
     trial trains."""
     if sweep.budget.unit == "pairs" or sweep.training.rates is not None or folder.read(RATES) is not None:
         return
-    task = ray.remote(num_cpus=cluster.cpus_per_worker, num_gpus=cluster.gpus_per_worker)(worker_rates)
+    task = ray.remote(num_cpus=cluster.cpus_per_worker, num_gpus=cluster.gpus)(worker_rates)
     threads = worker_threads(cluster.cpus_per_worker)
     rates = fetched(task.remote(threads), poll, seconds=cluster.progress_timeout)
     folder.write(RATES, {"rates": rates})

@@ -66,7 +66,7 @@ class Recorder:
         self.metrics = None if cluster.mlflow_metrics == "all" else cluster.mlflow_metrics
         """How many of a trial's metrics MLflow gets; None: all."""
         user, by_system = accountable()
-        shares = cluster.workers * cluster.cpus_per_worker, cluster.workers * cluster.gpus_per_worker
+        shares = cluster.workers * cluster.cpus_per_worker, cluster.workers * cluster.gpus
         self.holder: Holder = {"user": user, "by_system": by_system, "cpus": shares[0], "gpus": shares[1]}
         self.open: set[int] = set()
         """Trials that began and have not ended."""

@@ -172,7 +172,8 @@ def _ending(folder: SweepFolder) -> str:
 
 
 def _clean(cluster: Cluster, folder: SweepFolder) -> None:
-    """What the cluster file's `clean_after_days` asks for. This sweep is still held, so its own turn is a later one."""
+    """The cleaning of the cluster file's `clean_after_days`. This sweep is still held, so its own turn is a later
+    one."""
     if cluster.clean_after_days is None:
         return
     with contextlib.suppress(OSError, SweepError, ObjectStoreError):

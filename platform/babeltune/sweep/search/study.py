@@ -52,7 +52,8 @@ def sampler_for(sweep: Sweep, number: int, trials: FewTrials | None = None) -> o
 
 
 def given_points(sweep: Sweep) -> list[dict[str, Scalar]]:
-    """What is proposed before the sampler is asked: the grid's points, or the sweep's own and then its portfolio's."""
+    """The points that are proposed before the sampler is asked: the grid's points, or the sweep's own and then its
+    portfolio's."""
     if sweep.sampler.kind == "grid":
         return grid(sweep.parameters)
     return [*map(dict, sweep.sampler.points), *portfolio_points(sweep)]

@@ -1,4 +1,5 @@
-"""What a new study may take over: trials of an earlier sweep that was judged alike, and points that a user gives."""
+"""Trials and points that a new study takes over: trials of an earlier sweep that was judged alike, and points that a
+user gives."""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ def warm_trials(folder: Path, sweep: Sweep, suggest: Suggest) -> list[FrozenTria
 
 
 def kept_trials(folder: Path, sweep: Sweep, suggest: Suggest) -> list[FrozenTrial] | None:
-    """What the sweep in `folder` has taken over; None if that is nothing, damaged, or of another search space."""
+    """The trials that the sweep in `folder` has taken over; None if there are none, or they are damaged or of another
+    space."""
     of = {"from": sweep.sampler.warm_start, **_judged(sweep)}
     try:
         recorded = json.loads((folder / KEPT).read_bytes())

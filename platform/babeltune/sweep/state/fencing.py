@@ -300,7 +300,7 @@ def _watched(
 
 
 def _driven(record: LeaseRecord, holder: Lease, seconds: float) -> DrivenError:
-    """What says that another driver is alive, whose last heartbeat was so long ago."""
+    """The error that another driver is alive, and how long ago its last heartbeat was."""
     return DrivenError(
         f"sweep {record.sweep} is being run on {holder.host}, whose last heartbeat was {seconds:.0f} s ago; "
         f"`babeltune stop {record.sweep}` ends it"

@@ -109,7 +109,7 @@ class SweepFolder:
             write_json(self.path / name, value, durable=name not in NOT_DURABLE)
 
     def labels(self) -> dict[str, Any]:
-        """What users say of the sweep (`messages.Labels`), as far as its small file has it."""
+        """The labels that users gave the sweep (`messages.Labels`), as far as its small file has it."""
         return self.read(LABELS) or {}
 
     def baselines(self) -> dict[str, dict[str, float]]:

@@ -1,4 +1,4 @@
-"""What a storage can do without: stores that no sweep reads, optimizer states of ended trials, left-over files.
+"""Files that a storage can do without: stores that no sweep reads, optimizer states of ended trials, left-over files.
 
 `babeltune clean` lists it and removes it. Nothing that a sweep reads is removed, and nothing of a sweep that a driver
 may have. The lease decides that (`stored.py`): when it is listed, and again right before it goes. A store is made again
@@ -137,8 +137,8 @@ def packages(package: Package, depth: int) -> Mapping[str, Package]:
 def unneeded(
     storage: Storage, before: float, top: int | None, replaced: Callable[[Package], set[str]] = lambda _: set()
 ) -> Iterator[Removal]:
-    """What the rule finds in a storage that did not change since `before`. `replaced` gives the keys of the checkpoints
-    in a listing that others have replaced."""
+    """The files of the rule, in a storage that did not change since `before`. `replaced` gives the keys of the
+    checkpoints in a listing that others have replaced."""
     yield from _unread_stores(storage, before)
     for sweep in storage.sweeps():
         if not may_be_driven(storage, sweep):
@@ -264,7 +264,7 @@ def _last_change(path: Path) -> float:
 
 
 def scratch(storage: Storage, before: float) -> Iterator[Removal]:
-    """What the processes of sweeps that rest left on this machine: Ray's own state, drafts."""
+    """Files that the processes of resting sweeps left on this machine: Ray's own state, drafts."""
     for folder in sweep_folders(storage.folder):
         if not may_be_driven(storage, folder.id):
             for path, reason in _scratch_of(folder, before):

@@ -86,7 +86,7 @@ class SweepLog:
         self.accepting: Accepted | None = None
         """The latest changes, until a driver has submitted the sweep with them."""
         self.labels: Labels = {}
-        """What users say of the sweep."""
+        """The labels that users gave the sweep."""
         self.paused: set[int] = set()
         """Trials that are paused."""
         self.sweep_paused = False

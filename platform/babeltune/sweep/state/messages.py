@@ -175,7 +175,7 @@ class LedgerLine(TypedDict, total=False):
 
 
 Labels = dict[str, str | bool]
-"""What users say of a sweep: values of `LABEL_KEYS`. None of it changes its id, its folder or a result."""
+"""Labels that users give a sweep: values of `LABEL_KEYS`. None of it changes its id, its folder or a result."""
 LABEL_KEYS = ("name", "note", "archived")
 """The name that it is called by now (empty: the one of its sweep file), a note, and whether lists leave it out."""
 
@@ -191,7 +191,7 @@ class Holder(TypedDict):
 
 
 class SubmissionOfAnyVersion(TypedDict):
-    """What every submission has, those of earlier versions too."""
+    """Keys of every submission, those of earlier versions too."""
 
     spec: JsonObject
     facts: JsonObject

@@ -48,7 +48,7 @@ class SweepLine:
     title: str = ""
     """The name that it was given later; empty: its own."""
     note: str = ""
-    """What was noted of it last."""
+    """The sweep's last note."""
     archived: bool = False
     data: str
     """The data that it trains on, in a few words."""

@@ -160,13 +160,13 @@ class SweepFacts:
     driver: dict[str, str | float] | None
     """The process that runs it: `host`, `process`, `pid`, and since when, in seconds since 1970; None if none does."""
     stage: Stage | None
-    """What its driver does; None if none runs it."""
+    """The stage of its driver; None if none runs it."""
     plugins: list[str]
     """The distributions besides babeltune whose methods it began with."""
     accepted_changes: list[dict[str, Any]]
     """The changes of code, packages or spec that were accepted while it went on."""
     labels: dict[str, str | bool]
-    """What users say of it: another `name`, a `note`, and whether it is `archived`."""
+    """The labels that users gave it: another `name`, a `note`, and whether it is `archived`."""
 
 
 @dataclass(frozen=True, kw_only=True)

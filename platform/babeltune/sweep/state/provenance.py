@@ -1,4 +1,4 @@
-"""What a sweep began with, and what has changed since: its spec, the code, the packages, the data.
+"""The inputs with which a sweep began, and their changes since: its spec, the code, the packages, the data.
 
 A change that decides results is shown and refused unless accepted. To accept changes writes an event into the ledger:
 the changes, and the trials that had begun. A trial that has not ended goes on with its own settings and data, so each

@@ -72,7 +72,7 @@ class TrialPage:
     checkpoint: Path | None
     """The folder of the best checkpoint, if it is on this machine."""
     removed: str | None
-    """What removed it for good, such as `clean --top 1`."""
+    """The command that removed it for good, such as `clean --top 1`."""
     run: SentRun | None
     """The trial's run in MLflow, if MLflow has taken it."""
 

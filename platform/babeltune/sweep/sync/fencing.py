@@ -60,10 +60,10 @@ def claim(store: ObjectStore, key: str, token: int, listed: Entry | None = None)
 
 
 def driver_fence(held: HeldLease) -> Fence:
-    """What a driver's mirror asks before it changes a record. It asks the bucket only if the lease may be taken."""
+    """The check of a driver's mirror before it changes a record. It asks the bucket only if the lease may be taken."""
     return Fence(held.token, held.check, LEDGER, held.before_write)
 
 
 def trial_fence(record: BucketLease, token: int) -> Fence:
-    """What a worker's mirror asks before it changes a record of its trial. It raises `FencedError`."""
+    """The check of a worker's mirror before it changes a record of its trial. It raises `FencedError`."""
     return Fence(token, lambda: refuse_other_token(record.sweep, record.read()[0], token), REPORTS)

@@ -123,7 +123,7 @@ def _send(mail: Mail, message: EmailMessage, password: str | None) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """What went wrong, without the address: urllib's errors do not have it, and those of a bad one may."""
+    """The error, without the address: urllib's errors do not have it, and those of a bad one may."""
     if isinstance(error, subprocess.CalledProcessError):
         return f"it ended with {error.returncode}"
     if isinstance(error, subprocess.TimeoutExpired):

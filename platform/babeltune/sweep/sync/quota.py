@@ -1,4 +1,4 @@
-"""What users had computed in a calendar month, by the ledgers of a storage, and what is left of a cluster's quota.
+"""The hours that users computed in a calendar month, by the ledgers of a storage, and the rest of a cluster's quota.
 
 A trial counts from its start to its end, with the share of the machines that its driver gave it. After a crash it
 counts up to the last line of that driver. A deleted sweep leaves its hours in `deleted/`. The user is whom the system
@@ -30,7 +30,7 @@ TITLES = {"gpu_hours": "GPU hours", "cpu_hours": "CPU hours"}
 
 @dataclass(frozen=True, kw_only=True)
 class Left:
-    """What a user has of one limit this month."""
+    """The user's part of one limit this month."""
 
     key: str
     """`gpu_hours` or `cpu_hours`."""
@@ -85,7 +85,7 @@ def _spans(folder: SweepFolder, now: float) -> Iterator[tuple[Holder, float, flo
 
 
 def left_of(view: StorageView) -> list[Left]:
-    """What this user has of each limit of the cluster's quota; nothing without limits. Brings all ledgers here."""
+    """The rest of each limit of the cluster's quota for this user; nothing without limits. Brings all ledgers here."""
     limits = view.cluster.quota.limits
     if not limits:
         return []

@@ -55,7 +55,7 @@ class _Asked:
 
     def __init__(self, workers: int, cluster: Cluster, note: Callable[[str], None]) -> None:
         self._workers, self._cluster, self._note = workers, cluster, note
-        self._worker = resources_of(cluster.cpus_per_worker, cluster.gpus_per_worker)
+        self._worker = resources_of(cluster.cpus_per_worker, cluster.gpus)
         self._elastic = cluster.least_workers is not None
         self._groups: list[PlacementGroup] = []
         self._missing = workers
@@ -67,9 +67,7 @@ class _Asked:
         cluster = self._cluster
         try:
             least = min(cluster.workers, cluster.least_workers or cluster.workers)
-            return worker_groups_that_fit(
-                cluster.workers, cluster.cpus_per_worker, cluster.gpus_per_worker, least=least
-            )
+            return worker_groups_that_fit(cluster.workers, cluster.cpus_per_worker, cluster.gpus, least=least)
         except ClusterError:
             if last:
                 raise ClusterError(

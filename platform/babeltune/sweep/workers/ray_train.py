@@ -150,7 +150,7 @@ class _Controller(TrainController):  # type: ignore[misc]
 
 
 class _NoBarrier:
-    """What `without_barrier` puts in the place of an actor."""
+    """The stand-in of `without_barrier` for an actor."""
 
     def options(self, **_: object) -> _NoBarrier:
         return self

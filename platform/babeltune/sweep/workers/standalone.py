@@ -23,7 +23,7 @@ from babeltune.training.own_share import fitted
 
 
 def standalone_assignment(method: str, settings: Mapping[str, object]) -> tuple[TrialAssignment, Sweep]:
-    """What a worker group trains for one of Tune's configurations, and the sweep that it is of.
+    """The trial of a worker group for one of Tune's configurations, and its sweep.
 
     `sweep` names the file, `out` a folder (`.babeltune/tune` when absent), and every other key is a parameter by its
     name in sweep files, such as `training.learning_rate`."""

@@ -47,9 +47,9 @@ NO_CUDA = (
 
 
 GO_ON = "go on"
-"""What rank 0 tells the other ranks if the dispatcher's verdict is to go on."""
+"""Rank 0's message to the others if the dispatcher's verdict is to go on."""
 END = "end"
-"""What rank 0 tells them if the dispatcher does not answer, or refuses this group of ranks. All ranks end then."""
+"""Rank 0's message if the dispatcher does not answer, or refuses this group of ranks. All ranks end then."""
 EARLY_S = 0.5
 """Seconds before its time at which a question whether to stop is still asked: the trainer's own clock has jitter."""
 

@@ -47,7 +47,7 @@ def leaderboard(report: SweepReport, most: int) -> Section:
 
 
 COSTS = {PARAMETERS: "parameters", SPEED: "sentences/s", COMPUTE: "compute (s)"}
-"""What a model costs, and the title of its column."""
+"""Costs of a model, and the titles of their columns."""
 
 
 def _leaderboard_table(report: SweepReport, shown: Sequence[Standing]) -> Table:
@@ -82,7 +82,7 @@ def _leaderboard_table(report: SweepReport, shown: Sequence[Standing]) -> Table:
 
 
 def _intervals(report: SweepReport) -> Text:
-    """What the intervals mean."""
+    """The meaning of the intervals."""
     if report.winner.error is None:
         return Text(text="This metric's standard error is not known, so there are no intervals.")
     return Text(

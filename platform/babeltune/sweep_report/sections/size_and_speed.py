@@ -1,4 +1,4 @@
-"""What models cost to use: quality over size and speed, and the Pareto front."""
+"""The costs of models: quality over size and speed, and the Pareto front."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def learning_curves(report: SweepReport, most: int) -> Section | None:
 
 
 def diagnostics(report: SweepReport, most: int) -> Section | None:
-    """What the training itself showed, and what went wrong with single trials."""
+    """The diagnostics of the training, and the problems of single trials."""
     blocks: list[Block] = []
     if report.diagnostics:
         title, course = "Diagnostics of the best trials", _course(report)

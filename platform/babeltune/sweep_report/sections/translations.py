@@ -1,4 +1,4 @@
-"""What training did to a few translations: heat maps of their cosines, and their places in a plane."""
+"""A few translations before and after training: heat maps of their cosines, and their places in a plane."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def translations(report: SweepReport) -> Section:
-    """What training did to a few translations: their cosines, and their places among one another."""
+    """A few translations before and after training: their cosines, and their places among one another."""
     title, anchor, examples = "Translations before and after training", "translations", report.examples
     if examples.missing:
         step = "" if "babeltune report" in examples.missing else f" `babeltune report {report.sweep}` makes them."

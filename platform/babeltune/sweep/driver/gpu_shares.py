@@ -1,0 +1,99 @@
+"""The share of a GPU that a trial needs (`gpus_per_worker: auto`), measured before the search."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+
+from babeltune.data.prepared import Prepared
+from babeltune.method import trial_context
+from babeltune.planning.parameters import split_name
+from babeltune.planning.space import configurations, make_trial
+from babeltune.schema.cluster import Cluster
+from babeltune.schema.records import Sweep, Trial, with_fitted
+from babeltune.schema.storage_location import StorageLocation
+from babeltune.stages import Count, Progress, size, uncounted
+from babeltune.sweep.state.folder import SweepFolder
+from babeltune.sweep.workers.tasks import counted
+
+LARGE = ("training.global_batch", "training.chunk", "training.precision", "training.batch_parts")
+"""Settings that decide, beside the student's and the method's, how much memory a step takes."""
+MOST_TRIALS = 32
+"""At most this many kinds of trials are measured; it takes some seconds each."""
+
+
+def with_gpu_share(
+    cluster: Cluster,
+    sweep: Sweep,
+    prepared: Prepared,
+    folder: SweepFolder,
+    progress: Progress,
+    follow: Callable[[Any, Count], Any],
+    *,
+    where: StorageLocation | None = None,
+) -> Cluster:
+    """The cluster with a share in place of `auto`: a worker trains the first steps of the trials that can be proposed
+    on a GPU of its own. The arguments are those of `score_baselines`."""
+    if cluster.gpus_per_worker != "auto":
+        return cluster
+    if cluster.workers > 1:  # NCCL does not connect workers on one GPU
+        return replace(cluster, gpus_per_worker=cluster.gpus)
+    trials = trials_by_memory(sweep)
+    tell = partial(progress, "measuring the memory of trials")
+    tell(0, len(trials))
+    place = (where, f"sweeps/{folder.id}/{folder.prepared.name}")
+    measuring = ray.remote(counted).options(num_cpus=cluster.cpus_per_worker, num_gpus=cluster.gpus)
+    taken, share = follow(measuring.remote(*place, measured_share, trials, prepared), tell)
+    each = f"the first steps of a trial take {size(taken)}" if taken else "the worker has no CUDA to measure on"
+    folder.note(f"measured: {each}; `gpus_per_worker: auto` is {share:g}")
+    return replace(cluster, gpus_per_worker=share)
+
+
+def trials_by_memory(sweep: Sweep) -> list[Trial]:
+    """Trials of every combination of what decides their memory, ranges at either end; `MOST_TRIALS` of more."""
+    names = [name for name in sweep.parameters if name in LARGE or split_name(name)[0] == "student"]
+    trials: list[Trial] = []
+    for params, _, _ in configurations(sweep, names):
+        proposed = make_trial(sweep, 0, params)
+        # any number takes as much
+        trial = with_fitted(proposed, dict.fromkeys(trial_context(proposed.method, proposed.config).fits, 1.0))
+        if trial not in trials:
+            trials.append(trial)
+    if len(trials) <= MOST_TRIALS:
+        return trials
+    return [trials[place] for place in np.linspace(0, len(trials) - 1, MOST_TRIALS).astype(int)]
+
+
+def measured_share(trials: Sequence[Trial], prepared: Prepared, tell: Count = uncounted) -> tuple[int, float]:
+    """The most bytes that the first steps of a trial take of this process' GPU, and the share that has room for them;
+    0 and a whole GPU if it has none. `tell` counts the trials."""
+    if not torch.cuda.is_available():
+        return 0, 1.0
+    from babeltune.planning.calibration import gpu_share  # here, since the driver does without transformers
+
+    device = torch.device("cuda")
+    taken = first_steps_bytes(trials, prepared, device, tell)
+    return taken, gpu_share(taken, torch.cuda.get_device_properties(device).total_memory)
+
+
+def first_steps_bytes(
+    trials: Sequence[Trial], prepared: Prepared, device: torch.device, tell: Count = uncounted
+) -> int:
+    """The most bytes of the device that the first steps of one of the trials take; 0 if the system does not say."""
+    from babeltune.planning.calibration import peak_memory
+    from babeltune.training.compute import first_batches
+
+    most = 0
+    for done, trial in enumerate(trials, 1):
+        with peak_memory(device) as peak:
+            for batch in first_batches(trial, prepared, device):
+                batch.step()
+        most = max(most, *peak, 0)
+        tell(done, len(trials))
+    return most
