@@ -16,7 +16,7 @@ import numpy as np
 
 import babeltune
 from babeltune.data.teacher import teacher_folder
-from babeltune.errors import counted
+from babeltune.errors import plural
 from babeltune.files import json_text, write_whole
 from babeltune.promotion.drift import SAMPLE, Sample, compare, sample_of
 from babeltune.schema.records import Teacher
@@ -44,7 +44,7 @@ def main() -> None:
         moved = round(asked.share * asked.queries) if kind != "none" else 0
         alarms[kind] = [compared(usual, other, asked.queries, moved, month) for month in range(asked.months)]
         found = {name: sum(name in month for month in alarms[kind]) for month in alarms[kind] for name in month}
-        print(f"{kind}: an alarm in {sum(map(bool, alarms[kind]))} of {counted(asked.months, 'month')} {found or ''}")
+        print(f"{kind}: an alarm in {sum(map(bool, alarms[kind]))} of {plural(asked.months, 'month')} {found or ''}")
     record = {
         "commit": commit(),
         "months": asked.months,

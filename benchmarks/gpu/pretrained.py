@@ -16,7 +16,7 @@ from babeltune.planning.sweep_file import read_sweep
 from babeltune.promotion.export import export_trial
 from babeltune.promotion.fresh_scorer import score
 from babeltune.training.averages import Averages
-from babeltune.training.own_share import fitted
+from babeltune.training.own_share import fit_temperatures
 from benchmarks.gpu.timing import DEVICE, TINY, Size, synchronized, with_training
 from benchmarks.quality import Work
 from benchmarks.work import start
@@ -48,7 +48,7 @@ def measure(storage: Path, size: Size) -> dict[str, Any]:
     tiny = size.seconds <= TINY.seconds
     started = time.perf_counter()
     work = Work(read_sweep(SWEEP, overlays=[] if tiny else [TEXT], assignments=settings(size)), storage)
-    trial = fitted(work.trial(0), work.prepared)
+    trial = fit_temperatures(work.trial(0), work.prepared)
     prepared_at = time.perf_counter()
     run, meter = start(with_training(trial, pairs=2 * size.steps * size.batch), work.prepared, DEVICE), Averages(10**9)
     for step in range(size.skipped):

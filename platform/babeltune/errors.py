@@ -197,7 +197,7 @@ def check_all(*checks: Callable[[], object]) -> None:
         raise errors[0]
 
 
-def counted(number: Any, noun: str, many: str = "") -> str:
+def plural(number: Any, noun: str, many: str = "") -> str:
     """A number, which may come from JSON, with its noun: `1 row`, `2 rows`, `1,000 rows`."""
     whole = int(number) if float(number).is_integer() else number
     return f"{whole:,} {noun if number == 1 else many or noun + 's'}"
@@ -257,7 +257,7 @@ SPACES = frozenset("\n\t\u00a0\u202f\u2009\u3000\u200d")
 """Blanks that a terminal may get, and the joiner within letters, which `str.isprintable` takes for unprintable."""
 
 
-def listed(names: Iterable[str], most: int = 10) -> str:
+def list_of(names: Iterable[str], most: int = 10) -> str:
     """The first names, separated by commas, and how many more there are. Names that are no plain words are quoted."""
     every = list(names)
     words = [

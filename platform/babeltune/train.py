@@ -20,7 +20,7 @@ from babeltune.program import run_program
 from babeltune.promotion.export import export_trial
 from babeltune.schema.records import Report, Sweep
 from babeltune.sweep.workers.standalone import with_rates
-from babeltune.training.own_share import fitted
+from babeltune.training.own_share import fit_temperatures
 from babeltune.training.trainer import Reporter, TrialTrainer
 
 
@@ -58,7 +58,7 @@ def train_alone(
     trial = make_trial(with_rates(sweep, out, device), 0, default_params(sweep))
     write_json(out / "trial.json", trial)  # before anything else: it says whose folder this is
     prepared = prepare(sweep, out, progress=progress)
-    trial = fitted(trial, prepared)
+    trial = fit_temperatures(trial, prepared)
     write_json(out / "trial.json", trial)
     write_prepared(prepared, out / "prepared.json")
     printer = Printer([objective.metric for objective in sweep.objectives])

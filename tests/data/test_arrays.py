@@ -59,9 +59,9 @@ def test_rows_are_kept_and_joined_as_numpy_does_it(mask):
     chosen = np.array(mask, bool)
     rows = np.arange(2 * len(mask)).reshape(-1, 2)
     with tiny_parts():
-        assert np.array_equal(arrays.kept(rows, chosen), rows[chosen])
+        assert np.array_equal(arrays.rows_where(rows, chosen), rows[chosen])
         assert np.array_equal(arrays.places(chosen), np.flatnonzero(chosen))
-        assert np.array_equal(arrays.joined([rows, rows[:1]]), np.concatenate([rows, rows[:1]]))
+        assert np.array_equal(arrays.end_to_end([rows, rows[:1]]), np.concatenate([rows, rows[:1]]))
         assert np.array_equal(arrays.where_in(rows[:, 0], np.arange(9)), np.isin(rows[:, 0], np.arange(9)))
 
 

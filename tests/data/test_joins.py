@@ -65,5 +65,5 @@ def test_a_mask_is_inverted_and_places_are_taken():
     mask = np.array([True, False] * 7)
     assert np.array_equal(arrays.inverted(mask), ~mask)
     rows = np.arange(28).reshape(14, 2)
-    assert np.array_equal(arrays.taken(rows, np.flatnonzero(mask)), rows[mask])
-    assert list(itertools.chain.from_iterable(arrays.taken(rows, np.array([3])).tolist())) == [6, 7]
+    assert np.array_equal(arrays.rows_at(rows, np.flatnonzero(mask)), rows[mask])
+    assert list(itertools.chain.from_iterable(arrays.rows_at(rows, np.array([3])).tolist())) == [6, 7]

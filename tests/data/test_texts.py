@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from babeltune.data import texts
 from babeltune.data.prepared import texts_in
 from babeltune.data.store import digest_of_texts
-from babeltune.data.texts import TableWriter, Texts, batches, text_hashes, written
+from babeltune.data.texts import TableWriter, Texts, batches, text_hashes, write_texts
 from babeltune.errors import StoreError
 from small_parts import tiny_parts
 
@@ -25,7 +25,7 @@ def test_texts_are_those_of_a_list(strings, data):
     ids = np.array(data.draw(st.lists(st.integers(0, len(strings) - 1), max_size=30)) if strings else [], np.int64)
     chosen = [strings[i] for i in ids]
     with tiny_parts():
-        for found in (Texts.of(strings), written(batches(iter(strings)))):
+        for found in (Texts.of(strings), write_texts(batches(iter(strings)))):
             assert found == strings
             assert strings == found
             assert (len(found), found[:], list(found)) == (len(strings), strings, strings)

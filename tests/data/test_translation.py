@@ -23,7 +23,7 @@ import babeltune.data.translation
 from babeltune.data.corpus import build_corpus
 from babeltune.data.sources import read_source
 from babeltune.data.store import facts_of
-from babeltune.data.translation import Model, StandIn, Translator, batches, drawn, ended
+from babeltune.data.translation import Model, StandIn, Translator, batches, draw_texts, has_end
 from babeltune.errors import DataError, SpecError, TeacherError
 from babeltune.planning.plan import make_plan
 from babeltune.planning.preparation import read_corpus
@@ -150,18 +150,18 @@ def test_batches_hold_what_their_padding_allows():
 
 
 def test_an_end_after_the_first_token_ends_a_translation():
-    assert ended(torch.tensor([1, 5, 1]), 1)
-    assert not ended(torch.tensor([1, 5, 6]), 1), "the decoder may start with the end token"
-    assert ended(torch.tensor([0, 5, 7]), [1, 7])
+    assert has_end(torch.tensor([1, 5, 1]), 1)
+    assert not has_end(torch.tensor([1, 5, 6]), 1), "the decoder may start with the end token"
+    assert has_end(torch.tensor([0, 5, 7]), [1, 7])
 
 
 def test_the_cap_is_a_seeded_draw_of_distinct_texts_and_a_larger_one_goes_on(how):
     texts = [*TEXTS, *TEXTS]
-    small, large = drawn(source(how, cap=5), texts, 0), drawn(source(how, cap=20), texts, 0)
+    small, large = draw_texts(source(how, cap=5), texts, 0), draw_texts(source(how, cap=20), texts, 0)
     assert small == large[:5]
     assert len(set(large)) == 20
-    assert drawn(source(how, cap=5), texts, 1) != small
-    assert sorted(drawn(source(how), texts, 0)) == sorted(set(TEXTS))
+    assert draw_texts(source(how, cap=5), texts, 1) != small
+    assert sorted(draw_texts(source(how), texts, 0)) == sorted(set(TEXTS))
 
 
 def test_each_text_is_translated_once_and_a_second_sweep_translates_nothing(how, tmp_path, monkeypatch):

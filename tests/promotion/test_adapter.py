@@ -14,7 +14,7 @@ from babeltune.cli import app
 from babeltune.data.prepared import read_prepared
 from babeltune.data.teacher import teacher_folder
 from babeltune.errors import SpecError
-from babeltune.promotion.adapter import fitted, make_adapter
+from babeltune.promotion.adapter import fit_map, make_adapter
 from babeltune.promotion.canary import CANARY, SPACE, read_canary
 from babeltune.promotion.candidate import dev_texts
 from babeltune.schema.records import Teacher
@@ -49,7 +49,7 @@ def test_the_map_is_the_one_that_is_nearer_on_texts_that_it_has_not_seen(stretch
     old = old / np.linalg.norm(old, axis=1, keepdims=True) + (0 if stretched else 0.02) * random.standard_normal(
         (400, 8)
     )
-    kind, layer = fitted(new, old.astype(np.float32))
+    kind, layer = fit_map(new, old.astype(np.float32))
     assert kind == name
     assert layer.shape == (8, 8)
     mapped = new @ layer
@@ -129,4 +129,4 @@ def test_a_model_that_finds_too_little_is_refused(models, copied, command, tmp_p
 def test_a_zero_vector_and_rounding_do_no_harm():
     new, old = torch.randn(50, 4).numpy(), torch.randn(50, 6).numpy()
     new[3] = 0
-    assert np.isfinite(fitted(new, old)[1]).all()
+    assert np.isfinite(fit_map(new, old)[1]).all()

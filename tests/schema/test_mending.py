@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from babeltune.errors import SpecError, counted, nearest_file
+from babeltune.errors import SpecError, nearest_file, plural
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.schema.document import read_document
 from babeltune.schema.mending import mends
@@ -100,6 +100,6 @@ def test_equal_endings_make_no_two_files_near():
 
 
 def test_one_thing_is_counted_in_the_singular():
-    assert [counted(n, "row") for n in (0, 1, 2, 1.0, 1000, 0.5)] == [
+    assert [plural(n, "row") for n in (0, 1, 2, 1.0, 1000, 0.5)] == [
         "0 rows", "1 row", "2 rows", "1 row", "1,000 rows", "0.5 rows",
     ]  # fmt: skip

@@ -20,7 +20,7 @@ from babeltune.sweep_report.gather import gather
 from babeltune.sweep_report.page import document
 from babeltune.sweep_report.record import LanguageScore
 from babeltune.sweep_report.render import markdown, render
-from babeltune.sweep_report.sections.sealed_tests import matched
+from babeltune.sweep_report.sections.sealed_tests import dev_metric_of
 from babeltune.sweep_report.words import verdict
 from babeltune.sweep_report.write import LARGEST, page, write_report
 from made_sweeps import add_trial, make_sweep, rewrite_ledger
@@ -384,7 +384,7 @@ def test_a_sealed_test_is_compared_with_a_dev_set_of_its_kind_and_languages():
     tests = ["test/talks/fra-eng/accuracy", "test/ntrex/fr-en/accuracy", "test/ntrex/deu-eng/accuracy"]
     tests += ["test/ntrex/accuracy", "test/flores/kor-eng/accuracy", "test/flores/accuracy", "test/all/accuracy"]
     tests += ["test/stsb/eng/spearman", "test/group/accuracy"]
-    found = {name: matched(name, tests, dev, preferred="news") for name in tests}
+    found = {name: dev_metric_of(name, tests, dev, preferred="news") for name in tests}
     assert found == {
         "test/talks/fra-eng/accuracy": "dev/talks/fra-eng/accuracy",
         "test/ntrex/fr-en/accuracy": "dev/news/fra-eng/accuracy",

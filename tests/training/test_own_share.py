@@ -13,7 +13,7 @@ from babeltune.planning.space import make_trial
 from babeltune.promotion.model_card import flat
 from babeltune.schema.records import trial_from
 from babeltune.train import Printer
-from babeltune.training.own_share import fitted
+from babeltune.training.own_share import fit_temperatures
 from babeltune.training.trainer import TrialTrainer, train
 
 
@@ -32,14 +32,14 @@ def logged(trial, prepared, folder, metric):
 @pytest.mark.parametrize("training", [{}, {"global_batch": 128, "pairs": 2560}, {"global_batch": 64, "batch_parts": 2}])
 def test_a_trial_logs_the_own_share_that_was_asked_for(tiny, tmp_path, share, training):
     sweep, prepared = tiny
-    trial = fitted(trial_of(sweep, {"teacher_temperature": "auto", "own_share": share}, **training), prepared)
+    trial = fit_temperatures(trial_of(sweep, {"teacher_temperature": "auto", "own_share": share}, **training), prepared)
     assert trial.config["teacher_temperature"] == trial.fitted["teacher_temperature"]
     assert logged(trial, prepared, tmp_path, "train/label_own") == pytest.approx(share, abs=0.02)
 
 
 def test_one_temperature_for_both_is_the_papers(tiny):
     sweep, prepared = tiny
-    trial = fitted(trial_of(sweep, {"temperature": "auto"}), prepared)
+    trial = fit_temperatures(trial_of(sweep, {"temperature": "auto"}), prepared)
     assert trial.fitted == {"temperature": trial.config["temperature"]}
     assert trial.config["teacher_temperature"] is None
 
@@ -48,7 +48,7 @@ def test_a_combined_methods_temperature_is_measured_in_its_settings(tiny, tmp_pa
     sweep, prepared = tiny
     settings = {"soft_contrastive": {"teacher_temperature": "auto", "own_share": 0.4}}
     config = {"settings": settings, "soft_contrastive": 1.0}
-    trial = fitted(trial_of(sweep, config), prepared)
+    trial = fit_temperatures(trial_of(sweep, config), prepared)
     ((name, value),) = trial.fitted.items()
     assert name == "settings.soft_contrastive.teacher_temperature"
     assert flat(trial.config)[name] == value
@@ -61,7 +61,7 @@ def test_a_combined_methods_temperature_is_measured_in_its_settings(tiny, tmp_pa
 def test_a_student_that_equals_its_teacher_has_the_share_among_its_negatives(tiny, variant):
     sweep, prepared = tiny
     config = {"variant": variant, "temperature": "auto", "queue": 200, "own_share": 0.9}
-    temperature = fitted(trial_of(sweep, config, global_batch=64), prepared).fitted["temperature"]
+    temperature = fit_temperatures(trial_of(sweep, config, global_batch=64), prepared).fitted["temperature"]
     anchors = torch.from_numpy(prepared.teacher_vectors(prepared.distinct_anchors()))
     k = torch.nn.functional.normalize(anchors, dim=1)
     drawn = np.random.default_rng(3)
@@ -80,23 +80,25 @@ def test_the_measured_number_is_the_same_each_time_and_for_each_seed(tiny):
     trial = trial_of(sweep, {"teacher_temperature": "auto"})
     again = replace(prepared, digest=f"{prepared.digest} again")  # so that it is measured again
     numbers = {
-        fitted(t, p).fitted["teacher_temperature"] for t in (trial, replace(trial, seed=5)) for p in (prepared, again)
+        fit_temperatures(t, p).fitted["teacher_temperature"]
+        for t in (trial, replace(trial, seed=5))
+        for p in (prepared, again)
     }
     assert len(numbers) == 1
 
 
 def test_what_is_not_read_is_not_measured(tiny, tmp_path):
     sweep, prepared = tiny
-    trial = fitted(trial_of(sweep, {"labels": "hard", "teacher_temperature": "auto"}), prepared)
+    trial = fit_temperatures(trial_of(sweep, {"labels": "hard", "teacher_temperature": "auto"}), prepared)
     assert not trial.fitted
     train(trial, prepared, tmp_path, Printer(()), ProcessGroup(), torch.device("cpu"))
-    assert not fitted(trial_of(sweep, {"variant": "laser3", "temperature": "auto"}), prepared).fitted
+    assert not fit_temperatures(trial_of(sweep, {"variant": "laser3", "temperature": "auto"}), prepared).fitted
 
 
 def test_a_share_below_that_of_equal_labels_is_an_error_in_words(tiny):
     sweep, prepared = tiny
     with pytest.raises(MethodError, match=r"own_share 0.01 cannot be had: in batches of 32 .*, or larger batches"):
-        fitted(trial_of(sweep, {"teacher_temperature": "auto", "own_share": 0.01}), prepared)
+        fit_temperatures(trial_of(sweep, {"teacher_temperature": "auto", "own_share": 0.01}), prepared)
 
 
 def test_a_temperature_that_was_not_measured_does_not_train(tiny, tmp_path):

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from babeltune.apps.own_files.headers import TYPES
 from babeltune.apps.own_files.tables import Table, is_parquet, named_sheet, read_table
-from babeltune.data.file_readers import MAX_LINE_BYTES, Digest, Row, located
+from babeltune.data.file_readers import MAX_LINE_BYTES, Digest, Row, file_at
 from babeltune.data.sources import read_file
 from babeltune.data.spreadsheets import workbook_format
 from babeltune.data.text_streams import text_name
 from babeltune.data.translation_files import format_in
-from babeltune.errors import DataError, listed
+from babeltune.errors import DataError, list_of
 from babeltune.schema.base import made_of
 from babeltune.schema.records import Source, TsvSource
 
@@ -36,7 +36,7 @@ def pair_rows(
 
     Raises `DataError` for a file that cannot be read, and for columns that it does not have."""
     book, _ = named_sheet(name, Path(name))
-    path = located(str(book), once=True)
+    path = file_at(str(book), once=True)
     header = columns is not None and not all(map(str.isdigit, columns))
     # A pipe can be read once only, so that nothing is seen of it before.
     table = read_table(name, encoding=codec, header=header if columns else None) if path.is_file() else None
@@ -53,7 +53,7 @@ def pair_rows(
 
 def check_pairs(name: str, columns: Columns | None, codec: str | None) -> None:
     """Raises `DataError` for a file that cannot be read, and for columns that it does not have. A pipe is not read."""
-    if located(str(named_sheet(name, Path(name))[0]), once=True).is_file():
+    if file_at(str(named_sheet(name, Path(name))[0]), once=True).is_file():
         next(pair_rows(name, columns, hashlib.sha256(), codec), None)
 
 
@@ -62,7 +62,7 @@ def only_column(name: str, codec: str | None) -> str | None:
     its name says so.
 
     Raises `DataError` if there are several."""
-    path = located(str(named_sheet(name, Path(name))[0]), once=True)
+    path = file_at(str(named_sheet(name, Path(name))[0]), once=True)
     if not path.is_file():
         return None
     is_table = bool(is_parquet(path) or workbook_format(path) or format_in(path, codec))
@@ -78,7 +78,7 @@ def only_column(name: str, codec: str | None) -> str | None:
     if not is_table and table.format != "jsonl":
         return None
     if len(table.columns) > 1:
-        words = f"{name} is {table.format.upper()} with the columns {listed(table.columns)}"
+        words = f"{name} is {table.format.upper()} with the columns {list_of(table.columns)}"
         raise DataError(f"{words}; say which of each file: --columns SOURCE,TARGET (index: --column)")
     return table.columns[0]
 
@@ -90,10 +90,10 @@ def two_columns(name: str, table: Table | None) -> Columns:
         return "0", "1"
     names = table.columns if table.header else tuple(map(str, range(len(table.columns))))
     if len(names) != 2 and table.format not in TABLES:
-        raise DataError(f"{name} has the columns {listed(names)}; say which two: --columns SOURCE,TARGET")
+        raise DataError(f"{name} has the columns {list_of(names)}; say which two: --columns SOURCE,TARGET")
     cells = zip(*table.sample, strict=True)
     text = [each for each, column in zip(names, cells, strict=False) if not all(map(NUMBER.fullmatch, column))]
     if table.header and len(text) > 2:
-        raise DataError(f"{name} has the columns {listed(names)}; say which two: --columns SOURCE,TARGET")
+        raise DataError(f"{name} has the columns {list_of(names)}; say which two: --columns SOURCE,TARGET")
     best = text if len(text) == 2 else [*names, "1"]
     return best[0], best[1]

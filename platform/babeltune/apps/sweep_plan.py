@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from babeltune.errors import SpecError, counted
+from babeltune.errors import SpecError, plural
 from babeltune.method.plugins import plugins
 from babeltune.planning.plan import PlanReport, make_plan
 from babeltune.planning.space import methods_used
@@ -87,9 +87,9 @@ def machine_of(cluster: Cluster, sweep: Sweep) -> Machine | None:
     share, cpus = max(sized.workers * sized.cpus_per_worker, 1e-9), os.cpu_count() or 1
     if sized.address == "local" and (least := sized.least_workers or sized.workers) * sized.cpus_per_worker > cpus:
         raise SpecError(
-            f"a trial of {counted(least, 'worker')} with {counted(sized.cpus_per_worker, 'CPU')} each does not fit: "
-            "this machine has "
-            f"{counted(cpus, 'CPU')}; lower budget.workers in the sweep file, or name the file of a larger cluster "
+            f"a trial of {plural(least, 'worker')} with {plural(sized.cpus_per_worker, 'CPU')} each does not "
+            "fit: this machine has "
+            f"{plural(cpus, 'CPU')}; lower budget.workers in the sweep file, or name the file of a larger cluster "
             "with --cluster"
         )
     fit = int(cpus // share) if sized.address == "local" else 1

@@ -117,7 +117,7 @@ def words_for_wrong_arguments(error: TyperException, arguments: list[str]) -> st
     """The problem of the arguments: the option, its value, the rule, and where the options are listed."""
     words = error.format_message().strip().removesuffix(".")
     options = getattr(getattr(error, "param", None), "opts", [])
-    option = next(_given(arguments, options), None)
+    option = next(_option_and_value(arguments, options), None)
     if option and words.startswith("Invalid value"):
         rule = str(error).removeprefix("Value error, ").replace("Input should be", "must be").removesuffix(".")
         words = f"{option}: {rule.partition(', unable to parse')[0]}"
@@ -128,7 +128,7 @@ def words_for_wrong_arguments(error: TyperException, arguments: list[str]) -> st
     return f"{words}; `{command} --help` lists what it takes" if words else ""
 
 
-def _given(arguments: list[str], options: list[str]) -> Iterator[str]:
+def _option_and_value(arguments: list[str], options: list[str]) -> Iterator[str]:
     """The option and its value, as they were written."""
     for place, word in enumerate(arguments):
         name, separator, _ = word.partition("=")

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from babeltune.cli.common import ClusterFile, Json, Yes, agreed, cluster_of, out, say, steps_shown, warn
 from babeltune.cli.program import app
-from babeltune.errors import counted
+from babeltune.errors import plural
 
 if TYPE_CHECKING:
     from babeltune.sweep.state.housekeeping import Removal
@@ -103,7 +103,7 @@ class Listing:
         cluster = self.view.cluster
         where = cluster.folder if self.view.mirror is None else f"{cluster.storage} and {cluster.folder}"
         size = sum(removal.size for removal in self.removals) / 1e6
-        things = counted(len(self.removals), "file or folder", "files and folders")
+        things = plural(len(self.removals), "file or folder", "files and folders")
         words = f"{things}, {size:,.1f} MB, {done} in {where}" if self.removals else f"nothing to remove in {where}"
         out.print(words, highlight=False)
 

@@ -277,7 +277,7 @@ def show_by(folder: SweepFolder, setting: str, as_json: bool) -> None:
 def all_sweeps(cluster: str | None, as_json: bool, *, archived: bool) -> None:
     """Shows the sweeps of the storage; one that cannot be read is a warning."""
     from babeltune.cli.overview import show_sweeps
-    from babeltune.errors import SweepError, counted
+    from babeltune.errors import SweepError, plural
     from babeltune.sweep.state.folder import sweep_folders
     from babeltune.sweep.state.overview import ListedSweep, sweep_line, with_differences
     from babeltune.sweep.state.progress import SweepDocument, sweep_document
@@ -301,4 +301,4 @@ def all_sweeps(cluster: str | None, as_json: bool, *, archived: bool) -> None:
     rows = [ListedSweep(**{**vars(documents[line.sweep]), **vars(line)}) for line in lines if as_json]
     say(rows, as_json, lambda: show_sweeps(lines, out) if lines or not every else None)
     if (hidden := len(every) - len(folders)) and not as_json:
-        err.print(f"{counted(hidden, 'sweep')} not listed; --archived lists them", highlight=False)
+        err.print(f"{plural(hidden, 'sweep')} not listed; --archived lists them", highlight=False)

@@ -12,7 +12,7 @@ import typer
 
 from babeltune.cli.common import ClusterFile, Json, cluster_of, finite, out, registered, say, steps_shown, warn
 from babeltune.cli.program import app
-from babeltune.errors import SpecError, check_all, counted
+from babeltune.errors import SpecError, check_all, plural
 from babeltune.files import check_place
 from babeltune.stages import tell
 
@@ -114,7 +114,7 @@ def mine(
         done = mining.mine(source, target, out_, settings, encoding_of(models, cluster, codec, names, spread=True))
     warn(about_lines([(source, done.source), (target, done.target)]))
     warn(mining.warnings_about(done))
-    say(done, as_json, lambda: out.print(f"{counted(done.pairs, 'pair')} in {out_}"))
+    say(done, as_json, lambda: out.print(f"{plural(done.pairs, 'pair')} in {out_}"))
 
 
 @app.command()
@@ -148,7 +148,7 @@ def score(
     warn(about_lines([(pairs, done.lines)]))
     warn(mining.warnings_about(done))
     mean = "" if done.mean is None else f" mean {done.mean:.4f},"
-    say(done, as_json, lambda: out.print(f"{counted(done.pairs, 'pair')},{mean} in {out_}"))
+    say(done, as_json, lambda: out.print(f"{plural(done.pairs, 'pair')},{mean} in {out_}"))
 
 
 @app.command()
@@ -174,9 +174,9 @@ def retrieve(
 ) -> None:
     """Find the candidates nearest to each query, and the precision at 1 if the right ones are known."""
     from babeltune.apps.mining import retrieval
-    from babeltune.data.file_readers import located
+    from babeltune.data.file_readers import file_at
 
-    names, golds = columns_of(columns, files=2), [partial(located, str(gold), once=True)] if gold is not None else []
+    names, golds = columns_of(columns, files=2), [partial(file_at, str(gold), once=True)] if gold is not None else []
     place = partial(check_place, out_, books(queries, candidates, *filter(None, [gold])))
     check_all(place, *texts_of(names, queries, candidates, codec), *golds)  # before the model
     with steps_shown(FIRST, GOES_ON):
@@ -186,7 +186,7 @@ def retrieve(
     warn(about_lines([(queries, done.queries), (candidates, done.candidates)]))
     warn(retrieval.warnings_about(done))
     right = f"precision at 1 {done.precision_at_1:.4f}, " if gold is not None else ""
-    say(done, as_json, lambda: out.print(f"{right}{counted(done.queries.kept, 'query', 'queries')} in {out_}"))
+    say(done, as_json, lambda: out.print(f"{right}{plural(done.queries.kept, 'query', 'queries')} in {out_}"))
 
 
 @app.command()
@@ -208,13 +208,13 @@ def encode(
         chosen, _ = models_of(model, cluster, prompt, language, language)
         done = mining.encode(sys.stdin.buffer, chosen, out_, tell, codec)
     if done.replaced:
-        warn([f"not UTF-8: {counted(done.replaced, 'line')}; what could not be read was replaced by U+FFFD"])
+        warn([f"not UTF-8: {plural(done.replaced, 'line')}; what could not be read was replaced by U+FFFD"])
     if done.too_long:
         from babeltune.apps.mining.sentences import LONGEST
 
-        warn([f"longer than {LONGEST:,} bytes: {counted(done.too_long, 'line')}; a vector is that of the beginning"])
+        warn([f"longer than {LONGEST:,} bytes: {plural(done.too_long, 'line')}; a vector is that of the beginning"])
     if done.zero_vectors:
-        warn([f"a zero vector, which has no cosine with any other: {counted(done.zero_vectors, 'line')}"])
+        warn([f"a zero vector, which has no cosine with any other: {plural(done.zero_vectors, 'line')}"])
     say(done, as_json, lambda: out.print(f"{done.rows} vectors of {done.dim} dimensions in {out_}"))
 
 
@@ -306,4 +306,4 @@ def columns_of(text: str | None, files: int = 1) -> tuple[str, str] | None:
 
 def about_lines(files: Iterable[tuple[Path, Lines]]) -> list[str]:
     """The reasons why lines of the files were left out."""
-    return [f"{path}: of {counted(lines.read, 'line')}, {lines.faults()}" for path, lines in files if lines.faults()]
+    return [f"{path}: of {plural(lines.read, 'line')}, {lines.faults()}" for path, lines in files if lines.faults()]

@@ -10,7 +10,7 @@ import typer
 
 from babeltune.cli.common import Json, out, say, steps_shown, warn
 from babeltune.cli.program import app
-from babeltune.errors import SpecError, counted
+from babeltune.errors import SpecError, plural
 
 if TYPE_CHECKING:
     from babeltune.apps.own_files.init import InitResult
@@ -90,7 +90,7 @@ def show(result: InitResult) -> None:
     """Prints what `init` found and wrote, and the commands to give next."""
     lines: list[str] = []
     for file in result.files:
-        lines.append(f"{file.given}: {file.layout}; {counted(file.rows, 'row')}")
+        lines.append(f"{file.given}: {file.layout}; {plural(file.rows, 'row')}")
         columns = ", ".join(
             f"{code} in {column!r} (median {file.characters[code]} characters)" for code, column in file.columns.items()
         )

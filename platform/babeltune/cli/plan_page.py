@@ -13,7 +13,7 @@ from rich.text import Text
 from babeltune.apps.sweep_plan import TYPICAL, detectable, free_bytes
 from babeltune.cli.words import ELLIPSIS, duration, weights
 from babeltune.data.language_id import labels_of
-from babeltune.errors import counted
+from babeltune.errors import plural
 from babeltune.models.hub import baseline_row, split_revision
 from babeltune.planning.availability import is_at_hand
 from babeltune.planning.calibration import Machine, gpu_share
@@ -81,7 +81,7 @@ def _teacher_words(teacher: Teacher, report: PlanReport) -> str:
     for each in teacher.encoders:
         words = [f"weight {each.weight:g}"] * bool(teacher.beside) + ["centered"] * each.center
         names.append(each.model + (f" ({', '.join(words)})" if words else ""))
-    sentences = counted(report.teacher_sentences, "sentence")
+    sentences = plural(report.teacher_sentences, "sentence")
     return f"{' + '.join(names)} {'each encode' if teacher.beside else 'encodes'} {sentences}, once"
 
 
@@ -94,7 +94,7 @@ def _first(parts: Sequence[str], most: int, what: str) -> str:
 def _data_words(report: PlanReport) -> str:
     groups = sorted(report.pairs.items(), key=lambda item: -item[1])
     by_languages = _first([f"{name} {count:,}" for name, count in groups], MOST_GROUPS, " language pairs")
-    return f"{counted(report.total_pairs, 'pair')} of {counted(report.anchors, 'anchor')}: {by_languages}"
+    return f"{plural(report.total_pairs, 'pair')} of {plural(report.anchors, 'anchor')}: {by_languages}"
 
 
 def _language_words(report: PlanReport, sweep: Sweep) -> str:
@@ -125,14 +125,14 @@ def _dev_words(report: PlanReport, sweep: Sweep) -> str:
 
 
 def _rows(rows: Sequence[int]) -> str:
-    return counted(rows[0], "row") if len(rows) == 1 else f"{len(rows)} × {_span(rows)} rows"
+    return plural(rows[0], "row") if len(rows) == 1 else f"{len(rows)} × {_span(rows)} rows"
 
 
 def _detects_words(report: PlanReport, sweep: Sweep) -> str:
     difference, metric = detectable(report, sweep), sweep.objectives[0].metric.removeprefix("dev/")
     if difference is None:
         return f"nobody knows the standard error of {metric}"
-    rows = counted(report.objective_rows, "row")
+    rows = plural(report.objective_rows, "row")
     return f"two trials near {TYPICAL:.2f} that differ by less than ±{difference:.4f} may do so by chance ({rows})"
 
 
@@ -148,9 +148,7 @@ def student_words(student: Student, report: PlanReport) -> str:
         begun = {"teacher": "token vectors", "teacher_tokens": "vectors of single tokens"}.get(student.token_vectors)
         tokens = f", {begun} of the teacher" if begun else ""
         return f"static, width {student.width}, vocabulary {student.vocabulary}{weights_words}{tokens}"
-    return (
-        f"{counted(student.layers, 'layer')} of width {student.width}, vocabulary {student.vocabulary}{weights_words}"
-    )
+    return f"{plural(student.layers, 'layer')} of width {student.width}, vocabulary {student.vocabulary}{weights_words}"
 
 
 def cut_words(student: Student, size: NamedSize) -> str:
@@ -179,31 +177,31 @@ def _dimensions_words(sweep: Sweep) -> str:
 
 
 def _searched_words(sweep: Sweep) -> str:
-    parts = [f"{name} {_cut(words_for(parameter))}" for name, parameter in sweep.parameters.items()]
+    parts = [f"{name} {_shorten(words_for(parameter))}" for name, parameter in sweep.parameters.items()]
     if not parts:
         return "nothing"
     shown = "; ".join(parts[:MOST_SEARCHED])
     return shown + (f"; and {len(parts) - MOST_SEARCHED} more" if len(parts) > MOST_SEARCHED else "")
 
 
-def _cut(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= LONGEST_RANGE else text[: LONGEST_RANGE - 1] + ELLIPSIS
 
 
 def _trials_words(report: PlanReport, sweep: Sweep) -> str:
     training, trials = make_trial(sweep, 0, default_params(sweep)).training, sweep.budget.trials
-    steps = f" ({counted(report.default.steps, 'step')})" if report.default.steps is not None else ""
+    steps = f" ({plural(report.default.steps, 'step')})" if report.default.steps is not None else ""
     length = (
         f"{training.compute:,g} s of compute"
         if training.compute is not None
-        else f"{counted(training.pairs, 'pair')}{steps}"
+        else f"{plural(training.pairs, 'pair')}{steps}"
     )
     stops = "none stops early" if sweep.scheduler.kind == "none" else f"{sweep.scheduler.kind} stops some early"
-    count = counted(trials, "trial")
+    count = plural(trials, "trial")
     searched = {f"training.{name}" for name in ("pairs", "compute", "reports")} & sweep.parameters.keys()
     each = "by default" if any(kind_of(sweep.parameters[name]) != "const" for name in searched) else "each"
     first = f" after the points of portfolio {sweep.sampler.first_points!r}" if sweep.sampler.first_points else ""
-    return f"{count} by {sweep.sampler.kind}{first}; {each} {length} and {counted(training.reports, 'report')}; {stops}"
+    return f"{count} by {sweep.sampler.kind}{first}; {each} {length} and {plural(training.reports, 'report')}; {stops}"
 
 
 def _time_words(report: PlanReport, sweep: Sweep, machine: Machine | None) -> str:
@@ -227,13 +225,13 @@ def _memory_words(report: PlanReport, machine: Machine | None) -> str:
         share = gpu_share(taken, machine.gpu_bytes)
         return (
             f"the first steps of a trial take {size(taken)} of a GPU's {size(machine.gpu_bytes)}: `gpus_per_worker: "
-            f"{share:g}` in the cluster file lets {counted(int(1 / share), 'trial')} of one worker share it, and "
+            f"{share:g}` in the cluster file lets {plural(int(1 / share), 'trial')} of one worker share it, and "
             "`auto` measures every kind of trial"
         )
     if report.estimate.memory_bytes is None:
         return "not measured"
     workers = machine.groups * machine.workers
-    each = counted(workers, "worker")
+    each = plural(workers, "worker")
     return f"about {size(report.estimate.memory_bytes)} for {each}; this machine has {size(machine.memory_bytes)}"
 
 
@@ -263,13 +261,13 @@ def details(report: PlanReport) -> Group:
 
     steps = [trial.steps for trial in (report.default, *report.trials) if trial.steps is not None]
     length = (
-        f"{_span(steps)} steps a trial; {counted(report.budget_pairs, 'pair')} seen by all trials if none stops early"
+        f"{_span(steps)} steps a trial; {plural(report.budget_pairs, 'pair')} seen by all trials if none stops early"
         if steps
         else f"{report.budget_compute:,g} s of a worker's compute for all trials if none stops early"
     )
     work = (
-        f"{counted(report.total_pairs, 'pair')} of {counted(report.anchors, 'anchor')} to train on; "
-        f"{counted(report.teacher_sentences, 'sentence')} for the teacher, once; {length}"
+        f"{plural(report.total_pairs, 'pair')} of {plural(report.anchors, 'anchor')} to train on; "
+        f"{plural(report.teacher_sentences, 'sentence')} for the teacher, once; {length}"
     )
     return Group(
         heading(f"id {report.id}"),

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from babeltune.cli.table import running_first, table_of
-from babeltune.errors import listed
+from babeltune.errors import list_of
 from babeltune.schema.base import number
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.housekeeping import REMOVED
@@ -133,7 +133,7 @@ def show_status(folder: SweepFolder, state: str, reason: str, console: Console) 
         console.print(f"  trains longer the settings of {', '.join(refit_of)}", markup=False, highlight=False)
     show_leaderboard(folder, console, running=True)
     if removed := [path.name for path in folder.trials() if (path / REMOVED).exists()]:
-        console.print(f"checkpoints removed for good: {listed(removed)}; their scores stay", markup=False)
+        console.print(f"checkpoints removed for good: {list_of(removed)}; their scores stay", markup=False)
     for line in contamination_lines((folder.read("prepared.json") or {}).get("counts", {})):
         console.print(line, markup=False, highlight=False)
 

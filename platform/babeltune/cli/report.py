@@ -21,7 +21,7 @@ from babeltune.cli.common import (
     warn,
 )
 from babeltune.cli.program import app
-from babeltune.errors import counted
+from babeltune.errors import plural
 from babeltune.schema.paths import sqlite_url
 
 
@@ -77,5 +77,5 @@ def study(
     say(
         WrittenStudy(path=str(out_), trials=trials),
         as_json,
-        lambda: say_line(f"{counted(trials, 'trial')} in {out_}: optuna-dashboard {sqlite_url(out_.absolute())}"),
+        lambda: say_line(f"{plural(trials, 'trial')} in {out_}: optuna-dashboard {sqlite_url(out_.absolute())}"),
     )

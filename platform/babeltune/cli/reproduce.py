@@ -8,7 +8,7 @@ import typer
 
 from babeltune.cli.common import ClusterFile, Json, cluster_of, out, say, steps_shown, warn
 from babeltune.cli.program import app
-from babeltune.errors import counted
+from babeltune.errors import plural
 
 if TYPE_CHECKING:
     from babeltune.promotion.reproduce import Reproduction
@@ -48,8 +48,8 @@ def show(outcome: Reproduction) -> None:
         "not kept": "the weights were not compared, for no checkpoint is left",
     }[outcome.weights]
     lines = [
-        f"{outcome.trial}: {words}; compared: {counted(outcome.scores, 'dev score')} of "
-        f"{counted(outcome.reports, 'report')}; {weights}"
+        f"{outcome.trial}: {words}; compared: {plural(outcome.scores, 'dev score')} of "
+        f"{plural(outcome.reports, 'report')}; {weights}"
     ]
     interval = "" if outcome.interval is None else f" (95 % interval ± {outcome.interval:.4f})"
     lines.append(f"{objective.metric}: recorded {objective.recorded:.6f}, again {objective.again:.6f}{interval}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from babeltune.cli.common import agreed, cluster_of, err, out, say, say_line, warn, with_cluster
-from babeltune.errors import SweepError, counted
+from babeltune.errors import SweepError, plural
 from babeltune.program import INTERRUPTED
 
 if TYPE_CHECKING:
@@ -199,8 +199,8 @@ def ask_to_train_on(folder: SweepFolder, sweep: Sweep, where: str, *, yes: bool)
     before, trials = folder.sweep().budget.trials, sweep.budget.trials
     if trials > before:
         agreed(
-            f"sweep {folder.id} is finished with {counted(before, 'trial')}; train on up to {trials:,}?",
-            f"sweep {folder.id} is finished with {counted(before, 'trial')}, and this asks for {trials:,}; "
+            f"sweep {folder.id} is finished with {plural(before, 'trial')}; train on up to {trials:,}?",
+            f"sweep {folder.id} is finished with {plural(before, 'trial')}, and this asks for {trials:,}; "
             f"`babeltune extend --trials {trials} {folder.id}{where}` trains on, and so does --yes",
         )
 
@@ -212,7 +212,7 @@ def running_words(sweep: str, where: str, what: str, options: str, then: str = "
     )
 
 
-def recorded(folder: SweepFolder, trials: int | None) -> Sweep:
+def recorded_sweep(folder: SweepFolder, trials: int | None) -> Sweep:
     """The sweep as its folder has it, with this number of trials."""
     import dataclasses
 

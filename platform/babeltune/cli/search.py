@@ -13,7 +13,7 @@ from rich.table import Table
 from babeltune.cli.common import ClusterFile, Json, cluster_of, finite, out, registered, say, steps_shown, warn
 from babeltune.cli.mining import FIRST, GOES_ON, Codec, ModelName, Prompt, about_lines, encoding_of, models_of
 from babeltune.cli.program import app
-from babeltune.errors import SpecError, check_all, counted
+from babeltune.errors import SpecError, check_all, plural
 
 Language = Annotated[
     str | None, typer.Option("--language", help="Of a model with layers for each language: the text's.")
@@ -91,8 +91,8 @@ def index(
         done = build_index(models[0], model, files, out_, encoding_of(models, cluster, codec, columns))
     warn(about_lines(zip(files, done.lines, strict=True)))
     if zeros := done.zero_vectors:
-        warn([f"a zero vector, which has no cosine with any other: {counted(zeros, 'text')}, not in the index"])
-    words = f"{counted(done.rows, 'text')} of {done.dim} dimensions in {out_}"
+        warn([f"a zero vector, which has no cosine with any other: {plural(zeros, 'text')}, not in the index"])
+    words = f"{plural(done.rows, 'text')} of {done.dim} dimensions in {out_}"
     say(done, as_json, lambda: out.print(words, markup=False, highlight=False, soft_wrap=True))
 
 

@@ -32,13 +32,13 @@ from babeltune.cli.program import app
 from babeltune.cli.run_here import (
     Submission,
     check_submission,
-    recorded,
+    recorded_sweep,
     run_sweep,
     running_words,
     say_stopped,
     show_taken,
 )
-from babeltune.errors import SpecError, SweepError, counted
+from babeltune.errors import SpecError, SweepError, plural
 
 if TYPE_CHECKING:
     from babeltune.sweep.state.folder import SweepFolder
@@ -246,7 +246,7 @@ def resume(
         words = ("spec", f"--spec {spec}") if sweep is not None else ("budget", f"--trials {trials}")
         raise SweepError(running_words(folder.id, with_cluster(cluster), *words))
     if sweep is None:
-        sweep = recorded(folder, trials)
+        sweep = recorded_sweep(folder, trials)
     else:
         show_taken(folder, sweep, accept_changes=submission.accept_changes)
     run_sweep(sweep, cluster, submission, as_json=as_json, into=folder.id)
@@ -272,11 +272,11 @@ def extend(
     before = folder.sweep().budget.trials
     if trials <= before:
         raise SpecError(
-            f"--trials {trials}: sweep {folder.id} has a budget of {counted(before, 'trial')}; give more than that"
+            f"--trials {trials}: sweep {folder.id} has a budget of {plural(before, 'trial')}; give more than that"
         )
     if is_driven(folder):
         raise SweepError(running_words(folder.id, with_cluster(cluster), "budget", f"--trials {trials}", "extend"))
-    run_sweep(recorded(folder, trials), cluster, submission, as_json=as_json, into=folder.id)
+    run_sweep(recorded_sweep(folder, trials), cluster, submission, as_json=as_json, into=folder.id)
 
 
 def wait_for_driver(folder: SweepFolder, storage: Storage, seconds: float) -> bool:

@@ -108,7 +108,7 @@ class TrialsTable:
         shown = list(self.rows)
         if self.height is not None:
             most = min(self.height // 2, self.height - 3)
-            notes = _cut(notes[:MOST_NOTES], most, console, options.max_width)
+            notes = _note_lines(notes[:MOST_NOTES], most, console, options.max_width)
             shown = shown[: max(1, self.height - 2 - len(notes))]
         yield from self._table(shown, options.max_width)
         if (left := len(self.rows) - len(shown)) > 0:
@@ -120,7 +120,7 @@ class TrialsTable:
         ten thousand trials."""
         names = short_names([*dict.fromkeys(name for row in rows for name in row.settings)])
         needed = max((len(settings_words(row.settings, names=names)) for row in rows), default=0)
-        columns = fitted(self._columns(rows), width - min(needed, width // SETTINGS_SHARE))
+        columns = columns_that_fit(self._columns(rows), width - min(needed, width // SETTINGS_SHARE))
         left = width - sum(column.width + GAP for column in columns)
         if max((len(settings_words(row.settings)) for row in rows), default=0) <= left:
             names = {}
@@ -181,7 +181,7 @@ def shortened(name: str) -> str:
     return name if len(name) <= LONGEST_NAME else ELLIPSIS + name[1 - LONGEST_NAME :]
 
 
-def fitted(columns: Sequence[Column], width: int) -> list[Column]:
+def columns_that_fit(columns: Sequence[Column], width: int) -> list[Column]:
     """The columns that fit in the width: long titles are cut first, if they still differ, then columns are dropped."""
 
     def fits(some: Sequence[Column]) -> bool:
@@ -215,7 +215,7 @@ def notes_of(rows: Sequence[Row]) -> Iterator[Text]:
             yield Text(f"{row.name} ({row.state}): {stage_words(row.stage)}", style=COLORS["running"])
 
 
-def _cut(notes: Sequence[Text], most: int, console: Console, width: int) -> list[Text]:
+def _note_lines(notes: Sequence[Text], most: int, console: Console, width: int) -> list[Text]:
     """The notes as lines of the width, `most` at most."""
     lines = [line for note in notes for line in note.wrap(console, width)]
     return lines if len(lines) <= most else [*lines[: most - 1], Text(ELLIPSIS)] if most > 0 else []

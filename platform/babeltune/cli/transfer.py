@@ -77,11 +77,11 @@ def transfer(
         model=model,
         model_digest=folder_digest(folder),
         settings=settings,
-        train=described(files.train, english),
-        dev=DevText(**vars(described(files.dev, development)), scores=outcome.dev)
+        train=examples_line(files.train, english),
+        dev=DevText(**vars(examples_line(files.dev, development)), scores=outcome.dev)
         if files.dev and development
         else None,
-        tests={language: described(files.tests[language], examples) for language, examples in tests.items()},
+        tests={language: examples_line(files.tests[language], examples) for language, examples in tests.items()},
         losses=outcome.losses,
         scores=outcome.scores,
         average=average(outcome.scores),
@@ -179,7 +179,7 @@ def languages_of(words: list[str]) -> dict[str, str]:
     return files
 
 
-def described(path: str, examples: Examples) -> Text:
+def examples_line(path: str, examples: Examples) -> Text:
     """The record of a file that was read."""
     from babeltune.apps.transfer.record import Text
 

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from babeltune.cli.common import with_cluster
 from babeltune.cli.words import settings_words, sparkline, weights
-from babeltune.errors import counted
+from babeltune.errors import plural
 from babeltune.evaluation.metric_names import PARAMETERS
 from babeltune.schema.base import flat, number
 from babeltune.schema.records import Training, Trial
@@ -59,8 +59,8 @@ def facts(page: TrialPage, cluster: str | None, server: str | None) -> Iterator[
     yield "student", _student_words(page)
     cost = page.cost
     compute = f" · {number(cost.compute_s)} s of counted compute" if cost.compute_s is not None else ""
-    workers = f" on {counted(cost.workers, 'worker')}" if cost.workers > 1 else ""
-    yield "cost", f"{counted(cost.pairs, 'pair')} in {minutes(cost.seconds)}{workers}{compute}"
+    workers = f" on {plural(cost.workers, 'worker')}" if cost.workers > 1 else ""
+    yield "cost", f"{plural(cost.pairs, 'pair')} in {minutes(cost.seconds)}{workers}{compute}"
     yield "checkpoint", _checkpoint_words(page)
     if page.run is not None:
         yield "MLflow", _run_words(page, cluster, server)
@@ -101,7 +101,7 @@ def _student_words(page: TrialPage) -> str:
     elif student.kind == "static":
         shape = f"static, width {student.width}, vocabulary {student.vocabulary}"
     else:
-        shape = f"{counted(student.layers, 'layer')} of width {student.width}, vocabulary {student.vocabulary}"
+        shape = f"{plural(student.layers, 'layer')} of width {student.width}, vocabulary {student.vocabulary}"
     count = f" · {weights(page.row.metrics[PARAMETERS])} weights" if PARAMETERS in page.row.metrics else ""
     return shape + count + (f" · {words}" if (words := speed_words(page.row.metrics)) else "")
 

@@ -22,7 +22,7 @@ from babeltune.cli.common import (
     with_cluster,
 )
 from babeltune.cli.program import app
-from babeltune.errors import SpecError, counted
+from babeltune.errors import SpecError, plural
 
 if TYPE_CHECKING:
     from babeltune.promotion.deletion import Deletion
@@ -83,7 +83,7 @@ def note(
     if len(words) > LONGEST_NOTE or not words.isprintable():
         rule = f"have at most {LONGEST_NOTE:,} characters; shorten it"
         rule = rule if words.isprintable() else "be text without control codes; remove them"
-        raise SpecError(f"TEXT of {counted(len(words), 'character')} must {rule}")
+        raise SpecError(f"TEXT of {plural(len(words), 'character')} must {rule}")
     folder = label(sweep, cluster, "note", words, {"note": words}, as_json=as_json)
     if not as_json:
         out.print(f"noted of sweep {folder}" if words else f"sweep {folder} has no note now", highlight=False)
@@ -142,13 +142,13 @@ def delete(sweep: Sweep, yes: Yes = False, cluster: ClusterFile = None, as_json:
         runs = delete_sweep(view, folder)
     done = replace(going, mlflow_runs=runs)
     words = f"deleted sweep {folder.id}, {going.bytes / 1e6:,.1f} MB"
-    words += f"; {counted(runs, 'run')} in MLflow can be restored there until `mlflow gc`" if runs else ""
+    words += f"; {plural(runs, 'run')} in MLflow can be restored there until `mlflow gc`" if runs else ""
     say(done, as_json, lambda: out.print(words, markup=False, highlight=False, soft_wrap=True))
 
 
 def show_deletion(going: Deletion) -> None:
     """Says on standard error what goes and what stays."""
-    size, trials = f"{going.bytes / 1e6:,.1f} MB", counted(going.trials, "trial")
-    lines = [f"sweep {going.sweep} goes: {trials}, {counted(going.checkpoints, 'checkpoint')}, {size}"]
+    size, trials = f"{going.bytes / 1e6:,.1f} MB", plural(going.trials, "trial")
+    lines = [f"sweep {going.sweep} goes: {trials}, {plural(going.checkpoints, 'checkpoint')}, {size}"]
     for line in [*lines, *(f"stays: {each}" for each in going.stays)]:
         err.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -132,7 +132,7 @@ def alone_at_top(values: NDArray[np.float64], of: NDArray[np.int64]) -> NDArray[
     return alone
 
 
-def listed(
+def aligned_terms(
     hits: tuple[Sequence[Mapping[str, Span]], Sequence[Mapping[str, Span]]],
     texts: NDArray[np.int64],
     terms: Mapping[str, Iterable[str]],
@@ -205,7 +205,7 @@ def word_samples(
         else:
             terms = lexicon_of(lexicons, languages[pairs[0]].tolist(), (a, b))
             hits = once(a.found, a.texts, terms), once(b.found, b.texts, set().union(*terms.values()))
-            found = np.array(list(listed(hits, texts, terms)), np.int64).reshape(-1, 5)
+            found = np.array(list(aligned_terms(hits, texts, terms)), np.int64).reshape(-1, 5)
         found[:, 0] = pairs[found[:, 0]]
         samples.append(found)
     together = np.concatenate(samples)

@@ -128,7 +128,7 @@ def parts(count: int, size: int | None = None) -> Iterator[slice]:
     return (slice(start, min(start + step, count)) for start in range(0, count, step))
 
 
-def kept(array: NDArray[Value], mask: NDArray[np.bool_]) -> NDArray[Value]:
+def rows_where(array: NDArray[Value], mask: NDArray[np.bool_]) -> NDArray[Value]:
     """The rows of the array where the mask is true."""
     out: NDArray[Value] = zeros((int(np.count_nonzero(mask)), *array.shape[1:]), array.dtype)
     end = 0
@@ -139,7 +139,7 @@ def kept(array: NDArray[Value], mask: NDArray[np.bool_]) -> NDArray[Value]:
     return out
 
 
-def taken(array: NDArray[Value], where: NDArray[np.integer]) -> NDArray[Value]:
+def rows_at(array: NDArray[Value], where: NDArray[np.integer]) -> NDArray[Value]:
     """The rows of the array at these places."""
     out: NDArray[Value] = zeros((len(where), *array.shape[1:]), array.dtype)
     for part in parts(len(where)):
@@ -170,7 +170,7 @@ def histogram(values: NDArray[np.integer], least: int = 0) -> NDArray[np.int64]:
     return totals
 
 
-def joined(arrays: Sequence[NDArray[Value]]) -> NDArray[Value]:
+def end_to_end(arrays: Sequence[NDArray[Value]]) -> NDArray[Value]:
     """The arrays end to end; there is at least one."""
     shape = (sum(map(len, arrays)), *arrays[0].shape[1:])
     out: NDArray[Value] = zeros(shape, arrays[0].dtype)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from babeltune.data import read_progress
 from babeltune.data.file_readers import MAX_LINE_BYTES, Digest, Fault, Row, below, cells, too_long
-from babeltune.data.watched_process import ended, watched
-from babeltune.errors import DataError, counted, listed, nearest, shortened
+from babeltune.data.watched_process import exit_of, watched
+from babeltune.errors import DataError, list_of, nearest, plural, shortened
 from babeltune.schema.addresses import INSIDE, PLACE, is_inside, is_place
 from babeltune.schema.records import BeirSource, HubSource
 
@@ -69,7 +69,7 @@ def parquet_process(path: Path) -> Iterator[subprocess.Popen[bytes]]:
         except (OSError, pa.ArrowException) as error:
             cause = error
         process.stdout.close()
-        code, words = ended(process)
+        code, words = exit_of(process)
     if code or cause is not None:  # Arrow takes a stream that a killed process cut off for a whole one
         raise _refusal(path, code, words.strip() or str(cause)) from cause
 
@@ -80,7 +80,7 @@ def _refusal(path: Path, code: int, cause: str) -> DataError:
         words = f"{path} takes more than {PARQUET_MEMORY >> 20} MB to read"
         return DataError(f"{words}; write it again with smaller row groups")
     if code == TOO_LARGE:
-        words = f"{path} holds {int(cause) >> 20:,} MB of text and more in {counted(path.stat().st_size, 'byte')}"
+        words = f"{path} holds {int(cause) >> 20:,} MB of text and more in {plural(path.stat().st_size, 'byte')}"
         return DataError(f"{words}; no text is packed so far, and it would fill the memory; leave it out")
     words = cause[:LONGEST_CAUSE]
     return DataError(f"{path} cannot be read as Parquet: {words}; correct `format` or write it again")
@@ -120,7 +120,7 @@ def parquet_batches(path: Path, names: Sequence[str], content: Digest) -> Iterat
         process.stdin.write(json.dumps(request).encode() + b"\n")
         process.stdin.flush()
         with pa.ipc.open_stream(process.stdout) as batches:
-            yield from _counted(batches, path.stat().st_size, rows)
+            yield from _count_bytes(batches, path.stat().st_size, rows)
 
 
 def dataset_rows(
@@ -132,13 +132,13 @@ def dataset_rows(
     roots = arrow_roots(place, dataset.features.arrow_schema, names)
     chosen = dataset.select_columns(roots)
     read_progress.count(0, of=chosen.data.nbytes)  # the hub did not say before
-    batches = _counted(chosen.with_format("arrow").iter(ARROW_ROWS), chosen.data.nbytes, len(chosen))
+    batches = _count_bytes(chosen.with_format("arrow").iter(ARROW_ROWS), chosen.data.nbytes, len(chosen))
     for line, values in arrow_rows(batches, names, source.id, longest):
         content.update(json.dumps(values.reason if isinstance(values, Fault) else values).encode() + b"\n")
         yield line, values
 
 
-def _counted(batches: Iterable[Batch], size: int, rows: int) -> Iterator[Batch]:
+def _count_bytes(batches: Iterable[Batch], size: int, rows: int) -> Iterator[Batch]:
     """The same batches; each counts its share of the bytes once its rows have been read."""
     for batch in batches:
         yield batch
@@ -270,7 +270,9 @@ def arrow_roots(place: str, schema: pa.Schema, names: Sequence[str]) -> list[str
     columns = leaves(schema)
     for name in names:
         if name not in columns:
-            raise DataError(f"{place}: no column {shortened(name)}; columns: {listed(columns)}{nearest(name, columns)}")
+            raise DataError(
+                f"{place}: no column {shortened(name)}; columns: {list_of(columns)}{nearest(name, columns)}"
+            )
     return list(dict.fromkeys(name if name in schema.names else name.split(".")[0] for name in names))
 
 

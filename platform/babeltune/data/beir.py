@@ -23,8 +23,8 @@ from babeltune.data.file_readers import (
     Row,
     below,
     cells,
+    file_at,
     json_object,
-    located,
     numbered,
     reached,
     too_long,
@@ -161,7 +161,7 @@ def find_files(task: Retrieval, root: Path) -> Files:
             f"{nearest(task.qrels, splits)}"
         )
     names = ("corpus.jsonl", "queries.jsonl", f"qrels/{task.qrels}.tsv")
-    corpus, queries, qrels = (located(f"{path}/{_packed(folder, name)}", root) for name in names)
+    corpus, queries, qrels = (file_at(f"{path}/{_packed(folder, name)}", root) for name in names)
     return Files(corpus, queries, qrels)
 
 
@@ -245,7 +245,7 @@ def _rows(task: Retrieval, records: Iterable[Record], *, title: bool) -> Iterato
             yield line, _with_languages(faults[0]) if task.languages and faults[0] is values[-1] else faults[0]
             continue
         if title:
-            values[1] = _joined(record.get("title"), values[1])
+            values[1] = _title_and_text(record.get("title"), values[1])
         row = cells(values, names, "_id", surrogates=escaped)
         if isinstance(row, Fault) or not task.languages:
             yield line, row if isinstance(row, Fault) else [*row, task.language or ""]
@@ -267,7 +267,7 @@ def _with_languages(fault: Fault) -> Fault:
     )
 
 
-def _joined(title: object, text: object) -> object:
+def _title_and_text(title: object, text: object) -> object:
     """A document's title, a blank and its text, as BEIR joins them; what is no text stays for `cells` to refuse."""
     if title is None or (isinstance(title, str) and BLANK.fullmatch(title)):
         return text

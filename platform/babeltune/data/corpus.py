@@ -18,18 +18,18 @@ import numpy as np
 
 from babeltune.data import arrays, read_progress
 from babeltune.data.arrays import (
+    end_to_end,
     first_places,
     histogram,
     in_sorted,
     inverted,
     is_first,
-    joined,
-    kept,
     number_type,
     numbers,
     parts,
     places,
     repeated,
+    rows_where,
     smallest,
     unseen,
     where_in,
@@ -43,7 +43,7 @@ from babeltune.data.sources import Rows, language_pairs, read_source
 from babeltune.data.split import Block, hold_out, salt_of
 from babeltune.data.text_keys import sentence_keys
 from babeltune.data.text_shards import TextShards, hashes_of
-from babeltune.data.texts import Texts, text_hashes, written
+from babeltune.data.texts import Texts, text_hashes, write_texts
 from babeltune.data.translation import OwnLanguage, Translate
 from babeltune.errors import DataError
 from babeltune.schema.records import HELDOUT, Data, Source, TranslateSource
@@ -106,7 +106,7 @@ def build_corpus(
     its source says, and, when no pair is left, with the step that removed what."""
     if translate is not None and data.clean.language == "drop":
         translate = OwnLanguage(translate)
-    with read_progress.counted(data, root, functools.partial(progress, READING)):
+    with read_progress.counting_bytes(data, root, functools.partial(progress, READING)):
         dev, test = (read_eval(tasks, root, data.max_line_bytes) for tasks in (data.dev, data.test))
         read = read_sources(data, root, translate, shards)
     evals = {label: rows for kind, sets in (("dev", dev), ("test", test)) for label, rows in labelled(kind, sets)}
@@ -288,7 +288,7 @@ class Cleaning:
         keys = block.pair_keys()
         earlier = self.seen.setdefault(block.group, [])
         mask = unseen(keys, earlier)
-        earlier.append(kept(keys, mask))
+        earlier.append(rows_where(keys, mask))
         return mask
 
     def no_overlap(self, block: Block) -> NDArray[np.bool_]:
@@ -376,7 +376,7 @@ def numbered(
     noted = NotedTexts()
     tasks = [task.mapped(noted.note) for task in dev]
     sides = [side for block in train for side in sides_of(block)]
-    hashes = joined([*(hashes_of(texts, language, shards) for texts, language in sides), noted.hashes()])
+    hashes = end_to_end([*(hashes_of(texts, language, shards) for texts, language in sides), noted.hashes()])
     first = first_places(hashes)
     new = is_first(first)
     ids = numbers(first, new)
@@ -388,9 +388,9 @@ def numbered(
     groups = {group: index for index, group in enumerate(dict.fromkeys(block.group for block in train))}
     sizes = [len(block.rows) for block in train]
     return Corpus(
-        texts=written(batch for some, _ in texts for batch in some.batches()),
+        texts=write_texts(batch for some, _ in texts for batch in some.batches()),
         languages=coded_languages([(language, len(some)) for some, language in texts]),
-        pairs=paired(ids, spans),
+        pairs=pair_ids(ids, spans),
         groups=tuple(f"{anchor}-{other}" for anchor, other in groups),
         group_languages=tuple(groups),
         pair_groups=repeated([groups[block.group] for block in train], sizes, np.int16),
@@ -436,7 +436,7 @@ class NotedTexts:
         return hashes
 
 
-def paired(ids: NDArray[np.int64], spans: Sequence[slice]) -> NDArray[np.integer]:
+def pair_ids(ids: NDArray[np.int64], spans: Sequence[slice]) -> NDArray[np.integer]:
     """[pairs, 2] the text ids of both sides; each two spans are a block's."""
     texts = int(ids.max()) + 1 if len(ids) else 0
     pairs = zeros((sum(span.stop - span.start for span in spans[::2]), 2), number_type(texts))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from babeltune.data.beir import read_beir
-from babeltune.data.file_readers import MAX_LINE_BYTES, Fault, located, tsv_rows
+from babeltune.data.file_readers import MAX_LINE_BYTES, Fault, file_at, tsv_rows
 from babeltune.data.prepared import TextTask
 from babeltune.data.sources import language_pairs, read_graded, read_labelled, read_source
 from babeltune.data.texts import Texts
@@ -147,7 +147,7 @@ def read_mined(task: Mining, mined: Mined, root: Path, longest: int) -> EvalRows
         places.append({written: row for row, written in enumerate(side.ids)})
         digests.append(side.digest)
         dropped |= {reason: dropped.get(reason, 0) + count for reason, count in side.dropped.items()}
-    path, content, gold = located(mined.gold, root), hashlib.sha256(), []
+    path, content, gold = file_at(mined.gold, root), hashlib.sha256(), []
     for line, values in tsv_rows(path, ["0", "1"], content, header=False, longest=longest):
         if isinstance(values, Fault):
             raise DataError(f"{path}:{line}: {values.reason}: {values.words}; correct it")

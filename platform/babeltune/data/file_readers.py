@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Literal, Protocol
 
 from babeltune.data.text_streams import UNREADABLE, text_name, unpacked
-from babeltune.errors import DataError, check_all, counted, listed, nearest, nearest_file, shortened
+from babeltune.errors import DataError, check_all, list_of, nearest, nearest_file, plural, shortened
 from babeltune.schema.records import AnySource, JsonLinesSource, MosesSource, Source
 
 TAB = "\t"
@@ -87,7 +87,7 @@ OPENED = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
 none."""
 
 
-def located(path: str, root: Path | None = None, *, once: bool = False) -> Path:
+def file_at(path: str, root: Path | None = None, *, once: bool = False) -> Path:
     """The file that a source below `root` names, or the user; `DataError` when there is none, with the nearest name.
 
     `once`: it is read once, so that it may be a pipe that the shell has opened."""
@@ -179,7 +179,7 @@ def no_text(place: str) -> DataError:
 
 def too_long(length: int, longest: int) -> Fault:
     """The fault of a line or text of more bytes than are read."""
-    return Fault("too long", f"{counted(length, 'byte')}, and a line has at most {longest:,} (data.max_line_bytes)")
+    return Fault("too long", f"{plural(length, 'byte')}, and a line has at most {longest:,} (data.max_line_bytes)")
 
 
 def tsv_rows(
@@ -328,7 +328,7 @@ def table_rows(
             yield line, cells([fields[place] for place in places], names)
         else:
             row = shortened(" | ".join(fields))
-            words = f"{counted(len(fields), 'column')} in {row}, where line {top} has {len(head)}"
+            words = f"{plural(len(fields), 'column')} in {row}, where line {top} has {len(head)}"
             if any(field.count('"') % 2 for field in fields):
                 words += "; if quotation marks hold line breaks or tabs here, say `quoted: true`"
             yield line, Fault("column count", words)
@@ -382,7 +382,7 @@ def check_column(path: Path, name: str, head: list[str]) -> None:
     if name not in head and all(map(BLANK.fullmatch, head)):
         raise DataError(f"{path}:1: the first line is blank; it must name the columns")
     if name not in head:
-        columns = listed(shortened(each) if each != each.strip() else each for each in head)
+        columns = list_of(shortened(each) if each != each.strip() else each for each in head)
         is_numbered = head == [str(index) for index in range(len(head))]
         todo = "; say 0" if is_numbered and len(head) == 1 else f"; say a number from 0 to {len(head) - 1}"
         if not is_numbered:
@@ -487,7 +487,7 @@ def reached(record: Mapping[str, object], name: str) -> object:
     inner = record.get(key)
     if dot and isinstance(inner, dict):
         return reached(inner, rest)
-    return Fault("missing column", f"no key {shortened(name)}; keys: {listed(record)}{nearest(name, record)}")
+    return Fault("missing column", f"no key {shortened(name)}; keys: {list_of(record)}{nearest(name, record)}")
 
 
 def cells(

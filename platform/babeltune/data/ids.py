@@ -56,11 +56,11 @@ class Ids(Sequence[int]):
         return np.array(self._array(), dtype=dtype, copy=copy)
 
     def _array(self) -> NDArray[np.integer]:
-        return _opened(self.file)[self.start : self.start + self.size]
+        return _open_ids(self.file)[self.start : self.start + self.size]
 
 
 @lru_cache(maxsize=8)
-def _opened(file: str) -> NDArray[np.integer]:
+def _open_ids(file: str) -> NDArray[np.integer]:
     try:
         array: NDArray[np.integer] = np.load(file, mmap_mode="r")
     except (OSError, ValueError) as error:

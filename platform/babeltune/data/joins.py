@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from babeltune.data.arrays import Grouped, first_places, is_first, joined, numbers, parts, residues, zeros
+from babeltune.data.arrays import Grouped, end_to_end, first_places, is_first, numbers, parts, residues, zeros
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,7 +27,7 @@ def paired_in_turn(left: NDArray[np.uint64], right: NDArray[np.uint64]) -> tuple
 
     A key that occurs m times on the left and n times on the right gives max(m, n) rows. The i-th is joined with the
     i-th, and the shorter side starts over. Keys come by their first place on the left."""
-    keys = joined([left, right])
+    keys = end_to_end([left, right])
     first = first_places(keys)
     number = numbers(first, is_first(first))
     count = max((int(number[part].max()) + 1 for part in parts(len(number))), default=0)

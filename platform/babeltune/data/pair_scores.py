@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from babeltune.data.arrays import parts, taken, zeros
+from babeltune.data.arrays import parts, rows_at, zeros
 from babeltune.data.language_id import leads
 from babeltune.data.negatives import pools
 from babeltune.schema.records import Sampling
@@ -55,7 +55,7 @@ def passing(prepared: Prepared, sampling: Sampling, only: NDArray[np.int64] | No
     """The pairs, of these, that no threshold leaves out; None if all take part."""
     for name, threshold in thresholds(sampling).items():
         scores = np.load(_file(Path(prepared.folder), name), mmap_mode="r")
-        some = scores if only is None else taken(scores, only)
+        some = scores if only is None else rows_at(scores, only)
         passed = np.flatnonzero(some >= threshold if name.startswith("least") else some <= threshold)
         only = passed if only is None else only[passed]
     return only

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from babeltune.data.alignment import build_words
-from babeltune.data.arrays import first_places, histogram, is_first, kept, number_type, numbers, scratch_in, zeros
+from babeltune.data.arrays import first_places, histogram, is_first, number_type, numbers, rows_where, scratch_in, zeros
 from babeltune.data.contamination import find_near_once
 from babeltune.data.corpus import Corpus, build_corpus, check_corpus
 from babeltune.data.ids import write_ids
@@ -115,7 +115,7 @@ def prepare(
     taught = itertools.chain.from_iterable(corpus.group_languages)
     languages = tuple(dict.fromkeys([*taught, *corpus.languages.names()]))
     description = {
-        **described(sweep, corpus, text_digest, teacher_rows),
+        **record_of(sweep, corpus, text_digest, teacher_rows),
         "teacher": teacher.name,
         "negatives": plain(needs.negatives),
         **({"words": words.name} if words else {}),
@@ -193,7 +193,7 @@ def align_words(inputs: PreparationInputs, corpus: Corpus, stores: Path, progres
     return words
 
 
-def described(sweep: Sweep, corpus: Corpus, text_digest: str, teacher_rows: NDArray[np.integer]) -> dict[str, object]:
+def record_of(sweep: Sweep, corpus: Corpus, text_digest: str, teacher_rows: NDArray[np.integer]) -> dict[str, object]:
     """The digest of the corpus and the teacher's settings that a `Prepared` depends on."""
     return {
         "data": corpus.digests,
@@ -243,4 +243,4 @@ def asked_of_teacher(corpus: Corpus, needs: Requirements, *, copy_anchor: bool) 
     rows = zeros(len(corpus.texts), number_type(len(corpus.texts)))
     rows[:] = -1
     rows[ids] = numbers(first, new)
-    return corpus.texts.at(kept(ids, new)), rows
+    return corpus.texts.at(rows_where(ids, new)), rows

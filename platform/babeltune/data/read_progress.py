@@ -1,6 +1,6 @@
 """Counts the bytes of a corpus's files while they are read, so that a long reading has a rate and a time left.
 
-The readers open files by `opened` and count by `count`. Outside of `counted`, nothing is called."""
+The readers open files by `open_file` and count by `count`. Outside of `counting_bytes`, nothing is called."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _meter: ContextVar[_Meter | None] = ContextVar("meter", default=None)
 
 
 @contextmanager
-def counted(data: Data, root: Path, tell: Callable[[int, int], None]) -> Iterator[None]:
+def counting_bytes(data: Data, root: Path, tell: Callable[[int, int], None]) -> Iterator[None]:
     """Within it `tell` hears how many bytes of the data's files have been read, and how many there are."""
     meter = _Meter(tell, sum(map(_size, files_of(data, root))))
     tell(0, meter.of)
@@ -59,7 +59,7 @@ class _Counted(io.FileIO):
         return read
 
 
-def opened(path: Path) -> io.BufferedReader:
+def open_file(path: Path) -> io.BufferedReader:
     """The file, whose bytes are counted as they are read from the disk."""
     return io.BufferedReader(_Counted(path), BUFFER)
 

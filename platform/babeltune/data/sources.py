@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from babeltune.data import translation_files
-from babeltune.data.arrays import first_places, inverted, is_first, kept, places, unseen, zeros
+from babeltune.data.arrays import first_places, inverted, is_first, places, rows_where, unseen, zeros
 from babeltune.data.arrow_readers import dataset_rows, parquet_rows
 from babeltune.data.file_readers import (
     MAX_LINE_BYTES,
@@ -28,8 +28,8 @@ from babeltune.data.file_readers import (
     Fault,
     Row,
     csv_rows,
+    file_at,
     line_rows,
-    located,
     numbered,
     refuse_broken,
     table_rows,
@@ -116,7 +116,7 @@ class Refusals:
     def refuse_too_many(self, source: Source, file: Path | str | None = None) -> None:
         """Raises `DataError` if more than `max_dropped` of the rows are broken: the file is then misread."""
         rule = f"max_dropped {source.max_dropped:g} allows; correct the file or how it is read, or raise `max_dropped`"
-        place, rows = named(source), f"rows of {file}" if file else "rows"
+        place, rows = source_words(source), f"rows of {file}" if file else "rows"
         broken, of = self.counts.total() - self.unused, self.rows - self.unused
         refuse_broken(place, (broken, of, rows), self.counts, source.max_dropped, rule)
 
@@ -158,11 +158,11 @@ def read_source(
     if not len(rows):
         reasons = ", ".join(f"{count} {reason}" for reason, count in rows.dropped.items())
         lack = f" left; dropped: {reasons}" if reasons else "; give it rows, or remove the source"
-        raise DataError(f"{named(source)} has no rows{lack}")
+        raise DataError(f"{source_words(source)} has no rows{lack}")
     return rows
 
 
-def named(source: Source) -> str:
+def source_words(source: Source) -> str:
     """The source's name and its files, for an error."""
     place = source.path or source.dataset or ", ".join((source.paths or {}).values())
     return f"source {source.name!r}{f' ({place})' if place else ''}"
@@ -180,7 +180,7 @@ def read_table(source: Source, root: Path, refusals: Refusals, longest: int, sha
         place, table = f"{source.dataset}[{source.split}]", dataset_rows(source, root, names, content, longest)
         by_column = whole_rows(source, refusals, place, table, names)
     else:
-        path = located(source.path or "", root)
+        path = file_at(source.path or "", root)
         if shards is not None and is_cut(source, path):
             form = Form(source, path, names, longest, tuple(source.where.values()))
             by_column = whole_parts(form, refusals, parts_of(form, content, shards))
@@ -252,7 +252,7 @@ def streamed(
 
 def read_files(source: Source, root: Path, refusals: Refusals, longest: int, shards: TextShards | None = None) -> Rows:
     """One file per language, joined line by line or on an id."""
-    files = {language: located(path, root) for language, path in (source.paths or {}).items()}
+    files = {language: file_at(path, root) for language, path in (source.paths or {}).items()}
     contents = {language: hashlib.sha256() for language in files}
     by_id = not isinstance(source, MosesSource) and source.join == "id"
     id_names = [source.id or "id"] if by_id else []
@@ -314,7 +314,7 @@ def join_ids(
     everywhere = inverted(zeros(len(first), np.bool_))
     for places_there in matches:
         everywhere &= places_there >= 0
-    rows = [places(everywhere), *(kept(places_there, everywhere) for places_there in matches)]
+    rows = [places(everywhere), *(rows_where(places_there, everywhere) for places_there in matches)]
     different = sum(
         np.count_nonzero(unseen(side_keys, [first, *others][:place])) for place, side_keys in enumerate(keys.values())
     )
@@ -415,7 +415,7 @@ def read_graded(task: Sts, root: Path, longest: int = MAX_LINE_BYTES) -> tuple[T
     source = task.graded()
     rows = read_source(source, root, others={}, longest=longest)
     lefts, rights = rows.columns.values()
-    place = source.dataset or str(located(source.path or "", root))
+    place = source.dataset or str(file_at(source.path or "", root))
     grades = []
     headed = isinstance(source, TsvSource | CsvSource | SheetSource) and source.header
     for line, written in enumerate(rows.ids, 2 if headed else 1):

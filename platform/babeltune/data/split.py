@@ -13,16 +13,16 @@ import numpy as np
 from babeltune.data import arrays
 from babeltune.data.arrays import (
     BINS,
+    end_to_end,
     first_places,
     is_first,
-    joined,
-    kept,
     leading,
     number_type,
     numbered,
     numbers,
     parts,
     repeated,
+    rows_where,
     zeros,
 )
 from babeltune.data.texts import Texts
@@ -51,7 +51,7 @@ class Block:
 
     def keep(self, mask: NDArray[np.bool_]) -> Block:
         """The pairs where the mask is true."""
-        return self if mask.all() else replace(self, rows=kept(self.rows, mask), keys=kept(self.keys, mask))
+        return self if mask.all() else replace(self, rows=rows_where(self.rows, mask), keys=rows_where(self.keys, mask))
 
     @property
     def alone(self) -> bool:
@@ -94,7 +94,7 @@ def hold_out(
     held out, or more than `share` of its pairs. That share is at least `least` pairs, if they are at most a third. A
     component with a synthetic pair is never taken. Raises
     `DataError` when nothing can be held out."""
-    keys = joined([np.empty((0, 2), np.uint64), *[block.keys for block in blocks]])
+    keys = end_to_end([np.empty((0, 2), np.uint64), *[block.keys for block in blocks]])
     groups = {group: index for index, group in enumerate(dict.fromkeys(block.group for block in blocks))}
     sizes = [len(block.rows) for block in blocks]
     pair_group = repeated([groups[block.group] for block in blocks], sizes, np.int32)

@@ -11,8 +11,8 @@ from typing import Literal
 from babeltune.data import read_progress
 from babeltune.data.file_readers import Digest, Fields, too_long
 from babeltune.data.text_streams import refuse_other
-from babeltune.data.watched_process import ended, watched
-from babeltune.errors import DataError, listed, nearest, shortened
+from babeltune.data.watched_process import exit_of, watched
+from babeltune.errors import DataError, list_of, nearest, shortened
 
 MEMORY = 1 << 30
 """Bytes of memory that reading a sheet may take. A million rows of two sentences take about half."""
@@ -36,7 +36,7 @@ def sheet_rows(path: Path, sheet: str | None, content: Digest, longest: int) -> 
 
     Raises `DataError` for what is no workbook, for a sheet that is not there, and for one that takes more than
     `MEMORY`."""
-    with read_progress.opened(path) as raw:
+    with read_progress.open_file(path) as raw:
         while block := raw.read(1 << 20):
             content.update(block)
     if workbook_format(path) is None:
@@ -50,7 +50,7 @@ def sheet_rows(path: Path, sheet: str | None, content: Digest, longest: int) -> 
             length = max((len(cell.encode(errors="surrogatepass")) for cell in row), default=0)
             if row:
                 yield number, too_long(length, longest) if length > longest else row
-        code, words = ended(process)
+        code, words = exit_of(process)
     if code:
         raise _refusal(path, sheet, code, words)
 
@@ -60,10 +60,10 @@ def _refusal(path: Path, sheet: str | None, code: int, cause: str) -> DataError:
     sheets: list[str] = json.loads(cause.splitlines()[-1]) if code == SHEETS else []
     if code == SHEETS and sheet:
         near = nearest(sheet, sheets)
-        return DataError(f"{path} has no sheet {shortened(sheet)} with cells; sheets: {listed(sheets)}{near}")
+        return DataError(f"{path} has no sheet {shortened(sheet)} with cells; sheets: {list_of(sheets)}{near}")
     if code == SHEETS:
         way = f"name one: `sheet: {sheets[0]}` in a sweep file, or '{path.name}[{sheets[0]}]' for init"
-        return DataError(f"{path} has {len(sheets)} sheets ({listed(sheets)}); {way}")
+        return DataError(f"{path} has {len(sheets)} sheets ({list_of(sheets)}); {way}")
     if code < 0 or "memory allocation" in cause:
         return DataError(f"{path} takes more than {MEMORY >> 20:,} MB to read; save the sheet as CSV (UTF-8)")
     words = (cause.strip().splitlines() or ["it ended"])[-1][:200]

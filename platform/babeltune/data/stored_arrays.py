@@ -76,7 +76,7 @@ class Ragged(Generic[Value]):
         """These rows' values end to end, and their lengths; `StoreError` for a row that does not exist."""
         _check_range(ids, len(self))
         if len(self._shards) == 1:
-            return _taken(*self._shards[0], ids)
+            return _take(*self._shards[0], ids)
         # Rows of a batch are drawn at random: of many shards, each has one or none.
         shards = np.searchsorted(self._starts, ids, side="right") - 1
         rows = []
@@ -87,7 +87,7 @@ class Ragged(Generic[Value]):
         return together, np.fromiter(map(len, rows), np.int64, len(rows))
 
 
-def _taken(values: NDArray[Value], offsets: Ids, rows: Ids) -> tuple[NDArray[Value], NDArray[np.int64]]:
+def _take(values: NDArray[Value], offsets: Ids, rows: Ids) -> tuple[NDArray[Value], NDArray[np.int64]]:
     """`Ragged.take` of one shard."""
     starts = offsets[rows]
     lengths = offsets[np.asarray(rows) + 1] - starts

@@ -299,18 +299,18 @@ def build_teacher_store(
         def write(folder: Path) -> Contents:
             return _write(folder, texts, encoder, dtype, run_shards, progress)
 
-        return build(root, "teacher", _described(encoder) | alike, write, bytes_needed=needed, resumable=True)
+        return build(root, "teacher", _deciding_settings(encoder) | alike, write, bytes_needed=needed, resumable=True)
 
     def write_mixture(folder: Path) -> Contents:
         return _write_side_by_side(folder, [store_of(each) for each in teacher.encoders], teacher, len(texts), dtype)
 
     if not teacher.beside:
         return store_of(teacher.encoders[0])
-    mixture = {"encoders": [_described(each) | {"weight": each.weight} for each in teacher.encoders], **alike}
+    mixture = {"encoders": [_deciding_settings(each) | {"weight": each.weight} for each in teacher.encoders], **alike}
     return build(root, "teacher", mixture, write_mixture, bytes_needed=needed * len(teacher.encoders))
 
 
-def _described(encoder: FrozenModel) -> dict[str, object]:
+def _deciding_settings(encoder: FrozenModel) -> dict[str, object]:
     """The settings of an encoder that decide its vectors."""
     names = ("prompt", "pooling", "normalize", "max_tokens", "precision", *(["center"] if encoder.center else []))
     return {"model": model_digest(encoder), **{name: getattr(encoder, name) for name in names}}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from babeltune.data.arrays import joined, parts, zeros
+from babeltune.data.arrays import end_to_end, parts, zeros
 from babeltune.data.texts import BATCH, batches
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def sentence_keys(texts: Iterable[str]) -> NDArray[np.uint64]:
     """[texts] 64 bits of a digest of each text's `text_key`: equal where texts differ in case, punctuation, blanks or
     Unicode form only. A million sentences share a key by accident once in 30 million corpora."""
     if not isinstance(texts, Sequence):
-        return joined([np.empty(0, np.uint64), *map(_keys, batches(texts))])
+        return end_to_end([np.empty(0, np.uint64), *map(_keys, batches(texts))])
     keys: NDArray[np.uint64] = zeros(len(texts), np.uint64)
     for part in parts(len(texts), BATCH):
         keys[part] = _keys(texts[part])

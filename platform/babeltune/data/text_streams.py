@@ -19,8 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
 
-from babeltune.data.read_progress import opened
-from babeltune.errors import DataError, listed, shortened
+from babeltune.data.read_progress import open_file
+from babeltune.errors import DataError, list_of, shortened
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -80,7 +80,7 @@ class Chunks(io.RawIOBase):
 @contextmanager
 def unpacked(path: Path, encoding: str | None = None) -> Iterator[io.BufferedReader]:
     """The text of a file as `text_stream` gives it."""
-    with opened(path) as raw:
+    with open_file(path) as raw:
         yield text_stream(raw, path, encoding)
 
 
@@ -163,7 +163,7 @@ def _zip(raw: io.BufferedReader, name: object) -> io.RawIOBase:
     if not members:
         raise DataError(f"{name} is an empty ZIP archive; fetch it again")
     if len(members) != 1:
-        raise DataError(f"{name} is a ZIP archive of {len(members)} files ({listed(names)}); unpack it, and name one")
+        raise DataError(f"{name} is a ZIP archive of {len(members)} files ({list_of(names)}); unpack it, and name one")
     if members[0].flag_bits & 1:
         raise DataError(f"{name} is a ZIP archive with a password; unpack it")
     return archive.open(members[0])  # type: ignore[return-value]

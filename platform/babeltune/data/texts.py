@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
-from babeltune.data.arrays import ScratchFile, parts, taken, zeros
+from babeltune.data.arrays import ScratchFile, parts, rows_at, zeros
 from babeltune.errors import StoreError
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class Texts(Sequence[str]):
 
     def at(self, ids: NDArray[np.integer]) -> Texts:
         """A view of the texts of these numbers, which copies none."""
-        return Texts(self._array, ids if self._ids is None else taken(self._ids, ids))
+        return Texts(self._array, ids if self._ids is None else rows_at(self._ids, ids))
 
     def names(self) -> list[str]:
         """The different texts by first appearance, where they are few."""
@@ -147,7 +147,7 @@ def save_all(columns: Sequence[Texts], path: Path) -> None:
     """Writes an Arrow file of texts side by side."""
     import pyarrow as pa
 
-    arrays = [(each if each._ids is None else written(each.batches()))._array for each in columns]
+    arrays = [(each if each._ids is None else write_texts(each.batches()))._array for each in columns]
     batch = pa.record_batch(arrays, names=[COLUMN + "_" * place for place in range(len(arrays))])
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, batch.schema) as writer:
         writer.write_batch(batch)
@@ -240,7 +240,7 @@ class TextWriter:
         return Texts(pa.LargeStringArray.from_buffers(self._rows, begins, texts))
 
 
-def written(some: Iterable[Sequence[str] | pa.Array]) -> Texts:
+def write_texts(some: Iterable[Sequence[str] | pa.Array]) -> Texts:
     """The texts of all batches."""
     writer = TextWriter()
     for texts in some:

@@ -63,7 +63,7 @@ def translation_problems(
         yield (*key, "into"), f"{how.into!r} is the original's language too; name another"
 
 
-def drawn(source: TranslateSource, texts: Sequence[str], seed: int) -> list[str]:
+def draw_texts(source: TranslateSource, texts: Sequence[str], seed: int) -> list[str]:
     """The distinct texts in an order that the seed decides, as many as `cap` lets through."""
     import numpy as np
 
@@ -102,7 +102,7 @@ class StandIn:
     seed: int
 
     def __call__(self, source: TranslateSource, texts: Sequence[str]) -> Translations:
-        originals = drawn(source, texts, self.seed)
+        originals = draw_texts(source, texts, self.seed)
         return Translations(
             originals=originals, translations=[f"{source.translation.into} {text}" for text in originals]
         )
@@ -127,7 +127,7 @@ class Translator:
         folder = model_folder(how.model, how.revision, setting=name)
         keyed = {key: value for key, value in asdict(how).items() if key not in ("text", "model", "revision")}
         description = {"model": folder_digest(folder), **keyed}
-        chosen = drawn(source, texts, self.seed)
+        chosen = draw_texts(source, texts, self.seed)
         model: list[Model] = []
         found: list[str | None] = []
         reasons: dict[str, int] = {}
@@ -247,10 +247,10 @@ class Model:
             )
         ends = self.model.generation_config.eos_token_id
         texts = self.tokenizer.batch_decode(out, skip_special_tokens=True)
-        return [" ".join(text.split()) if ended(row, ends) else None for text, row in zip(texts, out, strict=True)]
+        return [" ".join(text.split()) if has_end(row, ends) else None for text, row in zip(texts, out, strict=True)]
 
 
-def ended(row: torch.Tensor, ends: int | list[int]) -> bool:
+def has_end(row: torch.Tensor, ends: int | list[int]) -> bool:
     """Whether a generated row has an end token after its first, which may be one too."""
     return any(bool((row[1:] == end).any()) for end in (ends if isinstance(ends, list) else [ends]))
 

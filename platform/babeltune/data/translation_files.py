@@ -13,7 +13,7 @@ from typing import IO, Literal, get_args
 
 from babeltune.data.file_readers import BLANK, Digest, Fault, Row, cells, too_long
 from babeltune.data.text_streams import SAMPLE_BYTES, UNREADABLE, chunks_of, unpacked
-from babeltune.errors import DataError, listed, nearest, shortened
+from babeltune.errors import DataError, list_of, nearest, shortened
 from babeltune.schema.languages import meaning
 
 Format = Literal["tmx", "xliff", "po"]
@@ -88,14 +88,14 @@ def unit_rows(path: Path, names: Sequence[str], units: Iterable[Unit]) -> Iterat
         seen |= {name: True for name, some in zip(names, texts, strict=True) if some}
         filled = [[text for text in some if not BLANK.fullmatch(text)] for some in texts]
         if missing := [name for name, some in zip(names, filled, strict=True) if not some]:
-            yield line, Fault("not translated", f"no text in {listed(missing)}", "left out")
+            yield line, Fault("not translated", f"no text in {list_of(missing)}", "left out")
             continue
         for place in range(max(map(len, filled))):
             yield line, cells([some[min(place, len(some) - 1)] for some in filled], names)
     for name, was_seen in seen.items():
         if not was_seen and languages:
             raise DataError(
-                f"{path}: no text in {shortened(name)}; languages: {listed(languages)}{nearest(name, languages)}"
+                f"{path}: no text in {shortened(name)}; languages: {list_of(languages)}{nearest(name, languages)}"
             )
 
 

@@ -31,7 +31,7 @@ def watched(script: str, *arguments: str, memory: int) -> Iterator[subprocess.Po
             process.kill()
 
 
-def ended(process: subprocess.Popen[bytes]) -> tuple[int, str]:
+def exit_of(process: subprocess.Popen[bytes]) -> tuple[int, str]:
     """The exit code, negative if a signal ended the process, and what it said on standard error."""
     assert process.stderr is not None
     words = process.stderr.read(SAID_BYTES).decode(errors="replace")

@@ -166,7 +166,7 @@ def match(left: Vectors | Side, right: Vectors | Side, k: int = 4) -> Matches:
                 forward[number] = _merged(forward[number], _largest(similarity, first, k), k)
                 found_there = _merged(found_there, _largest(similarity.T, row, k), k)
             backward.append(found_there)
-    return Matches(_expanded(_joined(forward), a, b, k), _expanded(_joined(backward or [_nothing(0)]), b, a, k))
+    return Matches(_expanded(_join(forward), a, b, k), _expanded(_join(backward or [_nothing(0)]), b, a, k))
 
 
 def nearest(
@@ -187,7 +187,7 @@ def nearest(
                 documents = unit(table[rows[first : first + tile[1]]])
                 best = _merged(best, _largest(cosines(some, documents), first, candidates), candidates)
             parts.append(_settled(some, table, rows, best, k))
-    return _marked(_joined(parts))
+    return _marked(_join(parts))
 
 
 def cosines(x: Float[Tensor, "n dim"], y: Float[Tensor, "m dim"]) -> Float[Tensor, "n m"]:
@@ -250,7 +250,7 @@ def _largest(values: Tensor, first: int, k: int) -> Neighbours:
     return Neighbours(largest.cosine, largest.index + first)
 
 
-def _joined(parts: list[Neighbours]) -> Neighbours:
+def _join(parts: list[Neighbours]) -> Neighbours:
     return Neighbours(torch.cat([part.cosine for part in parts]), torch.cat([part.index for part in parts]))
 
 

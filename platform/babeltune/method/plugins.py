@@ -179,11 +179,11 @@ def source_of(plugin: Distribution) -> Path | None:
         return None
     root = Path(url2pathname(urlsplit(str(url["url"])).path))
     if not root.is_dir():
-        raise MethodError(f"{described(plugin)} is installed from {root}, which is gone; install it again")
+        raise MethodError(f"{plugin_words(plugin)} is installed from {root}, which is gone; install it again")
     return root
 
 
-def described(plugin: Distribution) -> str:
+def plugin_words(plugin: Distribution) -> str:
     """The plugin in an error: its name and version."""
     return f"distribution {plugin.name} {plugin.version or ''}".rstrip()
 

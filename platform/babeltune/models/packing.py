@@ -214,7 +214,7 @@ def run_packed(
         input_ids=packing.ids.unsqueeze(0),
         position_ids=(packing.positions + offset).unsqueeze(0),
         packing=packing,
-        **_asked(layers),
+        **_hidden_states_option(layers),
     )
     return _states(out, layers).squeeze(0)
 
@@ -226,7 +226,7 @@ class _Output(Protocol):
     hidden_states: tuple[Tensor, ...]
 
 
-def _asked(layers: Sequence[int]) -> dict[str, bool]:
+def _hidden_states_option(layers: Sequence[int]) -> dict[str, bool]:
     return {} if tuple(layers) == LAST else {"output_hidden_states": True}
 
 
@@ -245,7 +245,7 @@ def run_padded(
     padded = torch.full(mask.shape, pad_token_id, dtype=torch.long, device=mask.device)
     padded[mask] = packing.ids
     seen = at < packing.lengths.clamp(min=1)[:, None]  # a row that sees nothing would be NaN, and so its gradient
-    return _states(model(input_ids=padded, attention_mask=seen.long(), **_asked(layers)), layers)[mask]
+    return _states(model(input_ids=padded, attention_mask=seen.long(), **_hidden_states_option(layers)), layers)[mask]
 
 
 def enable_packing(model: PreTrainedModel, pad_token_id: int) -> int | None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import safe_open
 
 from babeltune.data.beir import find_files
-from babeltune.data.file_readers import below, located
+from babeltune.data.file_readers import below, file_at
 from babeltune.errors import DataError, TeacherError
 from babeltune.models.hub import ModuleJson, model_folder, pooling_of, split_revision
 from babeltune.models.start import BERT_SHAPE
@@ -74,7 +74,7 @@ def data_problems(sweep: Sweep, root: Path, hub: Hub) -> Iterator[Problem]:
     """The part of them that the data section names."""
     for key, path in data_files(sweep):
         try:
-            located(path, root)
+            file_at(path, root)
         except DataError as error:
             yield key, str(error)
     for key, task in tasks(sweep):

@@ -123,7 +123,7 @@ def calibrate(sweep: Sweep, corpus: Corpus, machine: Machine) -> Measured:
     torch.set_num_threads(machine.threads)
     try:
         with draft_folder("plan") as storage:
-            return _measured(sweep, trial, corpus, machine, storage)
+            return _measure(sweep, trial, corpus, machine, storage)
     except (BabeltuneError, RuntimeError, ValueError, OSError) as error:
         words = " ".join(str(error).split())[:200]
         raise NotMeasuredError(f"the default trial does not train here ({words})") from error
@@ -131,7 +131,7 @@ def calibrate(sweep: Sweep, corpus: Corpus, machine: Machine) -> Measured:
         torch.set_num_threads(before)
 
 
-def _measured(sweep: Sweep, trial: Trial, corpus: Corpus, machine: Machine, storage: Path) -> Measured:
+def _measure(sweep: Sweep, trial: Trial, corpus: Corpus, machine: Machine, storage: Path) -> Measured:
     part = part_of(corpus, trial, sweep.seed)
     device = torch.device(machine.device)
     teacher_s = _teacher_seconds(sweep, part, machine.device)

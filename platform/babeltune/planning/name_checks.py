@@ -55,7 +55,7 @@ def name_problems(sweep: Sweep) -> Iterator[Problem]:
         if name not in settings:
             yield (
                 ("config", name),
-                f"method {listed(methods)} has no setting {name!r}; allowed: {', '.join(sorted(settings))}"
+                f"method {either_of(methods)} has no setting {name!r}; allowed: {', '.join(sorted(settings))}"
                 f"{nearest(name, settings)}",
             )
     for name, parameter in sweep.parameters.items():
@@ -72,7 +72,7 @@ def _without_paper(sweep: Sweep, methods: list[type[Method]]) -> Iterator[Proble
         having = [name for name in available() if has_paper(load_method(name))]
         yield (
             ("config",),
-            f"'paper': method {listed(lacking)} has no Config.paper(); methods that have one: {', '.join(having)}; "
+            f"'paper': method {either_of(lacking)} has no Config.paper(); methods that have one: {', '.join(having)}; "
             f"otherwise give fields: {', '.join(sorted(fields_of(lacking[0])))}",
         )
 
@@ -142,7 +142,7 @@ def _no_setting(name: str, methods: list[type[Method]]) -> str:
     ending = next((f"; did you mean {each!r}?" for each in dotted if each.rpartition(".")[2] == name), "")
     near = nearest(name, settings) or nearest(name, dotted) or ending
     return (
-        f"{name!r} is not a setting of method {listed(methods)}; allowed: {', '.join(settings)}, or a key of "
+        f"{name!r} is not a setting of method {either_of(methods)}; allowed: {', '.join(settings)}, or a key of "
         f"{', '.join(SECTIONS)} such as training.learning_rate{near}"
     )
 
@@ -155,7 +155,7 @@ def _no_inner_setting(name: str, methods: list[type[Method]]) -> str:
     if not combining:
         is_outer = any(field in fields_of(method) for method in methods)
         advice = f"name its own setting: {field!r}" if is_outer else "`method: combined` does"
-        return f"{name!r}: method {listed(methods)} combines no other methods; {advice}"
+        return f"{name!r}: method {either_of(methods)} combines no other methods; {advice}"
     if part not in parts:
         return f"{name!r}: {part!r} is no method to combine; allowed: {', '.join(parts)}{nearest(part, parts)}"
     settings = sorted(fields_of(load_method(part)))
@@ -264,5 +264,5 @@ def _conditions(sweep: Sweep) -> Iterator[Problem]:
         yield ("parameters",), str(error)
 
 
-def listed(methods: list[type[Method]]) -> str:
+def either_of(methods: list[type[Method]]) -> str:
     return " or ".join(repr(method.name) for method in methods)

@@ -121,7 +121,7 @@ def make_plan(sweep: Sweep, *, samples: int = 3, machine: Machine | None = None)
             corpus.counts[source.name] = {"to translate": counts["rows"], **counts}
     tell("looking at the teacher's labels")
     labels = label_facts(sweep, corpus, samples)
-    described = describe(sweep, counted(sweep, corpus), samples)
+    described = describe(sweep, corpus_size(sweep, corpus), samples)
     default, *trials = _with_sizes(sweep, corpus, [described.default, *described.trials], samples)
     report = dataclasses.replace(
         described,
@@ -135,7 +135,7 @@ def make_plan(sweep: Sweep, *, samples: int = 3, machine: Machine | None = None)
     return report if machine is None else _estimated(report, sweep, corpus, machine)
 
 
-def counted(sweep: Sweep, corpus: Corpus) -> CorpusSize:
+def corpus_size(sweep: Sweep, corpus: Corpus) -> CorpusSize:
     """The contents of the sweep's cleaned corpus. `DataError` if aligned words are too few."""
     from babeltune.data.arrays import histogram
     from babeltune.data.prepare import asked_of_teacher

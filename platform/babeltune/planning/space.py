@@ -288,10 +288,10 @@ def methods_used(sweep: Sweep) -> tuple[str, ...]:
 
 def preparations(sweep: Sweep) -> list[Student]:
     """Every student whose text must be tokenized on its own: combinations of `TOKENIZED`, and the default one."""
-    students = [sweep.student.changed(**_given("student", default_params(sweep)))]
+    students = [sweep.student.changed(**_fields_of("student", default_params(sweep)))]
     for params in combinations(sweep.parameters, TOKENIZED):
         chosen = {name: params[name] for name in TOKENIZED if name in params}
-        student = sweep.student.changed(**_given("student", chosen))
+        student = sweep.student.changed(**_fields_of("student", chosen))
         if student not in students:
             students.append(student)
     return students
@@ -332,9 +332,9 @@ def make_trial(sweep: Sweep, number: int, params: Mapping[str, Scalar]) -> Trial
         seed=int(cast(int, params.get("seed", sweep.seed))),
         method=method.name,
         config={**plain(config_for(sweep, method, params))},
-        student=sweep.student.changed(**_given("student", params)),
+        student=sweep.student.changed(**_fields_of("student", params)),
         training=_training(sweep.training, params),
-        sampling=replace(sweep.data.sampling, **_given("data.sampling", params)),
+        sampling=replace(sweep.data.sampling, **_fields_of("data.sampling", params)),
         objectives=sweep.objectives,
         params=dict(params),
     )
@@ -342,10 +342,10 @@ def make_trial(sweep: Sweep, number: int, params: Mapping[str, Scalar]) -> Trial
 
 def _training(training: Training, params: Mapping[str, Scalar]) -> Training:
     """The section with the proposed values, those of its average too."""
-    proposed, average = replace(training, **_given("training", params)), training.average
+    proposed, average = replace(training, **_fields_of("training", params)), training.average
     if average is None:
         return proposed
-    return replace(proposed, average=changed(Average, average, _given("training.average", params)))
+    return replace(proposed, average=changed(Average, average, _fields_of("training.average", params)))
 
 
 def section_of(sweep: Sweep, prefix: str) -> Any:
@@ -354,7 +354,7 @@ def section_of(sweep: Sweep, prefix: str) -> Any:
     return {**records, "data.sampling": sweep.data.sampling}[prefix]
 
 
-def _given(prefix: str, params: Mapping[str, Scalar]) -> dict[str, Any]:
+def _fields_of(prefix: str, params: Mapping[str, Scalar]) -> dict[str, Any]:
     """The values of `prefix.field` parameters, by field."""
     return {split_name(n)[1]: v for n, v in params.items() if split_name(n)[0] == prefix}
 

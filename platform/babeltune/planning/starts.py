@@ -58,7 +58,7 @@ def pin_starts(
     student = document.values.get("student")
     written = student if isinstance(student, dict) else {}
     shapes: dict[str, StartShape] = {}
-    for key in _named(document):
+    for key in _start_keys(document):
         value = document.get(key)
         if not isinstance(value, str) or not place.holds(value):
             continue  # said by its bound
@@ -77,7 +77,7 @@ def pin_starts(
     return Starts(shapes, fixed is not None)
 
 
-def _named(document: Document) -> Iterator[Key]:
+def _start_keys(document: Document) -> Iterator[Key]:
     """The keys that name a start."""
     for kind in KINDS:
         yield ("student", kind)
@@ -113,7 +113,7 @@ def _looked_at(start: str, fetch: Callable[[str], str] | None) -> tuple[str, Sta
 def _fill(document: Document, written: Mapping[str, object], shapes: Mapping[str, StartShape]) -> None:
     """Writes into the student what only its start says."""
     preset = written.get("preset") or document.get(("parameters", "student.preset"))
-    names = [document.get(key) for key in _named(document) if key[-1] == "start" or "student.start" in key]
+    names = [document.get(key) for key in _start_keys(document) if key[-1] == "start" or "student.start" in key]
     shape = next((shapes[name] for name in names if isinstance(name, str) and name in shapes), None)
     if shape is None or (shape.kind != written.get("kind", "transformer") and not _searched(document, "kind")):
         return

@@ -14,25 +14,25 @@ from babeltune.schema.records import Parameter, Sweep, Transformer
 
 def spec_yaml(sweep: Sweep) -> str:
     """The sweep as a sweep file, defaults written out; `read_sweep` makes the same sweep of it."""
-    text: str = yaml.dump(_written(sweep), Dumper=_Quoting, sort_keys=False, allow_unicode=True, width=110)
+    text: str = yaml.dump(_file_value(sweep), Dumper=_Quoting, sort_keys=False, allow_unicode=True, width=110)
     return text
 
 
-def _written(value: object) -> object:
+def _file_value(value: object) -> object:
     """The record as a file writes it, without the fields that are absent."""
     if isinstance(value, Parameter) and kind_of(value) == "const":
-        return {"const": value.const, **({"when": _written(value.when)} if value.when else {})}
+        return {"const": value.const, **({"when": _file_value(value.when)} if value.when else {})}
     if dataclasses.is_dataclass(value):
         decided = _decided(value) if isinstance(value, Transformer) else ()
         fields = ((field, getattr(value, field.name)) for field in dataclasses.fields(value))
         return {
-            f.name: _written(v)
+            f.name: _file_value(v)
             for f, v in fields
             if not (v is None and f.default is None) and (f.name, v) != NO_WHEN and f.name not in decided
         }
     if isinstance(value, dict):
-        return {name: _written(item) for name, item in value.items()}
-    return [_written(item) for item in value] if isinstance(value, list | tuple) else value
+        return {name: _file_value(item) for name, item in value.items()}
+    return [_file_value(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _decided(student: Transformer) -> tuple[str, ...]:

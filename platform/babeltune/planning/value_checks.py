@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
-from babeltune.errors import MethodError, counted
+from babeltune.errors import MethodError, plural
 from babeltune.method import Method, load_method
 from babeltune.planning.name_checks import methods_with
 from babeltune.planning.parameters import (
@@ -87,14 +87,14 @@ def _reports_without_steps(sweep: Sweep) -> Iterator[Problem]:
     if reports > (steps := whole + (rest > 1 or not whole)):
         yield (
             ("training", "reports"),
-            f"{counted(reports, 'report')} need as many steps, and training.pairs {pairs} in batches of {batch} are "
+            f"{plural(reports, 'report')} need as many steps, and training.pairs {pairs} in batches of {batch} are "
             f"{steps}; "
             "give fewer reports, more pairs, or smaller batches",
         )
     if (steps := (most := largest(sweep, "pairs")) // (least := smallest(sweep, "global_batch"))) > MOST_STEPS:
         yield (
             ("training", "pairs"),
-            f"{most:,} in batches of {least} are {counted(steps, 'step')}, and a trial "
+            f"{most:,} in batches of {least} are {plural(steps, 'step')}, and a trial "
             f"has at most {MOST_STEPS:,}; give fewer pairs or larger batches",
         )
 
@@ -105,7 +105,7 @@ def _parts_without_negatives(sweep: Sweep) -> Iterator[Problem]:
     if batch < FEWEST * parts:
         yield (
             ("training", "batch_parts"),
-            f"{parts} parts need {counted(FEWEST * parts, 'pair')}, and training.global_batch is {batch}; give fewer "
+            f"{parts} parts need {plural(FEWEST * parts, 'pair')}, and training.global_batch is {batch}; give fewer "
             "parts",
         )
 

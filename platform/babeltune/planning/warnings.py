@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from babeltune.errors import counted
+from babeltune.errors import plural
 from babeltune.schema.records import Training
 
 MANY_STRANGERS = 0.2
@@ -87,14 +87,14 @@ def about_plugins(names: Iterable[str]) -> Iterator[str]:
     """The packages that a job does not ship: the dependencies of the distributions that its methods are from."""
     from importlib.metadata import PackageNotFoundError, distribution
 
-    from babeltune.method.plugins import described, needs_beside
+    from babeltune.method.plugins import needs_beside, plugin_words
 
     for name in names:
         with contextlib.suppress(PackageNotFoundError):  # then building its wheel is refused
             if needs := needs_beside(plugin := distribution(name)):
                 yield (
-                    f"the job ships {described(plugin)}, not what it depends on: {', '.join(needs)}; install these on "
-                    "the cluster's nodes, such as in their image"
+                    f"the job ships {plugin_words(plugin)}, not what it depends on: {', '.join(needs)}; install these "
+                    "on the cluster's nodes, such as in their image"
                 )
 
 
@@ -336,7 +336,7 @@ def about_unjudged(sweep: Sweep, corpus: Corpus) -> Iterator[str]:
 
 def about_headers(sweep: Sweep) -> Iterator[str]:
     """Tables whose first row names their languages, and is read as text."""
-    from babeltune.data.file_readers import Fault, located
+    from babeltune.data.file_readers import Fault, file_at
     from babeltune.data.sources import read_file
     from babeltune.planning.sweep_file import data_root
     from babeltune.schema.languages import code_of, known_by
@@ -345,7 +345,7 @@ def about_headers(sweep: Sweep) -> Iterator[str]:
     for source in [*data.train, *(task.source for task in (*data.dev, *data.test) if task.source is not None)]:
         if source.header or source.columns is None or source.path is None or source.format not in ("tsv", "csv"):
             continue
-        path, names = located(source.path, root), list(source.columns.values())
+        path, names = file_at(source.path, root), list(source.columns.values())
         first = next(iter(read_file(source, path, names, hashlib.sha256(), data.max_line_bytes)), (0, Fault("", "")))[1]
         cells = [] if isinstance(first, Fault) else first
         if cells and all(
@@ -398,11 +398,11 @@ def about_gpus(cluster: Cluster) -> Iterator[str]:
     needs = cluster.gpus * (cluster.least_workers or cluster.workers)
     if needs > gpus and cluster.address == "local":
         yield (
-            f"cluster {cluster.name!r} gives a trial {counted(needs, 'GPU')}, and this machine has {gpus or 'none'}: "
+            f"cluster {cluster.name!r} gives a trial {plural(needs, 'GPU')}, and this machine has {gpus or 'none'}: "
             "`submit` is refused here; run it on a machine that has them, or leave --cluster out"
         )
     if gpus and not cluster.gpus:
         yield (
-            f"this machine has {counted(gpus, 'GPU')}, and cluster {cluster.name!r} gives a worker none of "
+            f"this machine has {plural(gpus, 'GPU')}, and cluster {cluster.name!r} gives a worker none of "
             "them: --cluster clusters/local_gpu.yaml"
         )

@@ -90,7 +90,7 @@ def make_adapter(
         encode_old = encoder_of(before, stage="encoding with the old model")
         encode_new = encoder_of(after, stage="encoding with the new model")
         texts, languages = _training_text(prepared)
-        name, layer = fitted(_unit(encode_new(texts, languages)), _unit(encode_old(texts, languages)))
+        name, layer = fit_map(_unit(encode_new(texts, languages)), _unit(encode_old(texts, languages)))
         adapted = str(draft / "model")
         _write(after, layer, adapted)
         encode_adapted = encoder_of(adapted, stage="encoding with both")
@@ -107,7 +107,7 @@ def make_adapter(
     return done
 
 
-def fitted(new: Vectors, old: Vectors) -> tuple[str, Vectors]:
+def fit_map(new: Vectors, old: Vectors) -> tuple[str, Vectors]:
     """The map from new [texts, m] to old [texts, n] vectors: float32 [m, n], and which of the two kinds it is.
 
     A rotation keeps all cosines (the orthogonal Procrustes problem, Schönemann 1966), and least squares need not."""

@@ -175,7 +175,7 @@ def server_encoder(url: str, model: str) -> Encode:
     def encode(texts: list[str]) -> Vectors:
         """Asks for a few texts at a time."""
         try:
-            parts = [_asked(url, model, texts[start : start + REQUEST]) for start in range(0, len(texts), REQUEST)]
+            parts = [_ask_server(url, model, texts[start : start + REQUEST]) for start in range(0, len(texts), REQUEST)]
             vectors: Vectors = np.array([row for part in parts for row in part], np.float32)
             if vectors.ndim != 2 or len(vectors) != len(texts) or not np.isfinite(vectors).all():
                 raise ValueError("its answer has no vector for each sentence")
@@ -191,7 +191,7 @@ def server_encoder(url: str, model: str) -> Encode:
     return encode
 
 
-def _asked(url: str, model: str, texts: Sequence[str]) -> list[list[float]]:
+def _ask_server(url: str, model: str, texts: Sequence[str]) -> list[list[float]]:
     body = json.dumps({"model": model, "input": texts}).encode()
     request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from babeltune.data.prepared import IdTask, TextTask
-from babeltune.errors import counted
+from babeltune.errors import plural
 from babeltune.promotion.statistics import (
     Difference,
     Rows,
@@ -161,7 +161,7 @@ def compare(
     if on == "dev":
         words.append(
             "warning: without sealed tests the comparison is on dev sets, by which the best of "
-            f"{counted(among, 'trial')} was "
+            f"{plural(among, 'trial')} was "
             f"chosen; the confidence is therefore {1 - alpha:.4g} instead of {rules.confidence:g} (Bonferroni)"
         )
     return Contest(
@@ -217,7 +217,7 @@ def conclusion_in_words(cell: Cell) -> str:
 def words_of(cell: Cell) -> str:
     return (
         f"{cell.name} {cell.champion:.4f} -> {cell.challenger:.4f}, difference {cell.difference:+.4f} "
-        f"[{cell.low:+.4f}, {cell.high:+.4f}], p {cell.p:.2g}, {counted(cell.items, 'item')}"
+        f"[{cell.low:+.4f}, {cell.high:+.4f}], p {cell.p:.2g}, {plural(cell.items, 'item')}"
     )
 
 

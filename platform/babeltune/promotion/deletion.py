@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from babeltune.errors import DamagedError, SweepError, counted
+from babeltune.errors import DamagedError, SweepError, plural
 from babeltune.files import remove_folder
 from babeltune.promotion.decisions import read_decisions
 from babeltune.storage.mirror import Mirror
@@ -53,7 +53,7 @@ def deletion_of(view: StorageView, folder: SweepFolder) -> Deletion:
     stays = [
         "stores that only it read, until `babeltune clean`",
         "its lines in the audit and its openings of sealed tests",
-        *([f"{counted(len(models), 'file')} of exported models in models/{folder.id}"] if models else []),
+        *([f"{plural(len(models), 'file')} of exported models in models/{folder.id}"] if models else []),
     ]
     return Deletion(
         sweep=folder.id,

@@ -17,7 +17,7 @@ from typing import TypedDict, cast
 
 from babeltune.data.eval_sets import EvalRows, labelled
 from babeltune.data.store import digest_of_texts, key_of
-from babeltune.errors import counted
+from babeltune.errors import plural
 from babeltune.files import append_line, json_text, locked, sha256_of
 from babeltune.sweep.state.folder import sweep_folders
 from babeltune.sweep.state.rebuild import sealed_digests
@@ -46,9 +46,8 @@ class Openings:
         if self.times < 2:
             return ""
         before = f"before this {self.last}" if self.times == 2 else f"first {self.first}, before this {self.last}"
-        words = (
-            f"warning: the sealed tests were opened {self.times} times, for {counted(self.models, 'model')} ({before})"
-        )
+        models = plural(self.models, "model")
+        words = f"warning: the sealed tests were opened {self.times} times, for {models} ({before})"
         if self.models == 1:
             return f"{words}; looks at one model count as one"
         by_chance = 1 - confidence**self.models
@@ -81,7 +80,7 @@ def record_opening(storage: Path, model: str, folder: str | Path, sets: Sequence
     with locked(path):
         append_line(path, json_text(line).encode())
         lines = read_openings(storage)
-    return _counted(lines, set(digests.values()))
+    return _count_openings(lines, set(digests.values()))
 
 
 def sealed_elsewhere(storage: Path, sets: Sequence[EvalRows]) -> list[EvalRows]:
@@ -126,7 +125,7 @@ def _opening_in(line: bytes) -> Opening | None:
     return None
 
 
-def _counted(lines: Sequence[Opening], digests: set[str]) -> Openings:
+def _count_openings(lines: Sequence[Opening], digests: set[str]) -> Openings:
     of_set = [[line for line in lines if digest in line["digests"].values()] for digest in digests]
     most = max(of_set, key=len)
     first, last = ("{time} by {user}".format(**line) for line in (most[0], most[-2:][0]))

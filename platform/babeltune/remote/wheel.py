@@ -25,7 +25,7 @@ from packaging.utils import canonicalize_name
 from babeltune.errors import ClusterError, MethodError
 from babeltune.files import draft_folder
 from babeltune.method import GROUP
-from babeltune.method.plugins import OWN, code_of, described, has_modules, located_files, recorded_files, source_of
+from babeltune.method.plugins import OWN, code_of, has_modules, located_files, plugin_words, recorded_files, source_of
 from babeltune.schema.paths import repository
 
 NEEDS = ("Requires-Dist:", "Provides-Extra:")
@@ -82,13 +82,13 @@ def build_plugin(folder: Path, plugin: Distribution) -> Path:
     if not has_modules(plugin, files):
         modules = sorted({entry.module for entry in plugin.entry_points.select(group=GROUP)})
         raise MethodError(
-            f"no wheel of {described(plugin)} holds {', '.join(modules)}, so a cluster cannot get its methods; "
+            f"no wheel of {plugin_words(plugin)} holds {', '.join(modules)}, so a cluster cannot get its methods; "
             f"{'correct what its source tree packs' if root is not None else 'install it again'}"
         )
     for name, path in code_of(plugin).items():
         if files.get(name) != path.read_bytes() and not (root is not None and name not in files):
             raise MethodError(
-                f"{described(plugin)} runs here with {path}, and a wheel of it would have "
+                f"{plugin_words(plugin)} runs here with {path}, and a wheel of it would have "
                 f"{'another file of that name' if name in files else 'no such file'}; install it again"
             )
     return _packed(folder, files)
@@ -151,7 +151,7 @@ def _installed(installed: Distribution) -> dict[str, bytes]:
     lost = [name for name, path in files.items() if not path.is_file()]
     if lost:
         raise MethodError(
-            f"{described(installed)} lacks {lost[0]}, which its RECORD names"
+            f"{plugin_words(installed)} lacks {lost[0]}, which its RECORD names"
             f"{f' (and {len(lost) - 1} more)' if lost[1:] else ''}; install it again"
         )
     return {name: path.read_bytes() for name, path in files.items()}

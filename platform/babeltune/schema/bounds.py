@@ -37,7 +37,7 @@ class Bound:
         if value is None or self.holds(value):
             return value
         near = nearest(value, self.names) if self.names else ""
-        words = "must not be empty" if value in ("", ()) else f"{shown(value)} must be {self.words}{near}"
+        words = "must not be empty" if value in ("", ()) else f"{value_words(value)} must be {self.words}{near}"
         raise ValueError(words)
 
 
@@ -85,7 +85,7 @@ shape_name = Bound(
 delimiters = Bound("one character, and no quotation mark or line break", lambda c: len(c) == 1 and c not in '"\r\n')
 
 
-def shown(value: object) -> str:
+def value_words(value: object) -> str:
     """The value as an error names it; of a long one, the beginning."""
     text = repr(list(value) if isinstance(value, tuple) else value)
     return text if len(text) <= 120 else f"{text[:119]}…"

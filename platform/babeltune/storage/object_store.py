@@ -74,7 +74,7 @@ class ObjectStore:
         self._protocol = self.uri.partition("://")[0]
         self.compares = self._protocol in (*S3, *GCS, "file")
         """Whether the storage itself compares versions. A server may ignore what a request expects: set False then."""
-        self._fs, self._root = _opened(self.uri)
+        self._fs, self._root = _open_store(self.uri)
 
     def entries(self, prefix: str = "") -> dict[str, Entry]:
         """The objects below a key; `ObjectStoreError` for one whose name would leave its folder."""
@@ -335,7 +335,7 @@ def _counting(tell: Callable[[int], None]) -> Any:
     return Counting()
 
 
-def _opened(uri: str) -> tuple[Any, str]:
+def _open_store(uri: str) -> tuple[Any, str]:
     protocol = uri.partition("://")[0]
     options = OPTIONS.get(protocol, {})
     os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # gcsfs would ask what kind of bucket it is

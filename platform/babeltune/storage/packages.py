@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from babeltune.errors import ObjectStoreError, StoreError, counted
+from babeltune.errors import ObjectStoreError, StoreError, plural
 from babeltune.files import file_lock, in_turn, replace_folder, sha256_of, version, write_whole
 from babeltune.schema.storage_location import StorageLocation
 from babeltune.stages import Count, uncounted
@@ -123,7 +123,7 @@ class Packages:
         sizes = {name: entries[at].size if (at := f"{key}/{name}") in entries else None for name in files.keys() - here}
         if gone := sorted(name for name, size in sizes.items() if size != files[name]["bytes"]):
             raise StoreError(
-                f"the storage {self.store.uri} has lost {counted(len(gone), 'file')} of {key}, such as {gone[0]}; "
+                f"the storage {self.store.uri} has lost {plural(len(gone), 'file')} of {key}, such as {gone[0]}; "
                 "`babeltune resume` makes them again"
             )
         texts = {name: (draft / name).read_bytes().decode() for name in here if files[name]["sha256"][:16] not in name}

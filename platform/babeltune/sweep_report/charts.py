@@ -85,7 +85,7 @@ def named_lines(axes: Axes, curves: Sequence[Curve], named: Sequence[str]) -> No
         )
 
 
-def joined(lines: Iterable[tuple[Iterable[float], Iterable[float]]]) -> tuple[list[float], list[float]]:
+def one_line(lines: Iterable[tuple[Iterable[float], Iterable[float]]]) -> tuple[list[float], list[float]]:
     """Lines, each `x` and `y`, as one with gaps. matplotlib takes much longer to draw many."""
     points = [point for x, y in lines for point in (*zip(x, y, strict=True), (math.nan, math.nan))]
     return [x for x, _ in points], [y for _, y in points]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from babeltune.errors import counted
+from babeltune.errors import plural
 from babeltune.evaluation.metric_names import PARAMETERS
 from babeltune.sweep.state.leaderboard import speed_words
 from babeltune.sweep_report.document import Document, Fact
@@ -58,7 +58,7 @@ def _facts(report: SweepReport) -> Iterator[Fact]:
     yield Fact(
         label="training time",
         value=duration(report.cost.training_s),
-        detail=f"{counted(report.cost.pairs, 'pair')} seen, over all trials",
+        detail=f"{plural(report.cost.pairs, 'pair')} seen, over all trials",
     )
     if PARAMETERS in best.row.metrics:
         size = best.row.metrics[PARAMETERS]

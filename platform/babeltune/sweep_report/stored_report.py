@@ -24,17 +24,17 @@ def report_at_the_end(folder: SweepFolder, cluster: Cluster, say: Say) -> Path |
     path, ended, is_newer = folder.path / "report.html", folder.path / "state.json", False
     with suppress(OSError):
         is_newer = path.is_file() and path.stat().st_mtime >= ended.stat().st_mtime
-    return _kept(folder, cluster, say, made=is_newer)
+    return _write_and_track(folder, cluster, say, made=is_newer)
 
 
 def report_again(sweep: str, cluster: Cluster, say: Say) -> None:
     """The report of a sweep that has one, with what promotion has decided since."""
     folder = StorageView(cluster).sweep(sweep)
     if (folder.path / "report.html").is_file():
-        _kept(folder, cluster, say, made=False)
+        _write_and_track(folder, cluster, say, made=False)
 
 
-def _kept(folder: SweepFolder, cluster: Cluster, say: Say, *, made: bool) -> Path | None:
+def _write_and_track(folder: SweepFolder, cluster: Cluster, say: Say, *, made: bool) -> Path | None:
     """Writes the report, unless it is `made`, and gives it to MLflow once that has taken all else."""
     path = folder.path / "report.html"
     try:

@@ -6,7 +6,7 @@ import math
 import shlex
 from collections.abc import Iterator, Sequence
 
-from babeltune.errors import listed
+from babeltune.errors import list_of
 from babeltune.schema.base import number
 from babeltune.schema.records import UNTRAINED, Goal
 from babeltune.sweep_report.record import Z95, Standing, SweepReport
@@ -95,7 +95,7 @@ def _worth(report: SweepReport) -> Iterator[str]:
     both = [(name, values[best.row.name], values.get(rival.row.name, -math.inf)) for name, values in subsets]
     behind = [f"{name} ({score(mine)} against {score(its)})" for name, mine, its in both if its > mine]
     if behind:
-        yield f"{rival.row.name} is ahead in {listed(behind, MOST_SUBSETS)}."
+        yield f"{rival.row.name} is ahead in {list_of(behind, MOST_SUBSETS)}."
 
 
 def _best(report: SweepReport) -> str:

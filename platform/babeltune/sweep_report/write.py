@@ -50,7 +50,7 @@ def page(report: SweepReport, format_: Format) -> str:
     return text
 
 
-def drawn(report: SweepReport) -> bytes:
+def draw_picture(report: SweepReport) -> bytes:
     """The report as a picture, with as many trials as its height allows."""
     most = PICTURED_ROWS
     while True:
@@ -74,7 +74,7 @@ def write_report(
     settle_quietly(places)
     report = gather(folder)
     path = folder.path / f"report.{format_}" if out is None else out
-    data = drawn(report) if format_ == "png" else page(report, format_).encode()
+    data = draw_picture(report) if format_ == "png" else page(report, format_).encode()
     try:
         write_out(path, data)
     except OSError as error:

@@ -18,10 +18,10 @@ from babeltune.tracking.mlflow_client import (
     NOTE,
     PARAM_CHARACTERS,
     TAG_CHARACTERS,
-    cut,
     flattened,
     name_of,
     quotable,
+    shorten,
     text_of,
 )
 
@@ -72,12 +72,12 @@ def log_checkpoint(client: MlflowClient, experiment: str, run: str, model: Check
         experiment,
         name=re.sub(r"[/:.%\"']", "_", model.name),
         source_run_id=run,
-        tags={name_of(name): cut(text_of(value), TAG_CHARACTERS) for name, value in tags.items()},
-        params={name: cut(value, PARAM_CHARACTERS) for name, value in flattened(model.params).items()},
+        tags={name_of(name): shorten(text_of(value), TAG_CHARACTERS) for name, value in tags.items()},
+        params={name: shorten(value, PARAM_CHARACTERS) for name, value in flattened(model.params).items()},
         model_type="sentence encoder",
     )
     with draft_folder("model") as place:
-        described(place, with_signature(model.dimension, run_id=run, model_id=entry.model_id))
+        write_mlmodel(place, with_signature(model.dimension, run_id=run, model_id=entry.model_id))
         client.log_model_artifacts(entry.model_id, str(place))
     client.log_outputs(run, [LoggedModelOutput(entry.model_id, model.step)])
     client.log_batch(run, _metrics(model, entry.model_id, run))
@@ -122,7 +122,7 @@ def with_signature(dimension: int, **about: Any) -> Model:
     return model
 
 
-def described(folder: Path, model: Model) -> None:
+def write_mlmodel(folder: Path, model: Model) -> None:
     """Writes what MLflow reads of a model into the folder: `MLmodel`, and the example of an input."""
     model.save(str(folder / "MLmodel"))
     (folder / EXAMPLE).write_text(json.dumps(SENTENCES, ensure_ascii=False), encoding="utf-8")

@@ -202,7 +202,7 @@ def flattened(params: Mapping[str, object], prefix: str = "") -> dict[str, str]:
         if isinstance(value, Mapping) and value:
             flat |= flattened(value, f"{prefix}{name}.")
         else:
-            flat[name_of(f"{prefix}{name}")] = cut(text_of(value), PARAM_CHARACTERS)
+            flat[name_of(f"{prefix}{name}")] = shorten(text_of(value), PARAM_CHARACTERS)
     return flat
 
 
@@ -210,7 +210,7 @@ def text_of(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
 
 
-def cut(text: str, limit: int) -> str:
+def shorten(text: str, limit: int) -> str:
     """The text within the limit, saying what was cut."""
     if len(text) <= limit:
         return text

@@ -15,18 +15,18 @@ from babeltune.errors import BabeltuneError, PromotionError, UnknownNameError, n
 from babeltune.files import draft_folder, sha256_of
 from babeltune.models.hub import dimension_of
 from babeltune.redaction import without_password
-from babeltune.tracking.checkpoint_models import EXAMPLE, add_version, described, model_of_run, with_signature
+from babeltune.tracking.checkpoint_models import EXAMPLE, add_version, model_of_run, with_signature, write_mlmodel
 from babeltune.tracking.mlflow_client import (
     METRICS_PER_BATCH,
     STEP_UNIT,
     SWEEP,
     TRIAL,
-    cut,
     experiment_id,
     name_of,
     open_client,
     quotable,
     run_of_trial,
+    shorten,
     slices,
     text_of,
     trial_name,
@@ -153,7 +153,7 @@ def whole_sections(card: str, limit: int) -> str:
             room -= len(section) + 1
         else:
             left.append(name)
-    return cut("\n".join([beginning, *whole, "", _left_out(left, limit)]), limit)
+    return shorten("\n".join([beginning, *whole, "", _left_out(left, limit)]), limit)
 
 
 def _left_out(names: Sequence[str], limit: int) -> str:
@@ -171,7 +171,7 @@ def log_signature(client: MlflowClient, run_id: str, path: str, folder: Path) ->
     model.add_flavor("python_function", loader_module="mlflow.sentence_transformers", data=".")
     model.add_flavor("sentence_transformers", sentence_transformers_version=sentence_transformers.__version__)
     with draft_folder("model") as place:
-        described(place, model)
+        write_mlmodel(place, model)
         client.log_artifacts(run_id, str(place), path)
 
 

@@ -37,7 +37,6 @@ from babeltune.tracking.mlflow_client import (
     SWEEP,
     TAG_CHARACTERS,
     TRIAL,
-    cut,
     experiment_id,
     first_line,
     flattened,
@@ -47,6 +46,7 @@ from babeltune.tracking.mlflow_client import (
     name_of,
     open_client,
     run_of_trial,
+    shorten,
     slices,
     text_of,
     trial_name,
@@ -398,7 +398,7 @@ class _Sender:
         if NOTE in texts:
             runs = {trial_name(key): run for key, run in self.runs.items()}
             texts[NOTE] = linked(texts[NOTE], self.experiment_id, runs)
-        entries = [RunTag(name_of(name), cut(text, TAG_CHARACTERS)) for name, text in texts.items()]
+        entries = [RunTag(name_of(name), shorten(text, TAG_CHARACTERS)) for name, text in texts.items()]
         for part in slices(entries, ENTRIES_PER_BATCH):
             self._try(self.client.log_batch, self.runs[key], (), (), part)
 

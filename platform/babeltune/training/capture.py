@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from babeltune.errors import counted
+from babeltune.errors import plural
 from babeltune.method import Batch
 
 if TYPE_CHECKING:
@@ -166,11 +166,10 @@ class Capture:
     @property
     def summary(self) -> str:
         """The outcome, in a line."""
-        steps = (
-            f"{self.replayed:,} of {counted(self.steps, 'step')} replayed from {counted(len(self.recorded), 'graph')}"
-        )
+        steps, graphs = plural(self.steps, "step"), plural(len(self.recorded), "graph")
         guard = f", {self.compared:,} compared with eager ones, which differ by {self.difference:.1e} at most"
-        return f"off: {self.off}" if self.off else steps + (guard if self.compared else "")
+        words = f"{self.replayed:,} of {steps} replayed from {graphs}{guard if self.compared else ''}"
+        return f"off: {self.off}" if self.off else words
 
     def release(self) -> None:
         """Gives the graphs and their memory back."""

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
 
-from babeltune.errors import TrainingError, counted
+from babeltune.errors import TrainingError, plural
 from babeltune.method import trial_context
 from babeltune.method.distributed import ProcessGroup
 from babeltune.products import ONEDNN, use_onednn
@@ -217,8 +217,8 @@ def paid_for(trial: Trial, prepared: Prepared, ranks: ProcessGroup, device: torc
     pairs = ranks.of_first(int(pairs_paid), device)
     if pairs < (least := 2 * training.reports * training.global_batch):
         raise TrainingError(
-            f"training.compute {training.compute:g} s pays for {counted(pairs, 'pair')}, and "
-            f"{counted(training.reports, 'report')} of two "
+            f"training.compute {training.compute:g} s pays for {plural(pairs, 'pair')}, and "
+            f"{plural(training.reports, 'report')} of two "
             f"steps need {least:,}; give at least {training.compute * least / max(pairs, 1):.2g}"
         )
     return with_length(trial, pairs)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from babeltune.data.arrays import Grouped, kept, numbered, parts, taken, zeros
+from babeltune.data.arrays import Grouped, numbered, parts, rows_at, rows_where, zeros
 from babeltune.training.permutation import Permutation
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class DrawnStream(Stream):
         drawn = self.rows if self.even else self._repeated(generator)
         if self.order is None:
             return generator.permutation(drawn)
-        return taken(drawn, Grouped(taken(self.order, drawn)).places)
+        return rows_at(drawn, Grouped(rows_at(self.order, drawn)).places)
 
     def _repeated(self, generator: np.random.Generator) -> NDArray[np.int64]:
         """The rows, each as often as its weight and a draw say."""
@@ -215,13 +215,13 @@ def streams_of(drawn: DrawnPairs, groups: Sequence[int], seed: int) -> list[Stre
 
 def _drawn_streams(drawn: DrawnPairs, groups: Sequence[int], seed: int) -> Iterator[Stream]:
     pairs = numbered(len(drawn.groups)) if drawn.only is None else drawn.only
-    of_pairs = taken(drawn.groups, pairs)
+    of_pairs = rows_at(drawn.groups, pairs)
     for group in groups:
         where = zeros(len(pairs), np.bool_)
         for part in parts(len(pairs)):
             where[part] = of_pairs[part] == group
-        rows = kept(pairs, where)
-        yield DrawnStream(rows, taken(drawn.weights, rows), (seed, 7, group), drawn.order)
+        rows = rows_where(pairs, where)
+        yield DrawnStream(rows, rows_at(drawn.weights, rows), (seed, 7, group), drawn.order)
 
 
 def _spans(drawn: DrawnPairs) -> dict[int, list[Span]]:

@@ -60,10 +60,10 @@ def candidates(trial: Trial, own_share: OwnShare) -> int:
     return 1 + own_share.queue if own_share.queue else trial.training.global_batch // trial.training.batch_parts
 
 
-def fitted(trial: Trial, prepared: Prepared) -> Trial:
+def fit_temperatures(trial: Trial, prepared: Prepared) -> Trial:
     """The trial with numbers in place of `auto`. Raises `MethodError` for a share that cannot be had."""
     context = trial_context(trial.method, trial.config)
-    numbers = {name: _measured(_batches(trial, prepared, fit), fit) for name, fit in context.fits.items()}
+    numbers = {name: _measure_share(_batches(trial, prepared, fit), fit) for name, fit in context.fits.items()}
     return with_fitted(trial, numbers)
 
 
@@ -82,6 +82,6 @@ def _batches(trial: Trial, prepared: Prepared, own_share: OwnShare) -> LabelBatc
 
 
 @lru_cache(maxsize=256)  # trials of one sweep ask for the same
-def _measured(batches: LabelBatches, own_share: OwnShare) -> float:
+def _measure_share(batches: LabelBatches, own_share: OwnShare) -> float:
     vectors = list(batches.vectors(own_share))
     return fitted_temperature(own_share, vectors, rows=max(1, COSINES // sum(map(len, vectors))))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from babeltune.data.arrays import histogram, taken
+from babeltune.data.arrays import histogram, rows_at
 from babeltune.errors import TrainingError
 from babeltune.training.epochs import DrawnPairs, streams_of
 
@@ -76,7 +76,7 @@ class Schedule:
         self, pairs: DrawnPairs, sampling: Sampling, *, global_batch: int, total_pairs: int, seed: int
     ) -> None:
         of = " that the method can use and no threshold of data.sampling leaves out" if pairs.only is not None else ""
-        groups = pairs.groups if pairs.only is None else taken(pairs.groups, pairs.only)
+        groups = pairs.groups if pairs.only is None else rows_at(pairs.groups, pairs.only)
         self.streams = streams_of(pairs, with_negatives(histogram(groups).tolist(), of), seed)
         batch = min(global_batch, len(pairs))
         rows = [stream.size for stream in self.streams]

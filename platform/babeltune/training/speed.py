@@ -45,7 +45,7 @@ def sentences_per_second(
     It is measured once for each `architecture`, a name for all that decides the speed. `take` is as in `encode_all`."""
     if architecture not in _known:
         drawn = np.random.default_rng(0).permutation(ids)[:MOST]
-        times = _measured(lambda: encode_all(encoder, take, drawn, device=device), device)
+        times = _timings(lambda: encode_all(encoder, take, drawn, device=device), device)
         _known[architecture] = speed_and_spread(len(drawn), list(times))
     return _known[architecture]
 
@@ -67,14 +67,14 @@ def bought_sentences_per_second(model: SentenceTransformer, texts: Sequence[str]
         for batch in batches:
             model(batch)["sentence_embedding"].cpu()
 
-    return speed_and_spread(len(drawn), list(_measured(encode, model.device)))
+    return speed_and_spread(len(drawn), list(_timings(encode, model.device)))
 
 
 def _moved(value: object, device: torch.device) -> object:
     return value.to(device) if isinstance(value, torch.Tensor) else value
 
 
-def _measured(work: Callable[[], object], device: torch.device) -> Iterator[float]:
+def _timings(work: Callable[[], object], device: torch.device) -> Iterator[float]:
     """Seconds of the work, again and again for a while."""
     clock = time.thread_time if device.type == "cpu" else time.perf_counter
     with _one_thread():

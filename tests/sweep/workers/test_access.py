@@ -26,8 +26,8 @@ from babeltune.sweep.workers.access import (
     close_token_file,
     open_to_all,
     refuse_open,
-    shown,
     takes,
+    token_variables,
 )
 from waiting import PATIENCE_S
 
@@ -268,7 +268,7 @@ except ClusterError as error:
 def test_a_cluster_that_wants_a_token_is_used(ray_cluster):
     address = ray.get_runtime_context().gcs_address
     assert takes(address, STRANGER) is False
-    assert takes(address, shown("0" * 64)) is False
+    assert takes(address, token_variables("0" * 64)) is False
     assert takes(address, {})
     refuse_open("cluster 'lab'", address, insecure=False)
     assert not open_to_all("cluster 'lab'", address)

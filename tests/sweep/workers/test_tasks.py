@@ -12,7 +12,7 @@ import ray
 from babeltune.errors import ClusterError, DataError
 from babeltune.sweep.sync.shards import Carrier
 from babeltune.sweep.workers import tasks
-from babeltune.sweep.workers.tasks import counted, fetched, followed, ray_refusals, ray_shards
+from babeltune.sweep.workers.tasks import fetched, followed, ray_refusals, ray_shards, with_progress
 from waiting import PATIENCE_S, wait_until
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers import no test
@@ -45,7 +45,7 @@ def test_a_long_task_tells_how_far_it_is_before_it_returns(ray_cluster, tmp_path
         noticed.append((done, of))
         (tmp_path / str(done)).touch()
 
-    task = ray.remote(counted).remote(None, "", count_to, 3, tmp_path, "the data")
+    task = ray.remote(with_progress).remote(None, "", count_to, 3, tmp_path, "the data")
     assert followed(task, tell) == "counted for the data"
     assert sorted(set(noticed)) == [(1, 3), (2, 3), (3, 3)]
 
@@ -55,7 +55,7 @@ def refuse_it(prepared, tell):
 
 
 def test_an_error_of_a_task_that_tells_is_raised_as_itself(ray_cluster):
-    task = ray.remote(counted).remote(None, "", refuse_it, "line 7")
+    task = ray.remote(with_progress).remote(None, "", refuse_it, "line 7")
     with pytest.raises(DataError, match=r"^line 7 is none$"):
         followed(task, lambda done, of: None)
 
@@ -72,7 +72,7 @@ def tell_once_and_hang(folder, prepared, tell):
 @pytest.mark.parametrize("tells", [True, False])
 def test_a_task_that_gets_no_further_is_ended_with_a_line_on_how_to_go_on(ray_cluster, tmp_path, tells):
     if tells:
-        task = ray.remote(counted).remote(None, "", tell_once_and_hang, tmp_path, "the data")
+        task = ray.remote(with_progress).remote(None, "", tell_once_and_hang, tmp_path, "the data")
     else:
         task = ray.remote(tell_once_and_hang).remote(tmp_path, None, ignore)
     result = partial(followed, task, ignore) if tells else partial(fetched, task)

@@ -15,7 +15,7 @@ from babeltune.apps.filtering import select, translate
 from babeltune.apps.mining import mine
 from babeltune.apps.mining.margin import around
 from babeltune.apps.mining.vectors import Model
-from babeltune.errors import DataError, SpecError, counted
+from babeltune.errors import DataError, SpecError, plural
 from babeltune.files import json_text, write_out
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def candidates(corpus: NoisyCorpus, test: Pairs | None) -> tuple[Pairs, dict[str
     pairs, languages = select.without_english(pairs, among)
     if not len(pairs):
         raise DataError(
-            f"{corpus.path}: nothing is left of {counted(pairs.read, 'pair')}; dropped: {dict(pairs.dropped)}"
+            f"{corpus.path}: nothing is left of {plural(pairs.read, 'pair')}; dropped: {dict(pairs.dropped)}"
         )
     return pairs, languages
 
@@ -177,7 +177,7 @@ def translations(
     for row in subsets:
         limit, count, place = row.asked, row.pairs, folder / f"top-{row.asked}"
         if not count:
-            raise DataError(f"no pair fits in {counted(limit, 'token')}, so there is nothing to train on; ask for more")
+            raise DataError(f"no pair fits in {plural(limit, 'token')}, so there is nothing to train on; ask for more")
 
         def tell(step: int, of: int, loss: float, limit: int = limit) -> None:
             translation.on_step(limit, step, of, loss)

@@ -27,7 +27,7 @@ from babeltune.data.file_readers import bounded_lines, refuse_broken
 from babeltune.data.shards import RunShards, run_here
 from babeltune.data.stored_arrays import open_matrix
 from babeltune.data.text_streams import text_stream
-from babeltune.errors import DataError, counted
+from babeltune.errors import DataError, plural
 from babeltune.evaluation.bitext import Margin
 from babeltune.evaluation.knn import UNDEFINED, Matches
 from babeltune.evaluation.sts import paired_cosine
@@ -156,7 +156,7 @@ def mine(source: Path, target: Path, out: Path, settings: Settings, encoding: En
         folders = embedded((sources, targets), encoding, work, run_shards)
         matches = _search(folders, settings, encoding)
         pairs = retrieve(matches, settings.margin, settings.retrieval, settings.threshold)
-        with written(out) as file:
+        with whole_file(out) as file:
             for score, left, right in zip(pairs.score, pairs.left, pairs.right, strict=True):
                 file.write(f"{score:.6f}\t{sources[int(left)]}\t{targets[int(right)]}\n")
     return Mined(
@@ -181,7 +181,7 @@ def score(pairs_file: Path, out: Path, settings: Settings, encoding: Encoding) -
             (pairs.source, pairs.target), (pairs.sources, pairs.targets), settings, encoding, work
         )
         defined = scores != UNDEFINED
-        with written(out) as file:
+        with whole_file(out) as file:
             for value, i, j in zip(scores[defined], pairs.sources[defined], pairs.targets[defined], strict=True):
                 file.write(f"{value:.6f}\t{pairs.source[int(i)]}\t{pairs.target[int(j)]}\n")
     return Scored(
@@ -309,7 +309,7 @@ def warnings_about(done: Mined | Scored) -> Iterator[str]:
     """Warnings about the result of `mine` or `score`, such as fewer neighbours than `k`."""
     if min(done.neighbours) < done.settings.k:
         yield (
-            f"k is {done.settings.k}, but one side has only {counted(min(done.neighbours), 'different sentence')}: "
+            f"k is {done.settings.k}, but one side has only {plural(min(done.neighbours), 'different sentence')}: "
             "that many neighbours were used"
         )
     if any(done.without_neighbours):
@@ -327,7 +327,7 @@ def warnings_about(done: Mined | Scored) -> Iterator[str]:
 
 
 @contextmanager
-def written(out: Path) -> Iterator[IO[str]]:
+def whole_file(out: Path) -> Iterator[IO[str]]:
     """A text file that appears under its name when it is complete."""
     with written_bytes(out) as file, io.TextIOWrapper(file, encoding="utf-8", newline="\n") as text:
         yield text

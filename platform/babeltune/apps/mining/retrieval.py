@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from babeltune.apps.mining.margin import precision_at_1
-from babeltune.apps.mining.mine import Encoding, embedded, working, written
+from babeltune.apps.mining.mine import Encoding, embedded, whole_file, working
 from babeltune.apps.mining.resumable_search import ResumableSearch, one_way_resumable
 from babeltune.apps.mining.sentences import NONE, Lines, Sentences, read_gold, read_lines
 from babeltune.apps.mining.tiles import Precision
@@ -74,7 +74,7 @@ def retrieve(
         folders = embedded((query_texts, texts), encoding, work, names=("queries", "candidates"))
         search = ResumableSearch(encoding.storage, (folders[0], folders[1]), k, precision, both=False)
         nearest = one_way_resumable(search, functools.partial(progress, "searching"))
-        with written(out) as file:
+        with whole_file(out) as file:
             for number in range(len(query_texts)):
                 for cosine, index in zip(nearest.cosine[number].tolist(), nearest.index[number].tolist(), strict=True):
                     if index < 0:

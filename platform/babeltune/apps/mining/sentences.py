@@ -18,7 +18,7 @@ import numpy as np
 
 from babeltune.apps.own_files.tables import named_sheet
 from babeltune.apps.pair_files import Columns, only_column, pair_rows
-from babeltune.data.file_readers import BLANK, EMPTY_SIDE, ZERO_BYTE, Fault, located, not_utf8, numbered, refuse_broken
+from babeltune.data.file_readers import BLANK, EMPTY_SIDE, ZERO_BYTE, Fault, file_at, not_utf8, numbered, refuse_broken
 from babeltune.errors import DataError
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ def read_files(
 
 def check_text(path: Path, codec: str | None, column: str | None) -> None:
     """Raises `DataError` for a file that cannot be read, or has no text or no such column. A pipe is not read."""
-    if located(str(named_sheet(str(path), path)[0]), once=True).is_file():
+    if file_at(str(named_sheet(str(path), path)[0]), once=True).is_file():
         lines = Lines()
         if next(_text_lines(path, lines, codec, column), None) is None:
             _check_some(path, lines)

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from babeltune.apps.own_files.proposal import check_sets, propose, teacher_of, this_machine
 from babeltune.apps.own_files.rows import Collected, Monolingual, TableRows, collect, refuse_unknown
-from babeltune.apps.own_files.splits import grouped, large_enough, split, write
+from babeltune.apps.own_files.splits import large_enough, split, texts_by_languages, write
 from babeltune.apps.own_files.sweep_yaml import SCHEMA, cluster_option, sweep_yaml
 from babeltune.apps.own_files.tables import read_table
-from babeltune.errors import DataError, SpecError, counted
+from babeltune.errors import DataError, SpecError, plural
 from babeltune.files import check_place, draft_of, remove_left, replace_folder, write_json, write_out
 from babeltune.planning.availability import models_at_hand
 from babeltune.planning.sweep_file import read_sweep
@@ -131,7 +131,7 @@ def recipe_of(out: Path) -> Path:
 
 def make_sweep(files: Sequence[str], collected: Collected, options: InitOptions) -> InitResult:
     """Splits the rows and writes the sweep file, which is read back as `plan` reads it."""
-    groups, repeated = grouped(collected.tables)
+    groups, repeated = texts_by_languages(collected.tables)
     groups = large_enough(groups, collected.notes)
     languages = list(dict.fromkeys(language for texts in groups for language in texts))
     teacher = teacher_of(options.teacher, languages, options.teacher_languages)
@@ -163,7 +163,7 @@ def make_sweep(files: Sequence[str], collected: Collected, options: InitOptions)
     notes = [*collected.notes, *(note for table in collected.tables for note in table.notes)]
     if repeated:
         verb = "stands" if repeated == 1 else "stand"
-        notes.append(f"{counted(repeated, 'row')} {verb} in an earlier file too; each was used once")
+        notes.append(f"{plural(repeated, 'row')} {verb} in an earlier file too; each was used once")
     return InitResult(
         path=out,
         kind="sweep",

@@ -32,7 +32,7 @@ from babeltune.data.text_keys import text_key
 from babeltune.data.text_streams import text_name
 from babeltune.data.texts import Texts
 from babeltune.data.translation_files import FORMATS
-from babeltune.errors import DataError, counted, listed, nearest, shortened
+from babeltune.errors import DataError, list_of, nearest, plural, shortened
 from babeltune.schema.base import made_of
 from babeltune.schema.languages import code_of, meaning
 from babeltune.schema.records import MosesSource, Source
@@ -141,12 +141,12 @@ def read_columns(table: Table, wanted: Mapping[str, str]) -> list[TableRows]:
             lack += f" (of a list in `data`: `jq -c '.data[]' {table.given} > rows.jsonl`)"
         raise DataError(f"{table.given}: it was read as {table.format} and holds no {lack}")
     if not table.sample:
-        raise DataError(f"{table.given} has the columns {listed(table.columns)} and no rows; give a table with rows")
+        raise DataError(f"{table.given} has the columns {list_of(table.columns)} and no rows; give a table with rows")
     notes: list[str] = []
     tags = [] if wanted else language_columns(table)
     if tags:
         return by_language(table, tags)
-    columns = found_columns(table, notes, named(table, wanted, notes))
+    columns = found_columns(table, notes, user_columns(table, wanted, notes))
     if len(columns) < 2 and len(table.sample) > 1 and len(set(table.sample)) == 1:
         raise DataError(
             f"{table.given}: all rows are equal ({len(table.sample):,} were looked at), so one row is left; "
@@ -164,7 +164,7 @@ def read_columns(table: Table, wanted: Mapping[str, str]) -> list[TableRows]:
     left = [name for name in table.columns if name not in columns.values()]
     if left:
         notes.append(f"{table.given}: not used: column {', '.join(map(shortened, left[:20]))}")
-    return [cleaned(table.given, table.layout, columns, rows, notes)]
+    return [usable_rows(table.given, table.layout, columns, rows, notes)]
 
 
 def source_of(table: Table, columns: Mapping[str, str]) -> Source:
@@ -192,7 +192,7 @@ def _root(table: Table) -> Path:
     return Path.cwd() if table.format == "hub" else Path("/")
 
 
-def named(table: Table, by_language: Mapping[str, str], notes: list[str]) -> dict[str, str]:
+def user_columns(table: Table, by_language: Mapping[str, str], notes: list[str]) -> dict[str, str]:
     """Language -> column as the user names them. A number counts the columns from 0, if none is called so. A note says
     if the text contradicts the language."""
     refuse_unknown("--columns", by_language)
@@ -293,10 +293,10 @@ def by_language(table: Table, tags: Sequence[str]) -> list[TableRows]:
     for key in numbers:
         places = np.array(numbers[key])
         texts = {name: rows.columns[name].at(places) for name in some if name not in tags}
-        words = listed(key)
+        words = list_of(key)
         codes = [code for value in key for code in codes_in(value)]
         two = all(map(codes_in, key)) and (len(codes) == 1 or len(set(map(alpha3, codes))) > 1)
-        columns = matched(texts, codes) if two else {}
+        columns = columns_by_language(texts, codes) if two else {}
         if len(columns) < 2:
             odd[words] = len(places)
             continue
@@ -307,17 +307,17 @@ def by_language(table: Table, tags: Sequence[str]) -> list[TableRows]:
             dropped={} if parts else rows.dropped,
         )
         try:
-            parts.append(cleaned(f"{table.given} ({words})", table.layout, columns, part, []))
+            parts.append(usable_rows(f"{table.given} ({words})", table.layout, columns, part, []))
         except DataError:  # no row is left
             odd[words] = len(places)
-    rule = f"{MAX_BROKEN:.0%} that may be: they have no text in two languages; correct {listed(tags)}"
+    rule = f"{MAX_BROKEN:.0%} that may be: they have no text in two languages; correct {list_of(tags)}"
     refuse_broken(table.given, (odd.total(), len(rows), "rows"), odd, rule=rule)
     if odd:
         parts[0].left_out["no two languages"] = odd.total()
     return parts
 
 
-def matched(texts: Mapping[str, Texts], codes: Sequence[str]) -> dict[str, str]:
+def columns_by_language(texts: Mapping[str, Texts], codes: Sequence[str]) -> dict[str, str]:
     """Language -> column of rows in these languages: each language takes the column that reads as it. The rest go in
     order, as the columns stand. One code leaves the other column to its text."""
     free = {column: language_of(some[: 4 * SAMPLED]) for column, some in texts.items() if len(some)}
@@ -409,7 +409,7 @@ def read_moses(group: Sequence[Table], notes: list[str]) -> TableRows:
     rows = read_rows(file, source, Path("/"))
     notes.append(f"{file}: read as aligned, since they have equally many lines")
     columns = dict(zip(paths, (table.given for table in group), strict=True))
-    return cleaned(file, group[0].layout, columns, rows, [])
+    return usable_rows(file, group[0].layout, columns, rows, [])
 
 
 # --- Rows that are used --------------------------------------------------------------------------------------------
@@ -445,11 +445,11 @@ def in_their_languages(file: str, rows: Rows, notes: list[str]) -> tuple[list[li
     for end, (about, concerned) in ends.items():
         if about:  # a row that is wrong on both sides counts once
             number = int(np.count_nonzero(concerned))
-            notes.append(f"{file}: {', and '.join(about)}; {number:,} of {counted(len(rows), 'row')} {end}")
+            notes.append(f"{file}: {', and '.join(about)}; {number:,} of {plural(len(rows), 'row')} {end}")
     count, share = int(np.count_nonzero(other)), float(np.mean(other))
     if count and share <= FEW_STRANGERS:
         verb = "seems" if count == 1 else "seem"
-        notes.append(f"{file}: {counted(count, 'row')} {verb} to be in another language than the column; kept")
+        notes.append(f"{file}: {plural(count, 'row')} {verb} to be in another language than the column; kept")
     return columns, ["in another language" if each and share > FEW_STRANGERS else "" for each in other.tolist()]
 
 
@@ -480,13 +480,13 @@ def swap_back(
     for each in labels:
         each[sure] = -1
     if len(sure):
-        rows = counted(len(sure), "row has", "rows have")
-        rest = f"; {counted(unsure, 'row')} could not be judged and stayed" if unsure else ""
+        rows = plural(len(sure), "row has", "rows have")
+        rest = f"; {plural(unsure, 'row')} could not be judged and stayed" if unsure else ""
         backs = "it was" if len(sure) == 1 else "they were"
         notes.append(f"{file}: {rows} {first} and {second} swapped; {backs} swapped back{rest}")
 
 
-def cleaned(file: str, layout: str, columns: dict[str, str], rows: Rows, notes: Sequence[str]) -> TableRows:
+def usable_rows(file: str, layout: str, columns: dict[str, str], rows: Rows, notes: Sequence[str]) -> TableRows:
     """The rows less long ones, copies and repeated ones, counted by reason."""
     left_out = dict(rows.dropped)
     seen: set[tuple[str, ...]] = set()

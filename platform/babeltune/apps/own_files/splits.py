@@ -16,7 +16,7 @@ from babeltune.apps.own_files.rows import TableRows
 from babeltune.data.split import Block, hold_out
 from babeltune.data.text_keys import sentence_keys, text_key
 from babeltune.data.texts import Texts
-from babeltune.errors import DataError, counted
+from babeltune.errors import DataError, plural
 from babeltune.schema.records import Split, TsvSource
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Group:
         return int(self.splits[split].sum())
 
 
-def grouped(tables: Sequence[TableRows]) -> tuple[list[dict[str, list[str]]], int]:
+def texts_by_languages(tables: Sequence[TableRows]) -> tuple[list[dict[str, list[str]]], int]:
     """The texts by set of languages, and how many rows were left out since an earlier file has them too."""
     groups: dict[frozenset[str], dict[str, list[str]]] = {}
     seen: dict[frozenset[str], set[tuple[str, ...]]] = {}
@@ -77,7 +77,7 @@ def large_enough(groups: Sequence[dict[str, list[str]]], notes: list[str]) -> li
     """The groups of at least `LEAST_ROWS` rows; a note for each other one. Raises `DataError` if none is left."""
     sizes = {"-".join(texts): len(next(iter(texts.values()))) for texts in groups}
     small = [
-        f"{name}: {counted(size, 'different row')}; train, dev and a sealed test need at least {LEAST_ROWS:,}"
+        f"{name}: {plural(size, 'different row')}; train, dev and a sealed test need at least {LEAST_ROWS:,}"
         for name, size in sizes.items()
         if size < LEAST_ROWS
     ]
@@ -142,7 +142,7 @@ def _refuse_small(groups: Sequence[Group]) -> None:
     for group, name in itertools.product(groups, SEEDS):
         if group.size(name) < LEAST:
             raise DataError(
-                f"{group.name}: only {counted(group.size(name), 'row')} can be held out as {name}, since most rows "
+                f"{group.name}: only {plural(group.size(name), 'row')} can be held out as {name}, since most rows "
                 "share texts "
                 f"with one another; at least {LEAST} are needed: add text that repeats less"
             )

@@ -12,7 +12,7 @@ import yaml
 
 from babeltune.apps.own_files.proposal import Proposal
 from babeltune.apps.own_files.splits import Group
-from babeltune.errors import counted
+from babeltune.errors import plural
 from babeltune.schema.document import read_document
 from babeltune.schema.paths import shipped_file
 
@@ -147,7 +147,7 @@ student: {{{shape.fields}, vocabulary: {proposal.vocabulary}, lowercase: true,
   max_tokens: 64, projection: teacher}}
 # The teacher gives the targets. It has to know the languages in this list, and one language of each row.
 teacher: {{model: {quoted(proposal.teacher.model)}, languages: [{knows}]}}
-# {proposal.pairs:,} pairs are {proposal.pairs / proposal.rows:.1f} passes over {counted(proposal.rows, "row")}.
+# {proposal.pairs:,} pairs are {proposal.pairs / proposal.rows:.1f} passes over {plural(proposal.rows, "row")}.
 training: {{pairs: {proposal.pairs}, reports: 5, global_batch: {proposal.global_batch}{precision}}}
 
 # Trials that are among the worse at a report are stopped there.
@@ -185,7 +185,7 @@ def sources(split: str, groups: Sequence[Group]) -> str:
         words = f"name: {quoted(f'{split}-{group.name}')}, path: {quoted(f'{split}.{group.name}.tsv')}, quoted: false"
         entry = f"{{{words}, columns: {{{columns}}}{pairs}}}"
         entry = entry if split == "train" else f"{{name: mine, source: {entry}}}"
-        lines.append(f"    - {entry} # {counted(group.size(split), 'row')}")
+        lines.append(f"    - {entry} # {plural(group.size(split), 'row')}")
     return "\n".join(lines)
 
 

@@ -21,9 +21,9 @@ from babeltune.data.file_readers import (
     Fault,
     QuotedLines,
     Row,
+    file_at,
     is_title,
     json_object,
-    located,
     named_delimiter,
     numbered,
     refuse_broken,
@@ -31,7 +31,7 @@ from babeltune.data.file_readers import (
 from babeltune.data.quotation_marks import QUOTED
 from babeltune.data.spreadsheets import sheet_rows, workbook_format
 from babeltune.data.text_streams import text_name
-from babeltune.errors import DataError, counted, listed, shortened
+from babeltune.errors import DataError, list_of, plural, shortened
 from babeltune.schema.base import Scalar, flat
 from babeltune.schema.records import HubSource
 
@@ -119,7 +119,7 @@ def read_table(file: str, *, encoding: str | None = None, header: bool | Collect
     if path.is_dir() or (strange and "/" in file and HUB.fullmatch(file)):
         return _dataset(file)
     path, sheet = named_sheet(file, path)
-    path = located(str(path.absolute()))
+    path = file_at(str(path.absolute()))
     if is_parquet(path):
         return _parquet(file, path)
     if (book := workbook_format(path)) is not None:
@@ -201,7 +201,7 @@ def _delimited(file: str, path: Path, lines: Sequence[str], hint: HeaderHint, na
         texts = tuple((line,) for line in lines)
         return Table(given=file, path=str(path), format="moses", columns=("text",), sample=texts, header=False)
     _, _, delimiter, quoted, rows = best
-    is_headed, guessed, names, rows, notes = headed(file, rows, hint)
+    is_headed, guessed, names, rows, notes = find_header(file, rows, hint)
     return Table(
         given=file,
         path=str(path),
@@ -232,7 +232,7 @@ def _header(file: str, rows: Sequence[Sequence[str]], hint: HeaderHint) -> tuple
     )
 
 
-def headed(
+def find_header(
     file: str, rows: list[list[str]], hint: HeaderHint
 ) -> tuple[bool, bool, tuple[str, ...], list[list[str]], tuple[str, ...]]:
     """Whether a row names the columns, the first one or the first below a title, and whether that is a guess. Then
@@ -242,14 +242,14 @@ def headed(
     guessed = bool(notes)
     if header and titles:
         words = shortened(" ".join(cell for row in rows[:titles] for cell in row if cell.strip()))
-        notes = (*notes, f"{file}: {counted(titles, 'row')} above the header left out: {words}")
+        notes = (*notes, f"{file}: {plural(titles, 'row')} above the header left out: {words}")
         rows = rows[titles:]
     elif titles:
         header, notes = _header(file, rows, hint)
         guessed = bool(notes)
     if len(rows) == 1 and header:
         raise DataError(
-            f"{file} has a header and no rows: {listed(rows[0])}; put rows below it, or read it without a header"
+            f"{file} has a header and no rows: {list_of(rows[0])}; put rows below it, or read it without a header"
         )
     names = [name.strip() for name in rows[0]] if header else [str(i) for i in range(len(rows[0]))]
     if header and (twice := [name for name, count in Counter(names).items() if name and count > 1]):
@@ -265,7 +265,7 @@ def _sheet(file: str, path: Path, book: Literal["xlsx", "ods"], sheet: str | Non
     rows = [row for _, row in itertools.islice(cells, SAMPLE_LINES) if not isinstance(row, Fault)]
     if not rows:
         raise DataError(f"{file} has no cells; name a workbook with text")
-    header, guessed, names, rows, notes = headed(file, rows, hint)
+    header, guessed, names, rows, notes = find_header(file, rows, hint)
     sample = tuple(map(tuple, rows))
     table = Table(given=file, path=str(path), format=book, columns=names, sample=sample, header=header, sheet=sheet)
     return replace(table, guessed=guessed, notes=notes)
@@ -341,7 +341,7 @@ def text_columns(
         if any(isinstance(row, Fault) for _, row in itertools.islice(rows_of([name]), SAMPLE_LINES)):
             binary.append(name)
     columns = [name for name, type_ in types.items() if is_text(type_) and name not in binary]
-    words = f"{file}: {listed(binary)} left out, as the bytes there are not UTF-8; write text"
+    words = f"{file}: {list_of(binary)} left out, as the bytes there are not UTF-8; write text"
     return columns, (words,) if binary else ()
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from babeltune.data.file_readers import Fault, lines_of, located, not_utf8, refuse_broken, tsv_rows
+from babeltune.data.file_readers import Fault, file_at, lines_of, not_utf8, refuse_broken, tsv_rows
 from babeltune.data.sources import Refusals
 from babeltune.errors import DataError, nearest, shortened
 
@@ -67,7 +67,7 @@ def read_examples(path: str, task: Task, language: str, *, drop: bool = False) -
 
     Raises `DataError` for a file that cannot be read, for a label that the task does not have and, unless these are
     dropped, for the first broken row."""
-    file = located(path)  # of a pair task's file the first line is read twice, which no pipe bears
+    file = file_at(path)  # of a pair task's file the first line is read twice, which no pipe bears
     content = hashlib.sha256()
     refusals = Refusals("--on-error drop", drop)
     tagged = task in TAGGED
@@ -115,7 +115,7 @@ def _pairs(file: Path, task: Task, language: str, content: hashlib._Hash, refusa
         if label == UNDECIDED:
             refusals.refuse(place, Fault("no gold label", f"{label!r}, where the annotators did not agree", "unused"))
             continue
-        yield (left, right), (number_of(SPELLED.get(label, label), task, place),)
+        yield (left, right), (plural(SPELLED.get(label, label), task, place),)
     if languages and not matched:
         offered = ", ".join(sorted(languages))
         raise DataError(
@@ -123,7 +123,7 @@ def _pairs(file: Path, task: Task, language: str, content: hashlib._Hash, refusa
         )
 
 
-def number_of(label: str, task: Task, place: str) -> int:
+def plural(label: str, task: Task, place: str) -> int:
     """A label's number. Raises `DataError` for one that the task does not have."""
     labels = LABELS[task]
     if label not in labels:
@@ -167,7 +167,7 @@ def _tagged(file: Path, task: Task, content: hashlib._Hash, refusals: Refusals) 
         if isinstance(words, Broken):
             refusals.refuse(f"{file}:{words.line}", words.fault)
         elif words:
-            numbers = tuple(number_of(tag, task, f"{file}:{line}") for line, _, tag in words)
+            numbers = tuple(plural(tag, task, f"{file}:{line}") for line, _, tag in words)
             yield tuple(form for _, form, _ in words), numbers
 
 

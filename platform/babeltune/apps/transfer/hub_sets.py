@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from babeltune.apps.transfer.formats import TAGGED, Examples, LabelledRows, Task, collected, number_of
+from babeltune.apps.transfer.formats import TAGGED, Examples, LabelledRows, Task, collected, plural
 from babeltune.data.arrow_readers import load_dataset
 from babeltune.data.file_readers import Fault
 from babeltune.data.sources import Refusals
@@ -109,7 +109,7 @@ def _examples(
             refusals.refuse(here, fault)
             continue
         words = [names[each] if names else str(each) for each in labels]
-        yield tuple(inputs), tuple(number_of(word, hub_set.task, here) for word in words)
+        yield tuple(inputs), tuple(plural(word, hub_set.task, here) for word in words)
 
 
 def label_names(feature: Any) -> list[str]:

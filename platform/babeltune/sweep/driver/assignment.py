@@ -31,9 +31,9 @@ def with_temperatures(folder: SweepFolder, trial: Trial) -> Trial:
     logged = log_of(folder.path).trials.get(trial.number)
     if logged is not None and logged.fitted:
         return with_fitted(trial, logged.fitted)
-    from babeltune.training.own_share import fitted  # it loads transformers, which most sweeps' drivers do without
+    from babeltune.training.own_share import fit_temperatures  # loads transformers, which most sweeps do without
 
-    return fitted(trial, read_prepared(folder.prepared))
+    return fit_temperatures(trial, read_prepared(folder.prepared))
 
 
 def assignment(sweep: Sweep, folder: SweepFolder, number: int, params: dict[str, Scalar]) -> TrialAssignment:

@@ -28,7 +28,7 @@ from babeltune.schema.storage_location import StorageLocation
 from babeltune.stages import Count, Progress, no_progress, uncounted
 from babeltune.sweep.driver.assignment import with_speed
 from babeltune.sweep.state.folder import SweepFolder
-from babeltune.sweep.workers.tasks import counted, followed
+from babeltune.sweep.workers.tasks import followed, with_progress
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -60,7 +60,7 @@ def score_baselines(
     scores, models, speeds = recorded.get("scores", {}), recorded.get("models", {}), recorded.get("speeds", {})
     digests = {row: _digest(name, models.get(row)) for name in sweep.baselines for row in (baseline_row(name),)}
     missing = {row: name for name in sweep.baselines if models.get(row := baseline_row(name)) != digests[row]}
-    counting, place = ray.remote(counted), (where, f"sweeps/{folder.id}/{folder.prepared.name}")
+    counting, place = ray.remote(with_progress), (where, f"sweeps/{folder.id}/{folder.prepared.name}")
     sentences = len({text for task in prepared.tasks for text in task.texts_of("student")})
     trial_of = shapes(sweep) if prepared.tasks else {}
     if new := {shape: trial for shape, trial in trial_of.items() if shape not in speeds}:

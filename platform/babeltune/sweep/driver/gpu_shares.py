@@ -20,7 +20,7 @@ from babeltune.schema.records import Sweep, Trial, with_fitted
 from babeltune.schema.storage_location import StorageLocation
 from babeltune.stages import Count, Progress, size, uncounted
 from babeltune.sweep.state.folder import SweepFolder
-from babeltune.sweep.workers.tasks import counted
+from babeltune.sweep.workers.tasks import with_progress
 
 LARGE = ("training.global_batch", "training.chunk", "training.precision", "training.batch_parts")
 """Settings that decide, beside the student's and the method's, how much memory a step takes."""
@@ -48,7 +48,7 @@ def with_gpu_share(
     tell = partial(progress, "measuring the memory of trials")
     tell(0, len(trials))
     place = (where, f"sweeps/{folder.id}/{folder.prepared.name}")
-    measuring = ray.remote(counted).options(num_cpus=cluster.cpus_per_worker, num_gpus=cluster.gpus)
+    measuring = ray.remote(with_progress).options(num_cpus=cluster.cpus_per_worker, num_gpus=cluster.gpus)
     taken, share = follow(measuring.remote(*place, measured_share, trials, prepared), tell)
     each = f"the first steps of a trial take {size(taken)}" if taken else "the worker has no CUDA to measure on"
     folder.note(f"measured: {each}; `gpus_per_worker: auto` is {share:g}")
@@ -71,8 +71,8 @@ def trials_by_memory(sweep: Sweep) -> list[Trial]:
 
 
 def measured_share(trials: Sequence[Trial], prepared: Prepared, tell: Count = uncounted) -> tuple[int, float]:
-    """The most bytes that the first steps of a trial take of this process' GPU, and the share that has room for them;
-    0 and a whole GPU if it has none. `tell` counts the trials."""
+    """The most bytes of this process' GPU for the first steps of a trial, and the share that has room for them. Without
+    a GPU it is 0 and a whole one. `tell` counts the trials."""
     if not torch.cuda.is_available():
         return 0, 1.0
     from babeltune.planning.calibration import gpu_share  # here, since the driver does without transformers

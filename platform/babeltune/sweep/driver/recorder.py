@@ -10,7 +10,7 @@ from pathlib import Path
 from babeltune.data.contamination import contaminated
 from babeltune.data.prepared import Prepared
 from babeltune.data.store import facts_of
-from babeltune.errors import counted
+from babeltune.errors import plural
 from babeltune.files import plain
 from babeltune.schema.cluster import Cluster
 from babeltune.schema.records import Report, Scalar, Sweep
@@ -139,7 +139,7 @@ class Recorder:
             f" {o.metric} {row.metrics[o.metric]:.4f}" for o in self.sweep.objectives if o.metric in row.metrics
         )
         self.folder.note(
-            f"{place.name} {state} after {counted(row.reports, 'report')}{best}{f' ({end.text})' if end.text else ''}"
+            f"{place.name} {state} after {plural(row.reports, 'report')}{best}{f' ({end.text})' if end.text else ''}"
         )
         if state in ENDED and self.policy is not None:
             self.policy.ended(row)
@@ -153,4 +153,4 @@ def _beginning(place: Path) -> str:
     damaged = ", ".join(str(checkpoint) for checkpoint in checkpoints if not is_good(checkpoint))
     if damaged:
         return f"goes on without its latest checkpoint, which is damaged: {damaged}"
-    return f"goes on after {counted(len(reports), 'report')}" if reports or checkpoints else "begins"
+    return f"goes on after {plural(len(reports), 'report')}" if reports or checkpoints else "begins"

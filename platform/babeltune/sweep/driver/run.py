@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import ray
 
-from babeltune.errors import ClusterError, ObjectStoreError, SweepError, counted, storage_refusals
+from babeltune.errors import ClusterError, ObjectStoreError, SweepError, plural, storage_refusals
 from babeltune.files import make_folders, plain
 from babeltune.planning.recorded import sweep_id
 from babeltune.planning.space import methods_used, within_grid
@@ -163,7 +163,7 @@ def _submit(
 
 def _ending(folder: SweepFolder) -> str:
     """How the sweep ended, in a sentence."""
-    ended = f"sweep {folder.id} is {folder.state()} after {counted(log_of(folder.path).ended, 'trial')}"
+    ended = f"sweep {folder.id} is {folder.state()} after {plural(log_of(folder.path).ended, 'trial')}"
     with contextlib.suppress(SweepError):
         best = winner(folder)
         metric = folder.sweep().objectives[0].metric

@@ -21,9 +21,9 @@ def measure_temperatures(sweep: Sweep, prepared: Prepared, folder: SweepFolder) 
     Raises `MethodError` for a share that cannot be had."""
     noted = set[str]()
     for trial, context in _fitted_trials(sweep):
-        from babeltune.training.own_share import candidates, fitted  # it loads transformers
+        from babeltune.training.own_share import candidates, fit_temperatures  # it loads transformers
 
-        numbers = fitted(trial, prepared).fitted
+        numbers = fit_temperatures(trial, prepared).fitted
         for name, fit in context.fits.items():
             share = f"{fit.share:g} of a label among {candidates(trial, fit)} pairs"
             noted.add(f"measured: {name} {numbers[name]:g} gives a row's own pair {share}")

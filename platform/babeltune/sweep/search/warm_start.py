@@ -58,7 +58,7 @@ def kept_trials(folder: Path, sweep: Sweep, suggest: Suggest) -> list[FrozenTria
     try:
         recorded = json.loads((folder / KEPT).read_bytes())
         if {key: recorded[key] for key in of} == of:
-            return [_taken(fitting(one["params"], suggest), **one) for one in recorded["trials"]]
+            return [_trial(fitting(one["params"], suggest), **one) for one in recorded["trials"]]
     except (FileNotFoundError, ValueError, TypeError, KeyError, SpecError):
         pass
     return None
@@ -69,7 +69,7 @@ def _judged(sweep: Sweep) -> JsonObject:
     return plain({"objectives": sweep.objectives, "data.root": sweep.data.root, "data.dev": sweep.data.dev})
 
 
-def _taken(distributions: Distributions, *, number: int, params: dict[str, Scalar], values: list[float]) -> FrozenTrial:
+def _trial(distributions: Distributions, *, number: int, params: dict[str, Scalar], values: list[float]) -> FrozenTrial:
     trial = optuna.create_trial(params=params, distributions=distributions, values=values)
     trial.number = number
     return trial
@@ -94,7 +94,7 @@ def _earlier(name: str, folder: Path, sweep: Sweep, suggest: Suggest) -> list[Fr
     trials = sorted(log_of(folders[0]).trials.items())
     finished = [(number, trial) for number, trial in trials if trial.state == "finished" and trial.logged]
     usable = [
-        _taken(distributions, number=number, params=trial.params or {}, values=_values(sweep, trial))
+        _trial(distributions, number=number, params=trial.params or {}, values=_values(sweep, trial))
         for number, trial in finished
         if (distributions := like(trial.params or {}, suggest))
     ]

@@ -52,7 +52,7 @@ def by_setting(folder: SweepFolder, setting: str) -> BySetting:
 
     Raises `UnknownNameError` for a setting that is not searched; it names the nearest."""
     sweep, baselines = folder.sweep(), folder.baselines()
-    name = _named(setting, sweep.parameters, folder.id)
+    name = _setting_of(setting, sweep.parameters, folder.id)
     rows = [row for row in standing(folder) if row.name not in baselines and row.params]
     objective = sweep.objectives[0]
     order = best_first(sweep, objective.metric)
@@ -79,7 +79,7 @@ def by_setting(folder: SweepFolder, setting: str) -> BySetting:
 NOT_SET = "not set"
 
 
-def _named(setting: str, parameters: Mapping[str, Parameter], sweep: str) -> str:
+def _setting_of(setting: str, parameters: Mapping[str, Parameter], sweep: str) -> str:
     ending = [name for name in parameters if name.rpartition(".")[2] == setting]
     if setting in parameters:
         return setting

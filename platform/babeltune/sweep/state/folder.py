@@ -236,7 +236,7 @@ def find_trial(folder: SweepFolder, name: str) -> int:
     number = NUMBERED.fullmatch(name)
     if number is None or not folder.trial(int(number[1])).exists():
         close = _nearest_trial(folder, int(number[1])) if number else ""
-        raise UnknownNameError(f"sweep {folder.id} has no trial {name[:40]!r}; trials: {_known(folder)}{close}")
+        raise UnknownNameError(f"sweep {folder.id} has no trial {name[:40]!r}; trials: {_trial_words(folder)}{close}")
     return int(number[1])
 
 
@@ -246,7 +246,7 @@ def _nearest_trial(folder: SweepFolder, number: int) -> str:
     return f"; the nearest is {near[1]}" if near else ""
 
 
-def _known(folder: SweepFolder) -> str:
+def _trial_words(folder: SweepFolder) -> str:
     """A sweep's trials in a few words."""
     names = [path.name for path in folder.trials()]
     if len(names) > SHOWN_TRIALS:

@@ -6,7 +6,7 @@ import functools
 import logging
 from collections.abc import Mapping, Sequence
 
-from babeltune.errors import UnknownNameError, counted
+from babeltune.errors import UnknownNameError, plural
 
 log = logging.getLogger(__name__)
 
@@ -36,12 +36,12 @@ def meant(name: str, names: Mapping[str, str]) -> str | None:
             return fitting[0]
         if begun:
             raise UnknownNameError(
-                f"{name!r} begins {counted(len(begun), 'sweep')}: {_listed(begun)}; write more of it"
+                f"{name!r} begins {plural(len(begun), 'sweep')}: {_list_words(begun)}; write more of it"
             )
     return None
 
 
-def _listed(ids: Sequence[str]) -> str:
+def _list_words(ids: Sequence[str]) -> str:
     more = f" and {len(ids) - MOST_NAMED} more" if len(ids) > MOST_NAMED else ""
     return ", ".join(ids[:MOST_NAMED]) + more
 
@@ -51,7 +51,7 @@ def _say(name: str, choice: str, others: tuple[str, ...], *, alike: bool) -> Non
     """Once in a process: a command may look its sweep up twice. A name that one sweep has is as good as its id."""
     if others:
         log.warning(
-            f"{name!r} fits {len(others) + 1} sweeps; this is the latest, {choice}; the others: {_listed(others)}"
+            f"{name!r} fits {len(others) + 1} sweeps; this is the latest, {choice}; the others: {_list_words(others)}"
         )
     elif not alike:
         log.warning(f"{name!r} is taken for {choice}")

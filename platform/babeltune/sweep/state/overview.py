@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from babeltune.errors import counted
+from babeltune.errors import plural
 from babeltune.planning.recorded import NOT_DECIDING
 from babeltune.schema.records import Sweep
 from babeltune.sweep.state.folder import SweepFolder
@@ -73,7 +73,7 @@ def sweep_line(folder: SweepFolder, spec: Mapping[str, object] | None = None) ->
     return SweepLine(
         sweep=folder.id,
         name=sweep.name,
-        begun=_begun(folder),
+        begun=_begin_time(folder),
         state=state_of(folder),
         ended=log_of(folder.path).ended,
         budget=sweep.budget.trials,
@@ -87,7 +87,7 @@ def sweep_line(folder: SweepFolder, spec: Mapping[str, object] | None = None) ->
     )
 
 
-def _begun(folder: SweepFolder) -> float:
+def _begin_time(folder: SweepFolder) -> float:
     """The time of the log's first line; that of the spec if there is no log."""
     with suppress(OSError, ValueError), folder.log.open(encoding="utf-8", errors="replace") as lines:
         return time.mktime(time.strptime(lines.readline()[:19], LOG_TIME))
@@ -103,7 +103,7 @@ def _data_words(folder: SweepFolder, sweep: Sweep) -> str:
     if not rows or not groups:
         return words
     languages = groups[0] if len(groups) == 1 else f"{len(groups)} language pairs"
-    return f"{words}, {languages}, {counted(sum(rows), 'pair')}"
+    return f"{words}, {languages}, {plural(sum(rows), 'pair')}"
 
 
 def with_differences(lines: Sequence[SweepLine], specs: Mapping[str, Mapping[str, object]]) -> list[SweepLine]:

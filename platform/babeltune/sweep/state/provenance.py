@@ -20,7 +20,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import babeltune
-from babeltune.errors import SweepError, counted
+from babeltune.errors import SweepError, plural
 from babeltune.files import make_folders, plain, write_whole
 from babeltune.planning.recorded import NEUTRAL, NOT_DECIDING, sweep_from, sweep_id
 from babeltune.planning.rules import kind_of
@@ -174,7 +174,7 @@ def accepted_lines(folder: SweepFolder) -> Iterator[str]:
         changes = "; ".join(str(from_plain(Change, change)) for change in entry["changes"])
         across = ", ".join(f"t{number:04d}" for number in entry["unfinished"])
         yield (
-            f"mixed conditions: {index} since {when}, accepted: {changes}; {counted(len(entry['begun']), 'trial')} "
+            f"mixed conditions: {index} since {when}, accepted: {changes}; {plural(len(entry['begun']), 'trial')} "
             "began before" + (f"; {across} had not ended and kept their settings and data" if across else "")
         )
 

@@ -11,12 +11,12 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from babeltune.errors import SpecError, SweepError, counted
+from babeltune.errors import SpecError, SweepError, plural
 from babeltune.planning.rules import TRIAL, kind_of
 from babeltune.schema.records import Halving, Parameter, PlainSampler, Scalar, Sweep, Training
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.leaderboard import Row, leaderboard
-from babeltune.sweep.state.seed_summary import grouped
+from babeltune.sweep.state.seed_summary import seed_groups
 
 LENGTHS = ("training.pairs", "training.compute")
 LENGTH = re.compile(r"(?P<times>[0-9]{1,6}(\.[0-9]{1,6})?)x|(?P<pairs>[0-9][0-9_,]{0,15})")
@@ -61,7 +61,7 @@ def refit_of(folder: SweepFolder, *, top: int, length: str, seeds: int, one_star
     return replace(
         sweep,
         name=f"{sweep.name[:74]}-refit",
-        description=f"Best settings of sweep {folder.id} ({trials}), trained longer, with {counted(seeds, 'seed')}.",
+        description=f"Best settings of sweep {folder.id} ({trials}), trained longer, with {plural(seeds, 'seed')}.",
         refit_of=tuple(f"{folder.id}/{row.name}" for row in rows),
         parameters={**parameters, "seed": Parameter(choice=numbers)},
         student=replace(sweep.student, seed=sweep.seed) if one_start else sweep.student,
@@ -121,7 +121,7 @@ def gains(earlier: SweepFolder, refit: SweepFolder) -> list[Gain]:
     objective = sweep.objectives[0]
     sign = 1 if objective.goal == "maximize" else -1
     trials = [row for row in leaderboard(refit) if TRIAL.fullmatch(row.name)]
-    groups = grouped(refit.id, sweep, trials, {}, ["seed"], [objective.metric]).groups
+    groups = seed_groups(refit.id, sweep, trials, {}, ["seed"], [objective.metric]).groups
     befores = {row.name: row for row in leaderboard(earlier)}
     by_trial = []
     for group in groups:

@@ -50,13 +50,13 @@ def compare(
 ) -> Comparison:
     """Means of a sweep's finished trials, grouped by all settings except those in `over`, such as the seed.
 
-    `sort` is the metric that comes first. Raises as `grouped` does."""
+    `sort` is the metric that comes first. Raises as `seed_groups` does."""
     baselines = folder.baselines()
     trials = [row for row in leaderboard(folder, sort) if row.name not in baselines]
-    return grouped(folder.id, folder.sweep(), trials, baselines, over, metrics, sort)
+    return seed_groups(folder.id, folder.sweep(), trials, baselines, over, metrics, sort)
 
 
-def grouped(
+def seed_groups(
     name: str,
     sweep: Sweep,
     trials: Sequence[Row],

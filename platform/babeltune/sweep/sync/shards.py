@@ -106,7 +106,7 @@ def on_a_node(
 
 def _send(files: Mapping[str, Path], place: StorePlace) -> list[str]:
     """Writes the files of finished shards into the bucket, and then their records; the names of the files."""
-    store = _opened(place.where)
+    store = _bucket(place.where)
     records = {name: path.read_bytes() for name, path in files.items() if name.endswith(DONE)}
     names = [file.name for data in records.values() for file in ShardRecord.decode(data).files.values()]
     together(lambda name: store.upload(files[name], f"{place.key}/{name}"), names)
@@ -116,7 +116,7 @@ def _send(files: Mapping[str, Path], place: StorePlace) -> list[str]:
 
 
 @lru_cache(maxsize=1)
-def _opened(where: StorageLocation) -> ObjectStore:
+def _bucket(where: StorageLocation) -> ObjectStore:
     """The bucket of this process's shards, opened once."""
     return ObjectStore(where.uri, where.timeout)
 

@@ -38,8 +38,8 @@ def listens(address: str) -> bool:
 def authenticated(token: str) -> Iterator[None]:
     """Shows this token to every Ray that the body starts or connects to. Only this user can read the environment of
     these processes."""
-    before = {name: os.environ.get(name) for name in shown(token)}
-    os.environ |= shown(token)
+    before = {name: os.environ.get(name) for name in token_variables(token)}
+    os.environ |= token_variables(token)
     read_token_again()
     try:
         yield
@@ -72,7 +72,7 @@ def close_token_file() -> None:
     log.warning("other users could read %s, with its permissions %04o; they are 0600 now: renew the token", path, mode)
 
 
-def shown(token: str) -> dict[str, str]:
+def token_variables(token: str) -> dict[str, str]:
     """The variables by which Ray shows this token."""
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
 

@@ -20,7 +20,7 @@ from babeltune.errors import ClusterError
 from babeltune.schema.cluster import Cluster
 from babeltune.signals import end_when_asked
 from babeltune.sweep import ray_internals
-from babeltune.sweep.workers.access import authenticated, close_token_file, listens, refuse_open, shown, takes
+from babeltune.sweep.workers.access import authenticated, close_token_file, listens, refuse_open, takes, token_variables
 
 log = logging.getLogger(__name__)
 NEEDED = ("gcs_server", "raylet")
@@ -59,12 +59,12 @@ def connected(cluster: Cluster, *, insecure: bool | None = None) -> Iterator[Non
         )
     name = cluster.named
     token = cluster.token()
-    address = _found(cluster.address)
+    address = _ray_here(cluster.address)
     dashboard = f"; a dashboard's address is http://{address}" if address.endswith(":8265") else ""
     if not listens(address):
         raise ClusterError(f"{name} does not answer; start it, or use clusters/local.yaml{dashboard}")
     if ":" in address:
-        is_taken = takes(address, shown(token) if token else {})
+        is_taken = takes(address, token_variables(token) if token else {})
         if is_taken is None:
             raise ClusterError(f"{name} does not answer as Ray does; name the port of its GCS, often 6379{dashboard}")
         if not is_taken:
@@ -83,7 +83,7 @@ def connected(cluster: Cluster, *, insecure: bool | None = None) -> Iterator[Non
             ray.shutdown()
 
 
-def _found(address: str) -> str:
+def _ray_here(address: str) -> str:
     """The `host:port` of the Ray that `auto` means here, if there is one."""
     if address != "auto":
         return address

@@ -14,7 +14,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group_table
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from babeltune.errors import ClusterError, counted
+from babeltune.errors import ClusterError, plural
 from babeltune.sweep import ray_internals
 from babeltune.sweep.ray_internals import PlacementGroupTableData
 
@@ -78,7 +78,7 @@ def are_several() -> bool:
     return sum(resources.get("CPU", 0.0) > 0 for resources in nodes_there().values()) > 1
 
 
-def named(node: str) -> str:
+def node_words(node: str) -> str:
     """The address and short id of the node with this id, for messages."""
     places = [each["NodeManagerAddress"] for each in from_head(ray.nodes) if each["NodeID"] == node]
     return f"{places[0] if places else 'a node that is gone'} (node {node[:8]})"
@@ -113,9 +113,9 @@ def worker_groups_that_fit(
     if count < 1:
         cpus, gpus = sum(n.get("CPU", 0) for n in nodes), sum(n.get("GPU", 0) for n in nodes)
         raise ClusterError(
-            f"a worker group of {counted(least or workers, 'worker')} with {counted(cpus_per_worker, 'CPU')} and "
-            f"{counted(gpus_per_worker, 'GPU')} "
-            f"each does not fit: the cluster has {counted(cpus, 'CPU')} and {counted(gpus, 'GPU')} in all (nodes: "
+            f"a worker group of {plural(least or workers, 'worker')} with {plural(cpus_per_worker, 'CPU')} and "
+            f"{plural(gpus_per_worker, 'GPU')} "
+            f"each does not fit: the cluster has {plural(cpus, 'CPU')} and {plural(gpus, 'GPU')} in all (nodes: "
             f"{len(nodes)}); "
             "lower budget.workers in the sweep file, or cpus_per_worker or gpus_per_worker in the cluster file; "
             "`nodes_within` there asks for nodes where an autoscaler starts them"

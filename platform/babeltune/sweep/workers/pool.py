@@ -15,11 +15,11 @@ from typing import Self
 
 import ray
 
-from babeltune.errors import ClusterError, counted
+from babeltune.errors import ClusterError, plural
 from babeltune.sweep.workers.dispatcher_client import DispatcherClient
 from babeltune.sweep.workers.dispatcher_driver_calls import POLL_TIMEOUT_S
 from babeltune.sweep.workers.node_blocklist import NodeBlocklist
-from babeltune.sweep.workers.nodes import from_head, named, nodes_there, room_for, worker_groups_held
+from babeltune.sweep.workers.nodes import from_head, node_words, nodes_there, room_for, worker_groups_held
 from babeltune.sweep.workers.pool_settings import PoolSettings
 from babeltune.sweep.workers.worker_groups import WorkerGroups
 
@@ -105,7 +105,7 @@ class WorkerPool:
                 noted, free = True, from_head(ray.available_resources)
                 cpus, gpus = self._settings.cpus_per_worker, self._settings.gpus_per_worker
                 self._note(
-                    f"the cluster has no room: a worker wants {counted(cpus, 'CPU')} and {counted(gpus, 'GPU')}, "
+                    f"the cluster has no room: a worker wants {plural(cpus, 'CPU')} and {plural(gpus, 'GPU')}, "
                     f"and {free.get('CPU', 0):g} and {free.get('GPU', 0):g} are free; waiting"
                 )
 
@@ -135,7 +135,7 @@ class WorkerPool:
         for name, (reason, node) in broken.items():
             if name not in self._groups:
                 continue
-            words = f"worker group {name} on {named(node)} {reason}"
+            words = f"worker group {name} on {node_words(node)} {reason}"
             self._bad.add(node)
             if self._groups.keys() <= broken.keys() and (len(self._bad) >= TRIED or self._room() < 1):
                 raise ClusterError(words)

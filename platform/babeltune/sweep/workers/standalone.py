@@ -19,7 +19,7 @@ from babeltune.planning.sweep_file import read_sweep
 from babeltune.schema.records import Scalar, Sweep
 from babeltune.sweep.state.messages import TrialAssignment
 from babeltune.training.compute import measured_rates
-from babeltune.training.own_share import fitted
+from babeltune.training.own_share import fit_temperatures
 
 
 def standalone_assignment(method: str, settings: Mapping[str, object]) -> tuple[TrialAssignment, Sweep]:
@@ -32,7 +32,7 @@ def standalone_assignment(method: str, settings: Mapping[str, object]) -> tuple[
     sweep = replace(sweep, parameters={})
     out = Path(str(settings.get("out") or ".babeltune/tune")).absolute()
     prepared = prepare(sweep, out)
-    trial = fitted(make_trial(with_rates(sweep, out, "cpu"), 0, params), prepared)
+    trial = fit_temperatures(make_trial(with_rates(sweep, out, "cpu"), 0, params), prepared)
     folder = out / "trials" / key_of(plain(trial))[:16]
     folder.mkdir(parents=True, exist_ok=True)
     write_prepared(prepared, folder / "prepared.json")

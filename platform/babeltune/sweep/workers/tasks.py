@@ -79,7 +79,7 @@ def fetched(reference: Any, poll: Callable[[], None] = lambda: None, *, seconds:
         raise
 
 
-def counted(
+def with_progress(
     where: StorageLocation | None, key: str, function: Callable[..., Any], *arguments: Any
 ) -> Iterator[tuple[int, int] | Any]:
     """For a Ray task that yields: how far `function` is, about once a second, and last what it returns.
@@ -101,7 +101,7 @@ def counted(
 def followed(
     task: Any, tell: Count, poll: Callable[[], None] = lambda: None, *, seconds: float = PROGRESS_TIMEOUT_S
 ) -> Any:
-    """The result of a task that `counted` runs; `tell` hears how far it is. `ClusterError`, and an end of the task, if
+    """The result of a task that `with_progress` runs; `tell` hears how far it is. `ClusterError`, and the task ends, if
     it is no further after `seconds`."""
     results: list[Any] = []
     last, since = None, time.monotonic()

@@ -35,7 +35,7 @@ from babeltune.sweep.state.lease_actor import NAMESPACE
 from babeltune.sweep.state.messages import EndKind, Order, ReportMessage, TrialAssignment, TrialEnd
 from babeltune.sweep.workers.dispatcher import StopReply
 from babeltune.sweep.workers.dispatcher_state import DIED
-from babeltune.sweep.workers.nodes import from_head, named
+from babeltune.sweep.workers.nodes import from_head, node_words
 from babeltune.sweep.workers.process_state import ProcessState
 from babeltune.sweep.workers.ray_train import WorkerSettings
 from babeltune.sweep.workers.system_metrics import SystemMetrics
@@ -215,7 +215,7 @@ def worker_loop(settings: WorkerSettings) -> None:
     dispatcher = from_head(ray.get_actor, settings["dispatcher"], namespace=NAMESPACE)
     try:
         if ray.get_gpu_ids() and not torch.cuda.is_available():
-            answer_of(dispatcher.add_message.remote(NO_CUDA.format(named(node))))
+            answer_of(dispatcher.add_message.remote(NO_CUDA.format(node_words(node))))
         try:
             run = load(settings["run_trial"])
         except Exception as error:

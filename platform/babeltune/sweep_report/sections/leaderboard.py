@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from babeltune.evaluation.metric_names import COMPUTE, PARAMETERS, SPEED
-from babeltune.sweep_report.charts import BARS, OUTSIDE, WIDTH, Caption, at_edge, clipped, joined, limits_of, pieces
+from babeltune.sweep_report.charts import BARS, OUTSIDE, WIDTH, Caption, at_edge, clipped, limits_of, one_line, pieces
 from babeltune.sweep_report.document import Block, Figure, Section, Table, Text
 from babeltune.sweep_report.record import Standing, SweepReport
 from babeltune.sweep_report.svg import SERIES, drawing, svg_of
@@ -137,7 +137,7 @@ def _rows(axes: Axes, rows: Sequence[Standing], limits: tuple[float, float]) -> 
                 color=color,
             )
     for color, lines in intervals.items():
-        axes.plot(*joined(lines), color=color, linewidth=1.6, solid_capstyle="butt")
+        axes.plot(*one_line(lines), color=color, linewidth=1.6, solid_capstyle="butt")
     for (marker, color, face), points in marks.items():
         axes.plot(
             *zip(*points, strict=True),

@@ -46,7 +46,7 @@ def set_of(metric: str) -> str:
     return metric.split("/")[1]
 
 
-def matched(sealed: str, tests: Collection[str], dev: Collection[str], preferred: str) -> str | None:
+def dev_metric_of(sealed: str, tests: Collection[str], dev: Collection[str], preferred: str) -> str | None:
     """The dev metric that a metric of a sealed test is compared with: of the same kind and the same languages.
 
     A mean is of the same languages if its set has the same subsets. Of several dev sets, the one with the test's own
@@ -72,7 +72,7 @@ def languages_of(metric: str, among: Collection[str]) -> tuple[str, frozenset[st
 def _comparison(record: DecisionRecord, preferred: str) -> Iterator[Block]:
     decision = record.decision
     main = [name for name in each_once(decision.test) if name.rpartition("/")[2] in MAIN_METRICS]
-    matches = {name: matched(name, decision.test, decision.dev, preferred) for name in main}
+    matches = {name: dev_metric_of(name, decision.test, decision.dev, preferred) for name in main}
     pairs = [
         Paired(
             name=name.removeprefix("test/").rpartition("/")[0].replace("/", " "),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from babeltune.schema.base import number
 from babeltune.schema.records import Scalar
 from babeltune.sweep.search.importance import BEST_SHARE, LEAST_TRIALS
-from babeltune.sweep_report.charts import LEGEND, NAMED, WIDTH, Caption, clipped, joined, limits_of, pieces
+from babeltune.sweep_report.charts import LEGEND, NAMED, WIDTH, Caption, clipped, limits_of, one_line, pieces
 from babeltune.sweep_report.document import Block, Figure, Section, Table, Text
 from babeltune.sweep_report.record import Standing, SweepReport
 from babeltune.sweep_report.svg import DASHES, FAINT, MUTED, PAGE, SERIES, drawing, plain, svg_of
@@ -174,7 +174,7 @@ def parallel_chart(
         axes.set_axis_off()
         heights = [_axis(axes, x, name, values, name in logarithmic) for x, (name, values) in enumerate(columns)]
         lines = [(range(len(columns)), trial) for trial in zip(*heights, strict=True)]
-        axes.plot(*joined(lines[NAMED:]), color=FAINT, linewidth=1, zorder=2)
+        axes.plot(*one_line(lines[NAMED:]), color=FAINT, linewidth=1, zorder=2)
         for index, (each, line) in reversed(list(enumerate(zip(shown, lines[:NAMED], strict=False)))):
             (drawn,) = axes.plot(*line, color=SERIES[index], label=each.row.name, zorder=9 - index)
             drawn.set(linestyle=DASHES[index], linewidth=2.6 if index == 0 else 1.5)

@@ -13,9 +13,9 @@ from babeltune.sweep_report.charts import (
     at_edge,
     clipped,
     few_ticks,
-    joined,
     limits_of,
     named_lines,
+    one_line,
     pieces,
 )
 from babeltune.sweep_report.document import Block, Figure, Items, Section, Table, Text
@@ -97,9 +97,8 @@ def curves_chart(
     limits = limits_of(value for curve in curves for value in curve.y)
     with drawing(WIDTH, 3.9) as figure:
         axes = figure.subplots()
-        axes.plot(
-            *joined((curve.x, curve.y) for curve in curves[NAMED:]), color=FAINT, linewidth=1, marker=".", markersize=3
-        )
+        others = one_line((curve.x, curve.y) for curve in curves[NAMED:])
+        axes.plot(*others, color=FAINT, linewidth=1, marker=".", markersize=3)
         named_lines(axes, curves[:NAMED], trials)
         for side, name, value in _merged(levels, limits):
             if side == 0:
