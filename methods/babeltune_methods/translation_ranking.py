@@ -55,14 +55,14 @@ class Config:
 
     @classmethod
     def paper(cls) -> Config:
-        """No scale, one direction, no mask: what is left where nothing else is printed."""
+        """No scale, one direction, no mask: what is left if nothing else is printed."""
         return cls(temperature=1.0, direction="forward", mask_duplicates=False)
 
 
 def hard_log_sum(
     s: Float[Tensor, "local dim"], h: Float[Tensor, "local k dim"], present: Bool[Tensor, "local k"], temperature: float
 ) -> Float[Tensor, "local"]:
-    """log sum_k e^phi(s_i, h_ik) over the negatives that were found; lowest finite where none was."""
+    """log sum_k e^phi(s_i, h_ik) over the negatives that were found; lowest finite if none was."""
     phi = torch.einsum("nd,nkd->nk", s, h) / temperature
     return phi.masked_fill(~present, torch.finfo(phi.dtype).min).logsumexp(1)
 

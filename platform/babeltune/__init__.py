@@ -18,7 +18,7 @@ __version__ = "0.2.0"
 _by_module = sys.argv[:1] == ["-m"] and any(f"{__name__}." in word for word in sys.orig_argv)
 if _by_module and not sys.flags.safe_path:
     del sys.path[0]
-# An empty part of PYTHONPATH means that folder, too, as in `PYTHONPATH=$PYTHONPATH:/lib` where none was set.
+# An empty part of PYTHONPATH means that folder, too, as in `PYTHONPATH=$PYTHONPATH:/lib` if none was set.
 _parts = os.environ.get("PYTHONPATH", "").split(os.pathsep)
 if "" in _parts[1:] + _parts[:-1] and (_by_module or sys.argv[0].rpartition(os.sep)[2] == __name__):
     from pathlib import Path

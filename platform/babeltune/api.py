@@ -14,7 +14,7 @@ decision = bt.promote(done.id, progress=print)  # opens the sealed tests
 The commands of the same names call these functions. `babeltune` imports this module at the first use of a name, so that
 `import babeltune` stays quick. Errors are `babeltune.errors.BabeltuneError`, with the words that the command line
 prints. A refusal by a figure is a result and no error. `progress(stage, done, of)` is called during long steps; `of` is
-0 where nobody knows it. `cluster` is a cluster file, and this machine if it is left out."""
+0 if nobody knows it. `cluster` is a cluster file, and this machine if it is left out."""
 
 from __future__ import annotations
 

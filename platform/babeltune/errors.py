@@ -173,7 +173,7 @@ NETWORK = frozenset(
 
 
 def from_network(error: BaseException) -> str:
-    """The system's words about the network, such as `Connection refused`, where that is behind the error; else
+    """The system's words about the network, such as `Connection refused`, if that is behind the error; else
     nothing."""
     cause: BaseException | None = error
     while cause is not None:

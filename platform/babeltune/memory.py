@@ -43,7 +43,7 @@ def passed_over() -> Iterator[Callable[[], None]]:
 
 
 def give_back_memory() -> None:
-    """Returns freed heap to the system, where the C library can.
+    """Returns freed heap to the system, if the C library can.
 
     Every batch has tensors of new sizes, which leave holes: without this a worker grew from 0.8 to 3 GB in 160 steps.
     """

@@ -43,7 +43,7 @@ def read_for(
 ) -> Sweep:
     """The sweep of these files, with the models that it names brought from the cluster.
 
-    Where it goes to a cluster as a job, that cluster looks whether data and models are there. Raises `SpecError`."""
+    If it goes to a cluster as a job, that cluster looks whether data and models are there. Raises `SpecError`."""
     fetch = None if cluster.by_jobs else functools.partial(fetched, cluster=cluster)
     sweep = read_sweep(file, overlays=overlays, assignments=assignments, reachable=not cluster.by_jobs, fetch=fetch)
     cluster.with_workers(sweep.budget.workers)

@@ -32,7 +32,7 @@ def clean(
 ) -> None:
     """Free space: stores that no sweep reads, optimizers of ended trials, Ray's own state, drafts.
 
-    It shows what goes, and asks. Where nobody can answer, such as in a script, it needs `--yes`.
+    It shows what goes, and asks. If nobody can answer, such as in a script, it needs `--yes`.
 
     Results, models and everything of a running sweep stay. With `--top 3`, checkpoints of other ended trials go, too:
     these trials keep their scores and cannot be promoted any more. Of a storage behind a URI, the bucket is cleaned,

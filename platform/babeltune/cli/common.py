@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 
 METER_EVERY_S = 2.0
-"""Seconds between two lines about a long step where the output is not a terminal."""
+"""Seconds between two lines about a long step if the output is not a terminal."""
 PAGE = 160
-"""Columns where the output is not a terminal."""
+"""Columns if the output is not a terminal."""
 
 
 class SafeConsole(Console):
@@ -148,7 +148,7 @@ class Meter:
 
     @contextmanager
     def ticking(self) -> Iterator[None]:
-        """Also writes how long the block has taken, where a step says nothing for some seconds."""
+        """Also writes how long the block has taken, if a step says nothing for some seconds."""
         from babeltune.stages import minutes
 
         ended = threading.Event()
@@ -203,7 +203,7 @@ def _changing_line(first: str) -> Iterator[Progress]:
 def read(
     file: str, overlays: list[str] | None, assignments: list[str] | None, cluster: str | None, trials: int | None = None
 ) -> Sweep:
-    """The sweep of these files. Where it goes to a cluster as a job, that cluster looks whether its data are there."""
+    """The sweep of these files. If it goes to a cluster as a job, that cluster looks whether its data are there."""
     from babeltune.apps.sweep_plan import read_for
     from babeltune.planning.warnings import about_assignments
 
@@ -233,7 +233,7 @@ def cluster_of(file: str | None) -> Cluster:
 
 
 def folder_of(name: str | None, cluster: str | None) -> SweepFolder:
-    """The sweep's folder as it is now; as this machine knows it where a storage behind a URI is away."""
+    """The sweep's folder as it is now; as this machine knows it if a storage behind a URI is away."""
     from babeltune.errors import ObjectStoreError
     from babeltune.sweep.state.folder import find_sweep, sweep_folders
     from babeltune.sweep.sync.view import StorageView

@@ -68,7 +68,7 @@ def promote(
 ) -> None:
     """Export the best checkpoint, score the exported folder afresh, and register it if its numbers hold.
 
-    Where the alias has a model already, it must be better than that one. A tie moves nothing and ends with 0, a
+    If the alias has a model already, it must be better than that one. A tie moves nothing and ends with 0, a
     refusal with 3."""
     from babeltune import api
     from babeltune.cli.render import show_decision, show_rungs

@@ -64,7 +64,7 @@ def check_submission(submission: Submission, file: str | None) -> None:
 def run_sweep(
     sweep: Sweep, file: str | None, submission: Submission, *, as_json: bool, into: str | None = None
 ) -> None:
-    """Submits the sweep to the cluster of this file, or watches it where it runs already. `into` is the id of one that
+    """Submits the sweep to the cluster of this file, or watches it if it runs already. `into` is the id of one that
     goes on with this spec."""
     from babeltune.planning.recorded import sweep_id
 
@@ -193,7 +193,7 @@ def show_taken(folder: SweepFolder, sweep: Sweep, *, accept_changes: bool) -> No
 
 
 def ask_to_train_on(folder: SweepFolder, sweep: Sweep, where: str, *, yes: bool) -> None:
-    """Asks before a sweep that has finished gets more trials. `SpecError` where nobody can answer."""
+    """Asks before a sweep that has finished gets more trials. `SpecError` if nobody can answer."""
     if yes or folder.state() != "finished" or not folder.path.exists():
         return
     before, trials = folder.sweep().budget.trials, sweep.budget.trials

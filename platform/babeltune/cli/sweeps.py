@@ -120,7 +120,7 @@ def stop(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Stop a running sweep; every trial keeps its last checkpoint. Fails where its driver takes longer than `--wait`;
+    """Stop a running sweep; every trial keeps its last checkpoint. Fails if its driver takes longer than `--wait`;
     a Ray job is then ended."""
     from babeltune.sweep.state.progress import sweep_facts
     from babeltune.sweep.state.stored import may_be_driven

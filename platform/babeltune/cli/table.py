@@ -44,7 +44,7 @@ SETTINGS_SHARE = 3
 LONGEST_NAME = 24
 """Characters of a row's name. Baselines are called as their models are."""
 SHORTEST_TITLE = 9
-"""Characters to which an objective's title is cut where the table is narrow."""
+"""Characters to which an objective's title is cut if the table is narrow."""
 DROPPED = (
     *(f"cost:{name}" for name in (SPEED, COMPUTE, PARAMETERS)),
     "condition",

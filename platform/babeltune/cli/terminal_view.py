@@ -1,4 +1,4 @@
-"""The live view of a running sweep in the terminal: stage, bar, trials; plain lines where the output is no terminal."""
+"""The live view of a running sweep in the terminal: stage, bar, trials; plain lines if the output is no terminal."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ NARROW = (1 << 31) - 1
 
 
 def number_type(count: int) -> type[np.signedinteger[Any]]:
-    """The type of numbers below `count`, and of -1. 32 bits where they suffice, so that stores keep their bytes."""
+    """The type of numbers below `count`, and of -1. 32 bits if they suffice, so that stores keep their bytes."""
     return np.int32 if count <= NARROW else np.int64
 
 

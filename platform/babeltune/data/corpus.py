@@ -71,7 +71,7 @@ class Corpus:
     weights: NDArray[np.float32]
     """[pairs] weight of the pair's source."""
     tasks: tuple[IdTask, ...]
-    """The dev sets, and `heldout` where the data are split."""
+    """The dev sets, and `heldout` if the data are split."""
     counts: dict[str, dict[str, int]]
     """Per training source, in order: rows `dropped: <reason>`, `rows` left, the language `pairs` that they make, pairs
     left after each step of `Cleaning`, then how many of these are `heldout` and how many `train`. Of eval sets and of

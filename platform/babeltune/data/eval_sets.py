@@ -62,7 +62,7 @@ class EvalRows:
     """Mining: the set that the threshold is fitted on."""
     digest: str
     dropped: dict[str, int] = field(default_factory=dict)
-    """Broken rows by reason, where the source drops these."""
+    """Broken rows by reason, if the source drops these."""
 
     def asked(self) -> Iterator[str]:
         """The sentences that make the set: of a folder for retrieval the queries, as dev and test sets share documents;

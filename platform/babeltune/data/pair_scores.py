@@ -67,7 +67,7 @@ def _file(folder: Path, name: str) -> Path:
 
 def margins(pairs: NDArray[np.integer], groups: NDArray[np.integer], vectors: Vectors) -> NDArray[np.float32]:
     """[pairs] the ratio margin: the cosine of a pair over the mean cosine of both texts to their `NEIGHBOURS` nearest
-    texts of the other side (Artetxe and Schwenk 2019, section 3.2). -inf where a ratio means nothing, as of a zero
+    texts of the other side (Artetxe and Schwenk 2019, section 3.2). -inf if a ratio means nothing, as of a zero
     vector; inf for text of one language alone."""
     result: NDArray[np.float32] = zeros(len(pairs), np.float32)
     for members in pools(pairs[:, 0], groups, POOL, np.random.default_rng(0)):

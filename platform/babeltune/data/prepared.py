@@ -157,7 +157,7 @@ class Counts(TypedDict, total=False):
     overlap: dict[str, dict[str, int]]
     """Rows that an evaluation set took from a source, by source and set."""
     words: dict[str, Scalar]
-    """Figures of the aligned words, where a method needs them."""
+    """Figures of the aligned words, if a method needs them."""
     contamination: ContaminationRecord
 
 
@@ -172,7 +172,7 @@ class TokenSet:
     train: str
     """Token store with the student's prompt."""
     evaluation: str
-    """Token store with the evaluation prompt; the same one where the prompts agree."""
+    """Token store with the evaluation prompt; the same one if the prompts agree."""
     truncated: int = 0
     """Texts of the training store that were cut at `student.max_tokens`."""
     mask: int | None = None
@@ -187,7 +187,7 @@ class TokenSet:
     """Tokens before `student.trim`; 0 without it."""
     words: str | None = None
     """File of the word-positioned samples, integers [samples, 5]: pair, first token and end of a word of the source,
-    the same of its translation; ordered by pair. Where a method needs them."""
+    the same of its translation; ordered by pair. If a method needs them."""
 
 
 @dataclass(frozen=True, kw_only=True)

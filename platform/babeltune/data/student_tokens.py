@@ -55,7 +55,7 @@ class StudentTokens:
     progress: Progress
 
     def build(self, words: Path | None) -> dict[str, TokenSet]:
-        """The token sets by tokenizer, with the tokens of `words` where a student reads them."""
+        """The token sets by tokenizer, with the tokens of `words` if a student reads them."""
         pairs, texts = self.corpus.pairs, self.corpus.texts
         train_texts = texts.at(ids_among(len(texts), pairs[:, 0], pairs[:, 1]))
         sets = {}

@@ -56,7 +56,7 @@ class TeacherModel:
 
     @torch.inference_mode()
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """[len(texts), dim] in the order of the texts; L2-normalised where the teacher's record says so.
+        """[len(texts), dim] in the order of the texts; L2-normalised if the teacher's record says so.
 
         Batches hold sentences of one token length, up to `BATCH_TOKENS` tokens, so nothing is padded."""
         vectors = np.empty((len(texts), self.dim), np.float32)

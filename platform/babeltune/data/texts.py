@@ -119,7 +119,7 @@ class Texts(Sequence[str]):
         return Texts(self._array, ids if self._ids is None else rows_at(self._ids, ids))
 
     def names(self) -> list[str]:
-        """The different texts by first appearance, where they are few."""
+        """The different texts by first appearance, if they are few."""
         return list(dict.fromkeys(name for some in self.batches() for name in some.unique().to_pylist()))
 
     def codes(self, names: Sequence[str]) -> NDArray[np.int16]:

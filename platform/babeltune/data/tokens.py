@@ -243,7 +243,7 @@ def build_token_store(
 ) -> Path:
     """The folder of the texts' token ids: row i is `prompt + texts[i]`; open it with `stored_arrays.open_ragged`.
 
-    Ids are uint16 where the vocabulary allows, else int32. The fact `truncated` counts the texts that
+    Ids are uint16 if the vocabulary allows, else int32. The fact `truncated` counts the texts that
     were cut."""
     backend = bare_tokenizer(tokenizer)
     values_type = "<u2" if len(tokenizer) <= 1 << 16 else "<i4"

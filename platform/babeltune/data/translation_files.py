@@ -115,7 +115,7 @@ def text_in(unit: dict[str, list[str]], name: str) -> list[str]:
 
 
 def languages_of(units: Iterable[Unit]) -> list[str]:
-    """The languages of some units; without the region where the file has one of the language."""
+    """The languages of some units; without the region if the file has one of the language."""
     tags = list(dict.fromkeys(tag for _, unit in units if not isinstance(unit, Fault) for tag in unit))
     short = [re.split("[-_]", tag)[0] for tag in tags]
     return [base if short.count(base) == 1 else tag for tag, base in zip(tags, short, strict=True)]

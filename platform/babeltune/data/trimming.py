@@ -40,7 +40,7 @@ ALPHABET = 1000
 BLOCK = 100_000
 """Texts of a token store that are looked at together."""
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")
-"""A byte's token, where a tokenizer falls back on bytes."""
+"""A byte's token, if a tokenizer falls back on bytes."""
 
 
 class ModelJson(TypedDict):

@@ -96,7 +96,7 @@ def find_words(texts: Sequence[str], cut: Cut | None = None) -> WordsOf:
 
 
 def lower(text: str) -> str:
-    """The text in lower case, character by character where that would change its length."""
+    """The text in lower case, character by character if that would change its length."""
     whole = text.lower()
     return whole if len(whole) == len(text) else "".join(c.lower() if len(c.lower()) == 1 else c for c in text)
 

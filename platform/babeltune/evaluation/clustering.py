@@ -25,7 +25,7 @@ STARTS = 10
 def agreement(vectors: NDArray[np.float32], labels: Sequence[str]) -> dict[str, float]:
     """`ari` and `v_measure` of the labels and of k-means with as many clusters as there are labels. k-means works on
     the unit vectors of `vectors` [n, d]. The figures are means over `SEEDS`, and with `_sd` standard deviations. NaN
-    where a vector is not finite.
+    if a vector is not finite.
 
     The adjusted Rand index (Hubert & Arabie 1985) is 1 for equal partitions and 0 on average for random ones. The
     V-measure (Rosenberg & Hirschberg 2007) is the harmonic mean of homogeneity and completeness."""

@@ -152,7 +152,7 @@ def _first_equal(words: NDArray[np.uint32]) -> NDArray[np.int64]:
 
 
 def match(left: Vectors | Side, right: Vectors | Side, k: int = 4) -> Matches:
-    """The k nearest of the other side, of every row of `left` [n, d] and of `right` [m, d]; fewer where there are
+    """The k nearest of the other side, of every row of `left` [n, d] and of `right` [m, d]; fewer if there are
     fewer. Each tile of the similarity matrix is computed once, for both directions."""
     a, b = side(left), side(right)
     rows, columns = _tile_of(len(b.distinct))
@@ -263,7 +263,7 @@ def _expanded(neighbours: Neighbours, queries: Side, candidates: Side, k: int) -
 
 
 def _merged(earlier: Neighbours, later: Neighbours, k: int) -> Neighbours:
-    """The k best of both, where the indices of `earlier` are all lower."""
+    """The k best of both, if the indices of `earlier` are all lower."""
     if not earlier.cosine.shape[1]:
         return later
     cosine = torch.cat([earlier.cosine, later.cosine], dim=1)
@@ -333,7 +333,7 @@ def full_precision(device: str) -> Iterator[None]:
 
 
 ROWS = 1 << 16
-"""Vectors that are copied at once where all are summed: 100 MB of 384 dimensions in fp32."""
+"""Vectors that are copied at once if all are summed: 100 MB of 384 dimensions in fp32."""
 
 
 def mean_cosine(vectors: Vectors) -> float:

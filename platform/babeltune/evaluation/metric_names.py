@@ -8,7 +8,7 @@ Those who show or check scores read it. It imports neither torch nor numpy.
   and their mean `accuracy`. `f1` is mteb's main score, weighted over the predicted rows, forward. `xsim_error` is the
   mean of both directions, and over subsets the macro average. `xsim_error_forward` is LASER's own direction, left to
   right. `xsim_error_pooled` counts all errors over all rows of the task, which is LASER's average. `xsimpp_error`,
-  forward, is there if changed sentences are among the candidates. `xsim_flipped` appears only where a ratio margin is
+  forward, is there if changed sentences are among the candidates. `xsim_flipped` appears only if a ratio margin is
   not meaningful (neighbourhoods of non-positive mean cosine), with the share of candidates concerned.
 * bitext and mining with `right_model: teacher`: the same metrics under the same names. The left vectors are the
   student's and the right ones the teacher's.
@@ -60,7 +60,7 @@ thread, or one GPU, encodes in a second, token ids in. Students of one shape hav
 SPREAD = f"{SPEED}_spread"
 """How far the measurements of a speed lie apart: their middle nine tenths, as a share of the speed."""
 COMPUTE = "train/compute"
-"""Counted seconds of one worker that a trial's training has cost, where it is as long as `training.compute` says."""
+"""Counted seconds of one worker that a trial's training has cost, if it is as long as `training.compute` says."""
 UNTRIMMED = "model/parameters_untrimmed"
 """A model's size before `student.trim`."""
 BIAS = "same_language_bias"

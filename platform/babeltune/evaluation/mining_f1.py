@@ -64,7 +64,7 @@ def without_repeated(pairs: Scored, left: Sequence[int], right: Sequence[int]) -
 def fitted_threshold(pairs: Scored, gold: Sequence[Pair]) -> float:
     """The threshold of the highest F1: halfway between the last score that is kept and the next lower one.
 
-    The lowest score itself where all are kept; infinite, so that nothing is, where no pair is right. Equal scores stay
+    The lowest score itself if all are kept; infinite, so that nothing is, if no pair is right. Equal scores stay
     together, and of equal F1 the higher threshold counts."""
     right = set(gold)
     ordered = sorted(((score, pair in right) for pair, score in pairs.items()), reverse=True)

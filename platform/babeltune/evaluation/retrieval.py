@@ -74,7 +74,7 @@ def same_language_bias(
     For each query it is the share of its k first documents that are in its own language, minus that share of its
     relevant documents. The result is the mean over queries with a relevant document. `same_language` marks the
     documents in the language of the queries, which is one. 0: the language plays no part. Above 0: documents are found
-    for their language. A ranking is shorter where it has -1."""
+    for their language. A ranking is shorter if it has -1."""
     first = [same_language[row[row >= 0]] for row in ranking[:, :k]]
     excess = [
         languages.mean() - same_language[list(grades)].mean()

@@ -57,11 +57,11 @@ class Masked:
 
     tokens: Tokens
     labels: Int[Tensor, "tokens"]
-    """The id that a masked language model predicts for each token, -100 where it predicts none."""
+    """The id that a masked language model predicts for each token, -100 if it predicts none."""
 
 
 class Encode(Protocol):
-    """The student: one vector per sentence, as the exported model gives it (L2-normalised where it normalises).
+    """The student: one vector per sentence, as the exported model gives it (L2-normalised if it normalises).
 
     Each call draws its own dropout. Two calls with the same tokens give two views, as SimCSE needs them, and so does
     one call of `encode_together` that names a side twice. This also holds within `combined` and with `training.chunk`.
@@ -100,7 +100,7 @@ class Cut:
 
     dim: int | None = None
     unit: bool = False
-    """Whether what is left gets length 1 again, as where the student normalises."""
+    """Whether what is left gets length 1 again: if the student normalises."""
 
     @property
     def whole(self) -> bool:
@@ -196,7 +196,7 @@ class Needs:
     layer: int = 0
     """The deepest layer, counted from 1, whose states are read beside the first's and the last's; 0: none."""
     vectors: bool = True
-    """The method reads sentence vectors. Where it does not, nothing would train a projection, and there is none."""
+    """The method reads sentence vectors. If it does not, nothing would train a projection, and there is none."""
     fixed_width: bool = False
     """The method has a layer that takes the student's whole vectors, so `training.matryoshka` cannot cut them."""
 
@@ -287,7 +287,7 @@ class Method(nn.Module, ABC):
 
     @classmethod
     def negatives(cls, config: Any, global_batch: int) -> int:
-        """Negatives that each anchor sees, where the text has as many; recorded with every run."""
+        """Negatives that each anchor sees, if the text has as many; recorded with every run."""
         return global_batch - 1 if cls.needs(config).in_batch_negatives else 0
 
     @classmethod

@@ -1,7 +1,7 @@
 """Joins the ranks of a training process group: rows with exact gradients, parameter gradients, and the log's scalars.
 
 A method computes its share of the global loss from its own rows and everybody's. The gradient of a gathered row is
-the sum of what every rank's share says about it, so nothing is multiplied by the number of ranks. Where there is no
+the sum of what every rank's share says about it, so nothing is multiplied by the number of ranks. If there is no
 process group, or one rank, everything here is the identity."""
 
 from __future__ import annotations

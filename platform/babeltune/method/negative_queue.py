@@ -80,7 +80,7 @@ class Filter:
     below: float | None = None
     """None lets every similarity pass; 1 all but that of an equal text, which rounding may leave a little below it."""
     chosen: Bool[Tensor, "rows candidates"] | None = None
-    """Only these, where they were chosen beforehand (`equal_m`)."""
+    """Only these, if they were chosen beforehand (`equal_m`)."""
 
     def keep(
         self, similarities: Float[Tensor, "rows tile"] | None, ids: Int[Tensor, "tile"], at: slice

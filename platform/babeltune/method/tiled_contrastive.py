@@ -5,7 +5,7 @@ every term of the contrastive methods is a case of
 
     sum_i alpha_i lse_j S_ij + sum_j beta_j lse_i S_ij - sum_ij (r w_ij + c w_ji) S_ij.
 
-One pass over tiles of S finds the log-sum-exps. A second adds up the value and, where it is asked for, the gradient:
+One pass over tiles of S finds the log-sum-exps. A second adds up the value and, if it is asked for, the gradient:
 
     dS_ij = alpha_i softmax_j(S)_ij + beta_j softmax_i(S)_ij - r w_ij - c w_ji
 

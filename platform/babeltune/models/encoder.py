@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class Encoder(nn.Module):
     """A backbone and what turns its token states into sentence vectors.
 
-    Runs packed where the backbone allows it (`packs`), else on padded batches; the vectors are the same."""
+    Runs packed if the backbone allows it (`packs`), else on padded batches; the vectors are the same."""
 
     def __init__(
         self,

@@ -155,7 +155,7 @@ class ModuleJson(TypedDict):
 
 
 def listed_modules(folder: Path) -> list[ModuleJson]:
-    """The modules of a sentence-transformers model; none where the folder is not one."""
+    """The modules of a sentence-transformers model; none if the folder is not one."""
     listed = folder / "modules.json"
     modules: list[ModuleJson] = json.loads(listed.read_text(encoding="utf-8")) if listed.is_file() else []
     return modules

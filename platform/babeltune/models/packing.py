@@ -252,7 +252,7 @@ def enable_packing(model: PreTrainedModel, pad_token_id: int) -> int | None:
     """Switches a model to packed attention, if its packed and padded outputs agree; else leaves it as it was.
 
     Returns the position offset for `run_packed`, or None if the model must run padded. Sentences of mixed lengths,
-    longer than a local attention window where the model has one, are compared once, in evaluation mode, to 1e-4."""
+    longer than a local attention window if the model has one, are compared once, in evaluation mode, to 1e-4."""
     training = model.training
     if model.config._attn_implementation == NAME:
         model.set_attn_implementation("sdpa")

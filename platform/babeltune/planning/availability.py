@@ -323,7 +323,7 @@ def _module_settings(name: str, kind: str, revision: str | None) -> JsonObject:
 
 
 def model_prompt(name: str, revision: str | None = None) -> str | None:
-    """The prompt that a sentence-transformers model puts before a sentence by default; None where it names none."""
+    """The prompt that a sentence-transformers model puts before a sentence by default; None if it names none."""
     settings = _saved_json(name, "config_sentence_transformers.json", revision)
     return settings["prompts"][default] if settings and (default := settings.get("default_prompt_name")) else None
 

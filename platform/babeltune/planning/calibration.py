@@ -169,7 +169,7 @@ def link_start(start: str | None, kept: Path | None, storage: Path) -> None:
 def part_of(corpus: Corpus, trial: Trial, seed: int) -> Corpus:
     """Enough pairs for `BATCHES` global batches, without dev sets.
 
-    Where a batch has one language pair, all are of the largest one, so that batches are as large as in the sweep."""
+    If a batch has one language pair, all are of the largest one, so that batches are as large as in the sweep."""
     rows = np.arange(len(corpus.pairs))
     if trial.sampling.batches == "one_pair":
         rows = np.flatnonzero(corpus.pair_groups == np.bincount(corpus.pair_groups).argmax())

@@ -261,7 +261,7 @@ WHERE_TEXT_LIES: dict[type, tuple[tuple[str, ...], ...]] = {
     HubSource: (("dataset", "columns"),),
     BeirSource: (("path",), ("dataset",)),
 }
-"""The keys that a source needs, where it has a choice, or its task may name the columns."""
+"""The keys that a source needs, if it has a choice, or its task may name the columns."""
 
 
 def is_encoding(name: str) -> bool:

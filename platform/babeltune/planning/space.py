@@ -391,7 +391,7 @@ def _inner_default(config: Mapping[str, Any], name: str) -> Scalar:
 
 
 def _within(parameter: Parameter, value: Scalar) -> Scalar:
-    """The value; where the parameter cannot take it, the nearest end of its range or its first choice.
+    """The value; if the parameter cannot take it, the nearest end of its range or its first choice.
 
     None, which stands for a rule rather than a value, stays."""
     if value is None or allows(parameter, value):

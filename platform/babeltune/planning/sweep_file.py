@@ -54,7 +54,7 @@ __all__ = [
 BUNDLED_ROOT = "bundled:"
 """The `data.root` of the corpus that comes with the package."""
 DATA_ROOT = "${BABELTUNE_DATA:-.}"
-"""The `data.root` of an overlay that has parts of the section `data` only, where no sweep file gives one."""
+"""The `data.root` of an overlay that has parts of the section `data` only, if no sweep file gives one."""
 PATHS = ("path", "paths", "gold", "model", "dataset", "baselines", "start", "embeddings_from")
 """Keys whose `${NAME:-default}` is replaced on reading; `data.root` keeps it until it is used, so that a sweep's id is
 the same on two machines."""
@@ -185,7 +185,7 @@ def _refuse(problems: Iterable[Problem], error: Callable[[Key, str], str]) -> No
 
 
 def _refuse_cluster(file: Path, document: Document, kind: str) -> None:
-    """`SpecError` for a cluster file, or one of `transfer`, where a sweep file or an overlay is wanted."""
+    """`SpecError` for a cluster file, or one of `transfer`, if a sweep file or an overlay is wanted."""
     if "transfer" in document.values:
         raise SpecError(f"{file}: this is a data set of `babeltune transfer MODEL --with {file}`, not {kind}")
     if {"address", "storage"} & document.values.keys() and "method" not in document.values:

@@ -248,7 +248,7 @@ def _with_sampled_temperatures(trial: Trial, vectors: TeacherVectors) -> tuple[T
 
 
 def _teacher_vectors(sweep: Sweep, corpus: Corpus) -> tuple[Tensor, Tensor | None]:
-    """The teacher's vectors of some pairs' source sides, and of their target sides where a method reads these."""
+    """The teacher's vectors of some pairs' source sides, and of their target sides if a method reads these."""
     import numpy as np
     import torch
 

@@ -46,7 +46,7 @@ class Candidate:
     report: Report
     prepared: Prepared
     preferred: Objective | None = None
-    """The goal of the rule of `--prefer`, where there was one."""
+    """The goal of the rule of `--prefer`, if there was one."""
     weights: Mapping[str, Mapping[str, Tensor]] | None = field(default=None, compare=False, repr=False)
     """In place of the checkpoint's, of an average of several (`soup.py`)."""
     members: tuple[str, ...] = ()
@@ -94,7 +94,7 @@ def find_candidate(name: str | None, storage: Path, *, weights: bool = True) -> 
 
 
 def _prepared(folder: SweepFolder, sweep: Sweep, number: int) -> Prepared:
-    """The record of the data that the trial began with; made again from the stores where it is damaged."""
+    """The record of the data that the trial began with; made again from the stores if it is damaged."""
     path = folder.data_of(number)
     try:
         return read_prepared(path)
@@ -138,7 +138,7 @@ def dev_texts(prepared: Prepared) -> list[TextTask]:
 
 
 def target_of(candidate: Candidate, kind: Literal["dev", "test"]) -> Teacher | None:
-    """The sweep's teacher, where it encodes the right side of any dev or sealed test set."""
+    """The sweep's teacher, if it encodes the right side of any dev or sealed test set."""
     return candidate.sweep.teacher if candidate.sweep.data.against_teacher(kind) else None
 
 

@@ -23,7 +23,7 @@ SHOWN = 3
 AMONG = 500
 """Sentences among which the nearest one is looked for: to encode a whole dev set again would take long."""
 MOST_CHARACTERS = 120
-"""Characters of a sentence in a card; longer ones are passed over where a shorter one follows."""
+"""Characters of a sentence in a card; longer ones are passed over if a shorter one follows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class CardFacts:
 
 
 def facts_of(candidate: Candidate, model: Path, scorer: FreshScorer) -> CardFacts:
-    """The facts of an exported candidate. Sentences are left out where the sweep's texts are gone, or none fit."""
+    """The facts of an exported candidate. Sentences are left out if the sweep's texts are gone, or none fit."""
     others, dimension = candidate.folder.baselines(), dimension_of(model)
     try:
         sentences = questions(dev_texts(candidate.prepared))

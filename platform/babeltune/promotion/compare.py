@@ -66,7 +66,7 @@ def outcomes(tasks: Sequence[IdTask], lookup: Lookup, prefix: str) -> Outcomes:
             by_task[name] = {side: (best.index[:, 0].cpu().numpy() == rows).tolist() for side, best in sides.items()}
             by_task[cell_name(task, prefix, XSIM)] = _xsim_errors(task, matches)
         elif task.kind == "transfer":
-            head = lookup.head(task.fit or task)  # none where no metric is a number either
+            head = lookup.head(task.fit or task)  # none if no metric is a number either
             labels = head(left) if head is not None else [""] * len(left)
             by_task[name] = {"right": [shown == label for shown, label in zip(labels, task.labels, strict=True)]}
         else:
@@ -203,7 +203,7 @@ def verdict_of(
 
 
 def conclusion_of(cell: Cell) -> Conclusion:
-    """The verdict on the challenger: it is beyond chance where the interval excludes zero."""
+    """The verdict on the challenger: it is beyond chance if the interval excludes zero."""
     if cell.differing == 0:
         return "equal"
     return "better" if cell.low > 0 else "worse" if cell.high < 0 else "undecided"

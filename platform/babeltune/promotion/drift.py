@@ -34,7 +34,7 @@ SAMPLE = 2_000
 FEWEST = 100
 """Texts, at least: fewer show only differences that nobody overlooks."""
 LEVEL = 0.001
-"""The probability of any alarm where nothing has drifted: one in a thousand months."""
+"""The probability of any alarm if nothing has drifted: one in a thousand months."""
 DRAWN = 9_999
 """Draws of each test: the least p is 1 / 10,000, a tenth of `LEVEL`."""
 LEAST = {"languages": 0.05, "lengths": 0.05, "unknown tokens": 0.02, "vectors": 0.05}

@@ -130,7 +130,7 @@ def weights_of(model: str, trial: Candidate | None, view: StorageView) -> Iterat
 def _teacher_for(
     tasks: Sequence[Task], with_: str, priority: tuple[str, ...], trial: Candidate | None, cluster: Cluster
 ) -> Teacher | None:
-    """The teacher of the file, or else of the trial's sweep, where it encodes the right side of any of the tasks."""
+    """The teacher of the file, or else of the trial's sweep, if it encodes the right side of any of the tasks."""
     asking = [task.name for task in tasks if task.right_model == "teacher"]
     if not asking:
         return None

@@ -47,7 +47,7 @@ class Decision:
     among: int = 1
     """How many trials it was chosen from: all that reported."""
     selection: Selection | None = None
-    """The interval of its value in that metric, where the standard error is known."""
+    """The interval of its value in that metric, if the standard error is known."""
     members: tuple[str, ...] = ()
     """The checkpoints that the model's weights are the average of; empty for a single one."""
     openings: int = 0

@@ -67,7 +67,7 @@ def right_sides(sweep: Sweep) -> list[str]:
 
 
 def overlap(prepared: Prepared) -> list[str]:
-    """How much of each dev and test set has a near-duplicate in the training text, where that was looked for."""
+    """How much of each dev and test set has a near-duplicate in the training text, if that was looked for."""
     sets = prepared.counts.get("contamination", {}).get("sets", {})
     if not sets:
         return []
@@ -80,7 +80,7 @@ def overlap(prepared: Prepared) -> list[str]:
 
 
 def contest(decision: Decision) -> list[str]:
-    """The comparison with the champion that it replaced, where there was one."""
+    """The comparison with the champion that it replaced, if there was one."""
     comparison = decision.contest
     if comparison is None:
         return []

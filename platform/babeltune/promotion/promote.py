@@ -109,7 +109,7 @@ def promote_candidate(
 def chosen(
     name: str | None, view: StorageView, prefer: str | None, soup: int | None
 ) -> tuple[Candidate, tuple[str, ...]]:
-    """The candidates, with their checkpoints brought here, and the reason where there was a choice.
+    """The candidates, with their checkpoints brought here, and the reason if there was a choice.
 
     Raises `SpecError` for rules that do not go together, or that name one trial."""
     storage, aim = view.folder, None

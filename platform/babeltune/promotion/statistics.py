@@ -133,7 +133,7 @@ class Difference:
     """The percentile bootstrap interval (Efron 1979). Without a limit where so few draws cannot tell one."""
     p: float
     """Two-sided: twice the smaller share of draws on one side of zero, which counts the one that was seen. It is at
-    most 1 - confidence exactly where the interval excludes zero."""
+    most 1 - confidence exactly if the interval excludes zero."""
 
 
 def paired_bootstrap(

@@ -58,7 +58,7 @@ def weigh(
 
     An opening is recorded within `openings()`, and so in a bucket, before a sealed test is scored.
 
-    Where there is a champion, it is scored on the same sealed tests (without any, on the dev sets), and the challenger
+    If there is a champion, it is scored on the same sealed tests (without any, on the dev sets), and the challenger
     has to be better."""
     data, dev_tasks = candidate.sweep.data, dev_texts(candidate.prepared)
     before = _folder_of(champion)
@@ -89,7 +89,7 @@ def _folder_of(champion: Champion | None) -> dict[str, str]:
 
 def _logged(candidate: Candidate) -> dict[str, float]:
     """The dev metrics that have to come out again."""
-    # `xsim_flipped` says how a score was made, and is there only where it is above zero.
+    # `xsim_flipped` says how a score was made, and is there only if it is above zero.
     metrics = candidate.report.metrics
     return {
         k: v for k, v in metrics.items() if k.startswith("dev/") and not k.endswith(("/xsim_flipped", "/zero_vectors"))

@@ -358,7 +358,7 @@ def _job(details: Any) -> Job:
 
 
 def exit_code(job: Job) -> int:
-    """The exit code of a job that has ended; 1 where its command never ran or was ended."""
+    """The exit code of a job that has ended; 1 if its command never ran or was ended."""
     return job.exit_code if job.exit_code is not None and job.exit_code >= 0 else int(job.state != "SUCCEEDED")
 
 

@@ -110,7 +110,7 @@ class Cluster(Strict):
 
     @property
     def gpus(self) -> float:
-        """GPUs of a worker: a whole one where its share is measured, until it is."""
+        """GPUs of a worker: a whole one if its share is measured, until it is."""
         return 1.0 if self.gpus_per_worker == "auto" else self.gpus_per_worker
 
     @property
@@ -137,7 +137,7 @@ class Cluster(Strict):
 
     @property
     def mirrored(self) -> StorageLocation | None:
-        """The mirror of a storage behind a URI; None where the storage is a folder."""
+        """The mirror of a storage behind a URI; None if the storage is a folder."""
         if not URI.fullmatch(self.storage):
             return None
         return StorageLocation(
@@ -165,7 +165,7 @@ class Cluster(Strict):
 
     @property
     def token_place(self) -> str:
-        """The next step where the cluster does not take the token."""
+        """The next step if the cluster does not take the token."""
         if self.token_env is not None:
             return f"put the cluster's token into the environment variable {self.token_env}"
         if self.token_file is not None:

@@ -29,7 +29,7 @@ class Code(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def meaning(code: str) -> Code:
-    """The language of the code; the code itself where nobody knows it."""
+    """The language of the code; the code itself if nobody knows it."""
     import langcodes  # 0.2 s, and most commands name no language
     from langcodes.tag_parser import LanguageTagError
 
@@ -63,7 +63,7 @@ def code_of(name: str) -> str | None:
 
 
 def script_of(code: str) -> str:
-    """The script that the language is written in, such as `Cyrl`; the code itself where nobody knows it."""
+    """The script that the language is written in, such as `Cyrl`; the code itself if nobody knows it."""
     return next((part for part in meaning(code).variety.split("-") if len(part) == 4 and part.istitle()), code)
 
 
@@ -80,7 +80,7 @@ def known_by(language: str, codes: Iterable[str]) -> bool:
 
 def match(language: str, among: Sequence[str]) -> str | None:
     """The one of several that is this language: of the same name, else of the same variety, else of the same language;
-    None where there is none."""
+    None if there is none."""
     if language in among:
         return language
     code = meaning(language)

@@ -311,7 +311,7 @@ class FrozenModel(Strict):
     max_tokens: Annotated[int, within(3, 1e6)] = 128
     """Tokens of a sentence. Longer ones are cut."""
     precision: Literal["fp32", "bf16"] = "fp32"
-    """`bf16` halves the time of encoding where the processor has it; its vectors differ in the third digit."""
+    """`bf16` halves the time of encoding if the processor has it; its vectors differ in the third digit."""
     center: bool = False
     """Takes the model's mean vector from each of its vectors: that of 2,048 tokens of its own vocabulary. Cosines that
     all lie near 1, as multilingual-e5-small's, then spread, and count beside those of another encoder."""
@@ -458,7 +458,7 @@ class Training(Strict):
     """Dimensions such as `[384, 256, 128, 64]`. The loss is added up over the first 384, 256, … numbers of each vector,
     with equal weights. Each dev set is scored at each of them (Kusupati et al. 2022, section 3, "Matryoshka
     Representation Learning"; sentence-transformers' `MatryoshkaLoss`). The student's own width is always among them.
-    What is cut is normalised again where the student normalises. Absent: whole vectors alone."""
+    What is cut is normalised again if the student normalises. Absent: whole vectors alone."""
     checkpoint_minutes: Annotated[float | None, positive] = 10.0
     """Minutes of training after which a trial writes a checkpoint between two reports. A killed trial goes on from it,
     bit for bit. The trained weights do not depend on it. null: only reports have checkpoints."""

@@ -364,7 +364,7 @@ class Sts(LimitedTask):
     source: Source | None = None
     """A file or data set without `columns`."""
     path: Annotated[str | None, place] = None
-    """A TSV, where there is no `source`."""
+    """A TSV, if there is no `source`."""
     language: str
     """The language of both sentences, which are in the three columns below."""
     language2: str | None = None
@@ -425,12 +425,12 @@ class Retrieval(LimitedTask):
     """A folder of format `beir`, or a bitext. In a bitext `fra-eng`, each French sentence is a query, and its
     translation the relevant document. A text of several rows is one query or document, relevant for each of them."""
     language: str | None = None
-    """In a folder: the language of all texts, where there is one."""
+    """In a folder: the language of all texts, if there is one."""
     qrels: Annotated[str, inside] = "test"
     """In a folder: which judgements are read, `qrels/test.tsv`. In a data set: the split of its
     judgements. Queries without a judgement are left out."""
     languages: tuple[str, ...] = ()
-    """In a folder: the languages of the queries, where there are several. Each is a subset, searched for in
+    """In a folder: the languages of the queries, if there are several. Each is a subset, searched for in
     all documents. Queries and documents name their own in `language_field`; a document may be in any language."""
     language_field: str = "language"
     """In a folder: the key of the language in each line of the corpus and the queries."""

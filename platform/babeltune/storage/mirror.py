@@ -76,7 +76,7 @@ class Mirror(Packages):
         return entry
 
     def fetch(self, key: str) -> str:
-        """Downloads one record where the bucket has a newer version. The tag of that version, or nothing."""
+        """Downloads one record if the bucket has a newer version. The tag of that version, or nothing."""
         entry = self.store.entry(key)
         if entry is None:
             return ""
@@ -106,7 +106,7 @@ class Mirror(Packages):
         return None
 
     def pull(self, entries: Mapping[str, Entry]) -> None:
-        """Downloads these objects where the folder has an older version, and none of its own."""
+        """Downloads these objects if the folder has an older version, and none of its own."""
         together(
             lambda key: self._pull(key, entries[key]), [key for key in entries if self._stale(key, entries[key].tag)]
         )

@@ -65,7 +65,7 @@ class Entry:
 class ObjectStore:
     """The objects below a URI, by keys relative to it.
 
-    Each request is repeated for `timeout` seconds; then, or at once where it is refused, `ObjectStoreError` says why.
+    Each request is repeated for `timeout` seconds; then, or at once if it is refused, `ObjectStoreError` says why.
     """
 
     def __init__(self, uri: str, timeout: float = STORAGE_TIMEOUT_S) -> None:

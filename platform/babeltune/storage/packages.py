@@ -197,7 +197,7 @@ class Packages:
     def _altered(self, folder: Path) -> bool:
         """Whether a file is no more what it was when the folder got its manifest here.
 
-        Where none has changed since, none is read."""
+        If none has changed since, none is read."""
         try:
             manifest = json.loads(self._manifest_of(folder).read_bytes())
             files, versions = manifest["files"], manifest["versions"]

@@ -208,7 +208,7 @@ def with_length(trial: Trial, pairs: int) -> Trial:
 def paid_for(trial: Trial, prepared: Prepared, ranks: ProcessGroup, device: torch.device) -> Trial:
     """The trial with the pairs that its `training.compute` pays for; as it is if it has none. Rank 0 counts.
 
-    Raises `TrainingError`, on all ranks, where these are too few for its reports."""
+    Raises `TrainingError`, on all ranks, if these are too few for its reports."""
     training = trial.training
     if training.compute is None:
         return trial

@@ -108,7 +108,7 @@ def dev_scores(
     unique sentences and get all the scores. The right sides of tasks with `right_model: teacher` are not encoded: their
     vectors are in the teacher store.
 
-    `poll` is called before each batch is encoded and each subset is scored; where it raises `EvaluationLeftError` on
+    `poll` is called before each batch is encoded and each subset is scored; if it raises `EvaluationLeftError` on
     one rank, all raise it."""
     encoder, tokens = _as_exported(encoder, trial, prepared)
     shared = _SharedEncoding(encoder, method, prepared, tokens.take, ranks, device, poll)

@@ -142,7 +142,7 @@ class AutocastEncode:
 
     @property
     def student(self) -> Encoder:
-        """The encoder, where it is one with token states: a static or a frozen one has none."""
+        """The encoder, if it is one with token states: a static or a frozen one has none."""
         assert isinstance(self.encoder, Encoder)
         return self.encoder
 

@@ -61,7 +61,7 @@ def model_at(folder: str, *, prompt: str | None = None, language: str | None = N
     """A model that encodes sentences, from its folder, with its prompt or another one.
 
     A model with layers for each language encodes one `language`. Raises `DataError` for a language that it has no
-    layers for, and for none where it has layers for each."""
+    layers for, and for none if it has layers for each."""
     routes = sorted(routes_of(Path(folder)))
     if language is None and routes:
         raise DataError(

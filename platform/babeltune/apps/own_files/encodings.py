@@ -14,7 +14,7 @@ SAMPLE_BYTES = 1 << 18
 LINE_BYTES = 1 << 20
 """A longer line decides no encoding."""
 WESTERN = ("cp1252", "latin_1")
-"""Taken where they explain the text as well as others do: most files that are not UTF-8 have one of these."""
+"""Taken if they explain the text as well as others do: most files that are not UTF-8 have one of these."""
 CODE_PAGES = [
     *WESTERN, "cp1250", "cp1251", "koi8_r", "iso8859_2", "cp1253", "cp1254", "cp1255", "cp1256", "cp932", "euc_jp",
     "cp949", "euc_kr", "gb18030", "big5",

@@ -165,7 +165,7 @@ def _end(name: str, values: Sequence[str]) -> float:
 
 
 def _length(name: str, values: Sequence[str]) -> float:
-    """A name is shorter than nearly all texts. Where the next rows are as short, the table is sorted by length."""
+    """A name is shorter than nearly all texts. If the next rows are as short, the table is sorted by length."""
     lengths = sorted(map(len, values))
 
     def rank(text: str) -> float:

@@ -1,4 +1,4 @@
-"""Which language a column holds: by its name where that is a code, checked against its text with py3langid."""
+"""Which language a column holds: by its name if that is a code, checked against its text with py3langid."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Detection:
     """The language of a column, by its text."""
 
     code: str | None
-    """ISO 639-3 where the language has such a code; None if no language is common enough."""
+    """ISO 639-3 if the language has such a code; None if no language is common enough."""
     shares: tuple[tuple[str, float], ...] = ()
     """The commonest languages with their share, for an error."""
 

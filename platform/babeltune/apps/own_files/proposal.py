@@ -63,7 +63,7 @@ class Proposal:
 
 
 def teacher_of(model: str | None, languages: Sequence[str], knows: Sequence[str]) -> Teacher:
-    """The teacher, and what it knows: `knows`, or English where the text has it, or else all languages of the text.
+    """The teacher, and what it knows: `knows`, or English if the text has it, or else all languages of the text.
 
     Raises `DataError` for the bundled one, which knows English alone, if the text has no English."""
     if knows:

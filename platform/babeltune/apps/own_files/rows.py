@@ -99,7 +99,7 @@ class Collected:
 
 def collect(tables: Sequence[Table], columns: Mapping[str, str]) -> Collected:
     """The rows of all tables. `columns` says language -> column for every table with delimiters, and is found by names
-    and text where it is empty.
+    and text if it is empty.
 
     Raises `DataError` for a table without two languages, and for one that is mostly broken."""
     collected = Collected(notes=[note for table in tables for note in table.notes])

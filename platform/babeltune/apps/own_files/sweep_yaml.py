@@ -190,6 +190,6 @@ def sources(split: str, groups: Sequence[Group]) -> str:
 
 
 def quoted(text: str) -> str:
-    """The text as YAML reads it back; in quotation marks where it needs them, as `no` and `1e3` do."""
+    """The text as YAML reads it back; in quotation marks if it needs them, as `no` and `1e3` do."""
     plain = text.replace("_", "").replace("-", "").isalpha() and text.isascii() and len(text) > 3
     return text if plain and text.lower() not in ("true", "false", "null") else json.dumps(text, ensure_ascii=False)

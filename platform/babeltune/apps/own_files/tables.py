@@ -217,7 +217,7 @@ def _delimited(file: str, path: Path, lines: Sequence[str], hint: HeaderHint, na
 
 
 def _header(file: str, rows: Sequence[Sequence[str]], hint: HeaderHint) -> tuple[bool, tuple[str, ...]]:
-    """Whether the first row names the columns, and a note where this is a guess. What the user says is believed."""
+    """Whether the first row names the columns, and a note if this is a guess. What the user says is believed."""
     if isinstance(hint, bool):
         return hint, ()
     if {name.strip() for name in rows[0]} & {name for name in hint or () if not name.isdigit()}:

@@ -69,7 +69,7 @@ class Piece:
 
     inputs: dict[str, list[int]]
     labels: list[int]
-    """A pair has one. A sentence has one for each token, and `IGNORED` where no word begins."""
+    """A pair has one. A sentence has one for each token, and `IGNORED` if no word begins."""
     example: int
     words: list[int]
     """The words of a tagged sentence whose first tokens are here, in order."""

@@ -33,7 +33,7 @@ SPELLED = {"contradictory": "contradiction"}
 HEADERS = (("sentence1", "sentence2", "gold_label"), ("premise", "hypo", "label"), ("sentence1", "sentence2", "label"))
 """Header lines of XNLI, of its translated training set, and of PAWS-X."""
 UNDECIDED = "-"
-"""XNLI's and MultiNLI's label where the annotators did not agree."""
+"""XNLI's and MultiNLI's label if the annotators did not agree."""
 WITHHELD = "XTREME's own test files withhold the labels: take the original release's test file"
 PREFIX = re.compile(r"[a-z]{2,3}(-[a-z-]+)?:")
 """PAN-X' language before a token."""

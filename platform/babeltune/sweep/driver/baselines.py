@@ -97,7 +97,7 @@ def score_baselines(
 
 
 def _digest(name: str, digest: str | None) -> str:
-    """That of the baseline's files; the known one where they are gone since it was scored."""
+    """That of the baseline's files; the known one if they are gone since it was scored."""
     try:
         return folder_digest(baseline_folder(name))
     except TeacherError:

@@ -68,7 +68,7 @@ class ExampleRequest:
 
     trial: Trial
     place: str
-    """The trial's folder; relative to the storage where that is a URI."""
+    """The trial's folder; relative to the storage if that is a URI."""
     report: int
     dev_set: str
     """The set that is preferred: that of the first objective."""

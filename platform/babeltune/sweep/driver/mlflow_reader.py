@@ -221,7 +221,7 @@ class MlflowReader:
         settings = {key: values[key] for key in ("method", "config", "training", "student", "sampling", "seed")}
         settings |= {"teacher": plain(self._sweep.teacher), "evaluation": plain(self._sweep.evaluation)}
         context, tags = trial_context(trial.method, trial.config), dict[str, Any]()
-        with suppress(OSError, StoreError):  # where the data are on another machine, a report says it
+        with suppress(OSError, StoreError):  # if the data are on another machine, a report says it
             tags["fact.effective_negatives"] = self._prepared().negatives_seen(context, trial.training.global_batch)
         tags |= {
             "babeltune.method": context.method_class.name,

@@ -14,7 +14,7 @@ from babeltune.sweep.workers.tasks import fetched
 
 
 def measure_rates(sweep: Sweep, folder: SweepFolder, cluster: Cluster, poll: Callable[[], None]) -> None:
-    """Leaves them in `rates.json` where the sweep needs them and its file does not say. A worker measures them while no
+    """Leaves them in `rates.json` if the sweep needs them and its file does not say. A worker measures them while no
     trial trains."""
     if sweep.budget.unit == "pairs" or sweep.training.rates is not None or folder.read(RATES) is not None:
         return

@@ -313,7 +313,7 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
 
 
 def too_many_failed(ended: Collection[FrozenTrial], share: float) -> str:
-    """Says so with the three commonest reasons where this share of the trials failed, or more; else empty."""
+    """Says so with the three commonest reasons if this share of the trials failed, or more; else empty."""
     failed = [trial for trial in ended if trial.state == TrialState.FAIL]
     if not failed or len(failed) < share * len(ended):
         return ""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from babeltune.files import JsonObject
 
 Suggest = Callable[[Suggests], dict[str, Scalar]]
-"""Asks an Optuna trial for every parameter of the sweep, conditional ones where they exist."""
+"""Asks an Optuna trial for every parameter of the sweep, conditional ones if they exist."""
 Distributions = dict[str, BaseDistribution]
 """The distribution from which each parameter of a trial is drawn."""
 WARM = "warm_start"

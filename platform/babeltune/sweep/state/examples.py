@@ -69,7 +69,7 @@ class Examples:
 
 
 def read_examples(folder: SweepFolder) -> Examples:
-    """The examples of the sweep. Where there are none, `missing` says why."""
+    """The examples of the sweep. If there are none, `missing` says why."""
     values = folder.read(EXAMPLES)
     if values is None:
         why = f"{EXAMPLES} is damaged" if (folder.path / EXAMPLES).exists() else "the sweep has not ended since"

@@ -310,7 +310,7 @@ def _driven(record: LeaseRecord, holder: Lease, seconds: float) -> DrivenError:
 class FileLease:
     """A lease in a folder. A file lock lets writers in together, and a driver that takes the lease alone.
 
-    Where locks do not hold across machines, each write still reads the lease right before."""
+    If locks do not hold across machines, each write still reads the lease right before."""
 
     def __init__(self, folder: Path, wait: Callable[[float], None] = time.sleep) -> None:
         self.sweep, self._path, self._wait = folder.name, folder / OWNER, wait

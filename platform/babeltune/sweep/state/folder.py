@@ -35,7 +35,7 @@ NUMBERED = re.compile(r"[tT]?([0-9]{1,9})")
 SHOWN_TRIALS = 8
 """Trials of a sweep that an error lists by name; of more it says the first and the last."""
 HEARTBEAT = "owner.json"
-"""Written every few seconds, and read as none where it is damaged: nobody waits for the disk to have it."""
+"""Written every few seconds, and read as none if it is damaged: nobody waits for the disk to have it."""
 NOT_DURABLE = (HEARTBEAT, "stage.json")
 """Files that are written often, and whose loss loses nothing."""
 LABELS = "labels.json"
@@ -96,7 +96,7 @@ class SweepFolder:
         return all(self.read(name) is not None for name in NEEDED)
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """The JSON object in the file of that name, relative to the folder; what other records have of it where it is
+        """The JSON object in the file of that name, relative to the folder; what other records have of it if it is
         damaged. None if it is not there yet, or nothing has what it held."""
         path = self.path / name
         try:

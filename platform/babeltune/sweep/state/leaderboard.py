@@ -262,7 +262,7 @@ def front(
     folder: SweepFolder, metrics: Sequence[str] = (), board: Sequence[Row] | None = None
 ) -> tuple[tuple[str, ...], list[Row]]:
     """The Pareto front of the finished trials by these metrics, best first by the first of them. The metrics are
-    returned, too: the sweep's objectives, the model's size and its speed where none are named. `board` is the
+    returned, too: the sweep's objectives, the model's size and its speed if none are named. `board` is the
     leaderboard, if it is at hand.
 
     Raises `UnknownNameError` for a metric that no trial has, and `SpecError` for one of the training."""
@@ -326,7 +326,7 @@ def best_first(sweep: Sweep, metric: str) -> Callable[[Mapping[str, float]], tup
 
 
 def leading(rows: Sequence[Row]) -> Row | None:
-    """The best finished trial of a leaderboard, which `winner` gives; where none has finished, the best so far."""
+    """The best finished trial of a leaderboard, which `winner` gives; if none has finished, the best so far."""
     reported = [row for row in rows if row.best is not None]
     return next((row for row in reported if row.state == "finished"), reported[0] if reported else None)
 

@@ -50,7 +50,7 @@ class LoggedTrial:
     state: State = "running"
     end: TrialEnd | None = None
     step: int = 0
-    """How far an ended trial was, of how many `steps`, where its folder said so."""
+    """How far an ended trial was, of how many `steps`, if its folder said so."""
     steps: int | None = None
     logged: dict[int, Report] = field(default_factory=dict)
     """The reports by number. Their metrics are `scores_of` what the worker reported; the points are in its folder."""
@@ -102,7 +102,7 @@ class SweepLog:
         return sum(trial.end is not None for trial in list(self.trials.values()))
 
     def follow(self) -> SweepLog:
-        """Reads what the file has gained; all of it, where it is another file than before."""
+        """Reads what the file has gained; all of it, if it is another file than before."""
         with self._following:
             try:
                 stat = self._path.stat()

@@ -1,4 +1,4 @@
-"""Makes a small file of a sweep's folder again where it is damaged, such as by a power loss that left it empty.
+"""Makes a small file of a sweep's folder again if it is damaged, such as by a power loss that left it empty.
 
 What it held also stands in the ledger (`results.jsonl`): every trial's parameters and end, and the spec, the facts and
 the accepted changes of every submission. `SweepFolder.read` calls `rebuilt`, which writes nothing; the driver alone
@@ -26,7 +26,7 @@ MADE_AGAIN = (
     *("prepared.json", "baselines.json", "state.json", "owner.json", "driver.json", "tracking.json"),
     *("warm_start.json", "rates.json", "progress.json"),
 )
-"""Files that `babeltune resume` writes, or does without, where they are gone."""
+"""Files that `babeltune resume` writes, or does without, if they are gone."""
 NEEDED_KEYS = {"rates.json": "rates", "trial.json": "params", "state.json": "state"}
 """A key without which a file is damaged."""
 

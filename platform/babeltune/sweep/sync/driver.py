@@ -74,7 +74,7 @@ class DriverSync:
 
     @property
     def mirror(self) -> Mirror:
-        """This driver's mirror of the bucket, where the storage is one."""
+        """This driver's mirror of the bucket, if the storage is one."""
         assert self._view.mirror is not None
         return self._view.mirror
 

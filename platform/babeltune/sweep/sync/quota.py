@@ -111,7 +111,7 @@ def left_of(view: StorageView) -> list[Left]:
 def refuse_over_quota(cluster: Cluster, *, over_quota: bool) -> str:
     """Words for the log about a limit that is gone over, which `over_quota` and the cluster file permit; else nothing.
 
-    Raises `QuotaError` where they do not."""
+    Raises `QuotaError` if they do not."""
     spent = [left for left in left_of(StorageView(cluster)) if left.used >= left.limit]
     if not spent:
         return ""

@@ -1,6 +1,6 @@
 """A cluster's storage as this machine sees it, for commands that read, promote or evaluate.
 
-Where the storage is a folder, nothing is moved. Where it is a URI, a mirror on this machine is brought up to date
+If the storage is a folder, nothing is moved. If it is a URI, a mirror on this machine is brought up to date
 before it is read, and what is written goes to the bucket."""
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ class StorageView:
             write_whole(self.folder / key, data, durable=True)
 
     def deciding(self) -> list[str]:
-        """The keys of decisions of promotions that are not written everywhere yet; none where the storage is away."""
+        """The keys of decisions of promotions that are not written everywhere yet; none if the storage is away."""
         with contextlib.suppress(ObjectStoreError, OSError):
             return sorted(key for key in self.storage.entries(DECIDING) if key.endswith(".json"))
         return []

@@ -94,7 +94,7 @@ class Sending:
         return self._inner.stopped()
 
     def kept(self) -> None:
-        """Sends a checkpoint between two reports. Where the store is away, a later one or a report sends it."""
+        """Sends a checkpoint between two reports. If the store is away, a later one or a report sends it."""
         seconds = min(SHORTLY, self._timeout)
         with suppress(ObjectStoreError):
             with_retries(lambda: push_trial(self._mirror, self._folder), seconds, self.stopped)
@@ -233,7 +233,7 @@ def settle(
 
 
 def pull_trial(mirror: Mirror, folder: Path) -> None:
-    """Brings the trial's checkpoints and reports here where the bucket's go further; damaged ones are passed over, and
+    """Brings the trial's checkpoints and reports here if the bucket's go further; damaged ones are passed over, and
     those that were damaged here are replaced.
 
     Raises `FencedError` if another driver has the trial's sweep."""
@@ -338,7 +338,7 @@ def _push_checkpoints(mirror: Mirror, folder: Path, mine: list[Path], entries: M
 
 
 def _note_upload(folder: Path, begun: float, done: int, of: int) -> None:
-    """Writes to the trial's `progress.json` how much of a checkpoint has been sent, where that takes long."""
+    """Writes to the trial's `progress.json` how much of a checkpoint has been sent, if that takes long."""
     now = time.time()
     if now - begun < LEAST_RATED_S:
         return

@@ -143,7 +143,7 @@ def _not_started(error: Exception) -> ClusterError:
 
 
 def _end_without_ray(ending: threading.Event) -> None:
-    """Ends this process where one of Ray's own has died. Ray's code would: a minute later, and without a next step."""
+    """Ends this process if one of Ray's own has died. Ray's code would: a minute later, and without a next step."""
     while not ending.wait(POLL_INTERVAL_S):
         dead = [name for name in ray_internals.dead_processes() if name in NEEDED]
         if dead and not ending.is_set():

@@ -138,7 +138,7 @@ def _slice(axes: Axes, trials: Sequence[Standing], name: str, logarithmic: bool)
 
 
 def _few_values(axes: Axes, values: Sequence[float], logarithmic: bool) -> None:
-    """A few ticks, at values that the trials have where these are few."""
+    """A few ticks, at values that the trials have if these are few."""
     from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullLocator
 
     distinct = sorted(set(values))
