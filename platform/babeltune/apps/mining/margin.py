@@ -51,7 +51,7 @@ def around(matches: Matches, left: Int[Tensor, "pairs"], right: Int[Tensor, "pai
 
 
 def flipped(matches: Matches, margin: Margin) -> float:
-    """Share of candidates whose neighbourhoods' mean cosine is not positive, so that a ratio orders them backwards; else 0."""
+    """Share of candidates whose neighbourhoods' mean cosine is not positive: a ratio orders them backwards; else 0."""
     if margin != "ratio":
         return 0.0
     return (share_of_flipped_margins(matches) + share_of_flipped_margins(matches.turned())) / 2
