@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -12,9 +13,10 @@ import ray
 import torch
 
 from babeltune.data.prepared import Prepared
+from babeltune.errors import MethodError
 from babeltune.method import trial_context
-from babeltune.planning.parameters import split_name
-from babeltune.planning.space import configurations, make_trial
+from babeltune.planning.parameters import of_method, split_name
+from babeltune.planning.space import combinations, make_trial
 from babeltune.schema.cluster import Cluster
 from babeltune.schema.records import Sweep, Trial, with_fitted
 from babeltune.schema.storage_location import StorageLocation
@@ -22,7 +24,7 @@ from babeltune.stages import Count, Progress, size, uncounted
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.workers.tasks import with_progress
 
-LARGE = ("training.global_batch", "training.chunk", "training.precision", "training.batch_parts")
+LARGE = ("method", "training.global_batch", "training.chunk", "training.precision", "training.batch_parts")
 """Settings that decide, beside the student's and the method's, how much memory a step takes."""
 MOST_TRIALS = 32
 """At most this many kinds of trials are measured; it takes some seconds each."""
@@ -57,14 +59,15 @@ def with_gpu_share(
 
 def trials_by_memory(sweep: Sweep) -> list[Trial]:
     """Trials of every combination of what decides their memory, ranges at either end; `MOST_TRIALS` of more."""
-    names = [name for name in sweep.parameters if name in LARGE or split_name(name)[0] == "student"]
-    trials: list[Trial] = []
-    for params, _, _ in configurations(sweep, names):
-        proposed = make_trial(sweep, 0, params)
-        # any number takes as much
-        trial = with_fitted(proposed, dict.fromkeys(trial_context(proposed.method, proposed.config).fits, 1.0))
-        if trial not in trials:
-            trials.append(trial)
+    names = [name for name in sweep.parameters if name in LARGE or of_method(name) or split_name(name)[0] == "student"]
+    by_settings: dict[str, Trial] = {}
+    for end in (0, 1):
+        for params in combinations(sweep.parameters, names, end=end):
+            with contextlib.suppress(MethodError):  # settings that this leaves out may mend it
+                trial = make_trial(sweep, 0, params)
+                numbers = dict.fromkeys(trial_context(trial.method, trial.config).fits, 1.0)  # all take as much
+                by_settings[str(trial)] = with_fitted(trial, numbers)
+    trials = list(by_settings.values())
     if len(trials) <= MOST_TRIALS:
         return trials
     return [trials[place] for place in np.linspace(0, len(trials) - 1, MOST_TRIALS).astype(int)]
