@@ -175,6 +175,15 @@ def check_place(out: Path, inputs: Iterable[Path] = ()) -> None:
         raise SpecError(f"--out {out}: {folder} takes no file ({error.strerror}); name one elsewhere") from error
 
 
+def make_place(out: Path, inputs: Iterable[Path] = ()) -> None:
+    """Makes the folder of `out`, and checks it as `check_place` does. Raises `SpecError`."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SpecError(f"--out {out}: {out.parent} cannot be made ({error.strerror}); name one elsewhere") from error
+    check_place(out, inputs)
+
+
 def write_json(path: Path, value: object, *, durable: bool = True) -> None:
     """Writes a record or plain value as JSON, as `write_whole` does."""
     write_whole(path, json_text(value).encode(), durable=durable)

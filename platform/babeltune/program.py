@@ -76,6 +76,8 @@ def _outcome(command: Callable[[], object]) -> tuple[int | str | None, str]:
         words = f"{name if len(name) < 300 else name[:299] + '…'}: {error.strerror}; make it usable, or name another"
         return 2 if error.errno in WRONG_NAME else 1, words
     except Exception as error:
+        if isinstance(error, RuntimeError) and "home directory" in str(error):  # pathlib's, of `~name/file`
+            return 2, "a path begins with ~ and a name that is no user's here; write the whole path"
         return 1, unexpected(error)
     return 0, ""
 

@@ -19,7 +19,7 @@ BEGIN = "pip says things\nRunning entrypoint for job a-1: python x\n"
 def returned(monkeypatch, tmp_path, command, *names):
     """What comes here if a command writes this on the head: both streams, and the files in a folder `here`."""
     for folder in ("there", "here"):
-        (tmp_path / folder).mkdir()
+        (tmp_path / folder).mkdir(exist_ok=True)
     log = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     with monkeypatch.context() as there:
         there.chdir(tmp_path / "there")
@@ -102,6 +102,28 @@ def test_the_arguments_go_with_the_files_and_variables_that_they_name(monkeypatc
     )
     assert set(call.files) == {"own.yaml", "folder/more.yaml", "more.yaml"}
     assert call.variables == {"MODELS": "/MODELS"}, "the head has data of its own, and no secret is sent"
+
+
+def test_a_file_that_was_there_and_is_written_anew_comes_back(monkeypatch, tmp_path):
+    old, same = (tmp_path / "there" / name for name in ("report.html", "same.html"))
+
+    def command():
+        old.write_text("new, and longer")
+
+    (tmp_path / "there").mkdir()
+    old.write_text("old")
+    same.write_text("same")
+    returned(monkeypatch, tmp_path, command, "report.html", "same.html")
+    assert (tmp_path / "here" / "report.html").read_text() == "new, and longer"
+    assert not (tmp_path / "here" / "same.html").exists()
+
+
+def test_the_file_of_a_language_goes_along(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    Path("fr.tsv").write_text("un\tdeux\n")
+    call = packed(["transfer", "m", "--test", "fr=fr.tsv", "--set", "training.pairs=5"], "c.yaml")
+    assert call.files == {"fr.tsv": b"un\tdeux\n"}
+    assert call.arguments == ("transfer", "m", "--test", "fr=fr.tsv", "--set", "training.pairs=5")
 
 
 def test_two_files_of_one_name_keep_apart(monkeypatch, tmp_path):

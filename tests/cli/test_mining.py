@@ -1,5 +1,6 @@
 """mine, score, retrieve and encode as people and programs call them; what they do is judged in tests/mining."""
 
+import gzip
 import json
 import os
 import re
@@ -207,8 +208,38 @@ def test_encode_reads_standard_input(call, tmp_path):
     assert np.load(tmp_path / "v.npy").shape == (4, 26)
 
 
-def test_what_cannot_be_is_refused_with_exit_code_2(call):
+def test_a_pipe_and_a_link_as_output_stay_what_they_are(call, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        call("score", "p.tsv", "model", "--out", "pipe", "--k", "2")
+        assert len(os.read(reader, 1 << 16).decode().splitlines()) == 4
+    finally:
+        os.close(reader)
+    (tmp_path / "file").write_text("old")
+    (tmp_path / "link").symlink_to("file")
+    call("score", "p.tsv", "model", "--out", "link", "--k", "2")
+    assert (tmp_path / "link").is_symlink()
+    assert len((tmp_path / "file").read_text().splitlines()) == 4
+
+
+def test_the_name_of_an_output_is_printed_as_it_is(call):
+    for name in ("out[fra].tsv", "a[/b].tsv", ":100: " + 200 * "x" + ".tsv"):
+        printed = call("score", "p.tsv", "model", "--out", name.replace("/", "_"), "--k", "2").stdout
+        assert printed.endswith(f"in {name.replace('/', '_')}\n")
+
+
+def test_a_damaged_packed_input_is_named_with_its_line(call):
+    whole = gzip.compress("\n".join(TEXT * 500).encode())
+    for content in (whole[:-20], whole[:40] + b"\0" + whole[41:]):
+        with pytest.raises(DataError, match=r"standard input:\d+: cannot be read: .*; fetch or pack the file again"):
+            call("encode", "model", "--out", "v.npy", given=content)
+
+
+def test_what_cannot_be_is_refused_with_exit_code_2(call, tmp_path):
+    (tmp_path / "r.txt").write_text("\n".join(text.upper() for text in reversed(TEXT)))
     for words, arguments in (
+        ("same sentences", ("mine", "t.txt", "r.txt", "model", "--out", "o")),
         ("does not exist", ("mine", "absent", "t.txt", "model", "--out", "o")),
         ("same sentences", ("mine", "t.txt", "t.txt", "model", "--out", "o")),
         ("no such folder", ("mine", "s.txt", "t.txt", "./nothing", "--out", "o")),

@@ -120,6 +120,16 @@ def test_a_range_is_cut_into_thirds_of_its_own_scale(command, folder):
     assert out.splitlines()[2].split() == ["0.01", "to", "0.02", "2", "2", "0.3000", "t0001", "0.2000"]
 
 
+def test_the_thirds_of_a_narrow_range_have_names_of_their_own(storage, tiny_file):
+    given = ["parameters={training.global_batch: {int: [1000, 1004]}}", "training.pairs=20000"]
+    folder = make_sweep(storage, read_sweep(tiny_file, assignments=given))
+    for number in range(5):
+        add_trial(folder, number, [0.1 * number], "finished", **{"training.global_batch": 1000 + number})
+    table = by_setting(folder, "global_batch")
+    assert [level.label for level in table.levels] == ["1000 to 1001", "1001 to 1003", "1003 to 1004"]
+    assert [level.trials for level in table.levels] == [2, 1, 2]
+
+
 def test_a_choice_has_a_row_for_each_value_and_a_short_name_is_enough(folder):
     for number, (batch, score) in enumerate([(64, 0.4), (32, 0.1), (64, 0.2)]):
         add_trial(folder, number, [score], "finished", **{"training.global_batch": batch})

@@ -16,7 +16,7 @@ from rich.table import Table
 
 import babeltune
 from babeltune.cli import main
-from babeltune.cli.common import say
+from babeltune.cli.common import console, say
 from babeltune.errors import LONGEST_LINE, printable
 from babeltune.planning.sweep_file import read_sweep
 
@@ -102,6 +102,52 @@ def test_a_full_sweep_file_is_written_from_another_folder(tmp_path):
     done = subprocess.run([*command, "init", "own.tsv"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert {path.name for path in tmp_path.iterdir()} == {"own.tsv", "my_sweep.yaml", "my_sweep_data"}
+
+
+@pytest.fixture
+def mistaken(tmp_path, monkeypatch):
+    """A folder with a file where a folder is wanted, a damaged workbook and a link to nothing."""
+    monkeypatch.chdir(tmp_path)
+    Path("afile").touch()
+    Path("dangling").symlink_to("nothing")
+    Path("pairs.tsv").write_text("fra\teng\n" + "".join(f"un {i}\tone {i}\n" for i in range(40)))
+    with zipfile.ZipFile("book.xlsx", "w") as archive:
+        archive.writestr("xl/workbook.xml", "<workbook/>")
+    whole = Path("book.xlsx").read_bytes()
+    Path("book.xlsx").write_bytes(whole.replace(b"PK\x01\x02", b"PK\x09\x09", 1))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("plan ~nouser/x.yaml", "a path begins with ~ and a name that is no user's here; write the whole path"),
+        ("init ~nouser/x.tsv", "a path begins with ~ and a name that is no user's here; write the whole path"),
+        ("skill --out afile/SKILL.md", "--out afile/SKILL.md: afile cannot be made"),
+        ("init book.xlsx", "book.xlsx"),
+        ("init pairs.tsv --encoding hex", "encoding 'hex' is unknown to Python; name another"),
+        ("filter pairs.tsv model --out dangling --tokens 9", "--out dangling exists already"),
+        ("filter pairs.tsv model --out afile/x --tokens 9", "--out afile/x: afile cannot be made"),
+    ],
+)
+def test_a_mistake_is_no_defect_of_ours(mistaken, command, words, said):
+    code, out, err = command(*words.split())
+    assert (code, out) == (2, ""), err
+    assert said in err
+    assert "a defect of babeltune" not in err
+
+
+def test_a_number_with_thousands_of_digits_is_refused(command, tiny_file):
+    code, _, err = command("plan", tiny_file, "--set", 'training.pairs="1e5000"')
+    assert code == 2
+    assert "training.pairs" in err
+    assert "a defect of babeltune" not in err
+
+
+def test_an_error_holds_no_picture_for_its_line_number():
+    screen = console(stderr=True)
+    with screen.capture() as captured:
+        screen.print("news.tsv:100: column count: a :ok: b", markup=False)
+    assert captured.get() == "news.tsv:100: column count: a :ok: b\n"
 
 
 @pytest.mark.long

@@ -207,6 +207,15 @@ def test_a_sweep_from_which_another_is_to_start_is_deleted_afterwards(command, f
     assert command("delete", "tiny", "--yes")[0] == 0
 
 
+def test_a_sweep_that_another_means_by_the_beginning_of_its_id_is_not_deleted_either(command, folder, tiny_file):
+    begun = make_sweep(folder.path.parents[1], read_sweep(tiny_file, assignments=["name=tiny-two"]))
+    warm = read_sweep(tiny_file, assignments=["name=warm", "sampler.warm_start=tiny"])
+    other = make_sweep(folder.path.parents[1], warm, state="stopped", when=1)
+    code, _, err = command("delete", begun.id, "--yes")
+    assert code == 1
+    assert f"sweep {other.id} starts from it" in err
+
+
 def test_runs_in_mlflow_get_the_labels_and_are_deleted_recoverably(command, folder):
     storage = folder.path.parents[1]
     sweep, client = folder.sweep(), MlflowClient(sqlite_url(storage / "mlflow.db"))

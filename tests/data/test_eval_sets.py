@@ -109,6 +109,17 @@ def test_a_head_learns_one_split_of_one_language_and_is_scored_on_all_others(tmp
         read(replace(topics(tmp_path), scored="tets"), tmp_path)
 
 
+def test_a_row_without_a_label_or_a_split_moves_no_other_row(tmp_path):
+    rows = [(f"text {i}", "ab"[i % 2], "train" if i < 8 else "test") for i in range(12)]
+    rows[2], rows[5] = ("text 2", "", "train"), ("text 5", "b", "")
+    write(tmp_path, "one.tsv", ("text", "category", "split"), *rows)
+    source = TsvSource(name="one", path="one.tsv", columns={"eng": "text"}, on_error="drop", max_dropped=0.5)
+    (task,) = read(Transfer(name="one", source=source, label="category", split="split", language="eng"), tmp_path)
+    assert task.fit.left == tuple(f"text {i}" for i in (0, 1, 3, 4, 6, 7))
+    assert task.fit.labels == tuple("abbaab")
+    assert task.left == tuple(f"text {i}" for i in range(8, 12))
+
+
 def test_changed_sentences_join_the_candidates_of_their_language(tmp_path):
     write(tmp_path, "t.tsv", ("fra", "eng"), ("fra 1", "eng 1"), ("fra 2", "eng 2"))
     write(tmp_path, "plus.tsv", ("id", "eng"), (0, "not 1"), (0, "eng 7"), (1, "eng 8"))

@@ -34,6 +34,10 @@ FILES = {
     "broken.tsv": BROKEN,
     "quoted.tsv": QUOTED.encode(),
     "head.tsv": b"id\teng\tfra\n",
+    "titled.tsv": b"My corpus\n\n" + TABLE.encode(),
+    "repeated.tsv": TABLE.encode() * 3,
+    "blanks.tsv": TABLE.replace("\teng\t", "\teng \t ", 1).encode(),
+    "empty.tsv": TABLE.encode() + b"x\tone\t\nx\t\tun\na\tlast\tdernier\n",
     "wide.tsv": TABLE.encode("utf-16"),
     "t.jsonl": LINES.encode(),
     "wide.jsonl": LINES.encode("utf-16"),
@@ -70,6 +74,12 @@ SOURCES = [
     table("quoted.tsv", quoted=False),
     table("head.tsv"),
     table("wide.tsv"),
+    table("titled.tsv"),
+    table("repeated.tsv"),
+    table("blanks.tsv"),
+    table("empty.tsv", where={"id": "a"}),
+    table("empty.tsv", where={"id": "x"}),
+    table("empty.tsv", where={"id": "a"}, **DROP),
     table("t.jsonl", format="jsonl", columns=INNER, id="id"),
     table("wide.jsonl", format="jsonl", columns=INNER),
     table("broken.jsonl", format="jsonl", columns=INNER),
@@ -131,6 +141,17 @@ def test_a_file_read_in_parts_gives_the_same_rows_or_the_same_error(folder, monk
         read.clear()
     assert sum(map(bool, parts)) == len(SOURCES) - 5, "all but quoted text, and what the driver finds broken before"
     assert not list((folder / "stores").iterdir())
+
+
+def test_rows_that_where_leaves_out_stop_nothing_and_are_not_counted(folder):
+    columns, _, _, dropped = outcome(table("empty.tsv", where={"id": "a"}), folder)
+    assert columns["fra"][-1] == "dernier"
+    assert not dropped
+    assert "empty.tsv:" in outcome(table("empty.tsv", where={"id": "x"}), folder)
+
+
+def test_names_with_blanks_around_them_are_columns(folder):
+    assert outcome(table("blanks.tsv"), folder)[0] == outcome(table("table.tsv"), folder)[0]
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 
 from babeltune.data.prepared import read_prepared
 from babeltune.data.teacher import teacher_folder
+from babeltune.errors import SpecError
 from babeltune.promotion import drift as module
 from babeltune.promotion.drift import FILE, Sample, compare, read_profile, sample_of, write_profile
 from babeltune.schema.records import Teacher
@@ -171,6 +172,14 @@ def test_wrong_input_is_one_line(model, command, tmp_path, monkeypatch):
 
 def test_a_model_without_a_profile_has_none(model):
     assert read_profile(model) is None
+
+
+def test_a_damaged_profile_is_refused_in_words(tmp_path):
+    whole = {"texts": 1, "languages": {"source": {}}, "lengths": {}, "unknown": {}, "mean": [0.1], "spread": 1.0}
+    for damage in ("", "[]", "{}", json.dumps({**whole, "languages": []}), json.dumps({**whole, "mean": 1})):
+        (tmp_path / FILE).write_text(damage, encoding="utf-8")
+        with pytest.raises(SpecError, match=r"is damaged .*; promote the model again, or name its sweep: --sweep"):
+            read_profile(tmp_path)
 
 
 def test_the_figures_of_the_docs_are_those_of_the_benchmark():

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.models import Dense, Normalize, StaticEmbedding
 from tokenizers import Tokenizer
@@ -90,6 +91,16 @@ def test_the_code_of_the_card_gives_the_vectors_of_the_model(static, copied, tmp
     cells = {cell.name: cell for cell in done.comparison.overall}
     assert done.losses == {name: cell.champion - cell.challenger for name, cell in cells.items()}
     assert f"| {next(iter(cells))} |" in (out / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_text_without_tokens_has_a_vector_of_zeros(static, tmp_path, bits):
+    numbers, scales = whole_numbers(table_of(SentenceTransformer(str(static)), "static"), bits)
+    save_file({"table": packed(numbers, bits), "scales": scales}, tmp_path / "model.safetensors")
+    SentenceTransformer(str(static)).tokenizer.save(str(tmp_path / "tokenizer.json"))
+    vectors = SmallEncoder(str(tmp_path)).encode(["", TEXTS[0]])
+    assert not vectors[0].any()
+    assert np.linalg.norm(vectors[1]) == pytest.approx(1, abs=1e-6)
 
 
 def test_a_loss_above_what_is_allowed_writes_nothing(static, copied, tmp_path, monkeypatch):

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from babeltune.files import plain
-from babeltune.method import needs_of
 from babeltune.method.distributed import ProcessGroup
 from babeltune.planning.preparation import prepare
 from babeltune.planning.recorded import sweep_id
@@ -14,7 +13,7 @@ from babeltune.planning.space import default_params, make_trial, sample
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.schema.base import from_plain
 from babeltune.schema.records import LastAverage, MovingAverage, Training, trial_from
-from babeltune.training.build import make_method, make_reader, make_schedule, make_student, make_train_step
+from babeltune.training.build import make_method, make_steps, make_student
 from babeltune.training.checkpoint import checkpoint_folder, load_checkpoint, read_reports, stopped_folder
 from babeltune.training.dev_evaluation import dev_scores
 from babeltune.training.trainer import train
@@ -68,13 +67,12 @@ def checkpoint(folder, index=2):
 @pytest.mark.parametrize("setting", [EMA, LAST])
 def test_the_average_is_its_definition_at_every_second_step(averaged, setting):
     trial, prepared = averaged(STATIC, setting)
-    train_step, reader = make_train_step(trial, prepared, ProcessGroup(), CPU), make_reader(trial, prepared, CPU)
-    schedule = make_schedule(trial, prepared, reader, needs_of(trial.method, trial.config))
+    training = make_steps(trial, prepared, ProcessGroup(), CPU)
+    train_step, schedule = training.train_step, training.schedule
     kept, steps = [], 0
     for step in range(len(schedule)):
-        rows, seen = schedule.rows(step), int(schedule.seen[step])
-        train_step.step(reader.batch(rows, len(rows), step=step), seen)
-        if setting == LAST and seen < 0.6 * trial.training.pairs:
+        training.run(step)
+        if setting == LAST and training.seen(step + 1) < 0.6 * trial.training.pairs:
             continue
         steps += 1
         if steps % 2 == 0 or step == len(schedule) - 1:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from babeltune.cli.common import ClusterFile, Json, Yes, agreed, cluster_of, out, say, steps_shown, warn
+from babeltune.cli.common import ClusterFile, Json, Yes, agreed, cluster_of, out, say, say_out, steps_shown, warn
 from babeltune.cli.program import app
 from babeltune.errors import plural
 
@@ -105,7 +105,7 @@ class Listing:
         size = sum(removal.size for removal in self.removals) / 1e6
         things = plural(len(self.removals), "file or folder", "files and folders")
         words = f"{things}, {size:,.1f} MB, {done} in {where}" if self.removals else f"nothing to remove in {where}"
-        out.print(words, highlight=False)
+        say_out(words)
 
     def document(self) -> list[Removed]:
         """For `--json`."""

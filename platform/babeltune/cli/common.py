@@ -47,7 +47,7 @@ class SafeConsole(Console):
 def console(*, stderr: bool = False) -> Console:
     """A console as wide as its terminal; a file or pipe gets `PAGE` columns."""
     stream = sys.stderr if stderr else sys.stdout  # None if it is closed
-    return SafeConsole(stderr=stderr, width=None if stream and stream.isatty() else PAGE)
+    return SafeConsole(stderr=stderr, emoji=False, width=None if stream and stream.isatty() else PAGE)
 
 
 out = console()
@@ -86,6 +86,11 @@ def say(value: object, as_json: bool, show: Callable[[], None]) -> None:
         sys.stdout.write((text if text.replace("\n", "").isprintable() else "".join(escaped)) + "\n")
     else:
         show()
+
+
+def say_out(words: str) -> None:
+    """Prints one line to standard output, without markup or wrapping."""
+    out.print(words, markup=False, highlight=False, soft_wrap=True)
 
 
 def say_line(words: str) -> None:

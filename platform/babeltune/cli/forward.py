@@ -24,7 +24,7 @@ import typer
 from rich.markup import escape
 from typer.core import TyperCommand
 
-from babeltune.files import write_out
+from babeltune.files import version, write_out
 from babeltune.program import INTERRUPTED
 from babeltune.redaction import NAME
 
@@ -306,7 +306,9 @@ def packed(arguments: Iterable[str], cluster: str) -> Call:
     words: list[str] = []
     files: dict[str, bytes] = {}
     for argument in arguments:
-        option, equals, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)
+        option, equals, value = argument.partition("=")
+        if not (argument.startswith("--") or (equals and is_file_here(value) and not is_file_here(argument))):
+            option, equals, value = "", "", argument  # `fra=FILE` is a language's file
         path = Path(value).expanduser()
         if value == cluster:
             value = sent_name(value)
@@ -329,6 +331,11 @@ def packed(arguments: Iterable[str], cluster: str) -> Call:
     names = {match[1] for match in VARIABLE.finditer(re.sub(r"(?m)^\s*root:.*$", "", text))}
     variables = {name: os.environ[name] for name in sorted(names) if name in os.environ and not NAME.search(name)}
     return Call(tuple(words), files, variables)
+
+
+def is_file_here(name: str) -> bool:
+    """Whether the name is that of a file on this machine."""
+    return Path(name).expanduser().is_file()
 
 
 def sent_name(file: str) -> str:
@@ -397,7 +404,7 @@ def answering() -> Iterator[None]:
     if FORWARDED not in os.environ:
         yield
         return
-    before, log = set(Path().rglob("*")), sys.stdout
+    before, log = files_below(), sys.stdout
     log.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     sys.stdout = MarkedStream(log)
     try:
@@ -405,9 +412,14 @@ def answering() -> Iterator[None]:
     finally:
         sys.stdout.end()
         sys.stdout = log
-        for path in sorted(set(Path().rglob("*")) - before):
-            if path.is_file():
+        for path, as_it_is in sorted(files_below().items()):
+            if before.get(path) != as_it_is:
                 send_file(path)
+
+
+def files_below() -> dict[Path, list[int]]:
+    """The versions of all files below the folder in which the command runs."""
+    return {path: version(path) for path in Path().rglob("*") if path.is_file()}
 
 
 class MarkedStream(io.TextIOBase):

@@ -9,7 +9,19 @@ from typing import TYPE_CHECKING, Annotated, TypeGuard
 
 import typer
 
-from babeltune.cli.common import ClusterFile, Json, SweepName, cluster_of, err, folder_of, out, say, warn, with_cluster
+from babeltune.cli.common import (
+    ClusterFile,
+    Json,
+    SweepName,
+    cluster_of,
+    err,
+    folder_of,
+    out,
+    say,
+    say_line,
+    warn,
+    with_cluster,
+)
 from babeltune.cli.program import app
 
 if TYPE_CHECKING:
@@ -77,7 +89,7 @@ def status(
     document = sweep_document(folder) if as_json else sweep_facts(folder)
     say(document, as_json, lambda: show_status(folder, document.state, document.reason, out))
     if document.state == "interrupted" and not as_json:
-        err.print(f"its driver is gone; `babeltune resume {folder.id}{with_cluster(cluster)}` goes on", soft_wrap=True)
+        say_line(f"its driver is gone; `babeltune resume {folder.id}{with_cluster(cluster)}` goes on")
 
 
 @app.command()

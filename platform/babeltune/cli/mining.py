@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from babeltune.cli.common import ClusterFile, Json, cluster_of, finite, out, registered, say, steps_shown, warn
+from babeltune.cli.common import ClusterFile, Json, cluster_of, finite, registered, say, say_out, steps_shown, warn
 from babeltune.cli.program import app
 from babeltune.errors import SpecError, check_all, plural
 from babeltune.files import check_place
@@ -114,7 +114,7 @@ def mine(
         done = mining.mine(source, target, out_, settings, encoding_of(models, cluster, codec, names, spread=True))
     warn(about_lines([(source, done.source), (target, done.target)]))
     warn(mining.warnings_about(done))
-    say(done, as_json, lambda: out.print(f"{plural(done.pairs, 'pair')} in {out_}"))
+    say(done, as_json, lambda: say_out(f"{plural(done.pairs, 'pair')} in {out_}"))
 
 
 @app.command()
@@ -148,7 +148,7 @@ def score(
     warn(about_lines([(pairs, done.lines)]))
     warn(mining.warnings_about(done))
     mean = "" if done.mean is None else f" mean {done.mean:.4f},"
-    say(done, as_json, lambda: out.print(f"{plural(done.pairs, 'pair')},{mean} in {out_}"))
+    say(done, as_json, lambda: say_out(f"{plural(done.pairs, 'pair')},{mean} in {out_}"))
 
 
 @app.command()
@@ -186,7 +186,7 @@ def retrieve(
     warn(about_lines([(queries, done.queries), (candidates, done.candidates)]))
     warn(retrieval.warnings_about(done))
     right = f"precision at 1 {done.precision_at_1:.4f}, " if gold is not None else ""
-    say(done, as_json, lambda: out.print(f"{right}{plural(done.queries.kept, 'query', 'queries')} in {out_}"))
+    say(done, as_json, lambda: say_out(f"{right}{plural(done.queries.kept, 'query', 'queries')} in {out_}"))
 
 
 @app.command()
@@ -215,7 +215,7 @@ def encode(
         warn([f"longer than {LONGEST:,} bytes: {plural(done.too_long, 'line')}; a vector is that of the beginning"])
     if done.zero_vectors:
         warn([f"a zero vector, which has no cosine with any other: {plural(done.zero_vectors, 'line')}"])
-    say(done, as_json, lambda: out.print(f"{done.rows} vectors of {done.dim} dimensions in {out_}"))
+    say(done, as_json, lambda: say_out(f"{done.rows} vectors of {done.dim} dimensions in {out_}"))
 
 
 def models_of(

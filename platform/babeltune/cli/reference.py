@@ -12,7 +12,7 @@ import babeltune
 from babeltune.cli.common import Json, out, say, say_line
 from babeltune.cli.program import app
 from babeltune.errors import SpecError, nearest
-from babeltune.files import check_place, write_out
+from babeltune.files import check_place, make_place, write_out
 
 if TYPE_CHECKING:
     from babeltune.schema.json_schema import Kind
@@ -49,8 +49,7 @@ def skill(
     path = Path(babeltune.__file__).with_name("bundled") / "SKILL.md"
     text = path.read_text(encoding="utf-8")
     if out_ is not None:
-        out_.parent.mkdir(parents=True, exist_ok=True)
-        check_place(out_)
+        make_place(out_)
         write_out(out_, text.encode())
     words = text if out_ is None else f"skill: {out_}\n"
     say(Skill(path=str(out_ or path), text=text), as_json, lambda: out.out(words, end="", highlight=False))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from babeltune.cli.common import agreed, cluster_of, err, out, say, say_line, warn, with_cluster
+from babeltune.cli.common import agreed, cluster_of, err, out, say, say_line, say_out, warn, with_cluster
 from babeltune.errors import SweepError, plural
 from babeltune.program import INTERRUPTED
 
@@ -163,14 +163,14 @@ def watched_or_run(name: str, sweep: Sweep, cluster: Cluster, run: Callable[...,
 def say_what_next(folder: SweepFolder, state: str, where: str, report: Path | None) -> None:
     """The next steps with a sweep that has ended, and the place of its report."""
     if state in ("stopped", "interrupted"):
-        out.print(f"{state}; nothing is lost: `babeltune resume {folder.id}{where}` goes on")
+        say_out(f"{state}; nothing is lost: `babeltune resume {folder.id}{where}` goes on")
         return
     rest = folder.read("tracking.json") or {}
     if rest.get("unsent_bytes"):
         again = f"babeltune resume {folder.id}{where}"
-        out.print(f"MLflow did not take everything ({rest['trouble']}); `{again}` sends the rest")
+        say_out(f"MLflow did not take everything ({rest['trouble']}); `{again}` sends the rest")
     if report is not None:
-        out.print(f"report: {report}", markup=False, highlight=False, soft_wrap=True)
+        say_out(f"report: {report}")
     from babeltune.sweep.state.leaderboard import winner
 
     try:
@@ -244,5 +244,5 @@ def say_stopped(sweep: str, stopped: bool, where: str, *, as_json: bool) -> int:
         if stopped
         else f"sweep {sweep} was asked to stop and has not yet; `babeltune status {sweep}{where}` shows it"
     )
-    say(Stopped(sweep=sweep, stopped=stopped), as_json, lambda: out.print(words, soft_wrap=True))
+    say(Stopped(sweep=sweep, stopped=stopped), as_json, lambda: say_out(words))
     return int(not stopped)

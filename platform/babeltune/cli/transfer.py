@@ -14,7 +14,7 @@ from rich.table import Table
 from babeltune.cli.common import ClusterFile, Json, cluster_of, out, registered, say, say_line, steps_shown
 from babeltune.cli.program import app
 from babeltune.errors import SpecError
-from babeltune.files import check_place, json_text, write_out
+from babeltune.files import json_text, make_place, write_out
 
 if TYPE_CHECKING:
     from babeltune.apps.transfer.formats import Examples, Task
@@ -57,8 +57,7 @@ def transfer(
 
     files = files_of(task, train, dev, test) if with_ is None else hub_set(with_, task, train, dev, test)
     if out_ is not None:
-        out_.parent.mkdir(parents=True, exist_ok=True)
-        check_place(out_, [Path(with_)] if with_ is not None else files.paths())
+        make_place(out_, [Path(with_)] if with_ is not None else files.paths())
     with steps_shown("reading the examples"):
         read = files.read(drop=on_error == "drop")
         english, development, tests, task = read.train, read.dev, read.tests, files.task

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ import numpy as np
 from babeltune.data.beir import read_beir
 from babeltune.data.file_readers import MAX_LINE_BYTES, Fault, file_at, tsv_rows
 from babeltune.data.prepared import TextTask
-from babeltune.data.sources import language_pairs, read_graded, read_labelled, read_source
+from babeltune.data.sources import digest_of, language_pairs, read_graded, read_labelled, read_source
 from babeltune.data.texts import Texts
 from babeltune.errors import DataError, nearest
 from babeltune.schema.base import changed
@@ -113,11 +112,12 @@ def read_bitext(task: Bitext | Retrieval, root: Path, longest: int) -> EvalRows:
 
 def read_topics(task: Clustering | Transfer, root: Path, longest: int) -> EvalRows:
     """Texts with their topics and, for transfer, their splits."""
-    rows, labels = read_labelled(task, root, longest)
+    columns = [task.label, task.split] if isinstance(task, Transfer) else [task.label]
+    rows, (labels, *more) = read_labelled(task, columns, root, longest)
     digest, splits = rows.digest, Texts.of([])
     if isinstance(task, Transfer):
-        again, splits = read_labelled(replace(task, label=task.split), root, longest)
-        digest = digest_of(digest, again.digest)
+        (splits,) = more
+        digest = digest_of(digest, digest) if task.source.paths is None else digest
         for name in (task.learnt, task.scored):
             if name not in splits:
                 offered = sorted(set(splits))
@@ -190,11 +190,6 @@ def read_retrieval(task: Retrieval, root: Path, longest: int) -> EvalRows:
         digest=judged.digest,
         dropped=judged.dropped,
     )
-
-
-def digest_of(*parts: str) -> str:
-    """A digest over several digests, in their order."""
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def _read(task: Task, root: Path, longest: int) -> EvalRows:

@@ -12,17 +12,18 @@ import json
 import os
 import re
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Literal, Protocol
+from typing import IO, Any, Literal, Protocol, TypeVar
 
 from babeltune.data.text_streams import UNREADABLE, text_name, unpacked
 from babeltune.errors import DataError, check_all, list_of, nearest, nearest_file, plural, shortened
 from babeltune.schema.records import AnySource, JsonLinesSource, MosesSource, Source
 
 TAB = "\t"
+NumberedLine = TypeVar("NumberedLine", bound=tuple[int, *tuple[Any, ...]])
 OTHER = r"(?!md|py|sh|so|db|js|log|yml|toml|yaml|json\b|html|bin|png|pdf)"
 TEXT_FILE = re.compile(rf".*\.{OTHER}([a-z]{{2,5}}|parquet)(_[A-Z]\w+)?(\.(gz|bz2|xz|zst|zip))?", re.DOTALL)
 """Names of files that may be text, also by a language's code at their end, as in `talks.fra`."""
@@ -52,6 +53,8 @@ class Fault:
     kind: Literal["row", "encoding", "unused", "left out"] = "row"
     """The place to mend: this row, or how the whole file is encoded. `unused`: nothing, but the row is not what was
     asked for. `left out`: the same, and no file is refused for it, such as a unit without a translation."""
+    values: tuple[str, ...] = ()
+    """The row, if it could be read: a source's `where` may leave it out."""
 
 
 EMPTY_SIDE = "empty side"
@@ -124,15 +127,24 @@ def numbered(
     path: Path, content: Digest, longest: int, encoding: str | None = None
 ) -> Iterator[tuple[int, bytes | Fault]]:
     """The lines of a file with their numbers from 1, as `text_streams` decodes them."""
+
+    def lines() -> Iterator[tuple[int, bytes | Fault]]:
+        with unpacked(path, encoding) as stream:
+            yield from lines_in(stream, path, content, longest)
+
+    return readable(lines, path)
+
+
+def readable(lines: Callable[[], Iterable[NumberedLine]], name: object) -> Iterator[NumberedLine]:
+    """The lines, each with its number first. Raises `DataError`, with the number, for one that cannot be read."""
     number = 0
     try:
-        with unpacked(path, encoding) as stream:
-            for line in lines_in(stream, path, content, longest):
-                number = line[0]
-                yield line
+        for line in lines():
+            number = line[0]
+            yield line
     except UNREADABLE as error:
         words = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise DataError(f"{path}:{number + 1}: cannot be read: {words}; fetch or pack the file again") from error
+        raise DataError(f"{name}:{number + 1}: cannot be read: {words}; fetch or pack the file again") from error
 
 
 def lines_in(
@@ -291,11 +303,10 @@ class _RowTooLongError(Exception):
     """Ends the reading of a row."""
 
 
-def table_rows(
-    path: Path, names: Sequence[str], rows: Iterable[Fields], *, header: bool, strip: bool = False
-) -> Iterator[Row]:
+def table_rows(path: Path, names: Sequence[str], rows: Iterable[Fields], *, header: bool) -> Iterator[Row]:
     """The named columns of rows of fields; the first row names the columns or, without a header, counts them. A header
-    may stand below a title, and stand again further down. `strip`: names count without blanks around them."""
+    may stand below a title, and stand again further down. A name that no column has is that of one with blanks around
+    it."""
     rows = iter(rows)
     first = next((row for row in rows if row[1]), None)
     if header and first is not None:
@@ -311,11 +322,11 @@ def table_rows(
         todo = "save the file as UTF-8, or name its encoding" if head.kind == "encoding" else FIRST_LINE
         raise DataError(f"{path}:{top}: {head.reason}: {head.words}; {todo}")
     stripped = [name.strip() for name in head]
-    head = stripped if strip else head
     titles = head if header else [str(index) for index in range(len(head))]
+    of_name = {name: titles if name in titles or name not in stripped else stripped for name in names}
     repeats = header and len(head) > 1
-    check_all(*(partial(check_column, path, name, titles) for name in names))
-    places = [titles.index(name) for name in names]
+    check_all(*(partial(check_column, path, name, of_name[name]) for name in names))
+    places = [of_name[name].index(name) for name in names]
     for line, fields in rows:
         if not fields and len(head) > 1:
             continue  # a blank line of CSV; of one column it is a row, whose place counts where lines are joined
@@ -506,17 +517,24 @@ def cells(
             elif value is None or (name == id_name and type(value) in (int, float)):
                 text = "" if value is None else str(value)
             else:
-                return Fault("not text", f"{name!r} is {shortened(str(value))}, of type {type(value).__name__}")
+                words = f"{name!r} is {shortened(str(value))}, of type {type(value).__name__}"
+                return Fault("not text", words, values=_as_text(values))
         except UnicodeDecodeError as error:
             return not_utf8(error.object, error)
         except UnicodeEncodeError as error:
             return Fault("not UTF-8", f"{name!r} holds half a surrogate pair at character {error.start}")
         if not "!" <= text[:1] <= "~" and BLANK.fullmatch(text):
-            return Fault(EMPTY_SIDE, f"nothing in {name!r}; every column that is read must have text")
+            words = f"nothing in {name!r}; every column that is read must have text"
+            return Fault(EMPTY_SIDE, words, values=_as_text(values))
         if "\0" in text:
             return ZERO_BYTE
         texts.append(text)
     return texts
+
+
+def _as_text(values: Sequence[object]) -> tuple[str, ...]:
+    """The values of a broken row as a `where` compares them."""
+    return tuple(value.strip() if isinstance(value, str) else "" for value in values)
 
 
 def not_utf8(raw: bytes, error: UnicodeDecodeError) -> Fault:

@@ -19,6 +19,7 @@ from babeltune.data.arrow_readers import arrow_rows, parquet_batches
 from babeltune.data.file_readers import (
     NO_TEXT_BYTES,
     SKIPPED_BYTES,
+    TITLE_ROWS,
     Digest,
     Fault,
     Lines,
@@ -66,9 +67,9 @@ class Form:
         return self.source.format == "tsv"
 
     def keeps(self, values: Sequence[str]) -> bool:
-        """Whether the source's `where` takes the row."""
+        """Whether the source's `where` takes the row, or may: the values of some broken rows are not known."""
         begin = len(self.source.columns or ())
-        return tuple(values[begin : begin + len(self.where)]) == self.where
+        return not values or tuple(values[begin : begin + len(self.where)]) == self.where
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def is_cut(source: Source, path: Path) -> bool:
 def parts_of(form: Form, content: Digest, shards: TextShards) -> Iterator[Part]:
     """The file in parts, in order; a part ends at the first fault, unless the source drops broken rows."""
     quotes = QuotedColumns(form.names)
-    head = next(numbered(form.path, hashlib.sha256(), form.longest, form.source.codec))[1] if form.has_head else b""
+    head = head_of(form) if form.has_head else (1, b"")
     with shards.work() as work:
         cuts = (cut_rows if form.source.format == "parquet" else cut_lines)(form, content, work)
         while window := list(itertools.islice(cuts, text_shards.WINDOW)):
@@ -112,6 +113,17 @@ def parts_of(form: Form, content: Digest, shards: TextShards) -> Iterator[Part]:
                     place.unlink()
     if form.watches_quotes:
         quotes.refuse(form.path)
+
+
+def head_of(form: Form) -> tuple[int, bytes | Fault]:
+    """The line that names the columns, which may stand below a title, and its number; the first line if none does."""
+    lines = numbered(form.path, hashlib.sha256(), form.longest, form.source.codec)
+    first = next(lines)
+    for number, line in [first, *itertools.islice(lines, TITLE_ROWS)] if form.source.header else []:
+        names = [] if isinstance(line, Fault) else line.decode(errors="replace").split("\t")
+        if set(form.names) <= {name.strip() for name in names}:
+            return number, line
+    return first
 
 
 def _part(path: Path, quotes: QuotedColumns) -> Part:
@@ -174,10 +186,10 @@ def cut_rows(form: Form, content: Digest, work: Path) -> Iterator[tuple[Path, in
 # --- In a task -----------------------------------------------------------------------------------------------------
 
 
-def read_part(path: str, form: Form, first: int, head: bytes | Fault) -> int:
+def read_part(path: str, form: Form, first: int, head: tuple[int, bytes | Fault]) -> int:
     """Writes the columns, the faults and the counts of quotation marks of a part that begins at this line; gives 1.
 
-    `head`: the first line of the file."""
+    `head` is what `head_of` gives."""
     drop, count, begin, faults = form.source.on_error == "drop", 0, first, []
     table, quotes = TableWriter(len(form.names)), QuotedColumns(form.names)
     rows = rows_in(Path(path), form, first, head)
@@ -185,8 +197,11 @@ def read_part(path: str, form: Form, first: int, head: bytes | Fault) -> int:
         begin = begin if count else line
         count += 1
         if isinstance(values, Fault):
-            faults.append((count - 1, astuple(replace(values, words="") if drop else values)))
-            if not drop:
+            if form.keeps(values.values):
+                faults.append((count - 1, astuple(replace(values, words="" if drop else values.words, values=()))))
+            else:
+                continue
+            if not drop and values.kind != "left out":
                 break
         elif form.keeps(values):
             table.add(values)
@@ -196,17 +211,18 @@ def read_part(path: str, form: Form, first: int, head: bytes | Fault) -> int:
     return 1
 
 
-def rows_in(path: Path, form: Form, first: int, head: bytes | Fault) -> Iterator[Row]:
+def rows_in(path: Path, form: Form, first: int, head: tuple[int, bytes | Fault]) -> Iterator[Row]:
     """The rows of a part that begins at this line."""
     if form.source.format == "parquet":
         yield from parquet_part(path, form, first)
         return
     with path.open("rb") as stream:
         lines: Lines = lines_in(stream, form.path, hashlib.sha256(), form.longest, first)
-        if first == 1 or not form.has_head:
+        if not form.has_head or (first == 1 and not form.source.header):
             yield from line_rows(form.source, form.path, form.names, lines)
             return
-        rows = line_rows(form.source, form.path, form.names, itertools.chain([(1, head)], lines))
+        below = (line for line in lines if line[0] > head[0])
+        rows = line_rows(form.source, form.path, form.names, itertools.chain([head], below))
         yield from rows if form.source.header else itertools.islice(rows, 1, None)
 
 

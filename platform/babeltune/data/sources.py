@@ -202,7 +202,8 @@ def whole_rows(
     for line, values in table:
         refusals.rows += 1
         if isinstance(values, Fault):
-            refusals.refuse(f"{place}:{line}", values)
+            if not values.values or [*values.values[begin : begin + len(values_of_where)]] == values_of_where:
+                refusals.refuse(f"{place}:{line}", values)
         elif values[begin : begin + len(values_of_where)] == values_of_where:
             rows.add(values)
     return rows.done()
@@ -227,7 +228,7 @@ def read_file(source: Source, path: Path, names: Sequence[str], content: Digest,
         return translation_files.unit_rows(path, names, units)
     if isinstance(source, SheetSource):
         cells = sheet_rows(path, source.sheet, content, longest)
-        return table_rows(path, names, cells, header=source.header, strip=True)
+        return table_rows(path, names, cells, header=source.header)
     if isinstance(source, ParquetSource):
         return parquet_rows(path, names, source.id, content, longest)
     lines = numbered(path, content, longest, source.codec)
@@ -424,9 +425,8 @@ def read_graded(task: Sts, root: Path, longest: int = MAX_LINE_BYTES) -> tuple[T
         except ValueError:
             grade = math.nan
         if not math.isfinite(grade):
-            raise DataError(
-                f"{place}:{line}: {task.score!r} is {shortened(written)}; a grade is a finite number; correct it"
-            )
+            where = place if rows.dropped or getattr(source, "quoted", None) else f"{place}:{line}"
+            raise DataError(f"{where}: {task.score!r} is {shortened(written)}; a grade is a finite number; correct it")
         grades.append(grade)
     return lefts, rights, grades, rows.digest
 
@@ -434,28 +434,44 @@ def read_graded(task: Sts, root: Path, longest: int = MAX_LINE_BYTES) -> tuple[T
 # --- Texts with topics -------------------------------------------------------------------------------------------
 
 
-def read_labelled(task: Clustering | Transfer, root: Path, longest: int = MAX_LINE_BYTES) -> tuple[Rows, Texts]:
-    """The rows of a clustering task's source, and the label of each.
+def digest_of(*parts: str) -> str:
+    """A digest over several digests, in their order."""
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def read_labelled(
+    task: Clustering | Transfer, names: Sequence[str], root: Path, longest: int = MAX_LINE_BYTES
+) -> tuple[Rows, list[Texts]]:
+    """The rows of a clustering task's source, and of each its label in the columns of these names.
 
     Raises `DataError` as `read_source` does, for a row without a label, and where two languages' files disagree."""
     source = task.source
     if source.paths is None:
-        with_label = changed(Source, source, {"columns": {**(source.columns or {}), LABEL: task.label}})
-        whole = read_source(with_label, root, others={}, longest=longest)
-        labels = whole.columns[LABEL]
-        return replace(whole, columns={name: c for name, c in whole.columns.items() if name != LABEL}), labels
+        labels = {f"{LABEL}{place}": name for place, name in enumerate(names)}
+        with_labels = changed(Source, source, {"columns": {**(source.columns or {}), **labels}})
+        whole = read_source(with_labels, root, others={}, longest=longest)
+        sides = {name: texts for name, texts in whole.columns.items() if name not in labels}
+        return replace(whole, columns=sides), [whole.columns[name] for name in labels]
     rows = read_source(source, root, others={}, longest=longest)
-    read = read_source(changed(Source, source, {"column": task.label}), root, others={}, longest=longest)
+    labelled = [_labels_by_id(task, name, rows, root, longest) for name in names]
+    digests, labels_of = zip(*labelled, strict=True)
+    return replace(rows, digest=digests[0] if len(digests) == 1 else digest_of(*digests)), [*labels_of]
+
+
+def _labels_by_id(task: Clustering | Transfer, label: str, rows: Rows, root: Path, longest: int) -> tuple[str, Texts]:
+    """The digest of the rows with their labels in this column, and these labels."""
+    source = task.source
+    read = read_source(changed(Source, source, {"column": label}), root, others={}, longest=longest)
     labels_of_id = {name: set(labels) for name, *labels in zip(read.ids, *read.columns.values(), strict=True)}
     for name in rows.ids:
         if len(labels_of_id.get(name, ())) != 1:
             has = ", ".join(sorted(labels_of_id.get(name, ()))) or "none"
             raise DataError(
-                f"clustering task {task.name!r}: row {name!r} needs one label in column {task.label!r}, the same in "
+                f"clustering task {task.name!r}: row {name!r} needs one label in column {label!r}, the same in "
                 f"every language's file; it has {has}; correct the files"
             )
-    digest = hashlib.sha256(json.dumps([rows.digest, read.digest, task.label]).encode()).hexdigest()
-    return replace(rows, digest=digest), Texts.of([next(iter(labels_of_id[name])) for name in rows.ids])
+    digest = hashlib.sha256(json.dumps([rows.digest, read.digest, label]).encode()).hexdigest()
+    return digest, Texts.of([next(iter(labels_of_id[name])) for name in rows.ids])
 
 
 # --- Languages and keys --------------------------------------------------------------------------------------------

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
 from babeltune.data import read_progress
 from babeltune.data.file_readers import Digest, Fields, too_long
-from babeltune.data.text_streams import refuse_other
+from babeltune.data.text_streams import names_in_archive, refuse_other
 from babeltune.data.watched_process import exit_of, watched
 from babeltune.errors import DataError, list_of, nearest, shortened
 
@@ -22,10 +21,7 @@ SHEETS = 3
 
 def workbook_format(path: Path) -> Literal["xlsx", "ods"] | None:
     """Which kind of workbook a file is, by its content."""
-    if not zipfile.is_zipfile(path):
-        return None
-    with zipfile.ZipFile(path) as archive:
-        names = set(archive.namelist())
+    names = set(names_in_archive(path))
     if {"xl/workbook.xml", "xl/workbook.bin"} & names:
         return "xlsx"
     return "ods" if {"content.xml", "mimetype"} <= names else None

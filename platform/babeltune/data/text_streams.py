@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import bz2
 import codecs
+import contextlib
 import gzip
 import io
 import itertools
@@ -171,10 +172,17 @@ def _zip(raw: io.BufferedReader, name: object) -> io.RawIOBase:
 
 def text_name(path: Path) -> str:
     """The name of a file's text: without the ending of a packed file; of a ZIP archive the name of its only file."""
-    if path.is_file() and zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            path = next((Path(name) for name in archive.namelist() if not name.endswith("/")), path)
+    path = next((Path(name) for name in names_in_archive(path) if not name.endswith("/")), path)
     return unpacked_name(path.name)
+
+
+def names_in_archive(path: Path) -> list[str]:
+    """The names of the files in a ZIP archive; none for what is no archive, or a damaged one."""
+    with contextlib.suppress(OSError, zipfile.BadZipFile):
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                return archive.namelist()
+    return []
 
 
 def unpacked_name(name: str) -> str:
@@ -259,6 +267,8 @@ def odd_share(begin: bytes, encoding: str) -> float:
 def transcoded(stream: IO[bytes], encoding: str, name: object) -> Iterator[bytes]:
     """The content as UTF-8. Raises `DataError` for an encoding that Python lacks, and bytes that are not of it."""
     try:
+        if not codecs.lookup(encoding)._is_text_encoding:  # such as hex, which gives no text
+            raise LookupError(encoding)
         decoder = codecs.getincrementaldecoder(encoding)()
         for chunk in chunks_of(stream):
             yield decoder.decode(chunk).encode()

@@ -256,8 +256,9 @@ def peak_memory(device: torch.device) -> Iterator[list[int]]:
     peaks: list[int] = []
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
+        held = torch.cuda.memory_allocated(device)
         yield peaks
-        peaks.append(torch.cuda.max_memory_allocated(device))
+        peaks.append(torch.cuda.max_memory_allocated(device) - held)
         return
     before = None
     with contextlib.suppress(OSError):

@@ -18,7 +18,6 @@ from babeltune.storage.object_store import Entry
 from babeltune.storage.packages import MANIFESTS, together
 from babeltune.sweep.search.warm_start import KEPT
 from babeltune.sweep.state.folder import SweepFolder, sweep_folders
-from babeltune.sweep.state.names import name_of
 from babeltune.sweep.sync.audit import audit
 from babeltune.sweep.sync.quota import keep_hours
 from babeltune.sweep.sync.view import StorageView
@@ -81,14 +80,14 @@ def _needs(view: StorageView, folder: SweepFolder) -> Iterator[str]:
 
 
 def _starts_from(other: SweepFolder, sweep: str) -> bool:
-    """Whether the other sweep will read this one's trials. What cannot be read might."""
+    """Whether the other sweep will read this one's trials. One whose spec is damaged will not go on."""
     if (other.path / KEPT).exists():
         return False
     try:
         name = other.sweep().sampler.warm_start
     except DamagedError:
         return False
-    return name is not None and name in (sweep, name_of(sweep))
+    return name is not None and (sweep == name or sweep.startswith(f"{name}-"))
 
 
 def delete(view: StorageView, folder: SweepFolder) -> int:

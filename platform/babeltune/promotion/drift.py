@@ -196,7 +196,7 @@ def read_profile(folder: Path) -> Profile | None:
             sum(each.texts for each in side.values()) != profile.texts for side in (profile.languages, profile.lengths)
         ):
             raise ValueError("its numbers do not fit")
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise SpecError(f"{path} is damaged ({error}); promote the model again, or name its sweep: --sweep") from error
     return profile
 

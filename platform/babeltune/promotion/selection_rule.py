@@ -45,9 +45,9 @@ def read_rule(text: str, metrics: Iterable[str]) -> Rule:
         elif aim := AIM.fullmatch(part):
             aims.append((aim["aim"], full_name(aim["name"], names)))
         else:
-            raise SpecError(f"--prefer {text!r}: {part!r} is neither a limit nor max(METRIC) or min(METRIC); {FORM}")
+            raise SpecError(f"--prefer {text!r}: {part!r} is neither a limit nor max METRIC or min METRIC; {FORM}")
     if len(aims) != 1:
-        raise SpecError(f"--prefer {text!r}: write one max(METRIC) or min(METRIC), not {len(aims)}; {FORM}")
+        raise SpecError(f"--prefer {text!r}: write one max METRIC or min METRIC, not {len(aims)}; {FORM}")
     (word, metric) = aims[0]
     return Rule(tuple(bounds), "max" if word == "max" else "min", metric)
 

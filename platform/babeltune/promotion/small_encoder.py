@@ -24,7 +24,7 @@ class SmallEncoder:
 
     def rows(self, ids: list[int]) -> np.ndarray:
         """The numbers of these tokens. A byte holds one of 8 bits, or two of 4 bits above -8."""
-        rows = self.table[ids]
-        return (
-            rows if rows.dtype == np.int8 else np.stack([rows & 15, rows >> 4], 2).reshape(len(ids), -1) - np.float32(8)
-        )
+        rows: np.ndarray = self.table[ids]
+        if rows.dtype == np.int8:
+            return rows
+        return np.stack([rows & 15, rows >> 4], 2).reshape(len(ids), 2 * rows.shape[1]) - np.float32(8)

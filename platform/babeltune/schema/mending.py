@@ -18,7 +18,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import yaml
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from babeltune.schema.base import fields_of, records_in
 from babeltune.schema.search import Parameter
@@ -116,7 +116,7 @@ def _inside(hint: object, part: str | int, bounds: bool) -> object:
 def _fits(value: JsonValue, hint: object) -> bool:
     try:
         adapter_of(typing.cast("type", hint)).validate_json(json.dumps(value), strict=True)
-    except ValidationError:
+    except ValueError:  # pydantic's, and that of a number with too many digits
         return False
     return True
 

@@ -74,7 +74,7 @@ from babeltune.schema.text import TsvSource as TsvSource
 
 ROWS = Bound("0, or 100 to 10,000,000 rows", lambda value: value == 0 or 100 <= value <= 1e7)
 TRIMMED = Bound(
-    "true, false, or from 500 to 10,000,000 tokens", lambda value: value in (True, False) or 500 <= value <= 1e7
+    "true, false, or from 500 to 10,000,000 tokens", lambda value: isinstance(value, bool) or 500 <= value <= 1e7
 )
 FROM_PRESET = cast(int, None)
 """Stands for a number that the preset decides, until the student is made."""

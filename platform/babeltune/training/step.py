@@ -257,11 +257,12 @@ class TrainStep:
             buffer.copy_(buffers[name])
         return {**shared, "gradient_norm": norm}
 
-    def step(self, batch: Batch, seen: int) -> dict[str, float]:
+    def step(self, batch: Batch, seen: int, halfway: int | None = None) -> dict[str, float]:
         """One optimizer step on a global batch; `TrainingError` when the loss or its gradient is not finite.
 
-        Numbers are read once and last, so that a GPU has all of the step to do meanwhile."""
-        self.set_rate(seen)
+        `seen` pairs are seen after it. Its learning rate is that of `halfway` pairs; absent: that of `seen`. Numbers
+        are read once and last, so that a GPU has all of the step to do meanwhile."""
+        self.set_rate(seen if halfway is None else halfway)
         shared = self.capture.run(batch) if self.capture else self.work(batch)
         if self.average:
             self.average.after_update(seen)
@@ -313,7 +314,7 @@ class Steps:
     def run(self, step: int) -> dict[str, float]:
         """One optimizer step; `TrainingError` if it cannot be trained on."""
         try:
-            return self.train_step.step(self.batch(step), self.halfway(step))
+            return self.train_step.step(self.batch(step), self.seen(step + 1), self.halfway(step))
         except TrainingError as error:
             raise TrainingError(f"step {step + 1}: {error}") from error
 

@@ -37,7 +37,7 @@ class WeightAverage:
         if seen < self.begin:
             return
         self.steps += 1
-        if self.steps % self.average.every and seen < self.total:
+        if self.steps % self.average.every and seen + 1 < self.total:  # of the last batch, one pair may be left out
             return
         weights = [parameter.detach() for parameter in self.named.values()]
         if self.values:

@@ -105,5 +105,10 @@ def test_a_subset_is_written_with_its_scores(tmp_path):
         {"asked": 1, "file": "top-1.tsv", "pairs": 0, "tokens": 0, "lowest_score": None},
         {"asked": 2, "file": "top-2.tsv", "pairs": 1, "tokens": 2, "lowest_score": 1.25},
     ]
+    broken = Ranked(source=["a\tb", "c"], target=["x\ny", "z\u2028z"], scores=[1.25, 1.0])
+    (tmp_path / "broken").mkdir()
+    select.write_subsets(tmp_path / "broken", broken, [9])
+    lines = (tmp_path / "broken" / "top-9.tsv").read_text().splitlines()
+    assert lines == ["1.250000\ta b\tx y", "1.000000\tc\tz z"], "a text is one field of one line"
     assert (tmp_path / "top-1.tsv").read_text() == ""
     assert (tmp_path / "top-2.tsv").read_text() == "1.250000\ta\tx y\n"

@@ -12,6 +12,7 @@ import lzma
 import os
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from xml.sax.saxutils import escape
@@ -615,13 +616,13 @@ def test_a_cluster_mines_the_file_that_one_process_mines(ray_cluster, tmp_path, 
         done = mine.mine(*given, tmp_path / name, settings, encoding)
         assert noted[-1] == ("searching", done.source.kept * done.target.kept, noted[-1][2])
         assert [what for what, _, _ in noted].count("searching") == 9
-        return {**done, "out": ""}, (tmp_path / name).read_bytes()
+        return replace(done, out=""), (tmp_path / name).read_bytes()
 
     here = mined("here.tsv", None)
     address = ray.get_runtime_context().gcs_address
     there = mined("there.tsv", Cluster(address=address, storage=str(tmp_path / "cluster"), worker_groups=1))
     assert there == here
-    assert here[0]["pairs"] == len(here[1].splitlines()) > 10
+    assert here[0].pairs == len(here[1].splitlines()) > 10
 
 
 def test_the_summary_is_json(encoded, tmp_path):

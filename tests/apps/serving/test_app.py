@@ -170,6 +170,7 @@ def test_a_wrong_input_gets_the_error_object_of_its_api(address, value, status, 
     ("fields", "words"),
     [
         ({"dimensions": 9}, "dimensions: 9 must be a whole number from 1 to 8"),
+        ({"dimensions": True}, "dimensions: true must be a whole number from 1 to 8"),
         ({"dimensions": "3"}, "dimensions: '3' must be a whole number"),
         ({"truncate": 1}, "truncate: 1 must be true or false"),
         ({"prompt_name": "query"}, "leave it out"),

@@ -130,7 +130,7 @@ def test_ray_serve_runs_the_same_app(tmp_path):
     config = {"http_options": {"host": "127.0.0.1", "port": port}, "applications": [application]}
     program = (
         "import sys, yaml, ray; from ray import serve; from ray.serve.schema import ServeDeploySchema\n"
-        "ray.init(num_cpus=4, include_dashboard=False, logging_level='ERROR')\n"
+        "ray.init(address='local', num_cpus=4, include_dashboard=False, logging_level='ERROR')\n"
         "config = ServeDeploySchema.model_validate(yaml.safe_load(sys.argv[1]))\n"
         "serve.start(http_options=config.http_options.model_dump(include={'host', 'port'}))\n"
         "from babeltune.apps.serving.deployment import build\n"

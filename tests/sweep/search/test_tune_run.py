@@ -33,7 +33,7 @@ from babeltune.sweep.search.tune_run import prime, register_methods, scheduler_f
 from babeltune.sweep.search.tune_searcher import Callbacks, OptunaSearcher
 from babeltune.sweep.search.warm_start import warm_trials
 from babeltune.sweep.state.folder import SweepFolder
-from babeltune.sweep.state.ledger import Ledger
+from babeltune.sweep.state.ledger import Ledger, append_event
 from babeltune.sweep.state.log import LEDGER
 from babeltune.sweep.state.messages import TrialEnd, TrialOutcome
 from babeltune.sweep.workers.tasks import ray_refusals
@@ -291,6 +291,23 @@ def test_a_sweep_with_the_budgets_share_of_failures_fails_at_its_end_too(one_gro
     assert [state.name for state in states(tmp_path, a_sweep())] == ["COMPLETE", "FAIL", "FAIL", "FAIL"]
     search_again()
     assert run(tmp_path, one_group, a_sweep(budget=Budget(failures=0.8)), 4)
+
+
+def test_a_sweep_whose_other_trials_are_paused_does_not_give_up(one_group, tmp_path):
+    events = Events()
+
+    def broken(number, _):
+        return {} if number else {"orders": {"kind": "refuse", "at": 1}}
+
+    def one_reported():
+        return bool(events.of("report"))
+
+    assert not run(tmp_path, one_group, a_sweep(), 2, events, assignment=broken, stop=one_reported)
+    assert states(tmp_path, a_sweep()) == [TrialState.FAIL, TrialState.RUNNING]
+    append_event(tmp_path / LEDGER, "pause", number=1)
+    assert not run(tmp_path, one_group, a_sweep(), 2, assignment=broken), "it waits for the second one"
+    append_event(tmp_path / LEDGER, "continue", number=1)
+    assert run(tmp_path, one_group, a_sweep(), 2, assignment=broken)
 
 
 def test_what_a_method_refuses_fails_alone_and_is_not_begun_again(one_group, tmp_path):

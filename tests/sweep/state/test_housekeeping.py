@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import shutil
 import signal
@@ -17,7 +18,7 @@ from babeltune.promotion.promote import promote
 from babeltune.schema.cluster import Cluster
 from babeltune.sweep.driver.run import _clean, only_driver, submit
 from babeltune.sweep.state.fencing import OWNER, Lease
-from babeltune.sweep.state.housekeeping import OPTIMIZER, left_drafts, removals
+from babeltune.sweep.state.housekeeping import MANIFEST, OPTIMIZER, Removal, _last_change, left_drafts, removals
 from babeltune.sweep.state.leaderboard import leaderboard
 from babeltune.sweep.sync import housekeeping
 from babeltune.sweep.sync.housekeeping import everything
@@ -117,6 +118,20 @@ def test_the_draft_of_a_command_goes_once_its_process_is_gone(tmp_path, monkeypa
     assert not list((tmp_path / "temporary").iterdir())
     assert {each.path for each in left_drafts(storage, week)} == {foreign}, "nobody knows about its process"
     assert living.exists()
+
+
+@pytest.mark.parametrize("manifest", ["", "[]", "{}", '{"files": []}'])
+def test_a_file_beside_a_damaged_manifest_stays_and_says_why(tmp_path, manifest):
+    optimizer = tmp_path / OPTIMIZER
+    optimizer.write_bytes(b"moments")
+    (tmp_path / MANIFEST).write_text(manifest, encoding="utf-8")
+    words = housekeeping.remove_or_say_why(Removal(optimizer, "its trial has ended", 7))
+    assert words.endswith(f"{MANIFEST} is damaged, so {OPTIMIZER} stays beside it")
+    assert optimizer.exists()
+
+
+def test_a_draft_that_goes_while_it_is_looked_at_is_none(tmp_path):
+    assert _last_change(tmp_path / "gone") == math.inf
 
 
 def test_only_the_best_trials_keep_checkpoints_if_that_is_asked_for(copied):

@@ -5,9 +5,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from babeltune.errors import QuotaError, SpecError
+from babeltune.errors import QuotaError, SpecError, SweepError
 from babeltune.files import plain
 from babeltune.planning.sweep_file import read_sweep
+from babeltune.promotion import deletion
 from babeltune.promotion.deletion import delete
 from babeltune.schema.cluster import Cluster, read_cluster
 from babeltune.schema.quota import Quota
@@ -87,6 +88,27 @@ def test_hours_after_a_crash_and_those_of_another_driver_are_their_own(folder):
     assert hours["bob", "2026-05", "gpu_hours"] == 3.0
 
 
+def test_a_note_long_after_a_crash_is_no_hour_of_computing(folder):
+    noon = at(2026, 5, 4, 12)
+    driver(folder, noon)
+    event(folder, "start", noon)
+    event(folder, "report", noon + HOUR_MS, index=1, values=[0.1])
+    append_event(folder.path / LEDGER, "label", time_ms=noon + 120 * HOUR_MS, note="it crashed")
+    append_event(folder.path / LEDGER, "continue", time_ms=noon + 121 * HOUR_MS)
+    assert hours_of(folder, 0)["ana", "2026-05", "gpu_hours"] == 2.0
+
+
+def test_a_deletion_that_is_cut_short_counts_no_hour_twice(folder, cluster, monkeypatch):
+    spend(folder, 4.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(deletion, "remove_folder", lambda *_: (_ for _ in ()).throw(OSError(13, "Permission denied")))
+        with pytest.raises(SweepError, match="cannot be removed"):
+            delete(StorageView(cluster), folder)
+    assert [left.used for left in left_of(StorageView(cluster))] == [4.0]
+    delete(StorageView(cluster), folder)
+    assert [left.used for left in left_of(StorageView(cluster))] == [4.0]
+
+
 def test_a_ledger_that_names_no_user_and_a_broken_line_count_for_nobody(folder):
     noon = at(2026, 5, 4, 12)
     event(folder, "start", noon)
@@ -96,9 +118,9 @@ def test_a_ledger_that_names_no_user_and_a_broken_line_count_for_nobody(folder):
     assert hours_of(folder, 0) == {}
 
 
-def spend(folder, hours, user=None):
+def spend(folder, hours, user=None, *, hour=0):
     now = datetime.now(UTC)
-    begun = at(now.year, now.month, 1)
+    begun = at(now.year, now.month, 1, hour)
     driver(folder, begun, user or who(), gpus=1.0)
     event(folder, "start", begun)
     end(folder, begun + round(hours * HOUR_MS))
@@ -133,7 +155,7 @@ def test_a_deleted_sweep_gives_no_hours_back(folder, cluster, tmp_path, tiny_fil
     delete(StorageView(cluster), folder)
     assert [left.used for left in left_of(StorageView(cluster))] == [4.0]
     again = make_sweep(tmp_path, read_sweep(tiny_file))
-    spend(again, 3.0)
+    spend(again, 3.0, hour=5)
     assert [left.used for left in left_of(StorageView(cluster))] == [7.0]
     delete(StorageView(cluster), again)
     assert [left.used for left in left_of(StorageView(cluster))] == [7.0]

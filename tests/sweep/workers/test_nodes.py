@@ -201,7 +201,7 @@ def test_as_many_trials_share_a_gpu_as_were_measured_to_have_room(tiny_file, tmp
     assert [saw[name]["states"] for name in saw] == [["finished"] * 3] * 2
     assert [saw[name]["held"] for name in saw] == [1, 0.3333]
     (none,), (third,) = (saw[name]["log"] for name in saw)
-    assert "measured: the worker has no CUDA to measure on; `gpus_per_worker: auto` is 1" in none
+    assert "measured: the worker has no CUDA, or no trial trains; `gpus_per_worker: auto` is 1" in none
     assert "measured: the first steps of a trial take 20.0 GB; `gpus_per_worker: auto` is 0.3333" in third
 
 

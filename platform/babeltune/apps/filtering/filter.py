@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from babeltune.apps.mining import mine
 from babeltune.apps.mining.margin import around
 from babeltune.apps.mining.vectors import Model
 from babeltune.errors import DataError, SpecError, plural
-from babeltune.files import json_text, write_out
+from babeltune.files import json_text, make_place, write_out
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -99,8 +100,9 @@ def filter_corpus(
 
     Raises `SpecError` if `out` exists already, or if the recipe cannot be followed. Raises `DataError` if a file
     cannot be read, nothing is left of it, or a subset is too small to train on."""
-    if out.exists():
+    if os.path.lexists(out):
         raise SpecError(f"--out {out} exists already; name a new folder, or remove it first")
+    make_place(out)
     if translation is not None:
         translate.scorers()  # before hours of encoding
     test = None if translation is None else select.read_pairs(translation.test, corpus.columns, codec=corpus.codec)

@@ -172,13 +172,17 @@ class Subset:
 def write_subsets(folder: Path, ranked: Ranked, sizes: Sequence[int]) -> list[Subset]:
     """Writes `top-SIZE.tsv` for each size, lines of score, source and target; returns what each holds."""
     from babeltune.apps.mining.mine import whole_file
+    from babeltune.apps.mining.sentences import in_a_field
 
     subsets = []
     for size in sizes:
         count, tokens = subset(ranked, size)
         name = f"top-{size}.tsv"
         with whole_file(folder / name) as file:
-            file.writelines(f"{score:.6f}\t{source}\t{target}\n" for source, target, score in ranked.rows(count))
+            file.writelines(
+                f"{score:.6f}\t{in_a_field(source)}\t{in_a_field(target)}\n"
+                for source, target, score in ranked.rows(count)
+            )
         lowest = ranked.scores[count - 1] if count else None
         subsets.append(Subset(size, name, count, tokens, lowest))
     return subsets

@@ -20,10 +20,10 @@ from babeltune.apps.mining.index import Index, load_faiss, through_index
 from babeltune.apps.mining.margin import Retrieval, flipped, pair_scores, retrieve
 from babeltune.apps.mining.resumable_search import ResumableSearch, both_ways_resumable
 from babeltune.apps.mining.rows import Rows
-from babeltune.apps.mining.sentences import LONGEST, Lines, read_pairs, read_sentences
+from babeltune.apps.mining.sentences import LONGEST, Lines, Sentences, read_pairs, read_sentences
 from babeltune.apps.mining.tiles import Precision
 from babeltune.apps.mining.vectors import Model, Texts, embed
-from babeltune.data.file_readers import bounded_lines, refuse_broken
+from babeltune.data.file_readers import bounded_lines, readable, refuse_broken
 from babeltune.data.shards import RunShards, run_here
 from babeltune.data.stored_arrays import open_matrix
 from babeltune.data.text_streams import text_stream
@@ -149,7 +149,7 @@ def mine(source: Path, target: Path, out: Path, settings: Settings, encoding: En
         sources, source_lines = read_sentences(source, work / "source.txt", encoding.codec, left)
         targets, target_lines = read_sentences(target, work / "target.txt", encoding.codec, right)
         progress("reading", 2, 2)
-        if len(sources) == len(targets) and all(sources[i] == targets[i] for i in range(len(sources))):
+        if len(sources) == len(targets) and sum_of_hashes(sources) == sum_of_hashes(targets):
             raise DataError(
                 f"{source} and {target} hold the same sentences, so each would find itself; give text in two languages"
             )
@@ -229,7 +229,11 @@ def encode(lines: IO[bytes], model: Model, out: Path, progress: Progress, codec:
         dim = model.width
         _header(file, 0, dim)
         name = "standard input"
-        for batch in _batches(bounded_lines(text_stream(lines, name, codec), name, hashlib.sha256(), LONGEST)):
+
+        def read() -> Iterator[Line]:
+            yield from bounded_lines(text_stream(lines, name, codec), name, hashlib.sha256(), LONGEST)
+
+        for batch in _batches(readable(read, name)):
             texts = [_beginning(line, skipped is not None) for _, line, skipped in batch]
             replaced += sum("\ufffd" in text for text in texts)
             too_long += sum(skipped is not None for *_, skipped in batch)
@@ -326,6 +330,11 @@ def warnings_about(done: Mined | Scored) -> Iterator[str]:
         yield f"no pair has a score above {done.settings.threshold}; lower --threshold"
 
 
+def sum_of_hashes(sentences: Sentences) -> int:
+    """A number that is the same for the same sentences in any order."""
+    return sum(hash(sentences[place]) for place in range(len(sentences)))
+
+
 @contextmanager
 def whole_file(out: Path) -> Iterator[IO[str]]:
     """A text file that appears under its name when it is complete."""
@@ -335,8 +344,14 @@ def whole_file(out: Path) -> Iterator[IO[str]]:
 
 @contextmanager
 def written_bytes(out: Path) -> Iterator[IO[bytes]]:
-    """A file that appears under its name when it is complete."""
+    """A file that appears under its name when it is complete. A link stays one. What is no file, such as a pipe, gets
+    the bytes at once."""
     remove_left(out)
+    out = out.resolve() if out.is_symlink() else out
+    if out.exists() and not out.is_file():
+        with out.open("wb") as file:
+            yield file
+        return
     draft = draft_of(out)
     try:
         with draft.open("wb") as file:

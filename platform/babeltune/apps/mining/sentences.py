@@ -32,7 +32,7 @@ SENTENCES, PAIRS = "one sentence a line", "a source and a target in each row"
 """The columns of a file of text."""
 NONE = -1
 """In place of a sentence's number."""
-BREAKS = re.compile(r"[\t\r\v\f\x1c-\x1e\x85\u2028\u2029]")
+BREAKS = re.compile(r"[\t\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 """Characters that would end a field or a line of the output: each becomes a blank."""
 EMPTY = "empty"
 """The reason of a line without text."""
@@ -288,8 +288,13 @@ def warned_while_waiting(path: Path) -> Iterator[Callable[[], None]]:
         timer.cancel()
 
 
+def in_a_field(text: str) -> str:
+    """The text as a field of a line."""
+    return BREAKS.sub(" ", text)
+
+
 def _clean(text: str, lines: Lines | None = None) -> str:
-    cleaned = BREAKS.sub(" ", text.removeprefix("\ufeff")).strip()
+    cleaned = in_a_field(text.removeprefix("\ufeff")).strip()
     if not BLANK.fullmatch(cleaned):
         return cleaned
     if lines is not None:

@@ -200,7 +200,7 @@ class Server:
         """The texts' vectors, whole and with the numbers that were asked for."""
         begun, encoder = time.perf_counter(), model.encoder
         texts, dim = texts_of(fields.get(key), key), fields.get("dimensions")
-        if dim is not None and not (isinstance(dim, int) and 1 <= dim <= encoder.dim):
+        if dim is not None and not (type(dim) is int and 1 <= dim <= encoder.dim):
             raise RequestError(
                 400, f"dimensions: {quoted(dim)} must be a whole number from 1 to {encoder.dim}", "dimensions"
             )

@@ -13,7 +13,7 @@ import ray
 import torch
 
 from babeltune.data.prepared import Prepared
-from babeltune.errors import MethodError
+from babeltune.errors import MethodError, TrainingError
 from babeltune.method import trial_context
 from babeltune.planning.parameters import of_method, split_name
 from babeltune.planning.space import combinations, make_trial
@@ -52,7 +52,7 @@ def with_gpu_share(
     place = (where, f"sweeps/{folder.id}/{folder.prepared.name}")
     measuring = ray.remote(with_progress).options(num_cpus=cluster.cpus_per_worker, num_gpus=cluster.gpus)
     taken, share = follow(measuring.remote(*place, measured_share, trials, prepared), tell)
-    each = f"the first steps of a trial take {size(taken)}" if taken else "the worker has no CUDA to measure on"
+    each = f"the first steps of a trial take {size(taken)}" if taken else "the worker has no CUDA, or no trial trains"
     folder.note(f"measured: {each}; `gpus_per_worker: auto` is {share:g}")
     return replace(cluster, gpus_per_worker=share)
 
@@ -75,28 +75,39 @@ def trials_by_memory(sweep: Sweep) -> list[Trial]:
 
 def measured_share(trials: Sequence[Trial], prepared: Prepared, tell: Count = uncounted) -> tuple[int, float]:
     """The most bytes of this process' GPU for the first steps of a trial, and the share that has room for them. Without
-    a GPU it is 0 and a whole one. `tell` counts the trials."""
+    a GPU, or a trial that trains, it is 0 and a whole one. `tell` counts the trials."""
     if not torch.cuda.is_available():
         return 0, 1.0
     from babeltune.planning.calibration import gpu_share  # here, since the driver does without transformers
 
     device = torch.device("cuda")
-    taken = first_steps_bytes(trials, prepared, device, tell)
-    return taken, gpu_share(taken, torch.cuda.get_device_properties(device).total_memory)
+    room = torch.cuda.get_device_properties(device).total_memory
+    try:
+        taken = first_steps_bytes(trials, prepared, device, tell)
+    except torch.OutOfMemoryError:  # that trial will fail, and the others may have all of the GPU
+        taken = room
+    return taken, gpu_share(taken, room) if taken else 1.0
 
 
 def first_steps_bytes(
     trials: Sequence[Trial], prepared: Prepared, device: torch.device, tell: Count = uncounted
 ) -> int:
-    """The most bytes of the device that the first steps of one of the trials take; 0 if the system does not say."""
+    """The most bytes of the device that the first steps of one of the trials take; 0 if the system does not say, or
+    none of them trains. One that does not is passed over: its own failure will say why."""
     from babeltune.planning.calibration import peak_memory
-    from babeltune.training.compute import first_batches
 
     most = 0
     for done, trial in enumerate(trials, 1):
-        with peak_memory(device) as peak:
-            for batch in first_batches(trial, prepared, device):
-                batch.step()
+        with peak_memory(device) as peak, contextlib.suppress(TrainingError, MethodError):
+            _take_first_steps(trial, prepared, device)
         most = max(most, *peak, 0)
         tell(done, len(trials))
     return most
+
+
+def _take_first_steps(trial: Trial, prepared: Prepared, device: torch.device) -> None:
+    """A function of its own, so that no name keeps the trial's weights while the next one begins."""
+    from babeltune.training.compute import first_batches
+
+    for batch in first_batches(trial, prepared, device):
+        batch.step()

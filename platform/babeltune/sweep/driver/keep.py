@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from babeltune.errors import DamagedError
 from babeltune.schema.records import Sweep
 from babeltune.storage.mirror import Mirror
 from babeltune.sweep.state.folder import SweepFolder
@@ -86,9 +87,10 @@ class CheckpointPolicy:
         """In a mirror the copies stay as the bucket had them."""
         paths = list(self._place(name).glob(f"checkpoints/*/{OPTIMIZER}")) if self._sync.where is None else []
         if paths:
-            with self._folder.guard(), suppress(FileNotFoundError):
+            with self._folder.guard():
                 for path in paths:
-                    Removal(path, "keep.optimizer: false", 0).carry_out()
+                    with suppress(FileNotFoundError, DamagedError):
+                        Removal(path, "keep.optimizer: false", 0).carry_out()
 
     def _of_trial(self, name: str, action: Callable[[Mirror, str], None]) -> None:
         self._in_bucket(lambda mirror: action(mirror, mirror.key(self._place(name))))

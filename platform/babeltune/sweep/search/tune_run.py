@@ -35,7 +35,7 @@ from babeltune.sweep.search.trial_proxy import LocalActors, MethodTrial, Result,
 from babeltune.sweep.search.tune_searcher import ENDED, Callbacks, OptunaSearcher, TrialRecords
 from babeltune.sweep.search.warm_start import Suggest, warm_trials
 from babeltune.sweep.state.ledger import Ledger
-from babeltune.sweep.state.log import LEDGER
+from babeltune.sweep.state.log import LEDGER, log_of
 from babeltune.sweep.state.messages import LedgerLine
 from babeltune.sweep.workers.dispatcher_client import DispatcherClient
 from babeltune.sweep.workers.pool import WorkerPool
@@ -251,7 +251,7 @@ def search(
     if searcher.trouble is not None:
         raise searcher.trouble
     ended = proposals.trials(*ENDED)
-    if not stop.stops():
+    if not stop.stops() and not log_of(folder).waits(trials):
         with stop.guard():
             searcher.judge(last=True)
     return len(ended) >= trials

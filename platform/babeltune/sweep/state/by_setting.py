@@ -93,7 +93,12 @@ def _labels(parameter: Parameter, name: str, rows: Sequence[Row]) -> list[str]:
     """The labels of the table's rows, in order. Trials without the setting get one of their own later."""
     if kind_of(parameter) in RANGES and len({row.params.get(name) for row in rows}) > PARTS:
         bounds = _bounds(parameter)
-        return [f"{_short(low)} to {_short(high)}" for low, high in itertools.pairwise(bounds)]
+        texts = next(
+            texts
+            for digits in range(3, 18)  # 17 tell any two numbers apart
+            if len(set(texts := [f"{bound:.{digits}g}" for bound in bounds])) == len(bounds) or digits == 17
+        )
+        return [f"{low} to {high}" for low, high in itertools.pairwise(texts)]
     values = {row.params[name] for row in rows if name in row.params}
     if all(isinstance(value, int | float) for value in values):
         return [_short(value) for value in sorted(cast(set[float], values))]

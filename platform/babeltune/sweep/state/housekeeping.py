@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 
-from babeltune.errors import SweepError
+from babeltune.errors import DamagedError, SweepError
 from babeltune.files import write_json, writer_of
 from babeltune.machine import lives
 from babeltune.planning.rules import TRIAL
@@ -72,13 +72,17 @@ class Removal:
             return may
 
     def remove(self) -> None:
-        """The manifest of a checkpoint first forgets a file that is removed, so that it stays whole."""
+        """The manifest of a checkpoint first forgets a file that is removed, so that it stays whole. Raises
+        `DamagedError`, and removes nothing, if the manifest is damaged."""
         if self.rule:
             note_removed(self.path.parents[1], self.rule)
         manifest = self.path.parent / MANIFEST
         if self.path.name == OPTIMIZER and manifest.exists():
-            recorded = json.loads(manifest.read_text(encoding="utf-8"))
-            recorded["files"].pop(OPTIMIZER, None)
+            try:
+                recorded = json.loads(manifest.read_text(encoding="utf-8"))
+                recorded["files"].pop(OPTIMIZER, None)
+            except (ValueError, KeyError, TypeError, AttributeError):
+                raise DamagedError(f"{manifest} is damaged, so {OPTIMIZER} stays beside it") from None
             write_json(manifest, recorded)
         if self.path.is_dir():
             shutil.rmtree(self.path)
@@ -291,8 +295,8 @@ def _size(package: Package) -> int:
 
 
 def _changed(package: Package) -> float:
-    """When the last of the objects changed."""
-    return max(each.modified for each in package.values())
+    """When the last of the objects changed; never if there are none."""
+    return max((each.modified for each in package.values()), default=math.inf)
 
 
 def size_of(path: Path) -> int:

@@ -153,7 +153,7 @@ class SweepFacts:
     sweep: str
     """The sweep's id."""
     state: str
-    """`new`, `running`, `finished`, `stopped`, `interrupted` or `failed`."""
+    """`new`, `running`, `paused`, `finished`, `stopped`, `interrupted` or `failed`."""
     reason: str
     """Why it failed."""
     folder: str

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
-from babeltune.errors import ObjectStoreError
+from babeltune.errors import DamagedError, ObjectStoreError
 from babeltune.storage.mirror import Mirror
 from babeltune.storage.object_store import Entry
 from babeltune.storage.packages import MANIFESTS, PULLING
@@ -207,7 +207,7 @@ def remove_or_say_why(removal: Removal) -> str:
         return GONE
     except OSError as error:
         return f"{removal.path.parent} cannot be written ({error.strerror})"
-    except ObjectStoreError as error:
+    except (DamagedError, ObjectStoreError) as error:
         return str(error)
 
 

@@ -25,6 +25,8 @@ from babeltune.sweep.sync.view import DELETED, StorageView
 
 Hours = Mapping[tuple[str, str, str], float]
 """Hours by user, month (`2026-11`) and key of the quota (`gpu_hours`)."""
+LATER = ("label", "accept", "pause", "continue")
+"""Lines that a command may write long after the driver has died."""
 TITLES = {"gpu_hours": "GPU hours", "cpu_hours": "CPU hours"}
 
 
@@ -78,7 +80,8 @@ def _spans(folder: SweepFolder, now: float) -> Iterator[tuple[Holder, float, flo
                 yield holder, begun.pop(number), when
             if kind == "start":
                 begun[number] = when
-            last = max(last, when)
+            if kind not in LATER:
+                last = max(last, when)
     until = now if begun and is_driven(folder) else last
     if holder is not None:
         yield from ((holder, since, until) for since in begun.values())
@@ -93,8 +96,11 @@ def left_of(view: StorageView) -> list[Left]:
     now = time.time()
     month = datetime.fromtimestamp(now, UTC)
     user, by_system = accountable()
-    deleted = (_read(view, key) for key in view.storage.entries(DELETED))
-    total = _sum([*deleted, *(hours_of(folder, now) for folder in sweep_folders(view.folder))])
+    folders = list(sweep_folders(view.folder))
+    there = {(f"{DELETED}/{folder.id}.json", _began(folder)) for folder in folders}  # whose deletion was cut short
+    deleted = [(key, *entry) for key in view.storage.entries(DELETED) for entry in _read(view, key).items()]
+    gone = [hours for key, began, hours in deleted if (key, began) not in there]
+    total = _sum([*gone, *(hours_of(folder, now) for folder in folders)])
     return [
         Left(
             key=key,
@@ -122,11 +128,19 @@ def refuse_over_quota(cluster: Cluster, *, over_quota: bool) -> str:
 
 
 def keep_hours(view: StorageView, folder: SweepFolder) -> None:
-    """Writes the hours of a sweep that is about to be deleted into `deleted/`, beside those of an earlier one."""
+    """Writes the hours of a sweep that is about to be deleted into `deleted/`, beside those of earlier ones of its id.
+    The same deletion again, after it was cut short, writes them once."""
     key = f"{DELETED}/{folder.id}.json"
-    hours = _sum([hours_of(folder, time.time()), _read(view, key)])
-    lines = [[*name, value] for name, value in sorted(hours.items())]
+    every = {**_read(view, key), _began(folder): hours_of(folder, time.time())}
+    lines = {began: [[*name, value] for name, value in sorted(hours.items())] for began, hours in every.items()}
     view.put(key, json.dumps({"time": time.time(), "hours": lines}).encode())
+
+
+def _began(folder: SweepFolder) -> str:
+    """The time of the first line of the sweep's ledger, which tells apart sweeps of one id."""
+    with suppress(OSError, ValueError), (folder.path / LEDGER).open("rb") as ledger:
+        return str(EVENT.validate_json(ledger.readline()).get("time_ms", ""))
+    return ""
 
 
 def _sum(several: Iterable[Hours]) -> Hours:
@@ -137,9 +151,12 @@ def _sum(several: Iterable[Hours]) -> Hours:
     return total
 
 
-def _read(view: StorageView, key: str) -> Hours:
+def _read(view: StorageView, key: str) -> dict[str, Hours]:
+    """The hours of deleted sweeps of one id, by `_began`."""
     entry = view.storage.look(key)
-    with suppress(ValueError, TypeError, KeyError):  # a damaged one is nobody's
+    with suppress(ValueError, TypeError, KeyError, AttributeError):  # a damaged one is nobody's
         if entry is not None:
-            return {(str(u), str(m), str(k)): float(v) for u, m, k, v in json.loads(entry[0])["hours"]}
+            lines = json.loads(entry[0])["hours"]
+            by_time = lines if isinstance(lines, dict) else {"": lines}  # as earlier versions wrote them
+            return {at: {(str(u), str(m), str(k)): float(v) for u, m, k, v in each} for at, each in by_time.items()}
     return {}
