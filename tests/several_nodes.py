@@ -324,7 +324,7 @@ def measure_a_share(folder):
             saw[name] = {
                 "states": [row.state for row in leaderboard(swept) if row.params],
                 "log": [line for line in read_log(swept).splitlines() if "gpus_per_worker" in line],
-                "held": log_of(swept.path).submission["holder"]["gpus"],
+                "held": log_of(swept.path).submissions[-1]["holder"]["gpus"],
             }
     return saw
 

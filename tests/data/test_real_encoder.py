@@ -31,7 +31,10 @@ def whole(tmp_path_factory):
     if not BUILDER.exists():
         pytest.skip(f"{BUILDER} is not there, so no multilingual-e5-small can be made")
     folder = tmp_path_factory.mktemp("e5") / "whole"
-    subprocess.run([sys.executable, str(BUILDER), str(folder)], check=True, capture_output=True)
+    done = subprocess.run([sys.executable, str(BUILDER), str(folder)], capture_output=True, text=True, check=False)
+    if "Could not find a version" in done.stderr:  # as from the network of tests that may reach no other machine
+        pytest.skip("no package index is reached, so no multilingual-e5-small can be made")
+    assert done.returncode == 0, done.stderr[-3000:]
     return folder
 
 

@@ -8,6 +8,7 @@ import math
 import os
 import re
 import signal
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -526,6 +527,7 @@ def test_a_stop_is_noticed_by_a_driver_that_is_starting(copied, monkeypatch):
 @contextlib.contextmanager
 def all_cpus_held():
     """As another sweep holds them."""
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # no worker can import this file
     holder = ray.remote(num_cpus=4)(LeaseActor).remote()
     ray.get(holder.ready.remote())
     try:
