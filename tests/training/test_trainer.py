@@ -150,8 +150,8 @@ def test_text_of_one_language_alone_trains_in_batches_of_its_own(tiny_file, tmp_
     assert prepared.groups == ("eng-fra", "eng-eng")
     steps, step = [], TrainStep.step
 
-    def recorded(self, batch, seen):
-        values = step(self, batch, seen)
+    def recorded(self, batch, *seen):
+        values = step(self, batch, *seen)
         steps.append((batch.alone, torch.equal(batch.source_ids, batch.target_ids), values))
         return values
 

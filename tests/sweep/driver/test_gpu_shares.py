@@ -23,7 +23,7 @@ def test_the_default_is_measured_where_nothing_that_takes_memory_is_searched(tin
     assert trial.training.global_batch == read_sweep(tiny_file).training.global_batch
 
 
-def test_what_takes_memory_is_measured_at_either_end_of_its_range_and_in_every_choice(tiny_file):
+def test_what_takes_memory_is_measured_at_either_end_and_in_every_choice(tiny_file):
     ranges = "training.global_batch: {int: [32, 512]}, student.layers: {choice: [1, 2, 3]}"
     trials = trials_of(tiny_file, f"{{{ranges}, temperature: {{choice: [0.05, auto]}}}}")
     sizes = {(trial.training.global_batch, trial.student.layers) for trial in trials}
