@@ -99,13 +99,13 @@ def first_steps_bytes(
     most = 0
     for done, trial in enumerate(trials, 1):
         with peak_memory(device) as peak, contextlib.suppress(TrainingError, MethodError):
-            _take_first_steps(trial, prepared, device)
+            take_first_steps(trial, prepared, device)
         most = max(most, *peak, 0)
         tell(done, len(trials))
     return most
 
 
-def _take_first_steps(trial: Trial, prepared: Prepared, device: torch.device) -> None:
+def take_first_steps(trial: Trial, prepared: Prepared, device: torch.device) -> None:
     """A function of its own, so that no name keeps the trial's weights while the next one begins."""
     from babeltune.training.compute import first_batches
 
