@@ -21,7 +21,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, overload
+from typing import IO, TYPE_CHECKING, TypeAlias, overload
 
 from babeltune.errors import SpecError, StorageError
 from babeltune.machine import lives, this_process
@@ -132,22 +132,31 @@ def make_folders(path: Path) -> None:
 
 
 def write_whole(path: Path, data: bytes | bytearray, *, durable: bool = False) -> None:
-    """Writes the file beside its place, then moves it there. So a reader never sees half of it, and a full disk leaves
+    """Writes the file as `written_whole` does."""
+    with written_whole(path, durable=durable) as file:
+        file.write(data)
+
+
+@contextmanager
+def written_whole(path: Path, *, durable: bool = False) -> Iterator[IO[bytes]]:
+    """Writes a file beside its place, then moves it there. So a reader never sees half of it, and a full disk leaves
     what was there. With `durable` that also holds if the machine loses its power. A link stays one. What is no file,
     such as a pipe, gets the bytes at once."""
     path = path.resolve() if path.is_symlink() else path
     if path.exists() and not (path.is_file() or path.is_dir()):
-        path.write_bytes(data)
+        with path.open("wb") as file:
+            yield file
         return
     draft = draft_of(path)
     try:
-        draft.write_bytes(data)
+        with draft.open("wb") as file:
+            yield file
         if durable:
             sync(draft)
         draft.replace(path)
         if durable:
             sync(path.parent)
-    except OSError:
+    except BaseException:
         draft.unlink(missing_ok=True)
         raise
 

@@ -307,8 +307,8 @@ def packed(arguments: Iterable[str], cluster: str) -> Call:
     files: dict[str, bytes] = {}
     for argument in arguments:
         option, equals, value = argument.partition("=")
-        if not (argument.startswith("--") or (equals and is_file_here(value) and not is_file_here(argument))):
-            option, equals, value = "", "", argument  # `fra=FILE` is a language's file
+        if not argument.startswith("--") and (Path(argument).expanduser().is_file() or not Path(value).is_file()):
+            option, equals, value = "", "", argument  # of `fra=FILE`, a language's file goes along
         path = Path(value).expanduser()
         if value == cluster:
             value = sent_name(value)
@@ -331,11 +331,6 @@ def packed(arguments: Iterable[str], cluster: str) -> Call:
     names = {match[1] for match in VARIABLE.finditer(re.sub(r"(?m)^\s*root:.*$", "", text))}
     variables = {name: os.environ[name] for name in sorted(names) if name in os.environ and not NAME.search(name)}
     return Call(tuple(words), files, variables)
-
-
-def is_file_here(name: str) -> bool:
-    """Whether the name is that of a file on this machine."""
-    return Path(name).expanduser().is_file()
 
 
 def sent_name(file: str) -> str:

@@ -114,10 +114,9 @@ def read_topics(task: Clustering | Transfer, root: Path, longest: int) -> EvalRo
     """Texts with their topics and, for transfer, their splits."""
     columns = [task.label, task.split] if isinstance(task, Transfer) else [task.label]
     rows, (labels, *more) = read_labelled(task, columns, root, longest)
-    digest, splits = rows.digest, Texts.of([])
+    digest, splits = rows.digest, more[0] if more else Texts.of([])
     if isinstance(task, Transfer):
-        (splits,) = more
-        digest = digest_of(digest, digest) if task.source.paths is None else digest
+        digest = digest_of(digest, digest) if task.source.paths is None else digest  # as recorded sweeps have it
         for name in (task.learnt, task.scored):
             if name not in splits:
                 offered = sorted(set(splits))

@@ -532,6 +532,15 @@ def cells(
     return texts
 
 
+def where_takes(source: Source, values: Sequence[str]) -> bool:
+    """Whether the source's `where` takes the row, by the values after those of its languages; or may, if the row is
+    broken and they are not known."""
+    if not source.where or not values:
+        return True
+    begin = len(source.columns or ())
+    return [*values[begin : begin + len(source.where)]] == [*source.where.values()]
+
+
 def _as_text(values: Sequence[object]) -> tuple[str, ...]:
     """The values of a broken row as a `where` compares them."""
     return tuple(value.strip() if isinstance(value, str) else "" for value in values)

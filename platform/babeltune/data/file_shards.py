@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from babeltune.data.file_readers import (
     lines_in,
     no_text,
     numbered,
+    where_takes,
 )
 from babeltune.data.quotation_marks import QuotedColumns, Quotes
 from babeltune.data.shards import count_all
@@ -54,8 +55,6 @@ class Form:
     """The columns."""
     longest: int
     """Bytes of a line."""
-    where: tuple[str, ...] = ()
-    """Values of the columns after the source's languages: only rows with these are kept."""
 
     @property
     def watches_quotes(self) -> bool:
@@ -65,11 +64,6 @@ class Form:
     def has_head(self) -> bool:
         """Whether the first line says which columns there are."""
         return self.source.format == "tsv"
-
-    def keeps(self, values: Sequence[str]) -> bool:
-        """Whether the source's `where` takes the row, or may: the values of some broken rows are not known."""
-        begin = len(self.source.columns or ())
-        return not values or tuple(values[begin : begin + len(self.where)]) == self.where
 
 
 @dataclass(frozen=True)
@@ -197,13 +191,12 @@ def read_part(path: str, form: Form, first: int, head: tuple[int, bytes | Fault]
         begin = begin if count else line
         count += 1
         if isinstance(values, Fault):
-            if form.keeps(values.values):
-                faults.append((count - 1, astuple(replace(values, words="" if drop else values.words, values=()))))
-            else:
+            if not where_takes(form.source, values.values):
                 continue
+            faults.append((count - 1, astuple(replace(values, words="" if drop else values.words, values=()))))
             if not drop and values.kind != "left out":
                 break
-        elif form.keeps(values):
+        elif where_takes(form.source, values):
             table.add(values)
     save_all(table.done(), Path(f"{path}.arrow"))
     record = {"first": begin, "rows": count, "faults": faults, "quotes": plain(quotes.columns)}

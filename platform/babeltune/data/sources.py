@@ -33,6 +33,7 @@ from babeltune.data.file_readers import (
     numbered,
     refuse_broken,
     table_rows,
+    where_takes,
 )
 from babeltune.data.file_shards import Form, Part, is_cut, parts_of
 from babeltune.data.joins import matching, paired_in_turn
@@ -182,7 +183,7 @@ def read_table(source: Source, root: Path, refusals: Refusals, longest: int, sha
     else:
         path = file_at(source.path or "", root)
         if shards is not None and is_cut(source, path):
-            form = Form(source, path, names, longest, tuple(source.where.values()))
+            form = Form(source, path, names, longest)
             by_column = whole_parts(form, refusals, parts_of(form, content, shards))
         else:
             table = read_file(source, path, names, content, longest)
@@ -198,13 +199,14 @@ def whole_rows(
     source: Source, refusals: Refusals, place: str, table: Iterable[Row], names: Sequence[str]
 ) -> list[Texts]:
     """The columns of the rows that are not broken, and that the source's `where` takes."""
-    rows, begin, values_of_where = TableWriter(len(names)), len(source.columns or ()), list(source.where.values())
+    rows = TableWriter(len(names))
     for line, values in table:
         refusals.rows += 1
+        if not where_takes(source, values.values if isinstance(values, Fault) else values):
+            continue
         if isinstance(values, Fault):
-            if not values.values or [*values.values[begin : begin + len(values_of_where)]] == values_of_where:
-                refusals.refuse(f"{place}:{line}", values)
-        elif values[begin : begin + len(values_of_where)] == values_of_where:
+            refusals.refuse(f"{place}:{line}", values)
+        else:
             rows.add(values)
     return rows.done()
 

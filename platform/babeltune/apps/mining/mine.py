@@ -31,7 +31,7 @@ from babeltune.errors import DataError, plural
 from babeltune.evaluation.bitext import Margin
 from babeltune.evaluation.knn import UNDEFINED, Matches
 from babeltune.evaluation.sts import paired_cosine
-from babeltune.files import check_place, draft_of, remove_left
+from babeltune.files import check_place, draft_of, remove_left, written_whole
 from babeltune.schema.cluster import Cluster
 from babeltune.stages import Progress
 
@@ -344,23 +344,13 @@ def whole_file(out: Path) -> Iterator[IO[str]]:
 
 @contextmanager
 def written_bytes(out: Path) -> Iterator[IO[bytes]]:
-    """A file that appears under its name when it is complete. A link stays one. What is no file, such as a pipe, gets
-    the bytes at once."""
+    """A file that appears under its name when it is complete, as `written_whole` makes it. Raises `DataError`."""
     remove_left(out)
-    out = out.resolve() if out.is_symlink() else out
-    if out.exists() and not out.is_file():
-        with out.open("wb") as file:
-            yield file
-        return
-    draft = draft_of(out)
     try:
-        with draft.open("wb") as file:
+        with written_whole(out) as file:
             yield file
-        draft.replace(out)
     except OSError as error:
         raise DataError(f"cannot write {out}: {error.strerror or error}") from error
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -92,17 +92,20 @@ def _setting_of(setting: str, parameters: Mapping[str, Parameter], sweep: str) -
 def _labels(parameter: Parameter, name: str, rows: Sequence[Row]) -> list[str]:
     """The labels of the table's rows, in order. Trials without the setting get one of their own later."""
     if kind_of(parameter) in RANGES and len({row.params.get(name) for row in rows}) > PARTS:
-        bounds = _bounds(parameter)
-        texts = next(
-            texts
-            for digits in range(3, 18)  # 17 tell any two numbers apart
-            if len(set(texts := [f"{bound:.{digits}g}" for bound in bounds])) == len(bounds) or digits == 17
-        )
-        return [f"{low} to {high}" for low, high in itertools.pairwise(texts)]
+        return [f"{low} to {high}" for low, high in itertools.pairwise(_distinct_texts(_bounds(parameter)))]
     values = {row.params[name] for row in rows if name in row.params}
     if all(isinstance(value, int | float) for value in values):
         return [_short(value) for value in sorted(cast(set[float], values))]
     return sorted(map(_short, values))
+
+
+def _distinct_texts(numbers: Sequence[float]) -> list[str]:
+    """The numbers with as many digits as make them differ, three or more."""
+    for digits in range(3, 18):  # 17 are enough for any two
+        texts = [f"{number:.{digits}g}" for number in numbers]
+        if len(set(texts)) == len(numbers):
+            break
+    return texts
 
 
 def _label(parameter: Parameter, name: str, row: Row, labels: Sequence[str]) -> str:
