@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from babeltune.data import alignment
-from babeltune.data.alignment import TOGETHER, build_spans, build_words, mutual, word_counts, word_samples
+from babeltune.data.alignment import TOGETHER, WORD_SCORES, build_spans, build_words, mutual, word_counts, word_samples
 from babeltune.data.corpus import Corpus
 from babeltune.data.store import facts_of
 from babeltune.data.texts import Texts
@@ -75,8 +75,14 @@ def nearest(a, b, least, content):
                 here = cosine(x, y)
                 rivals = [cosine(x, o) for o in some_t - {y}] + [cosine(o, y) for o in some_s - {x}]
                 if here >= least and here > max(rivals, default=0.0) and s.count(x) == t.count(y) == 1:
-                    found.append((number, s.index(x), t.index(y)))
-    return sorted(found)
+                    both = sum(x in s and y in t for s, t in pairs)
+                    found.append((number, s.index(x), t.index(y), pytest.approx(here), both))
+    return sorted(found, key=lambda sample: sample[:3])
+
+
+def samples_of(*args, **keywords):
+    """The samples of a corpus without their scores."""
+    return word_samples(*args, **keywords)[0]
 
 
 SENTENCES = st.lists(st.sampled_from("abcdefg"), max_size=5)
@@ -96,9 +102,10 @@ def test_mutual_nearest_neighbours_are_those_of_the_definition(pairs, least, con
     wanted = tuple(np.array([word in content for word in f.vocabulary], bool) for f in found)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(alignment, "BLOCK", block)
-        samples = mutual(*found, texts, wanted, least)
+        samples, scores = mutual(*found, texts, wanted, least)
     places = [(p, i - found[0].first[p], j - found[1].first[p]) for p, i, j in samples.tolist()]
-    assert sorted(places) == nearest(a, b, least, content)
+    scored = sorted((*place, *pair) for place, pair in zip(places, scores.tolist(), strict=True))
+    assert scored == nearest(a, b, least, content)
 
 
 def test_a_large_corpus_is_counted_in_part(monkeypatch):
@@ -107,20 +114,20 @@ def test_a_large_corpus_is_counted_in_part(monkeypatch):
     texts = [("dog runs", "chien court"), ("dog", "chien"), ("cat runs", "chat court"), ("cat", "chat")] * 3
     found = [find_words([pair[side] for pair in texts]) for side in (0, 1)]
     wanted = tuple(np.ones(len(f.vocabulary), bool) for f in found)
-    samples = mutual(*found, np.tile(np.arange(12)[:, None], 2), wanted, 0.1)
+    samples, _ = mutual(*found, np.tile(np.arange(12)[:, None], 2), wanted, 0.1)
     assert set(samples[:, 0].tolist()) == set(range(12))
 
 
 def test_each_word_but_stop_words_is_aligned_where_it_is_whole_and_occurs_once(tmp_path):
     corpus = corpus_of(("eng", "fra", PAIRS))
-    found = word_samples(corpus, Words(stop_words=0, least=0.5), tmp_path, tmp_path, 0)
+    found = samples_of(corpus, Words(stop_words=0, least=0.5), tmp_path, tmp_path, 0)
     words = in_words(corpus, found)
     assert (0, "party", "fête") in words
     assert (2, "party", "fête") in words
     assert not any(pair == 3 for pair, word, _ in words if word == "party"), "it is there twice"
     assert not any(word.lower() in ("artful", "departs") for _, word, _ in words), "they occur once"
     assert found[:, 0].tolist() == sorted(found[:, 0])
-    few = word_samples(corpus, Words(stop_words=3, least=0.5), tmp_path, tmp_path, 0)
+    few = samples_of(corpus, Words(stop_words=3, least=0.5), tmp_path, tmp_path, 0)
     assert not any(other == "fête" for _, _, other in in_words(corpus, few))
     assert word_counts(found, 5)["pairs"] + word_counts(found, 5)["pairs without"] == 5
 
@@ -145,7 +152,7 @@ def test_a_lexicons_terms_are_found_once_whole_and_in_any_case(tmp_path):
     ]
     corpus = corpus_of(("eng", "fra", PAIRS))
     settings = lexicon_at(tmp_path / "l.tsv", lines, on_error="drop", max_dropped=0.2)
-    found = in_words(corpus, word_samples(corpus, settings, tmp_path, tmp_path, 0))
+    found = in_words(corpus, samples_of(corpus, settings, tmp_path, tmp_path, 0))
     assert found == [
         (0, "art", "L'art"),
         (0, "party", "fête"),
@@ -159,11 +166,11 @@ def test_a_lexicons_terms_are_found_once_whole_and_in_any_case(tmp_path):
 def test_stop_words_of_a_lexicon_and_broken_lexicons(tmp_path):
     corpus = corpus_of(("eng", "fra", PAIRS))
     settings = replace(lexicon_at(tmp_path / "l.tsv", ["fr\tparty\tfête", "fr\tart\tART"]), stop_words=2)
-    found = in_words(corpus, word_samples(corpus, settings, tmp_path, tmp_path, 0))
+    found = in_words(corpus, samples_of(corpus, settings, tmp_path, tmp_path, 0))
     assert {word for _, word, _ in found} == {"art"}, "party and the are the most frequent words"
     settings = lexicon_at(tmp_path / "l.tsv", ["fr\tparty"])
     with pytest.raises(DataError, match=r"l\.tsv:2: column count"):
-        word_samples(corpus, settings, tmp_path, tmp_path, 0)
+        samples_of(corpus, settings, tmp_path, tmp_path, 0)
 
 
 def test_max_line_bytes_bounds_the_lines_of_a_lexicon(tmp_path):
@@ -172,7 +179,7 @@ def test_max_line_bytes_bounds_the_lines_of_a_lexicon(tmp_path):
     with pytest.raises(DataError, match=r"l\.tsv:2: too long: .* at most 100 \(data\.max_line_bytes\)"):
         build_words(corpus, lexicon_at(tmp_path / "l.tsv", [long]), tmp_path, tmp_path, 0, longest=100)
     dropping = lexicon_at(tmp_path / "l.tsv", [long, "fr\tparty\tfête"], on_error="drop", max_dropped=0.9)
-    found = in_words(corpus, word_samples(corpus, dropping, tmp_path, tmp_path, 0, longest=100))
+    found = in_words(corpus, samples_of(corpus, dropping, tmp_path, tmp_path, 0, longest=100))
     assert {word for _, word, _ in found} == {"party"}
 
 
@@ -184,10 +191,10 @@ def test_language_pairs_do_not_share_statistics_and_text_without_blanks_is_cut(t
         ("dogs run", "犬が走る"),
     ]
     corpus = corpus_of(("eng", "jpn", japanese * 2), ("eng", "fra", PAIRS))
-    found = word_samples(corpus, Words(stop_words=0, least=0.6), tmp_path, tmp_path, 0)
+    found = samples_of(corpus, Words(stop_words=0, least=0.6), tmp_path, tmp_path, 0)
     assert {("cats", "猫"), ("dogs", "犬")} <= {(x, y) for _, x, y in in_words(corpus, found)}
     alone = corpus_of(("eng", "fra", PAIRS))
-    expected = word_samples(alone, Words(stop_words=0, least=0.6), tmp_path, tmp_path, 0)
+    expected = samples_of(alone, Words(stop_words=0, least=0.6), tmp_path, tmp_path, 0)
     np.testing.assert_array_equal(found[found[:, 0] >= 8] - [8, 0, 0, 0, 0], expected)
 
 
@@ -203,6 +210,8 @@ def test_samples_are_stored_once_with_their_counts_and_each_tokenizers_spans(tmp
     counted = facts_of(shorter)
     assert counted["samples"] + counted["cut off"] == 3
     assert counted["cut off"] > 0
+    assert np.load(spans / WORD_SCORES).tolist() == [[math.inf, math.inf]] * 3, "words of a lexicon pass"
+    assert len(np.load(shorter / WORD_SCORES)) == counted["samples"]
     for pair, a, b, c, d in np.load(spans / "spans.npy").tolist():
         for text, first, end, word in zip(corpus.pairs[pair], (a, c), (b, d), ("party", "fête"), strict=True):
             ids = tokenizer(corpus.texts[text])["input_ids"]
@@ -218,6 +227,6 @@ def test_a_pair_of_languages_without_pairs_has_no_words(tmp_path):
     corpus = corpus_of(("eng", "fra", PAIRS), ("eng", "rus", [("the cat", "кот")]))
     part = replace(corpus, pairs=corpus.pairs[:-1], pair_groups=corpus.pair_groups[:-1])
     settings = Words(stop_words=0, least=0.5)
-    alone = word_samples(corpus_of(("eng", "fra", PAIRS)), settings, tmp_path, tmp_path, 0)
+    alone = samples_of(corpus_of(("eng", "fra", PAIRS)), settings, tmp_path, tmp_path, 0)
     assert len(alone)
-    assert word_samples(part, settings, tmp_path, tmp_path, 0).tolist() == alone.tolist()
+    assert samples_of(part, settings, tmp_path, tmp_path, 0).tolist() == alone.tolist()

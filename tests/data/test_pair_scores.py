@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from babeltune.data import pair_scores
-from babeltune.data.pair_scores import NEIGHBOURS, THRESHOLDS, margins, passing, thresholds
+from babeltune.data.contamination import jaccard
+from babeltune.data.pair_scores import (
+    NEIGHBOURS,
+    THRESHOLDS,
+    distinct_words,
+    margins,
+    passing,
+    similarities,
+    symbols,
+    thresholds,
+)
+from babeltune.data.texts import Texts
 from babeltune.errors import TrainingError
 from babeltune.method.distributed import ProcessGroup
 from babeltune.planning.preparation import prepare
@@ -22,7 +34,7 @@ from babeltune.training.trainer import TrialTrainer
 pytestmark = pytest.mark.usefixtures("one_thread", "offline")
 FEW = "data.train=[{name: natural, path: natural_train.tsv, columns: {eng: eng, fra: fra, kor: kor}, cap: 300}]"
 KNOWS = "teacher.languages=[eng, fra, kor]"
-LEAST = dict(zip(THRESHOLDS, (1.0, 0.2, 0.5, 12, 60), strict=True))
+LEAST = dict(zip(THRESHOLDS, (1.0, 0.2, 0.5, 12, 60, 0.25, 0.8, 0.9, 250), strict=True))
 
 
 class Reports(list):
@@ -87,6 +99,45 @@ def test_a_zero_vector_passes_no_margin_and_text_of_one_language_passes_each():
     ]
 
 
+@pytest.mark.parametrize(
+    ("text", "share"),
+    [
+        ("rain", 0),
+        ("a 1", 0.5),
+        ("", 0),
+        ("...", 1),
+        ("हिन्दी", 0),
+        ("日本語。", 0.25),
+        ("☔ rain", 0.2),
+        ("a b c d", 0),
+    ],
+)
+def test_symbols_are_digits_punctuation_and_signs_among_what_is_no_blank(text, share):
+    assert symbols(text) == pytest.approx(share)
+
+
+@pytest.mark.parametrize(("text", "share"), [("a b a A", 0.5), ("日本語", 1), ("", 0), ("no", 1), ("no no no", 1 / 3)])
+def test_distinct_words_are_a_share_of_all_words(text, share):
+    assert distinct_words(text) == pytest.approx(share)
+
+
+def test_a_pair_is_as_similar_as_its_nearest_earlier_pair_of_the_same_languages():
+    left = [
+        "It rains in the north today.",
+        "A dog sleeps.",
+        "it rains in the North today",
+        "It rains in the south today.",
+    ]
+    right = ["Il pleut dans le nord.", "Un chien dort.", "Il pleut dans le nord!", "Il pleut dans le sud."]
+    pairs = np.array([(i, 4 + i) for i in range(4)] + [(0, 4)])
+    corpus = SimpleNamespace(texts=Texts.of(left + right), pairs=pairs, pair_groups=np.array([0, 0, 0, 0, 1]))
+    scores = similarities(corpus)
+    both = [f"{a} {b}" for a, b in zip(left, right, strict=True)]
+    assert scores[:3].tolist() == [0, 0, 1]
+    assert scores[3] == pytest.approx(jaccard(both[3], both[0])) or scores[3] == 0, "no band may be shared below .8"
+    assert scores[4] == 0, "another pair of languages"
+
+
 @pytest.fixture(scope="module")
 def scored(tiny_file, tiny_storage):
     """The tiny sweep with every threshold searched, and what is prepared for it. Its teacher is taken for a
@@ -111,6 +162,11 @@ def test_thresholds_leave_out_the_pairs_that_they_say(scored):
     assert set(even.tolist()) == set(np.flatnonzero(np.minimum(ratios, 1 / ratios) >= 0.5).tolist())
     both = passing(prepared, Sampling(least_length_ratio=0.5, least_characters=12, most_characters=60))
     assert both.tolist() == np.intersect1d(short, even).tolist()
+    few = passing(prepared, Sampling(most_pairs=40))
+    assert np.bincount(groups[few]).tolist() == [40] * len(prepared.groups)
+    assert set(few.tolist()) < set(passing(prepared, Sampling(most_pairs=41)).tolist())
+    plain = [max(map(symbols, texts)) for texts in zip(*texts, strict=True)]
+    assert passing(prepared, Sampling(most_symbols=0.1)).tolist() == [i for i, x in enumerate(plain) if x <= 0.1]
     assert passing(prepared, Sampling()) is None
     assert 0 < len(passing(prepared, Sampling(least_margin=1.0))) < len(prepared.pairs())
 
@@ -120,7 +176,7 @@ def test_a_hundred_thresholds_cost_one_pass_and_the_scores_are_stored_with_the_p
     _, prepared = scored
     stores = set((tiny_storage / "stores").iterdir())
     others = [
-        f"parameters.data.sampling.{name}={{choice: [{least}, 0.9]}}" for name, least in LEAST.items() if least < 2
+        f"parameters.data.sampling.{name}={{choice: [{least}, 0.95]}}" for name, least in LEAST.items() if least < 2
     ]
     others += [f"data.sampling.{name}={least}" for name, least in LEAST.items() if least >= 2]
     assert prepare(read_sweep(tiny_file, assignments=[FEW, KNOWS, *others]), tiny_storage).digest == prepared.digest

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from babeltune.data.alignment import word_counts
+from babeltune.data.alignment import WORD_SCORES, word_counts
 from babeltune.data.prepared import read_prepared, write_prepared
 from babeltune.data.stored_arrays import open_ragged
 from babeltune.errors import DataError, MethodError, TrainingError
@@ -22,7 +22,7 @@ from babeltune.planning.preparation import prepare
 from babeltune.planning.space import make_trial
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.planning.warnings import about_projection
-from babeltune.schema.records import Words
+from babeltune.schema.records import Sampling, Words
 from babeltune.training.build import make_reader, make_train_step
 from babeltune.training.checkpoint import checkpoint_folder, load_checkpoint
 from babeltune.training.trainer import train
@@ -441,6 +441,20 @@ def test_every_span_lies_within_its_sentence_and_every_pair_without_one_is_left_
     assert reports[0]["facts"]["pairs_without_words"] == left > 0
     assert reports[0]["facts"]["word_samples"] == len(samples)
     assert record.counts["words"]["samples"] >= len(samples)
+
+
+def test_a_trial_learns_the_words_that_reach_its_thresholds(prepared):
+    sweep, record = prepared
+    (tokens,) = record.tokens.values()
+    samples, scores = np.load(tokens.words), np.load(Path(tokens.words).parent / WORD_SCORES)
+    cosine, pairs = (float(np.median(scores[:, column])) for column in (0, 1))
+    sampling = Sampling(least_word_cosine=cosine, least_word_pairs=int(pairs))
+    trial = dataclasses.replace(make_trial(sweep, 0, {}), sampling=sampling)
+    reader = make_reader(trial, record, CPU)
+    expected = samples[(scores[:, 0] >= cosine) & (scores[:, 1] >= int(pairs))]
+    assert reader.words.tolist() == expected.tolist()
+    assert 0 < len(expected) < len(samples)
+    assert reader.usable().tolist() == sorted(set(expected[:, 0].tolist()))
 
 
 def test_a_projection_without_effect_and_text_without_words_are_named(prepared, tmp_path):

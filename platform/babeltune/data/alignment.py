@@ -35,6 +35,9 @@ TOGETHER = 2
 """A word and its translation share at least this many pairs: two words that occur but once share theirs by chance."""
 COUNTED = 200_000
 """Occurrences are counted in at most this many pairs of a language pair, evenly spread."""
+WORD_SCORES = "word_scores.npy"
+"""The file beside `spans.npy` and `words.npy` [samples, 2]: the cosine of each word and its translation, and the pairs
+that they share. Both are inf for words of a lexicon."""
 BLOCK = 1 << 20
 """Word pairs that are compared at a time."""
 
@@ -90,8 +93,9 @@ def word_pairs(a: Side, b: Side) -> Iterator[tuple[NDArray[np.int64], NDArray[np
 
 def mutual(
     a: WordsOf, b: WordsOf, texts: NDArray[np.int64], content: tuple[NDArray[np.bool_], NDArray[np.bool_]], least: float
-) -> NDArray[np.int64]:
-    """[samples, 3] pair and the two occurrences of words that are each other's nearest of their sentence pair.
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """[samples, 3] pair and the two occurrences of words that are each other's nearest of their sentence pair, and
+    [samples, 2] their scores, as `WORD_SCORES` has them.
 
     Near is a high cosine of the words' occurrences over the pairs: those with both, over the root of those with the one
     times those with the other. Ties are left out, and so are words that their sentence has twice, though these keep
@@ -106,7 +110,7 @@ def mutual(
     keys.sort()
     edges = np.flatnonzero(np.diff(keys, prepend=-1))
     keys, together = np.append(keys[edges], -1), np.append(np.diff(edges, append=len(keys)), 0)
-    chosen = [np.empty((0, 3), np.int64)]
+    chosen, scores = [np.empty((0, 3), np.int64)], [np.empty((0, 2), np.float32)]
     for pair, i, j in word_pairs(x, y):
         key = x.words[i] * size + y.words[j]
         order = key.argsort()
@@ -117,7 +121,8 @@ def mutual(
         best = (cosine >= least) & (cosine > 0) & alone_at_top(cosine, i) & alone_at_top(cosine, j)
         best &= x.once[i] & y.once[j]
         chosen.append(np.stack([pair[best], x.at[i[best]], y.at[j[best]]], axis=1))
-    return np.concatenate(chosen)
+        scores.append(np.stack([cosine[best], both[best]], axis=1).astype(np.float32))
+    return np.concatenate(chosen), np.concatenate(scores)
 
 
 def alone_at_top(values: NDArray[np.float64], of: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -184,8 +189,9 @@ class Language:
 
 def word_samples(
     corpus: Corpus, settings: Words, root: Path, stores: Path, seed: int, *, longest: int = MAX_LINE_BYTES
-) -> NDArray[np.integer]:
-    """[samples, 5] pair, first character and end of a word, the same of its translation; ordered by pair.
+) -> tuple[NDArray[np.integer], NDArray[np.float32]]:
+    """[samples, 5] pair, first character and end of a word, the same of its translation; ordered by pair. And
+    [samples, 2] their scores, as `WORD_SCORES` has them.
 
     Lexicons lie under `root`, and a line of theirs has at most `longest` bytes. Tokenizers for languages without blanks
     are trained into `stores`."""
@@ -194,22 +200,26 @@ def word_samples(
     by_name = {
         name: language(corpus, corpus.pairs[languages == name], settings, stores, seed) for name in np.unique(languages)
     }
-    samples = [np.empty((0, 5), np.int64)]
+    samples, scores = [np.empty((0, 5), np.int64)], [np.empty((0, 2), np.float32)]
     for group in np.unique(corpus.pair_groups):
         pairs = np.flatnonzero(corpus.pair_groups == group)
         a, b = (by_name[name] for name in languages[pairs[0]])
         texts = np.stack([np.searchsorted(side.ids, corpus.pairs[pairs, n]) for n, side in enumerate((a, b))], axis=1)
         if settings.align == "mutual":
-            pair, i, j = mutual(a.found, b.found, texts, (a.content, b.content), settings.least).T
+            chosen, scored = mutual(a.found, b.found, texts, (a.content, b.content), settings.least)
+            pair, i, j = chosen.T
             found = np.concatenate([pair[:, None], a.found.spans[i], b.found.spans[j]], axis=1)
         else:
             terms = lexicon_of(lexicons, languages[pairs[0]].tolist(), (a, b))
             hits = once(a.found, a.texts, terms), once(b.found, b.texts, set().union(*terms.values()))
             found = np.array(list(aligned_terms(hits, texts, terms)), np.int64).reshape(-1, 5)
+            scored = np.full((len(found), 2), np.inf, np.float32)
         found[:, 0] = pairs[found[:, 0]]
         samples.append(found)
+        scores.append(scored)
     together = np.concatenate(samples)
-    return together[np.lexsort(together.T[::-1])].astype(number_type(len(corpus.pairs)))
+    order = np.lexsort(together.T[::-1])
+    return together[order].astype(number_type(len(corpus.pairs))), np.concatenate(scores)[order]
 
 
 def language(corpus: Corpus, ids: NDArray[np.integer], settings: Words, stores: Path, seed: int) -> Language:
@@ -252,20 +262,21 @@ def word_counts(samples: NDArray[np.integer], pairs: int) -> dict[str, int]:
 def build_words(
     corpus: Corpus, settings: Words, root: Path, stores: Path, seed: int, *, longest: int = MAX_LINE_BYTES
 ) -> Path:
-    """The folder of `words.npy`, what `word_samples` found; its facts are their `word_counts`."""
+    """The folder of `words.npy` and `WORD_SCORES`, what `word_samples` finds; its facts are their `word_counts`."""
     description = {
         "texts": digest_of_texts(itertools.chain(corpus.texts, corpus.languages)),
         "pairs": [hashlib.sha256(array.tobytes()).hexdigest() for array in (corpus.pairs, corpus.pair_groups)],
         "settings": plain(settings),
         "lexicons": [read_source(source, root, others={}, longest=longest).digest for source in settings.lexicon],
         "seed": seed,
-        "rules": [PIECES, TOGETHER, COUNTED],
+        "rules": [PIECES, TOGETHER, COUNTED, WORD_SCORES],
     }
 
     def write(folder: Path) -> Contents:
-        samples = word_samples(corpus, settings, root, stores, seed, longest=longest)
+        samples, scores = word_samples(corpus, settings, root, stores, seed, longest=longest)
         check_words(samples, len(corpus.pairs), settings)
         np.save(folder / "words.npy", samples)
+        np.save(folder / WORD_SCORES, scores)
         return Contents(facts=dict(word_counts(samples, len(corpus.pairs))))
 
     return build(stores, "words", description, write)
@@ -274,7 +285,8 @@ def build_words(
 def build_spans(
     words: Path, corpus: Corpus, tokenizer: PreTrainedTokenizerFast, prompt: str, max_tokens: int, stores: Path
 ) -> Path:
-    """The folder of `spans.npy` [samples, 5]: pair, first token and end of a word, the same of its translation.
+    """The folder of `WORD_SCORES` and `spans.npy` [samples, 5]: pair, first token and end of a word, the same of its
+    translation.
 
     Samples with a word that is cut off at `max_tokens` are left out; the fact `cut off` counts them."""
     backend = bare_tokenizer(tokenizer)
@@ -292,6 +304,7 @@ def build_spans(
         tokens = token_spans(corpus.texts, ids, samples[:, 1:].reshape(-1, 2), backend, prompt).reshape(-1, 4)
         whole = (tokens >= 0).all(axis=1)
         np.save(folder / "spans.npy", np.concatenate([samples[:, :1], tokens], axis=1)[whole].astype(samples.dtype))
+        np.save(folder / WORD_SCORES, np.load(words / WORD_SCORES)[whole])
         return Contents(facts={"samples": int(whole.sum()), "cut off": int((~whole).sum())})
 
     return build(stores, "spans", description, write)

@@ -5,14 +5,19 @@ no encoding besides that of the teacher's store."""
 
 from __future__ import annotations
 
+import heapq
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from rensa import RMinHashLSH  # type: ignore[import-untyped]
 
+from babeltune.data.alignment import WORD_SCORES
 from babeltune.data.arrays import parts, rows_at, zeros
+from babeltune.data.contamination import BANDS, BLOCK, ROWS, THRESHOLD, jaccard, signatures
 from babeltune.data.language_id import leads
 from babeltune.data.negatives import pools
 from babeltune.schema.records import Sampling
@@ -28,19 +33,35 @@ if TYPE_CHECKING:
     """The teacher's vectors [texts, dim] of text ids."""
 
 MARGIN = "least_margin"
-THRESHOLDS = (MARGIN, "least_language", "least_length_ratio", "least_characters", "most_characters")
+THRESHOLDS = (
+    *(MARGIN, "least_language", "least_length_ratio", "least_characters", "most_characters", "most_symbols"),
+    *("least_distinct_words", "most_similarity", "most_pairs"),
+)
 """Fields of `Sampling`. The first word says whether a score must reach the threshold or may not exceed it."""
+WORD_THRESHOLDS = ("least_word_cosine", "least_word_pairs")
+"""Those of words, in the order of a word's scores."""
 NEIGHBOURS = 4
 """Nearest neighbours of a margin, as in Artetxe and Schwenk 2019."""
 POOL = 16_384
 """Pairs among which the neighbours are searched; a larger language pair is cut into random pools of about this size."""
 TILE = 1 << 23
 """Cosines held at a time."""
+COMPARED = 20
+"""Earlier pairs with which a pair is compared. Of text from a template, each has thousands that are alike."""
 
 
-def thresholds(sampling: Sampling) -> dict[str, float]:
+def thresholds(sampling: Sampling, names: Sequence[str] = THRESHOLDS) -> dict[str, float]:
     """The thresholds that are set."""
-    return {name: getattr(sampling, name) for name in THRESHOLDS if getattr(sampling, name) != getattr(Sampling, name)}
+    return {name: getattr(sampling, name) for name in names if getattr(sampling, name) != getattr(Sampling, name)}
+
+
+def passing_words(words: Path, sampling: Sampling) -> NDArray[np.integer]:
+    """The rows of `spans.npy` of these words that no threshold leaves out."""
+    samples: NDArray[np.integer] = np.load(words, mmap_mode="r")
+    if not thresholds(sampling, WORD_THRESHOLDS):
+        return samples
+    least = [getattr(sampling, name) for name in WORD_THRESHOLDS]
+    return samples[(np.load(words.parent / WORD_SCORES, mmap_mode="r") >= least).all(axis=1)]
 
 
 def write_scores(folder: Path, names: Sequence[str], corpus: Corpus, vectors: Vectors, progress: Count) -> None:
@@ -111,6 +132,61 @@ def length_ratios(corpus: Corpus) -> NDArray[np.float32]:
     return np.exp(-np.abs(differences))
 
 
+class Symbols(dict[int, int | None]):
+    """A translation table that deletes digits, punctuation and other symbols."""
+
+    def __missing__(self, code: int) -> int | None:
+        self[code] = None if unicodedata.category(chr(code))[0] in "NPS" else code
+        return self[code]
+
+
+SYMBOLS = Symbols()
+
+
+def symbols(text: str) -> float:
+    """The share of symbols among the characters of a text that are no blanks."""
+    characters = "".join(text.split())
+    return 1 - len(characters.translate(SYMBOLS)) / len(characters) if characters else 0.0
+
+
+def distinct_words(text: str) -> float:
+    """The share of distinct words among the words of a text, whatever their case."""
+    words = text.lower().split()
+    return len(set(words)) / max(1, len(words))
+
+
+def _by_text(score: Callable[[str], float], corpus: Corpus) -> NDArray[np.float32]:
+    """[pairs, 2] the scores of both texts."""
+    return np.fromiter(map(score, corpus.texts), np.float32, len(corpus.texts))[corpus.pairs]
+
+
+def similarities(corpus: Corpus) -> NDArray[np.float32]:
+    """[pairs] the greatest Jaccard similarity to an earlier pair of the same languages: of the trigrams of both texts.
+    0 if no earlier pair shares a band of signatures."""
+    result: NDArray[np.float32] = zeros(len(corpus.pairs), np.float32)
+    for group in np.unique(corpus.pair_groups):
+        members = np.flatnonzero(corpus.pair_groups == group)
+        sides = (corpus.texts.at(corpus.pairs[members, side]) for side in (0, 1))
+        texts = [f"{left} {right}" for left, right in zip(*sides, strict=True)]
+        bands = RMinHashLSH(THRESHOLD, BANDS * ROWS, BANDS)
+        for part in parts(len(texts), BLOCK):
+            signed = signatures(texts[part])
+            bands.insert_pairs(enumerate(signed, part.start))
+            for place, others in enumerate(bands.query_all(signed), part.start):
+                earlier = heapq.nsmallest(COMPARED, (other for other in others if other < place))
+                result[members[place]] = max((jaccard(texts[place], texts[other]) for other in earlier), default=0)
+    return result
+
+
+def ranks(corpus: Corpus) -> NDArray[np.int64]:
+    """[pairs] the place of each pair in a random order of those of its languages, from 1."""
+    result: NDArray[np.int64] = zeros(len(corpus.pairs), np.int64)
+    for group in np.unique(corpus.pair_groups):
+        members = np.flatnonzero(corpus.pair_groups == group)
+        result[members] = 1 + np.random.default_rng(0).permutation(len(members))
+    return result
+
+
 def _characters(corpus: Corpus) -> NDArray[np.int64]:
     """[pairs, 2] the characters of both texts."""
     characters: NDArray[np.int64] = corpus.texts.lengths()[corpus.pairs]
@@ -122,4 +198,8 @@ SCORES: Mapping[str, Callable[[Corpus], NDArray[np.generic]]] = {
     "least_length_ratio": length_ratios,
     "least_characters": lambda corpus: _characters(corpus).min(axis=1),
     "most_characters": lambda corpus: _characters(corpus).max(axis=1),
+    "most_symbols": lambda corpus: _by_text(symbols, corpus).max(axis=1),
+    "least_distinct_words": lambda corpus: _by_text(distinct_words, corpus).min(axis=1),
+    "most_similarity": similarities,
+    "most_pairs": ranks,
 }

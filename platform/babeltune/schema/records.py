@@ -106,6 +106,20 @@ class Sampling(Strict):
     """Pairs with a shorter text are not drawn."""
     most_characters: Annotated[int, at_least(1)] = 1_000_000
     """Pairs with a longer text are not drawn."""
+    most_symbols: Annotated[float, within(0, 1)] = 1.0
+    """Pairs are not drawn if this share of a text's characters, without blanks, is exceeded by digits, punctuation and
+    other symbols: one of the heuristic filters of Tan et al. 2023 (section 3.1)."""
+    least_distinct_words: Annotated[float, share] = 0.0
+    """Pairs are not drawn if a smaller share of a text's words are distinct. A text without blanks is one word."""
+    most_similarity: Annotated[float, within(0.7, 1)] = 1.0
+    """Pairs are not drawn if an earlier pair of their languages is nearer than this: by the Jaccard similarity of the
+    trigrams of both texts together. 1 leaves none out. Scoring takes about 1 KB of memory a pair."""
+    most_pairs: Annotated[int, at_least(1)] = 1_000_000_000
+    """At most this many pairs of each two languages are drawn, and a larger number adds to those of a smaller one."""
+    least_word_cosine: Annotated[float, share] = 0.0
+    """Words are not learned if the cosine of their occurrences is lower. `data.words.least` bounds it from below."""
+    least_word_pairs: Annotated[int, at_least(0)] = 0
+    """Words are not learned if they share fewer sentence pairs with their translation."""
 
 
 @dataclass(frozen=True, kw_only=True)

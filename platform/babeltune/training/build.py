@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from babeltune.data.pair_scores import passing
+from babeltune.data.pair_scores import passing, passing_words
 from babeltune.data.stored_arrays import open_matrix, open_ragged
 from babeltune.data.tokens import tokenizer_key
 from babeltune.errors import TrainingError
@@ -127,7 +127,7 @@ def make_reader(trial: Trial, prepared: Prepared, device: torch.device, context:
         device,
         needs,
         np.load(mined, mmap_mode="r") if mined else None,
-        np.load(tokens.words or "", mmap_mode="r") if tokens and needs.words else None,
+        passing_words(Path(tokens.words or ""), trial.sampling) if tokens and needs.words else None,
         masking(tokens, needs.masked) if tokens and needs.masked else None,
         trial.seed,
     )
