@@ -17,6 +17,7 @@ from pathlib import Path
 from babeltune.data.arrow_readers import arrow_roots, load_dataset, size_of
 from babeltune.data.file_readers import (
     BLANK,
+    EMPTY_SIDE,
     MAX_LINE_BYTES,
     Digest,
     Fault,
@@ -138,7 +139,7 @@ def _in_data_set(task: Retrieval, root: Path) -> Tables:
             values = [record[name] for name in QRELS]
             whole = [str(int(v) if isinstance(v, float) and v.is_integer() else v) for v in values]
             empty = [name for name, value in record.items() if value is None]
-            yield number, Fault("empty side", f"nothing in {empty[0]!r}") if empty else whole
+            yield number, Fault(EMPTY_SIDE, f"nothing in {empty[0]!r}") if empty else whole
 
     return Tables(names=names, texts=texts, judgements=judgements)
 

@@ -5,7 +5,6 @@ Pure: a record goes in, `(key, problem)` pairs come out; `sweep_file.py` adds fi
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator
 
 from babeltune.errors import nearest
@@ -27,9 +26,8 @@ from babeltune.schema.records import (
     Transformer,
 )
 from babeltune.schema.search import Tpe
+from babeltune.schema.trial_names import TRIAL
 
-TRIAL = re.compile(r"t\d+")
-"""The name of a trial's row."""
 KINDS = ("float", "int", "log_float", "log_int", "choice", "const")
 RANGES = ("float", "int", "log_float", "log_int")
 POOLER_OR_PROJECTION = (

@@ -19,6 +19,7 @@ from babeltune.promotion.export import export_trial
 from babeltune.promotion.standard_errors import error_of
 from babeltune.promotion.statistics import Selection, selection
 from babeltune.schema.records import UNTRAINED, Objective, Report, Sweep, Teacher, Trial, trial_from
+from babeltune.schema.trial_names import trial_name, trial_number
 from babeltune.sweep.state.folder import SweepFolder, find_run, find_sweep, read_of_trial
 from babeltune.sweep.state.housekeeping import why_removed
 from babeltune.sweep.state.leaderboard import leaderboard, trial_row, winner
@@ -54,7 +55,7 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        return f"t{self.trial.number:04d}"
+        return trial_name(self.trial.number)
 
     @property
     def chosen_by(self) -> Objective:
@@ -69,7 +70,7 @@ def find_candidate(name: str | None, storage: Path, *, weights: bool = True) -> 
 
     folder, number = find_run(storage, name) if name else (find_sweep(storage, None), None)
     if number is None:
-        number = int(winner(folder).name.removeprefix("t"))
+        number = trial_number(winner(folder).name)
     sweep, place = folder.sweep(), folder.trial(number)
     if trial_row(place, *sweep.objectives).state == "running" and is_driven(folder):
         raise SweepError(f"{folder.id}/{place.name} is still training; wait, or `babeltune stop {folder.id}` first")

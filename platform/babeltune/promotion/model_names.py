@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from babeltune.errors import SpecError, UnknownNameError
@@ -10,6 +9,7 @@ from babeltune.models.hub import model_folder as hub_folder
 from babeltune.promotion.candidate import Candidate, find_candidate
 from babeltune.promotion.onnx_graph import is_graph
 from babeltune.schema.cluster import Cluster
+from babeltune.schema.trial_names import is_trial_of_sweep
 
 
 def model_folder(model: str, cluster: Cluster, *, setting: str = "model") -> str:
@@ -31,7 +31,7 @@ def trial_of(model: str, storage: Path) -> Candidate | None:
     try:
         return find_candidate(model, storage)
     except UnknownNameError:
-        if re.search(r"/t\d+$", model):
+        if is_trial_of_sweep(model):
             raise
         return None
 

@@ -7,7 +7,6 @@ from `HF_TOKEN` alone, and no other file or login is looked for."""
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 from babeltune.errors import PromotionError, SpecError, from_network
 from babeltune.promotion.model_files import SAFE, check_free, write_folder
 from babeltune.schema.cluster import Cluster
+from babeltune.schema.trial_names import is_trial_of_sweep
 from babeltune.stages import tell
 from babeltune.tracking.registry import FOR_MLFLOW
 
@@ -50,7 +50,7 @@ def push(model: str, repo: str, cluster: Cluster, *, license: str | None = None,
             f"the hub takes {repo} with a token only: set {TOKEN} to one that may write, "
             "from https://huggingface.co/settings/tokens"
         )
-    if re.search(r"/t\d+$", model) and not Path(model).is_dir():
+    if is_trial_of_sweep(model) and not Path(model).is_dir():
         raise SpecError(
             f"{model!r} is a trial, and has no card; `babeltune promote {model} --out FOLDER` makes a model"
         )

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from babeltune.errors import PromotionError, SpecError
 from babeltune.method.distributed import ProcessGroup
-from babeltune.planning.rules import TRIAL
 from babeltune.promotion.candidate import Candidate, find_candidate
+from babeltune.schema.trial_names import TRIAL
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.leaderboard import leaderboard
 from babeltune.training.build import load_weights, make_student_and_method

@@ -45,9 +45,9 @@ def at_least(low: float) -> Bound:
     return Bound(f"at least {low:g}", lambda value: value >= low)
 
 
-def or_teacher(bound: Bound) -> Bound:
-    """The bound of a number that may also be the teacher's."""
-    return Bound(f"{bound.words}, or `teacher`", lambda value: value == "teacher" or bound.holds(value))
+def or_word(word: str, bound: Bound) -> Bound:
+    """The bound of a number in whose place this word may stand."""
+    return Bound(f"{bound.words}, or `{word}`", lambda value: value == word or bound.holds(value))
 
 
 def within(low: float, high: float) -> Bound:

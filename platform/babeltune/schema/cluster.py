@@ -11,13 +11,13 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from babeltune.errors import SpecError
 from babeltune.redaction import KEYS, holds_password, without_password
 from babeltune.schema.addresses import PLACE, is_place
-from babeltune.schema.bounds import NAME, Problem
+from babeltune.schema.bounds import NAME, Problem, at_least, or_word
 from babeltune.schema.document import read_document, validate
 from babeltune.schema.notice import Notice, secret_of_file
 from babeltune.schema.paths import expand, find_file, sqlite_url
@@ -69,35 +69,35 @@ class Cluster(Strict):
     it in a folder of its own. Credentials are in the environment of each."""
     cache: str = ""
     """The folder for such mirrors; absent: `$BABELTUNE_CACHE`, or `~/.cache/babeltune`."""
-    storage_timeout: float = 300.0
+    storage_timeout: Annotated[float, at_least(1)] = 300.0
     """Seconds for which the store behind a URI may be away before a sweep stops."""
-    clean_after_days: float | None = None
+    clean_after_days: Annotated[float | None, at_least(1)] = None
     """Days after which each sweep removes what `babeltune clean --older DAYS` would. Each node also removes copies of a
     bucket's objects that it has not used for as long. It must be longer than a trial. Absent: nothing is removed."""
     mlflow: str = ""
     """MLflow's tracking URI; absent: a sqlite file in the storage, which then has to be a folder."""
-    mlflow_metrics: int | Literal["all"] = DEFAULT_METRICS
+    mlflow_metrics: Annotated[int | Literal["all"], or_word("all", at_least(1))] = DEFAULT_METRICS
     """Metrics that MLflow gets of a trial, the objectives first. All of them are in the run's `metrics.parquet` if some
     are left out. `all` leaves out none."""
-    workers: int = 1
+    workers: Annotated[int, at_least(1)] = 1
     """Workers per trial, unless the sweep's budget says otherwise."""
-    least_workers: int | None = None
+    least_workers: Annotated[int | None, at_least(1)] = None
     """A trial goes on with as few where nodes are gone, and a later one with all when they are back; its batches stay
     the same. Absent: no trial runs without all of its workers."""
-    cpus_per_worker: float = 1.0
+    cpus_per_worker: Annotated[float, at_least(0)] = 1.0
     """CPU cores of a worker."""
-    gpus_per_worker: float | Literal["auto"] = 0.0
+    gpus_per_worker: Annotated[float | Literal["auto"], or_word("auto", at_least(0))] = 0.0
     """A share of a GPU, such as 0.25, lets several trials of one worker have the same one. `auto`: the least share that
     has room for the first steps of every kind of trial, measured before the search; a whole one for several workers."""
-    worker_groups: int | Literal["auto"] = "auto"
+    worker_groups: Annotated[int | Literal["auto"], or_word("auto", at_least(1))] = "auto"
     """Trials that run at once; `auto`: as many as the cluster's resources hold."""
-    nodes_within: float = 0.0
+    nodes_within: Annotated[float, at_least(0)] = 0.0
     """Seconds within which the first worker group's nodes must come. The nodes of all `worker_groups` groups are
     requested (of one with `auto`). This is for a cluster with an autoscaler, which Ray does not report, or whose
     nodes come after its head. 0: nothing is requested."""
     isolation: Isolation = "worker_group"
     """`process` gives every trial new workers, which takes seconds; in a worker group they are kept."""
-    progress_timeout: float = 1800.0
+    progress_timeout: Annotated[float, at_least(1)] = 1800.0
     """Seconds without an optimizer step, an evaluated batch or a report after which a trial hangs: its workers are
     replaced and it goes on from its last checkpoint. What comes before the first step counts, too."""
     quota: Quota = field(default_factory=Quota)
@@ -278,21 +278,7 @@ def _place_problems(cluster: Cluster) -> Iterator[Problem]:
 
 
 def _share_problems(cluster: Cluster) -> Iterator[Problem]:
-    """Numbers out of bounds, and workers whose share of the machine cannot be."""
-    for key, number, low in (
-        ("workers", cluster.workers, 1),
-        ("cpus_per_worker", cluster.cpus_per_worker, 0),
-        ("gpus_per_worker", cluster.gpus, 0),
-        ("storage_timeout", cluster.storage_timeout, 1),
-        ("nodes_within", cluster.nodes_within, 0),
-        ("clean_after_days", 1 if cluster.clean_after_days is None else cluster.clean_after_days, 1),
-        ("progress_timeout", cluster.progress_timeout, 1),
-        ("worker_groups", 1 if cluster.worker_groups == "auto" else cluster.worker_groups, 1),
-        ("mlflow_metrics", 1 if cluster.mlflow_metrics == "all" else cluster.mlflow_metrics, 1),
-        ("least_workers", 1 if cluster.least_workers is None else cluster.least_workers, 1),
-    ):
-        if number < low:
-            yield (key,), f"{number} must be at least {low}"
+    """Workers whose share of the machine cannot be, and numbers that do not fit each other."""
     for key, share in (("cpus_per_worker", cluster.cpus_per_worker), ("gpus_per_worker", cluster.gpus)):
         if share > 0 and abs(share * FINEST - round(share * FINEST)) > 1e-6:
             yield (key,), f"{share:g} must be a multiple of {1 / FINEST:g}, as finely as Ray counts"

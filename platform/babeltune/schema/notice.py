@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 from urllib.parse import urlsplit
 
 from babeltune.errors import SpecError
@@ -91,7 +91,7 @@ class Notice(Strict):
     form: Literal["json", "slack", "teams"] = "json"
     """The body of the request: an object with `event`, `subject`, `text`, `cluster` and `time`, or a message as Slack
     or Teams takes it."""
-    on: tuple[Event, ...] = ("end", "failure", "promotion", "refusal", "drift")
+    on: tuple[Event, ...] = get_args(Event)
     """The events that it is notified of: a sweep's end, its failure, a promotion, a promotion that is refused, and
     drift that `babeltune check` sees."""
 

@@ -22,7 +22,7 @@ from babeltune.schema.bounds import (
     layer_choice,
     long_name,
     not_empty,
-    or_teacher,
+    or_word,
     part,
     place,
     positive,
@@ -222,7 +222,7 @@ class AnyStudent(Strict):
     other tokens are then split into shorter ones, and their vectors change."""
     width: Annotated[int, within(1, 1e5)] = FROM_PRESET
     """Absent: the preset's, or 256. Of a static student: of its table."""
-    vocabulary: Annotated[int | Literal["teacher"], or_teacher(within(300, 1e7))] = 16_000
+    vocabulary: Annotated[int | Literal["teacher"], or_word("teacher", within(300, 1e7))] = 16_000
     """Tokens of the tokenizer that is trained on the corpus; `teacher`: the teacher's own tokenizer instead."""
     lowercase: bool = False
     """The tokenizer that is trained on the corpus reads all text in lower case, in training and in the export."""
@@ -231,7 +231,7 @@ class AnyStudent(Strict):
     mean."""
     max_tokens: Annotated[int, within(3, 1e6)] = 128
     """Tokens of a sentence. Longer ones are cut."""
-    projection: Annotated[int | Literal["teacher"] | None, or_teacher(at_least(1))] = None
+    projection: Annotated[int | Literal["teacher"] | None, or_word("teacher", at_least(1))] = None
     """Width of a linear layer after pooling; `teacher` means the teacher's width."""
     normalize: bool = True
     """Whether the vectors have length one."""

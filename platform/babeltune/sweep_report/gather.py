@@ -23,6 +23,7 @@ from babeltune.promotion.decisions import read_decisions
 from babeltune.promotion.standard_errors import error_of
 from babeltune.promotion.statistics import Selection, selection
 from babeltune.schema.records import Report, Sweep
+from babeltune.schema.trial_names import trial_number
 from babeltune.sweep.search.importance import Scored, parameter_importance
 from babeltune.sweep.state.examples import read_examples
 from babeltune.sweep.state.folder import SweepFolder, read_log
@@ -272,7 +273,7 @@ def _provenance(sweep: Sweep, folder: SweepFolder, best: Row) -> Provenance:
 
 def _weights(folder: SweepFolder, best: Row) -> tuple[tuple[str, str], ...]:
     """SHA-256 of each file of the winner's checkpoint; empty if the checkpoint is not on this machine."""
-    place = checkpoint_folder(folder.trial(int(best.name[1:])), best.best or 0)
+    place = checkpoint_folder(folder.trial(trial_number(best.name)), best.best or 0)
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         files = json.loads((place / MANIFEST).read_text(encoding="utf-8"))["files"]
         return tuple((str(name), str(digest)) for name, digest in files.items())

@@ -18,6 +18,7 @@ from urllib.parse import quote, unquote, urlsplit
 from babeltune.errors import from_network
 from babeltune.redaction import without_password
 from babeltune.schema.paths import sqlite_file
+from babeltune.schema.trial_names import trial_name
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -117,14 +118,14 @@ def experiment_id(client: MlflowClient, name: str) -> str:
     return str(experiment.experiment_id)
 
 
-def trial_name(key: str) -> str:
-    """The name of a trial, `t0003`, by its number. Another run's key, such as `untrained`, is its name."""
-    return f"t{int(key):04d}" if key.isdecimal() else key
+def run_name(key: str) -> str:
+    """The name of a trial by its number. Another run's key, such as `untrained`, is its name."""
+    return trial_name(int(key)) if key.isdecimal() else key
 
 
 def run_of_trial(client: MlflowClient, experiment: str, sweep: str, key: str) -> Run | None:
     """The run of a trial by its number."""
-    which = f"tags.`{SWEEP}` = '{quotable(sweep)}' and tags.`{TRIAL}` = '{trial_name(key)}'"
+    which = f"tags.`{SWEEP}` = '{quotable(sweep)}' and tags.`{TRIAL}` = '{run_name(key)}'"
     runs = client.search_runs([experiment], which, max_results=1)
     return runs[0] if runs else None
 

@@ -15,6 +15,7 @@ from babeltune.errors import BabeltuneError, PromotionError, UnknownNameError, n
 from babeltune.files import draft_folder, sha256_of
 from babeltune.models.hub import dimension_of
 from babeltune.redaction import without_password
+from babeltune.schema.trial_names import trial_name
 from babeltune.tracking.checkpoint_models import EXAMPLE, add_version, model_of_run, with_signature, write_mlmodel
 from babeltune.tracking.mlflow_client import (
     METRICS_PER_BATCH,
@@ -29,7 +30,6 @@ from babeltune.tracking.mlflow_client import (
     shorten,
     slices,
     text_of,
-    trial_name,
     why,
 )
 
@@ -243,7 +243,7 @@ def trial_of_run(uri: str, run_id: str) -> str:
     sweep, trial = tags.get(SWEEP), tags.get(TRIAL, "").removeprefix("t")
     if sweep is None or not trial.isdecimal():
         raise PromotionError(f"the run {run_id} in {without_password(uri)} is no trial of a sweep; name a trial's run")
-    return f"{sweep}/{trial_name(trial)}"
+    return f"{sweep}/{trial_name(int(trial))}"
 
 
 def log_scores(uri: str, run_id: str, scores: Mapping[str, float], step: int, pairs: int) -> None:

@@ -45,11 +45,11 @@ from babeltune.tracking.mlflow_client import (
     metrics_of,
     name_of,
     open_client,
+    run_name,
     run_of_trial,
     shorten,
     slices,
     text_of,
-    trial_name,
     why,
 )
 from babeltune.tracking.sent_runs import CURSOR
@@ -347,7 +347,7 @@ class _Sender:
     def _start(self, key: str, event: Event) -> None:
         sweep = self.memo["sweep"] = event.get("sweep", self.memo.get("sweep", ""))
         tags = {**event["tags"], SWEEP: sweep, ROLE: "trial" if key else "sweep"}
-        name = trial_name(key) if key else sweep
+        name = run_name(key) if key else sweep
         if key:
             tags |= {TRIAL: name} | ({"mlflow.parentRunId": self.runs[PARENT]} if PARENT in self.runs else {})
         found = self._found(sweep, key)
@@ -396,7 +396,7 @@ class _Sender:
 
         texts = {name: text_of(value) for name, value in tags.items()}
         if NOTE in texts:
-            runs = {trial_name(key): run for key, run in self.runs.items()}
+            runs = {run_name(key): run for key, run in self.runs.items()}
             texts[NOTE] = linked(texts[NOTE], self.experiment_id, runs)
         entries = [RunTag(name_of(name), shorten(text, TAG_CHARACTERS)) for name, text in texts.items()]
         for part in slices(entries, ENTRIES_PER_BATCH):

@@ -24,7 +24,7 @@ from babeltune.storage.fence import unstamped
 from babeltune.storage.object_store import ObjectStore
 from babeltune.storage.packages import PACKAGE_MANIFEST
 from babeltune.sweep.driver.run import driven_folder, submit
-from babeltune.sweep.state import fencing, heartbeat
+from babeltune.sweep.state import fencing
 from babeltune.sweep.state.fencing import OWNER, Lease
 from babeltune.sweep.state.folder import SweepFolder, read_log
 from babeltune.sweep.state.leaderboard import leaderboard
@@ -323,11 +323,10 @@ def test_a_lease_is_taken_by_the_takers_own_clock_once_its_holder_is_silent(far,
     before = json.loads(s3.get(key))["token"]
     ahead = plain(Lease(host="elsewhere", machine="another", folder="/x", token=50, expiry_s=1.5))
 
-    def word(hours, renewals=0):
-        s3.put(key, json.dumps({**ahead, "beat": time.time() + 3600 * hours, "renewals": renewals}).encode())
+    def word(hours, **fields):
+        s3.put(key, json.dumps({**ahead, "beat": time.time() + 3600 * hours, "renewals": 0, **fields}).encode())
 
-    monkeypatch.setattr(heartbeat, "HEARTBEAT_TIMEOUT_S", PATIENCE_S)
-    word(1)
+    word(1, expiry_s=PATIENCE_S)
     looker = StorageView(machine("clock"))
     assert is_driven(looker.sweep("far")), "the store has it from just now"
     with monkeypatch.context() as patch:
@@ -338,8 +337,7 @@ def test_a_lease_is_taken_by_the_takers_own_clock_once_its_holder_is_silent(far,
         word(hours)
         with DriverSync(one, folder) as driver_sync:
             assert driver_sync.token == 51 > before, "which has said no more"
-    monkeypatch.setattr(heartbeat, "HEARTBEAT_TIMEOUT_S", 1.0)
-    word(1)
+    word(1, expiry_s=1.0)
     wait_until(lambda: not is_driven(looker.sweep("far")))
     s3.put(key, json.dumps({**ahead, "ended": True}).encode())
 

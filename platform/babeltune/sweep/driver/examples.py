@@ -23,6 +23,7 @@ from babeltune.evaluation.metric_names import MAIN_METRICS
 from babeltune.evaluation.projection import cosines, in_plane
 from babeltune.schema.records import Trial, trial_from
 from babeltune.schema.storage_location import StorageLocation
+from babeltune.schema.trial_names import trial_name, trial_number
 from babeltune.storage.mirror import Mirror
 from babeltune.sweep.state.examples import (
     EXAMPLES,
@@ -126,7 +127,7 @@ def _begin(folder: SweepFolder, where: StorageLocation | None) -> Any:
 def _call_for_winner(folder: SweepFolder, where: StorageLocation | None, call: Callable[..., Any]) -> Any:
     """Calls `make_examples` for the winner, by `call`: `with_prepared` itself, or its Ray task."""
     best = winner(folder)
-    number = int(best.name.removeprefix("t"))
+    number = trial_number(best.name)
     values = read_of_trial(folder.trial(number), "trial.json")
     if values is None or folder.data_of(number) != folder.prepared:
         raise SweepError(f"{best.name} began with other data")
@@ -189,7 +190,7 @@ def make_examples(where: StorageLocation | None, request: ExampleRequest, prepar
         for number, text in enumerate(texts)
     )
     return Examples(
-        trial=f"t{request.trial.number:04d}",
+        trial=trial_name(request.trial.number),
         report=request.report,
         dev_set=dev_set,
         languages=languages,

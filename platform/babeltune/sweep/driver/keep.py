@@ -13,6 +13,7 @@ from pathlib import Path
 
 from babeltune.errors import DamagedError
 from babeltune.schema.records import Sweep
+from babeltune.schema.trial_names import trial_number
 from babeltune.storage.mirror import Mirror
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.housekeeping import OPTIMIZER, Removal, note_removed, why_removed
@@ -73,7 +74,7 @@ class CheckpointPolicy:
             self._of_trial(row.name, drop_optimizers)
 
     def _place(self, name: str) -> Path:
-        return self._folder.trial(int(name[1:]))
+        return self._folder.trial(trial_number(name))
 
     def _remove_here(self, name: str) -> None:
         place = self._place(name)

@@ -27,6 +27,7 @@ from babeltune.errors import SweepError
 from babeltune.memory import passed_over
 from babeltune.planning.space import largest
 from babeltune.schema.records import Goal, Sweep
+from babeltune.schema.trial_names import trial_name
 from babeltune.signals import StopSignal
 from babeltune.sweep.ray_internals import follow_trials
 from babeltune.sweep.search.stopping import Stopping, rule_of
@@ -276,8 +277,8 @@ def _run_tune(
             storage_path=str(folder.resolve()),
             verbose=0,
             raise_on_failed_trial=False,
-            trial_name_creator=lambda trial: f"t{trial.config['number']:04d}",
-            trial_dirname_creator=lambda trial: f"t{trial.config['number']:04d}-{trial.trial_id}",
+            trial_name_creator=lambda trial: trial_name(trial.config["number"]),
+            trial_dirname_creator=lambda trial: f"{trial_name(trial.config['number'])}-{trial.trial_id}",
         )
     except Exception as error:
         if searcher.trouble is not None:  # which says why it ended

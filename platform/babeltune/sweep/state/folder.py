@@ -24,6 +24,8 @@ from babeltune.errors import DamagedError, SpecError, SweepError, UnknownNameErr
 from babeltune.files import write_json
 from babeltune.planning.recorded import sweep_from, sweep_id
 from babeltune.schema.records import Scalar, Sweep
+from babeltune.schema.trial_names import trial_name, trial_number
+from babeltune.sweep.state.fencing import OWNER
 from babeltune.sweep.state.log import log_of
 from babeltune.sweep.state.names import meant, name_of
 from babeltune.sweep.state.rebuild import damage, read_json, rebuilt
@@ -34,9 +36,8 @@ NUMBERED = re.compile(r"[tT]?([0-9]{1,9})")
 """The name of a trial: `t0007`, `T7` or `7`."""
 SHOWN_TRIALS = 8
 """Trials of a sweep that an error lists by name; of more it says the first and the last."""
-HEARTBEAT = "owner.json"
-"""Written every few seconds, and read as none if it is damaged: nobody waits for the disk to have it."""
-NOT_DURABLE = (HEARTBEAT, "stage.json")
+# The lease is renewed every few seconds, and read as none if it is damaged: nobody waits for the disk to have it.
+NOT_DURABLE = (OWNER, "stage.json")
 """Files that are written often, and whose loss loses nothing."""
 LABELS = "labels.json"
 """The labels that the ledger has: to find a sweep by its name reads no ledger."""
@@ -85,7 +86,7 @@ class SweepFolder:
             lines.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {' '.join(text.split())}\n")
 
     def trial(self, number: int) -> Path:
-        return self.path / "trials" / f"t{number:04d}"
+        return self.path / "trials" / trial_name(number)
 
     def trials(self) -> list[Path]:
         parent = self.path / "trials"
@@ -242,7 +243,9 @@ def find_trial(folder: SweepFolder, name: str) -> int:
 
 def _nearest_trial(folder: SweepFolder, number: int) -> str:
     """The words `; the nearest is t0003`, or nothing for a sweep without trials."""
-    near = min((abs(int(path.name[1:]) - number), path.name) for path in folder.trials()) if folder.trials() else None
+    near = (
+        min((abs(trial_number(path.name) - number), path.name) for path in folder.trials()) if folder.trials() else None
+    )
     return f"; the nearest is {near[1]}" if near else ""
 
 

@@ -13,11 +13,8 @@ from contextlib import suppress
 from typing import Any
 
 from babeltune.machine import this_machine
-from babeltune.sweep.state.fencing import OWNER
+from babeltune.sweep.state.fencing import EXPIRY_S, OWNER
 from babeltune.sweep.state.folder import SweepFolder
-
-HEARTBEAT_TIMEOUT_S = 60.0
-"""Seconds without a heartbeat after which a driver on another machine is shown as dead."""
 
 
 def here(folder: SweepFolder) -> dict[str, str]:
@@ -41,18 +38,24 @@ def is_locked(folder: SweepFolder) -> bool:
 def heartbeat_age(owner: dict[str, Any] | None, folder: SweepFolder) -> float | None:
     """Seconds since the last heartbeat of a driver on another machine; None if there is none that may be alive.
 
-    Below −`HEARTBEAT_TIMEOUT_S` if its clock, or this machine's, was wrong: then the age does not show whether it is
-    alive."""
+    Far below 0 if its clock, or this machine's, was wrong: then the age does not show whether it is alive."""
     if not owner or owner.get("ended") or here(folder).items() <= owner.items():
         return None
     ago = time.time() - float(owner.get("beat", 0))
-    return ago if ago < HEARTBEAT_TIMEOUT_S else None
+    return ago if ago < _expiry(owner) else None
+
+
+def _expiry(owner: dict[str, Any]) -> float:
+    """Seconds without a heartbeat after which another driver may take the sweep."""
+    return float(owner.get("expiry_s", EXPIRY_S))
 
 
 def driven_elsewhere(folder: SweepFolder) -> bool:
     """Whether a driver on another machine has sent a heartbeat a moment ago."""
     owner = folder.read(OWNER)
     ago = heartbeat_age(owner, folder)
-    if ago is not None and ago < -HEARTBEAT_TIMEOUT_S:
+    if owner is None or ago is None:
+        return False
+    if ago < -_expiry(owner):
         ago = time.time() - (folder.path / OWNER).stat().st_mtime  # the store's own time of the word
-    return ago is not None and ago < HEARTBEAT_TIMEOUT_S
+    return ago < _expiry(owner)

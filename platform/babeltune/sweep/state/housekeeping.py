@@ -24,8 +24,8 @@ from pathlib import Path
 from babeltune.errors import DamagedError, SweepError
 from babeltune.files import write_json, writer_of
 from babeltune.machine import lives
-from babeltune.planning.rules import TRIAL
 from babeltune.schema.storage_location import DAY_S
+from babeltune.schema.trial_names import TRIAL
 from babeltune.storage.object_store import Entry
 from babeltune.sweep.state.folder import SweepFolder, sweep_folders
 from babeltune.sweep.state.leaderboard import Row, leaderboard

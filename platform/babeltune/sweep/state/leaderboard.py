@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from babeltune.errors import DamagedError, SpecError, SweepError, UnknownNameError, nearest
 from babeltune.evaluation.metric_names import PARAMETERS, SPEED, SPREAD
 from babeltune.schema.records import Goal, Objective, Scalar, Sweep
+from babeltune.schema.trial_names import trial_number
 from babeltune.stages import Stage
 from babeltune.sweep.state.folder import SweepFolder, condition_of, read_of_trial
 from babeltune.sweep.state.log import LEDGER, LoggedTrial, SweepLog, log_of
@@ -77,7 +78,7 @@ def trial_row(path: Path, *objectives: Objective) -> Row:
     """The leaderboard's line of the trial in this folder, with its best report by the objectives. Raises `DamagedError`
     for a trial whose ledger is lost."""
     log = log_of(path.parents[1])
-    trial = log.trials.get(int(path.name[1:]))
+    trial = log.trials.get(trial_number(path.name))
     if trial is None or trial.params is None:
         raise DamagedError(_lost(path.parents[1], path.name))
     return _row(path.parents[1], trial, objectives)

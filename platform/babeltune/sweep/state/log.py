@@ -14,6 +14,7 @@ from pydantic import Field, TypeAdapter
 
 from babeltune.files import LineCursor
 from babeltune.schema.records import Report, Scalar
+from babeltune.schema.trial_names import trial_name
 from babeltune.sweep.state.messages import (
     ENDED,
     ENDS,
@@ -59,7 +60,7 @@ class LoggedTrial:
 
     @property
     def name(self) -> str:
-        return f"t{self.number:04d}"
+        return trial_name(self.number)
 
     @property
     def reports(self) -> list[Report]:

@@ -26,6 +26,7 @@ from babeltune.planning.recorded import NEUTRAL, NOT_DECIDING, sweep_from, sweep
 from babeltune.planning.rules import kind_of
 from babeltune.schema.base import from_plain
 from babeltune.schema.records import Sweep
+from babeltune.schema.trial_names import trial_name, trial_number
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.ledger import append_event
 from babeltune.sweep.state.log import LEDGER, log_of
@@ -107,7 +108,7 @@ def check_unchanged(
     spec = sweep if of_spec else None
     new_facts = {**recorded, **facts, **({"spec": sweep_id(spec)} if spec is not None else {})}
     ended = {number for number, trial in log_of(folder.path).trials.items() if trial.end is not None}
-    begun = sorted(ended | {int(path.name[1:]) for path in folder.trials() if _trained(path)})
+    begun = sorted(ended | {trial_number(path.name) for path in folder.trials() if _trained(path)})
     accepted: Accepted = {
         "changes": [plain(change) for change in changed],
         "begun": begun,
@@ -172,7 +173,7 @@ def accepted_lines(folder: SweepFolder) -> Iterator[str]:
     for index, entry in enumerate(folder.accepted(), start=2):
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry["time"]))
         changes = "; ".join(str(from_plain(Change, change)) for change in entry["changes"])
-        across = ", ".join(f"t{number:04d}" for number in entry["unfinished"])
+        across = ", ".join(map(trial_name, entry["unfinished"]))
         yield (
             f"mixed conditions: {index} since {when}, accepted: {changes}; {plural(len(entry['begun']), 'trial')} "
             "began before" + (f"; {across} had not ended and kept their settings and data" if across else "")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from babeltune.errors import BabeltuneError, SweepError
 from babeltune.files import aside, plain, write_json
 from babeltune.schema.records import with_fitted
+from babeltune.schema.trial_names import trial_number
 from babeltune.sweep.state.ledger import Ledger
 from babeltune.sweep.state.log import LEDGER, log_of
 
@@ -58,9 +59,8 @@ def damage(path: Path) -> str:
 def rebuilt(folder: SweepFolder, name: str) -> JsonObject | None:
     """The content of the file of that name, relative to the sweep's folder; None if no other record has it."""
     place, _, file = name.rpartition("/")
-    number = place.rpartition("/")[2].removeprefix("t")
     if file == "trial.json":
-        return _trial(folder, int(number))
+        return _trial(folder, trial_number(place.rpartition("/")[2]))
     if file == "state.json":
         return {"state": "finished" if _is_complete(folder) else "interrupted"}
     if file == "rates.json":

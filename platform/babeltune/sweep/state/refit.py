@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from babeltune.errors import SpecError, SweepError, plural
-from babeltune.planning.rules import TRIAL, kind_of
+from babeltune.planning.rules import kind_of
 from babeltune.schema.records import Halving, Parameter, PlainSampler, Scalar, Sweep, Training
+from babeltune.schema.trial_names import TRIAL
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.leaderboard import Row, leaderboard
 from babeltune.sweep.state.seed_summary import seed_groups
