@@ -25,6 +25,7 @@ from babeltune.sweep.state.housekeeping import why_removed
 from babeltune.sweep.state.leaderboard import leaderboard, trial_row, winner
 from babeltune.sweep.state.messages import scores_of
 from babeltune.sweep.state.rebuild import damage
+from babeltune.tracking.mlflow_client import REPORT, SWEEP, TRIAL
 from babeltune.training.build import load_weights, make_student_and_method
 from babeltune.training.checkpoint import best_report, checkpoint_folder, load_checkpoint, read_reports
 
@@ -207,9 +208,9 @@ def selection_of(candidate: Candidate) -> Selection | None:
 def lineage(candidate: Candidate) -> dict[str, str]:
     """The tags that say which checkpoint a version is."""
     return {
-        "babeltune.sweep": candidate.folder.id,
-        "babeltune.trial": candidate.name,
-        "babeltune.report": str(candidate.report.index),
+        SWEEP: candidate.folder.id,
+        TRIAL: candidate.name,
+        REPORT: str(candidate.report.index),
         **({MEMBERS: " ".join(candidate.members)} if candidate.members else {}),
         **({"babeltune.start": start} if (start := start_name(candidate.trial.student)) else {}),
     }

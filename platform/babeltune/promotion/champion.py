@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from babeltune.data.starts import keep_start, start_name
 from babeltune.promotion.candidate import MEMBERS, Candidate, lineage, registered_name
 from babeltune.schema.cluster import Cluster
+from babeltune.tracking.mlflow_client import TESTS
 
 if TYPE_CHECKING:
     from babeltune.tracking.registry import Registered
@@ -48,7 +49,7 @@ def is_same(version: Registered, candidate: Candidate) -> bool:
 
 def unfiltered(version: Registered, candidate: Candidate, who: str) -> list[str]:
     """Sealed tests whose sentences were not kept out of a registered model's training text, as far as its tags tell."""
-    kept_out = version.tags.get("babeltune.tests", "")
+    kept_out = version.tags.get(TESTS, "")
     names = [name for name, digest in candidate.prepared.digests.items() if name.startswith("test/")]
     strange = [name for name in names if candidate.prepared.digests[name] not in kept_out]
     if not strange:

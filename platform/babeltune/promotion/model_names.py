@@ -10,6 +10,7 @@ from babeltune.promotion.candidate import Candidate, find_candidate
 from babeltune.promotion.onnx_graph import is_graph
 from babeltune.schema.cluster import Cluster
 from babeltune.schema.trial_names import is_trial_of_sweep
+from babeltune.tracking.mlflow_client import SWEEP
 
 
 def model_folder(model: str, cluster: Cluster, *, setting: str = "model") -> str:
@@ -44,7 +45,7 @@ def sweep_of(model: str, trial: Candidate | None, cluster: Cluster) -> str:
 
         name, _, alias = model.removeprefix("models:/").partition("@")
         version = champion_of(cluster.mlflow, name, alias)
-    sweep = trial.folder.id if trial is not None else version and version.tags.get("babeltune.sweep")
+    sweep = trial.folder.id if trial is not None else version and version.tags.get(SWEEP)
     if not sweep:
         raise SpecError(f"{model!r} is no trial and no registered model; name the sweep that counts: --sweep SWEEP")
     return str(sweep)

@@ -35,6 +35,7 @@ from babeltune.sweep.state.folder import SweepFolder, find_run, find_sweep
 from babeltune.sweep.state.leaderboard import leaderboard
 from babeltune.sweep.sync.notify import notify
 from babeltune.sweep.sync.view import StorageView
+from babeltune.tracking.mlflow_client import TESTS
 
 ALIAS = re.compile(r"(?!(latest|v\d+)\Z)[\w-]{1,255}", re.IGNORECASE)
 """The pattern of an alias in MLflow."""
@@ -233,7 +234,7 @@ def register_model(
     tags = {
         **lineage(candidate),
         **({} if model is None else {MODEL: model}),
-        "babeltune.tests": " ".join(digest for of, digest in digests.items() if of.startswith("test/")),
+        TESTS: " ".join(digest for of, digest in digests.items() if of.startswith("test/")),
         SEALED: " ".join(dict.fromkeys(task.name for task in candidate.sweep.data.test)) or "none",
         "babeltune.data": candidate.prepared.digest,
         **{f"metric.{k}": f"{v:.4f}" for k, v in {**decision.dev, **decision.test}.items() if k.count("/") == 2},

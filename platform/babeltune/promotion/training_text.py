@@ -14,6 +14,7 @@ from babeltune.errors import BabeltuneError
 from babeltune.promotion.candidate import Candidate
 from babeltune.sweep.state.folder import find_sweep
 from babeltune.sweep.sync.view import StorageView
+from babeltune.tracking.mlflow_client import SWEEP
 
 
 def trained_on(
@@ -47,7 +48,7 @@ def _of_registered(view: StorageView, folder: Path) -> Prepared | None:
 
     try:
         version = version_in(view.cluster.mlflow, folder)
-        if version is None or not (sweep := version.tags.get("babeltune.sweep")):
+        if version is None or not (sweep := version.tags.get(SWEEP)):
             return None
         prepared = read_prepared(find_sweep(view.folder, sweep).prepared)
         view.bring_data(prepared)

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 SWEEP, TRIAL, ROLE = "babeltune.sweep", "babeltune.trial", "babeltune.role"
-"""The tags that a run is found by: the sweep's name, the trial's, such as `t0003`, and `sweep` or `trial`."""
-
+"""The tags that a run is found by: the sweep's id, the trial's name, such as `t0003`, and `sweep` or `trial`."""
+REPORT, TESTS = "babeltune.report", "babeltune.tests"
+"""The tags of the chosen report's number, and of the digests of the sealed sets that a version's training left out."""
 STEP_UNIT = "step_unit"
 """The tag of a run whose metrics count steps in another unit than optimizer steps: `pairs`, or `compute ms`."""
 NOTE = "mlflow.note.content"

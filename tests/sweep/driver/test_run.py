@@ -265,9 +265,9 @@ def test_resume_makes_again_what_is_said_to_be_made_again(copied):
     for place in (folder.path, folder.trial(0)):
         for name in MADE_AGAIN:
             (place / name).unlink(missing_ok=True)
-    assert not folder.is_whole()
+    assert not folder.has_all_trials(sweep)
     assert submit(sweep, cluster).state() == "finished"
-    assert folder.is_whole()
+    assert folder.has_all_trials(sweep)
     assert rows() == before
 
 

@@ -40,7 +40,7 @@ from babeltune.tracking import events
 from babeltune.tracking.checkpoint_models import CheckpointModel
 from babeltune.tracking.events import Event, Status
 from babeltune.tracking.metric_choice import MetricChoice, best_name
-from babeltune.tracking.mlflow_client import NOTE, SWEEP, TRIAL
+from babeltune.tracking.mlflow_client import NOTE, REPORT, SWEEP, TRIAL
 from babeltune.tracking.tracker import Tracker
 from babeltune.training.checkpoint import best_report, read_report, read_reports
 
@@ -295,7 +295,7 @@ class MlflowReader:
             dimension=self._dimension(trial) or -1,
             note=f"The best checkpoint of trial `{name}`, report {best}. Its weights are in the sweep's storage: "
             f"`{key}`. `babeltune promote {name}` makes a model of it that others can load.",
-            tags={SWEEP: self._folder.id, TRIAL: place.name, "babeltune.report": str(best)},
+            tags={SWEEP: self._folder.id, TRIAL: place.name, REPORT: str(best)},
             params={"method": trial.method, **trial.params, **trial.fitted},
             scores={best_name(self._aim): report["metrics"][self._aim], **choice.of(scores)},
             digests=self._digests("dev/"),

@@ -115,8 +115,7 @@ def submit(
 
 def _is_done(folder: SweepFolder, sweep: Sweep) -> bool:
     """Whether the sweep has all of its trials."""
-    ended = log_of(folder.path).ended
-    return folder.state() == "finished" and ended >= sweep.budget.trials and folder.is_whole()
+    return folder.state() == "finished" and folder.has_all_trials(sweep)
 
 
 def _make(folder: SweepFolder, cluster: Cluster) -> None:

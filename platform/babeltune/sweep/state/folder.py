@@ -92,9 +92,10 @@ class SweepFolder:
         parent = self.path / "trials"
         return sorted(parent.glob("t[0-9]*")) if parent.exists() else []
 
-    def is_whole(self) -> bool:
-        """Whether what a finished sweep has made is there."""
-        return all(self.read(name) is not None for name in NEEDED)
+    def has_all_trials(self, sweep: Sweep) -> bool:
+        """Whether all trials have ended, and what a finished sweep has made is there."""
+        ended = log_of(self.path).ended
+        return ended >= sweep.budget.trials and all(self.read(name) is not None for name in NEEDED)
 
     def read(self, name: str) -> dict[str, Any] | None:
         """The JSON object in the file of that name, relative to the folder; what other records have of it if it is

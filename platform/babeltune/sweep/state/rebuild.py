@@ -139,5 +139,5 @@ def _rates(folder: SweepFolder) -> JsonObject | None:
 
 def _is_complete(folder: SweepFolder) -> bool:
     with suppress(SweepError):
-        return folder.is_whole() and log_of(folder.path).ended >= folder.sweep().budget.trials
+        return folder.has_all_trials(folder.sweep())
     return False
