@@ -20,6 +20,7 @@ from babeltune.schema.cluster import read_cluster
 from benchmarks.tables.chen_losses import CHEN_LONGER, CHEN_LOSSES
 from benchmarks.tables.compare import disagreements
 from benchmarks.tables.definition import Record, Table
+from benchmarks.tables.departures import DEPARTURES
 from benchmarks.tables.li_depth import LI_DEPTH
 from benchmarks.tables.mao_dims import MAO_DIMS, MAO_DIMS_LONGER
 from benchmarks.tables.mao_shapes import MAO_SHAPES, MAO_SHAPES_LONGER
@@ -46,6 +47,7 @@ TABLES = {
     for table in (
         CHEN_LONGER,
         CHEN_LOSSES,
+        *DEPARTURES,
         LI_DEPTH,
         MAO_DIMS,
         MAO_DIMS_LONGER,

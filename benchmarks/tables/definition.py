@@ -34,6 +34,12 @@ class Row:
     """Setting -> the values of others under which alone it exists; rows of the same sweep leave it out."""
     changes: tuple[str, ...] = ()
     """Words of `--set`, for what is no searched setting. Rows with the same words share a sweep."""
+    rate: float | None = None
+    """The learning rate, if it is what the row is about. None: the best of the table's."""
+
+    def rates(self, searched: tuple[float, ...]) -> tuple[float, ...]:
+        """The learning rates that are tried, of those that the table searches."""
+        return searched if self.rate is None else (self.rate,)
 
 
 @dataclass(frozen=True, kw_only=True)

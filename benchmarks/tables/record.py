@@ -146,11 +146,11 @@ def at_equal_rates(claim: Claim, metric: str, rows: Sequence[Trained]) -> list[f
 
     There are two values: both rows at the rate of the one, and both at that of the other, where both finished.
 
-    Empty if their own learning rates are the same, for another kind of metric than the objective's, and for the
-    untrained student."""
+    Empty if their own learning rates are the same, or what is compared, for another kind of metric than the
+    objective's, and for the untrained student."""
     by_name = {row.row.name: row for row in rows}
     better, worse = by_name.get(claim.better), by_name.get(claim.worse)
-    if better is None or worse is None or better.rate == worse.rate:
+    if better is None or worse is None or better.rate == worse.rate or better.row.rate or worse.row.rate:
         return []
     if better.objective.rpartition("/")[2] != metric.rpartition("/")[2]:
         return []

@@ -124,8 +124,8 @@ def planned(table: Table) -> list[tuple[str, list[str]]]:
     """The sweep file and the words of `--set` of each sweep, as if the first rate were chosen for every row."""
     found = []
     for group, rows in enumerate(table.groups()):
-        first = {row.name: table.rates[0] for row in rows}
-        rates = {row.name: table.rates for row in rows}
+        rates = {row.name: row.rates(table.rates) for row in rows}
+        first = {name: some[0] for name, some in rates.items()}
         for kind, points in (("rates", search_points(rows, rates)), ("seeds", seed_points(table, rows, first))):
             found.append((table.sweep, assignments(table, group, rows, points, kind)))
     return found
@@ -201,7 +201,7 @@ def _search(
 
     A row whose best rate is at an edge is searched beyond it, `FURTHER` times at most."""
     found: dict[str, dict[float, float | None]] = {row.name: {} for row in rows}
-    left: dict[str, Sequence[float]] = {row.name: table.rates for row in rows}
+    left: dict[str, Sequence[float]] = {row.name: row.rates(table.rates) for row in rows}
     searches: list[str] = []
     for more in range(1 + FURTHER):
         some = [row for row in rows if left[row.name]]

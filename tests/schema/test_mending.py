@@ -89,7 +89,7 @@ def test_an_overlay_is_offered_for_an_overlay_and_no_sweep_file(tmp_path, monkey
             with pytest.raises(SpecError, match=f"no file '{name}'") as caught:
                 find_file(name, kind)
             assert (f"did you mean '{near}'" in str(caught.value)) == (kind == "sweep" or (name, near) in overlays)
-    for kind, first in (("overlay", "shipped: search_spaces/baselines/laser2.yaml"), ("cluster", "shipped: clusters/")):
+    for kind, first in (("overlay", "shipped: search_spaces/baselines/chen.yaml"), ("cluster", "shipped: clusters/")):
         with pytest.raises(SpecError, match=f"no file 'nofile.yaml'; {first}"):
             find_file("nofile.yaml", kind)
 

@@ -234,9 +234,22 @@ def open_model(folder: str) -> SentenceTransformer:
                 local_files_only=True,
                 model_kwargs={"dtype": torch.float32, "use_safetensors": True},
             )
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+        reason = _missing_package(folder) or _first_line(error)
         raise TeacherError(f"{folder!r} cannot be loaded as a sentence-transformers model: {reason}") from error
+
+
+def _missing_package(folder: str) -> str:
+    """The line that names the package that the model's tokenizer lacks; empty if that is not the fault."""
+    from transformers import AutoTokenizer
+
+    try:  # the error of the whole model hides this one
+        AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except ImportError as error:
+        return _first_line(error)
+    except (OSError, ValueError, KeyError):
+        return ""
+    return ""
 
 
 def pooling_of(settings: Mapping[str, object]) -> Pooling:
