@@ -77,7 +77,7 @@ def make_adapter(
     trials = [trial_of(model, view.folder) for model in (old, new)]
     sweep = sweep_of(new, trials[1], cluster) if sweep is None else find_sweep(view.folder, sweep).id
     prepared = read_prepared(find_sweep(view.folder, sweep).prepared)
-    view.bring_data(prepared)
+    view.download_stores(prepared)
     tasks = [task for task in dev_texts(prepared) if task.kind == "bitext" and task.right_model == "student"]
     if not tasks:
         raise SpecError(f"sweep {sweep} has no bitext dev set, and an adapter is judged by one; name another: --sweep")

@@ -125,7 +125,7 @@ def export_model(candidate: Candidate, folder: Path, *, untrained: bool = False)
 @contextmanager
 def exported(candidate: Candidate, view: StorageView, drafts: Path | None = None) -> Iterator[Path]:
     """A folder with the candidate's checkpoint as a model, which is brought here and exported for the block alone."""
-    view.bring(candidate.folder, candidate.trial.number, candidate.report.index, candidate.prepared)
+    view.download_checkpoint(candidate.folder, candidate.trial.number, candidate.report.index, candidate.prepared)
     with draft_folder(f"{candidate.name}-{candidate.folder.id}", drafts) as draft:
         export_model(candidate, draft / "model")
         yield draft / "model"

@@ -122,7 +122,7 @@ def chosen(
             name = f"{folder.id}/{row.name}"
     members = members_of(folder, soup) if soup is not None else [replace(find_candidate(name, storage), preferred=aim)]
     for member in members:
-        view.bring(member.folder, member.trial.number, member.report.index, member.prepared)
+        view.download_checkpoint(member.folder, member.trial.number, member.report.index, member.prepared)
     if soup is None:
         return members[0], ()
     candidate, why = best_or_average(members)
@@ -182,7 +182,7 @@ def decided(
         write_whole(draft / "model" / "README.md", card.encode(), durable=True)
         write_profile(draft / "model", candidate.prepared)
         replace_folder(draft / "model", final)
-    view.keep(final)
+    view.upload_folder(final)
     if out is not None:
         hand_over(final, out)
         decision = replace(decision, folder=str(out))

@@ -149,5 +149,5 @@ def _sweep_of(name: str, view: StorageView) -> tuple[SweepFolder, Sweep, Prepare
     if number is not None:
         raise SpecError(f"{name!r} is one trial; name its sweep, {folder.id}, whose sets are to be scored")
     prepared = read_prepared(folder.prepared)
-    view.bring_data(prepared)
+    view.download_stores(prepared)
     return folder, folder.sweep(), prepared

@@ -77,7 +77,7 @@ class Reporter(Protocol):
         """Whether a stop was requested since the last report. Rank 0 asks about once a second of progress."""
         return False
 
-    def kept(self) -> None:
+    def checkpoint_saved(self) -> None:
         """Called on rank 0 after it wrote a checkpoint between two reports."""
         return
 
@@ -219,7 +219,7 @@ class TrialTrainer:
         if self.ranks.rank or minutes is None or time.monotonic() - self.kept < 60 * minutes:
             return
         self.save_interval(replace(interval, step=step, seconds=seconds))
-        self.reporter.kept()
+        self.reporter.checkpoint_saved()
         self.kept = time.monotonic()  # after it was sent, so that a slow storage leaves time to train
 
     def write(self, folder: Path, state: dict[str, Any]) -> None:

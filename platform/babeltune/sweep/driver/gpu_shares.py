@@ -24,7 +24,7 @@ from babeltune.stages import Count, Progress, size, uncounted
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.workers.tasks import with_progress
 
-LARGE = ("method", "training.global_batch", "training.chunk", "training.precision", "training.batch_parts")
+MEMORY_KEYS = ("method", "training.global_batch", "training.chunk", "training.precision", "training.batch_parts")
 """Settings that decide, beside the student's and the method's, how much memory a step takes."""
 MOST_TRIALS = 32
 """At most this many kinds of trials are measured; it takes some seconds each."""
@@ -59,7 +59,7 @@ def with_gpu_share(
 
 def trials_by_memory(sweep: Sweep) -> list[Trial]:
     """Trials of every combination of what decides their memory, ranges at either end; `MOST_TRIALS` of more."""
-    names = [name for name in sweep.parameters if name in LARGE or of_method(name) or split_name(name)[0] == "student"]
+    names = [key for key in sweep.parameters if key in MEMORY_KEYS or of_method(key) or split_name(key)[0] == "student"]
     by_settings: dict[str, Trial] = {}
     for end in (0, 1):
         for params in combinations(sweep.parameters, names, end=end):

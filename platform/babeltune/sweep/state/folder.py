@@ -28,7 +28,7 @@ from babeltune.sweep.state.log import log_of
 from babeltune.sweep.state.names import meant, name_of
 from babeltune.sweep.state.rebuild import damage, read_json, rebuilt
 
-NEEDED = ("prepared.json", "baselines.json")
+FINISHED_FILES = ("prepared.json", "baselines.json")
 """Files of a finished sweep, besides its trials."""
 NUMBERED = re.compile(r"[tT]?([0-9]{1,9})")
 """The name of a trial: `t0007`, `T7` or `7`."""
@@ -93,7 +93,7 @@ class SweepFolder:
 
     def is_whole(self) -> bool:
         """Whether what a finished sweep has made is there."""
-        return all(self.read(name) is not None for name in NEEDED)
+        return all(self.read(name) is not None for name in FINISHED_FILES)
 
     def read(self, name: str) -> dict[str, Any] | None:
         """The JSON object in the file of that name, relative to the folder; what other records have of it if it is

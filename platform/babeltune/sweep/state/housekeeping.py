@@ -48,7 +48,7 @@ MayGo = Callable[[], AbstractContextManager[bool]]
 
 
 def always() -> AbstractContextManager[bool]:
-    """For what nobody else may need."""
+    """Permission for files that nobody else can use."""
     return nullcontext(True)
 
 

@@ -162,8 +162,7 @@ def speed_words(metrics: Mapping[str, float]) -> str:
 
 
 def noise_share(row: Row, metric: str) -> float:
-    """By what share of itself the row's value has to differ from another one to be another value: 0 for all but the
-    speed, which a clock measures."""
+    """Relative tolerance for equal values: the measured speed noise, 0 for other metrics."""
     return max(SPEED_NOISE, row.metrics.get(SPREAD, 0.0)) if metric == SPEED else 0.0
 
 

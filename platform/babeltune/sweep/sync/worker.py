@@ -48,14 +48,14 @@ from babeltune.training.checkpoint import (
     stopped_folder,
 )
 
-SHORTLY = 20.0
+UPLOAD_WAIT_S = 20.0
 """Seconds that training waits for a checkpoint to be sent; later it goes on, and the next report sends both."""
-LONGER = 2.0
+LAST_UPLOAD_FACTOR = 2.0
 """The upload of a trial's last checkpoint may take this many times `storage_timeout`, so that the driver gives up first
 and logs why."""
 PROGRESS_INTERVAL_S = 15.0
 """Seconds between two notes of a trial's progress in the bucket."""
-SIGN_EVERY = 1.0
+HEARTBEAT_INTERVAL_S = 1.0
 """Seconds between two heartbeats while something is downloaded or uploaded."""
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class Reports(Protocol):
 
     def stopped(self) -> bool: ...
 
-    def kept(self) -> None: ...
+    def checkpoint_saved(self) -> None: ...
 
 
 class Sending:
@@ -81,7 +81,7 @@ class Sending:
             try:
                 with_retries(
                     lambda: push_trial(self._mirror, self._folder),
-                    LONGER * self._timeout if report.last else min(SHORTLY, self._timeout),
+                    LAST_UPLOAD_FACTOR * self._timeout if report.last else min(UPLOAD_WAIT_S, self._timeout),
                     self.stopped,
                 )
             except ObjectStoreError as error:
@@ -93,9 +93,9 @@ class Sending:
     def stopped(self) -> bool:
         return self._inner.stopped()
 
-    def kept(self) -> None:
+    def checkpoint_saved(self) -> None:
         """Sends a checkpoint between two reports. If the store is away, a later one or a report sends it."""
-        seconds = min(SHORTLY, self._timeout)
+        seconds = min(UPLOAD_WAIT_S, self._timeout)
         with suppress(ObjectStoreError):
             with_retries(lambda: push_trial(self._mirror, self._folder), seconds, self.stopped)
 
@@ -120,7 +120,7 @@ def with_retries(request: Callable[[], object], seconds: float, alive: Callable[
 
 
 def _say_now_and_then(alive: Callable[[], object], done: threading.Event) -> None:
-    while not done.wait(SIGN_EVERY):
+    while not done.wait(HEARTBEAT_INTERVAL_S):
         with suppress(Exception):  # the receiver is away; the next heartbeat may arrive
             alive()
 
@@ -136,7 +136,7 @@ def on_this_node(
     if where is None:
         raise ValueError("the assignment names no mirror")
     try:
-        mirror = Mirror(replace(where, timeout=min(SHORTLY, where.timeout)))
+        mirror = Mirror(replace(where, timeout=min(UPLOAD_WAIT_S, where.timeout)))
     except ClusterError as error:
         if not isinstance(error.__cause__, ImportError):
             raise
@@ -146,7 +146,7 @@ def on_this_node(
         mirror.fence = trial_fence(BucketLease(mirror.store, assignment.folder.split("/")[1]), assignment.token)
 
     def waiting(request: Callable[[], object]) -> None:
-        with_retries(request, LONGER * where.timeout, reports.stopped)
+        with_retries(request, LAST_UPLOAD_FACTOR * where.timeout, reports.stopped)
 
     def unfit(why: object) -> NodeError:
         return NodeError(f"cannot keep a copy of the storage in {mirror.folder} ({why}); make room there")
@@ -181,7 +181,7 @@ def on_this_node(
     finally:
         ended.set()
         if rank == 0:
-            thread.join(SHORTLY)
+            thread.join(UPLOAD_WAIT_S)
 
 
 def _note_progress(mirror: Mirror, folder: Path, ended: threading.Event) -> None:

@@ -23,11 +23,11 @@ from babeltune.sweep.workers.nodes import from_head, node_words, nodes_there, ro
 from babeltune.sweep.workers.pool_settings import PoolSettings
 from babeltune.sweep.workers.worker_groups import WorkerGroups
 
-RESPAWNS = 3
-"""Restarts of a worker group whose Ray Train run ended, without a new report in between, before it is given up."""
+MAX_RUN_RESTARTS = 3
+"""Restarts of a Ray Train run without a new report. After more, the worker group is given up."""
 TRIED = 3
 """Nodes on the blocklist after which a sweep without a working worker group ends with an error."""
-SURVEY = 5.0
+SURVEY_INTERVAL_S = 5.0
 """Seconds between two surveys of the cluster's nodes."""
 NO_ROOM_NOTICE_S = 5.0
 """Seconds without room for the first worker group before a note is logged."""
@@ -36,9 +36,9 @@ STOP_TIMEOUT_S = 120.0
 stalled after as long, at least: a new group of ranks sends nothing until it has started."""
 
 START_TIMEOUT_S = 600.0
-"""Seconds within which its process must be there and answer for the first time."""
+"""Seconds within which the dispatcher must start and answer."""
 CLOSE_TIMEOUT_S = 2.0
-"""Seconds within which it must take the news that the sweep ends in a hurry, as after a second Ctrl-C."""
+"""Seconds within which the dispatcher must accept a fast close."""
 
 
 class WorkerPool:
@@ -126,7 +126,7 @@ class WorkerPool:
             self._note(f"{trial} cannot hear that it shall stop; it goes on from its last checkpoint")
             if name not in lost:
                 self._groups.start_again(name)
-        if time.monotonic() - self._surveyed > SURVEY:
+        if time.monotonic() - self._surveyed > SURVEY_INTERVAL_S:
             self._surveyed = time.monotonic()
             self._survey()
 
@@ -145,13 +145,13 @@ class WorkerPool:
     def _start_ended(self, name: str) -> None:
         """Starts a worker group whose run ended again, or gives it up after some restarts without a new report."""
         reason, before = self._groups.why_ended(name), self._groups[name]
-        times = self.dispatcher.ask("made", name)
-        respawns = before.respawns + 1 if times == before.made else 1
+        report_count = self.dispatcher.ask("report_count", name)
+        respawns = before.respawns + 1 if report_count == before.reports_at_restart else 1
         if before.node is not None and before.node not in nodes_there():  # it went with its node
             respawns = before.respawns
-        if respawns <= RESPAWNS:
+        if respawns <= MAX_RUN_RESTARTS:
             self._note(f"worker group {name} ended ({reason}) and is started again")
-            self._groups.start_again(name, respawns=respawns, made=times)
+            self._groups.start_again(name, respawns=respawns, report_count=report_count)
             return
         words = f"worker group {name} cannot train: {reason}; see Ray's logs of its workers, then resume"
         if len(self._groups) == 1:

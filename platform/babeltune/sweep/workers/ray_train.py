@@ -31,7 +31,7 @@ from babeltune.sweep.ray_internals import (
     TrainController,
     WorkerMetricsCallback,
     WorkingDirectorySetupCallback,
-    without_barrier,
+    replace_report_barrier,
 )
 from babeltune.sweep.workers.nodes import beside, is_dead, places_of, room_for
 from babeltune.sweep.workers.pool_settings import PoolSettings
@@ -141,7 +141,7 @@ class _Controller(TrainController):  # type: ignore[misc]
 
     def __init__(self, environment: dict[str, str], **parts: object) -> None:
         os.environ.update(environment)
-        without_barrier(_NoBarrier())
+        replace_report_barrier(_NoBarrier())
         super().__init__(**parts)
 
     async def lives(self) -> bool:
@@ -150,7 +150,7 @@ class _Controller(TrainController):  # type: ignore[misc]
 
 
 class _NoBarrier:
-    """The stand-in of `without_barrier` for an actor."""
+    """The stand-in of `replace_report_barrier` for an actor."""
 
     def options(self, **_: object) -> _NoBarrier:
         return self

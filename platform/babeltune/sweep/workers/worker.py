@@ -91,19 +91,19 @@ class Reporter:
     def report(self, report: Report) -> bool:
         """Hands rank 0's report over and returns the verdict on all ranks: True means go on.
 
-        What the machine was doing is added to its points. A resumed trial may repeat its last report, which is
-        recognised by its index. It has been measured before, and MLflow has one value for each step."""
+        Adds machine metrics, unless an earlier process measured this report."""
 
         def ask() -> str:
             now = Point(step=report.step, time_ms=time.time_ns() // 1_000_000, values=self._system.read())
+            # MLflow has one value for each step, and a resumed trial may repeat its last report
             repeated = bool(report.points) and report.points[-1].time_ms < self._began_ms
             points = report.points if repeated else (*report.points, now)
             encoded = ReportMessage(self._trial, replace(report, points=points)).encode()
             group = self._place.group
-            go_on = settled(self._dispatcher.report, self._trial, report.index, report.last, encoded, group)
+            go_on = wait_for_verdict(self._dispatcher.report, self._trial, report.index, report.last, encoded, group)
             return GO_ON if go_on else ""
 
-        return asked_by_rank_0(ask, self._place) == GO_ON
+        return ask_on_rank_0(ask, self._place) == GO_ON
 
     def stopped(self) -> bool:
         """Whether the trial was asked to stop since its last report.
@@ -119,7 +119,7 @@ class Reporter:
             self._asked = time.monotonic()
         return self._reply.stopped
 
-    def kept(self) -> None:
+    def checkpoint_saved(self) -> None:
         """A checkpoint is on the disk; there is nothing more to do."""
 
 
@@ -136,14 +136,14 @@ def answer_of(call: ray.ObjectRef) -> Any:
         raise SilentDispatcherError("the sweep's dispatcher died") from error
 
 
-def settled(method: Any, *arguments: object) -> bool:
+def wait_for_verdict(method: Any, *arguments: object) -> bool:
     """The answer of a method that answers None every few seconds until it has decided."""
     while (answer := answer_of(method.remote(*arguments))) is None:
         pass
     return bool(answer)
 
 
-def asked_by_rank_0(ask: Callable[[], str], place: Place) -> str:
+def ask_on_rank_0(ask: Callable[[], str], place: Place) -> str:
     """The result of `ask` on rank 0, on every rank. If it raises `ReplacedError` there, all ranks do: none is left to
     wait for the others."""
     words, lost = "", ReplacedError("rank 0 ends: the dispatcher does not answer it, or refuses it")
@@ -241,7 +241,7 @@ def take_trials(
     group, rank, world, device = place
     while True:
         order = Order.decode(
-            asked_by_rank_0(lambda: answer_of(dispatcher.next.remote(worker_group, group)).encode(), place)
+            ask_on_rank_0(lambda: answer_of(dispatcher.next.remote(worker_group, group)).encode(), place)
         )
         if order.kind == "close":
             return
@@ -257,7 +257,9 @@ def take_trials(
                 return
             leak = process_state.leak()
             renew = bool(leak) or settings["isolation"] == "process"
-            if not settled(dispatcher.leave, worker_group, order.trial, rank, world, end.encode(), renew, group):
+            if not wait_for_verdict(
+                dispatcher.leave, worker_group, order.trial, rank, world, end.encode(), renew, group
+            ):
                 why = end.text or leak or DIED
                 raise ClusterError(f"worker group {worker_group} restarts after trial {order.trial}: {why}")
 
@@ -277,6 +279,5 @@ def _attempt(
         return TrialEnd("finished")
     if world == 1:
         raise reporter.unanswered
-    return TrialEnd(
-        "peer", text=str(reporter.unanswered)
-    )  # a dispatcher that wakes has the trial go on in new processes
+    # If the dispatcher wakes, the trial continues in new processes.
+    return TrialEnd("peer", text=str(reporter.unanswered))

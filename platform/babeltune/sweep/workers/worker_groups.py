@@ -41,8 +41,8 @@ class WorkerGroup:
     """The time since when its ranks have had no node; None while they have one."""
     respawns: int = 0
     """Restarts since its last new report."""
-    made: int = 0
-    """Reports that it had made when it was last restarted."""
+    reports_at_restart: int = 0
+    """Reports that its trials had made when it was last restarted."""
     answer: ray.ObjectRef | None = None
     """The last question to its controller, whether it lives; None: none is open."""
     unanswered: int = 0
@@ -80,11 +80,11 @@ class WorkerGroups(Mapping[str, WorkerGroup]):
         self._start(name)
         return name
 
-    def start_again(self, name: str, *, respawns: int = 0, made: int = 0) -> None:
+    def start_again(self, name: str, *, respawns: int = 0, report_count: int = 0) -> None:
         """Ends the worker group and starts it again; the dispatcher hands it its trial."""
         self.end([name])
         self._start(name)
-        self._there[name].respawns, self._there[name].made = respawns, made
+        self._there[name].respawns, self._there[name].reports_at_restart = respawns, report_count
 
     def _start(self, name: str) -> None:
         """A Ray Train run of the worker group's ranks. Its controller takes 115 MB, so it is where ranks may be, and
