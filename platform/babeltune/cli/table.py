@@ -77,13 +77,13 @@ class Column:
         missing = " " * (self.width - cell_len(text))
         return missing + text if self.right else text + missing
 
-    def shortened(self) -> Column:
+    def with_cut_title(self) -> Column:
         """The column with the end of its title, so that the table gets narrower."""
         width = max(SHORTEST_TITLE, *map(cell_len, self.cells))
         title = self.title if len(self.title) <= width else ELLIPSIS + self.title[1 - width :]
         return Column(self.key, title, self.cells, self.right)
 
-    def end(self) -> Column:
+    def with_title_end(self) -> Column:
         """The column with the last two parts of its title, such as `fra-eng/accuracy`."""
         return Column(self.key, "/".join(self.title.split("/")[-2:]), self.cells, self.right)
 
@@ -137,7 +137,7 @@ class TrialsTable:
     def _columns(self, rows: Sequence[Row]) -> list[Column]:
         """All columns that these rows have something for, in order."""
         columns = [
-            Column("trial", "trial", tuple(shortened(row.name) + (" ★" if row.front else "") for row in rows)),
+            Column("trial", "trial", tuple(cut_name(row.name) + (" ★" if row.front else "") for row in rows)),
             Column("state", "state", tuple(row.state for row in rows)),
             *self._progress_columns(rows),
         ]
@@ -176,7 +176,7 @@ def is_trial(row: Row) -> bool:
     return bool(row.reports or row.params or row.state != "finished")
 
 
-def shortened(name: str) -> str:
+def cut_name(name: str) -> str:
     """A name that fits its column. The beginning of a long one is left out, for its end tells models apart."""
     return name if len(name) <= LONGEST_NAME else ELLIPSIS + name[1 - LONGEST_NAME :]
 
@@ -189,14 +189,17 @@ def columns_that_fit(columns: Sequence[Column], width: int) -> list[Column]:
 
     shown = list(columns)
     if not fits(shown):
-        short = [column.shortened() if column.right else column for column in shown]
+        short = [column.with_cut_title() if column.right else column for column in shown]
         counts = Counter(column.title for column in short)
-        shown = [each if counts[each.title] == 1 else whole.end() for whole, each in zip(shown, short, strict=True)]
+        shown = [
+            each if counts[each.title] == 1 else whole.with_title_end()
+            for whole, each in zip(shown, short, strict=True)
+        ]
     for key in DROPPED:
         if fits(shown):
             break
         shown = [column for column in shown if column.key != key]
-    return shown if fits(shown) else [column.shortened() if column.right else column for column in shown]
+    return shown if fits(shown) else [column.with_cut_title() if column.right else column for column in shown]
 
 
 def notes_of(rows: Sequence[Row]) -> Iterator[Text]:

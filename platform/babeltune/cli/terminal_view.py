@@ -120,28 +120,33 @@ def _lines(console: Console) -> Iterator[Callable[[SweepProgress], None]]:
     import threading
 
     ended = threading.Event()
-    boards: list[SweepProgress] = []
+    watched: SweepProgress | None = None
+
+    def watch(progress: SweepProgress) -> None:
+        nonlocal watched
+        watched = progress
 
     def work() -> None:
         last, logged = ("", -1.0), 0
         while not ended.wait(0.5):
-            for progress in boards:
-                now = time.monotonic()
-                for text in progress.messages[logged:]:
-                    console.print(f"[{minutes(now - progress.started)}] {text}", markup=False, soft_wrap=True)
-                    logged += 1
-                if progress.stage != last[0] or now - last[1] >= METER_EVERY_S:
-                    last = (progress.stage, now)
-                    stage = progress.now()
-                    head = f"[{minutes(now - progress.started)}] {stage_words(stage)}"
-                    rows = leaderboard(progress.folder) if stage.name == SEARCHING else []
-                    tail = best_so_far(rows, progress.sweep) + time_left(stage, rows, stage.time)
-                    console.print(head + running_words(rows) + tail, markup=False)
+            if (progress := watched) is None:
+                continue
+            now = time.monotonic()
+            for text in progress.messages[logged:]:
+                console.print(f"[{minutes(now - progress.started)}] {text}", markup=False, soft_wrap=True)
+                logged += 1
+            if progress.stage != last[0] or now - last[1] >= METER_EVERY_S:
+                last = (progress.stage, now)
+                stage = progress.now()
+                head = f"[{minutes(now - progress.started)}] {stage_words(stage)}"
+                rows = leaderboard(progress.folder) if stage.name == SEARCHING else []
+                tail = best_so_far(rows, progress.sweep) + time_left(stage, rows, stage.time)
+                console.print(head + running_words(rows) + tail, markup=False)
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     try:
-        yield boards.append
+        yield watch
     finally:
         ended.set()
         thread.join(LAST_LINE_TIMEOUT_S)

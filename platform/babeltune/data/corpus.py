@@ -437,7 +437,7 @@ class NotedTexts:
 
 
 def pair_ids(ids: NDArray[np.int64], spans: Sequence[slice]) -> NDArray[np.integer]:
-    """[pairs, 2] the text ids of both sides; each two spans are a block's."""
+    """[pairs, 2] the text ids of both sides. `spans` alternate: a block's anchors, then its other side."""
     texts = int(ids.max()) + 1 if len(ids) else 0
     pairs = zeros((sum(span.stop - span.start for span in spans[::2]), 2), number_type(texts))
     end = 0

@@ -366,8 +366,8 @@ def _of_equal_cost(sequence: NDArray[np.intp], lengths: NDArray[np.int64]) -> li
     count = -(-len(sequence) // rows)
     cost = np.cumsum(lengths[sequence] + SENTENCE_COST)
     ends = np.searchsorted(cost, cost[-1] * np.arange(1, count) / count)
-    parts = [part for part in np.split(sequence, ends) if len(part)]
-    return [piece for part in parts for piece in np.array_split(part, -(-len(part) // SHARD_ROWS[1]))]
+    cost_groups = [group for group in np.split(sequence, ends) if len(group)]
+    return [piece for group in cost_groups for piece in np.array_split(group, -(-len(group) // SHARD_ROWS[1]))]
 
 
 def encode_shard(teacher: FrozenModel, texts_file: str, out: str, dtype: str = "<f2") -> int:

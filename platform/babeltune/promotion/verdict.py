@@ -31,11 +31,11 @@ from babeltune.promotion.fresh_scorer import FreshScorer
 from babeltune.promotion.gates import Decision, Scores, chance_of, judge
 from babeltune.promotion.sealed_test_log import record_opening
 
-UNSEALED = (
+NO_SEALED_TESTS_WARNING = (
     "warning: the sweep has no sealed tests, so no unseen text checks the choice among its trials; the model is marked "
     "so. Add `data.test`, as `babeltune init` does"
 )
-"""The refusal if the sweep's file names no sealed tests."""
+"""Warning added to the reasons if the sweep file names no sealed tests."""
 BASELINE = "baseline "
 """Begins the key of a baseline among the models that are scored; no model's name holds a blank."""
 AGAINST_BASELINE: dict[Conclusion, str] = {
@@ -78,7 +78,7 @@ def weigh(
         return replace(decision, verdict="tie", reasons=(*reasons, same, *doubts))
     if data.test:
         return _on_sealed_tests(candidate, draft, rescore, champion, decision, doubts, openings)
-    decision = replace(decision, verdict=verdict, reasons=(*reasons, UNSEALED, *doubts))
+    decision = replace(decision, verdict=verdict, reasons=(*reasons, NO_SEALED_TESTS_WARNING, *doubts))
     fit = [task for task in dev_tasks if task.name not in chosen_by]
     return decision if champion is None else contested(decision, candidate, champion, dev, fit, "dev", chosen_by)
 

@@ -85,7 +85,7 @@ class Packages:
         self, folder: Path, key: str = "", tell: Count = uncounted, listed: Mapping[str, Entry] | None = None
     ) -> bool:
         """Uploads the folder, to its own key or to another one, unless the bucket has it as it is. The manifest comes
-        last. `tell` hears of the bytes that are sent. Returns whether anything was.
+        last. Calls `tell` with the bytes sent so far and in all. Returns whether anything was sent.
 
         `listed` has the objects below the key, and may have others, if the caller has just listed them."""
         key = key or self.key(folder)

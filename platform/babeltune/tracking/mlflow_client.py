@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 SWEEP, TRIAL, ROLE = "babeltune.sweep", "babeltune.trial", "babeltune.role"
-"""The tags that a run is found by: the sweep's name, the trial's, such as `t0003`, and `sweep` or `trial`."""
+"""Tags that find a run: the sweep's id, the trial's name such as `t0003`, and the role, `sweep` or `trial`."""
 
 STEP_UNIT = "step_unit"
 """The tag of a run whose metrics count steps in another unit than optimizer steps: `pairs`, or `compute ms`."""

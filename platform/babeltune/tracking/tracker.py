@@ -304,9 +304,9 @@ class _Sender:
         if PARENT in self.runs:
             client.get_run(self.runs[PARENT])  # raises when the store has lost it
 
-    def send(self, events: Sequence[tuple[int, Event]], sent: Callable[[int], None]) -> int:
-        """Sends all, a run's metrics together; returns how many requests were refused for good. `sent` hears of each
-        event's offset once its request was made.
+    def send(self, events: Sequence[tuple[int, Event]], on_sent: Callable[[int], None]) -> int:
+        """Sends all, a run's metrics together; returns how many requests were refused for good. Calls `on_sent(offset)`
+        once an event's request was made.
 
         Raises whatever is worth another try, of all the events."""
         self.pending, self.refused = {}, 0
@@ -318,7 +318,7 @@ class _Sender:
                 self._refuse(f"not an event ({error}): {str(event)[:80]}")
                 continue
             self._send_event(event["key"], event, metrics)
-            sent(offset)
+            on_sent(offset)
         for key in list(self.pending):
             self._send_metrics(key)
         return self.refused
@@ -350,18 +350,16 @@ class _Sender:
         name = trial_name(key) if key else sweep
         if key:
             tags |= {TRIAL: name} | ({"mlflow.parentRunId": self.runs[PARENT]} if PARENT in self.runs else {})
-        found = self._found(sweep, key)
+        existing_run = self._found(sweep, key)
         unit = {STEP_UNIT: event["step_unit"]} if "step_unit" in event else {}
         first = {ROLE: tags.pop(ROLE), SWEEP: tags.pop(SWEEP), **({TRIAL: tags.pop(TRIAL)} if key else {}), **unit}
-        run = (
-            found
-            if found
-            else self.client.create_run(self.experiment_id, start_time=event["time_ms"], tags=first, run_name=name)
+        run = existing_run or self.client.create_run(
+            self.experiment_id, start_time=event["time_ms"], tags=first, run_name=name
         )
         self.runs[key] = run.info.run_id
         self._send_tags(key, tags)
         self._send_params(key, flattened(event["params"]), run.data.params)
-        if found:
+        if existing_run:
             self._try(self.client.update_run, run.info.run_id, "RUNNING", name)
 
     def _found(self, sweep: str, key: str) -> Run | None:

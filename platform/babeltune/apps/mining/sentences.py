@@ -236,8 +236,10 @@ def _check_some(path: Path, lines: Lines, wanted: str = SENTENCES) -> None:
         raise DataError(f"{path} holds nothing to encode ({why}); give UTF-8 text, or name its --encoding: {wanted}")
     refuse_broken(
         str(path),
-        (sum(lines.broken.values()), lines.read, "lines"),
+        sum(lines.broken.values()),
+        lines.read,
         lines.broken,
+        word="lines",
         rule="5% that may be; correct the file, or name its --encoding",
     )
 

@@ -184,7 +184,7 @@ def read_rows(file: str, source: Source, root: Path) -> Rows:
     first = next((f"; the first: {words}" for reason, words in rows.firsts.items() if reason in broken), "")
     quoting = "quote fields that hold the delimiter, or " if source.format in ("tsv", "csv") else ""
     rule = f"{MAX_BROKEN:.0%} that may be{first}; {quoting}correct what it is read as"
-    refuse_broken(file, (count, len(rows) + count, "rows"), broken, rule=rule)
+    refuse_broken(file, count, len(rows) + count, broken, rule=rule)
     return rows
 
 
@@ -311,7 +311,7 @@ def by_language(table: Table, tags: Sequence[str]) -> list[TableRows]:
         except DataError:  # no row is left
             odd[words] = len(places)
     rule = f"{MAX_BROKEN:.0%} that may be: they have no text in two languages; correct {list_of(tags)}"
-    refuse_broken(table.given, (odd.total(), len(rows), "rows"), odd, rule=rule)
+    refuse_broken(table.given, odd.total(), len(rows), odd, rule=rule)
     if odd:
         parts[0].left_out["no two languages"] = odd.total()
     return parts
