@@ -283,11 +283,11 @@ def wait_for_driver(folder: SweepFolder, storage: Storage, seconds: float) -> bo
     """Whether the sweep's driver has ended within this time. One that sends no heartbeat may still have the sweep."""
     from babeltune.sweep.state.stored import may_be_driven
 
-    deadline, said = time.monotonic() + seconds, False
+    deadline, was_announced = time.monotonic() + seconds, False
     while (driven := may_be_driven(storage, folder.id)) and time.monotonic() < deadline:
         folder.refresh()
-        if folder.state() == "stopped" and not said:
+        if folder.state() == "stopped" and not was_announced:
             err.print("stopped; its driver is ending Ray")
-            said = True
+            was_announced = True
         time.sleep(0.3)
     return not driven

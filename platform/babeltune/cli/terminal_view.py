@@ -36,10 +36,10 @@ def picture(progress: SweepProgress, height: int | None = None) -> RenderableTyp
 
     The table has running trials first, then the best ones, as many as fit in `height` lines."""
     rows = leaderboard(progress.folder) if (progress.folder.path / "baselines.json").exists() else []
-    gone = minutes(time.monotonic() - progress.started)
+    elapsed = minutes(time.monotonic() - progress.started)
     stage = progress.now()
-    left = time_left(stage, rows, stage.time)
-    head = Text(f"{progress.folder.id} · {stage_words(stage)} · {gone} gone{left}")
+    remaining = time_left(stage, rows, stage.time)
+    head = Text(f"{progress.folder.id} · {stage_words(stage)} · {elapsed} gone{remaining}")
     bar = bar_of(progress.done / max(progress.of, 1))
     latest = [Text(text, style="yellow") for text in (progress.latest, interruption()) if text]
     return _Screen((head, bar, *latest), TrialsTable(running_first(rows), progress.sweep, height=height))

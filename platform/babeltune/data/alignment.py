@@ -58,14 +58,14 @@ class Side:
     """[entries] whether it is the only one in its sentence."""
 
     @classmethod
-    def of(cls, found: WordsOf, texts: NDArray[np.int64]) -> Side:
+    def of(cls, word_occurrences: WordsOf, texts: NDArray[np.int64]) -> Side:
         """The words of these texts, one text for each pair."""
-        at, lengths = Ragged((np.arange(len(found.words)), found.first)).take(texts)
+        at, lengths = Ragged((np.arange(len(word_occurrences.words)), word_occurrences.first)).take(texts)
         pair = np.repeat(np.arange(len(texts)), lengths)
-        keys = pair * len(found.vocabulary) + found.words[at]
+        keys = pair * len(word_occurrences.vocabulary) + word_occurrences.words[at]
         _, places, times = np.unique(keys, return_index=True, return_counts=True)
         first = np.searchsorted(pair[places], np.arange(len(texts) + 1))
-        return cls(first, found.words[at[places]], at[places], times == 1)
+        return cls(first, word_occurrences.words[at[places]], at[places], times == 1)
 
     def only(self, mask: NDArray[np.bool_]) -> Side:
         """Without the words of the vocabulary that are not wanted."""
@@ -208,14 +208,14 @@ def word_samples(
         if settings.align == "mutual":
             chosen, scored = mutual(a.found, b.found, texts, (a.content, b.content), settings.least)
             pair, i, j = chosen.T
-            found = np.concatenate([pair[:, None], a.found.spans[i], b.found.spans[j]], axis=1)
+            word_pairs = np.concatenate([pair[:, None], a.found.spans[i], b.found.spans[j]], axis=1)
         else:
             terms = lexicon_of(lexicons, languages[pairs[0]].tolist(), (a, b))
             hits = once(a.found, a.texts, terms), once(b.found, b.texts, set().union(*terms.values()))
-            found = np.array(list(aligned_terms(hits, texts, terms)), np.int64).reshape(-1, 5)
-            scored = np.full((len(found), 2), np.inf, np.float32)
-        found[:, 0] = pairs[found[:, 0]]
-        samples.append(found)
+            word_pairs = np.array(list(aligned_terms(hits, texts, terms)), np.int64).reshape(-1, 5)
+            scored = np.full((len(word_pairs), 2), np.inf, np.float32)
+        word_pairs[:, 0] = pairs[word_pairs[:, 0]]
+        samples.append(word_pairs)
         scores.append(scored)
     together = np.concatenate(samples)
     order = np.lexsort(together.T[::-1])

@@ -161,8 +161,8 @@ def decided(
         export_model(candidate, draft / "untrained", untrained=True)
         decision = weigh(candidate, draft, rescore, champion, view.openings)
         start = start_of(candidate, cluster) if decision.test else None
-        seen = [] if start is None else unfiltered(start, candidate, "the model that it started from")
-        decision = replace(decision, reasons=(*decision.reasons, *seen, *words))
+        contamination_warnings = [] if start is None else unfiltered(start, candidate, "the model that it started from")
+        decision = replace(decision, reasons=(*decision.reasons, *contamination_warnings, *words))
         if (
             out is not None
             and champion is not None

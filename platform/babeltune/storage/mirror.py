@@ -94,14 +94,14 @@ class Mirror(Packages):
             start = max(0, size - OVERLAP)
             with path.open("rb") as file:
                 file.seek(start)
-                mine = file.read()
-            theirs = unstamped(self.store.read(key, start) or b"")[0] if entry.size >= size else b""
-            if mine and theirs.startswith(mine):
+                local_tail = file.read()
+            bucket_tail = unstamped(self.store.read(key, start) or b"")[0] if entry.size >= size else b""
+            if local_tail and bucket_tail.startswith(local_tail):
                 with path.open("ab") as file:
-                    file.write(theirs[len(mine) :])
+                    file.write(bucket_tail[len(local_tail) :])
                 os.utime(path, (entry.modified, entry.modified))
                 self._know(key, entry, version(path))
-                return theirs[len(mine) :]
+                return bucket_tail[len(local_tail) :]
         self._pull(key, entry)
         return None
 

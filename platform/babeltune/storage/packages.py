@@ -106,8 +106,8 @@ class Packages:
         names = {name: f"{key}/{name}" for name in files}
         self.store.remove(manifest_key(key))
         together(lambda name: self.store.upload(folder / name, names[name], count), files)
-        mine = {at for at in entries if at.startswith(f"{key}/")}
-        together(self.store.remove, mine - set(names.values()) - {manifest_key(key)})
+        stored_keys = {at for at in entries if at.startswith(f"{key}/")}
+        together(self.store.remove, stored_keys - set(names.values()) - {manifest_key(key)})
         self.store.write(manifest_key(key), manifest)
         return True
 
@@ -121,9 +121,9 @@ class Packages:
             return
         here = [name for name in files if (draft / name).exists()]
         sizes = {name: entries[at].size if (at := f"{key}/{name}") in entries else None for name in files.keys() - here}
-        if gone := sorted(name for name, size in sizes.items() if size != files[name]["bytes"]):
+        if lost := sorted(name for name, size in sizes.items() if size != files[name]["bytes"]):
             raise StoreError(
-                f"the storage {self.store.uri} has lost {plural(len(gone), 'file')} of {key}, such as {gone[0]}; "
+                f"the storage {self.store.uri} has lost {plural(len(lost), 'file')} of {key}, such as {lost[0]}; "
                 "`babeltune resume` makes them again"
             )
         texts = {name: (draft / name).read_bytes().decode() for name in here if files[name]["sha256"][:16] not in name}

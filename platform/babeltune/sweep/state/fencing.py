@@ -250,33 +250,33 @@ class Clock:
 
 def acquire(
     record: LeaseRecord,
-    mine: Lease,
-    gone: Callable[[Lease], bool] = lambda _: False,
+    candidate: Lease,
+    is_dead: Callable[[Lease], bool] = lambda _: False,
     clock: Clock | None = None,
     note: Callable[[str], None] = lambda _: None,
 ) -> HeldLease:
     """Takes the lease. Another driver's lease is watched for a whole expiry first, unless that one ended it.
 
-    `gone` says of a lease that its driver is known to be dead. Raises `DrivenError` if the other driver renews it, or a
-    third one takes it."""
+    `is_dead` says of a lease that its driver is known to be dead. Raises `DrivenError` if the other driver renews it,
+    or a third one takes it."""
     clock = clock or Clock()
     lease, version = record.read()
-    if lease is not None and not lease.ended and not gone(lease):
+    if lease is not None and not lease.ended and not is_dead(lease):
         lease, version = _watched(record, lease, version, clock, note)
     token = (record.least_token() if lease is None else lease.token) + 1
     begun = clock.now()
     now = time.time()
-    ours = replace(mine, token=token, beat=now, taken=now)
-    written = record.swap(ours, version, taken=True)
-    if written is None:
-        holder, written = record.read()
+    ours = replace(candidate, token=token, beat=now, taken=now)
+    new_version = record.swap(ours, version, taken=True)
+    if new_version is None:
+        holder, new_version = record.read()
         if holder is not None and lease is not None and holder.session == lease.session and not holder.ended:
             raise _driven(record, holder, clock.now() - begun)  # it renewed after the last look
         if holder is None or holder.session != ours.session:
             host = holder.host if holder else "another machine"
             raise DrivenError(f"sweep {record.sweep} was begun at the same moment by {host}")
-    assert written is not None
-    return HeldLease(record, ours, written, begun, clock.now, lease)
+    assert new_version is not None
+    return HeldLease(record, ours, new_version, begun, clock.now, lease)
 
 
 def _watched(
@@ -360,13 +360,13 @@ class FileLease:
             os.close(handle)
 
     def _lock(self, handle: int, kind: int) -> None:
-        left = LOCK_TIMEOUT_S
+        seconds_left = LOCK_TIMEOUT_S
         while True:
             try:
                 fcntl.flock(handle, kind | fcntl.LOCK_NB)
                 return
             except BlockingIOError:
-                if left <= 0:
+                if seconds_left <= 0:
                     raise DrivenError(
                         f"sweep {self.sweep} is being written by another process, which may be stopped; end it, then "
                         f"`babeltune resume {self.sweep}`"
@@ -375,7 +375,7 @@ class FileLease:
                 if error.errno in LOCKLESS:
                     return
                 raise
-            left -= 0.05
+            seconds_left -= 0.05
             self._wait(0.05)
 
 

@@ -204,10 +204,10 @@ class WorkerPool:
         if nowhere and not self._nowhere:
             self._note("no node holds a worker group any more; waiting for one")
         self._nowhere = nowhere
-        gone = lost[: max(0, len(self._groups) - max(1, self._held(self._settings.least)))]
+        groups_to_remove = lost[: max(0, len(self._groups) - max(1, self._held(self._settings.least)))]
         if ranks and self._is_full():  # others have what is left, and shall have the trials
-            gone += [name for name in lost if name in holding and name not in gone]
-        for name in gone:
+            groups_to_remove += [name for name in lost if name in holding and name not in groups_to_remove]
+        for name in groups_to_remove:
             self._leave_out(name, f"worker group {name} has lost its node")
         for name, count in ranks.items():
             if count < self._settings.workers and room_for(self._settings.resources):

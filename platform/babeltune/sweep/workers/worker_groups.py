@@ -167,7 +167,7 @@ class WorkerGroups(Mapping[str, WorkerGroup]):
     def free_ended(self) -> bool:
         """Frees what ended worker groups hold; False if that is nothing. A controller that has outlived the raylet of
         its node may ask for room again."""
-        held = groups_of(self._ended) if self._ended else []
-        for placement in held:
+        placement_groups = groups_of(self._ended) if self._ended else []
+        for placement in placement_groups:
             remove_placement_group(PlacementGroup(placement_group_id(placement.placement_group_id)))
-        return bool(held)
+        return bool(placement_groups)
