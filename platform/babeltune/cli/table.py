@@ -111,8 +111,8 @@ class TrialsTable:
             notes = _note_lines(notes[:MOST_NOTES], most, console, options.max_width)
             shown = shown[: max(1, self.height - 2 - len(notes))]
         yield from self._table(shown, options.max_width)
-        if (left := len(self.rows) - len(shown)) > 0:
-            yield Text(f"{ELLIPSIS} and {left} more", style="dim")
+        if (hidden := len(self.rows) - len(shown)) > 0:
+            yield Text(f"{ELLIPSIS} and {hidden} more", style="dim")
         yield from notes
 
     def _table(self, rows: Sequence[Row], width: int) -> Iterator[Segment]:
@@ -121,17 +121,17 @@ class TrialsTable:
         names = short_names([*dict.fromkeys(name for row in rows for name in row.settings)])
         needed = max((len(settings_words(row.settings, names=names)) for row in rows), default=0)
         columns = columns_that_fit(self._columns(rows), width - min(needed, width // SETTINGS_SHARE))
-        left = width - sum(column.width + GAP for column in columns)
-        if max((len(settings_words(row.settings)) for row in rows), default=0) <= left:
+        room = width - sum(column.width + GAP for column in columns)
+        if max((len(settings_words(row.settings)) for row in rows), default=0) <= room:
             names = {}
         gap = " " * GAP
         yield Segment("".join(column.padded(column.title) + gap for column in columns) + "settings\n", BOLD)
         padded = [[column.padded(cell) for cell in column.cells] for column in columns]
         for row, (trial, state, *others) in zip(rows, zip(*padded, strict=True), strict=True):
-            words = settings_words(row.settings, max(1, left), names)
+            words = settings_words(row.settings, max(1, room), names)
             yield Segment(trial + gap)
             yield Segment(state + gap, Style.parse(COLORS[row.state]) if row.state in COLORS else None)
-            cut = set_cell_size(words, left) if cell_len(words) > left else words
+            cut = set_cell_size(words, room) if cell_len(words) > room else words
             yield Segment("".join(cell + gap for cell in others) + cut + "\n")
 
     def _columns(self, rows: Sequence[Row]) -> list[Column]:

@@ -431,8 +431,8 @@ class NotedTexts:
         of_language: dict[str, list[int]] = {}
         for place, (_, language) in enumerate(self._noted):
             of_language.setdefault(language, []).append(place)
-        for language, own in of_language.items():
-            hashes[own] = text_hashes(Texts.of([self._noted[place][0] for place in own]), language)
+        for language, members in of_language.items():
+            hashes[members] = text_hashes(Texts.of([self._noted[place][0] for place in members]), language)
         return hashes
 
 

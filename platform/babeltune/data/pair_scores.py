@@ -39,7 +39,7 @@ THRESHOLDS = (
 )
 """Fields of `Sampling`. The first word says whether a score must reach the threshold or may not exceed it."""
 WORD_THRESHOLDS = ("least_word_cosine", "least_word_pairs")
-"""Those of words, in the order of a word's scores."""
+"""Thresholds of words, in the order of a word's scores."""
 NEIGHBOURS = 4
 """Nearest neighbours of a margin, as in Artetxe and Schwenk 2019."""
 POOL = 16_384

@@ -81,10 +81,10 @@ def find_candidate(name: str | None, storage: Path, *, weights: bool = True) -> 
             "shows those that have reported"
         )
     if weights and (rule := why_removed(place)) is not None:
-        left = [path.name for path in folder.trials() if why_removed(path) is None and read_reports(path)]
+        promotable = [path.name for path in folder.trials() if why_removed(path) is None and read_reports(path)]
         raise SweepError(
             f"{folder.id}/{place.name} has its scores only: its checkpoint was removed (`{rule}`); name a trial that "
-            f"has its own ({', '.join(left[:6]) or 'none has'}), or train these settings again with "
+            f"has its own ({', '.join(promotable[:6]) or 'none has'}), or train these settings again with "
             f"`babeltune refit {folder.id}`"
         )
     sweep = replace(folder.sweep_of(number), promotion=sweep.promotion)

@@ -82,7 +82,7 @@ def _xsim_errors(task: IdTask, matches: Matches) -> dict[str, list[float]]:
         "forward": (matches, task.right[: len(task.left)] if in_text else None),
         "backward": (matches.turned(), task.left if in_text else None),
     }
-    return {way: bitext.xsim_errors(found, texts, task.margin).tolist() for way, (found, texts) in ways.items()}
+    return {way: bitext.xsim_errors(each, texts, task.margin).tolist() for way, (each, texts) in ways.items()}
 
 
 def cell_name(task: IdTask | TextTask, prefix: str, metric: str | None = None) -> str:

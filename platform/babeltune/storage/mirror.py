@@ -38,14 +38,14 @@ class Mirror(Packages):
 
     def waits(self, path: Path) -> bool:
         """Whether the file has changes that the bucket does not have."""
-        record = self._known(self.key(path))
+        record = self._record_of(self.key(path))
         return record is None or record["file"] != version(path)
 
     def push(self, path: Path) -> bool:
         """Uploads the file if it has changed since the bucket had it."""
         try:
             key, now = self.key(path), version(path)
-            record = self._known(key)
+            record = self._record_of(key)
             if record is not None and record["file"] == now:
                 return False
             data = path.read_bytes()
@@ -112,7 +112,7 @@ class Mirror(Packages):
         )
 
     def _stale(self, key: str, tag: str) -> bool:
-        path, record = self.path(key), self._known(key)
+        path, record = self.path(key), self._record_of(key)
         if not path.exists():
             return True
         return record is not None and record["tag"] != tag and record["file"] == version(path)
@@ -147,7 +147,7 @@ class Mirror(Packages):
         (self.folder / ".synced" / f"{prefix}.json").unlink(missing_ok=True)
         shutil.rmtree(self.folder / ".synced" / prefix, ignore_errors=True)
 
-    def _known(self, key: str) -> dict[str, Any] | None:
+    def _record_of(self, key: str) -> dict[str, Any] | None:
         if key not in self._versions:
             try:
                 self._versions[key] = json.loads((self.folder / ".synced" / f"{key}.json").read_bytes())

@@ -267,7 +267,7 @@ class ObjectStore:
     def _place(self, key: str) -> str:
         return f"{self._root}/{inside(key)}"
 
-    def _tried(self, what: str, request: Callable[[], Result]) -> Result:
+    def _tried(self, action: str, request: Callable[[], Result]) -> Result:
         """The request's result. A failure that is no refusal is tried again until `timeout` ends."""
         deadline = time.monotonic() + self.timeout
         for number in itertools.count():
@@ -279,7 +279,7 @@ class ObjectStore:
                 wait = pause_s(number)
                 lasts = isinstance(error, NotImplementedError) or is_local(error) or _refused(error)
                 if lasts or time.monotonic() + wait >= deadline:
-                    why = f"the storage {self.uri} cannot be {what} ({_first_line(error)})"
+                    why = f"the storage {self.uri} cannot be {action} ({_first_line(error)})"
                     raise ObjectStoreError(f"{why}; {_next_step(error)}") from error
             time.sleep(wait)
         raise AssertionError  # the count has no end

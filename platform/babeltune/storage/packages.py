@@ -167,16 +167,16 @@ class Packages:
                 if not self._altered(folder):
                     return True
                 log.warning("%s was altered: it is downloaded again", folder)
-            for left in range(TRIES, 0, -1):
+            for tries_left in range(TRIES, 0, -1):
                 manifest = self.store.read(manifest_key(key))
                 if manifest is None:
                     return False
                 fault = self._download(key, manifest, folder)
                 if fault is None:
                     return True
-                then, words = "left" if left == 1 else "again", f"{fault.name} {fault.what}"
+                then, words = "left" if tries_left == 1 else "again", f"{fault.name} {fault.what}"
                 log.warning("%s/%s is damaged (%s): %s", self.store.uri, key, words, then)
-                if left == 1:
+                if tries_left == 1:
                     self._remove_manifest(key, manifest, fault.name, folder)
         return False
 

@@ -72,11 +72,11 @@ def about_plain_http(uri: str) -> str:
     if address.scheme != "http" or is_loopback(host := address.hostname or ""):
         return ""
     credentials = read_mlflow_creds()  # from the environment, or from ~/.mlflow/credentials
-    named = {
+    secret_places = {
         "a user and a password": address.password or (credentials.username and credentials.password),
         "a token": os.environ.get("MLFLOW_TRACKING_TOKEN"),
     }
-    secrets = " and ".join(name for name, value in named.items() if value)
+    secrets = " and ".join(name for name, value in secret_places.items() if value)
     if not secrets:
         return ""
     return (

@@ -146,8 +146,8 @@ class Tracker:
             self._flushes += 1
             self._changed.notify_all()
             begun = goal - self._requested
-            while (left := end - time.monotonic()) > 0 and self._seen < goal:
-                self._changed.wait_for(lambda: self._seen >= goal, min(left, TELL_EVERY_S))
+            while (remaining := end - time.monotonic()) > 0 and self._seen < goal:
+                self._changed.wait_for(lambda: self._seen >= goal, min(remaining, TELL_EVERY_S))
                 tell(WRITING, begun - max(0, goal - self._requested), begun)
             return self._seen >= goal
 
@@ -219,7 +219,7 @@ class Tracker:
         reader = self._reader or self._reader_so_far()
         size, batch, values = self._size(), _Batch(self._cursor), 0
         for line in self._cursor.lines(self._log):
-            events = self._made(reader, line, batch)
+            events = self._events_of(reader, line, batch)
             if events is None:
                 break
             batch.end = batch.end.after(line)
@@ -248,7 +248,7 @@ class Tracker:
         self._reader = reader
         return reader
 
-    def _made(self, reader: LogReader, line: bytes, batch: _Batch) -> Sequence[Event] | None:
+    def _events_of(self, reader: LogReader, line: bytes, batch: _Batch) -> Sequence[Event] | None:
         """The events of the line; none for one that is refused."""
         try:
             values = json.loads(line)
@@ -350,7 +350,7 @@ class _Sender:
         name = trial_name(key) if key else sweep
         if key:
             tags |= {TRIAL: name} | ({"mlflow.parentRunId": self.runs[PARENT]} if PARENT in self.runs else {})
-        existing_run = self._found(sweep, key)
+        existing_run = self._existing_run(sweep, key)
         unit = {STEP_UNIT: event["step_unit"]} if "step_unit" in event else {}
         first = {ROLE: tags.pop(ROLE), SWEEP: tags.pop(SWEEP), **({TRIAL: tags.pop(TRIAL)} if key else {}), **unit}
         run = existing_run or self.client.create_run(
@@ -362,7 +362,7 @@ class _Sender:
         if existing_run:
             self._try(self.client.update_run, run.info.run_id, "RUNNING", name)
 
-    def _found(self, sweep: str, key: str) -> Run | None:
+    def _existing_run(self, sweep: str, key: str) -> Run | None:
         if key:
             return run_of_trial(self.client, self.experiment_id, sweep, key)
         which = f"tags.`{SWEEP}` = '{sweep}' and tags.`{ROLE}` = 'sweep'"
@@ -378,14 +378,14 @@ class _Sender:
         for metrics in slices(self.pending.pop(key, []), METRICS_PER_BATCH):
             self._try(self.client.log_batch, self.runs[key], metrics)
 
-    def _send_params(self, key: str, values: Mapping[str, str], known: Mapping[str, str]) -> None:
+    def _send_params(self, key: str, values: Mapping[str, str], logged: Mapping[str, str]) -> None:
         """Adds the parameters. MLflow never changes one: a value that differs from the run's becomes a tag."""
         from mlflow.entities import Param
 
-        new = [Param(name, value) for name, value in values.items() if name not in known]
+        new = [Param(name, value) for name, value in values.items() if name not in logged]
         for params in slices(new, ENTRIES_PER_BATCH):
             self._try(self.client.log_batch, self.runs[key], (), params)
-        changed = {name: value for name, value in values.items() if known.get(name, value) != value}
+        changed = {name: value for name, value in values.items() if logged.get(name, value) != value}
         if changed:
             self._send_tags(key, {"babeltune.changed_params": changed})
 

@@ -161,9 +161,9 @@ def read_columns(table: Table, wanted: Mapping[str, str]) -> list[TableRows]:
             f"or give the two files of aligned lines together{_about_header(table)}"
         )
     rows = read_rows(table.given, source_of(table, columns), _root(table))
-    left = [name for name in table.columns if name not in columns.values()]
-    if left:
-        notes.append(f"{table.given}: not used: column {', '.join(map(shortened, left[:20]))}")
+    unused = [name for name in table.columns if name not in columns.values()]
+    if unused:
+        notes.append(f"{table.given}: not used: column {', '.join(map(shortened, unused[:20]))}")
     return [usable_rows(table.given, table.layout, columns, rows, notes)]
 
 

@@ -210,9 +210,9 @@ class SweepRun:
             progress.progress("closing worker groups", progress.ended, self.sweep.budget.trials)
 
     def _pool_settings(self) -> PoolSettings:
-        cluster, left = self.cluster, max(1, self.sweep.budget.trials - self.progress.ended)
+        cluster, remaining = self.cluster, max(1, self.sweep.budget.trials - self.progress.ended)
         return PoolSettings(
-            count=left if cluster.worker_groups == "auto" else min(left, cluster.worker_groups),
+            count=remaining if cluster.worker_groups == "auto" else min(remaining, cluster.worker_groups),
             workers=cluster.workers,
             cpus_per_worker=cluster.cpus_per_worker,
             gpus_per_worker=cluster.gpus,

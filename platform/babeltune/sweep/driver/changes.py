@@ -61,10 +61,10 @@ def _as_driver(cluster: Cluster, folder: SweepFolder, event: str, facts: dict[st
         storage_refusals(folder.path),
         DriverSync(cluster, folder) as driver_sync,
         only_driver(folder),
-        ExitStack() as held,
+        ExitStack() as stack,
     ):
         if driver_sync.where is None:
-            folder = replace(folder, guard=held.enter_context(folder_lease(folder)).guard)
+            folder = replace(folder, guard=stack.enter_context(folder_lease(folder)).guard)
         take_requests(folder)
         add_event(folder, event, **facts)
         if log_of(folder.path).submissions:

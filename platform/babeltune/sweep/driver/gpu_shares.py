@@ -51,8 +51,8 @@ def with_gpu_share(
     tell(0, len(trials))
     place = (where, f"sweeps/{folder.id}/{folder.prepared.name}")
     measuring = ray.remote(with_progress).options(num_cpus=cluster.cpus_per_worker, num_gpus=cluster.gpus)
-    taken, share = follow(measuring.remote(*place, measured_share, trials, prepared), tell)
-    each = f"the first steps of a trial take {size(taken)}" if taken else "the worker has no CUDA, or no trial trains"
+    used, share = follow(measuring.remote(*place, measured_share, trials, prepared), tell)
+    each = f"the first steps of a trial take {size(used)}" if used else "the worker has no CUDA, or no trial trains"
     folder.note(f"measured: {each}; `gpus_per_worker: auto` is {share:g}")
     return replace(cluster, gpus_per_worker=share)
 
@@ -83,10 +83,10 @@ def measured_share(trials: Sequence[Trial], prepared: Prepared, tell: Count = un
     device = torch.device("cuda")
     room = torch.cuda.get_device_properties(device).total_memory
     try:
-        taken = first_steps_bytes(trials, prepared, device, tell)
+        used = first_steps_bytes(trials, prepared, device, tell)
     except torch.OutOfMemoryError:  # that trial will fail, and the others may have all of the GPU
-        taken = room
-    return taken, gpu_share(taken, room) if taken else 1.0
+        used = room
+    return used, gpu_share(used, room) if used else 1.0
 
 
 def first_steps_bytes(

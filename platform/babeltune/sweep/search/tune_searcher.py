@@ -214,8 +214,8 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
 
     def _has_more(self) -> bool:
         """Whether there are trials to start, and time for them."""
-        left = self._to_go_on() is not None or self._proposals.begun < self._budget
-        return left and not self._stop.starts_no_more()
+        has_trials = self._to_go_on() is not None or self._proposals.begun < self._budget
+        return has_trials and not self._stop.starts_no_more()
 
     def _to_go_on(self) -> int | None:
         """The first of the trials to go on with that is not paused."""

@@ -96,8 +96,8 @@ class Lease:
 
     def shares_lock(self, other: Lease) -> bool:
         """Whether both drivers use one folder of one machine, so that the folder's lock kept them apart."""
-        mine, theirs = ((each.host, each.machine, each.folder) for each in (self, other))
-        return all(mine) and mine == theirs
+        place, other_place = ((each.host, each.machine, each.folder) for each in (self, other))
+        return all(place) and place == other_place
 
 
 Version = str | None
@@ -380,11 +380,11 @@ class FileLease:
 
 
 @contextlib.contextmanager
-def written_under(record: FileLease, held: HeldLease) -> Iterator[None]:
+def written_under(record: FileLease, lease: HeldLease) -> Iterator[None]:
     """Within the block a driver writes to the sweep's folder under its lease."""
-    held.before_write()
+    lease.before_write()
     with record.locked():
-        held.check()
+        lease.check()
         yield
 
 
@@ -404,8 +404,8 @@ class FolderFence:
         with contextlib.ExitStack() as lock:
             try:
                 lock.enter_context(record.locked())
-            except DrivenError as taken:
-                raise FencedError(str(taken)) from taken
+            except DrivenError as error:
+                raise FencedError(str(error)) from error
             refuse_other_token(self.folder.name, record.read()[0], self.token)
             yield
 
@@ -420,14 +420,14 @@ def refuse_other_token(sweep: str, lease: Lease | None, token: int) -> None:
 
 
 @contextlib.contextmanager
-def renewed(held: HeldLease) -> Iterator[None]:
+def renewed(lease: HeldLease) -> Iterator[None]:
     """Renews the lease within the block, in a thread. `refuse_if_late` says what keeps the driver from going on."""
     ending = threading.Event()
 
     def work() -> None:
         while not ending.wait(RENEWAL_INTERVAL_S):
             try:
-                held.renew()
+                lease.renew()
             except OvertakenError:
                 return
             except (SweepError, ObjectStoreError, OSError):

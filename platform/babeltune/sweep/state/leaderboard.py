@@ -195,11 +195,11 @@ def exact_front(values: FloatArray) -> list[FloatArray]:
     """The rows of (trials, objectives), all to be maximized, that no other row beats: as good in all, better in one."""
     import numpy as np
 
-    left, front = np.unique(values, axis=0), []
-    while len(left):
-        best = left[left.sum(axis=1).argmax()]
+    remaining, front = np.unique(values, axis=0), []
+    while len(remaining):
+        best = remaining[remaining.sum(axis=1).argmax()]
         front.append(best)
-        left = left[(left > best).any(axis=1)]
+        remaining = remaining[(remaining > best).any(axis=1)]
     return front
 
 

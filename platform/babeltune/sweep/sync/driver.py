@@ -64,7 +64,7 @@ class DriverSync:
         self.lost: SweepError | None = None
         """Why this driver may not go on: another one has the sweep."""
         self._view = StorageView(cluster)
-        self._since, self._asked, self._clock = 0.0, 0.0, clock
+        self._since, self._looked_at, self._clock = 0.0, 0.0, clock
         self._leased: LeasedFolder | None = None
         self._sent: dict[Path, float] = {}
         self._changed, self._ending = threading.Event(), threading.Event()
@@ -232,7 +232,7 @@ class DriverSync:
     def _look_for_requests(self) -> None:
         """Sees every few seconds what anybody wants of this driver, and whether the storage answers."""
         now = time.monotonic()
-        if self.trouble is None and now - self._asked < RENEWAL_INTERVAL_S:
+        if self.trouble is None and now - self._looked_at < RENEWAL_INTERVAL_S:
             return
         if self.mirror.store.entry(f"{self._prefix}/stop") is not None:
             self.folder.stop_request.touch()
@@ -240,7 +240,7 @@ class DriverSync:
             if (data := self.mirror.store.read(key)) is not None:
                 write_below(self.mirror.path(key), data)
                 self.mirror.store.remove(key)
-        self._asked = now
+        self._looked_at = now
 
     def _stumble(self, error: Exception) -> None:
         first, self.trouble = self.trouble is None, error

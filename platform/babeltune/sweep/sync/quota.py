@@ -119,7 +119,7 @@ def refuse_over_quota(cluster: Cluster, *, over_quota: bool) -> str:
     """Words for the log about a limit that is gone over, which `over_quota` and the cluster file permit; else nothing.
 
     Raises `QuotaError` if they do not."""
-    spent = [left for left in left_of(StorageView(cluster)) if left.used >= left.limit]
+    spent = [rest for rest in left_of(StorageView(cluster)) if rest.used >= rest.limit]
     if not spent:
         return ""
     if not (over_quota and cluster.quota.over_quota):

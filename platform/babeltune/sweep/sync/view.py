@@ -219,11 +219,11 @@ class StorageView:
 
     def _pull_openings(self, mirror: Mirror) -> None:
         with locked(self.folder / OPENINGS_FILE):
-            mine = self._opened()
-            keys = set(map(_key_of, mine))
+            local_lines = self._opened()
+            keys = set(map(_key_of, local_lines))
             missing = [mirror.store.read(key) for key in mirror.store.entries(OPENINGS_FOLDER) if key not in keys]
             if missing:
-                lines = mine + [line for line in missing if line is not None]
+                lines = local_lines + [line for line in missing if line is not None]
                 whole = b"".join(line + b"\n" for line in sorted(lines, key=_time_of))
                 write_whole(self.folder / OPENINGS_FILE, whole, durable=True)
 

@@ -279,14 +279,14 @@ def _adopted(mirror: Mirror, key: str) -> tuple[bytes, Stamp]:
         entry = mirror.store.entry(at)
         data, written = unstamped(mirror.store.read(at) or b"")
         fence.check()
-        mine = Stamp(fence.token, fence.token)
+        own_stamp = Stamp(fence.token, fence.token)
         if written is not None and written.token > fence.token:
             raise FencedError(f"{at} has a later fencing token than this trial; `babeltune resume` begins it again")
         if entry is None or (written is not None and written.token == fence.token):
-            stamp = written or mine
+            stamp = written or own_stamp
             break
-        if mirror.store.write_if(at, mine.line(), entry.version) is not None:
-            data, stamp = b"", mine
+        if mirror.store.write_if(at, own_stamp.line(), entry.version) is not None:
+            data, stamp = b"", own_stamp
             break
     fence.since = stamp.since
     return data, stamp
@@ -311,22 +311,22 @@ def push_trial(mirror: Mirror, folder: Path) -> None:
     damaged here is not sent: the bucket may have it whole.
 
     Raises `FencedError` if another driver has the trial's sweep."""
-    mine = _checkpoints(folder)
-    if mirror.fence is not None and mine:
+    paths = _checkpoints(folder)
+    if mirror.fence is not None and paths:
         mirror.fence.check()
-    entries = mirror.store.entries(f"{mirror.key(folder)}/checkpoints") if mine else {}
-    names = _push_checkpoints(mirror, folder, mine, entries)
+    entries = mirror.store.entries(f"{mirror.key(folder)}/checkpoints") if paths else {}
+    names = _push_checkpoints(mirror, folder, paths, entries)
     mirror.push(folder / PROGRESS)
-    if mirror.push(folder / REPORTS) and mine:
-        _drop_older(mirror, folder, mine, names, entries)
+    if mirror.push(folder / REPORTS) and paths:
+        _drop_older(mirror, folder, paths, names, entries)
 
 
-def _push_checkpoints(mirror: Mirror, folder: Path, mine: list[Path], entries: Mapping[str, Entry]) -> set[str]:
+def _push_checkpoints(mirror: Mirror, folder: Path, paths: list[Path], entries: Mapping[str, Entry]) -> set[str]:
     """The names in the bucket of the trial's checkpoints, once all are there that are sound here."""
     prefix = f"{mirror.key(folder)}/checkpoints"
     since = mirror.fence.since if mirror.fence is not None else 0
     names, current = latest_names(prefix, entries, since), set()
-    for path in mine:
+    for path in paths:
         latest = names.get(path.name)
         if latest is None or (_sound(mirror, path) and not mirror.has_package(path, f"{prefix}/{latest}", entries)):
             latest = path.name if mirror.fence is None else f"{path.name}-{mirror.fence.token}"
@@ -348,11 +348,11 @@ def _note_upload(folder: Path, begun: float, done: int, of: int) -> None:
         write_json(folder / PROGRESS, {**progress, "stage": plain(stage)}, durable=False)
 
 
-def _drop_older(mirror: Mirror, folder: Path, mine: list[Path], names: set[str], entries: Mapping[str, Entry]) -> None:
+def _drop_older(mirror: Mirror, folder: Path, paths: list[Path], names: set[str], entries: Mapping[str, Entry]) -> None:
     """Removes checkpoints from the bucket that this trial's reports have superseded, and none that a later driver has
     sent. One that is merely not here stays: this node may have given up its copy. `entries` lists the checkpoints."""
     prefix = f"{mirror.key(folder)}/checkpoints"
-    last = max((path for path in mine if path.name.isdigit()), default=None)
+    last = max((path for path in paths if path.name.isdigit()), default=None)
     token = mirror.fence.token if mirror.fence is not None else 0
     latest, needed = (int(last.name), _needed(folder, last)) if last is not None else (0, None)
 
@@ -409,9 +409,9 @@ def _goes_further(mirror: Mirror, stopped: Path, names: Mapping[str, str]) -> bo
     """Whether the bucket's checkpoint of a stop is of a later step than this one."""
     if stopped.name not in names:
         return False
-    theirs = mirror.store.read(f"{mirror.key(stopped.parent)}/{names[stopped.name]}/state.json")
+    data = mirror.store.read(f"{mirror.key(stopped.parent)}/{names[stopped.name]}/state.json")
     with suppress(ValueError, AttributeError):
-        return theirs is not None and _place(json.loads(theirs)) > _place(read_state(stopped))
+        return data is not None and _place(json.loads(data)) > _place(read_state(stopped))
     return False
 
 

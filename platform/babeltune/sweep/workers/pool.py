@@ -139,7 +139,7 @@ class WorkerPool:
             self._bad.add(node)
             if self._groups.keys() <= broken.keys() and (len(self._bad) >= TRIED or self._room() < 1):
                 raise ClusterError(words)
-            with self._bad.held(node):
+            with self._bad.reserved(node):
                 self._leave_out(name, f"{words.splitlines()[0]}; the sweep goes on without it")
 
     def _start_ended(self, name: str) -> None:
@@ -172,7 +172,7 @@ class WorkerPool:
                 continue
             self._groups.start_again(name)
 
-    def _held(self, workers: int) -> int:
+    def _fitting(self, workers: int) -> int:
         """The number of worker groups with `workers` ranks that fit on the nodes outside the blocklist."""
         return worker_groups_held(workers, self._settings.resources, self._bad.good())
 
@@ -185,7 +185,7 @@ class WorkerPool:
         come."""
         node_names = nodes_there().keys()
         given_up = sum(node_names <= nodes for nodes in self._given_up)
-        return (self._held(self._settings.workers) or min(1, self._held(self._settings.least))) - given_up
+        return (self._fitting(self._settings.workers) or min(1, self._fitting(self._settings.least))) - given_up
 
     def _survey(self) -> None:
         """Adds worker groups on new nodes, removes those whose node is gone, and lets smaller ones grow."""
@@ -200,11 +200,11 @@ class WorkerPool:
         for name in self._groups.unresponsive([name for name in holding if name not in lost]):
             self._note(f"the controller of worker group {name} does not answer; the group is started again")
             self._groups.start_again(name)
-        nowhere = len(lost) == len(self._groups) and not self._held(self._settings.least)
+        nowhere = len(lost) == len(self._groups) and not self._fitting(self._settings.least)
         if nowhere and not self._nowhere:
             self._note("no node holds a worker group any more; waiting for one")
         self._nowhere = nowhere
-        groups_to_remove = lost[: max(0, len(self._groups) - max(1, self._held(self._settings.least)))]
+        groups_to_remove = lost[: max(0, len(self._groups) - max(1, self._fitting(self._settings.least)))]
         if ranks and self._is_full():  # others have what is left, and shall have the trials
             groups_to_remove += [name for name in lost if name in holding and name not in groups_to_remove]
         for name in groups_to_remove:

@@ -84,7 +84,7 @@ class Reporter:
     def __init__(self, dispatcher: ray.actor.ActorHandle, trial: str, place: Place) -> None:
         self._dispatcher, self._trial, self._place = dispatcher, trial, place
         self._system, self._began_ms = SystemMetrics(), time.time_ns() // 1_000_000
-        self._reply, self._asked = StopReply(stopped=False, ask_again_s=0.0), -math.inf
+        self._reply, self._asked_at = StopReply(stopped=False, ask_again_s=0.0), -math.inf
         self.unanswered: SilentDispatcherError | None = None
         """Why this rank has stopped the trial without having been asked to."""
 
@@ -111,12 +111,12 @@ class Reporter:
         Rank 0 calls it about once a second. A trial that does not is taken for one that hangs. The dispatcher says when
         it wants to be asked again. One that does not answer counts as a stop, so that all ranks leave the trial at one
         step."""
-        if time.monotonic() - self._asked >= self._reply.ask_again_s - EARLY_S:
+        if time.monotonic() - self._asked_at >= self._reply.ask_again_s - EARLY_S:
             try:
                 self._reply = answer_of(self._dispatcher.stopped.remote(self._trial, self._place.group))
             except SilentDispatcherError as error:
                 self._reply, self.unanswered = StopReply(stopped=True, ask_again_s=math.inf), error
-            self._asked = time.monotonic()
+            self._asked_at = time.monotonic()
         return self._reply.stopped
 
     def checkpoint_saved(self) -> None:
