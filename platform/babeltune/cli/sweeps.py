@@ -191,25 +191,23 @@ def pause_or_continue(
     view, folder = StorageView(cluster_of(cluster)), folder_of(sweep, cluster)
     number = find_trial(folder, trial or inside) if trial or inside else None
     log, pauses = log_of(folder.path), event == "pause"
-    subject = f"sweep {folder.id}" if number is None else f"{folder.id}/{folder.trial(number).name}"
+    title = f"sweep {folder.id}" if number is None else f"{folder.id}/{folder.trial(number).name}"
     if not may_be_driven(view.storage, folder.id):
         state, where = sweep_facts(folder).state, with_cluster(cluster)
         command, why = ("extend --trials N", "adds trials") if state == "finished" else ("resume", "goes on")
         raise SweepError(f"{folder.id} does not run, it is {state}; `babeltune {command} {folder.id}{where}` {why}")
     if number is not None and log.trials[number].end is not None:
-        raise SweepError(f"{subject} has ended: {log.trials[number].state}")
+        raise SweepError(f"{title} has ended: {log.trials[number].state}")
     if pauses == (log.sweep_paused if number is None else number in log.paused):
-        raise SweepError(f"{subject} is {'paused already' if pauses else 'not paused'}")
+        raise SweepError(f"{title} is {'paused already' if pauses else 'not paused'}")
 
     def done(now: SweepLog) -> bool:
         return pauses == (now.sweep_paused if number is None else number in now.paused)
 
     facts: dict[str, object] = {} if number is None else {"number": number}
     in_force = change(view, folder, event, facts, done, REQUEST_WAIT_S)
-    audit(view, event, subject.removeprefix("sweep "))
-    words = f"asked; the driver of {folder.id} is busy"
-    if in_force:
-        words = f"{subject} {'pauses' if pauses else 'goes on'}"
+    audit(view, event, title.removeprefix("sweep "))
+    words = f"{title} {'pauses' if pauses else 'goes on'}" if in_force else f"asked; the driver of {folder.id} is busy"
     taken_by = PauseTaken(sweep=folder.id, trial=number, taken=in_force)
     say(taken_by, as_json, lambda: out.print(words, highlight=False))
 

@@ -119,18 +119,11 @@ def live(console: Console) -> Iterator[Callable[[SweepProgress], None]]:
 def _lines(console: Console) -> Iterator[Callable[[SweepProgress], None]]:
     import threading
 
-    ended = threading.Event()
-    watched: SweepProgress | None = None
+    ended, threads = threading.Event(), list[threading.Thread]()
 
-    def watch(progress: SweepProgress) -> None:
-        nonlocal watched
-        watched = progress
-
-    def work() -> None:
+    def work(progress: SweepProgress) -> None:
         last, logged = ("", -1.0), 0
         while not ended.wait(0.5):
-            if (progress := watched) is None:
-                continue
             now = time.monotonic()
             for text in progress.messages[logged:]:
                 console.print(f"[{minutes(now - progress.started)}] {text}", markup=False, soft_wrap=True)
@@ -143,13 +136,16 @@ def _lines(console: Console) -> Iterator[Callable[[SweepProgress], None]]:
                 tail = best_so_far(rows, progress.sweep) + time_left(stage, rows, stage.time)
                 console.print(head + running_words(rows) + tail, markup=False)
 
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
+    def watch(progress: SweepProgress) -> None:
+        threads.append(threading.Thread(target=work, args=(progress,), daemon=True))
+        threads[-1].start()
+
     try:
         yield watch
     finally:
         ended.set()
-        thread.join(LAST_LINE_TIMEOUT_S)
+        for thread in threads:
+            thread.join(LAST_LINE_TIMEOUT_S)
 
 
 class _Attached:

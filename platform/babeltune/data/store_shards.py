@@ -104,7 +104,7 @@ class ShardWork:
     """The arguments of a shard, of the file of its texts and of the path that begins the names of its files."""
     run: RunShards
     progress: Count
-    action: str
+    task: str
     """The work on the texts in words, for an error."""
     gpu: bool = False
 
@@ -135,9 +135,7 @@ def make_shards(draft: Path, texts: Texts, cut: Iterable[NDArray[np.integer]], w
         if OF_SHARD.fullmatch(stale_file.name) and stale_file.name not in names:
             stale_file.unlink()  # of a process that ended early
     drawn = [list(missing.values())[place] for place in np.random.default_rng(0).permutation(len(missing))]
-    count_all(
-        work.run(work.function, drawn, gpu=work.gpu) if drawn else [], len(texts), work.progress, work.action, done
-    )
+    count_all(work.run(work.function, drawn, gpu=work.gpu) if drawn else [], len(texts), work.progress, work.task, done)
     for out in missing:
         records[out] = ShardRecord.decode(Path(f"{out}{DONE}").read_bytes())
         out.with_suffix(".json").unlink()

@@ -212,8 +212,7 @@ def contested(
         contaminated=contaminated,
     )
     contaminations = unfiltered(champion.version, candidate, "the champion") if on == "test" else []
-    verdict = "refuse" if decision.verdict == "refuse" else contest.verdict
-    reasons = (*contest.reasons, *contaminations, *decision.reasons)
+    verdict, reasons = contest.verdict, (*contest.reasons, *contaminations, *decision.reasons)
     if decision.verdict == "refuse":
-        reasons = (*decision.reasons, *contest.reasons, *contaminations)
+        verdict, reasons = "refuse", (*decision.reasons, *contest.reasons, *contaminations)
     return replace(decision, verdict=verdict, reasons=reasons, contest=contest)

@@ -52,13 +52,10 @@ POLL_INTERVAL_S = 0.5
 ADDRESSES = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")
 """Variables that Ray would believe more than the cluster file."""
 TRIES = 5
-# Ray gives no error code: its errors are known by their words.
 STARTING = "No available agent"
 """The answer of a head that has only just started."""
-TAKEN = "already"
-"""In the answer to an id that an earlier job has."""
-NO_TOKEN = "required"
-"""In the answer to a request without a token."""
+TAKEN, NO_TOKEN = "already", "required"  # Ray gives no error code
+"""Words of Ray's errors: an earlier job has the id; the request has no token."""
 START_TIMEOUT_S = 90.0
 """Seconds that it is given."""
 RECONNECT_TIMEOUT_S = 120.0

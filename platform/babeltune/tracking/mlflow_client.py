@@ -25,12 +25,10 @@ if TYPE_CHECKING:
 
 SWEEP, TRIAL, ROLE = "babeltune.sweep", "babeltune.trial", "babeltune.role"
 """Tags that find a run: the sweep's id, the trial's name such as `t0003`, and the role, `sweep` or `trial`."""
-
 STEP_UNIT = "step_unit"
 """The tag of a run whose metrics count steps in another unit than optimizer steps: `pairs`, or `compute ms`."""
 NOTE = "mlflow.note.content"
 """The tag that MLflow shows as the description of a run or an experiment, in Markdown."""
-
 METRICS_PER_BATCH, ENTRIES_PER_BATCH = 1000, 100
 PARAM_CHARACTERS, TAG_CHARACTERS, NAME_CHARACTERS = 6000, 8000, 250
 """MLflow's limits."""

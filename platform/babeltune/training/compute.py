@@ -184,11 +184,8 @@ def first_batches(trial: Trial, prepared: Prepared, device: torch.device) -> Ite
     for step in range(len(steps.schedule)):
         batch, pairs_seen = steps.batch(step), steps.seen(step + 1)
         train_step = steps.train_step
-        yield FirstBatch(
-            functools.partial(train_step.step, batch, pairs_seen),
-            pairs_seen,
-            functools.partial(saved_bytes, train_step),
-        )
+        saved = functools.partial(saved_bytes, train_step)
+        yield FirstBatch(functools.partial(train_step.step, batch, pairs_seen), pairs_seen, saved)
 
 
 def work_of_a_pair(trial: Trial, prepared: Prepared, device: torch.device) -> Work:

@@ -64,8 +64,7 @@ def halvings_after(scores: Sequence[float], goal: Goal) -> int:
     sign = 1 if goal == "maximize" else -1
     best, bad, halvings = -math.inf, 0, 0
     for score in (sign * score for score in scores):
-        improved = not math.isfinite(best) or score > best + BETTER * abs(best)
-        if improved:
+        if not math.isfinite(best) or score > best + BETTER * abs(best):
             best, bad = score, 0
         else:
             bad += 1

@@ -45,8 +45,6 @@ REQUESTS = "requests"
 RATES = "rates.json"
 """The rates by which `training.compute` counts, if the sweep file does not give them: `{"rates": [operations,
 bytes]}`."""
-
-
 Guard = Callable[[], AbstractContextManager[None]]
 """Within it this process may write to a sweep's folder. It raises what forbids that."""
 

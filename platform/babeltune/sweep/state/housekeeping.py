@@ -41,8 +41,6 @@ REMOVED = "removed.json"
 """In a trial's folder: why its checkpoints were removed."""
 STORE_NAME = re.compile(r"[a-z_]+-[0-9a-f]{16}")
 """The name of a store: what it is, and the digest of what it was made from."""
-
-
 MayGo = Callable[[], AbstractContextManager[bool]]
 """Asks again whether something may go. Within the block the answer holds."""
 

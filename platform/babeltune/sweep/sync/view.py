@@ -155,10 +155,9 @@ class StorageView:
 
     def download_checkpoint(self, folder: SweepFolder, number: int, report: int, prepared: Prepared) -> None:
         """Brings a trial's checkpoint here, and the stores that the sweep's trials read."""
-        if self.mirror is None:
-            return
-        bring_stores(self.mirror, prepared)
-        bring_checkpoint(self.mirror, checkpoint_folder(folder.trial(number), report))
+        if self.mirror is not None:
+            bring_stores(self.mirror, prepared)
+            bring_checkpoint(self.mirror, checkpoint_folder(folder.trial(number), report))
 
     def download_stores(self, prepared: Prepared) -> None:
         """Brings here the stores that the sweep's trials read."""

@@ -170,9 +170,8 @@ def on_this_node(
         here = replace(assignment, prepared=str(prepared), folder=str(folder), storage=str(mirror.folder))
         yield here, sending
         if rank == 0:
-            with suppress(
-                ObjectStoreError, OSError, FencedError
-            ):  # what a stop left between two reports; without it a trial repeats some steps
+            # what a stop left between two reports; without it a trial repeats some steps
+            with suppress(ObjectStoreError, OSError, FencedError):
                 push_trial(mirror, folder)
     except StorageError as error:
         if not isinstance(why := error.__cause__, OSError | SafetensorError):

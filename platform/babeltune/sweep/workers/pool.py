@@ -34,7 +34,6 @@ NO_ROOM_NOTICE_S = 5.0
 STOP_TIMEOUT_S = 120.0
 """Seconds without a heartbeat after which a stopped trial counts as ended. A worker group without a trial counts as
 stalled after as long, at least: a new group of ranks sends nothing until it has started."""
-
 START_TIMEOUT_S = 600.0
 """Seconds within which the dispatcher must start and answer."""
 CLOSE_TIMEOUT_S = 2.0

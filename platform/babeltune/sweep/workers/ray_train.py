@@ -193,9 +193,8 @@ class _Elastic(_Fixed):
         decision = super().make_decision_for_non_running_worker_group()
         self._since = self._since or time.monotonic()
         actor = bytes.fromhex(ray.get_runtime_context().get_actor_id())
-        room = room_for(decision.resources_per_worker) + places_of(
-            {actor}
-        )  # what its last group has, the next one gets
+        # what its last group has, the next one gets
+        room = room_for(decision.resources_per_worker) + places_of({actor})
         waits = time.monotonic() - self._since < FULL_SIZE_TIMEOUT_S
         if room < (decision.num_workers if waits else self._least):
             time.sleep(POLL_INTERVAL_S)  # the controller asks again at once

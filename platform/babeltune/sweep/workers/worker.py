@@ -44,16 +44,12 @@ NO_CUDA = (
     "torch sees no CUDA on {}: what trains there has a GPU share and uses the CPU; see that its driver and its build "
     "of torch fit, then resume"
 )
-
-
 GO_ON = "go on"
 """Rank 0's message to the others if the dispatcher's verdict is to go on."""
 END = "end"
 """Rank 0's message if the dispatcher does not answer, or refuses this group of ranks. All ranks end then."""
 EARLY_S = 0.5
 """Seconds before its time at which a question whether to stop is still asked: the trainer's own clock has jitter."""
-
-
 ANSWER_TIMEOUT_S = 300.0
 """Seconds within which the dispatcher must answer a rank. The driver ends the sweep, and its ranks, after one minute
 without an answer. So only ranks whose driver cannot do that wait for so long."""
