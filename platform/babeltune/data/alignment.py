@@ -183,7 +183,7 @@ class Language:
     ids: NDArray[np.int64]
     """Text ids, in order."""
     texts: list[str]
-    found: WordsOf
+    occurrences: WordsOf
     content: NDArray[np.bool_]
 
 
@@ -206,12 +206,12 @@ def word_samples(
         a, b = (by_name[name] for name in languages[pairs[0]])
         texts = np.stack([np.searchsorted(side.ids, corpus.pairs[pairs, n]) for n, side in enumerate((a, b))], axis=1)
         if settings.align == "mutual":
-            chosen, scored = mutual(a.found, b.found, texts, (a.content, b.content), settings.least)
+            chosen, scored = mutual(a.occurrences, b.occurrences, texts, (a.content, b.content), settings.least)
             pair, i, j = chosen.T
-            word_pairs = np.concatenate([pair[:, None], a.found.spans[i], b.found.spans[j]], axis=1)
+            word_pairs = np.concatenate([pair[:, None], a.occurrences.spans[i], b.occurrences.spans[j]], axis=1)
         else:
             terms = lexicon_of(lexicons, languages[pairs[0]].tolist(), (a, b))
-            hits = once(a.found, a.texts, terms), once(b.found, b.texts, set().union(*terms.values()))
+            hits = once(a.occurrences, a.texts, terms), once(b.occurrences, b.texts, set().union(*terms.values()))
             word_pairs = np.array(list(aligned_terms(hits, texts, terms)), np.int64).reshape(-1, 5)
             scored = np.full((len(word_pairs), 2), np.inf, np.float32)
         word_pairs[:, 0] = pairs[word_pairs[:, 0]]
@@ -232,7 +232,7 @@ def language(corpus: Corpus, ids: NDArray[np.integer], settings: Words, stores: 
 
 def lexicon_of(lexicons: Sequence[Rows], names: Sequence[str], sides: Sequence[Language]) -> dict[str, set[str]]:
     """Every term of the first language and its translations into the second; stop words are none."""
-    stop = [{w for w, c in zip(s.found.vocabulary, s.content, strict=True) if not c} | {""} for s in sides]
+    stop = [{w for w, c in zip(s.occurrences.vocabulary, s.content, strict=True) if not c} | {""} for s in sides]
     terms: dict[str, set[str]] = {}
     for rows in lexicons:
         if set(names) <= set(rows.columns):

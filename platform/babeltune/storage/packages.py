@@ -50,7 +50,7 @@ class Fault(NamedTuple):
 
     name: str
     """The file, or the manifest."""
-    what: str
+    problem: str
 
 
 class Packages:
@@ -174,7 +174,7 @@ class Packages:
                 fault = self._download(key, manifest, folder)
                 if fault is None:
                     return True
-                then, words = "left" if tries_left == 1 else "again", f"{fault.name} {fault.what}"
+                then, words = "left" if tries_left == 1 else "again", f"{fault.name} {fault.problem}"
                 log.warning("%s/%s is damaged (%s): %s", self.store.uri, key, words, then)
                 if tries_left == 1:
                     self._remove_manifest(key, manifest, fault.name, folder)

@@ -262,7 +262,7 @@ def found_columns(table: Table, notes: list[str], chosen: Mapping[str, str]) -> 
             notes.append(f"{unsure}; if it is text, name all columns with --columns")
             continue
         columns.setdefault(language, column)
-    return {language: column for column in table.columns for language, taken in columns.items() if taken == column}
+    return {language: column for column in table.columns for language, source in columns.items() if source == column}
 
 
 def few_strangers(texts: Sequence[str], language: str) -> bool:
