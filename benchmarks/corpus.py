@@ -169,7 +169,10 @@ def watched() -> Iterator[Callable[[], int]]:
 
 def measure(folder: Path, pairs: int, smaller: int = 1) -> Figures:
     """Cleans a corpus of so many pairs, with bounds on memory that are this many times smaller than the real ones."""
-    arrays.LARGE, texts.LARGE = arrays.LARGE // smaller, texts.LARGE // smaller
+    arrays.LARGE_ARRAY_BYTES, texts.LARGE_TEXTS_BYTES = (
+        arrays.LARGE_ARRAY_BYTES // smaller,
+        texts.LARGE_TEXTS_BYTES // smaller,
+    )
     arrays.PART = arrays.PART // smaller
     data = make_data(folder, pairs)
     started, cpu = time.monotonic(), time.process_time()

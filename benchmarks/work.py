@@ -100,7 +100,7 @@ class NoReports:
     def stopped(self) -> bool:
         return False
 
-    def kept(self) -> None:
+    def checkpoint_saved(self) -> None:
         """A checkpoint is on the disk; there is nothing more to do."""
 
 

@@ -13,9 +13,9 @@ def tiny_parts() -> Iterator[None]:
     """Seven values in a part, and every array in a file."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(arrays, "PART", 7)
-        patch.setattr(arrays, "LARGE", 0)
+        patch.setattr(arrays, "LARGE_ARRAY_BYTES", 0)
         patch.setattr(arrays, "SEGMENT", 4096)
-        patch.setattr(texts, "LARGE", 0)
+        patch.setattr(texts, "LARGE_TEXTS_BYTES", 0)
         patch.setattr(texts, "BATCH", 5)
         patch.setattr(contamination, "ASKED", 30)
         yield

@@ -25,7 +25,7 @@ class Handover:
     def stopped(self) -> bool:
         return self.closed.is_set()
 
-    def kept(self) -> None:
+    def checkpoint_saved(self) -> None:
         """A checkpoint is on the disk; there is nothing more to do."""
 
 

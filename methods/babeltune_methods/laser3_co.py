@@ -185,7 +185,7 @@ class Laser3Co(Method):
         """This rank's share of equation 1 (or Algorithm 1), and of what the filter did; then the queue takes all k."""
         config: Config = self.config
         everyone, ids = gather(k), gather(batch.source_ids.unsqueeze(1)).squeeze(1)
-        own = batch.source_ids
+        excluded_ids = batch.source_ids
         if self.queue is not None:
             candidates, names = self.queue.candidates()
             if not batch.cut.whole:
@@ -193,16 +193,16 @@ class Laser3Co(Method):
             if not len(candidates):
                 raise TrainingError("there are no negatives: the queue is empty before its warm-up")
             if not config.mask_duplicates:
-                own = torch.full_like(own, -1)
+                excluded_ids = torch.full_like(excluded_ids, -1)
         else:
             candidates, names = everyone, ids
             if batch.total < 2:
                 raise TrainingError("there are no negatives: raise training.global_batch above 1")
             if not config.mask_duplicates:  # a row leaves out its own place, and no other
                 names = torch.arange(len(ids), device=ids.device)
-                own = names[gather.offset(len(k)) :][: len(k)]
+                excluded_ids = names[gather.offset(len(k)) :][: len(k)]
         below = config.sigma if config.variant == "co_filter" else None
-        negatives = Filter(k, own, below)
+        negatives = Filter(k, excluded_ids, below)
         if config.equal_m:
             negatives = equal_m(negatives, candidates, names, batch.source_ids, gather)
         log_sum, counts, similarity = log_sums(q, candidates, names, negatives, temperature=number(config.temperature))

@@ -173,9 +173,9 @@ class Lealla(Method):
     def feature_distance(self, plain: list[Tensor], teacher: tuple[Tensor, Tensor]) -> Float[Tensor, ""]:
         """sum_i ||x_i^T - F(x_i^S)||^2 + ||y_i^T - F(y_i^S)||^2, or the same of means over dimensions; F is the
         identity if there is no head."""
-        seen = torch.cat(plain)
-        seen = seen if self.config.head_input == "plain" else normalize(seen, dim=1)
-        features = seen if self.head is None else self.head(seen)
+        student_vectors = torch.cat(plain)
+        student_vectors = student_vectors if self.config.head_input == "plain" else normalize(student_vectors, dim=1)
+        features = student_vectors if self.head is None else self.head(student_vectors)
         width = teacher[0].shape[1]
         if features.shape[1] != width:
             raise TrainingError(

@@ -175,11 +175,11 @@ def mono(s: Side, t: Side, w: Weights) -> Tensor:
     return columns(s, s, w) + columns(t, t, w)
 
 
-def least(w: Weights, label_similarity: Tensor, rows: int, total: int, label_tau: float) -> tuple[Tensor, Tensor]:
+def least(w: Weights, label_similarity: Tensor, local: int, total: int, label_tau: float) -> tuple[Tensor, Tensor]:
     """The least that a row term can be, the entropy of the labels of own rows, and the least of a column term."""
     if w.soft is None:
         one = 1 - (total - 1) * w.smoothing
-        entropy = rows * ((1 - one) / label_tau - math.log(one))
+        entropy = local * ((1 - one) / label_tau - math.log(one))
         return (label_similarity.new_full((), entropy),) * 2
     rowwise = w.soft.own_log_z.sum() - label_similarity
     return rowwise, rowwise + torch.xlogy(w.soft.column_sums, w.soft.column_sums).sum() if w.as_printed else rowwise

@@ -114,8 +114,8 @@ class TranslationRanking(Method):
         hard = None
         if present is not None:
             hard = hard_log_sum(s, h[0].view(len(s), k, s.shape[1]), present, config.temperature)
-        theirs = present.sum(1) if present is not None else 0
-        negatives, available = [targets.others(masked).negatives() + theirs], [total - 1 + theirs]
+        hard_count = present.sum(1) if present is not None else 0
+        negatives, available = [targets.others(masked).negatives() + hard_count], [total - 1 + hard_count]
         forward = ranking(s, t, all_t, config.temperature, targets if masked else None, hard) / total
         loss, terms = forward, {"forward": forward.detach()}
         if config.direction == "both":

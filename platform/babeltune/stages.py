@@ -55,8 +55,8 @@ class Stage:
     @property
     def rate(self) -> float | None:
         """How much is done in a second; None until that can be said."""
-        gone, done = self.time - self.begun, self.done - self.first
-        return done / gone if done > 0 and gone >= LEAST_RATED_S else None
+        elapsed, done = self.time - self.begun, self.done - self.first
+        return done / elapsed if done > 0 and elapsed >= LEAST_RATED_S else None
 
     @property
     def left_s(self) -> float | None:

@@ -220,7 +220,7 @@ def check_learns(case: Case) -> None:
 
 def check_gradient_caching(case: Case) -> None:
     """A batch that is encoded in chunks (`training.chunk`) gives the gradient of the whole batch."""
-    found = []
+    gradients = []
     for chunk in (None, 3):
         method, needs = case.build()
         student, batch = Student(), example_batch(needs)
@@ -228,8 +228,8 @@ def check_gradient_caching(case: Case) -> None:
         torch.autograd.backward(method.loss(cached or student, batch, ProcessGroup()).total)
         if cached is not None:
             cached.backward()
-        found.append([p.grad for p in student.parameters()])
-    for whole, chunked in zip(*found, strict=True):
+        gradients.append([p.grad for p in student.parameters()])
+    for whole, chunked in zip(*gradients, strict=True):
         _require(whole is not None, case, "a parameter of the student has no gradient")
         if whole is not None:
             torch.testing.assert_close(chunked, whole, rtol=1e-5, atol=1e-5 * whole.abs().max().item())
@@ -369,8 +369,8 @@ def _teacher_vectors(batch: Batch) -> tuple[Tensor, Tensor]:
     return source, target
 
 
-def _require(held: bool, case: Case, words: str) -> None:
-    if not held:
+def _require(condition: bool, case: Case, words: str) -> None:
+    if not condition:
         raise AssertionError(f"{case.name}: {words}")
 
 

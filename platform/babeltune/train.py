@@ -38,9 +38,9 @@ class Printer(Reporter):
         return True
 
 
-def progress(what: str, done: int, total: int) -> None:
+def progress(stage: str, done: int, total: int) -> None:
     """Says on standard error what is being prepared."""
-    print(f"{what} {done}/{total}", file=sys.stderr, flush=True)
+    print(f"{stage} {done}/{total}", file=sys.stderr, flush=True)
 
 
 def train_alone(

@@ -17,7 +17,7 @@ def refused(arena):
     """The storage refuses, the sweep ends and says so, and no trial has failed by it."""
     refusal = pytest.raises(StorageError, match=r"^the storage refuses .*; free space .*`babeltune resume`")
     with refusal, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recorder, "LAST_WAIT", 2.0)  # MLflow's file is there, too
+        patch.setattr(recorder, "FINAL_WAIT_S", 2.0)  # MLflow's file is there, too
         yield
     assert not [row for row in arena.rows() if row["state"] == "failed"]
 

@@ -57,7 +57,7 @@ def test_a_server_that_is_dead_for_ten_seconds_loses_nothing(make_arena, server,
 def test_a_server_dead_for_the_whole_run_gets_everything_with_the_next_submission(
     make_arena, postgres, tmp_path, note, monkeypatch
 ):
-    monkeypatch.setattr(recorder, "LAST_WAIT", 2.0)
+    monkeypatch.setattr(recorder, "FINAL_WAIT_S", 2.0)
     port = free_port()
     arena = on(make_arena, f"http://127.0.0.1:{port}")
     folder = arena.submit()

@@ -13,7 +13,7 @@ from babeltune.promotion.decisions import record_decision
 from babeltune.promotion.gates import Decision
 from babeltune.schema.cluster import read_cluster
 from babeltune.schema.paths import sqlite_url
-from babeltune.sweep.search.warm_start import KEPT
+from babeltune.sweep.search.warm_start import TAKEN_OVER_FILE
 from babeltune.sweep.state.folder import LABELS, REQUESTS, find_sweep
 from babeltune.sweep.state.lease import folder_lease, only_driver
 from babeltune.sweep.state.ledger import Ledger, append_event
@@ -203,7 +203,7 @@ def test_a_sweep_from_which_another_is_to_start_is_deleted_afterwards(command, f
     code, _, err = command("delete", "tiny", "--yes")
     assert code == 1
     assert f"sweep {other.id} starts from it" in err
-    write_json(other.path / KEPT, {"from": "tiny", "trials": []})  # as its driver does
+    write_json(other.path / TAKEN_OVER_FILE, {"from": "tiny", "trials": []})  # as its driver does
     assert command("delete", "tiny", "--yes")[0] == 0
 
 

@@ -70,7 +70,7 @@ def test_a_large_array_lies_on_disk_and_leaves_no_file_behind_a_crash(tmp_path):
     code = (
         "import os, signal, sys; from pathlib import Path; from babeltune.data import arrays\n"
         "with arrays.scratch_in(Path(sys.argv[1])):\n"
-        "    large = arrays.zeros(arrays.LARGE, 'int64'); large[-1] = 7\n"
+        "    large = arrays.zeros(arrays.LARGE_ARRAY_BYTES, 'int64'); large[-1] = 7\n"
         "    files = [line for line in Path('/proc/self/maps').read_text().splitlines() if sys.argv[1] in line]\n"
         "    print(len(files), large[0], large[-1], flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)"
@@ -81,7 +81,7 @@ def test_a_large_array_lies_on_disk_and_leaves_no_file_behind_a_crash(tmp_path):
 
 
 def test_arrays_of_one_file_do_not_overlap(tmp_path, monkeypatch):
-    monkeypatch.setattr(arrays, "LARGE", 0)
+    monkeypatch.setattr(arrays, "LARGE_ARRAY_BYTES", 0)
     monkeypatch.setattr(arrays, "SEGMENT", 1000)
     with arrays.scratch_in(tmp_path):
         many = [arrays.zeros((size, 3), np.uint16) for size in range(1, 30)]
@@ -92,7 +92,7 @@ def test_arrays_of_one_file_do_not_overlap(tmp_path, monkeypatch):
 
 
 def test_a_disk_that_is_full_is_one_line_with_the_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(arrays, "LARGE", 0)
+    monkeypatch.setattr(arrays, "LARGE_ARRAY_BYTES", 0)
     monkeypatch.setattr(arrays, "SEGMENT", 0)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))  # a write beyond fails as on a full disk
@@ -110,7 +110,7 @@ def test_a_disk_that_is_full_is_one_line_with_the_folder(tmp_path, monkeypatch):
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(arrays, "LARGE", 0)
+    monkeypatch.setattr(arrays, "LARGE_ARRAY_BYTES", 0)
     (tmp_path / "file").touch()
     with arrays.scratch_in(tmp_path / "file"), pytest.raises(StoreError, match=r"file: (Not a directory|File exists)"):
         arrays.zeros(8, np.uint8)

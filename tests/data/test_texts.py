@@ -46,7 +46,7 @@ def test_hashes_are_equal_for_equal_texts_of_one_language(strings):
 
 
 def test_texts_beyond_the_bound_of_memory_are_read_from_a_file(monkeypatch):
-    monkeypatch.setattr(texts, "LARGE", 1000)
+    monkeypatch.setattr(texts, "LARGE_TEXTS_BYTES", 1000)
     writer = TableWriter(2)
     rows = [(f"é{number}" * (number % 5), f"{number}") for number in range(25_000)]
     for row in rows:

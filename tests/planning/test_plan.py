@@ -26,7 +26,7 @@ from babeltune.schema.cluster import Cluster
 from babeltune.schema.document import read_document, validate
 from babeltune.schema.records import Parameter, Sweep, Teacher, Transformer
 from babeltune.signals import StopSignal
-from babeltune.sweep.driver.attempt import Attempt
+from babeltune.sweep.driver.attempt import SweepRun
 from babeltune.sweep.state.progress import SweepProgress
 from babeltune.sweep.sync.driver import DriverSync
 from made_sweeps import make_sweep
@@ -110,7 +110,7 @@ def test_the_plan_says_which_pairs_are_in_other_languages(tiny_file, tmp_path):
     assert words.startswith("eng-fra: 9 of 9 pairs that were looked at have a text in another language; check the")
     folder, cluster = make_sweep(tmp_path, unjudged), Cluster(storage=str(tmp_path))
     progress, sync = SweepProgress(unjudged, folder), DriverSync(cluster, folder)
-    Attempt(unjudged, cluster, folder, progress, sync, StopSignal(), accept=False)._read(None)
+    SweepRun(unjudged, cluster, folder, progress, sync, StopSignal(), accept=False)._read(None)
     assert progress.messages == [f"warning: {words}"], "a driver says the same"
     exchanged = "".join(f"Où est donc la vieille gare {i} ?\tWhere is the old station {i}?\n" for i in range(9))
     (tmp_path / "train.tsv").write_text(f"eng\tfra\n{exchanged}", encoding="utf-8")

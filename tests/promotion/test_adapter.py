@@ -97,14 +97,14 @@ def test_the_recall_is_that_of_a_plain_loop(models, copied, tmp_path):
     rows, queries = index.encode([text for text, _ in names]), adapted.encode([text for text, _ in names])
     assert done.index == len(names)
     for task in tasks:
-        found = []
+        hits = []
         (left,), (right,) = task.left_languages, task.right_languages
         for one, other in zip(task.left, task.right, strict=True):
             for query, answer in (((one, left), (other, right)), ((other, right), (one, left))):
                 cosines = rows @ queries[names.index(query)]
                 cosines[names.index(query)] = -2
-                found.append(names.index(answer) in np.argsort(-cosines)[:10])
-        assert done.recalls[f"{task.name}/{task.subset}"][1] == pytest.approx(np.mean(found), abs=0.02)
+                hits.append(names.index(answer) in np.argsort(-cosines)[:10])
+        assert done.recalls[f"{task.name}/{task.subset}"][1] == pytest.approx(np.mean(hits), abs=0.02)
 
 
 def texts_of(task):
@@ -116,12 +116,12 @@ def test_a_model_that_finds_too_little_is_refused(models, copied, command, tmp_p
     _, folder, cluster = copied
     monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
     out = tmp_path / "adapted"
-    asked = ["adapter", models / "old", models / "other", "--out", out]
-    code, said, _ = command(*asked, "--sweep", folder.id)
+    arguments = ["adapter", models / "old", models / "other", "--out", out]
+    code, stdout, _ = command(*arguments, "--sweep", folder.id)
     assert code == 3
-    assert "refused: --least 0.95; nothing is written" in said
+    assert "refused: --least 0.95; nothing is written" in stdout
     assert not out.exists()
-    code, _, words = command(*asked)
+    code, _, words = command(*arguments)
     assert code == 2
     assert "--sweep SWEEP" in words
 

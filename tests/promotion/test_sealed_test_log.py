@@ -18,7 +18,7 @@ from babeltune.promotion.candidate import find_candidate
 from babeltune.promotion.sealed_test_log import read_openings, record_opening
 from babeltune.promotion.verdict import weigh
 from babeltune.schema.cluster import Cluster
-from babeltune.sweep.sync.view import OPENED, StorageView
+from babeltune.sweep.sync.view import OPENINGS_FILE, StorageView
 from bucket_servers import BUCKET
 
 RECORDER = """
@@ -58,7 +58,7 @@ def go(process):
 
 
 def test_openings_that_several_processes_record_at_once_are_all_counted(tmp_path, tiny_file):
-    (tmp_path / OPENED).write_bytes(b'{"time": "2026-01-31T12:00:00Z", "user": "ad')
+    (tmp_path / OPENINGS_FILE).write_bytes(b'{"time": "2026-01-31T12:00:00Z", "user": "ad')
     processes = [recorder(tmp_path, tiny_file, 10) for _ in range(3)]
     for process in processes:
         go(process)
@@ -80,7 +80,7 @@ def test_a_process_that_is_killed_while_it_records_costs_no_other_opening(tmp_pa
 
 @pytest.mark.parametrize("cut", [1, 20, -1, -2, "é"])
 def test_an_opening_behind_a_line_that_was_cut_off_is_counted(tmp_path, found, cut):
-    path = tmp_path / OPENED
+    path = tmp_path / OPENINGS_FILE
     record_opening(tmp_path, "é", tmp_path, found)
     whole = path.read_bytes()
     end = whole.index("é".encode()) + 1 if cut == "é" else cut
@@ -95,7 +95,7 @@ def test_an_opening_behind_a_line_that_was_cut_off_is_counted(tmp_path, found, c
     "content", [b"", b"\n", b'{"time": "20', b"[]\n", b"{}\n", b"5\n", b"\xff\xfe\n", b'{"digests": 1}']
 )
 def test_a_file_of_nothing_that_can_be_read_is_begun_anew(tmp_path, found, content):
-    (tmp_path / OPENED).write_bytes(content)
+    (tmp_path / OPENINGS_FILE).write_bytes(content)
     assert read_openings(tmp_path) == []
     openings = record_opening(tmp_path, "m", tmp_path, found)
     assert (openings.times, openings.models, openings.warning(0.95)) == (1, 1, "")
@@ -120,7 +120,7 @@ def test_separators_of_lines_in_a_models_name_split_no_record(tmp_path, found):
 
 def test_an_opening_for_which_there_is_no_room_leaves_the_file_as_it_was(tmp_path, tiny_file, found):
     record_opening(tmp_path, "m", tmp_path, found)
-    before = (tmp_path / OPENED).read_bytes()
+    before = (tmp_path / OPENINGS_FILE).read_bytes()
 
     def little_room():
         resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 30, resource.RLIM_INFINITY))
@@ -128,7 +128,7 @@ def test_an_opening_for_which_there_is_no_room_leaves_the_file_as_it_was(tmp_pat
     process = recorder(tmp_path, tiny_file, 1, preexec_fn=little_room, stderr=subprocess.PIPE)
     _, words = process.communicate("go\n")
     assert "File too large" in words
-    assert (tmp_path / OPENED).read_bytes() == before
+    assert (tmp_path / OPENINGS_FILE).read_bytes() == before
     assert record_opening(tmp_path, "m", tmp_path, found).times == 2
 
 
@@ -139,7 +139,7 @@ def test_openings_of_two_machines_are_all_kept_while_others_look(s3, tmp_path, f
         view.append(StorageView(Cluster(storage=f"s3://{BUCKET}/openings", cache=str(tmp_path / name))))
         view[-1].folder.mkdir(parents=True, exist_ok=True)
     assert view[0].folder != view[1].folder
-    (view[0].folder / OPENED).write_bytes(b'{"time": "20')
+    (view[0].folder / OPENINGS_FILE).write_bytes(b'{"time": "20')
     done = threading.Event()
 
     def record(place):
@@ -193,11 +193,11 @@ def test_an_opening_is_on_the_disk_before_it_is_counted(tmp_path, found, monkeyp
     synced = []
     monkeypatch.setattr(os, "fsync", lambda number: synced.append(os.fstat(number).st_size))
     record_opening(tmp_path, "m", tmp_path, found)
-    assert (tmp_path / OPENED).stat().st_size in synced
+    assert (tmp_path / OPENINGS_FILE).stat().st_size in synced
 
 
 def test_the_lock_of_openings_is_released_where_the_storage_refuses(tmp_path, found):
-    (tmp_path / OPENED).mkdir()
+    (tmp_path / OPENINGS_FILE).mkdir()
     for _ in range(2):
         with pytest.raises(OSError, match=os.strerror(21)):
             record_opening(tmp_path, "m", tmp_path, found)

@@ -73,7 +73,7 @@ class Collect:
         self.looks += 1
         return self.looks == self.stop_at
 
-    def kept(self):
+    def checkpoint_saved(self):
         self.checkpoints += 1
         if self.checkpoints == self.dies_at:
             raise KeyboardInterrupt

@@ -60,7 +60,7 @@ def check_queries(model: str, queries: Queries, cluster: Cluster, *, sweep: str 
         if profile is not None:
             return profile
         prepared = read_prepared(find_sweep(view.folder, sweep or sweep_of(model, trial, cluster)).prepared)
-        view.bring_data(prepared)
+        view.download_stores(prepared)
         return training_sample(folder, prepared).profile()
 
     with weights_of(model, trial, view) as (_, folder):

@@ -122,10 +122,10 @@ def quota_words(cluster: Cluster, report: PlanReport, sweep: Sweep) -> Iterator[
         return
     shares = {"gpu_hours": cluster.gpus, "cpu_hours": cluster.cpus_per_worker}
     workers = cluster.with_workers(sweep.budget.workers).workers
-    for left in left_of(StorageView(cluster)) if cluster.quota.limits else ():
+    for rest in left_of(StorageView(cluster)) if cluster.quota.limits else ():
         trial_s = None if report.estimate is None else report.estimate.trial_s
-        needs = None if trial_s is None else trial_s * sweep.budget.trials * workers * shares[left.key] / 3600
-        yield f"{left}" + ("" if needs is None else f"; this sweep takes about {needs:,.2f}")
+        needs = None if trial_s is None else trial_s * sweep.budget.trials * workers * shares[rest.key] / 3600
+        yield f"{rest}" + ("" if needs is None else f"; this sweep takes about {needs:,.2f}")
 
 
 def free_bytes(storage: Path) -> int:

@@ -48,14 +48,14 @@ def clean(
     if asks:
         say(listing.document(), as_json, lambda: listing.show("would be removed"))
         agreed("remove this?", "clean removes nothing unasked; add --yes, or run it on a terminal", ask=not as_json)
-    started, left = time.monotonic(), Counter[str]()
+    started, refused = time.monotonic(), Counter[str]()
     if not dry_run:
         with steps_shown("removing files"):
             reasons = [(removal, remove_or_say_why(removal)) for removal in listing.removals]
-        left = Counter(why for _, why in reasons if why)
+        refused = Counter(why for _, why in reasons if why)
         listing = Listing(view, [removal for removal, why in reasons if not why])
-    warn([f"{count} not removed: {why}" for why, count in left.items()])
-    failed = left.keys() - {IN_USE, GONE}
+    warn([f"{count} not removed: {why}" for why, count in refused.items()])
+    failed = refused.keys() - {IN_USE, GONE}
     done = "can be removed" if dry_run else f"removed in {time.monotonic() - started:.1f} s"
     if listing.removals or as_json or not failed:
         say(listing.document(), as_json, lambda: (listing.total if asks else listing.show)(done))

@@ -132,7 +132,7 @@ class Meter:
     def __init__(self, first: str, silent_s: float = 0.0) -> None:
         from babeltune.stages import timed
 
-        self._stage_of, self._said = timed(), dict[str, tuple[float, int]]()
+        self._stage_of, self._shown = timed(), dict[str, tuple[float, int]]()
         self._words, self._begun = first, time.monotonic()
         self._written, self._silent_s = self._begun, silent_s
 
@@ -140,9 +140,9 @@ class Meter:
         from babeltune.stages import stage_words
 
         stage = self._stage_of(name, done, of)
-        last, before = self._said.get(name, (-math.inf, -1))
+        last, before = self._shown.get(name, (-math.inf, -1))
         if done != before and (done == of or stage.time - last >= METER_EVERY_S):
-            self._said[name] = stage.time, done
+            self._shown[name] = stage.time, done
             self._words = stage_words(stage)
             if time.monotonic() - self._begun >= self._silent_s:
                 self._write(self._words)

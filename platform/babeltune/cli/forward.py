@@ -430,7 +430,7 @@ class MarkedStream(io.TextIOBase):
         return len(text)
 
     def end(self) -> None:
-        """Writes a last line that has no end."""
+        """Writes the last line if no line break ended it."""
         if self._line:
             self.write("\n")
 

@@ -85,9 +85,9 @@ def _teacher_words(teacher: Teacher, report: PlanReport) -> str:
     return f"{' + '.join(names)} {'each encode' if teacher.beside else 'encodes'} {sentences}, once"
 
 
-def _first(parts: Sequence[str], most: int, what: str) -> str:
+def _first(parts: Sequence[str], most: int, noun: str) -> str:
     """Some of the parts, and how many others there are."""
-    more = f" and {len(parts) - most} more{what}" if len(parts) > most else ""
+    more = f" and {len(parts) - most} more{noun}" if len(parts) > most else ""
     return ", ".join(parts[:most]) + more
 
 
@@ -154,10 +154,10 @@ def student_words(student: Student, report: PlanReport) -> str:
 def cut_words(student: Student, size: NamedSize) -> str:
     """The weights of a named model, and those that are left of it."""
     settings = [name for name in ("keep_layers", "trim") if getattr(student, name) not in (None, False)]
-    left = f"{weights(size.cut)} after {' and '.join(settings)}"
+    remaining = f"{weights(size.cut)} after {' and '.join(settings)}"
     if size.texts_read is not None:
-        left = f"at least {left} (by the tokens of {size.texts_read:,} texts; the others may add some)"
-    return f"{weights(size.whole)} weights, {left}"
+        remaining = f"at least {remaining} (by the tokens of {size.texts_read:,} texts; the others may add some)"
+    return f"{weights(size.whole)} weights, {remaining}"
 
 
 def _baseline_words(sweep: Sweep) -> str:
@@ -221,10 +221,10 @@ def _time_words(report: PlanReport, sweep: Sweep, machine: Machine | None) -> st
 def _memory_words(report: PlanReport, machine: Machine | None) -> str:
     if report.estimate is None or machine is None:
         return "not measured"
-    if taken := report.estimate.gpu_bytes:
-        share = gpu_share(taken, machine.gpu_bytes)
+    if used := report.estimate.gpu_bytes:
+        share = gpu_share(used, machine.gpu_bytes)
         return (
-            f"the first steps of a trial take {size(taken)} of a GPU's {size(machine.gpu_bytes)}: `gpus_per_worker: "
+            f"the first steps of a trial take {size(used)} of a GPU's {size(machine.gpu_bytes)}: `gpus_per_worker: "
             f"{share:g}` in the cluster file lets {plural(int(1 / share), 'trial')} of one worker share it, and "
             "`auto` measures every kind of trial"
         )

@@ -56,7 +56,7 @@ def skill(
 
 
 def schema_of(kind: str) -> dict[str, object]:
-    """The JSON Schema of a kind of file, or of a command's document. `SpecError` names the nearest of both."""
+    """The JSON Schema of a kind of file, or of a command's document. Raises `SpecError` with the nearest name."""
     from babeltune.cli.documents import document_schema, documents
     from babeltune.schema.json_schema import RECORDS, json_schema
 

@@ -70,7 +70,7 @@ def refit(
         words = text if path is None else f"wrote {path}; `babeltune submit {path}` runs it\n"
         say(WrittenSpec(path=path, spec=text), as_json, lambda: out.out(words, end="", highlight=False))
         return
-    sweep = spelled(text, set_, cluster)
+    sweep = sweep_from_yaml(text, set_, cluster)
     if len(sweep.refit_of) < top and not as_json:
         words = f"{folder.id} has {len(sweep.refit_of)} finished settings, fewer than --top {top}: those are trained"
         out.print(words, markup=False, highlight=False)
@@ -90,7 +90,7 @@ def show_gains(folder: SweepFolder, refit: Sweep, cluster: str | None) -> None:
         out.print(gain_words(gain), markup=False, highlight=False)
 
 
-def spelled(text: str, assignments: list[str] | None, cluster: str | None) -> Sweep:
+def sweep_from_yaml(text: str, assignments: list[str] | None, cluster: str | None) -> Sweep:
     """The sweep of this text, as if it were a file."""
     from babeltune.files import draft_folder
 

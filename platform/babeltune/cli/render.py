@@ -84,11 +84,11 @@ def _show_languages_below(
     by_name: Mapping[str, Mapping[str, float]], titles: Sequence[str], head: str, console: Console
 ) -> None:
     """A row for each language pair, a column for each trial."""
-    left = console.width - max(len(head), *map(len, titles))
+    room = console.width - max(len(head), *map(len, titles))
     shown: list[str] = []
     for name in by_name:
-        left -= SCORE_GAP + max(len(name), SCORE)
-        if left < 0 and shown:
+        room -= SCORE_GAP + max(len(name), SCORE)
+        if room < 0 and shown:
             break
         shown.append(name)
     table = Table(box=None, pad_edge=False, header_style="bold")

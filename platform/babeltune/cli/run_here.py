@@ -205,9 +205,9 @@ def ask_to_train_on(folder: SweepFolder, sweep: Sweep, where: str, *, yes: bool)
         )
 
 
-def running_words(sweep: str, where: str, what: str, options: str, then: str = "resume") -> str:
+def running_words(sweep: str, where: str, noun: str, options: str, then: str = "resume") -> str:
     return (
-        f"sweep {sweep} is running with the {what} that it began with; `babeltune stop {sweep}{where}`, then "
+        f"sweep {sweep} is running with the {noun} that it began with; `babeltune stop {sweep}{where}`, then "
         f"`babeltune {then} {sweep} {options}{where}`: nothing is lost"
     )
 

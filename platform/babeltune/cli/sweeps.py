@@ -191,23 +191,23 @@ def pause_or_continue(
     view, folder = StorageView(cluster_of(cluster)), folder_of(sweep, cluster)
     number = find_trial(folder, trial or inside) if trial or inside else None
     log, pauses = log_of(folder.path), event == "pause"
-    what = f"sweep {folder.id}" if number is None else f"{folder.id}/{folder.trial(number).name}"
+    title = f"sweep {folder.id}" if number is None else f"{folder.id}/{folder.trial(number).name}"
     if not may_be_driven(view.storage, folder.id):
         state, where = sweep_facts(folder).state, with_cluster(cluster)
         command, why = ("extend --trials N", "adds trials") if state == "finished" else ("resume", "goes on")
         raise SweepError(f"{folder.id} does not run, it is {state}; `babeltune {command} {folder.id}{where}` {why}")
     if number is not None and log.trials[number].end is not None:
-        raise SweepError(f"{what} has ended: {log.trials[number].state}")
+        raise SweepError(f"{title} has ended: {log.trials[number].state}")
     if pauses == (log.sweep_paused if number is None else number in log.paused):
-        raise SweepError(f"{what} is {'paused already' if pauses else 'not paused'}")
+        raise SweepError(f"{title} is {'paused already' if pauses else 'not paused'}")
 
     def done(now: SweepLog) -> bool:
         return pauses == (now.sweep_paused if number is None else number in now.paused)
 
     facts: dict[str, object] = {} if number is None else {"number": number}
     in_force = change(view, folder, event, facts, done, REQUEST_WAIT_S)
-    audit(view, event, what.removeprefix("sweep "))
-    words = f"{what} {'pauses' if pauses else 'goes on'}" if in_force else f"asked; the driver of {folder.id} is busy"
+    audit(view, event, title.removeprefix("sweep "))
+    words = f"{title} {'pauses' if pauses else 'goes on'}" if in_force else f"asked; the driver of {folder.id} is busy"
     taken_by = PauseTaken(sweep=folder.id, trial=number, taken=in_force)
     say(taken_by, as_json, lambda: out.print(words, highlight=False))
 
@@ -283,11 +283,11 @@ def wait_for_driver(folder: SweepFolder, storage: Storage, seconds: float) -> bo
     """Whether the sweep's driver has ended within this time. One that sends no heartbeat may still have the sweep."""
     from babeltune.sweep.state.stored import may_be_driven
 
-    deadline, said = time.monotonic() + seconds, False
+    deadline, was_announced = time.monotonic() + seconds, False
     while (driven := may_be_driven(storage, folder.id)) and time.monotonic() < deadline:
         folder.refresh()
-        if folder.state() == "stopped" and not said:
+        if folder.state() == "stopped" and not was_announced:
             err.print("stopped; its driver is ending Ray")
-            said = True
+            was_announced = True
         time.sleep(0.3)
     return not driven

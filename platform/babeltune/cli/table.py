@@ -77,13 +77,13 @@ class Column:
         missing = " " * (self.width - cell_len(text))
         return missing + text if self.right else text + missing
 
-    def shortened(self) -> Column:
+    def with_cut_title(self) -> Column:
         """The column with the end of its title, so that the table gets narrower."""
         width = max(SHORTEST_TITLE, *map(cell_len, self.cells))
         title = self.title if len(self.title) <= width else ELLIPSIS + self.title[1 - width :]
         return Column(self.key, title, self.cells, self.right)
 
-    def end(self) -> Column:
+    def with_title_end(self) -> Column:
         """The column with the last two parts of its title, such as `fra-eng/accuracy`."""
         return Column(self.key, "/".join(self.title.split("/")[-2:]), self.cells, self.right)
 
@@ -111,8 +111,8 @@ class TrialsTable:
             notes = _note_lines(notes[:MOST_NOTES], most, console, options.max_width)
             shown = shown[: max(1, self.height - 2 - len(notes))]
         yield from self._table(shown, options.max_width)
-        if (left := len(self.rows) - len(shown)) > 0:
-            yield Text(f"{ELLIPSIS} and {left} more", style="dim")
+        if (hidden := len(self.rows) - len(shown)) > 0:
+            yield Text(f"{ELLIPSIS} and {hidden} more", style="dim")
         yield from notes
 
     def _table(self, rows: Sequence[Row], width: int) -> Iterator[Segment]:
@@ -121,23 +121,23 @@ class TrialsTable:
         names = short_names([*dict.fromkeys(name for row in rows for name in row.settings)])
         needed = max((len(settings_words(row.settings, names=names)) for row in rows), default=0)
         columns = columns_that_fit(self._columns(rows), width - min(needed, width // SETTINGS_SHARE))
-        left = width - sum(column.width + GAP for column in columns)
-        if max((len(settings_words(row.settings)) for row in rows), default=0) <= left:
+        room = width - sum(column.width + GAP for column in columns)
+        if max((len(settings_words(row.settings)) for row in rows), default=0) <= room:
             names = {}
         gap = " " * GAP
         yield Segment("".join(column.padded(column.title) + gap for column in columns) + "settings\n", BOLD)
         padded = [[column.padded(cell) for cell in column.cells] for column in columns]
         for row, (trial, state, *others) in zip(rows, zip(*padded, strict=True), strict=True):
-            words = settings_words(row.settings, max(1, left), names)
+            words = settings_words(row.settings, max(1, room), names)
             yield Segment(trial + gap)
             yield Segment(state + gap, Style.parse(COLORS[row.state]) if row.state in COLORS else None)
-            cut = set_cell_size(words, left) if cell_len(words) > left else words
+            cut = set_cell_size(words, room) if cell_len(words) > room else words
             yield Segment("".join(cell + gap for cell in others) + cut + "\n")
 
     def _columns(self, rows: Sequence[Row]) -> list[Column]:
         """All columns that these rows have something for, in order."""
         columns = [
-            Column("trial", "trial", tuple(shortened(row.name) + (" ★" if row.front else "") for row in rows)),
+            Column("trial", "trial", tuple(cut_name(row.name) + (" ★" if row.front else "") for row in rows)),
             Column("state", "state", tuple(row.state for row in rows)),
             *self._progress_columns(rows),
         ]
@@ -176,7 +176,7 @@ def is_trial(row: Row) -> bool:
     return bool(row.reports or row.params or row.state != "finished")
 
 
-def shortened(name: str) -> str:
+def cut_name(name: str) -> str:
     """A name that fits its column. The beginning of a long one is left out, for its end tells models apart."""
     return name if len(name) <= LONGEST_NAME else ELLIPSIS + name[1 - LONGEST_NAME :]
 
@@ -189,14 +189,17 @@ def columns_that_fit(columns: Sequence[Column], width: int) -> list[Column]:
 
     shown = list(columns)
     if not fits(shown):
-        short = [column.shortened() if column.right else column for column in shown]
+        short = [column.with_cut_title() if column.right else column for column in shown]
         counts = Counter(column.title for column in short)
-        shown = [each if counts[each.title] == 1 else whole.end() for whole, each in zip(shown, short, strict=True)]
+        shown = [
+            each if counts[each.title] == 1 else whole.with_title_end()
+            for whole, each in zip(shown, short, strict=True)
+        ]
     for key in DROPPED:
         if fits(shown):
             break
         shown = [column for column in shown if column.key != key]
-    return shown if fits(shown) else [column.shortened() if column.right else column for column in shown]
+    return shown if fits(shown) else [column.with_cut_title() if column.right else column for column in shown]
 
 
 def notes_of(rows: Sequence[Row]) -> Iterator[Text]:

@@ -36,10 +36,10 @@ def picture(progress: SweepProgress, height: int | None = None) -> RenderableTyp
 
     The table has running trials first, then the best ones, as many as fit in `height` lines."""
     rows = leaderboard(progress.folder) if (progress.folder.path / "baselines.json").exists() else []
-    gone = minutes(time.monotonic() - progress.started)
+    elapsed = minutes(time.monotonic() - progress.started)
     stage = progress.now()
-    left = time_left(stage, rows, stage.time)
-    head = Text(f"{progress.folder.id} · {stage_words(stage)} · {gone} gone{left}")
+    remaining = time_left(stage, rows, stage.time)
+    head = Text(f"{progress.folder.id} · {stage_words(stage)} · {elapsed} gone{remaining}")
     bar = bar_of(progress.done / max(progress.of, 1))
     latest = [Text(text, style="yellow") for text in (progress.latest, interruption()) if text]
     return _Screen((head, bar, *latest), TrialsTable(running_first(rows), progress.sweep, height=height))
@@ -119,32 +119,33 @@ def live(console: Console) -> Iterator[Callable[[SweepProgress], None]]:
 def _lines(console: Console) -> Iterator[Callable[[SweepProgress], None]]:
     import threading
 
-    ended = threading.Event()
-    boards: list[SweepProgress] = []
+    ended, threads = threading.Event(), list[threading.Thread]()
 
-    def work() -> None:
+    def work(progress: SweepProgress) -> None:
         last, logged = ("", -1.0), 0
         while not ended.wait(0.5):
-            for progress in boards:
-                now = time.monotonic()
-                for text in progress.messages[logged:]:
-                    console.print(f"[{minutes(now - progress.started)}] {text}", markup=False, soft_wrap=True)
-                    logged += 1
-                if progress.stage != last[0] or now - last[1] >= METER_EVERY_S:
-                    last = (progress.stage, now)
-                    stage = progress.now()
-                    head = f"[{minutes(now - progress.started)}] {stage_words(stage)}"
-                    rows = leaderboard(progress.folder) if stage.name == SEARCHING else []
-                    tail = best_so_far(rows, progress.sweep) + time_left(stage, rows, stage.time)
-                    console.print(head + running_words(rows) + tail, markup=False)
+            now = time.monotonic()
+            for text in progress.messages[logged:]:
+                console.print(f"[{minutes(now - progress.started)}] {text}", markup=False, soft_wrap=True)
+                logged += 1
+            if progress.stage != last[0] or now - last[1] >= METER_EVERY_S:
+                last = (progress.stage, now)
+                stage = progress.now()
+                head = f"[{minutes(now - progress.started)}] {stage_words(stage)}"
+                rows = leaderboard(progress.folder) if stage.name == SEARCHING else []
+                tail = best_so_far(rows, progress.sweep) + time_left(stage, rows, stage.time)
+                console.print(head + running_words(rows) + tail, markup=False)
 
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
+    def watch(progress: SweepProgress) -> None:
+        threads.append(threading.Thread(target=work, args=(progress,), daemon=True))
+        threads[-1].start()
+
     try:
-        yield boards.append
+        yield watch
     finally:
         ended.set()
-        thread.join(LAST_LINE_TIMEOUT_S)
+        for thread in threads:
+            thread.join(LAST_LINE_TIMEOUT_S)
 
 
 class _Attached:

@@ -59,8 +59,8 @@ def rename(
     from babeltune.sweep.state.names import name_of
 
     if not NAME.fullmatch(name) or is_bare_trial(name):
-        what = "names a trial; write another one" if is_bare_trial(name) else "must be letters, digits, `_`, `.` or `-`"
-        raise SpecError(f"NAME {name!r} {what}")
+        flaw = "names a trial; write another one" if is_bare_trial(name) else "must be letters, digits, `_`, `.` or `-`"
+        raise SpecError(f"NAME {name!r} {flaw}")
     folder = folder_of(sweep, cluster)
     others = {each.id: each.labels().get("name") or name_of(each.id) for each in sweep_folders(folder.path.parents[1])}
     name_before = others.pop(folder.id)

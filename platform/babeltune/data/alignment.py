@@ -58,14 +58,14 @@ class Side:
     """[entries] whether it is the only one in its sentence."""
 
     @classmethod
-    def of(cls, found: WordsOf, texts: NDArray[np.int64]) -> Side:
+    def of(cls, word_occurrences: WordsOf, texts: NDArray[np.int64]) -> Side:
         """The words of these texts, one text for each pair."""
-        at, lengths = Ragged((np.arange(len(found.words)), found.first)).take(texts)
+        at, lengths = Ragged((np.arange(len(word_occurrences.words)), word_occurrences.first)).take(texts)
         pair = np.repeat(np.arange(len(texts)), lengths)
-        keys = pair * len(found.vocabulary) + found.words[at]
+        keys = pair * len(word_occurrences.vocabulary) + word_occurrences.words[at]
         _, places, times = np.unique(keys, return_index=True, return_counts=True)
         first = np.searchsorted(pair[places], np.arange(len(texts) + 1))
-        return cls(first, found.words[at[places]], at[places], times == 1)
+        return cls(first, word_occurrences.words[at[places]], at[places], times == 1)
 
     def only(self, mask: NDArray[np.bool_]) -> Side:
         """Without the words of the vocabulary that are not wanted."""
@@ -183,7 +183,7 @@ class Language:
     ids: NDArray[np.int64]
     """Text ids, in order."""
     texts: list[str]
-    found: WordsOf
+    occurrences: WordsOf
     content: NDArray[np.bool_]
 
 
@@ -206,16 +206,16 @@ def word_samples(
         a, b = (by_name[name] for name in languages[pairs[0]])
         texts = np.stack([np.searchsorted(side.ids, corpus.pairs[pairs, n]) for n, side in enumerate((a, b))], axis=1)
         if settings.align == "mutual":
-            chosen, scored = mutual(a.found, b.found, texts, (a.content, b.content), settings.least)
+            chosen, scored = mutual(a.occurrences, b.occurrences, texts, (a.content, b.content), settings.least)
             pair, i, j = chosen.T
-            found = np.concatenate([pair[:, None], a.found.spans[i], b.found.spans[j]], axis=1)
+            word_pairs = np.concatenate([pair[:, None], a.occurrences.spans[i], b.occurrences.spans[j]], axis=1)
         else:
             terms = lexicon_of(lexicons, languages[pairs[0]].tolist(), (a, b))
-            hits = once(a.found, a.texts, terms), once(b.found, b.texts, set().union(*terms.values()))
-            found = np.array(list(aligned_terms(hits, texts, terms)), np.int64).reshape(-1, 5)
-            scored = np.full((len(found), 2), np.inf, np.float32)
-        found[:, 0] = pairs[found[:, 0]]
-        samples.append(found)
+            hits = once(a.occurrences, a.texts, terms), once(b.occurrences, b.texts, set().union(*terms.values()))
+            word_pairs = np.array(list(aligned_terms(hits, texts, terms)), np.int64).reshape(-1, 5)
+            scored = np.full((len(word_pairs), 2), np.inf, np.float32)
+        word_pairs[:, 0] = pairs[word_pairs[:, 0]]
+        samples.append(word_pairs)
         scores.append(scored)
     together = np.concatenate(samples)
     order = np.lexsort(together.T[::-1])
@@ -232,7 +232,7 @@ def language(corpus: Corpus, ids: NDArray[np.integer], settings: Words, stores: 
 
 def lexicon_of(lexicons: Sequence[Rows], names: Sequence[str], sides: Sequence[Language]) -> dict[str, set[str]]:
     """Every term of the first language and its translations into the second; stop words are none."""
-    stop = [{w for w, c in zip(s.found.vocabulary, s.content, strict=True) if not c} | {""} for s in sides]
+    stop = [{w for w, c in zip(s.occurrences.vocabulary, s.content, strict=True) if not c} | {""} for s in sides]
     terms: dict[str, set[str]] = {}
     for rows in lexicons:
         if set(names) <= set(rows.columns):

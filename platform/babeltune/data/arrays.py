@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Value = TypeVar("Value", bound=np.generic)
-LARGE = 1 << 20
+LARGE_ARRAY_BYTES = 1 << 20
 """Bytes above which an array lies in a file."""
 PART = 1 << 20
 """Values that are worked on at a time."""
@@ -108,7 +108,7 @@ def zeros(shape: int | tuple[int, ...], dtype: type[Value] | np.dtype[Value]) ->
     """An array of zeros."""
     kind: np.dtype[Value] = np.dtype(dtype)
     size = int(np.prod(shape)) * kind.itemsize
-    if size <= LARGE:
+    if size <= LARGE_ARRAY_BYTES:
         return np.zeros(shape, kind)
     return _arena.get().bytes(size).view(kind).reshape(shape)
 

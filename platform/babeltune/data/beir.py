@@ -319,9 +319,9 @@ def _refusals(source: Source) -> Refusals:
     return Refusals(f"`on_error: drop` in source {source.name!r}", source.on_error == "drop")
 
 
-def _close(source: Source, path: str, refusals: Refusals, dropped: Counter[str], left: int) -> None:
+def _close(source: Source, path: str, refusals: Refusals, dropped: Counter[str], remaining: int) -> None:
     """Counts what a file lacks. Raises `DataError` if that is too much, or all."""
     refusals.refuse_too_many(source, path)
     dropped.update(refusals.counts)
-    if not left:
+    if not remaining:
         raise DataError(f"source {source.name!r} ({path}) has no rows; write the file again")

@@ -136,9 +136,9 @@ def near_of(index: EvalIndex, rows: Rows, language: str) -> Near:
     return Near(*np.concatenate(by_shard, axis=1))
 
 
-def near_in_shard(texts: Texts, known: str) -> NDArray[np.int64]:
-    """[2, found] rows of a shard, and the texts of an index that they nearly equal. `known` is the index's file."""
-    near = _index_of(Path(known).read_bytes()).near(texts)
+def near_in_shard(texts: Texts, index_file: str) -> NDArray[np.int64]:
+    """[2, found] rows of a shard, and the texts of an index that they nearly equal. `index_file` has these."""
+    near = _index_of(Path(index_file).read_bytes()).near(texts)
     return np.stack([near.rows, near.texts])
 
 
@@ -235,13 +235,13 @@ class Contamination:
                     self._add(source, name, side, "exact", count)
 
     def near(
-        self, source: str, rows: Rows, by_side: Mapping[str, Near], kept: Sequence[NDArray[np.intp]], index: EvalIndex
+        self, source: str, rows: Rows, by_side: Mapping[str, Near], used: Sequence[NDArray[np.intp]], index: EvalIndex
     ) -> None:
-        """Counts the near-duplicates among the rows of a source that are trained on, which each part of `kept` has in
+        """Counts the near-duplicates among the rows of a source that are trained on. `used` has their numbers in
         order."""
         for side, near in by_side.items():
             trained = np.zeros(len(near.rows), bool)
-            for some in kept:
+            for some in used:
                 trained |= in_sorted(near.rows, some)
             for name, texts in index.sets.items():
                 chosen = np.flatnonzero(trained & np.isin(near.texts, texts))

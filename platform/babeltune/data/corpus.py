@@ -431,13 +431,13 @@ class NotedTexts:
         of_language: dict[str, list[int]] = {}
         for place, (_, language) in enumerate(self._noted):
             of_language.setdefault(language, []).append(place)
-        for language, own in of_language.items():
-            hashes[own] = text_hashes(Texts.of([self._noted[place][0] for place in own]), language)
+        for language, members in of_language.items():
+            hashes[members] = text_hashes(Texts.of([self._noted[place][0] for place in members]), language)
         return hashes
 
 
 def pair_ids(ids: NDArray[np.int64], spans: Sequence[slice]) -> NDArray[np.integer]:
-    """[pairs, 2] the text ids of both sides; each two spans are a block's."""
+    """[pairs, 2] the text ids of both sides. `spans` alternate: a block's anchors, then its other side."""
     texts = int(ids.max()) + 1 if len(ids) else 0
     pairs = zeros((sum(span.stop - span.start for span in spans[::2]), 2), number_type(texts))
     end = 0

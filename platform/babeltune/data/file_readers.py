@@ -61,11 +61,9 @@ EMPTY_SIDE = "empty side"
 """The reason of a row that lacks the text of a column."""
 ZERO_BYTE = Fault("zero byte", "text has no zero byte")
 Row = tuple[int, list[str] | Fault]
-"""Line (or row) from 1, and the values of the columns asked for."""
+"""Line (or row) from 1, and its fields: all, or those of the columns asked for."""
 SEPARATOR = re.compile(rb'"?sep=([^"\x80-\xff])"?', re.IGNORECASE)
 """Excel's first line of a CSV file, before the header: it names the delimiter."""
-Fields = tuple[int, list[str] | Fault]
-"""Line (or row) from 1, and all its fields."""
 Lines = Iterable[tuple[int, bytes | Fault]]
 """Numbers from 1, and lines without their ends."""
 
@@ -303,7 +301,7 @@ class _RowTooLongError(Exception):
     """Ends the reading of a row."""
 
 
-def table_rows(path: Path, names: Sequence[str], rows: Iterable[Fields], *, header: bool) -> Iterator[Row]:
+def table_rows(path: Path, names: Sequence[str], rows: Iterable[Row], *, header: bool) -> Iterator[Row]:
     """The named columns of rows of fields; the first row names the columns or, without a header, counts them. A header
     may stand below a title, and stand again further down. A name that no column has is that of one with blanks around
     it."""
@@ -349,11 +347,11 @@ WIDTH_ROWS = 20
 """Rows at the begin of a table without a header that count its columns. A broken first row decides nothing."""
 
 
-def widest_agreed(first: Fields, rows: Iterator[Fields]) -> tuple[Fields, Iterator[Fields]]:
+def widest_agreed(first: Row, rows: Iterator[Row]) -> tuple[Row, Iterator[Row]]:
     """The first of the rows that have as many columns as most, and all rows again."""
     begin = [first, *itertools.islice(rows, WIDTH_ROWS - 1)]
     whole = [row for row in begin if row[1] and not isinstance(row[1], Fault)]
-    widths = Counter(len(cells) for _, cells in whole if not isinstance(cells, Fault))
+    widths = Counter(len(fields) for _, fields in whole if not isinstance(fields, Fault))
     if widths:
         width = widths.most_common(1)[0][0]
         first = next(row for row in whole if not isinstance(row[1], Fault) and len(row[1]) == width)
@@ -364,9 +362,9 @@ TITLE_ROWS = 10
 """Rows above a header, such as a title, among which it is sought."""
 
 
-def below_title(first: Fields, rows: Iterator[Fields], names: Sequence[str]) -> Fields:
+def below_title(first: Row, rows: Iterator[Row], names: Sequence[str]) -> Row:
     """The row that has the names of the columns, if only rows with at most one cell of text stand above it."""
-    row: Fields | None = first
+    row: Row | None = first
     for _ in range(TITLE_ROWS):
         if row is None or isinstance(row[1], Fault) or set(names) <= {name.strip() for name in row[1]}:
             return row or first
@@ -553,12 +551,17 @@ def not_utf8(raw: bytes, error: UnicodeDecodeError) -> Fault:
 
 
 def refuse_broken(
-    place: str, numbers: tuple[int, int, str], reasons: Mapping[str, int], most: float = MAX_BROKEN, rule: str = ""
+    place: str,
+    broken: int,
+    rows: int,
+    reasons: Mapping[str, int],
+    *,
+    word: str = "rows",
+    most: float = MAX_BROKEN,
+    rule: str = "",
 ) -> None:
-    """Raises `DataError` if more than the share `most` of the rows are broken: the file is then misread.
-
-    `numbers`: the broken ones, all, and the word for them."""
-    broken, rows, word = numbers
+    """Raises `DataError` if more than the share `most` of the rows are broken: the file is then misread. `word` is the
+    error's word for rows."""
     if broken > most * rows:
         words = ", ".join(f"{count:,} {reason}" for reason, count in Counter(reasons).most_common() if count)
         rule = rule or f"{most:.0%} that may be; correct the file, or what it is read as"

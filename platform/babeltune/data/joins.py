@@ -34,9 +34,9 @@ def paired_in_turn(left: NDArray[np.uint64], right: NDArray[np.uint64]) -> tuple
     sides = [Grouped(some, count) for some in (number[: len(left)], number[len(left) :])]
     sizes, combinations = zeros(count, np.int64), 0
     for part in parts(count):
-        ours, theirs = (side.sizes[part] for side in sides)
-        combinations += int((ours * theirs).sum())
-        sizes[part] = np.where(ours * theirs > 0, np.maximum(ours, theirs), 0)
+        lefts, rights = (side.sizes[part] for side in sides)
+        combinations += int((lefts * rights).sum())
+        sizes[part] = np.where(lefts * rights > 0, np.maximum(lefts, rights), 0)
     rows: NDArray[np.int64] = zeros((sum(int(sizes[part].sum()) for part in parts(count)), 2), np.int64)
     end = 0
     for part in parts(count):

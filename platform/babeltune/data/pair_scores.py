@@ -58,10 +58,10 @@ def thresholds(sampling: Sampling, names: Sequence[str] = THRESHOLDS) -> dict[st
 def passing_words(words: Path, sampling: Sampling) -> NDArray[np.integer]:
     """The rows of `spans.npy` of these words that no threshold leaves out."""
     samples: NDArray[np.integer] = np.load(words, mmap_mode="r")
-    if not thresholds(sampling, WORD_THRESHOLDS):
-        return samples
-    least = [getattr(sampling, name) for name in WORD_THRESHOLDS]
-    return samples[(np.load(words.parent / WORD_SCORES, mmap_mode="r") >= least).all(axis=1)]
+    if thresholds(sampling, WORD_THRESHOLDS):
+        least = [getattr(sampling, name) for name in WORD_THRESHOLDS]
+        samples = samples[(np.load(words.parent / WORD_SCORES, mmap_mode="r") >= least).all(axis=1)]
+    return samples
 
 
 def write_scores(folder: Path, names: Sequence[str], corpus: Corpus, vectors: Vectors, progress: Count) -> None:
@@ -157,7 +157,8 @@ def distinct_words(text: str) -> float:
 
 def _by_text(score: Callable[[str], float], corpus: Corpus) -> NDArray[np.float32]:
     """[pairs, 2] the scores of both texts."""
-    return np.fromiter(map(score, corpus.texts), np.float32, len(corpus.texts))[corpus.pairs]
+    scores: NDArray[np.float32] = np.fromiter(map(score, corpus.texts), np.float32, len(corpus.texts))[corpus.pairs]
+    return scores
 
 
 def similarities(corpus: Corpus) -> NDArray[np.float32]:

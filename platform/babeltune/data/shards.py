@@ -40,7 +40,7 @@ def read_texts(path: str) -> list[str]:
     return texts
 
 
-def count_all(results: Iterable[int], texts: int, progress: Count, what: str, before: int = 0) -> int:
+def count_all(results: Iterable[int], texts: int, progress: Count, action: str, before: int = 0) -> int:
     """Adds up the texts that shards report to those that were done `before`; `StoreError` when some are missing at the
     end."""
     done = before
@@ -49,5 +49,5 @@ def count_all(results: Iterable[int], texts: int, progress: Count, what: str, be
         done += count
         progress(done, texts)
     if done != texts:
-        raise StoreError(f"{what} {done} of {texts} sentences; a task was lost: submit again")
+        raise StoreError(f"{action} {done} of {texts} sentences; a task was lost: submit again")
     return done

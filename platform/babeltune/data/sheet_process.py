@@ -23,9 +23,10 @@ def text_of(cell: object) -> str:
 
 
 def write(path: str, name: str) -> int:
-    """Writes the named sheet, or the only one with cells, or nothing if none has any; gives the exit code."""
+    """Prints the rows of the chosen sheet. Returns `SHEETS` if the choice is not clear."""
     with open(path, "rb") as file:  # noqa: PTH123  (by a path, the ending would decide the format)
         book = load_workbook(file)
+    # Without a name, the only sheet with cells is chosen.
     names = [name] if name in book.sheet_names else [] if name else list(book.sheet_names)
     filled = [each for each in names if book.get_sheet_by_name(each).total_height]
     if not filled and not name:

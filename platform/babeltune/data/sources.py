@@ -117,9 +117,9 @@ class Refusals:
     def refuse_too_many(self, source: Source, file: Path | str | None = None) -> None:
         """Raises `DataError` if more than `max_dropped` of the rows are broken: the file is then misread."""
         rule = f"max_dropped {source.max_dropped:g} allows; correct the file or how it is read, or raise `max_dropped`"
-        place, rows = source_words(source), f"rows of {file}" if file else "rows"
-        broken, of = self.counts.total() - self.unused, self.rows - self.unused
-        refuse_broken(place, (broken, of, rows), self.counts, source.max_dropped, rule)
+        place, word = source_words(source), f"rows of {file}" if file else "rows"
+        broken, rows = self.counts.total() - self.unused, self.rows - self.unused
+        refuse_broken(place, broken, rows, self.counts, word=word, most=source.max_dropped, rule=rule)
 
     def refuse(self, place: str, fault: Fault) -> None:
         """Counts the row, or raises `DataError` that names its place."""

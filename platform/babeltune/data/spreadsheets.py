@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from babeltune.data import read_progress
-from babeltune.data.file_readers import Digest, Fields, too_long
+from babeltune.data.file_readers import Digest, Row, too_long
 from babeltune.data.text_streams import names_in_archive, refuse_other
 from babeltune.data.watched_process import exit_of, watched
 from babeltune.errors import DataError, list_of, nearest, shortened
@@ -27,7 +27,7 @@ def workbook_format(path: Path) -> Literal["xlsx", "ods"] | None:
     return "ods" if {"content.xml", "mimetype"} <= names else None
 
 
-def sheet_rows(path: Path, sheet: str | None, content: Digest, longest: int) -> Iterator[Fields]:
+def sheet_rows(path: Path, sheet: str | None, content: Digest, longest: int) -> Iterator[Row]:
     """The rows of a sheet with their numbers from 1, less empty ones. `sheet`: its name; None: the only one with cells.
 
     Raises `DataError` for what is no workbook, for a sheet that is not there, and for one that takes more than

@@ -299,9 +299,9 @@ def _build(
 
 def _sweep(folder: Path) -> None:
     """Removes what dead builders left: while the lock is held, nobody else builds this store."""
-    for left in folder.parent.glob(f".{folder.name}.*-*"):
-        log.info("removing %s, left by a builder that ended early", left)
-        shutil.rmtree(left, ignore_errors=True)
+    for draft in folder.parent.glob(f".{folder.name}.*-*"):
+        log.info("removing %s, left by a builder that ended early", draft)
+        shutil.rmtree(draft, ignore_errors=True)
 
 
 def _discard(folder: Path) -> None:

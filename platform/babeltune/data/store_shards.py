@@ -78,9 +78,9 @@ def write_shard(out: Path, texts: Sequence[str], *, truncated: int, **arrays: ND
     write_whole(Path(f"{out}{DONE}"), record.encode(), durable=True)
 
 
-def whole_shard(out: Path, texts: Sequence[str], there: Mapping[str, int]) -> ShardRecord | None:
+def whole_shard(out: Path, texts: Sequence[str], bucket_sizes: Mapping[str, int]) -> ShardRecord | None:
     """The record of a shard that an earlier process has made of these texts to its end; None if there is none.
-    `there` has the bytes of each file in the bucket."""
+    `bucket_sizes` has the bytes of each file in the bucket."""
     try:
         record = ShardRecord.decode(Path(f"{out}{DONE}").read_bytes())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -88,7 +88,7 @@ def whole_shard(out: Path, texts: Sequence[str], there: Mapping[str, int]) -> Sh
 
     def is_whole(file: ShardFile) -> bool:
         path = out.with_name(file.name)
-        return there.get(file.name) == file.bytes or (path.exists() and sha256_of(path) == file.sha256)
+        return bucket_sizes.get(file.name) == file.bytes or (path.exists() and sha256_of(path) == file.sha256)
 
     same = record.texts == digest_of_texts(texts)
     return record if same and all(map(is_whole, record.files.values())) else None
@@ -104,7 +104,7 @@ class ShardWork:
     """The arguments of a shard, of the file of its texts and of the path that begins the names of its files."""
     run: RunShards
     progress: Count
-    what: str
+    task: str
     """The work on the texts in words, for an error."""
     gpu: bool = False
 
@@ -131,11 +131,11 @@ def make_shards(draft: Path, texts: Texts, cut: Iterable[NDArray[np.integer]], w
             source = write_texts(out.with_suffix(".json"), texts_here)
             names.add(source.name)
             missing[out] = work.arguments(str(source), str(out))
-    for left in draft.iterdir():
-        if OF_SHARD.fullmatch(left.name) and left.name not in names:
-            left.unlink()  # of a process that ended early
+    for stale_file in draft.iterdir():
+        if OF_SHARD.fullmatch(stale_file.name) and stale_file.name not in names:
+            stale_file.unlink()  # of a process that ended early
     drawn = [list(missing.values())[place] for place in np.random.default_rng(0).permutation(len(missing))]
-    count_all(work.run(work.function, drawn, gpu=work.gpu) if drawn else [], len(texts), work.progress, work.what, done)
+    count_all(work.run(work.function, drawn, gpu=work.gpu) if drawn else [], len(texts), work.progress, work.task, done)
     for out in missing:
         records[out] = ShardRecord.decode(Path(f"{out}{DONE}").read_bytes())
         out.with_suffix(".json").unlink()

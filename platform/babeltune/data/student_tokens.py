@@ -60,8 +60,8 @@ class StudentTokens:
         train_texts = texts.at(ids_among(len(texts), pairs[:, 0], pairs[:, 1]))
         sets = {}
         for number, student in enumerate(self.students, 1):
-            what = "tokenizing" if len(self.students) == 1 else f"tokenizing {number}/{len(self.students)}"
-            sets[tokenizer_key(student, self.text_digest)] = self._of(student, train_texts, words, what)
+            action = "tokenizing" if len(self.students) == 1 else f"tokenizing {number}/{len(self.students)}"
+            sets[tokenizer_key(student, self.text_digest)] = self._of(student, train_texts, words, action)
         return sets
 
     def with_vectors(
@@ -86,7 +86,7 @@ class StudentTokens:
             sets[key] = replace(sets[key], vectors={**sets[key].vectors, kind: str(vectors)})
         return sets
 
-    def _of(self, student: Student, train_texts: Sequence[str], words: Path | None, what: str) -> TokenSet:
+    def _of(self, student: Student, train_texts: Sequence[str], words: Path | None, action: str) -> TokenSet:
         trained = None
         if student.model is None:
             self.progress("making the tokenizer", 0, 1)
@@ -96,11 +96,11 @@ class StudentTokens:
         if student.trim and student.model is not None:
             whole = load_tokenizer(replace(student, trim=False), None)
             # Of whole texts: within a word that is cut the tokens of the whole word would be missing.
-            before = self._tokenize(student, None, whole, what)
+            before = self._tokenize(student, None, whole, action)
             trained, untrimmed = build_trimmed(self.stores, whole, before, limit_of(student)), len(whole)
             kept_ids = trained / KEPT
         tokenizer = load_tokenizer(student, trained)
-        train, evaluation = after = self._tokenize(student, student.max_tokens, tokenizer, what)
+        train, evaluation = after = self._tokenize(student, student.max_tokens, tokenizer, action)
         if kept_ids is not None and limit_of(student) is None:
             for one, other in zip(before, after, strict=True):
                 check_equal(
@@ -134,7 +134,7 @@ class StudentTokens:
         )
 
     def _tokenize(
-        self, student: Student, max_tokens: int | None, tokenizer: PreTrainedTokenizerFast, what: str
+        self, student: Student, max_tokens: int | None, tokenizer: PreTrainedTokenizerFast, action: str
     ) -> tuple[Path, Path]:
         """The token stores of the texts with the student's prompt and with that of the evaluation."""
         evaluation_prompt = self.sweep.evaluation.prompt
@@ -145,7 +145,7 @@ class StudentTokens:
                 tokenizer,
                 Cut(prompt, max_tokens, has_special_tokens(student)),
                 run_shards=self.run_shards,
-                progress=functools.partial(self.progress, what),
+                progress=functools.partial(self.progress, action),
             )
             for prompt in (student.prompt, student.prompt if evaluation_prompt is None else evaluation_prompt)
         )

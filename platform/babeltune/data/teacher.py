@@ -64,11 +64,11 @@ class TeacherModel:
             features = self._model.preprocess([texts[row] for row in rows], prompt=self._teacher.prompt or None)
             features = {k: v.to(self._device) if isinstance(v, torch.Tensor) else v for k, v in features.items()}
             with torch.autocast(self._device.type, torch.bfloat16, enabled=self._teacher.precision == "bf16"):
-                found = self._model(features)["sentence_embedding"]
-            found = found.float()
+                batch_vectors = self._model(features)["sentence_embedding"]
+            batch_vectors = batch_vectors.float()
             if self._teacher.normalize:
-                found = torch.nn.functional.normalize(found, dim=-1)
-            vectors[rows] = found.cpu().numpy()
+                batch_vectors = torch.nn.functional.normalize(batch_vectors, dim=-1)
+            vectors[rows] = batch_vectors.cpu().numpy()
         return vectors
 
     def save(self, folder: Path) -> None:
@@ -291,7 +291,7 @@ def build_teacher_store(
     if different != len(texts):
         raise StoreError(f"{len(texts)} texts for the teacher are only {different} different ones; pass each once")
     dtype = "<f4" if exact else "<f2"
-    alike = {"texts": digest_of_texts(texts), "dtype": dtype}
+    shared = {"texts": digest_of_texts(texts), "dtype": dtype}
     # The width is not known before the model is loaded; most teachers have at most 1024 dimensions.
     needed = len(texts) * 1024 * np.dtype(dtype).itemsize
 
@@ -299,14 +299,14 @@ def build_teacher_store(
         def write(folder: Path) -> Contents:
             return _write(folder, texts, encoder, dtype, run_shards, progress)
 
-        return build(root, "teacher", _deciding_settings(encoder) | alike, write, bytes_needed=needed, resumable=True)
+        return build(root, "teacher", _deciding_settings(encoder) | shared, write, bytes_needed=needed, resumable=True)
 
     def write_mixture(folder: Path) -> Contents:
         return _write_side_by_side(folder, [store_of(each) for each in teacher.encoders], teacher, len(texts), dtype)
 
     if not teacher.beside:
         return store_of(teacher.encoders[0])
-    mixture = {"encoders": [_deciding_settings(each) | {"weight": each.weight} for each in teacher.encoders], **alike}
+    mixture = {"encoders": [_deciding_settings(one) | {"weight": one.weight} for one in teacher.encoders], **shared}
     return build(root, "teacher", mixture, write_mixture, bytes_needed=needed * len(teacher.encoders))
 
 
@@ -366,8 +366,8 @@ def _of_equal_cost(sequence: NDArray[np.intp], lengths: NDArray[np.int64]) -> li
     count = -(-len(sequence) // rows)
     cost = np.cumsum(lengths[sequence] + SENTENCE_COST)
     ends = np.searchsorted(cost, cost[-1] * np.arange(1, count) / count)
-    parts = [part for part in np.split(sequence, ends) if len(part)]
-    return [piece for part in parts for piece in np.array_split(part, -(-len(part) // SHARD_ROWS[1]))]
+    cost_groups = [group for group in np.split(sequence, ends) if len(group)]
+    return [piece for group in cost_groups for piece in np.array_split(group, -(-len(group) // SHARD_ROWS[1]))]
 
 
 def encode_shard(teacher: FrozenModel, texts_file: str, out: str, dtype: str = "<f2") -> int:
@@ -376,14 +376,14 @@ def encode_shard(teacher: FrozenModel, texts_file: str, out: str, dtype: str = "
     Runs in any process that sees the file, on CUDA if there is one."""
     texts = read_texts(texts_file)
     model = _loaded(teacher, "cuda" if torch.cuda.is_available() else "cpu")
-    already = model.truncated
+    truncated_before = model.truncated
     vectors = model.encode(texts).astype(dtype)
     if not np.isfinite(vectors).all():
         raise TeacherError(
             f"teacher.model {teacher.model!r} gives vectors that are not finite as {np.dtype(dtype)}; "
             "set teacher.normalize to true, or use another model"
         )
-    write_shard(Path(out), texts, truncated=model.truncated - already, rows=vectors)
+    write_shard(Path(out), texts, truncated=model.truncated - truncated_before, rows=vectors)
     give_back_memory()
     return len(vectors)
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 BATCH = 10_000
 """Texts that are strings at a time."""
-LARGE = 1 << 24
+LARGE_TEXTS_BYTES = 1 << 24
 """Bytes of collected texts above which they go to files."""
 COLUMN = "text"
 """The column of a file of texts."""
@@ -192,7 +192,7 @@ def batches(texts: Iterable[str]) -> Iterator[Sequence[str]]:
 
 
 class TextWriter:
-    """Collects texts. What is more than `LARGE` bytes goes to files without a name."""
+    """Collects texts. What is more than `LARGE_TEXTS_BYTES` bytes goes to files without a name."""
 
     def __init__(self) -> None:
         self._arrays: list[pa.Array] = []
@@ -207,7 +207,7 @@ class TextWriter:
         array = texts if isinstance(texts, pa.Array) else _array(texts)
         self._arrays.append(array)
         self._bytes += array.nbytes
-        if self._bytes > LARGE:
+        if self._bytes > LARGE_TEXTS_BYTES:
             self._spill()
 
     @functools.cached_property
@@ -260,7 +260,7 @@ class TableWriter:
         """Appends a row."""
         self._rows.append(row)
         self._characters += sum(map(len, row))
-        if len(self._rows) == BATCH or self._characters > LARGE:
+        if len(self._rows) == BATCH or self._characters > LARGE_TEXTS_BYTES:
             self._flush()
 
     def _flush(self) -> None:

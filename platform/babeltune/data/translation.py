@@ -129,7 +129,7 @@ class Translator:
         description = {"model": folder_digest(folder), **keyed}
         chosen = draw_texts(source, texts, self.seed)
         model: list[Model] = []
-        found: list[str | None] = []
+        translations: list[str | None] = []
         reasons: dict[str, int] = {}
         for start in range(0, len(chosen), SHARD):
             part = chosen[start : start + SHARD]
@@ -137,19 +137,19 @@ class Translator:
             def write(place: Path, part: list[str] = part, start: int = start) -> Contents:
                 if not model:
                     model.append(Model(how, folder, name))
-                translations, dropped = model[0].translate(
+                shard_translations, dropped = model[0].translate(
                     part, lambda done: self.progress(f"translating {source.name}", start + done, len(chosen))
                 )
-                written = json.dumps({"translations": translations, "dropped": dropped}, ensure_ascii=False)
-                (place / "translations.json").write_text(written, encoding="utf-8")
+                document = json.dumps({"translations": shard_translations, "dropped": dropped}, ensure_ascii=False)
+                (place / "translations.json").write_text(document, encoding="utf-8")
                 return Contents(facts={"translated": len(part)})
 
             store = build(self.stores, "translations", {"texts": digest_of_texts(part), **description}, write)
             values = json.loads((store / "translations.json").read_text(encoding="utf-8"))
-            found += values["translations"]
+            translations += values["translations"]
             for reason, count in values["dropped"].items():
                 reasons[reason] = reasons.get(reason, 0) + count
-        pairs = [(text, other) for text, other in zip(chosen, found, strict=True) if other is not None]
+        pairs = [(text, other) for text, other in zip(chosen, translations, strict=True) if other is not None]
         return Translations(
             originals=[text for text, _ in pairs],
             translations=[other for _, other in pairs],

@@ -194,7 +194,7 @@ class Units:
             self._unit = None
 
     def close(self) -> None:
-        """The document ends."""
+        """Required by `XMLParser`; there is nothing left to do."""
 
 
 def xml_units(stream: IO[bytes], path: Path, content: Digest, longest: int) -> Iterator[Unit]:

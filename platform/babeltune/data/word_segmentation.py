@@ -153,10 +153,10 @@ def token_spans(
         token = np.arange(len(text)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         real = offsets[:, 0] < offsets[:, 1]
         token, places = token[real], offsets[real] + text[real, None] * APART
-        mine = order[first[start] : first[start + len(chunk)]]
-        sought = spans[mine] + len(prompt) + np.searchsorted(chunk, ids[mine])[:, None] * APART
-        left = np.searchsorted(places[:, 1], sought[:, 0], side="right")
+        members = order[first[start] : first[start + len(chunk)]]
+        sought = spans[members] + len(prompt) + np.searchsorted(chunk, ids[members])[:, None] * APART
+        begin = np.searchsorted(places[:, 1], sought[:, 0], side="right")
         last = np.searchsorted(places[:, 0], sought[:, 1], side="left") - 1
-        whole = (left <= last) & (places[last, 1] >= sought[:, 1])
-        result[mine[whole]] = np.stack([token[left[whole]], token[last[whole]] + 1], axis=1)
+        whole = (begin <= last) & (places[last, 1] >= sought[:, 1])
+        result[members[whole]] = np.stack([token[begin[whole]], token[last[whole]] + 1], axis=1)
     return result

@@ -202,8 +202,8 @@ def _bitext(task: IdTask, lookup: Lookup) -> Scores:
     turned = matches.turned()
     forward, backward = bitext.accuracy(matches.forward), bitext.accuracy(matches.backward)
     in_text = task.compare == "text"
-    there, back = (task.right, task.left) if in_text else (None, None)
-    error = bitext.xsim(matches, there and there[:pairs], task.margin)
+    forth, back = (task.right, task.left) if in_text else (None, None)
+    error = bitext.xsim(matches, forth and forth[:pairs], task.margin)
     scores = {
         "accuracy": (forward + backward) / 2,
         "accuracy_forward": forward,
@@ -214,7 +214,7 @@ def _bitext(task: IdTask, lookup: Lookup) -> Scores:
     }
     if len(task.right) > pairs:
         among_changed = knn.match(left, rights.side(task.right), task.k)
-        scores["xsimpp_error"] = bitext.xsim(among_changed, there, task.margin)
+        scores["xsimpp_error"] = bitext.xsim(among_changed, forth, task.margin)
     flipped = (bitext.share_of_flipped_margins(matches) + bitext.share_of_flipped_margins(turned)) / 2
     return scores | ({"xsim_flipped": flipped} if flipped and task.margin == "ratio" else {})
 

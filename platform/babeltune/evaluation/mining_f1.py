@@ -44,12 +44,12 @@ def candidates(left: Vectors | Side, right: Vectors | Side, k: int = 4, margin: 
 
 def one_to_one(pairs: Scored) -> Scored:
     """The pairs from the best-scored downwards with two sentences that were not taken before; equal scores by index."""
-    taken: tuple[set[int], set[int]] = (set(), set())
+    paired: tuple[set[int], set[int]] = (set(), set())
     one_each: Scored = {}
     for (i, j), score in sorted(pairs.items(), key=lambda item: (-item[1], item[0])):
-        if i not in taken[0] and j not in taken[1]:
-            taken[0].add(i)
-            taken[1].add(j)
+        if i not in paired[0] and j not in paired[1]:
+            paired[0].add(i)
+            paired[1].add(j)
             one_each[i, j] = score
     return one_each
 

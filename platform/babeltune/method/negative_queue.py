@@ -133,7 +133,7 @@ class _LogSums(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         rows, plain, with_gradient = len(q), 1 / temperature <= PLAIN, ctx.needs_input_grad[0]
         filtered = negatives.below is not None and negatives.chosen is None
-        left = torch.cat([q, negatives.positives]) if filtered else q
+        queries = torch.cat([q, negatives.positives]) if filtered else q
         most = q.new_full((rows, 1), 0.0 if plain else -1 / temperature)
         sums, means = q.new_zeros(rows, 1), torch.zeros_like(q)
         counts = torch.zeros(rows, dtype=torch.long, device=q.device)
@@ -141,7 +141,7 @@ class _LogSums(torch.autograd.Function):
         with torch.autocast(q.device.type, enabled=False):
             for start in range(0, len(candidates), tile):
                 at = slice(start, start + tile)
-                products = product(left, candidates[at].T)
+                products = product(queries, candidates[at].T)
                 mask = negatives.keep(products[rows:] if filtered else None, ids[at], at)
                 values = products[:rows].div_(temperature).masked_fill_(~mask, -torch.inf)
                 counts += mask.sum(1)

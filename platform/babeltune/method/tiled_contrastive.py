@@ -165,19 +165,19 @@ class Formula:
     repeats: Repeats | None
     temperature: float
     tile: int
-    kept: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    tiles: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     """The tiles of S by first row and column, if S is one tile or small. Else the second pass makes them again."""
 
     def similarities(self, left: Side, right: Side, i: slice, j: slice) -> Tensor:
         """A tile of S (of S transposed when `left` is the columns)."""
-        if (products := self.kept.get((i.start, j.start) if left is self.rows else (j.start, i.start))) is not None:
+        if (products := self.tiles.get((i.start, j.start) if left is self.rows else (j.start, i.start))) is not None:
             return products if left is self.rows else products.T
         tile = product(left.vectors[i], right.vectors[j].T).div_(self.temperature)
         if self.repeats is not None:
             self.repeats.drop(tile, i, j)
         whole = len(self.rows.vectors) * len(self.columns.vectors)
         if left is self.rows and (whole <= KEPT or whole == tile.numel()):
-            self.kept[i.start, j.start] = tile
+            self.tiles[i.start, j.start] = tile
         return tile
 
     def find_sums(self, beside: Tensor | None) -> None:
@@ -261,7 +261,7 @@ def _softmaxes(values: Tensor, powers: Tensor | None, rows: Normaliser, columns:
 class _Context(Protocol):
     """The tensors that torch keeps between forward and backward pass."""
 
-    found: tuple[Tensor, Tensor, Tensor | None]
+    gradients: tuple[Tensor, Tensor, Tensor | None]
     """The gradients of the rows, of the columns, and of what stands beside. Gone after a backward pass."""
     temperature: float
     dtypes: tuple[torch.dtype, torch.dtype]
@@ -290,7 +290,7 @@ class CrossEntropy(torch.autograd.Function):
             share = None
             if beside is not None and rows.weights is not None and rows.sums is not None:
                 share = rows.weights * (beside - rows.sums).exp()
-            ctx.found = rows.gradient, columns.gradient, share
+            ctx.gradients = rows.gradient, columns.gradient, share
             ctx.temperature, ctx.dtypes = formula.temperature, (x.dtype, y.dtype)
         teacher = teacher.float()
         ctx.mark_non_differentiable(teacher)
@@ -300,8 +300,8 @@ class CrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: _Context, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         scale = gradients[0]
-        x, y, beside = ctx.found
-        del ctx.found  # they are scaled in place: a second backward finds nothing
+        x, y, beside = ctx.gradients
+        del ctx.gradients  # they are scaled in place: a second backward finds nothing
         return (
             x.mul_(scale / ctx.temperature).to(ctx.dtypes[0]),
             y.mul_(scale / ctx.temperature).to(ctx.dtypes[1]),

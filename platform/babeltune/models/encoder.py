@@ -115,7 +115,7 @@ class Encoder(nn.Module):
 
 
 class VectorTable(Protocol):
-    """Vectors of one width, each found by its number, as a store of teacher vectors gives them."""
+    """Read access to vectors by row number. The teacher store implements it."""
 
     width: int
 

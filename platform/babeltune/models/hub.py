@@ -63,24 +63,24 @@ def model_folder(name: str, revision: str | None, *, setting: str) -> Path:
     return folder
 
 
-def check_files(folder: Path, named: str) -> None:
+def check_files(folder: Path, model: str) -> None:
     """Raises `TeacherError` if a model's list of modules leads out of its folder, to pickled weights or to code."""
     for module in listed_modules(folder):
         path = PurePath(str(module.get("path", "")))
         if path.is_absolute() or ".." in path.parts:
             raise TeacherError(
-                f"{named}: its modules.json names {str(path)!r}, which is not inside of the model's folder; "
+                f"{model}: its modules.json names {str(path)!r}, which is not inside of the model's folder; "
                 "name another model"
             )
         # Its loader would ask the user whether to run the code that a tokenizer names.
         settings = folder / path / "tokenizer_config.json"
         words = str(module.get("type", "")).endswith(".WordEmbeddings") and settings.is_file()
         if words and "auto_map" in json.loads(settings.read_text(encoding="utf-8")):
-            raise TeacherError(f"{named} has a tokenizer that runs code of its own; name another model")
+            raise TeacherError(f"{model} has a tokenizer that runs code of its own; name another model")
     for path in model_files(folder, PICKLED):
         if not any(path.parent.glob("*.safetensors")):  # then sentence-transformers would read the pickled ones
             raise TeacherError(
-                f"{named} has pickled weights, {path.relative_to(folder)}, and no *.safetensors beside: "
+                f"{model} has pickled weights, {path.relative_to(folder)}, and no *.safetensors beside: "
                 "only those are read; convert them, or name another model"
             )
 

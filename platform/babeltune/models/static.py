@@ -145,10 +145,10 @@ def build_static(student: Student, vocabulary: Vocabulary, *, projection: int | 
         encoder = _from_folder(student, vocabulary.size, projection)
     else:
         table = torch.empty(vocabulary.size, student.width).normal_(std=STD)
-        linear = None if projection is None else _linear(student.width, projection)
+        layer = None if projection is None else _linear(student.width, projection)
         ngrams = None if student.ngrams == 0 else _ngrams(student, vocabulary)
         encoder = StaticEncoder(
-            table, ngrams=ngrams, projection=linear, dropout=student.dropout, normalize=student.normalize
+            table, ngrams=ngrams, projection=layer, dropout=student.dropout, normalize=student.normalize
         )
     if vocabulary.kept is not None:
         encoder.keep(torch.from_numpy(vocabulary.kept))
@@ -167,9 +167,9 @@ def _ngrams(student: Student, vocabulary: Vocabulary) -> TokenNgrams:
 def _linear(width: int, projection: int) -> nn.Linear:
     """A linear layer without torch's random bias: that is longer than a mean of token vectors, so that at the start
     all sentences would have nearly the same vector."""
-    linear = nn.Linear(width, projection)
-    nn.init.zeros_(linear.bias)
-    return linear
+    layer = nn.Linear(width, projection)
+    nn.init.zeros_(layer.bias)
+    return layer
 
 
 def is_static(folder: Path) -> bool:
@@ -186,10 +186,8 @@ def _from_folder(student: Student, vocabulary_size: int, projection: int | None)
     name = f"student.model {student.model!r}"
     check_files(folder, name)
     kinds = _kinds(folder)
-    left = kinds
-    for usual in USUAL:
-        left = left[1:] if left[:1] == [usual] else left
-    if left or kinds[:1] != ["StaticEmbedding"]:
+    allowed = iter(USUAL)
+    if not all(kind in allowed for kind in kinds) or kinds[:1] != ["StaticEmbedding"]:
         raise TeacherError(
             f"{name} is no static model: its modules are {', '.join(kinds) or 'none'}, and a static student has "
             f"{', '.join(USUAL)}; set student.kind to transformer, or name another model"
@@ -200,17 +198,17 @@ def _from_folder(student: Student, vocabulary_size: int, projection: int | None)
         raise TeacherError(
             f"{name} has {len(table)} token vectors, its tokenizer {vocabulary_size} tokens; use its own tokenizer"
         )
-    linear = None
+    layer = None
     if "Dense" in paths:
         settings = json.loads((paths["Dense"] / "config.json").read_text(encoding="utf-8"))
-        linear, tanh = read_dense(paths["Dense"], settings, table.shape[1], name)
+        layer, tanh = read_dense(paths["Dense"], settings, table.shape[1], name)
         if tanh:
             raise TeacherError(f"{name}: tanh follows its dense layer, which a static student does not have")
-    if projection is not None and linear is None:
-        linear = _linear(table.shape[1], projection)
-    if linear is not None:
-        check_projection(student, projection, linear)
-    return StaticEncoder(table, projection=linear, dropout=student.dropout, normalize=student.normalize)
+    if projection is not None and layer is None:
+        layer = _linear(table.shape[1], projection)
+    if layer is not None:
+        check_projection(student, projection, layer)
+    return StaticEncoder(table, projection=layer, dropout=student.dropout, normalize=student.normalize)
 
 
 def _table(folder: Path, name: str) -> Tensor:

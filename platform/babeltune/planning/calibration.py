@@ -156,14 +156,14 @@ def _measure(sweep: Sweep, trial: Trial, corpus: Corpus, machine: Machine, stora
     )
 
 
-def link_start(start: str | None, kept: Path | None, storage: Path) -> None:
+def link_start(start: str | None, storage_with_start: Path | None, storage: Path) -> None:
     """Shows the other storage the start that this one keeps, if there is one: its name may be no folder here."""
     digest = split_pin(start)[1] if start else None
-    if kept is None or digest is None or not place_of(kept, digest).is_dir():
+    if storage_with_start is None or digest is None or not place_of(storage_with_start, digest).is_dir():
         return
     place = place_of(storage, digest)
     place.parent.mkdir(parents=True)
-    place.symlink_to(place_of(kept, digest).absolute(), target_is_directory=True)
+    place.symlink_to(place_of(storage_with_start, digest).absolute(), target_is_directory=True)
 
 
 def part_of(corpus: Corpus, trial: Trial, seed: int) -> Corpus:
@@ -230,10 +230,10 @@ def _trained(trial: Trial, prepared: Prepared, device: torch.device) -> tuple[fl
         batch.step()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        gone = time.perf_counter() - started
-        times.append(gone / (batch.seen - seen))
+        seconds = time.perf_counter() - started
+        times.append(seconds / (batch.seen - seen))
         seen = batch.seen
-        if gone > LONGEST_S:
+        if seconds > LONGEST_S:
             break
     return min(times[1:] or times), batch.saved_bytes()
 
@@ -256,9 +256,9 @@ def peak_memory(device: torch.device) -> Iterator[list[int]]:
     peaks: list[int] = []
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-        held = torch.cuda.memory_allocated(device)
+        bytes_before = torch.cuda.memory_allocated(device)
         yield peaks
-        peaks.append(torch.cuda.max_memory_allocated(device) - held)
+        peaks.append(torch.cuda.max_memory_allocated(device) - bytes_before)
         return
     before = None
     with contextlib.suppress(OSError):

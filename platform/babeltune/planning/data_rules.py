@@ -298,8 +298,8 @@ def shape_problems(key: Key, source: Source, others: dict[str, Source]) -> Itera
     if isinstance(source, PivotSource):
         yield from pivot_problems(key, source, others)
     if isinstance(source, TranslateSource):
-        made = (PivotSource, TranslateSource)
-        read = {name: languages(other, others) for name, other in others.items() if not isinstance(other, made)}
+        derived = (PivotSource, TranslateSource)
+        read = {name: languages(other, others) for name, other in others.items() if not isinstance(other, derived)}
         yield from translation_problems((*key, "translation"), source.translation, read)
 
 

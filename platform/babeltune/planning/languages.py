@@ -34,9 +34,9 @@ def languages(source: Source, others: dict[str, Source]) -> tuple[str, ...]:
     return tuple(source.columns or source.paths or ())
 
 
-def split_pair(pair: str, known: Iterable[str]) -> tuple[str, str] | None:
+def split_pair(pair: str, languages: Iterable[str]) -> tuple[str, str] | None:
     """The two languages of `a-b`; either may hold a `-`. None when they are not two known ones."""
-    codes = set(known)
+    codes = set(languages)
     for index, character in enumerate(pair):
         left, right = pair[:index], pair[index + 1 :]
         if character == "-" and left in codes and right in codes and left != right:

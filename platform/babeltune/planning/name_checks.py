@@ -44,6 +44,7 @@ COMPARED = ("training.pairs", "training.compute", "training.rates", "training.re
 
 
 def name_problems(sweep: Sweep) -> Iterator[Problem]:
+    """Problems of method, setting and parameter names."""
     unknown = list(_method_names(sweep))
     yield from unknown
     if unknown:

@@ -160,7 +160,7 @@ def _word_counts(sweep: Sweep, corpus: Corpus) -> dict[str, int]:
 
     data, pairs = sweep.data, len(corpus.pairs)
     with draft_folder("plan") as stores:
-        samples = word_samples(corpus, data.words, data_root(sweep), stores, sweep.seed, longest=data.max_line_bytes)
+        samples, _ = word_samples(corpus, data.words, data_root(sweep), stores, sweep.seed, longest=data.max_line_bytes)
     check_words(samples, pairs, data.words)
     return dict(word_counts(samples, pairs))
 

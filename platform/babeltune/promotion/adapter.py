@@ -77,7 +77,7 @@ def make_adapter(
     trials = [trial_of(model, view.folder) for model in (old, new)]
     sweep = sweep_of(new, trials[1], cluster) if sweep is None else find_sweep(view.folder, sweep).id
     prepared = read_prepared(find_sweep(view.folder, sweep).prepared)
-    view.bring_data(prepared)
+    view.download_stores(prepared)
     tasks = [task for task in dev_texts(prepared) if task.kind == "bitext" and task.right_model == "student"]
     if not tasks:
         raise SpecError(f"sweep {sweep} has no bitext dev set, and an adapter is judged by one; name another: --sweep")
@@ -162,15 +162,15 @@ def _recalls(
 
 
 def _recall(queries: Vectors, index: Vectors, both: NDArray[np.int64]) -> float:
-    asked, gold = np.concatenate([both, both[::-1]], axis=1)
+    query_rows, gold = np.concatenate([both, both[::-1]], axis=1)
     hits = 0
-    for first in range(0, len(asked), ROWS):
-        rows, answers = asked[first : first + ROWS], gold[first : first + ROWS]
+    for first in range(0, len(query_rows), ROWS):
+        rows, answers = query_rows[first : first + ROWS], gold[first : first + ROWS]
         cosines = queries[rows] @ index.T
         threshold = cosines[np.arange(len(rows)), answers].copy()
         cosines[np.arange(len(rows)), rows] = -np.inf
         hits += int(((cosines > threshold[:, None]).sum(axis=1) < NEIGHBOURS).sum())
-    return hits / len(asked)
+    return hits / len(query_rows)
 
 
 def _card(done: Adapted, old: str, new: str) -> str:

@@ -128,7 +128,7 @@ def encoder_at(folder: str, prompt: str | None = None, language: str | None = No
 
 
 def in_language(encode: EncodeTexts, language: str = "") -> Encode:
-    """How texts of one language are encoded; by the first layers of a model that has none for it."""
+    """An encoder fixed to one language. An unknown language uses the model's first layers."""
     return lambda texts: encode(texts, [language] * len(texts))
 
 

@@ -83,10 +83,10 @@ def find_candidate(name: str | None, storage: Path, *, weights: bool = True) -> 
             "shows those that have reported"
         )
     if weights and (rule := why_removed(place)) is not None:
-        left = [path.name for path in folder.trials() if why_removed(path) is None and read_reports(path)]
+        promotable = [path.name for path in folder.trials() if why_removed(path) is None and read_reports(path)]
         raise SweepError(
             f"{folder.id}/{place.name} has its scores only: its checkpoint was removed (`{rule}`); name a trial that "
-            f"has its own ({', '.join(left[:6]) or 'none has'}), or train these settings again with "
+            f"has its own ({', '.join(promotable[:6]) or 'none has'}), or train these settings again with "
             f"`babeltune refit {folder.id}`"
         )
     sweep = replace(folder.sweep_of(number), promotion=sweep.promotion)
@@ -127,7 +127,7 @@ def export_model(candidate: Candidate, folder: Path, *, untrained: bool = False)
 @contextmanager
 def exported(candidate: Candidate, view: StorageView, drafts: Path | None = None) -> Iterator[Path]:
     """A folder with the candidate's checkpoint as a model, which is brought here and exported for the block alone."""
-    view.bring(candidate.folder, candidate.trial.number, candidate.report.index, candidate.prepared)
+    view.download_checkpoint(candidate.folder, candidate.trial.number, candidate.report.index, candidate.prepared)
     with draft_folder(f"{candidate.name}-{candidate.folder.id}", drafts) as draft:
         export_model(candidate, draft / "model")
         yield draft / "model"

@@ -82,7 +82,7 @@ def _xsim_errors(task: IdTask, matches: Matches) -> dict[str, list[float]]:
         "forward": (matches, task.right[: len(task.left)] if in_text else None),
         "backward": (matches.turned(), task.left if in_text else None),
     }
-    return {way: bitext.xsim_errors(found, texts, task.margin).tolist() for way, (found, texts) in ways.items()}
+    return {way: bitext.xsim_errors(each, texts, task.margin).tolist() for way, (each, texts) in ways.items()}
 
 
 def cell_name(task: IdTask | TextTask, prefix: str, metric: str | None = None) -> str:
@@ -194,12 +194,12 @@ def verdict_of(
         return "promote", [conclusion_in_words(mean) for mean in better] + [last]
     if not better:
         return "tie", [*map(conclusion_in_words, overall), "the alias stays where it is"]
-    held = [
+    undecided_reasons = [
         f"{words_of(cell)}: a loss of more than the margin {margin:g} is not excluded; "
         "a larger test set or margin would tell"
         for cell in unclear
     ]
-    return "tie", [*map(conclusion_in_words, better), *held, "the alias stays where it is"]
+    return "tie", [*map(conclusion_in_words, better), *undecided_reasons, "the alias stays where it is"]
 
 
 def conclusion_of(cell: Cell) -> Conclusion:

@@ -96,7 +96,7 @@ def finish(view: StorageView, key: str) -> None:
     folder = SweepFolder(view.folder / "sweeps" / intent.sweep)
     make_folders((folder.path / intent.file).parent)
     folder.write(intent.file, intent.record)
-    view.keep_record(folder.path / intent.file)
+    view.upload_record(folder.path / intent.file)
     if intent.line is not None:
         write_line(view, intent.line)
     view.drop(key)

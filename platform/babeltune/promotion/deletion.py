@@ -16,7 +16,7 @@ from babeltune.promotion.decisions import read_decisions
 from babeltune.storage.mirror import Mirror
 from babeltune.storage.object_store import Entry
 from babeltune.storage.packages import MANIFESTS, together
-from babeltune.sweep.search.warm_start import KEPT
+from babeltune.sweep.search.warm_start import TAKEN_OVER_FILE
 from babeltune.sweep.state.folder import SweepFolder, sweep_folders
 from babeltune.sweep.sync.audit import audit
 from babeltune.sweep.sync.quota import keep_hours
@@ -81,7 +81,7 @@ def _needs(view: StorageView, folder: SweepFolder) -> Iterator[str]:
 
 def _starts_from(other: SweepFolder, sweep: str) -> bool:
     """Whether the other sweep will read this one's trials. One whose spec is damaged will not go on."""
-    if (other.path / KEPT).exists():
+    if (other.path / TAKEN_OVER_FILE).exists():
         return False
     try:
         name = other.sweep().sampler.warm_start

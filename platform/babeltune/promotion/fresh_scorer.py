@@ -115,15 +115,15 @@ class FreshScorer:
         scores: Scores = answer["scores"]
         return scores
 
-    def check_widths(self, models: dict[str, str], target: Target, named: dict[str, str]) -> None:
-        """Raises `TeacherError`, with the model's name in `named`, where vectors do not compare with the target's."""
+    def check_widths(self, models: dict[str, str], target: Target, words: dict[str, str]) -> None:
+        """Raises `TeacherError`, with the model's name in `words`, if vectors do not compare with the target's."""
         widths = self._answer({"widths": models, "target": plain(target)})
         target_width = widths.pop("", 0)
         for name, width in widths.items():
             if width != target_width:
-                what = named[""] if isinstance(target, str) else f"the teacher {target.title!r}"
+                target_words = words[""] if isinstance(target, str) else f"the teacher {target.title!r}"
                 raise TeacherError(
-                    f"{named[name]} has vectors of {width} dimensions, and {what}, which encodes "
+                    f"{words[name]} has vectors of {width} dimensions, and {target_words}, which encodes "
                     f"the right side, of {target_width}: they do not compare; name two models of one dimension"
                 )
 

@@ -81,10 +81,8 @@ def judge(
     ]
     if broken:
         return "refuse", ("not reproduced by the exported folder: " + "; ".join(broken[:3]),)
-    failed, held = (
-        [],
-        [f"{len(logged)} logged dev metrics reproduced by the exported folder{_farthest(logged, reproduced)}"],
-    )
+    failed: list[str] = []
+    passed = [f"{len(logged)} logged dev metrics reproduced by the exported folder{_farthest(logged, reproduced)}"]
     for gate in gates:
         names = [n for n in chance if n.startswith(f"test/{gate.test}/")]
         if not names:
@@ -99,8 +97,11 @@ def judge(
                 f"({gate.times_chance:g} x chance {chance[name]:.4f}, "
                 f"{gate.times_untrained:g} x untrained {untrained.get(name, 0.0):.4f})"
             )
-            (held if test[name] >= need else failed).append(words)
-    return ("refuse", tuple(failed)) if failed else ("promote", tuple(held))
+            if test[name] >= need:
+                passed.append(words)
+            else:
+                failed.append(words)
+    return ("refuse", tuple(failed)) if failed else ("promote", tuple(passed))
 
 
 def _farthest(logged: Mapping[str, float], reproduced: Mapping[str, float]) -> str:

@@ -101,7 +101,7 @@ def _promoted(
 
     aim = None if "best" in due else next(iter(due.values()), None)
     candidate = replace(find_candidate(name, view.folder), preferred=aim)
-    view.bring(candidate.folder, candidate.trial.number, candidate.report.index, candidate.prepared)
+    view.download_checkpoint(candidate.folder, candidate.trial.number, candidate.report.index, candidate.prepared)
     groups: dict[str | None, tuple[str, ...]] = {}
     for alias in due:
         holder = champion_of(view.cluster.mlflow, registered_name(candidate), alias)

@@ -123,7 +123,7 @@ def chosen(
             name = f"{folder.id}/{row.name}"
     members = members_of(folder, soup) if soup is not None else [replace(find_candidate(name, storage), preferred=aim)]
     for member in members:
-        view.bring(member.folder, member.trial.number, member.report.index, member.prepared)
+        view.download_checkpoint(member.folder, member.trial.number, member.report.index, member.prepared)
     if soup is None:
         return members[0], ()
     candidate, why = best_or_average(members)
@@ -162,8 +162,8 @@ def decided(
         export_model(candidate, draft / "untrained", untrained=True)
         decision = weigh(candidate, draft, rescore, champion, view.openings)
         start = start_of(candidate, cluster) if decision.test else None
-        seen = [] if start is None else unfiltered(start, candidate, "the model that it started from")
-        decision = replace(decision, reasons=(*decision.reasons, *seen, *words))
+        contamination_warnings = [] if start is None else unfiltered(start, candidate, "the model that it started from")
+        decision = replace(decision, reasons=(*decision.reasons, *contamination_warnings, *words))
         if (
             out is not None
             and champion is not None
@@ -183,7 +183,7 @@ def decided(
         write_whole(draft / "model" / "README.md", card.encode(), durable=True)
         write_profile(draft / "model", candidate.prepared)
         replace_folder(draft / "model", final)
-    view.keep(final)
+    view.upload_folder(final)
     if out is not None:
         hand_over(final, out)
         decision = replace(decision, folder=str(out))

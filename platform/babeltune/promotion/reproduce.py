@@ -82,7 +82,7 @@ def reproduce(name: str, cluster: Cluster) -> Reproduction:
     if number is None:
         raise SpecError(f"{name!r} is a sweep; name one of its trials, such as {folder.id}/t0000")
     candidate = find_candidate(name, view.folder, weights=False)
-    view.bring(folder, number, candidate.report.index, candidate.prepared)
+    view.download_checkpoint(folder, number, candidate.report.index, candidate.prepared)
     recorded = read_reports(folder.trial(number))
     facts = {key: value for key, value in (folder.read("facts.json") or {}).items() if key not in ("data", "spec")}
     now = deciding_facts([candidate.trial.method])

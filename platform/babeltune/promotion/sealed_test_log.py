@@ -22,7 +22,7 @@ from babeltune.files import append_line, json_text, locked, sha256_of
 from babeltune.sweep.state.folder import sweep_folders
 from babeltune.sweep.state.rebuild import sealed_digests
 from babeltune.sweep.sync.audit import who
-from babeltune.sweep.sync.view import OPENED
+from babeltune.sweep.sync.view import OPENINGS_FILE
 
 KEYS = {"time", "user", "weights"}
 """Keys of every record, besides `digests`. `id` keeps two openings of one second apart."""
@@ -76,7 +76,7 @@ def record_opening(storage: Path, model: str, folder: str | Path, sets: Sequence
         "digests": digests,
         "id": uuid.uuid4().hex,
     }
-    path = storage / OPENED
+    path = storage / OPENINGS_FILE
     with locked(path):
         append_line(path, json_text(line).encode())
         lines = read_openings(storage)
@@ -111,7 +111,7 @@ class Opening(TypedDict):
 
 def read_openings(storage: Path) -> list[Opening]:
     """Every opening of this storage, in order. A line that was cut off is passed over."""
-    path = storage / OPENED
+    path = storage / OPENINGS_FILE
     openings = map(_opening_in, path.read_bytes().splitlines() if path.exists() else ())
     return [opening for opening in openings if opening is not None]
 

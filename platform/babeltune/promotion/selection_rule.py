@@ -61,7 +61,7 @@ def full_name(short: str, metrics: Sequence[str]) -> str:
     for candidate in (short, f"dev/{short}"):
         if candidate in metrics:
             return candidate
-    matching = [name for name in metrics if _has(name.split("/"), parts)]
+    matching = [name for name in metrics if _is_subsequence(parts, name.split("/"))]
     for candidates in (
         matching,
         [name for name in matching if name.count("/") == 2 and name.rpartition("/")[2] in MAIN_METRICS],
@@ -78,7 +78,7 @@ def full_name(short: str, metrics: Sequence[str]) -> str:
     raise UnknownNameError(f"--prefer: {short!r} {words}{'' if matching else nearest(short, spellings)}")
 
 
-def _has(name: Sequence[str], parts: Sequence[str]) -> bool:
+def _is_subsequence(parts: Sequence[str], name: Sequence[str]) -> bool:
     rest = iter(name)
     return all(part in rest for part in parts)
 
@@ -107,7 +107,8 @@ def preferred(rows: Sequence[Row], text: str) -> tuple[Row, Objective]:
     aim = Objective(metric=rule.metric, goal="maximize" if rule.aim == "max" else "minimize")
     best = (max if rule.aim == "max" else min)(allowed, key=lambda row: row.metrics[rule.metric])
     value = best.metrics[rule.metric]
-    reach = [abs(value) * max(noise_share(best, rule.metric), noise_share(row, rule.metric)) for row in allowed]
-    return next(
-        row for row, far in zip(allowed, reach, strict=True) if abs(row.metrics[rule.metric] - value) <= far
-    ), aim
+    tolerances = [abs(value) * max(noise_share(best, rule.metric), noise_share(row, rule.metric)) for row in allowed]
+    candidates = zip(allowed, tolerances, strict=True)
+    # Leaderboard order breaks ties.
+    chosen = next(row for row, tolerance in candidates if abs(row.metrics[rule.metric] - value) <= tolerance)
+    return chosen, aim

@@ -75,10 +75,10 @@ def _refuse_unlike(first: Candidate, other: Candidate, count: int) -> None:
     who = f"--soup {count}: "
     one, two = first.trial.student, other.trial.student
     for name in [field.name for field in fields(one) if field.name != "dropout"]:
-        mine, others = getattr(one, name), getattr(two, name)
-        if mine != others:
+        value, its = getattr(one, name), getattr(two, name)
+        if value != its:
             raise PromotionError(
-                f"{who}student.{name} is {mine!r} in {first.name} and {others!r} in {other.name}, and only checkpoints "
+                f"{who}student.{name} is {value!r} in {first.name} and {its!r} in {other.name}, and only checkpoints "
                 f"that share a start, a tokenizer and a shape are averaged; ask for fewer, or {INSTEAD}"
             )
     if first.prepared.digest != other.prepared.digest:

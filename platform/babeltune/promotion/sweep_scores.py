@@ -37,8 +37,8 @@ def evaluate_in_sweep(
     sets = sealed_sets(sweep, prepared, folder.id) if test else []
     tasks = subsets(sets, sweep.data.anchor_priority) if test else dev_texts(prepared)
     if not tasks:
-        what, other = ("sealed tests", "leave out --test") if test else ("dev sets", "add --test")
-        raise SpecError(f"sweep {folder.id} has no {what}; {other}, or name a file: `evaluate MODEL --with FILE`")
+        kind, advice = ("sealed tests", "leave out --test") if test else ("dev sets", "add --test")
+        raise SpecError(f"sweep {folder.id} has no {kind}; {advice}, or name a file: `evaluate MODEL --with FILE`")
     target: Target | None = None
     if target_model is not None:
         target = model_folder(target_model, cluster, setting="--target-model")
@@ -149,5 +149,5 @@ def _sweep_of(name: str, view: StorageView) -> tuple[SweepFolder, Sweep, Prepare
     if number is not None:
         raise SpecError(f"{name!r} is one trial; name its sweep, {folder.id}, whose sets are to be scored")
     prepared = read_prepared(folder.prepared)
-    view.bring_data(prepared)
+    view.download_stores(prepared)
     return folder, folder.sweep(), prepared

@@ -51,7 +51,7 @@ def _of_registered(view: StorageView, folder: Path) -> Prepared | None:
         if version is None or not (sweep := version.tags.get(SWEEP)):
             return None
         prepared = read_prepared(find_sweep(view.folder, sweep).prepared)
-        view.bring_data(prepared)
+        view.download_stores(prepared)
         return prepared
     except BabeltuneError:  # a registry or a storage that is away: nothing is known
         return None

@@ -31,11 +31,11 @@ from babeltune.promotion.fresh_scorer import FreshScorer
 from babeltune.promotion.gates import Decision, Scores, chance_of, judge
 from babeltune.promotion.sealed_test_log import record_opening
 
-UNSEALED = (
+NO_SEALED_TESTS_WARNING = (
     "warning: the sweep has no sealed tests, so no unseen text checks the choice among its trials; the model is marked "
     "so. Add `data.test`, as `babeltune init` does"
 )
-"""The refusal if the sweep's file names no sealed tests."""
+"""Warning added to the reasons if the sweep file names no sealed tests."""
 BASELINE = "baseline "
 """Begins the key of a baseline among the models that are scored; no model's name holds a blank."""
 AGAINST_BASELINE: dict[Conclusion, str] = {
@@ -78,7 +78,7 @@ def weigh(
         return replace(decision, verdict="tie", reasons=(*reasons, same, *doubts))
     if data.test:
         return _on_sealed_tests(candidate, draft, rescore, champion, decision, doubts, openings)
-    decision = replace(decision, verdict=verdict, reasons=(*reasons, UNSEALED, *doubts))
+    decision = replace(decision, verdict=verdict, reasons=(*reasons, NO_SEALED_TESTS_WARNING, *doubts))
     fit = [task for task in dev_tasks if task.name not in chosen_by]
     return decision if champion is None else contested(decision, candidate, champion, dev, fit, "dev", chosen_by)
 
@@ -124,10 +124,10 @@ def _on_sealed_tests(
     """The decision after the sealed tests, whose opening is recorded before they are scored."""
     rules, sets, shared = candidate.sweep.promotion, sealed_tests(candidate), target_of(candidate, "test")
     tests = subsets(sets, candidate.sweep.data.anchor_priority)
-    what = f"{candidate.folder.id}/{candidate.name}/{candidate.report.index}"
+    checkpoint_name = f"{candidate.folder.id}/{candidate.name}/{candidate.report.index}"
     models = {name: str(draft / name) for name in ("model", "untrained")}
     with opened():
-        openings = record_opening(candidate.folder.path.parents[1], what, models["model"], sets)
+        openings = record_opening(candidate.folder.path.parents[1], checkpoint_name, models["model"], sets)
     bought, lost = ({}, []) if shared is not None else baselines_of(candidate)
     scored = rescore.scored(models | _folder_of(champion) | bought, tests, "test", target=shared)
     teacher, missing = _of_teacher(candidate, rescore, tests)
@@ -138,11 +138,11 @@ def _on_sealed_tests(
     warning = openings.warning(rules.confidence)
     clean = [task for task in tests if task.name not in dirty]
     against = against_baselines(candidate, scored, bought, clean)
-    seen = [f"warning: {why}" for why in dirty.values()]
+    contaminations = [f"warning: {why}" for why in dirty.values()]
     decision = replace(
         decision,
         verdict=verdict,
-        reasons=(*reasons, *against, *lost, *missing, *doubts, *seen, *([warning] if warning else [])),
+        reasons=(*reasons, *against, *lost, *missing, *doubts, *contaminations, *([warning] if warning else [])),
         test=scores["model"],
         untrained=scores["untrained"],
         chance=chance,
@@ -211,9 +211,8 @@ def contested(
         among=decision.among,
         contaminated=contaminated,
     )
-    seen = unfiltered(champion.version, candidate, "the champion") if on == "test" else []
-    verdict = "refuse" if decision.verdict == "refuse" else contest.verdict
-    reasons = (*contest.reasons, *seen, *decision.reasons)
+    contaminations = unfiltered(champion.version, candidate, "the champion") if on == "test" else []
+    verdict, reasons = contest.verdict, (*contest.reasons, *contaminations, *decision.reasons)
     if decision.verdict == "refuse":
-        reasons = (*decision.reasons, *contest.reasons, *seen)
+        verdict, reasons = "refuse", (*decision.reasons, *contest.reasons, *contaminations)
     return replace(decision, verdict=verdict, reasons=reasons, contest=contest)

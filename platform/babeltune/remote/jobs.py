@@ -30,7 +30,7 @@ from babeltune.errors import BabeltuneError, ClusterError, from_network
 from babeltune.files import draft_folder
 from babeltune.remote.wheel import build_plugins, build_wheel
 from babeltune.schema.cluster import Cluster
-from babeltune.sweep.ray_internals import job_client, status_for_strangers
+from babeltune.sweep.ray_internals import job_client, status_without_token
 from babeltune.sweep.state.names import meant, name_of
 from babeltune.sweep.sync.audit import ACTOR, actor
 from babeltune.sweep.workers.access import close_token_file
@@ -54,6 +54,8 @@ ADDRESSES = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")
 TRIES = 5
 STARTING = "No available agent"
 """The answer of a head that has only just started."""
+TAKEN, NO_TOKEN = "already", "required"  # Ray gives no error code
+"""Words of Ray's errors: an earlier job has the id; the request has no token."""
 START_TIMEOUT_S = 90.0
 """Seconds that it is given."""
 RECONNECT_TIMEOUT_S = 120.0
@@ -122,7 +124,7 @@ class Jobs:
     def _open(self) -> bool:
         """Whether the dashboard takes requests from everybody: asked without a token."""
         try:
-            status = status_for_strangers(self.cluster.address)
+            status = status_without_token(self.cluster.address)
         except OSError as error:
             raise ClusterError(
                 f"{self.cluster.named} does not answer ({_shortly(error)}); start it, or check `address`"
@@ -142,7 +144,7 @@ class Jobs:
         try:
             yield
         except AuthenticationError as error:
-            why = "wants a token" if "required" in str(error) else "does not accept the token"
+            why = "wants a token" if NO_TOKEN in str(error) else "does not accept the token"
             raise ClusterError(f"{self.cluster.named} {why}; {self.cluster.token_place}") from None
         except BabeltuneError:
             raise
@@ -271,7 +273,7 @@ class Jobs:
                         )
                     return Job(job, "PENDING", sweep=sweep, plugins=tuple(plugins))
                 except ClusterError as error:
-                    if "already" in str(error):
+                    if TAKEN in str(error):
                         raise _TakenError from error
                     if STARTING not in str(error) or time.monotonic() > deadline:
                         raise

@@ -153,7 +153,7 @@ class Cluster(Strict):
         return Path(self.storage).absolute() if self.mirrored is None else self.mirrored.folder
 
     def with_workers(self, workers: int | None) -> Cluster:
-        """The same for the trials of a sweep whose budget says how many workers they have, if it does. `SpecError`."""
+        """The cluster with the sweep's worker count, if it sets one. Raises `SpecError` for a shared GPU."""
         cluster = replace(self, workers=workers or self.workers)
         if problem := _shared_gpu(cluster):
             raise SpecError(f"cluster {self.name!r}: gpus_per_worker: {problem}")

@@ -370,8 +370,8 @@ def sentence(document: Document, record: type, key: Key, problems: Sequence[Deta
     if kinds & UNKNOWN:
         return unknown_key(document, record, key, problems[0]["loc"][:-1])
     if "missing" in kinds and len(kinds) == 1:
-        what = "a second value" if isinstance(key[-1], int) else "this key"
-        return f"{what} is missing; add it"
+        missing = "a second value" if isinstance(key[-1], int) else "this key"
+        return f"{missing} is missing; add it"
     return refusal(value, problems, hint_at(record, key), str(key[-1]) if key and isinstance(key[-1], str) else "")
 
 

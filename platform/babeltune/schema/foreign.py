@@ -19,8 +19,8 @@ MODEL = "a sweep file names such a folder in `student: {model: FOLDER}` or `teac
 DEPLOYMENT = "a cluster file has `address` and `storage`; clusters/local.yaml is an example"
 
 KEYS: tuple[tuple[str, frozenset[str], str], ...] = tuple(
-    (what, frozenset(keys.split()), advice)
-    for what, keys, advice in (
+    (kind, frozenset(keys.split()), advice)
+    for kind, keys, advice in (
         ("a W&B sweep", "program parameters", SEARCH),
         ("a W&B sweep", "parameters metric", SEARCH),
         ("a W&B sweep", "parameters early_terminate", SEARCH),
@@ -79,7 +79,7 @@ def program_words(name: str, raw: bytes) -> str:
     if raw.startswith(b"SQLite format 3\0"):
         return f"a database, such as an Optuna study; {SEARCH}"
     if PurePath(name).suffix == ".py":
-        return next(f"{what}; {advice}" for pattern, what, advice in PROGRAMS if pattern.search(raw))
+        return next(f"{kind}; {advice}" for pattern, kind, advice in PROGRAMS if pattern.search(raw))
     return ""
 
 
@@ -93,4 +93,4 @@ def foreign_words(values: object) -> str:
         return ""
     if values.get("method") in STRATEGIES and "parameters" in values:
         return f"a W&B sweep; {SEARCH}"
-    return next((f"{what}; {advice}" for what, keys, advice in KEYS if keys <= values.keys()), "")
+    return next((f"{kind}; {advice}" for kind, keys, advice in KEYS if keys <= values.keys()), "")

@@ -132,7 +132,7 @@ class Notice(Strict):
             yield ("on",), "names no event; leave `on` out for all of them"
 
 
-def secret_of_file(path: Path, key: str, what: str) -> str:
+def secret_of_file(path: Path, key: str, secret: str) -> str:
     """The text of a file that its owner alone may read, without blanks around it. Raises `SpecError`, which names the
     `key` that names the file."""
     try:
@@ -141,7 +141,7 @@ def secret_of_file(path: Path, key: str, what: str) -> str:
             text = file.read().strip()
     except OSError as error:
         raise SpecError(
-            f"{key} {path} cannot be read ({error.strerror}); put {what} there, for you alone (`chmod 600`), or name "
+            f"{key} {path} cannot be read ({error.strerror}); put {secret} there, for you alone (`chmod 600`), or name "
             "another file"
         ) from error
     mode = stat.S_IMODE(status.st_mode)
@@ -155,5 +155,5 @@ def secret_of_file(path: Path, key: str, what: str) -> str:
             f"{key} {path} belongs to another user (uid {status.st_uid}), who may change it; name a file of your own"
         )
     if not text:
-        raise SpecError(f"{key} {path} is empty; put {what} in it")
+        raise SpecError(f"{key} {path} is empty; put {secret} in it")
     return text

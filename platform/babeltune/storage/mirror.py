@@ -38,14 +38,14 @@ class Mirror(Packages):
 
     def waits(self, path: Path) -> bool:
         """Whether the file has changes that the bucket does not have."""
-        record = self._known(self.key(path))
+        record = self._record_of(self.key(path))
         return record is None or record["file"] != version(path)
 
     def push(self, path: Path) -> bool:
         """Uploads the file if it has changed since the bucket had it."""
         try:
             key, now = self.key(path), version(path)
-            record = self._known(key)
+            record = self._record_of(key)
             if record is not None and record["file"] == now:
                 return False
             data = path.read_bytes()
@@ -94,14 +94,14 @@ class Mirror(Packages):
             start = max(0, size - OVERLAP)
             with path.open("rb") as file:
                 file.seek(start)
-                mine = file.read()
-            theirs = unstamped(self.store.read(key, start) or b"")[0] if entry.size >= size else b""
-            if mine and theirs.startswith(mine):
+                local_tail = file.read()
+            bucket_tail = unstamped(self.store.read(key, start) or b"")[0] if entry.size >= size else b""
+            if local_tail and bucket_tail.startswith(local_tail):
                 with path.open("ab") as file:
-                    file.write(theirs[len(mine) :])
+                    file.write(bucket_tail[len(local_tail) :])
                 os.utime(path, (entry.modified, entry.modified))
                 self._know(key, entry, version(path))
-                return theirs[len(mine) :]
+                return bucket_tail[len(local_tail) :]
         self._pull(key, entry)
         return None
 
@@ -112,7 +112,7 @@ class Mirror(Packages):
         )
 
     def _stale(self, key: str, tag: str) -> bool:
-        path, record = self.path(key), self._known(key)
+        path, record = self.path(key), self._record_of(key)
         if not path.exists():
             return True
         return record is not None and record["tag"] != tag and record["file"] == version(path)
@@ -147,7 +147,7 @@ class Mirror(Packages):
         (self.folder / ".synced" / f"{prefix}.json").unlink(missing_ok=True)
         shutil.rmtree(self.folder / ".synced" / prefix, ignore_errors=True)
 
-    def _known(self, key: str) -> dict[str, Any] | None:
+    def _record_of(self, key: str) -> dict[str, Any] | None:
         if key not in self._versions:
             try:
                 self._versions[key] = json.loads((self.folder / ".synced" / f"{key}.json").read_bytes())

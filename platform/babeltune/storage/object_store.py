@@ -98,7 +98,7 @@ class ObjectStore:
         )
 
     def entry(self, key: str) -> Entry | None:
-        """The object's; None if there is none."""
+        """Size, version and time of the object, or None if it does not exist."""
         place = self._place(key)
         try:
             return self._tried(f"asked for {key}", lambda: _info(self._fs, place))
@@ -212,14 +212,14 @@ class ObjectStore:
             self._fs.pipe_file(place, data)
         return _info(self._fs, place)
 
-    def upload(self, path: Path, key: str, sent: Callable[[int], None] = lambda _: None) -> None:
-        """`sent` hears how many bytes more are there, and takes back those of a try that failed."""
+    def upload(self, path: Path, key: str, on_bytes: Callable[[int], None] = lambda _: None) -> None:
+        """Calls `on_bytes(n)` for each chunk. A failed attempt reports its bytes as a negative number."""
         place, counted = self._place(key), 0
 
         def tell(more: int) -> None:
             nonlocal counted
             counted += more
-            sent(more)
+            on_bytes(more)
 
         def put() -> None:
             tell(-counted)
@@ -267,7 +267,7 @@ class ObjectStore:
     def _place(self, key: str) -> str:
         return f"{self._root}/{inside(key)}"
 
-    def _tried(self, what: str, request: Callable[[], Result]) -> Result:
+    def _tried(self, action: str, request: Callable[[], Result]) -> Result:
         """The request's result. A failure that is no refusal is tried again until `timeout` ends."""
         deadline = time.monotonic() + self.timeout
         for number in itertools.count():
@@ -279,7 +279,7 @@ class ObjectStore:
                 wait = pause_s(number)
                 lasts = isinstance(error, NotImplementedError) or is_local(error) or _refused(error)
                 if lasts or time.monotonic() + wait >= deadline:
-                    why = f"the storage {self.uri} cannot be {what} ({_first_line(error)})"
+                    why = f"the storage {self.uri} cannot be {action} ({_first_line(error)})"
                     raise ObjectStoreError(f"{why}; {_next_step(error)}") from error
             time.sleep(wait)
         raise AssertionError  # the count has no end

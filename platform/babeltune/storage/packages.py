@@ -50,7 +50,7 @@ class Fault(NamedTuple):
 
     name: str
     """The file, or the manifest."""
-    what: str
+    problem: str
 
 
 class Packages:
@@ -85,7 +85,7 @@ class Packages:
         self, folder: Path, key: str = "", tell: Count = uncounted, listed: Mapping[str, Entry] | None = None
     ) -> bool:
         """Uploads the folder, to its own key or to another one, unless the bucket has it as it is. The manifest comes
-        last. `tell` hears of the bytes that are sent. Returns whether anything was.
+        last. Calls `tell` with the bytes sent so far and in all. Returns whether anything was sent.
 
         `listed` has the objects below the key, and may have others, if the caller has just listed them."""
         key = key or self.key(folder)
@@ -106,8 +106,8 @@ class Packages:
         names = {name: f"{key}/{name}" for name in files}
         self.store.remove(manifest_key(key))
         together(lambda name: self.store.upload(folder / name, names[name], count), files)
-        mine = {at for at in entries if at.startswith(f"{key}/")}
-        together(self.store.remove, mine - set(names.values()) - {manifest_key(key)})
+        stored_keys = {at for at in entries if at.startswith(f"{key}/")}
+        together(self.store.remove, stored_keys - set(names.values()) - {manifest_key(key)})
         self.store.write(manifest_key(key), manifest)
         return True
 
@@ -121,9 +121,9 @@ class Packages:
             return
         here = [name for name in files if (draft / name).exists()]
         sizes = {name: entries[at].size if (at := f"{key}/{name}") in entries else None for name in files.keys() - here}
-        if gone := sorted(name for name, size in sizes.items() if size != files[name]["bytes"]):
+        if lost := sorted(name for name, size in sizes.items() if size != files[name]["bytes"]):
             raise StoreError(
-                f"the storage {self.store.uri} has lost {plural(len(gone), 'file')} of {key}, such as {gone[0]}; "
+                f"the storage {self.store.uri} has lost {plural(len(lost), 'file')} of {key}, such as {lost[0]}; "
                 "`babeltune resume` makes them again"
             )
         texts = {name: (draft / name).read_bytes().decode() for name in here if files[name]["sha256"][:16] not in name}
@@ -167,16 +167,16 @@ class Packages:
                 if not self._altered(folder):
                     return True
                 log.warning("%s was altered: it is downloaded again", folder)
-            for left in range(TRIES, 0, -1):
+            for tries_left in range(TRIES, 0, -1):
                 manifest = self.store.read(manifest_key(key))
                 if manifest is None:
                     return False
                 fault = self._download(key, manifest, folder)
                 if fault is None:
                     return True
-                then, words = "left" if left == 1 else "again", f"{fault.name} {fault.what}"
+                then, words = "left" if tries_left == 1 else "again", f"{fault.name} {fault.problem}"
                 log.warning("%s/%s is damaged (%s): %s", self.store.uri, key, words, then)
-                if left == 1:
+                if tries_left == 1:
                     self._remove_manifest(key, manifest, fault.name, folder)
         return False
 

@@ -110,12 +110,13 @@ def start_here(console: Callable[[list[str]], None], folder: str, **options: obj
     """`start` of a Ray on 127.0.0.1 alone with its files in the folder. Ray resolves that address to one that other
     machines reach, unless it may have one node only. Moved: see `ray start --node-ip-address`."""
     constants = ray._private.ray_constants
-    several_nodes, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
+    saved = constants.ENABLE_RAY_CLUSTER
+    constants.ENABLE_RAY_CLUSTER = False
     private = {"_node_ip_address": "127.0.0.1", "_temp_dir": folder}
     try:  # the server of its metrics wants no token
         start(console, address="local", _system_config={"enable_metrics_collection": False}, **private, **options)
     finally:
-        constants.ENABLE_RAY_CLUSTER = several_nodes
+        constants.ENABLE_RAY_CLUSTER = saved
 
 
 def dead_processes() -> list[str]:
@@ -154,16 +155,16 @@ def id_of(actor: ray.actor.ActorHandle) -> bytes:
     return bytes(actor._actor_id.binary())
 
 
-def without_barrier(barrier: object) -> None:
-    """Puts `barrier` in the place of the actor at which Ray Train's ranks wait for one another when they report. It is
-    one more process per group, and our ranks report to the dispatcher. Moved: worse than a process more is nothing."""
+def replace_report_barrier(actor_class: object) -> None:
+    """Replaces the actor at which Ray Train's ranks wait for one another when they report. It is one more process per
+    group, and our ranks report to the dispatcher. Moved: worse than a process more is nothing."""
     from ray.train.v2._internal.execution.worker_group import state, worker_group
 
-    worker_group.SynchronizationActor = barrier
+    worker_group.SynchronizationActor = actor_class
     state._shutdown_sync_actor = lambda _: None
 
 
-def follow_trials(controller: Any, kind: type, make: Callable[[], object]) -> None:
+def replace_actor_manager(controller: Any, kind: type, make: Callable[[], object]) -> None:
     """Puts what `make` gives, a `kind`, in the place of the actor manager of Tune's controller. Moved: the attribute of
     `TuneController` whose methods `search/trial_proxy.py` has."""
     tune_controller = controller._tune_controller
@@ -171,7 +172,7 @@ def follow_trials(controller: Any, kind: type, make: Callable[[], object]) -> No
         tune_controller._actor_manager = make()
 
 
-def status_for_strangers(address: str) -> int:
+def status_without_token(address: str) -> int:
     """The HTTP status with which a dashboard answers a request for its jobs that has no token. `OSError` if nothing
     answers. Moved: any HTTP client that takes the same certificates and proxies."""
     from ray.job_submission import JobSubmissionClient

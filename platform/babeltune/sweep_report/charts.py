@@ -68,10 +68,10 @@ def clipped(text: str, most: int = 22) -> str:
     return text.replace("$", r"\$")
 
 
-def named_lines(axes: Axes, curves: Sequence[Curve], named: Sequence[str]) -> None:
+def named_lines(axes: Axes, curves: Sequence[Curve], names: Sequence[str]) -> None:
     """The curves of the named trials; each has the colour of its place among them, in every chart."""
-    for curve in (each for each in curves if each.trial in named[:NAMED]):
-        index = named.index(curve.trial)
+    for curve in (each for each in curves if each.trial in names[:NAMED]):
+        index = names.index(curve.trial)
         axes.plot(
             curve.x,
             curve.y,

@@ -163,8 +163,8 @@ def _curve(sweep: Sweep, trial: str, reports: Sequence[Report], metric: str) -> 
 def _diagnostics(sweep: Sweep, reports: Mapping[str, Sequence[Report]]) -> Iterator[Diagnostic]:
     logged = sorted({name for of_trial in reports.values() for report in of_trial for name in report.metrics})
     for diagnostic, meaning in DIAGNOSTICS.items():
-        kind, _, what = diagnostic.partition("/")
-        of_parts = [name for name in logged if name.split("/")[0::2] == [kind, what] and name.count("/") == 2]
+        kind, _, quantity = diagnostic.partition("/")
+        of_parts = [name for name in logged if name.split("/")[0::2] == [kind, quantity] and name.count("/") == 2]
         for name in (diagnostic, *of_parts):  # a combined method logs `train/laser3_co/filtered`
             curves = tuple(
                 curve for trial, of_trial in reports.items() if (curve := _curve(sweep, trial, of_trial, name))

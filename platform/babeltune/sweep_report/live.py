@@ -198,14 +198,14 @@ def live_app(page: LivePage) -> FastAPI:
 
 
 async def changes(
-    snapshot: Callable[[], Awaitable[Snapshot]], seen: str, gone: Callable[[], Awaitable[bool]]
+    snapshot: Callable[[], Awaitable[Snapshot]], seen_version: str, has_disconnected: Callable[[], Awaitable[bool]]
 ) -> AsyncIterator[str]:
     """The events of one reader who has seen that version, until the sweep is over or the reader is gone."""
     note = news = ""
-    while not await gone():
+    while not await has_disconnected():
         now = await snapshot()
-        if now.version != seen:
-            seen = now.version
+        if now.version != seen_version:
+            seen_version = now.version
             yield event("changed", now.version)
         if now.over:
             yield event("frozen", now.note)

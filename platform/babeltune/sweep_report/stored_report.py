@@ -24,24 +24,24 @@ def report_at_the_end(folder: SweepFolder, cluster: Cluster, say: Say) -> Path |
     path, ended, is_newer = folder.path / "report.html", folder.path / "state.json", False
     with suppress(OSError):
         is_newer = path.is_file() and path.stat().st_mtime >= ended.stat().st_mtime
-    return _write_and_track(folder, cluster, say, made=is_newer)
+    return _write_and_track(folder, cluster, say, is_written=is_newer)
 
 
 def report_again(sweep: str, cluster: Cluster, say: Say) -> None:
     """The report of a sweep that has one, with what promotion has decided since."""
     folder = StorageView(cluster).sweep(sweep)
     if (folder.path / "report.html").is_file():
-        _write_and_track(folder, cluster, say, made=False)
+        _write_and_track(folder, cluster, say, is_written=False)
 
 
-def _write_and_track(folder: SweepFolder, cluster: Cluster, say: Say, *, made: bool) -> Path | None:
-    """Writes the report, unless it is `made`, and gives it to MLflow once that has taken all else."""
+def _write_and_track(folder: SweepFolder, cluster: Cluster, say: Say, *, is_written: bool) -> Path | None:
+    """Writes the report, unless it is written, and gives it to MLflow once that has taken all else."""
     path = folder.path / "report.html"
     try:
-        if not made:
+        if not is_written:
             write_report(folder, StorageView(cluster))
         if not (folder.read("tracking.json") or {}).get("unsent_bytes"):
-            log_report(cluster.mlflow, folder.sweep().name, folder.id, path, again=not made)
+            log_report(cluster.mlflow, folder.sweep().name, folder.id, path, again=not is_written)
     except Exception as error:  # the sweep has finished, whatever its report lacks
         kind = "" if isinstance(error, BabeltuneError) else f"{type(error).__name__}: "
         say(" ".join(f"report: {kind}{error}".split())[:300])

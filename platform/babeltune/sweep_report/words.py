@@ -93,7 +93,7 @@ def _worth(report: SweepReport) -> Iterator[str]:
     )
     subsets = [(subset_name(each.metric), dict(each.values)) for each in report.languages]
     both = [(name, values[best.row.name], values.get(rival.row.name, -math.inf)) for name, values in subsets]
-    behind = [f"{name} ({score(mine)} against {score(its)})" for name, mine, its in both if its > mine]
+    behind = [f"{name} ({score(own_score)} against {score(its)})" for name, own_score, its in both if its > own_score]
     if behind:
         yield f"{rival.row.name} is ahead in {list_of(behind, MOST_SUBSETS)}."
 

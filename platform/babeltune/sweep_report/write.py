@@ -80,7 +80,7 @@ def write_report(
     except OSError as error:
         raise SweepError(f"{path} cannot be written ({error.strerror}); name a file that can be with --out") from error
     if out is None:
-        places.keep_record(path)
+        places.upload_record(path)
     return Written(sweep=folder.id, path=path, bytes=len(data), winner=report.winner.row.name, notes=report.notes)
 
 
@@ -93,7 +93,7 @@ def complete_examples(folder: SweepFolder, places: StorageView, note: Callable[[
 
     with suppress(OSError, SweepError, ObjectStoreError):
         make_missing_examples(folder, places.cluster.mirrored, note)
-        places.keep_record(folder.path / EXAMPLES)
+        places.upload_record(folder.path / EXAMPLES)
 
 
 def check_report_place(out: Path, format_: AnyFormat) -> None:

@@ -19,9 +19,9 @@ PARENT = ""
 """The key of the sweep's own run."""
 
 
-def start_sweep(name: str, params: Mapping[str, object], tags: Mapping[str, object]) -> Event:
-    """Opens the parent run, or goes on with the one of this name. Before any other event."""
-    return {"do": "start", "sweep": quotable(name), "key": PARENT, "params": params, "tags": tags}
+def start_sweep(sweep_id: str, params: Mapping[str, object], tags: Mapping[str, object]) -> Event:
+    """Opens the parent run of this sweep, or continues it. Must be the first event."""
+    return {"do": "start", "sweep": quotable(sweep_id), "key": PARENT, "params": params, "tags": tags}
 
 
 def start_trial(

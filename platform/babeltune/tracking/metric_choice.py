@@ -21,19 +21,19 @@ class MetricChoice:
     def __init__(self, objectives: Iterable[str], limit: int | None) -> None:
         names = tuple(objectives)
         self.objectives, self.limit = (*map(best_name, names[:1]), *names), limit
-        self.kept: set[str] = set()
+        self.chosen: set[str] = set()
         self.left_out: set[str] = set()
 
     def see(self, names: Iterable[str]) -> None:
         """Takes metrics of one report into account, the most important ones first."""
-        new = [name for name in dict.fromkeys(names) if name not in self.kept]
+        new = [name for name in dict.fromkeys(names) if name not in self.chosen]
         for name in sorted(new, key=self._rank):
-            full = self.limit is not None and len(self.kept) >= self.limit and name not in self.objectives
-            (self.left_out if full else self.kept).add(name)
+            full = self.limit is not None and len(self.chosen) >= self.limit and name not in self.objectives
+            (self.left_out if full else self.chosen).add(name)
 
     def of(self, values: Mapping[str, float]) -> dict[str, float]:
         """Those values that MLflow gets."""
-        return {name: value for name, value in values.items() if name in self.kept}
+        return {name: value for name, value in values.items() if name in self.chosen}
 
     def _rank(self, name: str) -> int:
         """Objectives, the loss, scores over all languages, other training metrics, the machine's, single languages."""

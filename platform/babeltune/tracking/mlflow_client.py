@@ -32,7 +32,6 @@ STEP_UNIT = "step_unit"
 """The tag of a run whose metrics count steps in another unit than optimizer steps: `pairs`, or `compute ms`."""
 NOTE = "mlflow.note.content"
 """The tag that MLflow shows as the description of a run or an experiment, in Markdown."""
-
 METRICS_PER_BATCH, ENTRIES_PER_BATCH = 1000, 100
 PARAM_CHARACTERS, TAG_CHARACTERS, NAME_CHARACTERS = 6000, 8000, 250
 """MLflow's limits."""
@@ -74,11 +73,11 @@ def about_plain_http(uri: str) -> str:
     if address.scheme != "http" or is_loopback(host := address.hostname or ""):
         return ""
     credentials = read_mlflow_creds()  # from the environment, or from ~/.mlflow/credentials
-    named = {
+    secret_places = {
         "a user and a password": address.password or (credentials.username and credentials.password),
         "a token": os.environ.get("MLFLOW_TRACKING_TOKEN"),
     }
-    secrets = " and ".join(name for name, value in named.items() if value)
+    secrets = " and ".join(name for name, value in secret_places.items() if value)
     if not secrets:
         return ""
     return (

@@ -146,14 +146,14 @@ def whole_sections(card: str, limit: int) -> str:
     names = [section.partition("\n")[0].removeprefix("## ") for section in sections]
     room = limit - len(beginning) - len(_left_out(names, limit)) - 2
     whole: list[str] = []
-    left: list[str] = []
+    omitted: list[str] = []
     for name, section in zip(names, sections, strict=True):
         if len(section) + 1 <= room:
             whole.append(section)
             room -= len(section) + 1
         else:
-            left.append(name)
-    return shorten("\n".join([beginning, *whole, "", _left_out(left, limit)]), limit)
+            omitted.append(name)
+    return shorten("\n".join([beginning, *whole, "", _left_out(omitted, limit)]), limit)
 
 
 def _left_out(names: Sequence[str], limit: int) -> str:
@@ -310,14 +310,14 @@ def _registered(version: ModelVersion) -> Registered:
 
 
 @contextlib.contextmanager
-def _promotion(uri: str, what: str) -> Iterator[None]:
+def _promotion(uri: str, action: str) -> Iterator[None]:
     try:
         yield
     except BabeltuneError:
         raise
     except Exception as error:  # a server may fail in any way, and so may a database that MLflow cannot even open
         raise PromotionError(
-            f"cannot {what} in the MLflow store {without_password(uri)}: {why(error)}; "
+            f"cannot {action} in the MLflow store {without_password(uri)}: {why(error)}; "
             "check that it answers (`babeltune ui`), then promote again"
         ) from error
 

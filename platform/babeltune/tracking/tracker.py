@@ -146,8 +146,8 @@ class Tracker:
             self._flushes += 1
             self._changed.notify_all()
             begun = goal - self._requested
-            while (left := end - time.monotonic()) > 0 and self._seen < goal:
-                self._changed.wait_for(lambda: self._seen >= goal, min(left, TELL_EVERY_S))
+            while (remaining := end - time.monotonic()) > 0 and self._seen < goal:
+                self._changed.wait_for(lambda: self._seen >= goal, min(remaining, TELL_EVERY_S))
                 tell(WRITING, begun - max(0, goal - self._requested), begun)
             return self._seen >= goal
 
@@ -219,7 +219,7 @@ class Tracker:
         reader = self._reader or self._reader_so_far()
         size, batch, values = self._size(), _Batch(self._cursor), 0
         for line in self._cursor.lines(self._log):
-            events = self._made(reader, line, batch)
+            events = self._events_of(reader, line, batch)
             if events is None:
                 break
             batch.end = batch.end.after(line)
@@ -248,7 +248,7 @@ class Tracker:
         self._reader = reader
         return reader
 
-    def _made(self, reader: LogReader, line: bytes, batch: _Batch) -> Sequence[Event] | None:
+    def _events_of(self, reader: LogReader, line: bytes, batch: _Batch) -> Sequence[Event] | None:
         """The events of the line; none for one that is refused."""
         try:
             values = json.loads(line)
@@ -304,9 +304,9 @@ class _Sender:
         if PARENT in self.runs:
             client.get_run(self.runs[PARENT])  # raises when the store has lost it
 
-    def send(self, events: Sequence[tuple[int, Event]], sent: Callable[[int], None]) -> int:
-        """Sends all, a run's metrics together; returns how many requests were refused for good. `sent` hears of each
-        event's offset once its request was made.
+    def send(self, events: Sequence[tuple[int, Event]], on_sent: Callable[[int], None]) -> int:
+        """Sends all, a run's metrics together; returns how many requests were refused for good. Calls `on_sent(offset)`
+        once an event's request was made.
 
         Raises whatever is worth another try, of all the events."""
         self.pending, self.refused = {}, 0
@@ -318,7 +318,7 @@ class _Sender:
                 self._refuse(f"not an event ({error}): {str(event)[:80]}")
                 continue
             self._send_event(event["key"], event, metrics)
-            sent(offset)
+            on_sent(offset)
         for key in list(self.pending):
             self._send_metrics(key)
         return self.refused
@@ -350,21 +350,19 @@ class _Sender:
         name = run_name(key) if key else sweep
         if key:
             tags |= {TRIAL: name} | ({"mlflow.parentRunId": self.runs[PARENT]} if PARENT in self.runs else {})
-        found = self._found(sweep, key)
+        existing_run = self._existing_run(sweep, key)
         unit = {STEP_UNIT: event["step_unit"]} if "step_unit" in event else {}
         first = {ROLE: tags.pop(ROLE), SWEEP: tags.pop(SWEEP), **({TRIAL: tags.pop(TRIAL)} if key else {}), **unit}
-        run = (
-            found
-            if found
-            else self.client.create_run(self.experiment_id, start_time=event["time_ms"], tags=first, run_name=name)
+        run = existing_run or self.client.create_run(
+            self.experiment_id, start_time=event["time_ms"], tags=first, run_name=name
         )
         self.runs[key] = run.info.run_id
         self._send_tags(key, tags)
         self._send_params(key, flattened(event["params"]), run.data.params)
-        if found:
+        if existing_run:
             self._try(self.client.update_run, run.info.run_id, "RUNNING", name)
 
-    def _found(self, sweep: str, key: str) -> Run | None:
+    def _existing_run(self, sweep: str, key: str) -> Run | None:
         if key:
             return run_of_trial(self.client, self.experiment_id, sweep, key)
         which = f"tags.`{SWEEP}` = '{sweep}' and tags.`{ROLE}` = 'sweep'"
@@ -380,14 +378,14 @@ class _Sender:
         for metrics in slices(self.pending.pop(key, []), METRICS_PER_BATCH):
             self._try(self.client.log_batch, self.runs[key], metrics)
 
-    def _send_params(self, key: str, values: Mapping[str, str], known: Mapping[str, str]) -> None:
+    def _send_params(self, key: str, values: Mapping[str, str], logged: Mapping[str, str]) -> None:
         """Adds the parameters. MLflow never changes one: a value that differs from the run's becomes a tag."""
         from mlflow.entities import Param
 
-        new = [Param(name, value) for name, value in values.items() if name not in known]
+        new = [Param(name, value) for name, value in values.items() if name not in logged]
         for params in slices(new, ENTRIES_PER_BATCH):
             self._try(self.client.log_batch, self.runs[key], (), params)
-        changed = {name: value for name, value in values.items() if known.get(name, value) != value}
+        changed = {name: value for name, value in values.items() if logged.get(name, value) != value}
         if changed:
             self._send_tags(key, {"babeltune.changed_params": changed})
 

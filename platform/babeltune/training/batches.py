@@ -157,11 +157,11 @@ class Reader:
         sides = self.needs.teacher
         ids = self.sides(rows)
         source, target, *mined = ids
-        taken = [self.tokens.take(side) for side in texts_of(ids)]
-        counts = [len(values) for values, _ in taken]
-        longest = max((int(lengths.max(initial=0)) for _, lengths in taken), default=0)
-        rooms = (self.shapes and self.shapes.room(counts, longest)) or [0] * len(taken)
-        texts = [self.sentences(*side, room) for side, room in zip(taken, rooms, strict=True)]
+        tokens = [self.tokens.take(side) for side in texts_of(ids)]
+        counts = [len(values) for values, _ in tokens]
+        longest = max((int(lengths.max(initial=0)) for _, lengths in tokens), default=0)
+        rooms = (self.shapes and self.shapes.room(counts, longest)) or [0] * len(tokens)
+        texts = [self.sentences(*side, room) for side, room in zip(tokens, rooms, strict=True)]
         return Batch(
             source=texts[0],
             target=texts[1],
@@ -175,8 +175,8 @@ class Reader:
             negatives_mask=torch.from_numpy(mined[0] >= 0).to(self.device) if mined else None,
             languages=self.batch_languages(source, target) if self.needs.per_language else None,
             words=self.drawn_words(rows, places, step),
-            masked_source=self.masked(taken[0], rooms[0], places, step, 0),
-            masked_target=self.masked(taken[1], rooms[1], places, step, 1),
+            masked_source=self.masked(tokens[0], rooms[0], places, step, 0),
+            masked_target=self.masked(tokens[1], rooms[1], places, step, 1),
         )
 
     def alone(self, rows: NDArray[np.int64]) -> bool:

@@ -97,7 +97,7 @@ def make_method(
 def make_student_and_method(
     trial: Trial, prepared: Prepared, context: TrialContext | None = None
 ) -> tuple[StudentEncoder, Method]:
-    """Both, untrained. Without a context they make their own."""
+    """Both, untrained. `context` avoids computing it again."""
     encoder = make_student(trial, prepared, context)
     return encoder, make_method(trial, prepared, encoder, context)
 
@@ -111,25 +111,25 @@ def load_weights(encoder: StudentEncoder, method: Method, tensors: Mapping[str, 
 def make_train_step(
     trial: Trial, prepared: Prepared, ranks: ProcessGroup, device: torch.device, context: TrialContext | None = None
 ) -> TrainStep:
-    """The untrained training step of a trial. Without a context it makes its own."""
+    """The untrained training step of a trial. `context` avoids computing it again."""
     return TrainStep(*make_student_and_method(trial, prepared, context), trial.training, ranks, device)
 
 
 def make_reader(trial: Trial, prepared: Prepared, device: torch.device, context: TrialContext | None = None) -> Reader:
-    """The reader of a trial's batches. Without a context it makes its own."""
+    """The reader of a trial's batches. `context` avoids computing it again."""
     needs = (context or trial_context(trial.method, trial.config)).needs
     mined = prepared.negatives[needs.negatives_key] if needs.hard_negatives else None
     tokens = None if needs.frozen else token_set(trial, prepared)
     return Reader(
-        prepared,
-        TextIds() if tokens is None else open_ragged(Path(tokens.train)),
-        open_matrix(Path(prepared.teacher)) if prepared.teacher else None,
-        device,
-        needs,
-        np.load(mined, mmap_mode="r") if mined else None,
-        passing_words(Path(tokens.words or ""), trial.sampling) if tokens and needs.words else None,
-        masking(tokens, needs.masked) if tokens and needs.masked else None,
-        trial.seed,
+        prepared=prepared,
+        tokens=TextIds() if tokens is None else open_ragged(Path(tokens.train)),
+        teacher=open_matrix(Path(prepared.teacher)) if prepared.teacher else None,
+        device=device,
+        needs=needs,
+        negatives=np.load(mined, mmap_mode="r") if mined else None,
+        words=passing_words(Path(tokens.words or ""), trial.sampling) if tokens and needs.words else None,
+        masking=masking(tokens, needs.masked) if tokens and needs.masked else None,
+        seed=trial.seed,
     )
 
 
@@ -162,7 +162,7 @@ def masking(tokens: TokenSet, share: float) -> Masking:
 def make_steps(
     trial: Trial, prepared: Prepared, ranks: ProcessGroup, device: torch.device, context: TrialContext | None = None
 ) -> Steps:
-    """The steps of an untrained trial. Without a context it makes its own."""
+    """The steps of an untrained trial. `context` avoids computing it again."""
     context = context or trial_context(trial.method, trial.config)
     reader = make_reader(trial, prepared, device, context)
     schedule = make_schedule(trial, prepared, reader, context.needs)

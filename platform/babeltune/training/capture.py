@@ -55,7 +55,7 @@ BY_MASK = {aten.index, aten.index_put, aten.index_put_}
 
 
 class HostOps(TorchDispatchMode):
-    """Within it, `names` collects the kernels that a graph cannot hold, backward passes included."""
+    """Records the names of kernels that CUDA graphs cannot capture, including backward passes."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -127,9 +127,9 @@ class CudaGraphs:
 class Capture:
     """The steps of a trial, recorded by the shape of their batches."""
 
-    work: Callable[[Batch], Values]
+    update: Callable[[Batch], Values]
     """A whole step but for the learning rate: forward, loss, backward, clipping and update."""
-    losses: Callable[[Batch], Values]
+    gradients_without_update: Callable[[Batch], Values]
     """The same without the update and without any other effect."""
     recorder: CudaGraphs | None
     tolerance: float
@@ -178,7 +178,7 @@ class Capture:
             self.recorder.release()
 
     def _eager(self, batch: Batch) -> Values:
-        return self.work(batch) if self.recorder is None else self.recorder.eager(lambda: self.work(batch))
+        return self.update(batch) if self.recorder is None else self.recorder.eager(lambda: self.update(batch))
 
     def _end(self, reason: str) -> None:
         self.off = reason
@@ -190,7 +190,7 @@ class Capture:
         try:
             if reason := self.recorder.shortage():
                 raise RuntimeError(reason)
-            replay, values = self.recorder.record(lambda: self.work(inputs))
+            replay, values = self.recorder.record(lambda: self.update(inputs))
         except RuntimeError as error:
             self._end(str(error).splitlines()[0])
             return self._eager(batch)
@@ -202,7 +202,7 @@ class Capture:
         for (_, place), (_, tensor) in zip(tensors_of(inputs), tensors_of(batch), strict=True):
             place.copy_(tensor)
         guarded = self.replayed % GUARD_EVERY == 0
-        expected = self.recorder.eager(lambda: self.losses(batch)) if guarded else {}
+        expected = self.recorder.eager(lambda: self.gradients_without_update(batch)) if guarded else {}
         values = replay()
         self.replayed += 1
         if guarded:

@@ -92,8 +92,8 @@ def save_checkpoint(
                 folder.rename(_aside(folder))
             temporary.rename(folder)
             sync(folder.parent)
-            for left in (_aside(folder), *folder.parent.glob(f".{folder.name}.*")):  # also of killed writers
-                shutil.rmtree(left, ignore_errors=True)
+            for draft in (_aside(folder), *folder.parent.glob(f".{folder.name}.*")):  # also of killed writers
+                shutil.rmtree(draft, ignore_errors=True)
     except (OSError, SafetensorError) as error:
         raise StorageError.at(folder, getattr(error, "strerror", None) or error) from error
     finally:

@@ -133,7 +133,7 @@ def _moved(packet: OpOverloadPacket, arguments: Sequence[object], outputs: objec
 
 
 def _bytes(value: object) -> int:
-    """Of a tensor; of a sparse one, its indices and values."""
+    """Bytes of a tensor's data; 0 for anything else. Sparse: indices and values."""
     if not isinstance(value, Tensor):
         return 0
     if value.is_sparse:
@@ -182,11 +182,10 @@ def first_batches(trial: Trial, prepared: Prepared, device: torch.device) -> Ite
     if context.needs.warm_up:
         steps.train_step.method.warm_up(*steps.reader.anchors(context.needs.warm_up, trial.seed))
     for step in range(len(steps.schedule)):
-        pairs, seen = steps.batch(step), steps.seen(step + 1)
+        batch, pairs_seen = steps.batch(step), steps.seen(step + 1)
         train_step = steps.train_step
-        yield FirstBatch(
-            functools.partial(train_step.step, pairs, seen), seen, functools.partial(saved_bytes, train_step)
-        )
+        saved = functools.partial(saved_bytes, train_step)
+        yield FirstBatch(functools.partial(train_step.step, batch, pairs_seen), pairs_seen, saved)
 
 
 def work_of_a_pair(trial: Trial, prepared: Prepared, device: torch.device) -> Work:
@@ -242,7 +241,7 @@ def measured_rates(device: torch.device) -> tuple[float, float]:
     shares = torch.tensor(counts, dtype=torch.float64) / torch.tensor(times, dtype=torch.float64)[:, None]
     ones = torch.ones(len(times), 1, dtype=torch.float64)
     best = torch.linalg.lstsq(shares, ones).solution.flatten().tolist()
-    if min(best) <= 0:  # one of the two explains all: then both do it alike
+    if min(best) <= 0:  # One rate fits as zero or negative. Use the common mean for both.
         best = [1 / float(shares.sum(dim=1).mean())] * 2
     return 1 / best[0], 1 / best[1]
 

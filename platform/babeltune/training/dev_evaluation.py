@@ -56,12 +56,12 @@ class _SharedEncoding:
     """Sentences that this rank has encoded."""
     of: int = 0
 
-    def on_all(self, found: Found | None) -> Found:
+    def on_all(self, vectors: Found | None) -> Found:
         """This rank's vectors, if none has left."""
-        left = torch.tensor(float(found is None), device=self.device)
-        if bool(self.ranks.sum_scalars({"left": left})["left"]) or found is None:
+        has_left = torch.tensor(float(vectors is None), device=self.device)
+        if bool(self.ranks.sum_scalars({"left": has_left})["left"]) or vectors is None:
             raise EvaluationLeftError
-        return found
+        return vectors
 
     def poll_together(self) -> None:
         """Calls `poll` on every rank."""
@@ -80,14 +80,14 @@ class _SharedEncoding:
         """[ids, dim] vectors of these texts. Each rank encodes its part."""
         ranks, languages = self.ranks, self.prepared.text_languages()
         order = np.random.default_rng(0).permutation(len(ids))
-        mine = ids[own_rows(order, ranks.rank, ranks.world)]
-        encoded, self.of = None, self.of + len(mine)
+        local = ids[own_rows(order, ranks.rank, ranks.world)]
+        encoded, self.of = None, self.of + len(local)
         with contextlib.suppress(EvaluationLeftError), self.encoder.register_forward_pre_hook(self.count):
-            encoded = torch.from_numpy(encode_all(self.encoder, self.take, mine, device=self.device)).to(self.device)
+            encoded = torch.from_numpy(encode_all(self.encoder, self.take, local, device=self.device)).to(self.device)
         part = self.on_all(encoded)
         ranks.set_sizes(local_sizes(len(ids), ranks.world))
         with torch.no_grad():
-            finished = self.method.finish(part, [self.prepared.languages[number] for number in languages[mine]])
+            finished = self.method.finish(part, [self.prepared.languages[number] for number in languages[local]])
             vectors = ranks(finished).cpu().numpy()
         restored = np.empty_like(vectors)
         restored[order] = vectors

@@ -30,7 +30,7 @@ SHORTEST = 1.0
 FEWEST = 3
 """Measurements of a slow student."""
 
-_known: dict[str, tuple[float, float]] = {}
+_measured: dict[str, tuple[float, float]] = {}
 
 
 def sentences_per_second(
@@ -43,11 +43,11 @@ def sentences_per_second(
     """How many of the texts `ids` a student encodes in a second, from token ids to vectors, and the spread.
 
     It is measured once for each `architecture`, a name for all that decides the speed. `take` is as in `encode_all`."""
-    if architecture not in _known:
+    if architecture not in _measured:
         drawn = np.random.default_rng(0).permutation(ids)[:MOST]
         times = _timings(lambda: encode_all(encoder, take, drawn, device=device), device)
-        _known[architecture] = speed_and_spread(len(drawn), list(times))
-    return _known[architecture]
+        _measured[architecture] = speed_and_spread(len(drawn), list(times))
+    return _measured[architecture]
 
 
 def speed_and_spread(sentences: int, times: Sequence[float]) -> tuple[float, float]:

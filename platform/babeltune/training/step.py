@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -64,13 +64,21 @@ def halvings_after(scores: Sequence[float], goal: Goal) -> int:
     sign = 1 if goal == "maximize" else -1
     best, bad, halvings = -math.inf, 0, 0
     for score in (sign * score for score in scores):
-        if score > best + BETTER * abs(best) if math.isfinite(best) else True:
+        if not math.isfinite(best) or score > best + BETTER * abs(best):
             best, bad = score, 0
         else:
             bad += 1
         if bad > PLATEAU:
             bad, halvings = 0, halvings + 1
     return halvings
+
+
+class ParameterKind(NamedTuple):
+    """Parameters of one kind share a group of an optimizer."""
+
+    sparse: bool
+    no_decay: bool
+    embedding_rate: bool
 
 
 def make_optimizers(module: nn.Module, tokens: Tensor | None, training: Training) -> list[torch.optim.Optimizer]:
@@ -81,11 +89,11 @@ def make_optimizers(module: nn.Module, tokens: Tensor | None, training: Training
     embeddings = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
     sparse = sparse_tables(module)
     faster = {id(tokens), *sparse} if training.embedding_learning_rate != 1 else set()
-    groups: dict[tuple[bool, bool, bool], list[nn.Parameter]] = {}
+    groups: dict[ParameterKind, list[nn.Parameter]] = {}
     for parameter in module.parameters():
         if parameter.requires_grad:
-            plain = parameter.ndim <= 1 or id(parameter) in embeddings
-            kind = (id(parameter) in sparse, plain, id(parameter) in faster)
+            no_decay = parameter.ndim <= 1 or id(parameter) in embeddings
+            kind = ParameterKind(id(parameter) in sparse, no_decay, id(parameter) in faster)
             groups.setdefault(kind, []).append(parameter)
     rate, betas = training.learning_rate, (training.beta1, training.beta2)
     optimizers: list[torch.optim.Optimizer] = []
@@ -93,11 +101,11 @@ def make_optimizers(module: nn.Module, tokens: Tensor | None, training: Training
         chosen = [
             {
                 "params": parameters,
-                RATE: training.embedding_learning_rate if fast else 1.0,
-                **({} if is_sparse else {"weight_decay": 0.0 if plain else training.weight_decay}),
+                RATE: training.embedding_learning_rate if kind.embedding_rate else 1.0,
+                **({} if is_sparse else {"weight_decay": 0.0 if kind.no_decay else training.weight_decay}),
             }
-            for (of_rows, plain, fast), parameters in sorted(groups.items(), key=lambda item: item[0])
-            if of_rows == is_sparse
+            for kind, parameters in sorted(groups.items(), key=lambda item: item[0])
+            if kind.sparse == is_sparse
         ]
         if chosen and is_sparse:
             optimizers.append(RowAdam(chosen, lr=rate, betas=betas, eps=training.epsilon))
@@ -193,7 +201,9 @@ class TrainStep:
 
     def record_with(self, recorder: CudaGraphs | None, off: str = "") -> None:
         """Lets a recorder run the steps. The learning rate is then a tensor, which a recorded step reads."""
-        self.capture = Capture(self.work, self.losses, recorder, TOLERANCE[self.training.precision], off)
+        self.capture = Capture(
+            self.update, self.gradients_without_update, recorder, TOLERANCE[self.training.precision], off
+        )
         for group in self.optimizers[0].param_groups if recorder else ():
             group["lr"] = torch.tensor(float(group["lr"]), device=self.device)
             group["capturable"] = self.device.type == "cuda"
@@ -238,7 +248,7 @@ class TrainStep:
                 else:
                     group["lr"] = rate * group[RATE]
 
-    def work(self, batch: Batch) -> dict[str, Tensor]:
+    def update(self, batch: Batch) -> dict[str, Tensor]:
         """Gradients and one clipped update; returns what `backward` does, and the gradient's norm."""
         shared = self.backward(batch)
         norm = clip(self.parameters, self.training.clip or math.inf)
@@ -246,7 +256,7 @@ class TrainStep:
             optimizer.step()
         return {**shared, "gradient_norm": norm}
 
-    def losses(self, batch: Batch) -> dict[str, Tensor]:
+    def gradients_without_update(self, batch: Batch) -> dict[str, Tensor]:
         """The same without the update: weights, buffers and random numbers are as before."""
         buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
         state = RandomState(self.device)
@@ -263,12 +273,13 @@ class TrainStep:
         `seen` pairs are seen after it. Its learning rate is that of `halfway` pairs; absent: that of `seen`. Numbers
         are read once and last, so that a GPU has all of the step to do meanwhile."""
         self.set_rate(seen if halfway is None else halfway)
-        shared = self.capture.run(batch) if self.capture else self.work(batch)
+        shared = self.capture.run(batch) if self.capture else self.update(batch)
         if self.average:
             self.average.after_update(seen)
         values = numbers(shared)
         stops = values.pop(STOP)
-        self.stopping = stops > 0 if self.ranks.world > 1 else self.stop  # of a recorded step, the former is old
+        # A replayed CUDA graph returns the stop flag of its recording.
+        self.stopping = stops > 0 if self.ranks.world > 1 else self.stop
         if not math.isfinite(values["loss"]):
             raise TrainingError(f"loss is {values['loss']}; lower training.learning_rate or raise the temperature")
         if not math.isfinite(values["gradient_norm"]):

@@ -77,7 +77,7 @@ class Reporter(Protocol):
         """Whether a stop was requested since the last report. Rank 0 asks about once a second of progress."""
         return False
 
-    def kept(self) -> None:
+    def checkpoint_saved(self) -> None:
         """Called on rank 0 after it wrote a checkpoint between two reports."""
         return
 
@@ -107,7 +107,7 @@ class TrialTrainer:
         self.names = {id(p): name for name, p in self.train_step.module.named_parameters()}
         batches = self.steps.schedule.counts.sum(axis=1)
         self.noted = self.cleaned = -math.inf
-        self.looked = self.kept = time.monotonic()
+        self.looked_at = self.saved_at = time.monotonic()
         self.began = time.perf_counter()
         """When the trial's seconds were zero, by this clock."""
         self.interval: Interval | None = None
@@ -196,7 +196,7 @@ class TrialTrainer:
     def save(self, report: Report) -> None:
         """Writes the checkpoint and then its line in the ledger; keeps the best and the last."""
         self.reports.append(report)
-        self.kept = time.monotonic()
+        self.saved_at = time.monotonic()
         if self.ranks.rank:
             return
         state = {"step": report.step, "pairs": report.pairs, "metrics": report.metrics}
@@ -216,11 +216,11 @@ class TrialTrainer:
     def keep(self, interval: Interval, step: int, seconds: float) -> None:
         """Writes a checkpoint between two reports if the last one is `training.checkpoint_minutes` old."""
         minutes = self.trial.training.checkpoint_minutes
-        if self.ranks.rank or minutes is None or time.monotonic() - self.kept < 60 * minutes:
+        if self.ranks.rank or minutes is None or time.monotonic() - self.saved_at < 60 * minutes:
             return
         self.save_interval(replace(interval, step=step, seconds=seconds))
-        self.reporter.kept()
-        self.kept = time.monotonic()  # after it was sent, so that a slow storage leaves time to train
+        self.reporter.checkpoint_saved()
+        self.saved_at = time.monotonic()  # after it was sent, so that a slow storage leaves time to train
 
     def write(self, folder: Path, state: dict[str, Any]) -> None:
         """A checkpoint of this moment."""
@@ -326,16 +326,16 @@ class TrialTrainer:
 
     def poll_stop_while_evaluating(self) -> None:
         """Rank 0's heartbeat while it evaluates; raises `EvaluationLeftError` when a stop is requested."""
-        if self.ranks.rank == 0 and time.monotonic() - self.looked > PROGRESS_INTERVAL_S:
-            self.looked = time.monotonic()
+        if self.ranks.rank == 0 and time.monotonic() - self.looked_at > PROGRESS_INTERVAL_S:
+            self.looked_at = time.monotonic()
             if self.reporter.stopped():
                 raise EvaluationLeftError
 
     def poll_stop(self) -> bool:
         """Whether the trial was asked to stop. Only rank 0 asks; the others learn of it with the loss."""
-        if self.ranks.rank or time.monotonic() - self.looked < STOP_POLL_INTERVAL_S:
+        if self.ranks.rank or time.monotonic() - self.looked_at < STOP_POLL_INTERVAL_S:
             return False
-        self.looked = time.monotonic()
+        self.looked_at = time.monotonic()
         return self.reporter.stopped()
 
     def note_progress(

@@ -22,9 +22,9 @@ class WeightAverage:
     reading. So the first weights of a short training do not weigh for long. `last` is the plain mean: (n - 1) / n at
     its n-th time."""
 
-    def __init__(self, average: MovingAverage | LastAverage, named: Mapping[str, nn.Parameter], total: int) -> None:
-        """`named` are the trained weights, and `total` the pairs of the whole training."""
-        self.average, self.named = average, dict(named)
+    def __init__(self, average: MovingAverage | LastAverage, weights: Mapping[str, nn.Parameter], total: int) -> None:
+        """`weights` are the trained ones, and `total` the pairs of the whole training."""
+        self.average, self.weights = average, dict(weights)
         self.total = total
         self.begin = (1 - average.share) * total if isinstance(average, LastAverage) else 0.0
         self.steps = 0
@@ -39,7 +39,7 @@ class WeightAverage:
         self.steps += 1
         if self.steps % self.average.every and seen + 1 < self.total:  # of the last batch, one pair may be left out
             return
-        weights = [parameter.detach() for parameter in self.named.values()]
+        weights = [parameter.detach() for parameter in self.weights.values()]
         if self.values:
             torch._foreach_lerp_(list(self.values.values()), weights, 1 - self.decay())
         else:
@@ -55,25 +55,25 @@ class WeightAverage:
 
     def start(self) -> None:
         """Begins with the weights as they are."""
-        self.values = {name: weights.detach().clone() for name, weights in self.named.items()}
+        self.values = {name: weights.detach().clone() for name, weights in self.weights.items()}
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Within the block the module has the averages in place of its weights, if there are any yet."""
-        weights = {name: self.named[name].data for name in self.values}
+        weights = {name: self.weights[name].data for name in self.values}
         for name, value in self.values.items():
-            self.named[name].data = value
+            self.weights[name].data = value
         try:
             yield
         finally:
             for name, value in weights.items():
-                self.named[name].data = value
+                self.weights[name].data = value
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """The tensors of a checkpoint besides the averages, which are in the module's place: its own weights and the
         number of steps."""
         counts = {"average": {"steps": torch.tensor(self.steps)}}
-        weights = {name: self.named[name].data for name in self.values}
+        weights = {name: self.weights[name].data for name in self.values}
         return {**counts, "weights": weights} if weights else counts
 
     def restore(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
@@ -81,24 +81,24 @@ class WeightAverage:
         self.steps = int(tensors["average"]["steps"])
         if "weights" in tensors:
             self.start()
-            for name, parameter in self.named.items():
+            for name, parameter in self.weights.items():
                 parameter.data.copy_(tensors["weights"][name])
 
 
 class StartMean(WeightAverage):
     """first + share · (weights - first), made when it is asked for. A method's own layers have no such start."""
 
-    def __init__(self, average: StartAverage, named: Mapping[str, nn.Parameter]) -> None:
-        """`named` are the weights before the first step."""
+    def __init__(self, average: StartAverage, weights: Mapping[str, nn.Parameter]) -> None:
+        """`weights` are those before the first step."""
         self.share, self.steps, self.values = average.share, 0, {}
-        self.named = {name: weights for name, weights in named.items() if name.startswith("student.")}
-        self.first = {name: weights.detach().clone() for name, weights in self.named.items()}
+        self.weights = {name: value for name, value in weights.items() if name.startswith("student.")}
+        self.first = {name: value.detach().clone() for name, value in self.weights.items()}
 
     def after_update(self, seen: int) -> None:
         """Nothing: the latest weights decide."""
 
     def _make(self) -> None:
-        self.values = {n: torch.lerp(first, self.named[n].detach(), self.share) for n, first in self.first.items()}
+        self.values = {n: torch.lerp(first, self.weights[n].detach(), self.share) for n, first in self.first.items()}
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -112,9 +112,9 @@ class StartMean(WeightAverage):
         return super().tensors()
 
 
-def weight_average(average: Average, named: Mapping[str, nn.Parameter], total: int) -> WeightAverage:
-    """The average of this kind. `named` are the weights before the first step, and `total` the training's pairs."""
-    return StartMean(average, named) if isinstance(average, StartAverage) else WeightAverage(average, named, total)
+def weight_average(average: Average, weights: Mapping[str, nn.Parameter], total: int) -> WeightAverage:
+    """The average of this kind. `weights` are those before the first step, and `total` the training's pairs."""
+    return StartMean(average, weights) if isinstance(average, StartAverage) else WeightAverage(average, weights, total)
 
 
 def weights_of(module: nn.Module) -> dict[str, nn.Parameter]:

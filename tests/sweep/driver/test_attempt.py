@@ -8,7 +8,7 @@ from babeltune.errors import ClusterError, DispatcherDiedError
 from babeltune.schema.cluster import Cluster
 from babeltune.schema.records import Budget, Data, Objective, Sweep, TsvSource
 from babeltune.signals import StopSignal
-from babeltune.sweep.driver.attempt import DISPATCHER_DIED, DISPATCHERS, Attempt, replacing_dispatchers
+from babeltune.sweep.driver.attempt import DISPATCHER_DIED, DISPATCHERS, SweepRun, replacing_dispatchers
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.progress import SweepProgress
 
@@ -70,7 +70,7 @@ def driver(place, **budget):
     )
     folder = SweepFolder(place)
     folder.write("sweep.json", sweep)
-    return Attempt(sweep, Cluster(), folder, SweepProgress(sweep, folder), None, StopSignal(), False)
+    return SweepRun(sweep, Cluster(), folder, SweepProgress(sweep, folder), None, StopSignal(), False)
 
 
 def test_the_minutes_of_a_budget_go_on_in_the_worker_groups_of_the_next_dispatcher(tmp_path, clock):

@@ -31,7 +31,7 @@ from babeltune.training.checkpoint import checkpoint_folder, read_reports
 from babeltune.training.trainer import TrialTrainer
 
 pytestmark = pytest.mark.usefixtures("undrawn")
-FOUND = "dev/everyday/{}-eng/accuracy_forward"
+ACCURACY = "dev/everyday/{}-eng/accuracy_forward"
 
 
 @pytest.fixture(scope="module")
@@ -49,45 +49,45 @@ def trained(tiny, tmp_path_factory):
 
 
 def test_examples_are_what_the_untrained_student_and_the_checkpoint_make_of_them(trained, monkeypatch):
-    prepared, asked, reports = trained
+    prepared, request, reports = trained
     monkeypatch.setattr(examples, "MOST_ROWS", 30)  # all rows of the dev set, so that its scores come out again
-    found = make_examples(None, asked, prepared)
-    untrained = untrained_scores(asked.trial, prepared)
-    assert (found.trial, found.report, found.dev_set, found.languages) == (
+    sweep_examples = make_examples(None, request, prepared)
+    untrained = untrained_scores(request.trial, prepared)
+    assert (sweep_examples.trial, sweep_examples.report, sweep_examples.dev_set, sweep_examples.languages) == (
         "t0000",
         2,
         "everyday",
         ("eng", "fra", "kor"),
     )
-    for each in found.alignment:
-        name = FOUND.format(each.language)
+    for each in sweep_examples.alignment:
+        name = ACCURACY.format(each.language)
         assert each.found_before == pytest.approx(untrained[name], abs=1e-4)
         assert each.found_after == pytest.approx(reports[-1].metrics[name], abs=1e-4)
-    fra = found.similarities[0]
+    fra = sweep_examples.similarities[0]
     assert (fra.left, fra.right, len(fra.after), len(fra.after[0])) == ("eng", "fra", 8, 8)
     assert fra.before != fra.after
-    assert [each.text for each in found.sentences][:2] == prepared.texts_of(
+    assert [each.text for each in sweep_examples.sentences][:2] == prepared.texts_of(
         aligned_rows(prepared, "everyday")[1][0, :2]
     )
-    assert len(found.sentences) == 30 * 3
-    assert np.isfinite([each.after for each in found.sentences]).all()
+    assert len(sweep_examples.sentences) == 30 * 3
+    assert np.isfinite([each.after for each in sweep_examples.sentences]).all()
 
 
 def test_the_pair_with_the_lowest_score_has_the_first_heat_map(trained, monkeypatch):
-    prepared, asked, _ = trained
+    prepared, request, _ = trained
     monkeypatch.setattr(examples, "MAPS", 1)
     for weak, strong in (("fra", "kor"), ("kor", "fra")):
         weakest = ("dev/other/deu-eng/accuracy", *(f"dev/everyday/{each}-eng/accuracy" for each in (weak, strong)))
-        found = make_examples(None, replace(asked, weakest=weakest), prepared)
-        assert [(each.left, each.right) for each in found.similarities] == [("eng", weak)]
-        assert found.languages == ("eng", weak, strong)
+        sweep_examples = make_examples(None, replace(request, weakest=weakest), prepared)
+        assert [(each.left, each.right) for each in sweep_examples.similarities] == [("eng", weak)]
+        assert sweep_examples.languages == ("eng", weak, strong)
 
 
 def test_examples_are_read_as_they_were_written(trained, tmp_path):
-    prepared, asked, _ = trained
-    made, folder = make_examples(None, asked, prepared), SweepFolder(tmp_path)
-    folder.write(EXAMPLES, plain(made))
-    assert read_examples(folder) == made
+    prepared, request, _ = trained
+    sweep_examples, folder = make_examples(None, request, prepared), SweepFolder(tmp_path)
+    folder.write(EXAMPLES, plain(sweep_examples))
+    assert read_examples(folder) == sweep_examples
     assert (tmp_path / EXAMPLES).stat().st_size < 100_000
     (tmp_path / EXAMPLES).write_text("{")
     assert read_examples(folder).missing.startswith("examples.json is damaged")

@@ -166,7 +166,7 @@ class Connection:
     def remove(self, key):
         self._asked(lambda: self._bucket.objects.pop(key, None))
 
-    def upload(self, path, key, sent=None):
+    def upload(self, path, key, on_bytes=None):
         self.write(key, path.read_bytes())
 
     def download(self, key, path):

@@ -113,7 +113,7 @@ def test_a_cleaned_bucket_has_whole_checkpoints_without_optimizers(stored, machi
     there = other.sweep(folder.id)
     assert [(row.name, row.metrics) for row in leaderboard(there)] == before
     candidate = find_candidate(folder.id, other.folder)
-    other.bring(there, candidate.trial.number, candidate.report.index, candidate.prepared)
+    other.download_checkpoint(there, candidate.trial.number, candidate.report.index, candidate.prepared)
     brought = there.trial(candidate.trial.number) / "checkpoints" / f"{candidate.report.index:06d}"
     assert is_good(brought)
     assert sorted(path.name for path in brought.iterdir()) >= ["manifest.json", "state.json", "student.safetensors"]
@@ -201,7 +201,7 @@ def test_a_mirror_gives_up_what_it_has_not_used_and_the_bucket_has(stored):
     assert not {view.mirror.path(key) for key in sent} & left - {used}
     assert not list(folder.path.glob("trials/*/checkpoints/0*"))
     candidate = find_candidate(folder.id, view.folder)
-    view.bring(folder, candidate.trial.number, candidate.report.index, candidate.prepared)
+    view.download_checkpoint(folder, candidate.trial.number, candidate.report.index, candidate.prepared)
     assert is_good(folder.trial(candidate.trial.number) / "checkpoints" / f"{candidate.report.index:06d}")
 
 
@@ -278,7 +278,7 @@ def test_a_sweeps_own_policy_cleans_its_bucket_while_it_runs(stored, machines, m
     other = StorageView(machines("other"))
     there = other.sweep(folder.id)
     candidate = find_candidate(folder.id, other.folder)
-    other.bring(there, candidate.trial.number, candidate.report.index, candidate.prepared)
+    other.download_checkpoint(there, candidate.trial.number, candidate.report.index, candidate.prepared)
     assert is_good(there.trial(candidate.trial.number) / "checkpoints" / f"{candidate.report.index:06d}")
     assert [path.name for path in there.trials() if why_removed(path)], "other machines know why"
 

@@ -271,7 +271,7 @@ def test_a_node_whose_disk_refuses_in_mid_trial_is_said_to_be_unfit(s3, tmp_path
 
 
 def test_a_long_request_sends_heartbeats(monkeypatch):
-    monkeypatch.setattr(worker, "SIGN_EVERY", 0.05)
+    monkeypatch.setattr(worker, "HEARTBEAT_INTERVAL_S", 0.05)
     signs = []
 
     def say():

@@ -5,7 +5,7 @@ import pytest
 from babeltune.errors import ReplacedError
 from babeltune.sweep.state.messages import TrialAssignment, TrialEnd
 from babeltune.sweep.workers.dispatcher import TrialDispatcher
-from babeltune.sweep.workers.dispatcher_state import KEPT, DispatcherState
+from babeltune.sweep.workers.dispatcher_state import MAX_ENDED_TRIALS, DispatcherState
 from waiting import PATIENCE_S
 
 LONG = 3600
@@ -140,11 +140,11 @@ def test_news_stay_until_they_are_acknowledged():
 
 
 def test_the_state_forgets_all_but_the_latest_ended_trials():
-    state = begun(*map(str, range(KEPT + 20)))
-    for number in range(KEPT + 20):
+    state = begun(*map(str, range(MAX_ENDED_TRIALS + 20)))
+    for number in range(MAX_ENDED_TRIALS + 20):
         state.rank_left(str(number), 0, FINISHED.encode(), False)
         state.settle(str(number), 1)
-    assert list(state.trials) == [str(number) for number in range(20, KEPT + 20)]
+    assert list(state.trials) == [str(number) for number in range(20, MAX_ENDED_TRIALS + 20)]
 
 
 # Waiting

@@ -299,7 +299,7 @@ def test_a_group_that_hangs_between_two_trials_is_started_again(room, tmp_path, 
 
 @pytest.mark.long
 def test_a_groups_own_process_may_die_again_once_the_group_has_made_a_report(room, tmp_path, monkeypatch):
-    monkeypatch.setattr("babeltune.sweep.workers.pool.RESPAWNS", 1)
+    monkeypatch.setattr("babeltune.sweep.workers.pool.MAX_RUN_RESTARTS", 1)
 
     def kill(pool):
         (worker_group,) = pool._groups.values()

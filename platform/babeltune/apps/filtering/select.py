@@ -71,7 +71,7 @@ def read_pairs(path: str, columns: Columns | None, *, drop: bool = False, codec:
             source.append(cells[0])
             target.append(cells[1])
     rows = refusals.rows
-    refuse_broken(path, (refusals.counts.total() - refusals.unused, rows - refusals.unused, "rows"), refusals.counts)
+    refuse_broken(path, refusals.counts.total() - refusals.unused, rows - refusals.unused, refusals.counts)
     if not source:
         raise DataError(f"{path} has no pairs{' left' if rows else ''}; a row is a source and a target")
     return Pairs(source=source, target=target, read=rows, digest=content.hexdigest(), dropped=refusals.counts)

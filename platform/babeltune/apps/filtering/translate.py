@@ -59,7 +59,7 @@ class Recipe:
     """Size of the one tokenizer for both languages, trained on the largest subset (FLORES: 5,000)."""
 
     def translation(self, folder: Path) -> Translation:
-        """How a trained model translates."""
+        """The `Translation` record of the model in `folder`."""
         return Translation(
             text="", original="source", into="target", model=str(folder), source_code=self.source_code,
             target_token=self.target_token, beams=self.beams, max_tokens=self.max_tokens,

@@ -153,7 +153,7 @@ def mine(source: Path, target: Path, out: Path, settings: Settings, encoding: En
             raise DataError(
                 f"{source} and {target} hold the same sentences, so each would find itself; give text in two languages"
             )
-        folders = embedded((sources, targets), encoding, work, run_shards)
+        folders = embed_sides((sources, targets), encoding, work, run_shards)
         matches = _search(folders, settings, encoding)
         pairs = retrieve(matches, settings.margin, settings.retrieval, settings.threshold)
         with whole_file(out) as file:
@@ -206,7 +206,7 @@ def margins(
     their sentences.
 
     `work` is for texts on their way."""
-    folders = embedded(sentences, encoding, work)
+    folders = embed_sides(sentences, encoding, work)
     matches = _search(folders, settings, encoding)
     x, y = (Rows(open_matrix(*side)) for side in folders)
     scores = np.empty(len(pairs[0]), np.float32)
@@ -238,7 +238,7 @@ def encode(lines: IO[bytes], model: Model, out: Path, progress: Progress, codec:
             replaced += sum("\ufffd" in text for text in texts)
             too_long += sum(skipped is not None for *_, skipped in batch)
             broken = {"not UTF-8": replaced, "too long": too_long}
-            refuse_broken(name, (replaced + too_long, rows + len(texts), "lines"), broken)
+            refuse_broken(name, replaced + too_long, rows + len(texts), broken, word="lines")
             vectors = model.encode(texts)
             if not (finite := np.isfinite(vectors).all(axis=1)).all():
                 line = rows + int(finite.argmin()) + 1
@@ -273,7 +273,7 @@ def _batches(lines: Iterable[Line]) -> Iterator[list[Line]]:
         yield batch
 
 
-def embedded(
+def embed_sides(
     sentences: tuple[Texts, Texts],
     encoding: Encoding,
     work: Path,
@@ -281,7 +281,7 @@ def embedded(
     *,
     names: tuple[str, str] = ("sources", "targets"),
 ) -> list[list[Path]]:
-    """The folders of both sides' vectors."""
+    """Encodes both sides. Returns the shard folders of each side."""
     folders = []
     for name, side, model in zip(names, sentences, encoding.models, strict=True):
         tell = functools.partial(encoding.progress, f"encoding {name}")

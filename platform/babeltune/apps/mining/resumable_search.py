@@ -105,8 +105,8 @@ class ResumableSearch:
                 a.shape != tuple(b.shape) for a, b in zip(sides, sides_here, strict=True)
             ):
                 return
-            for mine, read in zip(sides_here, sides, strict=True):
-                mine.copy_(torch.from_numpy(read))
+            for rows_here, stored in zip(sides_here, sides, strict=True):
+                rows_here.copy_(torch.from_numpy(stored))
             self.done = done
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from babeltune.apps.mining.margin import precision_at_1
-from babeltune.apps.mining.mine import Encoding, embedded, whole_file, working
+from babeltune.apps.mining.mine import Encoding, embed_sides, whole_file, working
 from babeltune.apps.mining.resumable_search import ResumableSearch, one_way_resumable
 from babeltune.apps.mining.sentences import NONE, Lines, Sentences, read_gold, read_lines
 from babeltune.apps.mining.tiles import Precision
@@ -71,7 +71,7 @@ def retrieve(
         texts, candidate_of, candidate_lines = read_lines(candidates, work / "candidates.txt", encoding.codec, right)
         relevant = None if gold is None else gold_of(gold, query_of, (candidates, texts, candidate_of), encoding.codec)
         progress("reading", 2, 2)
-        folders = embedded((query_texts, texts), encoding, work, names=("queries", "candidates"))
+        folders = embed_sides((query_texts, texts), encoding, work, names=("queries", "candidates"))
         search = ResumableSearch(encoding.storage, (folders[0], folders[1]), k, precision, both=False)
         nearest = one_way_resumable(search, functools.partial(progress, "searching"))
         with whole_file(out) as file:

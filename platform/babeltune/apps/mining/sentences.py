@@ -234,12 +234,8 @@ def _check_some(path: Path, lines: Lines, wanted: str = SENTENCES) -> None:
     if not lines.kept:
         why = f"{lines.read} lines: {lines.faults()}" if lines.read else "the file is empty"
         raise DataError(f"{path} holds nothing to encode ({why}); give UTF-8 text, or name its --encoding: {wanted}")
-    refuse_broken(
-        str(path),
-        (sum(lines.broken.values()), lines.read, "lines"),
-        lines.broken,
-        rule="5% that may be; correct the file, or name its --encoding",
-    )
+    rule = "5% that may be; correct the file, or name its --encoding"
+    refuse_broken(str(path), sum(lines.broken.values()), lines.read, lines.broken, word="lines", rule=rule)
 
 
 def _text_lines(path: Path, lines: Lines, codec: str | None, column: str | None = None) -> Iterator[str]:

@@ -68,8 +68,8 @@ class Candidates:
     def add(self, part: Candidates, block: Block) -> None:
         """Merges what one block found. Blocks that share no cosine may come in any order."""
         pairs = ((self.forward, part.forward, block.rows), (self.backward, part.backward, block.columns))
-        for mine, other, (start, stop) in pairs:
-            mine[start:stop] = merge(mine[start:stop], other, k=mine.shape[1])
+        for best, new, (start, stop) in pairs:
+            best[start:stop] = merge(best[start:stop], new, k=best.shape[1])
 
 
 def nothing(left: int, right: int, k: int, precision: Precision = "fp32", *, both: bool = True) -> Candidates:
@@ -143,15 +143,15 @@ class _Columns:
     def __init__(self, right: Rows, span: tuple[int, int], width: int, precision: Precision) -> None:
         self._right, self._last, self._width, self._precision = right, span[1], width, precision
         self._keeps = torch.cuda.is_available() and (span[1] - span[0]) * right.dim * 4 <= RESIDENT
-        self._kept: dict[int, Tensor] = {}
+        self._factors: dict[int, Tensor] = {}
 
     def at(self, column: int) -> Float[Tensor, "columns dim"]:
         """The factor that begins at this column."""
-        if (factor := self._kept.get(column)) is None:
+        if (factor := self._factors.get(column)) is None:
             stop = min(column + self._width, self._last)
             factor = _factor(self._right.block(column, stop), self._precision)
             if self._keeps:
-                self._kept[column] = factor
+                self._factors[column] = factor
         return factor
 
 

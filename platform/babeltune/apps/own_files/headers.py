@@ -119,7 +119,7 @@ def _of_column(name: str, column: Sequence[str]) -> Evidence:
     if _kind(name) == "number":
         return Evidence(-MOST * 3 / 4)
     style = _end(name, values) + _length(name, values)
-    score = _known(name, values) + _script(name, values) + style
+    score = _by_words(name, values) + _script(name, values) + style
     return Evidence(max(-MOST, min(MOST, score)), min(max(0.0, style), max(0.0, score)))
 
 
@@ -127,7 +127,7 @@ def _kind(value: str) -> str:
     return next((kind for kind, form in TYPES.items() if form.fullmatch(value)), "text")
 
 
-def _known(name: str, values: Sequence[str]) -> float:
+def _by_words(name: str, values: Sequence[str]) -> float:
     """Words that name columns. A language counts if the column is in it: `hi` over English text is a greeting."""
     parts = [part.casefold() for part in PARTS.split(name) if part and not part.isdigit()]
     if not parts or len(parts) > MOST_WORDS:

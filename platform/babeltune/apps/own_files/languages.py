@@ -113,10 +113,10 @@ def _is_common(code: str) -> bool:
     return read.known and (len(read.language) == 2 or bool(labels_of(code)))
 
 
-def agree(named: str, detection: Detection) -> bool:
+def agree(language: str, detection: Detection) -> bool:
     """Whether the text can be in the language that the name says: it is, is close to it, or nobody can tell. Of a word
     that stands over many columns, such as `src`, nobody believes what nobody can tell."""
-    labels = set(labels_of(named))
+    labels = set(labels_of(language))
     if not labels:
-        return named not in NO_CODES
+        return language not in NO_CODES
     return any(labels & set(labels_of(code)) for code, share in detection.shares if share >= 0.2)

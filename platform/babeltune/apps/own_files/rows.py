@@ -161,9 +161,9 @@ def read_columns(table: Table, wanted: Mapping[str, str]) -> list[TableRows]:
             f"or give the two files of aligned lines together{_about_header(table)}"
         )
     rows = read_rows(table.given, source_of(table, columns), _root(table))
-    left = [name for name in table.columns if name not in columns.values()]
-    if left:
-        notes.append(f"{table.given}: not used: column {', '.join(map(shortened, left[:20]))}")
+    unused = [name for name in table.columns if name not in columns.values()]
+    if unused:
+        notes.append(f"{table.given}: not used: column {', '.join(map(shortened, unused[:20]))}")
     return [usable_rows(table.given, table.layout, columns, rows, notes)]
 
 
@@ -184,7 +184,7 @@ def read_rows(file: str, source: Source, root: Path) -> Rows:
     first = next((f"; the first: {words}" for reason, words in rows.firsts.items() if reason in broken), "")
     quoting = "quote fields that hold the delimiter, or " if source.format in ("tsv", "csv") else ""
     rule = f"{MAX_BROKEN:.0%} that may be{first}; {quoting}correct what it is read as"
-    refuse_broken(file, (count, len(rows) + count, "rows"), broken, rule=rule)
+    refuse_broken(file, count, len(rows) + count, broken, rule=rule)
     return rows
 
 
@@ -262,7 +262,7 @@ def found_columns(table: Table, notes: list[str], chosen: Mapping[str, str]) -> 
             notes.append(f"{unsure}; if it is text, name all columns with --columns")
             continue
         columns.setdefault(language, column)
-    return {language: column for column in table.columns for language, taken in columns.items() if taken == column}
+    return {language: column for column in table.columns for language, source in columns.items() if source == column}
 
 
 def few_strangers(texts: Sequence[str], language: str) -> bool:
@@ -311,7 +311,7 @@ def by_language(table: Table, tags: Sequence[str]) -> list[TableRows]:
         except DataError:  # no row is left
             odd[words] = len(places)
     rule = f"{MAX_BROKEN:.0%} that may be: they have no text in two languages; correct {list_of(tags)}"
-    refuse_broken(table.given, (odd.total(), len(rows), "rows"), odd, rule=rule)
+    refuse_broken(table.given, odd.total(), len(rows), odd, rule=rule)
     if odd:
         parts[0].left_out["no two languages"] = odd.total()
     return parts

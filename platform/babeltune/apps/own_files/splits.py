@@ -96,14 +96,14 @@ def split(groups: Sequence[dict[str, list[str]]]) -> list[Group]:
     for name, seed in SEEDS.items():
         free = [block.keep(~mask) for block, mask in zip(blocks, held_out, strict=True)]
         try:
-            held = hold_out(free, Split(pairs=MOST), seed, share=SHARE, least=LEAST)
+            parts = hold_out(free, Split(pairs=MOST), seed, share=SHARE, least=LEAST)
         except DataError as error:
             raise DataError(
                 f"no row can be held out as {name}: nearly all rows share a text with one another, directly or through "
                 "other rows; add text that repeats less, or leave out the file whose texts repeat"
             ) from error
         chosen[name] = []
-        for block, mask, part in zip(free, held_out, held, strict=True):
+        for block, mask, part in zip(free, held_out, parts, strict=True):
             whole = np.zeros(len(mask), bool)
             whole[block.rows[part]] = True
             chosen[name].append(whole)

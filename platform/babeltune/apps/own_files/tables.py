@@ -319,7 +319,7 @@ def _units(file: str, path: Path, format_: translation_files.Format, encoding: s
     texts = [unit for _, unit in some if not isinstance(unit, Fault)]
     if not texts:
         reasons = Counter(unit.reason for _, unit in some if isinstance(unit, Fault))
-        refuse_broken(file, (len(some), len(some), "units"), reasons)
+        refuse_broken(file, len(some), len(some), reasons, word="units")
     sample = tuple(
         tuple(next(iter(translation_files.text_in(unit, column)), "") for column in columns) for unit in texts
     )

@@ -85,7 +85,7 @@ def collected(place: str, examples: LabelledRows, content: hashlib._Hash, refusa
         reasons = ", ".join(f"{count} {reason}" for reason, count in refusals.counts.items())
         raise DataError(f"{place} has no rows{f' left; dropped: {reasons}' if reasons else ''}; correct the file")
     broken = refusals.counts.total() - refusals.unused
-    refuse_broken(place, (broken, len(inputs) + broken, "rows"), refusals.counts)
+    refuse_broken(place, broken, len(inputs) + broken, refusals.counts)
     return Examples(inputs=inputs, labels=labels, dropped=dict(refusals.counts), digest=content.hexdigest())
 
 

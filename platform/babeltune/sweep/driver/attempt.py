@@ -55,20 +55,20 @@ DISPATCHER_DIED = "the dispatcher died; worker groups start again, and trials go
 SAVING = "interrupted; saving every trial's step (a second Ctrl-C ends without)"
 
 
-def replacing_dispatchers(search: Callable[[], None], note: Callable[[str], None]) -> None:
+def replacing_dispatchers(run_search: Callable[[], None], note: Callable[[str], None]) -> None:
     """Searches, anew each time that the dispatcher dies. Raises `DispatcherDiedError` when `DISPATCHERS` have died."""
-    for left in reversed(range(DISPATCHERS)):
+    for remaining in reversed(range(DISPATCHERS)):
         try:
-            search()
+            run_search()
             break
         except DispatcherDiedError:
-            if not left:
+            if not remaining:
                 raise
             note(DISPATCHER_DIED)
 
 
 @dataclass(frozen=True)
-class Attempt:
+class SweepRun:
     """The tools of a driver while it runs a sweep."""
 
     sweep: Sweep
@@ -80,8 +80,8 @@ class Attempt:
     accept: bool
     """Whether data that changed since the sweep began are accepted."""
 
-    def said(self, stage: str, done: int, of: int) -> None:
-        """Notes how far a stage is. Raises where somebody asked to stop."""
+    def report_progress(self, stage: str, done: int, of: int) -> None:
+        """Reports progress. Raises `StopRequestedError` if a stop was asked for."""
         self.progress.progress(stage, done, of)
         self.stop.raise_if_stopped()
 
@@ -93,8 +93,8 @@ class Attempt:
             warm_trials(folder.path, sweep, self._suggest)
             here = cluster.address == "local"
             corpus = self._read(None) if here else None  # broken text is known before Ray starts
-            survey = functools.partial(nodes_asked, cluster, note=self.progress.note, progress=self.said)
-            self.said(STARTING, 0, 0)
+            survey = functools.partial(nodes_asked, cluster, note=self.progress.note, progress=self.report_progress)
+            self.report_progress(STARTING, 0, 0)
             with connected(cluster), ray_refusals():
                 if not cluster.nodes_within:  # it is known before all that is prepared
                     shares = cluster.cpus_per_worker, cluster.gpus
@@ -124,7 +124,7 @@ class Attempt:
     def _read(self, shards: RunShards | None) -> Corpus:
         """The clean corpus, after what `plan` says of its text. The nodes share the work on many texts, if `shards`
         runs them there."""
-        corpus = read_corpus(self.sweep, self.folder.path.parents[1], self.said, shards)
+        corpus = read_corpus(self.sweep, self.folder.path.parents[1], self.report_progress, shards)
         for words in about_text(self.sweep, corpus):
             self.progress.note(f"warning: {words}")
         return corpus
@@ -133,16 +133,16 @@ class Attempt:
         """The stores and the baselines' scores, made on the cluster if they are not there yet; and the cluster with the
         share of a GPU that a trial needs."""
         sweep, folder, where, poll = self.sweep, self.folder, self.driver_sync.where, self.stop.raise_if_stopped
-        shards = self._shards()
-        prepared = prepare(sweep, folder.path.parents[1], corpus=corpus, run_shards=shards, progress=self.said)
+        shards, report = self._shards(), self.report_progress
+        prepared = prepare(sweep, folder.path.parents[1], corpus=corpus, run_shards=shards, progress=report)
         check_unchanged(folder, {"data": prepared.digest}, accept=self.accept)
         with folder.guard():
             write_prepared(prepared, folder.prepared)
         self.driver_sync.publish(prepared, self.progress.progress)
         measure_temperatures(sweep, prepared, folder)
         follow = functools.partial(followed, poll=poll, seconds=self.cluster.progress_timeout)
-        score_baselines(sweep, prepared, folder, self.said, follow, gpus=self.cluster.gpus, where=where)
-        sized = with_gpu_share(self.cluster, sweep, prepared, folder, self.said, follow, where=where)
+        score_baselines(sweep, prepared, folder, report, follow, gpus=self.cluster.gpus, where=where)
+        sized = with_gpu_share(self.cluster, sweep, prepared, folder, report, follow, where=where)
         return prepared, sized
 
     def _search(self, prepared: Prepared, surveyed: Callable[[int], None]) -> bool:
@@ -210,9 +210,9 @@ class Attempt:
             progress.progress("closing worker groups", progress.ended, self.sweep.budget.trials)
 
     def _pool_settings(self) -> PoolSettings:
-        cluster, left = self.cluster, max(1, self.sweep.budget.trials - self.progress.ended)
+        cluster, remaining = self.cluster, max(1, self.sweep.budget.trials - self.progress.ended)
         return PoolSettings(
-            count=left if cluster.worker_groups == "auto" else min(left, cluster.worker_groups),
+            count=remaining if cluster.worker_groups == "auto" else min(remaining, cluster.worker_groups),
             workers=cluster.workers,
             cpus_per_worker=cluster.cpus_per_worker,
             gpus_per_worker=cluster.gpus,
@@ -244,14 +244,14 @@ class Attempt:
             self.stop.start_minutes(sweep.budget.minutes)
 
     def _assignment(self, number: int, params: dict[str, Scalar]) -> TrialAssignment:
-        return self.driver_sync.sent(assignment(self.sweep, self.folder, number, params))
+        return self.driver_sync.for_any_node(assignment(self.sweep, self.folder, number, params))
 
     def _listener(self, recorder: Recorder) -> OnEvent:
         """Passes every event of a trial on to the storage, to the driver's log, to Ray and to the sweep's progress."""
         progress, gauges = self.progress, SweepGauges(self.sweep, self.folder.id)
 
         def on_event(kind: Literal["start", "report", "end"], number: int, event: Event) -> None:
-            self.driver_sync.see(kind, number, event)
+            self.driver_sync.fetch_reports(number, event)
             recorder.on_event(kind, number, event)
             self.driver_sync.wake()
             gauges.show(kind, log_of(self.folder.path))

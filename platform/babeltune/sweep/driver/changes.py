@@ -10,7 +10,7 @@ from dataclasses import replace
 from babeltune.errors import storage_refusals
 from babeltune.schema.cluster import Cluster
 from babeltune.sweep.driver.mlflow_reader import track
-from babeltune.sweep.driver.recorder import INTERRUPTED_WAIT, close_tracker
+from babeltune.sweep.driver.recorder import INTERRUPTED_WAIT_S, close_tracker
 from babeltune.sweep.state.fencing import DrivenError
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.lease import folder_lease, only_driver
@@ -61,12 +61,12 @@ def _as_driver(cluster: Cluster, folder: SweepFolder, event: str, facts: dict[st
         storage_refusals(folder.path),
         DriverSync(cluster, folder) as driver_sync,
         only_driver(folder),
-        ExitStack() as held,
+        ExitStack() as stack,
     ):
         if driver_sync.where is None:
-            folder = replace(folder, guard=held.enter_context(folder_lease(folder)).guard)
+            folder = replace(folder, guard=stack.enter_context(folder_lease(folder)).guard)
         take_requests(folder)
         add_event(folder, event, **facts)
         if log_of(folder.path).submissions:
             tracker = track(cluster.mlflow, folder, folder.sweep().name, driver_sync.key_of)
-            close_tracker(tracker, folder, INTERRUPTED_WAIT)
+            close_tracker(tracker, folder, INTERRUPTED_WAIT_S)

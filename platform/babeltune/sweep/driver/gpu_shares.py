@@ -24,7 +24,7 @@ from babeltune.stages import Count, Progress, size, uncounted
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.workers.tasks import with_progress
 
-LARGE = ("method", "training.global_batch", "training.chunk", "training.precision", "training.batch_parts")
+MEMORY_KEYS = ("method", "training.global_batch", "training.chunk", "training.precision", "training.batch_parts")
 """Settings that decide, beside the student's and the method's, how much memory a step takes."""
 MOST_TRIALS = 32
 """At most this many kinds of trials are measured; it takes some seconds each."""
@@ -51,15 +51,15 @@ def with_gpu_share(
     tell(0, len(trials))
     place = (where, f"sweeps/{folder.id}/{folder.prepared.name}")
     measuring = ray.remote(with_progress).options(num_cpus=cluster.cpus_per_worker, num_gpus=cluster.gpus)
-    taken, share = follow(measuring.remote(*place, measured_share, trials, prepared), tell)
-    each = f"the first steps of a trial take {size(taken)}" if taken else "the worker has no CUDA, or no trial trains"
+    used, share = follow(measuring.remote(*place, measured_share, trials, prepared), tell)
+    each = f"the first steps of a trial take {size(used)}" if used else "the worker has no CUDA, or no trial trains"
     folder.note(f"measured: {each}; `gpus_per_worker: auto` is {share:g}")
     return replace(cluster, gpus_per_worker=share)
 
 
 def trials_by_memory(sweep: Sweep) -> list[Trial]:
     """Trials of every combination of what decides their memory, ranges at either end; `MOST_TRIALS` of more."""
-    names = [name for name in sweep.parameters if name in LARGE or of_method(name) or split_name(name)[0] == "student"]
+    names = [key for key in sweep.parameters if key in MEMORY_KEYS or of_method(key) or split_name(key)[0] == "student"]
     by_settings: dict[str, Trial] = {}
     for end in (0, 1):
         for params in combinations(sweep.parameters, names, end=end):
@@ -83,10 +83,10 @@ def measured_share(trials: Sequence[Trial], prepared: Prepared, tell: Count = un
     device = torch.device("cuda")
     room = torch.cuda.get_device_properties(device).total_memory
     try:
-        taken = first_steps_bytes(trials, prepared, device, tell)
+        used = first_steps_bytes(trials, prepared, device, tell)
     except torch.OutOfMemoryError:  # that trial will fail, and the others may have all of the GPU
-        taken = room
-    return taken, gpu_share(taken, room) if taken else 1.0
+        used = room
+    return used, gpu_share(used, room) if used else 1.0
 
 
 def first_steps_bytes(

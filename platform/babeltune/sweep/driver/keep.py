@@ -99,4 +99,4 @@ class CheckpointPolicy:
     def _in_bucket(self, action: Callable[[Mirror], None]) -> None:
         if self._sync.where is not None:
             mirror = self._sync.mirror
-            self._sync.later(lambda: action(mirror))
+            self._sync.run_in_background(lambda: action(mirror))

@@ -128,7 +128,7 @@ class MlflowReader:
         event = cast("LedgerLine", line)
         if not self._log.submissions:
             return []
-        if (of_line := self._made(event)) is None:
+        if (of_line := self._events_of(event)) is None:
             return None
         if self._summary_due:
             of_line += self._summary(event)
@@ -136,7 +136,7 @@ class MlflowReader:
             of_line.append(events.end_sweep(WAYS_TO_LEAVE[event["state"]]))
         return [{**each, "time_ms": event.get("time_ms", 0)} for each in of_line]
 
-    def _made(self, line: LedgerLine) -> list[Event] | None:
+    def _events_of(self, line: LedgerLine) -> list[Event] | None:
         if line["event"] == "submit":
             return self._opened()
         trial = self._trial(line.get("number", -1))

@@ -27,7 +27,7 @@ from babeltune.sweep.sync.audit import accountable
 from babeltune.tracking.tracker import Tracker
 from babeltune.training.checkpoint import checkpoint_folder, is_good, last_stopped, read_reports
 
-LAST_WAIT, INTERRUPTED_WAIT = 60.0, 10.0
+FINAL_WAIT_S, INTERRUPTED_WAIT_S = 60.0, 10.0
 """Seconds that a sweep waits at its end for MLflow to take everything, and after Ctrl-C."""
 
 
@@ -37,9 +37,9 @@ def contamination_words(counts: Mapping[str, object]) -> dict[str, str]:
     return {f"{kind}.{name}": words for kind, sets in by_kind for name, words in sets.items()}
 
 
-def close_tracker(tracker: Tracker, folder: SweepFolder, wait: float = LAST_WAIT) -> None:
-    """Waits `wait` seconds for MLflow and records what it has not taken."""
-    tracker.flush(wait)
+def close_tracker(tracker: Tracker, folder: SweepFolder, wait_s: float = FINAL_WAIT_S) -> None:
+    """Waits `wait_s` seconds for MLflow and records what it has not taken."""
+    tracker.flush(wait_s)
     unsent, trouble = tracker.waiting(), tracker.trouble
     try:
         folder.write("tracking.json", {"unsent_bytes": unsent, "refused": tracker.refused, "trouble": trouble})
@@ -119,7 +119,7 @@ class Recorder:
                 state = "stopped" if stopped else "finished" if raised is None else "failed"
                 append_event(self.folder.path / LEDGER, "leave", state=state)
         close_tracker(
-            self.tracker, self.folder, INTERRUPTED_WAIT if isinstance(raised, KeyboardInterrupt) else LAST_WAIT
+            self.tracker, self.folder, INTERRUPTED_WAIT_S if isinstance(raised, KeyboardInterrupt) else FINAL_WAIT_S
         )
 
     def on_event(self, _: str, number: int, event: Event) -> None:

@@ -23,7 +23,7 @@ from babeltune.schema.cluster import Cluster
 from babeltune.schema.records import Sweep
 from babeltune.schema.storage_location import DAY_S
 from babeltune.signals import StopSignal
-from babeltune.sweep.driver.attempt import Attempt
+from babeltune.sweep.driver.attempt import SweepRun
 from babeltune.sweep.driver.mlflow_reader import track
 from babeltune.sweep.driver.recorder import close_tracker
 from babeltune.sweep.state.fencing import OvertakenError
@@ -153,7 +153,7 @@ def _submit(
     folder.set_state("running")
     audit(view := StorageView(cluster), "submit", folder.id)
     with _kept_in_state(folder, view):
-        complete = Attempt(sweep, cluster, folder, progress, driver_sync, stop, accept).run()
+        complete = SweepRun(sweep, cluster, folder, progress, driver_sync, stop, accept).run()
     folder.set_state("finished" if complete else "stopped")
     notify(cluster, "end", folder.id, _ending(folder))
     _clean(cluster, folder)

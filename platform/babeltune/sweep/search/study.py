@@ -21,7 +21,7 @@ from babeltune.planning.space import grid, suggest
 from babeltune.schema.paths import sqlite_url
 from babeltune.schema.records import Nsga2, PlainSampler, Scalar, Sweep, Tpe
 from babeltune.sweep.search.few_trials import FewTrials, FewTrialsSampler
-from babeltune.sweep.search.warm_start import WARM, Suggest, fitting, kept_trials, like
+from babeltune.sweep.search.warm_start import WARM, Suggest, distributions_if_inside, distributions_of, kept_trials
 from babeltune.sweep.state.ledger import Ledger, end_facts
 from babeltune.sweep.state.log import LEDGER
 from babeltune.sweep.state.messages import LedgerLine, TrialEnd, end_of
@@ -96,7 +96,7 @@ class Proposals:
         self._shown = FewTrials()
         self._points = given_points(sweep)
         for point in self._points:
-            fitting(dict(point), suggest)
+            distributions_of(dict(point), suggest)
         self._offset = 0
         for earlier in warm:
             self._add_warm(earlier)
@@ -106,7 +106,7 @@ class Proposals:
         follow(lines, self, lambda params: self.ask(params)[0])
 
     def _add_warm(self, earlier: FrozenTrial) -> None:
-        distributions = like(earlier.params, self._suggest)
+        distributions = distributions_if_inside(earlier.params, self._suggest)
         params = {name: earlier.params[name] for name in distributions}
         attrs = {WARM: earlier.number}
         self.study.add_trial(

@@ -29,7 +29,7 @@ from babeltune.planning.space import largest
 from babeltune.schema.records import Goal, Sweep
 from babeltune.schema.trial_names import trial_name
 from babeltune.signals import StopSignal
-from babeltune.sweep.ray_internals import follow_trials
+from babeltune.sweep.ray_internals import replace_actor_manager
 from babeltune.sweep.search.stopping import Stopping, rule_of
 from babeltune.sweep.search.study import Proposals
 from babeltune.sweep.search.trial_proxy import LocalActors, MethodTrial, Result, TrialConfig
@@ -141,7 +141,7 @@ class _FollowsLocally:
     def on_trial_add(self, controller: object, trial: _TuneTrial) -> None:
         """Called for every new trial."""
         if controller is not None and self._dispatcher is not None:
-            follow_trials(controller, LocalActors, partial(LocalActors, self._dispatcher))
+            replace_actor_manager(controller, LocalActors, partial(LocalActors, self._dispatcher))
         super().on_trial_add(controller, trial)  # type: ignore[misc]
 
 

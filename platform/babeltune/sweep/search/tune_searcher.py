@@ -38,7 +38,7 @@ ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 ENOUGH = 5
 """Trials that must have ended before a sweep gives up with others to come."""
 MEND_INTERVAL_S = 1.0
-PAUSE = 0.02
+FREE_GROUP_POLL_S = 0.02
 """Seconds between two questions whether a worker group is free, while none has a trial."""
 WORDS = {TrialState[state]: word for state, word in ENDS.items()}
 
@@ -207,15 +207,15 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
                 if self._numbers:
                     return None
                 self.poll()  # Tune would wait for minutes without polling the worker groups
-                time.sleep(PAUSE)
+                time.sleep(FREE_GROUP_POLL_S)
         except Exception as error:
             self.trouble = error
         return str(Searcher.FINISHED)
 
     def _has_more(self) -> bool:
         """Whether there are trials to start, and time for them."""
-        left = self._to_go_on() is not None or self._proposals.begun < self._budget
-        return left and not self._stop.starts_no_more()
+        has_trials = self._to_go_on() is not None or self._proposals.begun < self._budget
+        return has_trials and not self._stop.starts_no_more()
 
     def _to_go_on(self) -> int | None:
         """The first of the trials to go on with that is not paused."""
@@ -313,7 +313,7 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
 
 
 def too_many_failed(ended: Collection[FrozenTrial], share: float) -> str:
-    """Says so with the three commonest reasons if this share of the trials failed, or more; else empty."""
+    """The error text if at least `share` of the trials failed; empty otherwise."""
     failed = [trial for trial in ended if trial.state == TrialState.FAIL]
     if not failed or len(failed) < share * len(ended):
         return ""

@@ -29,16 +29,15 @@ Distributions = dict[str, BaseDistribution]
 """The distribution from which each parameter of a trial is drawn."""
 WARM = "warm_start"
 """The attribute of trials that were taken over."""
-KEPT = "warm_start.json"
+TAKEN_OVER_FILE = "warm_start.json"
 """The file of trials that a sweep has taken over."""
 
 
 def warm_trials(folder: Path, sweep: Sweep, suggest: Suggest) -> list[FrozenTrial]:
     """The finished trials of the earlier sweep, beside this one, that `sampler.warm_start` names.
 
-    They are kept in `folder`, so that a resumed sweep has the same ones, whatever has become of the earlier since. Left
-    out are trials whose values lie outside of this search space. Raises `SpecError` when there is no such sweep, it was
-    judged by other objectives or dev sets, or none of its trials fits."""
+    Leaves out trials whose values lie outside of this search space. Raises `SpecError` if there is no such sweep, it
+    was judged by other objectives or dev sets, or none of its trials fits."""
     name = sweep.sampler.warm_start
     if name is None:
         return []
@@ -46,25 +45,26 @@ def warm_trials(folder: Path, sweep: Sweep, suggest: Suggest) -> list[FrozenTria
         return recorded
     usable = _earlier(name, folder, sweep, suggest)
     trials = [{"number": one.number, "params": one.params, "values": one.values} for one in usable]
+    # A resumed sweep must have the same trials, whatever has become of the earlier sweep.
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / KEPT, {"from": name, **_judged(sweep), "trials": trials})
+    write_json(folder / TAKEN_OVER_FILE, {"from": name, **_comparability(sweep), "trials": trials})
     return usable
 
 
 def kept_trials(folder: Path, sweep: Sweep, suggest: Suggest) -> list[FrozenTrial] | None:
     """The trials that the sweep in `folder` has taken over; None if there are none, or they are damaged or of another
     space."""
-    of = {"from": sweep.sampler.warm_start, **_judged(sweep)}
+    of = {"from": sweep.sampler.warm_start, **_comparability(sweep)}
     try:
-        recorded = json.loads((folder / KEPT).read_bytes())
+        recorded = json.loads((folder / TAKEN_OVER_FILE).read_bytes())
         if {key: recorded[key] for key in of} == of:
-            return [_trial(fitting(one["params"], suggest), **one) for one in recorded["trials"]]
+            return [_trial(distributions_of(one["params"], suggest), **one) for one in recorded["trials"]]
     except (FileNotFoundError, ValueError, TypeError, KeyError, SpecError):
         pass
     return None
 
 
-def _judged(sweep: Sweep) -> JsonObject:
+def _comparability(sweep: Sweep) -> JsonObject:
     """The settings that decide whether two sweeps' results compare."""
     return plain({"objectives": sweep.objectives, "data.root": sweep.data.root, "data.dev": sweep.data.dev})
 
@@ -84,8 +84,8 @@ def _earlier(name: str, folder: Path, sweep: Sweep, suggest: Suggest) -> list[Fr
         raise SpecError(
             f"sampler.warm_start: {name!r} names {len(folders)} sweeps in {folder.parent}; available: {have}"
         )
-    before = _judged(SweepFolder(folders[0]).sweep())
-    other = [name for name, value in _judged(sweep).items() if value != before[name]]
+    before = _comparability(SweepFolder(folders[0]).sweep())
+    other = [name for name, value in _comparability(sweep).items() if value != before[name]]
     if other:
         raise SpecError(
             f"sampler.warm_start: sweep {folders[0].name} has other {', '.join(other)}, so its results do not "
@@ -96,7 +96,7 @@ def _earlier(name: str, folder: Path, sweep: Sweep, suggest: Suggest) -> list[Fr
     usable = [
         _trial(distributions, number=number, params=trial.params or {}, values=_values(sweep, trial))
         for number, trial in finished
-        if (distributions := like(trial.params or {}, suggest))
+        if (distributions := distributions_if_inside(trial.params or {}, suggest))
     ]
     if not usable:
         raise SpecError(
@@ -111,16 +111,16 @@ def _values(sweep: Sweep, trial: LoggedTrial) -> list[float]:
     return [trial.reports[-1].metrics[objective.metric] for objective in sweep.objectives]
 
 
-def like(params: Mapping[str, Scalar], suggest: Suggest) -> Distributions:
+def distributions_if_inside(params: Mapping[str, Scalar], suggest: Suggest) -> Distributions:
     """Today's distributions of an earlier trial's parameters; empty when its values lie outside of them."""
     try:
-        fitted = fitting(params, suggest)
+        fitted = distributions_of(params, suggest)
     except SpecError:
         return {}
     return fitted if set(fitted) == set(params) else {}
 
 
-def fitting(params: Mapping[str, Scalar], suggest: Suggest) -> Distributions:
+def distributions_of(params: Mapping[str, Scalar], suggest: Suggest) -> Distributions:
     """The distributions asked for when `params` are given; `SpecError` when a value is outside of its own."""
     scratch = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     scratch.enqueue_trial(params)

@@ -96,8 +96,8 @@ class Lease:
 
     def shares_lock(self, other: Lease) -> bool:
         """Whether both drivers use one folder of one machine, so that the folder's lock kept them apart."""
-        mine, theirs = ((each.host, each.machine, each.folder) for each in (self, other))
-        return all(mine) and mine == theirs
+        place, other_place = ((each.host, each.machine, each.folder) for each in (self, other))
+        return all(place) and place == other_place
 
 
 Version = str | None
@@ -250,33 +250,33 @@ class Clock:
 
 def acquire(
     record: LeaseRecord,
-    mine: Lease,
-    gone: Callable[[Lease], bool] = lambda _: False,
+    candidate: Lease,
+    is_dead: Callable[[Lease], bool] = lambda _: False,
     clock: Clock | None = None,
     note: Callable[[str], None] = lambda _: None,
 ) -> HeldLease:
     """Takes the lease. Another driver's lease is watched for a whole expiry first, unless that one ended it.
 
-    `gone` says of a lease that its driver is known to be dead. Raises `DrivenError` if the other driver renews it, or a
-    third one takes it."""
+    `is_dead` says of a lease that its driver is known to be dead. Raises `DrivenError` if the other driver renews it,
+    or a third one takes it."""
     clock = clock or Clock()
     lease, version = record.read()
-    if lease is not None and not lease.ended and not gone(lease):
+    if lease is not None and not lease.ended and not is_dead(lease):
         lease, version = _watched(record, lease, version, clock, note)
     token = (record.least_token() if lease is None else lease.token) + 1
     begun = clock.now()
     now = time.time()
-    ours = replace(mine, token=token, beat=now, taken=now)
-    written = record.swap(ours, version, taken=True)
-    if written is None:
-        holder, written = record.read()
+    ours = replace(candidate, token=token, beat=now, taken=now)
+    new_version = record.swap(ours, version, taken=True)
+    if new_version is None:
+        holder, new_version = record.read()
         if holder is not None and lease is not None and holder.session == lease.session and not holder.ended:
             raise _driven(record, holder, clock.now() - begun)  # it renewed after the last look
         if holder is None or holder.session != ours.session:
             host = holder.host if holder else "another machine"
             raise DrivenError(f"sweep {record.sweep} was begun at the same moment by {host}")
-    assert written is not None
-    return HeldLease(record, ours, written, begun, clock.now, lease)
+    assert new_version is not None
+    return HeldLease(record, ours, new_version, begun, clock.now, lease)
 
 
 def _watched(
@@ -360,13 +360,13 @@ class FileLease:
             os.close(handle)
 
     def _lock(self, handle: int, kind: int) -> None:
-        left = LOCK_TIMEOUT_S
+        seconds_left = LOCK_TIMEOUT_S
         while True:
             try:
                 fcntl.flock(handle, kind | fcntl.LOCK_NB)
                 return
             except BlockingIOError:
-                if left <= 0:
+                if seconds_left <= 0:
                     raise DrivenError(
                         f"sweep {self.sweep} is being written by another process, which may be stopped; end it, then "
                         f"`babeltune resume {self.sweep}`"
@@ -375,16 +375,16 @@ class FileLease:
                 if error.errno in LOCKLESS:
                     return
                 raise
-            left -= 0.05
+            seconds_left -= 0.05
             self._wait(0.05)
 
 
 @contextlib.contextmanager
-def written_under(record: FileLease, held: HeldLease) -> Iterator[None]:
+def written_under(record: FileLease, lease: HeldLease) -> Iterator[None]:
     """Within the block a driver writes to the sweep's folder under its lease."""
-    held.before_write()
+    lease.before_write()
     with record.locked():
-        held.check()
+        lease.check()
         yield
 
 
@@ -404,8 +404,8 @@ class FolderFence:
         with contextlib.ExitStack() as lock:
             try:
                 lock.enter_context(record.locked())
-            except DrivenError as taken:
-                raise FencedError(str(taken)) from taken
+            except DrivenError as error:
+                raise FencedError(str(error)) from error
             refuse_other_token(self.folder.name, record.read()[0], self.token)
             yield
 
@@ -420,14 +420,14 @@ def refuse_other_token(sweep: str, lease: Lease | None, token: int) -> None:
 
 
 @contextlib.contextmanager
-def renewed(held: HeldLease) -> Iterator[None]:
+def renewed(lease: HeldLease) -> Iterator[None]:
     """Renews the lease within the block, in a thread. `refuse_if_late` says what keeps the driver from going on."""
     ending = threading.Event()
 
     def work() -> None:
         while not ending.wait(RENEWAL_INTERVAL_S):
             try:
-                held.renew()
+                lease.renew()
             except OvertakenError:
                 return
             except (SweepError, ObjectStoreError, OSError):

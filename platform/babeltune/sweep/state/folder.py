@@ -30,7 +30,7 @@ from babeltune.sweep.state.log import log_of
 from babeltune.sweep.state.names import meant, name_of
 from babeltune.sweep.state.rebuild import damage, read_json, rebuilt
 
-NEEDED = ("prepared.json", "baselines.json")
+FINISHED_FILES = ("prepared.json", "baselines.json")
 """Files of a finished sweep, besides its trials."""
 NUMBERED = re.compile(r"[tT]?([0-9]{1,9})")
 """The name of a trial: `t0007`, `T7` or `7`."""
@@ -46,8 +46,6 @@ REQUESTS = "requests"
 RATES = "rates.json"
 """The rates by which `training.compute` counts, if the sweep file does not give them: `{"rates": [operations,
 bytes]}`."""
-
-
 Guard = Callable[[], AbstractContextManager[None]]
 """Within it this process may write to a sweep's folder. It raises what forbids that."""
 
@@ -95,7 +93,7 @@ class SweepFolder:
     def has_all_trials(self, sweep: Sweep) -> bool:
         """Whether all trials have ended, and what a finished sweep has made is there."""
         ended = log_of(self.path).ended
-        return ended >= sweep.budget.trials and all(self.read(name) is not None for name in NEEDED)
+        return ended >= sweep.budget.trials and all(self.read(name) is not None for name in FINISHED_FILES)
 
     def read(self, name: str) -> dict[str, Any] | None:
         """The JSON object in the file of that name, relative to the folder; what other records have of it if it is

@@ -41,14 +41,12 @@ REMOVED = "removed.json"
 """In a trial's folder: why its checkpoints were removed."""
 STORE_NAME = re.compile(r"[a-z_]+-[0-9a-f]{16}")
 """The name of a store: what it is, and the digest of what it was made from."""
-
-
 MayGo = Callable[[], AbstractContextManager[bool]]
 """Asks again whether something may go. Within the block the answer holds."""
 
 
 def always() -> AbstractContextManager[bool]:
-    """For what nobody else may need."""
+    """Permission for files that nobody else can use."""
     return nullcontext(True)
 
 
@@ -207,13 +205,13 @@ def _of_sweep(
         return
     best = best_trials(list(rows.values()), top)
     entries = storage.entries(f"sweeps/{sweep}/trials")
-    gone = replaced(entries)
+    superseded = replaced(entries)
     for key, package in packages(entries, 6).items():
         trial, kind, name = key.split("/")[3:]
         row, path, size = rows.get(trial), storage.folder / key, _size(package)
         if kind != "checkpoints" or name.startswith("."):
             continue
-        if key in gone:
+        if key in superseded:
             if _changed(package) < before:
                 yield Removal(path, "a checkpoint that a later driver has replaced", size, may_go=may_go)
         elif row is None or row.state not in ENDED:

@@ -163,8 +163,7 @@ def speed_words(metrics: Mapping[str, float]) -> str:
 
 
 def noise_share(row: Row, metric: str) -> float:
-    """By what share of itself the row's value has to differ from another one to be another value: 0 for all but the
-    speed, which a clock measures."""
+    """Relative tolerance for equal values: the measured speed noise, 0 for other metrics."""
     return max(SPEED_NOISE, row.metrics.get(SPREAD, 0.0)) if metric == SPEED else 0.0
 
 
@@ -197,11 +196,11 @@ def exact_front(values: FloatArray) -> list[FloatArray]:
     """The rows of (trials, objectives), all to be maximized, that no other row beats: as good in all, better in one."""
     import numpy as np
 
-    left, front = np.unique(values, axis=0), []
-    while len(left):
-        best = left[left.sum(axis=1).argmax()]
+    remaining, front = np.unique(values, axis=0), []
+    while len(remaining):
+        best = remaining[remaining.sum(axis=1).argmax()]
         front.append(best)
-        left = left[(left > best).any(axis=1)]
+        remaining = remaining[(remaining > best).any(axis=1)]
     return front
 
 

@@ -105,17 +105,17 @@ def folder_lease(folder: SweepFolder, ray_at: str = "", clock: Clock | None = No
     A driver that used this folder on this machine is dead, because the caller has the folder's lock. One on the Ray
     `ray_at` (`this_ray`) is dead, because the caller has the lease there. Any other one is watched until it expires."""
     record = FileLease(folder.path)
-    mine = Lease(folder=here(folder)["folder"], ray=ray_at)
+    candidate = Lease(folder=here(folder)["folder"], ray=ray_at)
 
-    def gone(other: Lease) -> bool:
-        return other.shares_lock(mine) or bool(ray_at and other.ray == ray_at)
+    def is_dead(other: Lease) -> bool:
+        return other.shares_lock(candidate) or bool(ray_at and other.ray == ray_at)
 
-    held = acquire(record, mine, gone, clock, lambda text: _say(folder, text))
+    lease = acquire(record, candidate, is_dead, clock, lambda text: _say(folder, text))
     try:
-        with renewed(held):
-            yield FolderLease(held.token, held.refuse_if_late, partial(written_under, record, held))
+        with renewed(lease):
+            yield FolderLease(lease.token, lease.refuse_if_late, partial(written_under, record, lease))
     finally:
-        held.end()
+        lease.end()
 
 
 def _say(folder: SweepFolder, text: str) -> None:

@@ -12,7 +12,7 @@ from babeltune.files import append_line, aside, end_on_a_line, write_whole
 from babeltune.schema.records import Report, Scalar
 from babeltune.sweep.state.messages import Accepted, LedgerLine, Submission, TrialEnd, scores_of
 
-NEEDED = {
+REQUIRED_KEYS = {
     "propose": ("params",),
     "report": ("index", "values"),
     "end": ("state", "values"),
@@ -21,7 +21,7 @@ NEEDED = {
     "accept": tuple(Accepted.__required_keys__),
     "leave": ("state",),
 }
-"""Keys without which a line is none."""
+"""Keys that each event must have."""
 OF_SWEEP = ("submit", "accept", "leave", "label", "pause", "continue")
 """Events of the sweep, which the search does not ask for."""
 FOR_READERS = ("metrics", "facts", "time_ms")
@@ -50,8 +50,7 @@ def append_event(path: Path, event: str, **facts: object) -> LedgerLine:
 
 
 class Ledger:
-    """`results.jsonl`: what happened, in order. What follows a line that is none is put aside: what is added after it
-    would never be read."""
+    """`results.jsonl`: what happened, in order. The driver moves all after an invalid line to a file beside it."""
 
     def __init__(self, path: Path, *, mend: bool = True) -> None:
         """Without `mend` the file is only read: it may be another driver's."""
@@ -71,7 +70,7 @@ class Ledger:
             try:
                 self._remember(json.loads(line))
             except (ValueError, TypeError, KeyError):
-                if mend:
+                if mend:  # A line that is added after an invalid one would never be read.
                     write_whole(aside(path), whole[sound:], durable=True)
                     os.truncate(path, sound)
                 break
@@ -100,7 +99,7 @@ class Ledger:
         return list(self._reports.get(number, ()))
 
     def _remember(self, line: LedgerLine) -> None:
-        if missing := [name for name in NEEDED.get(line["event"], ()) if name not in line]:
+        if missing := [name for name in REQUIRED_KEYS.get(line["event"], ()) if name not in line]:
             raise KeyError(missing[0])
         if line["event"] in OF_SWEEP:
             return

@@ -99,8 +99,8 @@ def time_left(stage: Stage, rows: Sequence[Row], now: float) -> str:
     done = stage.done + running - stage.first
     if done < SETTLED:
         return ""
-    left = (stage.of - stage.first - done) * (now - stage.begun) / done
-    return f" · about {minutes(max(left, 0))} left"
+    remaining = (stage.of - stage.first - done) * (now - stage.begun) / done
+    return f" · about {minutes(max(remaining, 0))} left"
 
 
 def doing_words(folder: SweepFolder, rows: Sequence[Row]) -> str:

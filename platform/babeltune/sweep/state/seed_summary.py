@@ -70,27 +70,27 @@ def seed_groups(
     `metrics`, when none are given, are the objectives and every dev metric over all subsets; `sort`, which is the
     first objective when absent, stands first. Raises `UnknownNameError` for a parameter that is not searched and for a
     metric that nobody has."""
-    there = dict.fromkeys(
+    metric_names = dict.fromkeys(
         metric for scores in [*(row.metrics for row in trials), *baselines.values()] for metric in scores
     )
     by, shown = sort or sweep.objectives[0].metric, tuple(metrics)
     _check(over, sweep.parameters, f"sweep {name} searches no")
-    _check([*shown, *filter(None, [sort])], there, f"sweep {name} has no metric")
+    _check([*shown, *filter(None, [sort])], metric_names, f"sweep {name} has no metric")
     if not shown:
-        whole = [metric for metric in there if metric.startswith("dev/") and metric.count("/") == 2]
+        whole = [metric for metric in metric_names if metric.startswith("dev/") and metric.count("/") == 2]
         shown = (*(objective.metric for objective in sweep.objectives), *whole)
     columns = tuple(dict.fromkeys([by, *shown]))
     groups: dict[str, list[Row]] = {}
     settings: dict[str, dict[str, Scalar]] = {}
     left_out: dict[str, list[str]] = {}
-    seen = set[frozenset[tuple[str, Scalar]]]()
+    counted = set[frozenset[tuple[str, Scalar]]]()
     for row in sorted(trials, key=lambda row: row.name):
         params = frozenset(row.params.items())
-        why = row.state if row.state != "finished" or row.best is None else "repeated" if params in seen else ""
+        why = row.state if row.state != "finished" or row.best is None else "repeated" if params in counted else ""
         if why:
             left_out.setdefault(why, []).append(row.name)
             continue
-        seen.add(params)
+        counted.add(params)
         fixed = {key: row.params[key] for key in sorted(row.params) if key not in over}
         settings[repr(fixed)] = fixed
         groups.setdefault(repr(fixed), []).append(row)

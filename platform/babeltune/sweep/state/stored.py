@@ -137,9 +137,9 @@ class FolderStorage:
     def at_rest(self, sweep: str) -> Iterator[bool]:
         """Within the block no driver takes the lease."""
         path = self.folder / "sweeps" / sweep
-        with ExitStack() as held:
+        with ExitStack() as lock_stack:
             try:
-                held.enter_context(FileLease(path).locked())
+                lock_stack.enter_context(FileLease(path).locked())
                 rests = is_free(self, sweep)
             except (OSError, SweepError):  # another user's, or a driver is taking it
                 rests = False

@@ -39,9 +39,9 @@ from babeltune.training.checkpoint import REPORTS, read_reports
 Result = TypeVar("Result")
 REQUEST_TIMEOUT_S = 5.0
 """Seconds in which an upload is repeated, before the next change is tried."""
-LARGE = 2**20
+LARGE_RECORD_BYTES = 2**20
 """Bytes beyond which a record is sent less often. What a resumed sweep lacks of one, it has in the workers' reports."""
-PER_MEBIBYTE = 2.0
+PER_MEBIBYTE_S = 2.0
 """Seconds between two uploads of such a record, for each MiB of it."""
 FINAL_UPLOAD_TIMEOUT_S = 10.0
 """Seconds for what has not been sent when a sweep ends with an error."""
@@ -64,7 +64,7 @@ class DriverSync:
         self.lost: SweepError | None = None
         """Why this driver may not go on: another one has the sweep."""
         self._view = StorageView(cluster)
-        self._since, self._asked, self._clock = 0.0, 0.0, clock
+        self._since, self._looked_at, self._clock = 0.0, 0.0, clock
         self._leased: LeasedFolder | None = None
         self._sent: dict[Path, float] = {}
         self._changed, self._ending = threading.Event(), threading.Event()
@@ -147,7 +147,7 @@ class DriverSync:
                 name = checkpoints_there(self.mirror, trial, 0).get(base, name)
         return f"{trial}/checkpoints/{name}"
 
-    def later(self, action: Callable[[], None]) -> None:
+    def run_in_background(self, action: Callable[[], None]) -> None:
         """Does something in the bucket, in this driver's own thread; again, if the store does not answer."""
         self._delayed.append(action)
         self._changed.set()
@@ -180,7 +180,7 @@ class DriverSync:
 
         self._insist(send, self.where.timeout)
 
-    def sent(self, assignment: TrialAssignment) -> TrialAssignment:
+    def for_any_node(self, assignment: TrialAssignment) -> TrialAssignment:
         """A worker group's assignment for any node: its paths are relative to that node's mirror."""
         assignment = replace(assignment, token=self.token)
         if self.where is None:
@@ -188,8 +188,8 @@ class DriverSync:
         prepared, folder = (self.mirror.key(Path(path)) for path in (assignment.prepared, assignment.folder))
         return replace(assignment, prepared=prepared, folder=folder, mirror=self.where)
 
-    def see(self, _: str, number: int, event: TrialAssignment | Report | TrialOutcome | None) -> None:
-        """Called for a trial's events. Brings reports that another node wrote here, for the leaderboard."""
+    def fetch_reports(self, number: int, event: TrialAssignment | Report | TrialOutcome | None) -> None:
+        """Downloads a trial's reports if another node wrote them."""
         if self.where is None:
             return
         place = self.folder.trial(number)
@@ -227,12 +227,12 @@ class DriverSync:
                 continue
             if self.mirror.push(path):
                 size = path.stat().st_size
-                self._sent[path] = now + (PER_MEBIBYTE * size / LARGE if size > LARGE else 0.0)
+                self._sent[path] = now + (PER_MEBIBYTE_S * size / 2**20 if size > LARGE_RECORD_BYTES else 0.0)
 
     def _look_for_requests(self) -> None:
         """Sees every few seconds what anybody wants of this driver, and whether the storage answers."""
         now = time.monotonic()
-        if self.trouble is None and now - self._asked < RENEWAL_INTERVAL_S:
+        if self.trouble is None and now - self._looked_at < RENEWAL_INTERVAL_S:
             return
         if self.mirror.store.entry(f"{self._prefix}/stop") is not None:
             self.folder.stop_request.touch()
@@ -240,7 +240,7 @@ class DriverSync:
             if (data := self.mirror.store.read(key)) is not None:
                 write_below(self.mirror.path(key), data)
                 self.mirror.store.remove(key)
-        self._asked = now
+        self._looked_at = now
 
     def _stumble(self, error: Exception) -> None:
         first, self.trouble = self.trouble is None, error

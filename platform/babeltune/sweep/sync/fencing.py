@@ -34,9 +34,9 @@ class BucketLease:
         stamp = unstamped(self._store.read(f"sweeps/{self.sweep}/{LEDGER}") or b"")[1]
         return stamp.token if stamp else 0
 
-    def compares(self, held: Lease) -> bool:
+    def compares(self, lease: Lease) -> bool:
         """Whether the store refuses a write that expects another version. Some servers ignore conditions."""
-        data = held.encode()
+        data = lease.encode()
         return all(self._store.write_if(self._key, data, other) is None for other in (None, NO_VERSION))
 
 
@@ -59,9 +59,9 @@ def claim(store: ObjectStore, key: str, token: int, listed: Entry | None = None)
         entry = store.entry(key)
 
 
-def driver_fence(held: HeldLease) -> Fence:
+def driver_fence(lease: HeldLease) -> Fence:
     """The check of a driver's mirror before it changes a record. It asks the bucket only if the lease may be taken."""
-    return Fence(held.token, held.check, LEDGER, held.before_write)
+    return Fence(lease.token, lease.check, LEDGER, lease.before_write)
 
 
 def trial_fence(record: BucketLease, token: int) -> Fence:

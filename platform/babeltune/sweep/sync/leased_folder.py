@@ -44,7 +44,7 @@ class LeasedFolder:
         self._view, self._mirror, self._folder, self._timeout = view, mirror, folder, timeout
         self._clock = clock
         self._prefix = f"sweeps/{folder.id}"
-        self._held: HeldLease | None = None
+        self._lease: HeldLease | None = None
         self._leaving = ExitStack()
         """The contexts that end when this driver leaves the folder: the renewals, then its turn on this machine."""
 
@@ -55,12 +55,12 @@ class LeasedFolder:
         with ExitStack() as failing:
             self._take_turn()
             failing.callback(self.release)
-            held = self._take_lease()
-            failing.callback(held.end)
-            self._leaving.enter_context(renewed(held))
-            self._bring(held, needs)
+            lease = self._take_lease()
+            failing.callback(lease.end)
+            self._leaving.enter_context(renewed(lease))
+            self._bring(lease, needs)
             failing.pop_all()
-        return held.token
+        return lease.token
 
     def release(self) -> None:
         """Renews the lease no more, and lets others of this machine have the folder."""
@@ -68,13 +68,13 @@ class LeasedFolder:
 
     def renew(self, *, ended: bool = False) -> None:
         """Says that this driver lives, or that it has ended. Raises `OvertakenError` if another one has the sweep."""
-        assert self._held is not None
-        self._held.renew(ended=ended)
+        assert self._lease is not None
+        self._lease.renew(ended=ended)
 
     def refuse_if_late(self) -> None:
         """Raises `SweepError` if another driver may have taken the lease since."""
-        if self._held is not None:
-            self._held.refuse_if_late()
+        if self._lease is not None:
+            self._lease.refuse_if_late()
 
     def _take_turn(self) -> None:
         """The folder for this process alone, once its readers have brought what they read."""
@@ -83,13 +83,13 @@ class LeasedFolder:
             if is_driven(self._folder) or time.monotonic() > deadline:
                 raise running_elsewhere(self._folder.id, recorded_driver(self._folder))
 
-    def _bring(self, held: HeldLease, needs: str | None) -> None:
+    def _bring(self, lease: HeldLease, needs: str | None) -> None:
         """Brings the folder as the latest driver left it, once nobody else may change its records."""
-        mirror, before = self._mirror, held.before
+        mirror, before = self._mirror, lease.before
         if needs is not None:
             self._view.update(needs)
-        mine = self._mine.read_text(encoding="utf-8").split() if self._mine.exists() else []
-        elsewhere = before is None or before.session not in mine
+        local_sessions = self._sessions_file.read_text(encoding="utf-8").split() if self._sessions_file.exists() else []
+        elsewhere = before is None or before.session not in local_sessions
         records = records_there(mirror, self._folder.id)
         if elsewhere:
             if records and any(mirror.waits(path) for path in records_in(self._folder.path)):
@@ -97,15 +97,15 @@ class LeasedFolder:
                 make_folders(self._folder.path)
                 self._folder.note(f"another machine went on with the sweep; what it did not have is in {aside}")
             mirror.pull({key: entry for key, entry in records.items() if not key.endswith(f"/{REPORTS}")})
-        records |= self._claim(records, held.token)
+        records |= self._claim(records, lease.token)
         if elsewhere:
             mirror.pull(records)
             mirror.forget_missing(self._prefix, records)
         make_folders(self._folder.path)
         (self._folder.path / OWNER).unlink(missing_ok=True)  # readers bring the latest
-        make_folders(self._mine.parent)
-        sessions = [*([before.session] if before else []), held.lease.session]
-        write_whole(self._mine, " ".join(sessions).encode(), durable=True)
+        make_folders(self._sessions_file.parent)
+        sessions = [*([before.session] if before else []), lease.lease.session]
+        write_whole(self._sessions_file, " ".join(sessions).encode(), durable=True)
         self.renew()  # one that was overtaken meanwhile removes no request to the other
         mirror.store.remove(f"{self._prefix}/stop")
 
@@ -113,13 +113,13 @@ class LeasedFolder:
         """The lease of a driver that ended, died on this machine, or was silent for as long as the lease says."""
         record = BucketLease(self._mirror.store, self._folder.id)
         expiry = max(EXPIRY_S, self._timeout + OUTAGE_MARGIN_S)
-        mine = Lease(folder=here(self._folder)["folder"], expiry_s=expiry)
-        held = acquire(record, mine, mine.shares_lock, self._clock, self._say)
-        self._held, self._mirror.fence = held, driver_fence(held)
-        if not self._mirror.store.compares or not record.compares(held.lease):
+        candidate = Lease(folder=here(self._folder)["folder"], expiry_s=expiry)
+        lease = acquire(record, candidate, candidate.shares_lock, self._clock, self._say)
+        self._lease, self._mirror.fence = lease, driver_fence(lease)
+        if not self._mirror.store.compares or not record.compares(lease.lease):
             self._mirror.store.compares = False
             self._say("the storage does not compare versions, so a write of an earlier driver may come late")
-        return held
+        return lease
 
     def _claim(self, entries: dict[str, Entry], token: int) -> dict[str, Entry]:
         """Writes this driver's token into the records that decide results. Trials that ended get no more reports."""
@@ -136,7 +136,7 @@ class LeasedFolder:
             self._folder.note(text)
 
     @property
-    def _mine(self) -> Path:
+    def _sessions_file(self) -> Path:
         """Names this machine's drivers of the sweep whose folder this is."""
         return self._mirror.folder / ".driven" / self._folder.id
 

@@ -72,14 +72,14 @@ def _deliver(notice: Notice, facts: Mapping[str, str]) -> None:
 
 def _tried(deliver: Callable[[], None]) -> None:
     """Calls it, and calls it again after an error that may pass."""
-    for left in reversed(range(TRIES)):
+    for tries_left in reversed(range(TRIES)):
         try:
             deliver()
             return
         except (OSError, http.client.HTTPException) as error:
-            if left == 0 or _final(error):
+            if tries_left == 0 or _final(error):
                 raise
-            time.sleep(PAUSE_S * 2 ** (TRIES - 1 - left))
+            time.sleep(PAUSE_S * 2 ** (TRIES - 1 - tries_left))
 
 
 def _final(error: Exception) -> bool:

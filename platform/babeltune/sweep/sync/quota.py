@@ -97,10 +97,11 @@ def left_of(view: StorageView) -> list[Left]:
     month = datetime.fromtimestamp(now, UTC)
     user, by_system = accountable()
     folders = list(sweep_folders(view.folder))
-    there = {(f"{DELETED}/{folder.id}.json", _began(folder)) for folder in folders}  # whose deletion was cut short
+    # the deletion of these was cut short
+    existing_sweeps = {(f"{DELETED}/{folder.id}.json", _began(folder)) for folder in folders}
     deleted = [(key, *entry) for key in view.storage.entries(DELETED) for entry in _read(view, key).items()]
-    gone = [hours for key, began, hours in deleted if (key, began) not in there]
-    total = _sum([*gone, *(hours_of(folder, now) for folder in folders)])
+    hours_of_deleted = [hours for key, began, hours in deleted if (key, began) not in existing_sweeps]
+    total = _sum([*hours_of_deleted, *(hours_of(folder, now) for folder in folders)])
     return [
         Left(
             key=key,
@@ -118,7 +119,7 @@ def refuse_over_quota(cluster: Cluster, *, over_quota: bool) -> str:
     """Words for the log about a limit that is gone over, which `over_quota` and the cluster file permit; else nothing.
 
     Raises `QuotaError` if they do not."""
-    spent = [left for left in left_of(StorageView(cluster)) if left.used >= left.limit]
+    spent = [rest for rest in left_of(StorageView(cluster)) if rest.used >= rest.limit]
     if not spent:
         return ""
     if not (over_quota and cluster.quota.over_quota):

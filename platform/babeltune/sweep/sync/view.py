@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
 OF_DRIVERS = (CURSOR,)
 """The driver's note of what MLflow has, which changes with each event. A follower reads it once and not again."""
-OPENINGS = "openings"
+OPENINGS_FOLDER = "openings"
 """In the bucket, the folder of the openings of sealed tests: an object each."""
-OPENED = "openings.jsonl"
+OPENINGS_FILE = "openings.jsonl"
 """In the storage, the same openings, a line each."""
 DECIDING = "deciding"
 """In the storage, the folder of decisions of promotions that are not written everywhere yet."""
@@ -64,7 +64,7 @@ def is_record(name: str) -> bool:
 
 
 def records_in(folder: Path) -> Iterator[Path]:
-    """The driver's records in a sweep's folder: the order of results first, the state last."""
+    """The driver's records in a sweep's folder. The log first, the state last."""
 
     def walk(place: Path) -> Iterator[Path]:
         for path in place.iterdir():
@@ -153,24 +153,23 @@ class StorageView:
         if self.mirror is not None:
             self.mirror.store.write(f"sweeps/{folder.id}/stop", b"stop\n")
 
-    def bring(self, folder: SweepFolder, number: int, report: int, prepared: Prepared) -> None:
+    def download_checkpoint(self, folder: SweepFolder, number: int, report: int, prepared: Prepared) -> None:
         """Brings a trial's checkpoint here, and the stores that the sweep's trials read."""
-        if self.mirror is None:
-            return
-        bring_stores(self.mirror, prepared)
-        bring_checkpoint(self.mirror, checkpoint_folder(folder.trial(number), report))
+        if self.mirror is not None:
+            bring_stores(self.mirror, prepared)
+            bring_checkpoint(self.mirror, checkpoint_folder(folder.trial(number), report))
 
-    def bring_data(self, prepared: Prepared) -> None:
+    def download_stores(self, prepared: Prepared) -> None:
         """Brings here the stores that the sweep's trials read."""
         if self.mirror is not None:
             bring_stores(self.mirror, prepared)
 
-    def keep_record(self, path: Path) -> None:
+    def upload_record(self, path: Path) -> None:
         """Sends a record of a sweep's folder that no driver writes, such as its report."""
         if self.mirror is not None:
             self.mirror.push(path)
 
-    def keep(self, package: Path) -> None:
+    def upload_folder(self, package: Path) -> None:
         """Sends a finished folder, such as an exported model."""
         if self.mirror is not None:
             self.mirror.push_package(package)
@@ -208,24 +207,24 @@ class StorageView:
             yield
         finally:
             if self.mirror is not None:
-                entries = self.mirror.store.entries(OPENINGS)
-                for line in self._opened():
+                entries = self.mirror.store.entries(OPENINGS_FOLDER)
+                for line in self._opened():  # Damaged lines stay on this machine.
                     if _time_of(line) and (key := _key_of(line)) not in entries:
                         self.mirror.store.write(key, line)
 
     def _opened(self) -> list[bytes]:
-        path = self.folder / OPENED
+        path = self.folder / OPENINGS_FILE
         return [line for line in path.read_bytes().splitlines() if line] if path.exists() else []
 
     def _pull_openings(self, mirror: Mirror) -> None:
-        with locked(self.folder / OPENED):
-            mine = self._opened()
-            keys = set(map(_key_of, mine))
-            missing = [mirror.store.read(key) for key in mirror.store.entries(OPENINGS) if key not in keys]
+        with locked(self.folder / OPENINGS_FILE):
+            local_lines = self._opened()
+            keys = set(map(_key_of, local_lines))
+            missing = [mirror.store.read(key) for key in mirror.store.entries(OPENINGS_FOLDER) if key not in keys]
             if missing:
-                lines = mine + [line for line in missing if line is not None]
+                lines = local_lines + [line for line in missing if line is not None]
                 whole = b"".join(line + b"\n" for line in sorted(lines, key=_time_of))
-                write_whole(self.folder / OPENED, whole, durable=True)
+                write_whole(self.folder / OPENINGS_FILE, whole, durable=True)
 
 
 def _forget(mirror: Mirror, folder: SweepFolder) -> None:
@@ -237,7 +236,7 @@ def _forget(mirror: Mirror, folder: SweepFolder) -> None:
 
 
 def _key_of(line: bytes) -> str:
-    return f"{OPENINGS}/{hashlib.sha256(line).hexdigest()}.json"
+    return f"{OPENINGS_FOLDER}/{hashlib.sha256(line).hexdigest()}.json"
 
 
 def _time_of(line: bytes) -> str:

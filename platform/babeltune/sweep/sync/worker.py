@@ -48,14 +48,14 @@ from babeltune.training.checkpoint import (
     stopped_folder,
 )
 
-SHORTLY = 20.0
+UPLOAD_WAIT_S = 20.0
 """Seconds that training waits for a checkpoint to be sent; later it goes on, and the next report sends both."""
-LONGER = 2.0
+LAST_UPLOAD_FACTOR = 2.0
 """The upload of a trial's last checkpoint may take this many times `storage_timeout`, so that the driver gives up first
 and logs why."""
 PROGRESS_INTERVAL_S = 15.0
 """Seconds between two notes of a trial's progress in the bucket."""
-SIGN_EVERY = 1.0
+HEARTBEAT_INTERVAL_S = 1.0
 """Seconds between two heartbeats while something is downloaded or uploaded."""
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class Reports(Protocol):
 
     def stopped(self) -> bool: ...
 
-    def kept(self) -> None: ...
+    def checkpoint_saved(self) -> None: ...
 
 
 class Sending:
@@ -81,7 +81,7 @@ class Sending:
             try:
                 with_retries(
                     lambda: push_trial(self._mirror, self._folder),
-                    LONGER * self._timeout if report.last else min(SHORTLY, self._timeout),
+                    LAST_UPLOAD_FACTOR * self._timeout if report.last else min(UPLOAD_WAIT_S, self._timeout),
                     self.stopped,
                 )
             except ObjectStoreError as error:
@@ -93,9 +93,9 @@ class Sending:
     def stopped(self) -> bool:
         return self._inner.stopped()
 
-    def kept(self) -> None:
+    def checkpoint_saved(self) -> None:
         """Sends a checkpoint between two reports. If the store is away, a later one or a report sends it."""
-        seconds = min(SHORTLY, self._timeout)
+        seconds = min(UPLOAD_WAIT_S, self._timeout)
         with suppress(ObjectStoreError):
             with_retries(lambda: push_trial(self._mirror, self._folder), seconds, self.stopped)
 
@@ -120,7 +120,7 @@ def with_retries(request: Callable[[], object], seconds: float, alive: Callable[
 
 
 def _say_now_and_then(alive: Callable[[], object], done: threading.Event) -> None:
-    while not done.wait(SIGN_EVERY):
+    while not done.wait(HEARTBEAT_INTERVAL_S):
         with suppress(Exception):  # the receiver is away; the next heartbeat may arrive
             alive()
 
@@ -136,7 +136,7 @@ def on_this_node(
     if where is None:
         raise ValueError("the assignment names no mirror")
     try:
-        mirror = Mirror(replace(where, timeout=min(SHORTLY, where.timeout)))
+        mirror = Mirror(replace(where, timeout=min(UPLOAD_WAIT_S, where.timeout)))
     except ClusterError as error:
         if not isinstance(error.__cause__, ImportError):
             raise
@@ -146,7 +146,7 @@ def on_this_node(
         mirror.fence = trial_fence(BucketLease(mirror.store, assignment.folder.split("/")[1]), assignment.token)
 
     def waiting(request: Callable[[], object]) -> None:
-        with_retries(request, LONGER * where.timeout, reports.stopped)
+        with_retries(request, LAST_UPLOAD_FACTOR * where.timeout, reports.stopped)
 
     def unfit(why: object) -> NodeError:
         return NodeError(f"cannot keep a copy of the storage in {mirror.folder} ({why}); make room there")
@@ -170,9 +170,8 @@ def on_this_node(
         here = replace(assignment, prepared=str(prepared), folder=str(folder), storage=str(mirror.folder))
         yield here, sending
         if rank == 0:
-            with suppress(
-                ObjectStoreError, OSError, FencedError
-            ):  # what a stop left between two reports; without it a trial repeats some steps
+            # what a stop left between two reports; without it a trial repeats some steps
+            with suppress(ObjectStoreError, OSError, FencedError):
                 push_trial(mirror, folder)
     except StorageError as error:
         if not isinstance(why := error.__cause__, OSError | SafetensorError):
@@ -181,7 +180,7 @@ def on_this_node(
     finally:
         ended.set()
         if rank == 0:
-            thread.join(SHORTLY)
+            thread.join(UPLOAD_WAIT_S)
 
 
 def _note_progress(mirror: Mirror, folder: Path, ended: threading.Event) -> None:
@@ -279,14 +278,14 @@ def _adopted(mirror: Mirror, key: str) -> tuple[bytes, Stamp]:
         entry = mirror.store.entry(at)
         data, written = unstamped(mirror.store.read(at) or b"")
         fence.check()
-        mine = Stamp(fence.token, fence.token)
+        own_stamp = Stamp(fence.token, fence.token)
         if written is not None and written.token > fence.token:
             raise FencedError(f"{at} has a later fencing token than this trial; `babeltune resume` begins it again")
         if entry is None or (written is not None and written.token == fence.token):
-            stamp = written or mine
+            stamp = written or own_stamp
             break
-        if mirror.store.write_if(at, mine.line(), entry.version) is not None:
-            data, stamp = b"", mine
+        if mirror.store.write_if(at, own_stamp.line(), entry.version) is not None:
+            data, stamp = b"", own_stamp
             break
     fence.since = stamp.since
     return data, stamp
@@ -311,22 +310,22 @@ def push_trial(mirror: Mirror, folder: Path) -> None:
     damaged here is not sent: the bucket may have it whole.
 
     Raises `FencedError` if another driver has the trial's sweep."""
-    mine = _checkpoints(folder)
-    if mirror.fence is not None and mine:
+    paths = _checkpoints(folder)
+    if mirror.fence is not None and paths:
         mirror.fence.check()
-    entries = mirror.store.entries(f"{mirror.key(folder)}/checkpoints") if mine else {}
-    names = _push_checkpoints(mirror, folder, mine, entries)
+    entries = mirror.store.entries(f"{mirror.key(folder)}/checkpoints") if paths else {}
+    names = _push_checkpoints(mirror, folder, paths, entries)
     mirror.push(folder / PROGRESS)
-    if mirror.push(folder / REPORTS) and mine:
-        _drop_older(mirror, folder, mine, names, entries)
+    if mirror.push(folder / REPORTS) and paths:
+        _drop_older(mirror, folder, paths, names, entries)
 
 
-def _push_checkpoints(mirror: Mirror, folder: Path, mine: list[Path], entries: Mapping[str, Entry]) -> set[str]:
+def _push_checkpoints(mirror: Mirror, folder: Path, paths: list[Path], entries: Mapping[str, Entry]) -> set[str]:
     """The names in the bucket of the trial's checkpoints, once all are there that are sound here."""
     prefix = f"{mirror.key(folder)}/checkpoints"
     since = mirror.fence.since if mirror.fence is not None else 0
     names, current = latest_names(prefix, entries, since), set()
-    for path in mine:
+    for path in paths:
         latest = names.get(path.name)
         if latest is None or (_sound(mirror, path) and not mirror.has_package(path, f"{prefix}/{latest}", entries)):
             latest = path.name if mirror.fence is None else f"{path.name}-{mirror.fence.token}"
@@ -348,11 +347,11 @@ def _note_upload(folder: Path, begun: float, done: int, of: int) -> None:
         write_json(folder / PROGRESS, {**progress, "stage": plain(stage)}, durable=False)
 
 
-def _drop_older(mirror: Mirror, folder: Path, mine: list[Path], names: set[str], entries: Mapping[str, Entry]) -> None:
+def _drop_older(mirror: Mirror, folder: Path, paths: list[Path], names: set[str], entries: Mapping[str, Entry]) -> None:
     """Removes checkpoints from the bucket that this trial's reports have superseded, and none that a later driver has
     sent. One that is merely not here stays: this node may have given up its copy. `entries` lists the checkpoints."""
     prefix = f"{mirror.key(folder)}/checkpoints"
-    last = max((path for path in mine if path.name.isdigit()), default=None)
+    last = max((path for path in paths if path.name.isdigit()), default=None)
     token = mirror.fence.token if mirror.fence is not None else 0
     latest, needed = (int(last.name), _needed(folder, last)) if last is not None else (0, None)
 
@@ -409,9 +408,9 @@ def _goes_further(mirror: Mirror, stopped: Path, names: Mapping[str, str]) -> bo
     """Whether the bucket's checkpoint of a stop is of a later step than this one."""
     if stopped.name not in names:
         return False
-    theirs = mirror.store.read(f"{mirror.key(stopped.parent)}/{names[stopped.name]}/state.json")
+    data = mirror.store.read(f"{mirror.key(stopped.parent)}/{names[stopped.name]}/state.json")
     with suppress(ValueError, AttributeError):
-        return theirs is not None and _place(json.loads(theirs)) > _place(read_state(stopped))
+        return data is not None and _place(json.loads(data)) > _place(read_state(stopped))
     return False
 
 

@@ -91,19 +91,19 @@ def takes(address: str, variables: Mapping[str, str]) -> bool | None:
     return ANSWERS.get(answer.returncode)
 
 
-def open_to_all(named: str, address: str) -> str:
-    """The warning that a cluster, named `named`, is open to all; empty if it is not."""
-    return f"{named} {OPEN}" if takes(address, STRANGER) else ""
+def open_to_all(cluster: str, address: str) -> str:
+    """The warning that a cluster of this name is open to all; empty if it is not."""
+    return f"{cluster} {OPEN}" if takes(address, STRANGER) else ""
 
 
-def refuse_open(named: str, address: str, *, insecure: bool | None) -> None:
-    """Raises `ClusterError` for a cluster, `named` in the error, that is open to all, unless `insecure`. None: whoever
+def refuse_open(cluster: str, address: str, *, insecure: bool | None) -> None:
+    """Raises `ClusterError` for a cluster of this name that is open to all, unless `insecure`. None: whoever
     asks cannot say that it is."""
     if insecure:
         return
     anyway = "" if insecure is None else ", or pass --insecure to use it all the same"
     match takes(address, STRANGER):
         case True:
-            raise ClusterError(f"{named} {OPEN}{anyway}")
+            raise ClusterError(f"{cluster} {OPEN}{anyway}")
         case None:
-            raise ClusterError(f"{named} does not say whether it wants a token; try again{anyway}")
+            raise ClusterError(f"{cluster} does not say whether it wants a token; try again{anyway}")

@@ -23,7 +23,7 @@ from babeltune.sweep import ray_internals
 from babeltune.sweep.workers.access import authenticated, close_token_file, listens, refuse_open, takes, token_variables
 
 log = logging.getLogger(__name__)
-NEEDED = ("gcs_server", "raylet")
+REQUIRED_PROCESSES = ("gcs_server", "raylet")
 """Ray's own processes, without which nothing goes on."""
 POLL_INTERVAL_S = 1.0
 """Seconds between two checks that they are alive."""
@@ -145,7 +145,7 @@ def _not_started(error: Exception) -> ClusterError:
 def _end_without_ray(ending: threading.Event) -> None:
     """Ends this process if one of Ray's own has died. Ray's code would: a minute later, and without a next step."""
     while not ending.wait(POLL_INTERVAL_S):
-        dead = [name for name in ray_internals.dead_processes() if name in NEEDED]
+        dead = [name for name in ray_internals.dead_processes() if name in REQUIRED_PROCESSES]
         if dead and not ending.is_set():
             sys.stderr.write(f"error: Ray has died on this machine ({dead[0]}); the same command again goes on\n")
             sys.stderr.flush()

@@ -80,9 +80,9 @@ class DriverCalls(DispatcherBase):
         """Messages for the sweep's log about trials and worker groups, without the first `after` ones."""
         return self._state.messages[after:]
 
-    async def made(self, worker_group: str) -> int:
+    async def report_count(self, worker_group: str) -> int:
         """How many new reports the worker group's trials have handed over."""
-        return self._state.made.get(worker_group, 0)
+        return self._state.report_counts.get(worker_group, 0)
 
     async def stalled(self, seconds: float, idle: float) -> dict[str, str | None]:
         """The worker groups whose trial has sent no heartbeat for `seconds`, with the trial's name. The value is None
@@ -106,7 +106,7 @@ class DriverCalls(DispatcherBase):
                 deaf[worker_group] = trial
         names = {worker_group: self._state.trials[trial].name for worker_group, trial in deaf.items()}
         for worker_group, trial in deaf.items():
-            self._change(self._state.let_go, worker_group)
+            self._change(self._state.give_up_stopped_trial, worker_group)
             self._idle[worker_group] = time.monotonic()
             self._wake_trial(trial)
         return names

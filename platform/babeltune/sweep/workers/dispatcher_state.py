@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from babeltune.sweep.state.messages import TrialAssignment, TrialEnd
 
-RESTARTS = 3
-"""Restarts of a worker group within one trial, without a new report, before that trial has failed."""
-KEPT = 100
+MAX_TRIAL_RESTARTS = 3
+"""Restarts of the ranks while one trial makes no new report. After more, the trial fails."""
+MAX_ENDED_TRIALS = 100
 """Ended trials that are remembered, so that a late rank still gets the right answer."""
 DIED = "a worker process of its worker group died"
 ALIKE = ({"finished"}, {"refused"}, {"storage"}, {"refused", "storage"})
@@ -20,7 +20,7 @@ ALIKE = ({"finished"}, {"refused"}, {"storage"}, {"refused", "storage"})
 
 
 @dataclass
-class Attempt:
+class TrialAttempt:
     """One run of a trial by a group of ranks. A restart makes a new one."""
 
     ends: dict[int, TrialEnd] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class TrialRecord:
     restarts: int = 0
     trouble: TrialEnd | None = None
     """Why its group restarts. None if a worker process died."""
-    attempt: Attempt = field(default_factory=Attempt)
+    attempt: TrialAttempt = field(default_factory=TrialAttempt)
     worker_group: str | None = None
     heartbeat: float = math.inf
     """When its ranks last sent a heartbeat. Infinite while they wait for a verdict, or to be started again."""
@@ -76,7 +76,7 @@ class DispatcherState:
     """Groups of ranks that others took the place of. A node that was lost may still have their processes."""
     broken: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Worker groups that cannot train, with the reason and the node's id."""
-    made: dict[str, int] = field(default_factory=dict)
+    report_counts: dict[str, int] = field(default_factory=dict)
     """How many new reports the trials of each worker group have handed over."""
     renewed: set[str] = field(default_factory=set)
     """Worker groups that need a new group of ranks before their next trial."""
@@ -125,14 +125,14 @@ class DispatcherState:
         trial = self.assigned.pop(worker_group, None)
         if trial is not None:
             record = self.trials[trial]
-            record.attempt, record.worker_group = Attempt(), None
+            record.attempt, record.worker_group = TrialAttempt(), None
             self.pending.appendleft(trial)
         return trial
 
-    def let_go(self, worker_group: str) -> None:
+    def give_up_stopped_trial(self, worker_group: str) -> None:
         """Ends the trial of a worker group that was asked to stop and does not answer. Its ranks are of no more use."""
         self.trials[self.assigned[worker_group]].attempt.go_on = False
-        self._end_of_group(worker_group, TrialEnd("stopped"))
+        self._end_trial_of(worker_group, TrialEnd("stopped"))
 
     def close(self) -> None:
         """Ends every worker group: idle ones now, busy ones as `stop` does."""
@@ -181,15 +181,15 @@ class DispatcherState:
         record.attempt.go_on = False
         record.restarts += 1
         if record.stopped or self.closed:
-            self._end_of_group(worker_group, TrialEnd("stopped"))
-        elif record.restarts > RESTARTS:
+            self._end_trial_of(worker_group, TrialEnd("stopped"))
+        elif record.restarts > MAX_TRIAL_RESTARTS:
             cause = record.trouble.text if record.trouble else DIED
-            text = f"{cause}; given up after {RESTARTS} restarts without a new report"
-            self._end_of_group(worker_group, TrialEnd("restarts", text=text))
+            text = f"{cause}; given up after {MAX_TRIAL_RESTARTS} restarts without a new report"
+            self._end_trial_of(worker_group, TrialEnd("restarts", text=text))
         else:
             if record.trouble is None:
                 self.messages.append(f"{record.name} lost a worker process; it goes on from its last checkpoint")
-            record.attempt, record.trouble = Attempt(), None
+            record.attempt, record.trouble = TrialAttempt(), None
 
     def assign(self, worker_group: str) -> None:
         """Gives a worker group the next trial."""
@@ -203,7 +203,7 @@ class DispatcherState:
         if last:
             record.allowed = max(record.allowed, index)
         if (worker_group := record.worker_group) is not None:
-            self.made[worker_group] = self.made.get(worker_group, 0) + 1
+            self.report_counts[worker_group] = self.report_counts.get(worker_group, 0) + 1
         self._tell(trial, report=text)
 
     def rank_left(self, trial: str, rank: int, end: str, renew: bool) -> None:
@@ -230,13 +230,13 @@ class DispatcherState:
         blamed = {"refused", "storage", "raised"} | ({"peer"} if world == 1 else set())  # alone, one has no peer
         blamed_ends = [end for _, end in sorted(attempt.ends.items()) if end.kind in blamed]
         if blamed_ends:
-            self._end_of_group(worker_group, blamed_ends[0])
+            self._end_trial_of(worker_group, blamed_ends[0])
         elif agreed:
-            self._end_of_group(worker_group, TrialEnd("stopped" if record.stopped else "finished"))
+            self._end_trial_of(worker_group, TrialEnd("stopped" if record.stopped else "finished"))
         else:
             record.trouble = next(end for end in attempt.ends.values() if end.kind == "peer")
 
-    def _end_of_group(self, worker_group: str, end: TrialEnd) -> None:
+    def _end_trial_of(self, worker_group: str, end: TrialEnd) -> None:
         self._finish(self.assigned.pop(worker_group), end)
 
     def _finish(self, trial: str, end: TrialEnd) -> None:
@@ -244,7 +244,7 @@ class DispatcherState:
         record.end, record.assignment, record.worker_group = end, "", None
         self._tell(trial, end=end)
         self.ended.append(trial)
-        while len(self.ended) > KEPT:
+        while len(self.ended) > MAX_ENDED_TRIALS:
             del self.trials[self.ended.popleft()]
 
     def _tell(self, trial: str, *, report: str | None = None, end: TrialEnd | None = None) -> None:

@@ -58,8 +58,8 @@ def least_taken(worker: Mapping[str, float], counts: Mapping[str, int]) -> str |
     """The node for one more controller: of those that hold a worker with these resources, and are not the driver's, the
     one with the fewest for its size. None if there is no such node."""
     this_node = ray.get_runtime_context().get_node_id()
-    held = {node: workers_held(worker, resources) for node, resources in nodes_there().items() if node != this_node}
-    able = {node: count for node, count in held.items() if count > 0}
+    room = {node: workers_held(worker, resources) for node, resources in nodes_there().items() if node != this_node}
+    able = {node: count for node, count in room.items() if count > 0}
     return min(able, key=lambda node: (counts.get(node, 0) / able[node], node), default=None)
 
 

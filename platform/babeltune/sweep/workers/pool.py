@@ -23,22 +23,21 @@ from babeltune.sweep.workers.nodes import from_head, node_words, nodes_there, ro
 from babeltune.sweep.workers.pool_settings import PoolSettings
 from babeltune.sweep.workers.worker_groups import WorkerGroups
 
-RESPAWNS = 3
-"""Restarts of a worker group whose Ray Train run ended, without a new report in between, before it is given up."""
+MAX_RUN_RESTARTS = 3
+"""Restarts of a Ray Train run without a new report. After more, the worker group is given up."""
 TRIED = 3
 """Nodes on the blocklist after which a sweep without a working worker group ends with an error."""
-SURVEY = 5.0
+SURVEY_INTERVAL_S = 5.0
 """Seconds between two surveys of the cluster's nodes."""
 NO_ROOM_NOTICE_S = 5.0
 """Seconds without room for the first worker group before a note is logged."""
 STOP_TIMEOUT_S = 120.0
 """Seconds without a heartbeat after which a stopped trial counts as ended. A worker group without a trial counts as
 stalled after as long, at least: a new group of ranks sends nothing until it has started."""
-
 START_TIMEOUT_S = 600.0
-"""Seconds within which its process must be there and answer for the first time."""
+"""Seconds within which the dispatcher must start and answer."""
 CLOSE_TIMEOUT_S = 2.0
-"""Seconds within which it must take the news that the sweep ends in a hurry, as after a second Ctrl-C."""
+"""Seconds within which the dispatcher must accept a fast close."""
 
 
 class WorkerPool:
@@ -126,7 +125,7 @@ class WorkerPool:
             self._note(f"{trial} cannot hear that it shall stop; it goes on from its last checkpoint")
             if name not in lost:
                 self._groups.start_again(name)
-        if time.monotonic() - self._surveyed > SURVEY:
+        if time.monotonic() - self._surveyed > SURVEY_INTERVAL_S:
             self._surveyed = time.monotonic()
             self._survey()
 
@@ -139,19 +138,19 @@ class WorkerPool:
             self._bad.add(node)
             if self._groups.keys() <= broken.keys() and (len(self._bad) >= TRIED or self._room() < 1):
                 raise ClusterError(words)
-            with self._bad.held(node):
+            with self._bad.reserved(node):
                 self._leave_out(name, f"{words.splitlines()[0]}; the sweep goes on without it")
 
     def _start_ended(self, name: str) -> None:
         """Starts a worker group whose run ended again, or gives it up after some restarts without a new report."""
         reason, before = self._groups.why_ended(name), self._groups[name]
-        times = self.dispatcher.ask("made", name)
-        respawns = before.respawns + 1 if times == before.made else 1
+        report_count = self.dispatcher.ask("report_count", name)
+        respawns = before.respawns + 1 if report_count == before.reports_at_restart else 1
         if before.node is not None and before.node not in nodes_there():  # it went with its node
             respawns = before.respawns
-        if respawns <= RESPAWNS:
+        if respawns <= MAX_RUN_RESTARTS:
             self._note(f"worker group {name} ended ({reason}) and is started again")
-            self._groups.start_again(name, respawns=respawns, made=times)
+            self._groups.start_again(name, respawns=respawns, report_count=report_count)
             return
         words = f"worker group {name} cannot train: {reason}; see Ray's logs of its workers, then resume"
         if len(self._groups) == 1:
@@ -172,7 +171,7 @@ class WorkerPool:
                 continue
             self._groups.start_again(name)
 
-    def _held(self, workers: int) -> int:
+    def _fitting(self, workers: int) -> int:
         """The number of worker groups with `workers` ranks that fit on the nodes outside the blocklist."""
         return worker_groups_held(workers, self._settings.resources, self._bad.good())
 
@@ -185,7 +184,7 @@ class WorkerPool:
         come."""
         node_names = nodes_there().keys()
         given_up = sum(node_names <= nodes for nodes in self._given_up)
-        return (self._held(self._settings.workers) or min(1, self._held(self._settings.least))) - given_up
+        return (self._fitting(self._settings.workers) or min(1, self._fitting(self._settings.least))) - given_up
 
     def _survey(self) -> None:
         """Adds worker groups on new nodes, removes those whose node is gone, and lets smaller ones grow."""
@@ -200,14 +199,14 @@ class WorkerPool:
         for name in self._groups.unresponsive([name for name in holding if name not in lost]):
             self._note(f"the controller of worker group {name} does not answer; the group is started again")
             self._groups.start_again(name)
-        nowhere = len(lost) == len(self._groups) and not self._held(self._settings.least)
+        nowhere = len(lost) == len(self._groups) and not self._fitting(self._settings.least)
         if nowhere and not self._nowhere:
             self._note("no node holds a worker group any more; waiting for one")
         self._nowhere = nowhere
-        gone = lost[: max(0, len(self._groups) - max(1, self._held(self._settings.least)))]
+        groups_to_remove = lost[: max(0, len(self._groups) - max(1, self._fitting(self._settings.least)))]
         if ranks and self._is_full():  # others have what is left, and shall have the trials
-            gone += [name for name in lost if name in holding and name not in gone]
-        for name in gone:
+            groups_to_remove += [name for name in lost if name in holding and name not in groups_to_remove]
+        for name in groups_to_remove:
             self._leave_out(name, f"worker group {name} has lost its node")
         for name, count in ranks.items():
             if count < self._settings.workers and room_for(self._settings.resources):

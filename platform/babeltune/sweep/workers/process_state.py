@@ -23,8 +23,6 @@ LEAK = 512 * 2**20
 """Bytes of memory of the machine or the GPU that a trial may keep before its process is replaced."""
 FIRST = 2 * 2**30
 """Bytes of the machine's memory that the first trial may keep besides, for what all trials import and read."""
-
-
 Switch = tuple[Callable[[], object], Callable[[Any], object]]
 """How a global switch is read, and how it is put back."""
 
@@ -73,7 +71,7 @@ class ProcessState:
         torch.set_num_threads(threads)
         self._switches = [(put, read()) for read, put in SWITCHES]
         self._environment = dict(os.environ)
-        self._kept = _gpu_memory()
+        self._baseline = _gpu_memory()
         """Bytes that do not count as a leak, by kind. Of the GPU's memory, what is held before the first trial."""
         self._bound = own_memory() + FIRST
 
@@ -97,9 +95,9 @@ class ProcessState:
 
         Of the machine's memory, this is the growth since the first trial, which imports and reads what all need."""
         self._give_back()
-        held = {"memory": own_memory(), **_gpu_memory()}
-        self._kept = {**held, "memory": min(held["memory"], self._bound), **self._kept}
-        grown = {kind: held[kind] - before for kind, before in self._kept.items()}
+        now = {"memory": own_memory(), **_gpu_memory()}
+        self._baseline = {**now, "memory": min(now["memory"], self._bound), **self._baseline}
+        grown = {kind: now[kind] - before for kind, before in self._baseline.items()}
         return ", ".join(f"{size >> 20} MiB of {kind}" for kind, size in grown.items() if size > LEAK)
 
     def _give_back(self) -> None:

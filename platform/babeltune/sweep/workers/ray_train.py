@@ -31,7 +31,7 @@ from babeltune.sweep.ray_internals import (
     TrainController,
     WorkerMetricsCallback,
     WorkingDirectorySetupCallback,
-    without_barrier,
+    replace_report_barrier,
 )
 from babeltune.sweep.workers.nodes import beside, is_dead, places_of, room_for
 from babeltune.sweep.workers.pool_settings import PoolSettings
@@ -141,7 +141,7 @@ class _Controller(TrainController):  # type: ignore[misc]
 
     def __init__(self, environment: dict[str, str], **parts: object) -> None:
         os.environ.update(environment)
-        without_barrier(_NoBarrier())
+        replace_report_barrier(_NoBarrier())
         super().__init__(**parts)
 
     async def lives(self) -> bool:
@@ -150,7 +150,7 @@ class _Controller(TrainController):  # type: ignore[misc]
 
 
 class _NoBarrier:
-    """The stand-in of `without_barrier` for an actor."""
+    """The stand-in of `replace_report_barrier` for an actor."""
 
     def options(self, **_: object) -> _NoBarrier:
         return self
@@ -193,9 +193,8 @@ class _Elastic(_Fixed):
         decision = super().make_decision_for_non_running_worker_group()
         self._since = self._since or time.monotonic()
         actor = bytes.fromhex(ray.get_runtime_context().get_actor_id())
-        room = room_for(decision.resources_per_worker) + places_of(
-            {actor}
-        )  # what its last group has, the next one gets
+        # what its last group has, the next one gets
+        room = room_for(decision.resources_per_worker) + places_of({actor})
         waits = time.monotonic() - self._since < FULL_SIZE_TIMEOUT_S
         if room < (decision.num_workers if waits else self._least):
             time.sleep(POLL_INTERVAL_S)  # the controller asks again at once

@@ -101,8 +101,8 @@ def with_progress(
 def followed(
     task: Any, tell: Count, poll: Callable[[], None] = lambda: None, *, seconds: float = PROGRESS_TIMEOUT_S
 ) -> Any:
-    """The result of a task that `with_progress` runs; `tell` hears how far it is. `ClusterError`, and the task ends, if
-    it is no further after `seconds`."""
+    """The result of a task that `with_progress` runs. Calls `tell` with its progress. `ClusterError`, and the task
+    ends, if it is no further after `seconds`."""
     results: list[Any] = []
     last, since = None, time.monotonic()
     while True:

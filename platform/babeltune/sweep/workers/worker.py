@@ -44,16 +44,12 @@ NO_CUDA = (
     "torch sees no CUDA on {}: what trains there has a GPU share and uses the CPU; see that its driver and its build "
     "of torch fit, then resume"
 )
-
-
 GO_ON = "go on"
 """Rank 0's message to the others if the dispatcher's verdict is to go on."""
 END = "end"
 """Rank 0's message if the dispatcher does not answer, or refuses this group of ranks. All ranks end then."""
 EARLY_S = 0.5
 """Seconds before its time at which a question whether to stop is still asked: the trainer's own clock has jitter."""
-
-
 ANSWER_TIMEOUT_S = 300.0
 """Seconds within which the dispatcher must answer a rank. The driver ends the sweep, and its ranks, after one minute
 without an answer. So only ranks whose driver cannot do that wait for so long."""
@@ -84,26 +80,26 @@ class Reporter:
     def __init__(self, dispatcher: ray.actor.ActorHandle, trial: str, place: Place) -> None:
         self._dispatcher, self._trial, self._place = dispatcher, trial, place
         self._system, self._began_ms = SystemMetrics(), time.time_ns() // 1_000_000
-        self._reply, self._asked = StopReply(stopped=False, ask_again_s=0.0), -math.inf
+        self._reply, self._asked_at = StopReply(stopped=False, ask_again_s=0.0), -math.inf
         self.unanswered: SilentDispatcherError | None = None
         """Why this rank has stopped the trial without having been asked to."""
 
     def report(self, report: Report) -> bool:
         """Hands rank 0's report over and returns the verdict on all ranks: True means go on.
 
-        What the machine was doing is added to its points. A resumed trial may repeat its last report, which is
-        recognised by its index. It has been measured before, and MLflow has one value for each step."""
+        Adds machine metrics, unless an earlier process measured this report."""
 
         def ask() -> str:
             now = Point(step=report.step, time_ms=time.time_ns() // 1_000_000, values=self._system.read())
+            # MLflow has one value for each step, and a resumed trial may repeat its last report
             repeated = bool(report.points) and report.points[-1].time_ms < self._began_ms
             points = report.points if repeated else (*report.points, now)
             encoded = ReportMessage(self._trial, replace(report, points=points)).encode()
             group = self._place.group
-            go_on = settled(self._dispatcher.report, self._trial, report.index, report.last, encoded, group)
+            go_on = wait_for_verdict(self._dispatcher.report, self._trial, report.index, report.last, encoded, group)
             return GO_ON if go_on else ""
 
-        return asked_by_rank_0(ask, self._place) == GO_ON
+        return ask_on_rank_0(ask, self._place) == GO_ON
 
     def stopped(self) -> bool:
         """Whether the trial was asked to stop since its last report.
@@ -111,15 +107,15 @@ class Reporter:
         Rank 0 calls it about once a second. A trial that does not is taken for one that hangs. The dispatcher says when
         it wants to be asked again. One that does not answer counts as a stop, so that all ranks leave the trial at one
         step."""
-        if time.monotonic() - self._asked >= self._reply.ask_again_s - EARLY_S:
+        if time.monotonic() - self._asked_at >= self._reply.ask_again_s - EARLY_S:
             try:
                 self._reply = answer_of(self._dispatcher.stopped.remote(self._trial, self._place.group))
             except SilentDispatcherError as error:
                 self._reply, self.unanswered = StopReply(stopped=True, ask_again_s=math.inf), error
-            self._asked = time.monotonic()
+            self._asked_at = time.monotonic()
         return self._reply.stopped
 
-    def kept(self) -> None:
+    def checkpoint_saved(self) -> None:
         """A checkpoint is on the disk; there is nothing more to do."""
 
 
@@ -136,14 +132,14 @@ def answer_of(call: ray.ObjectRef) -> Any:
         raise SilentDispatcherError("the sweep's dispatcher died") from error
 
 
-def settled(method: Any, *arguments: object) -> bool:
+def wait_for_verdict(method: Any, *arguments: object) -> bool:
     """The answer of a method that answers None every few seconds until it has decided."""
     while (answer := answer_of(method.remote(*arguments))) is None:
         pass
     return bool(answer)
 
 
-def asked_by_rank_0(ask: Callable[[], str], place: Place) -> str:
+def ask_on_rank_0(ask: Callable[[], str], place: Place) -> str:
     """The result of `ask` on rank 0, on every rank. If it raises `ReplacedError` there, all ranks do: none is left to
     wait for the others."""
     words, lost = "", ReplacedError("rank 0 ends: the dispatcher does not answer it, or refuses it")
@@ -241,7 +237,7 @@ def take_trials(
     group, rank, world, device = place
     while True:
         order = Order.decode(
-            asked_by_rank_0(lambda: answer_of(dispatcher.next.remote(worker_group, group)).encode(), place)
+            ask_on_rank_0(lambda: answer_of(dispatcher.next.remote(worker_group, group)).encode(), place)
         )
         if order.kind == "close":
             return
@@ -257,7 +253,9 @@ def take_trials(
                 return
             leak = process_state.leak()
             renew = bool(leak) or settings["isolation"] == "process"
-            if not settled(dispatcher.leave, worker_group, order.trial, rank, world, end.encode(), renew, group):
+            if not wait_for_verdict(
+                dispatcher.leave, worker_group, order.trial, rank, world, end.encode(), renew, group
+            ):
                 why = end.text or leak or DIED
                 raise ClusterError(f"worker group {worker_group} restarts after trial {order.trial}: {why}")
 
@@ -277,6 +275,5 @@ def _attempt(
         return TrialEnd("finished")
     if world == 1:
         raise reporter.unanswered
-    return TrialEnd(
-        "peer", text=str(reporter.unanswered)
-    )  # a dispatcher that wakes has the trial go on in new processes
+    # If the dispatcher wakes, the trial continues in new processes.
+    return TrialEnd("peer", text=str(reporter.unanswered))

@@ -41,8 +41,8 @@ class WorkerGroup:
     """The time since when its ranks have had no node; None while they have one."""
     respawns: int = 0
     """Restarts since its last new report."""
-    made: int = 0
-    """Reports that it had made when it was last restarted."""
+    reports_at_restart: int = 0
+    """Reports that its trials had made when it was last restarted."""
     answer: ray.ObjectRef | None = None
     """The last question to its controller, whether it lives; None: none is open."""
     unanswered: int = 0
@@ -59,19 +59,19 @@ class WorkerGroups(Mapping[str, WorkerGroup]):
 
     def __init__(self, settings: PoolSettings, dispatcher: str) -> None:
         self._settings, self._dispatcher = settings, dispatcher
-        self._there: dict[str, WorkerGroup] = {}
+        self._groups: dict[str, WorkerGroup] = {}
         self._started = 0
         self._ended: set[bytes] = set()
         """The creators of worker groups that were ended. Their processes may live on, if their node was lost."""
 
     def __getitem__(self, name: str) -> WorkerGroup:
-        return self._there[name]
+        return self._groups[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._there)
+        return iter(self._groups)
 
     def __len__(self) -> int:
-        return len(self._there)
+        return len(self._groups)
 
     def add(self) -> str:
         """Starts one more, and returns its name."""
@@ -80,24 +80,24 @@ class WorkerGroups(Mapping[str, WorkerGroup]):
         self._start(name)
         return name
 
-    def start_again(self, name: str, *, respawns: int = 0, made: int = 0) -> None:
+    def start_again(self, name: str, *, respawns: int = 0, report_count: int = 0) -> None:
         """Ends the worker group and starts it again; the dispatcher hands it its trial."""
         self.end([name])
         self._start(name)
-        self._there[name].respawns, self._there[name].made = respawns, made
+        self._groups[name].respawns, self._groups[name].reports_at_restart = respawns, report_count
 
     def _start(self, name: str) -> None:
         """A Ray Train run of the worker group's ranks. Its controller takes 115 MB, so it is where ranks may be, and
         not on the driver's node."""
-        by_node = Counter(group.node for group in self._there.values() if group.node is not None)
+        by_node = Counter(group.node for group in self._groups.values() if group.node is not None)
         node = least_taken(self._settings.resources, by_node)
         trainer = WorkerGroupTrainer(worker_loop, self._settings, dispatcher=self._dispatcher, name=name, node=node)
         trainer.fit()
-        self._there[name] = WorkerGroup(trainer.controller, trainer.controller.run.remote(), node)
+        self._groups[name] = WorkerGroup(trainer.controller, trainer.controller.run.remote(), node)
 
     def ranks(self) -> dict[str, int]:
         """The number of ranks of each worker group that has nodes."""
-        creators = {group.creator: name for name, group in self._there.items()}
+        creators = {group.creator: name for name, group in self._groups.items()}
         placed = [g for g in groups_of(set(creators)) if g.state == PlacementGroupTableData.CREATED]
         return {creators[group.creator_actor_id]: len(group.bundles) for group in placed}
 
@@ -106,26 +106,26 @@ class WorkerGroups(Mapping[str, WorkerGroup]):
         none: its own placement group asks. Else those that have a node, and as many as there is room for."""
         if self._settings.least == self._settings.workers:
             return len(self) * self._settings.workers
-        return places_of({group.creator for group in self._there.values()}) + room_for(self._settings.resources)
+        return places_of({group.creator for group in self._groups.values()}) + room_for(self._settings.resources)
 
     def note_unplaced(self, placed: Collection[str]) -> None:
         """Notes since when each of the others has had no node."""
         now = time.monotonic()
-        for name, group in self._there.items():
+        for name, group in self._groups.items():
             group.unplaced = None if name in placed else group.unplaced or now
 
     def lost(self) -> list[str]:
         """The worker groups without a node for longer than `UNPLACED_TIMEOUT_S`."""
         since = time.monotonic() - UNPLACED_TIMEOUT_S
-        return [name for name, group in self._there.items() if group.unplaced is not None and group.unplaced < since]
+        return [name for name, group in self._groups.items() if group.unplaced is not None and group.unplaced < since]
 
     def unresponsive(self, names: Collection[str]) -> list[str]:
         """Asks the controllers of these groups whether they live. Returns the groups whose controller has not answered
         in `UNANSWERED_SURVEYS` calls: it is stopped, and would not see that its ranks die."""
-        group_of = {group.answer: group for group in self._there.values() if group.answer is not None}
+        group_of = {group.answer: group for group in self._groups.values() if group.answer is not None}
         for answer in ray.wait(list(group_of), num_returns=len(group_of), timeout=0)[0] if group_of else []:
             group_of[answer].answer, group_of[answer].unanswered = None, 0
-        groups = [(name, self._there[name]) for name in names if name in self]
+        groups = [(name, self._groups[name]) for name in names if name in self]
         for _, group in groups:
             group.unanswered += group.answer is not None
             group.answer = group.answer or group.controller.lives.remote()
@@ -133,13 +133,13 @@ class WorkerGroups(Mapping[str, WorkerGroup]):
 
     def ended(self, seconds: float) -> list[str]:
         """The worker groups whose run is over; waits at most `seconds` until all are."""
-        runs = [group.run for group in self._there.values()]
+        runs = [group.run for group in self._groups.values()]
         ended = ray.wait(runs, num_returns=len(runs), timeout=seconds)[0] if runs else []
-        return [name for name, group in self._there.items() if group.run in ended]
+        return [name for name, group in self._groups.items() if group.run in ended]
 
     def why_ended(self, name: str) -> str:
         """The last line of the error that ended the worker group's run."""
-        group = self._there[name]
+        group = self._groups[name]
         try:
             ray.get(group.run, timeout=CONTROLLER_TIMEOUT_S)
             error = ray.get(group.controller.get_result.remote(), timeout=CONTROLLER_TIMEOUT_S).error
@@ -154,7 +154,7 @@ class WorkerGroups(Mapping[str, WorkerGroup]):
 
         Ray frees a dead controller's placement groups only with the whole job. The last one may be unknown to every
         rank, so they are found by their creator once it is dead."""
-        groups = [self._there.pop(name) for name in names]
+        groups = [self._groups.pop(name) for name in names]
         for group in groups:
             ray.kill(group.controller)
         if groups:
@@ -167,7 +167,7 @@ class WorkerGroups(Mapping[str, WorkerGroup]):
     def free_ended(self) -> bool:
         """Frees what ended worker groups hold; False if that is nothing. A controller that has outlived the raylet of
         its node may ask for room again."""
-        held = groups_of(self._ended) if self._ended else []
-        for placement in held:
+        placement_groups = groups_of(self._ended) if self._ended else []
+        for placement in placement_groups:
             remove_placement_group(PlacementGroup(placement_group_id(placement.placement_group_id)))
-        return bool(held)
+        return bool(placement_groups)

@@ -51,8 +51,8 @@ def pareto(report: SweepReport, most: int) -> Section | None:
     table = Table(caption=title, columns=columns, rows=rows)
     svg = front_chart(Caption(name="front", title=title, description=description), models, metric)
     names = ", ".join(f"{short(name)} ({better(goal)})" for name, goal in report.front_metrics)
-    left = len(report.front) - most
-    on_it = ", ".join(report.front[:most]) + (f" and {left:,} more" if left > 0 else "")
+    hidden = len(report.front) - most
+    on_it = ", ".join(report.front[:most]) + (f" and {hidden:,} more" if hidden > 0 else "")
     text = Text(text=f"On the front of {names}: {on_it or 'no trial'}.")
     return Section(anchor="front", title=title, blocks=(text, Figure("", description, svg, table)))
 

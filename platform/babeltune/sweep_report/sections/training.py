@@ -84,7 +84,7 @@ def diagnostics(report: SweepReport, most: int) -> Section | None:
         svg = diagnostics_chart(caption, report.diagnostics, trials, course)
         blocks.append(Figure("", "One line per trial, in the colours of the learning curves.", svg, table))
     if report.notes:
-        more = [f"and {left:,} more"] if (left := len(report.notes) - most) > 0 else []
+        more = [f"and {hidden:,} more"] if (hidden := len(report.notes) - most) > 0 else []
         blocks += [Text(text="What is amiss:"), Items(items=(*report.notes[:most], *more))]
     return Section(anchor="diagnostics", title="Diagnostics", blocks=tuple(blocks)) if blocks else None
 
@@ -135,7 +135,7 @@ def _merged(levels: Sequence[tuple[str, float]], limits: tuple[float, float]) ->
     return marks
 
 
-def diagnostics_chart(caption: Caption, diagnostics: Sequence[Diagnostic], named: Sequence[str], x_label: str) -> str:
+def diagnostics_chart(caption: Caption, diagnostics: Sequence[Diagnostic], names: Sequence[str], x_label: str) -> str:
     """A small chart per quantity, a line per trial."""
     columns, drawings = 2, list[str]()
     for part, row in pieces(caption, diagnostics, columns):
@@ -143,22 +143,22 @@ def diagnostics_chart(caption: Caption, diagnostics: Sequence[Diagnostic], named
         with drawing(WIDTH, 2.2 + 0.4 * first) as figure:
             line = figure.subplots(1, columns, squeeze=False).flat
             for axes, each in zip(line, row, strict=False):
-                named_lines(axes, each.curves, named)
+                named_lines(axes, each.curves, names)
                 axes.set_title(each.name)
                 few_ticks(axes, 3)
                 axes.set_xlabel(x_label, fontsize=9)
             for axes in line[len(row) :]:
                 axes.set_visible(False)
             if first:
-                _legend(figure, diagnostics, named)
+                _legend(figure, diagnostics, names)
             drawings.append(svg_of(figure, part.name, part.title, part.description))
     return "".join(drawings)
 
 
-def _legend(figure: Drawn, diagnostics: Sequence[Diagnostic], named: Sequence[str]) -> None:
+def _legend(figure: Drawn, diagnostics: Sequence[Diagnostic], names: Sequence[str]) -> None:
     """The named trials of all small charts, though the first chart may lack some."""
     axes = figure.add_axes((0, 0, 0, 0), visible=False)
     curves = {curve.trial: curve for each in diagnostics for curve in each.curves}
-    named_lines(axes, [curves[name] for name in named if name in curves], named)
+    named_lines(axes, [curves[name] for name in names if name in curves], names)
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper left", ncols=LEGEND, handlelength=3)
