@@ -22,8 +22,7 @@ LISTED = (
 
 def scaled(scale: float) -> Row:
     """LEALLA's additive margin softmax with this scale of its cosines."""
-    settings = {"variant": "standard", "beta": 0.0, "gamma": 0.0, "scale": scale}
-    return Row(name=f"scale {scale:g}", settings=settings)
+    return Row(name=f"scale {scale:g}", settings={"variant": "standard", "beta": 0.0, "gamma": 0.0, "scale": scale})
 
 
 MAO_SCALE = replace(

@@ -18,7 +18,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
 from rich.segment import Segment
 
-from babeltune.errors import bounded, printable
+from babeltune.errors import BabeltuneWarning, ObjectStoreError, SpecError, bounded, printable
 from babeltune.files import json_text
 
 if TYPE_CHECKING:
@@ -70,8 +70,6 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 def agreed(question: str, unasked: str, *, ask: bool = True) -> None:
     """Asks on the terminal. Raises `SpecError` with the words `unasked` if nobody is there who could answer, and ends
     the command with 1 after a no."""
-    from babeltune.errors import SpecError
-
     if not (ask and sys.stdin.isatty() and err.is_terminal):
         raise SpecError(unasked)
     if not typer.confirm(question, err=True):
@@ -108,8 +106,6 @@ def warn(problems: Iterable[str]) -> None:
 def warnings_said() -> Iterator[None]:
     """Writes what `babeltune.api` warns of within the block as lines on standard error."""
     import warnings
-
-    from babeltune.errors import BabeltuneWarning
 
     usual = warnings.showwarning
 
@@ -226,8 +222,6 @@ def any_cluster(file: str | None) -> Cluster:
 
 def cluster_of(file: str | None) -> Cluster:
     """The cluster of the file, for a command that runs where its storage is."""
-    from babeltune.errors import SpecError
-
     cluster = any_cluster(file)
     if cluster.by_jobs:
         raise SpecError(
@@ -239,7 +233,6 @@ def cluster_of(file: str | None) -> Cluster:
 
 def folder_of(name: str | None, cluster: str | None) -> SweepFolder:
     """The sweep's folder as it is now; as this machine knows it if a storage behind a URI is away."""
-    from babeltune.errors import ObjectStoreError
     from babeltune.sweep.state.folder import find_sweep, sweep_folders
     from babeltune.sweep.sync.view import StorageView
 

@@ -24,7 +24,7 @@ import typer
 from rich.markup import escape
 from typer.core import TyperCommand
 
-from babeltune.files import version, write_out
+from babeltune.files import plain, version, write_out
 from babeltune.program import INTERRUPTED
 from babeltune.redaction import NAME
 
@@ -96,8 +96,6 @@ class Head:
 
     def call(self, arguments: Sequence[str]) -> Call:
         """The arguments with the files that they name. The cluster file says `address: auto`: it is read there."""
-        from babeltune.files import plain
-
         call = packed([argument for argument in arguments if argument != "--detach"], self.file)
         values = plain(self.cluster.seen_from_head())
         text = json.dumps({key: value for key, value in values.items() if value is not None}, indent=2)

@@ -12,7 +12,7 @@ from babeltune.cli.common import ClusterFile, Json, Set, SweepName, cluster_of, 
 from babeltune.cli.program import app
 from babeltune.cli.run_here import Submission, check_submission, run_sweep
 from babeltune.cli.sweeps import Accept, Detach, Insecure
-from babeltune.errors import SweepError
+from babeltune.errors import SpecError, SweepError
 
 if TYPE_CHECKING:
     from babeltune.schema.records import Sweep
@@ -102,7 +102,6 @@ def sweep_from_yaml(text: str, assignments: list[str] | None, cluster: str | Non
 
 def write_file(text: str, file: str) -> str | None:
     """Writes the sweep file and returns its path; None for `-`. Raises `SpecError` if it cannot be written."""
-    from babeltune.errors import SpecError
     from babeltune.files import write_out
 
     if file == "-":

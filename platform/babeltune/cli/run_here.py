@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from babeltune.cli.common import agreed, cluster_of, err, out, say, say_line, say_out, warn, with_cluster
-from babeltune.errors import SweepError, plural
+from babeltune.errors import SpecError, SweepError, plural
 from babeltune.program import INTERRUPTED
 
 if TYPE_CHECKING:
@@ -216,7 +216,6 @@ def recorded_sweep(folder: SweepFolder, trials: int | None) -> Sweep:
     """The sweep as its folder has it, with this number of trials."""
     import dataclasses
 
-    from babeltune.errors import SpecError
     from babeltune.planning.recorded import sweep_id
     from babeltune.schema.document import LARGEST
 

@@ -18,7 +18,6 @@ class RunShards(Protocol):
         self, function: Callable[..., int], arguments: Sequence[tuple[object, ...]], *, gpu: bool = False
     ) -> Iterable[int]:
         """`gpu`: the function uses a GPU if there is one."""
-        ...
 
 
 def run_here(

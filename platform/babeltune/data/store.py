@@ -137,27 +137,21 @@ class Bucket(Protocol):
     @property
     def takes_shards(self) -> bool:
         """Whether tasks write the shards of stores into the bucket, and not on this disk."""
-        ...
 
     def has(self, folder: Path) -> bool:
         """Whether it has the whole store."""
-        ...
 
     def bring(self, folder: Path) -> None:
         """Copies the store to its folder, if the bucket has it."""
-        ...
 
     def read(self, folder: Path, name: str) -> bytes | None:
         """A file of a whole store."""
-        ...
 
     def bring_records(self, folder: Path, draft: Path) -> Mapping[str, int]:
         """Copies the records of an unfinished store's shards to the draft. Returns the bytes of each file there is."""
-        ...
 
     def finish(self, folder: Path, draft: Path, files: Mapping[str, StoredFile]) -> None:
         """Makes these files a whole store. Those that are in the draft are sent; the others are there."""
-        ...
 
 
 _bucket: ContextVar[Bucket | None] = ContextVar("bucket", default=None)

@@ -71,12 +71,10 @@ class Encode(Protocol):
 
     def states(self, tokens: Tokens, layers: Sequence[int] = FIRST_AND_LAST) -> Float[Tensor, "tokens states"]:
         """Each token's state in these layers, side by side. The first layer is 1, and the last one -1."""
-        ...
 
     @property
     def word_embeddings(self) -> Float[Tensor, "vocabulary width"]:
         """The embeddings of the token ids."""
-        ...
 
 
 class Gather(Protocol):
@@ -87,11 +85,9 @@ class Gather(Protocol):
 
     def __call__(self, rows: Float[Tensor, "local dim"]) -> Float[Tensor, "global dim"]:
         """All ranks' rows in rank order, whatever their number per rank, with exact gradients."""
-        ...
 
     def offset(self, local: int) -> int:
         """Where this rank's rows start among all ranks' rows."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -137,7 +137,6 @@ class Repeats(Protocol):
 
     def drop(self, similarities: Tensor, i: slice, j: slice) -> None:
         """Puts -inf in their places of this tile of S."""
-        ...
 
 
 @dataclass(eq=False)

@@ -121,7 +121,6 @@ class VectorTable(Protocol):
 
     def rows(self, ids: NDArray[np.integer]) -> NDArray[np.generic]:
         """[len(ids), width] in the order of `ids`."""
-        ...
 
 
 class FrozenEncoder(nn.Module):

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from babeltune.errors import plural
-from babeltune.schema.records import Training
+from babeltune.errors import MethodError, TeacherError, plural
+from babeltune.schema.records import Training, with_fitted
 
 MANY_STRANGERS = 0.2
 """The share of a source's pairs with a text in another language above which it is said."""
@@ -195,7 +195,6 @@ def label_facts(sweep: Sweep, corpus: Corpus, samples: int) -> LabelFacts:
 
     It looks at the trials that the plan shows, and at the teacher's vectors of `LABELLED` pairs, drawn at random. A
     teacher that is not on this machine is not asked."""
-    from babeltune.errors import MethodError, TeacherError
     from babeltune.method import trial_context
     from babeltune.planning.availability import is_at_hand
     from babeltune.planning.parameters import allows
@@ -236,7 +235,6 @@ def _with_sampled_temperatures(trial: Trial, vectors: TeacherVectors) -> tuple[T
     """The trial with numbers in place of `auto`, as one sampled batch has them, and what they are."""
     from babeltune.method import trial_context
     from babeltune.method.own_share import compared, fitted_temperature
-    from babeltune.schema.records import with_fitted
 
     numbers, words = dict[str, float](), list[str]()
     for name, fit in trial_context(trial.method, trial.config).fits.items():

@@ -71,7 +71,6 @@ class Reporter(Protocol):
 
     def report(self, report: Report) -> bool:
         """Hands over a report; True means go on."""
-        ...
 
     def stopped(self) -> bool:
         """Whether a stop was requested since the last report. Rank 0 asks about once a second of progress."""

@@ -188,11 +188,9 @@ class Metric(Protocol):
 
     def corpus_score(self, hypotheses: Sequence[str], references: Sequence[Sequence[str]], /) -> Score:
         """The score of all translations together."""
-        ...
 
     def get_signature(self) -> object:
         """The signature of a score, as sacrebleu writes it."""
-        ...
 
 
 def scorers() -> dict[str, Metric]:

@@ -21,7 +21,7 @@ from babeltune.evaluation.evaluate import evaluate
 from babeltune.evaluation.metric_names import PARAMETERS, SPEED, SPREAD
 from babeltune.memory import uncollected
 from babeltune.method.distributed import ProcessGroup
-from babeltune.models.hub import baseline_row, model_folder, split_revision
+from babeltune.models.hub import baseline_row, model_folder, open_model, split_revision
 from babeltune.planning.space import default_params, make_trial, shapes
 from babeltune.schema.records import TEACHER, UNTRAINED, Sweep, Trial
 from babeltune.schema.storage_location import StorageLocation
@@ -154,7 +154,6 @@ def bought_scores(name: str, prepared: Prepared, tell: Count = uncounted) -> dic
 
     Raises:
         TeacherError: it cannot be reached, is not in safetensors, or sentence-transformers does not load it."""
-    from babeltune.models.hub import open_model
     from babeltune.training.speed import bought_sentences_per_second
 
     model = open_model(str(baseline_folder(name)))

@@ -24,7 +24,6 @@ class Stopping(Protocol):
 
     def stops(self, number: int, report: int, value: float) -> bool:
         """Whether trial `number` ends at this report, whose objective is `value`."""
-        ...
 
 
 @dataclass

@@ -115,11 +115,9 @@ class LeaseRecord(Protocol):
     def swap(self, lease: Lease, expected: Version, *, taken: bool = False) -> Version | None:
         """Replaces the lease if it still has the expected version. Returns the new version, or None. `taken` says that
         it is no renewal."""
-        ...
 
     def least_token(self) -> int:
         """A token that the sweep's other records have, in case the lease is lost or damaged."""
-        ...
 
 
 class HeldLease:

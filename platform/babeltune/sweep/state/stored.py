@@ -33,28 +33,22 @@ class Storage(Protocol):
     @property
     def folder(self) -> Path:
         """Where its sweeps are on this machine."""
-        ...
 
     @property
     def now(self) -> float | None:
         """A time that has passed, by the storage's clock; None if it is not known."""
-        ...
 
     def sweeps(self) -> list[str]:
         """The ids of all sweeps, also of those that have only begun."""
-        ...
 
     def entries(self, prefix: str) -> Mapping[str, Entry]:
         """The objects below a key."""
-        ...
 
     def look(self, key: str) -> tuple[bytes, float] | None:
         """An object, and when it changed; None if it is not there."""
-        ...
 
     def at_rest(self, sweep: str) -> AbstractContextManager[bool]:
         """Whether no driver may have the sweep. Within the block, none of this machine begins."""
-        ...
 
 
 def is_free(storage: Storage, sweep: str) -> bool:
