@@ -8,7 +8,7 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +17,7 @@ import typer
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
 from rich.segment import Segment
+from rich.table import Column, Table
 
 from babeltune.errors import BabeltuneWarning, ObjectStoreError, SpecError, bounded, printable
 from babeltune.files import json_text
@@ -100,6 +101,12 @@ def warn(problems: Iterable[str]) -> None:
     """Says what can be done and was probably not meant."""
     for problem in problems:
         err.print(f"[yellow]warning:[/] {escape(bounded(problem))}")
+
+
+def plain_table(*titles: str, numbers: Sequence[str] = ()) -> Table:
+    """A table without lines: columns with these titles, and columns of numbers behind them."""
+    columns = (Column(title, justify="right") for title in numbers)
+    return Table(*titles, *columns, box=None, pad_edge=False, header_style="bold")
 
 
 @contextmanager

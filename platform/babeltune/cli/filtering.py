@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.table import Table
 
-from babeltune.cli.common import ClusterFile, Json, out, registered, say, say_line, steps_shown, warn
+from babeltune.cli.common import ClusterFile, Json, out, plain_table, registered, say, say_line, steps_shown, warn
 from babeltune.cli.mining import (
     Codec,
     Columns,
@@ -129,9 +128,8 @@ def show(report: Filtered) -> None:
     reasons = ", ".join(f"{count} {reason}" for reason, count in report.dropped.items())
     out.print(f"{report.kept} of {report.pairs['read']} pairs are ranked; dropped: {reasons or 'none'}")
     results = report.translation.results if report.translation else ()
-    table = Table("tokens asked", box=None, pad_edge=False, header_style="bold")
-    for title in ("tokens", "pairs", "lowest score", *(["BLEU", "chrF"] if results else [])):
-        table.add_column(title, justify="right")
+    measured = ("BLEU", "chrF") if results else ()
+    table = plain_table("tokens asked", numbers=("tokens", "pairs", "lowest score", *measured))
     for place, row in enumerate(report.subsets):
         lowest = "–" if row.lowest_score is None else f"{row.lowest_score:.4f}"
         scores = [f"{results[place][name]:.2f}" for name in ("bleu", "chrf")] if results else []

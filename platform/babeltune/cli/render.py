@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from babeltune.cli.common import plain_table
 from babeltune.cli.table import running_first, table_of
 from babeltune.errors import list_of
 from babeltune.schema.base import number
@@ -51,10 +52,7 @@ def show_leaderboard(
 
 def show_front(metrics: Sequence[str], rows: Sequence[Row], console: Console) -> None:
     """The trials on a Pareto front, with the metrics that it is of."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("trial", no_wrap=True)
-    for title in metrics:
-        table.add_column(title.removeprefix("dev/"), justify="right")
+    table = plain_table("trial", numbers=[title.removeprefix("dev/") for title in metrics])
     table.add_column("settings", overflow="fold")
     for row in rows:
         settings = " ".join(f"{key}={number(value)}" for key, value in row.settings.items())
@@ -158,9 +156,7 @@ def contamination_lines(counts: dict[str, Any]) -> Iterator[str]:
 
 
 def show_scores(scores: dict[str, float], console: Console) -> None:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("metric")
-    table.add_column("value", justify="right")
+    table = plain_table("metric", numbers=("value",))
     for name, value in scores.items():
         table.add_row(name, f"{value:.4f}")
     console.print(table)
@@ -175,11 +171,9 @@ def show_decision(decision: Decision, console: Console) -> None:
     for reason in decision.reasons:
         console.print(f"  {reason}", markup=False)
     if decision.test:
-        table = Table(box=None, pad_edge=False, header_style="bold")
         others = {"untrained": decision.untrained, "teacher": decision.teacher, "chance": decision.chance}
         others = {title: scores for title, scores in others.items() if scores}
-        for title in ("sealed test", "model", *others):
-            table.add_column(title, justify="left" if title == "sealed test" else "right")
+        table = plain_table("sealed test", numbers=("model", *others))
         for name, value in each_once(decision.test).items():
             if name.rpartition("/")[2] in MAIN_METRICS:
                 cells = (f"{scores[name]:.4f}" if name in scores else "" for scores in others.values())
@@ -205,11 +199,8 @@ def show_rungs(rungs: Sequence[Rung], console: Console) -> None:
     """The front that was promoted, a line each, then why a rung was not and what to know of it."""
     from babeltune.evaluation.metric_names import PARAMETERS, SPEED
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
     objective = rungs[0].metric
-    table.add_column("trial", no_wrap=True)
-    for title in (objective, "interval", "sealed", "weights", "MB", "sentences/s"):
-        table.add_column(title, justify="right")
+    table = plain_table("trial", numbers=(objective, "interval", "sealed", "weights", "MB", "sentences/s"))
     table.add_column("verdict")
     table.add_column("aliases")
     notes: list[str] = []
@@ -309,9 +300,7 @@ def interval_words(cells: Sequence[Cell], means: int, confidence: float) -> Iter
 
 def cells_table(cells: Sequence[Cell], titles: Sequence[str]) -> Table:
     """A table with a line for each difference. `titles` head the columns of its name, its items and both scores."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in (*titles, "difference", "interval", "p"):
-        table.add_column(title, justify="left" if title == titles[0] else "right")
+    table = plain_table(titles[0], numbers=(*titles[1:], "difference", "interval", "p"))
     for cell in cells:
         scores = (f"{cell.champion:.4f}", f"{cell.challenger:.4f}", f"{cell.difference:+.4f}")
         interval = escape(f"[{cell.low:+.4f}, {cell.high:+.4f}]")
@@ -368,9 +357,7 @@ def method_document(name: str) -> MethodDocument:
 
 
 def show_methods(listed: dict[str, str], console: Console) -> None:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("method")
-    table.add_column("")
+    table = plain_table("method", "")
     for name, text in listed.items():
         table.add_row(name, escape(text))
     console.print(table)

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
-from babeltune.cli.common import ClusterFile, Json, cluster_of, out, registered, say, say_line, steps_shown
+from babeltune.cli.common import ClusterFile, Json, cluster_of, out, plain_table, registered, say, say_line, steps_shown
 from babeltune.cli.program import app
 from babeltune.errors import SpecError
 from babeltune.files import json_text, make_place, write_out
@@ -189,9 +188,7 @@ def show(record: TransferRecord) -> None:
     """The scores of each language in per cent, English first, and their averages."""
     scores = record.scores
     metrics = list(record.average)
-    table = Table("language", box=None, pad_edge=False, header_style="bold")
-    for title in (*metrics, "rows", "dropped"):
-        table.add_column(title, justify="right")
+    table = plain_table("language", numbers=(*metrics, "rows", "dropped"))
     for language in sorted(scores, key=lambda code: (code not in ENGLISH_CODES, code)):
         read = record.tests[language]
         values = [f"{100 * scores[language][metric]:.1f}" for metric in metrics]
