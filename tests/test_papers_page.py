@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import bought
+from benchmarks import bought, filtered
 from benchmarks.tables.__main__ import TABLES
 
 PAGE = (Path(__file__).parents[1] / "docs/papers.md").read_text(encoding="utf-8")
@@ -27,7 +27,7 @@ def test_an_item_of_a_paper_has_a_command_that_exists_or_is_missing(item, comman
         return
     assert commands
     for line in commands:
-        assert line.startswith(("babeltune ", "make table TABLE=", "python -m benchmarks.bought"))
+        assert line.startswith(("babeltune ", "make table TABLE=", "python -m benchmarks."))
         if line.startswith("make"):
             assert line.removeprefix("make table TABLE=") in TABLES
 
@@ -45,6 +45,13 @@ def test_the_figures_of_models_to_buy_are_those_of_the_record():
     assert bought.with_table(PAGE, record) == PAGE
     for row in record["rows"].values():
         assert set(row["scores"]) == set(bought.COLUMNS.values())
+
+
+def test_the_figures_of_filtered_text_are_those_of_the_record():
+    record = json.loads(filtered.RECORD.read_text(encoding="utf-8")) if filtered.RECORD.exists() else {"rows": {}}
+    assert filtered.with_table(PAGE, record) == PAGE
+    for row in record["rows"].values():
+        assert tuple(subset["asked"] for subset in row["subsets"]) == filtered.SIZES
 
 
 def test_figures_of_a_row_stand_under_its_printed_ones():

@@ -655,6 +655,30 @@ def test_dev_sets_must_show_that_a_row_is_so_many_times_above_another():
     assert at_equal_rates(claim, "test/y/spearman", rows) == [], "the dev sets have none of this kind"
 
 
+def test_a_row_that_is_about_its_learning_rate_is_trained_at_no_other():
+    (row,) = (row for row in TABLES["park_rate"].rows if row.rate is not None)
+    printed = [words for _, words in planned(TABLES["park_rate"]) if any("printed" in word for word in words)]
+    assert len(printed) == 2, "its search and its seeds"
+    for words in printed:
+        assert f'parameters.training.learning_rate={{"choice": [{row.rate}]}}' in words
+    other = replace(row, name="searched", rate=None)
+    trained = [
+        Trained(
+            row=one,
+            rate=rate,
+            objective="dev/x/accuracy",
+            searched={1e-3: 0.3, 5e-3: 0.1},
+            searches=(),
+            sweep="a",
+            trials=(),
+            logged={},
+        )
+        for one, rate in ((other, 1e-3), (row, 5e-3))
+    ]
+    (claim,) = TABLES["park_rate"].claims
+    assert at_equal_rates(claim, "test/x/accuracy", trained) == [], "the rate is what differs"
+
+
 @pytest.mark.parametrize(
     ("searched", "sign", "following"),
     [
