@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 import babeltune
-from babeltune.data.pair_scores import passing
 from babeltune.data.prepared import read_prepared
+from babeltune.data.thresholds import passing
 from babeltune.files import write_whole
 from babeltune.schema.records import Sampling
 from babeltune.sweep.state.folder import SweepFolder

@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from babeltune.data import alignment
-from babeltune.data.alignment import TOGETHER, WORD_SCORES, build_spans, build_words, mutual, word_counts, word_samples
+from babeltune.data.alignment import TOGETHER, build_spans, build_words, mutual, word_counts, word_samples
 from babeltune.data.corpus import Corpus
 from babeltune.data.store import facts_of
 from babeltune.data.texts import Texts
+from babeltune.data.thresholds import WORD_SCORES
 from babeltune.data.tokens import load_tokenizer, train_tokenizer
 from babeltune.data.word_segmentation import find_words
 from babeltune.errors import DataError

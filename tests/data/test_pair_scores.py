@@ -12,23 +12,16 @@ from hypothesis import strategies as st
 
 from babeltune.data import pair_scores
 from babeltune.data.contamination import jaccard
-from babeltune.data.pair_scores import (
-    NEIGHBOURS,
-    THRESHOLDS,
-    distinct_words,
-    margins,
-    passing,
-    similarities,
-    symbols,
-    thresholds,
-)
+from babeltune.data.pair_scores import NEIGHBOURS, distinct_words, margins, similarities, symbols
 from babeltune.data.texts import Texts
-from babeltune.errors import TrainingError
+from babeltune.data.thresholds import THRESHOLDS, passing, thresholds
+from babeltune.errors import MethodError, TrainingError
 from babeltune.method.distributed import ProcessGroup
 from babeltune.planning.preparation import prepare
 from babeltune.planning.space import default_params, make_trial
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.schema.records import Sampling
+from babeltune.training.own_share import fit_temperatures
 from babeltune.training.trainer import TrialTrainer
 
 pytestmark = pytest.mark.usefixtures("one_thread", "offline")
@@ -138,6 +131,24 @@ def test_a_pair_is_as_similar_as_its_nearest_earlier_pair_of_the_same_languages(
     assert scores[4] == 0, "another pair of languages"
 
 
+def test_among_many_alike_pairs_the_nearest_decides():
+    left = [f"The train to the north leaves at {hour} from track {hour * 7 % 31}." for hour in range(60)]
+    left.append("The train to the north leaves at 45 from track 5 .")
+    ids = np.arange(len(left))
+    corpus = SimpleNamespace(
+        texts=Texts.of(left), pairs=np.stack([ids, ids], axis=1), pair_groups=np.zeros(len(left), np.int64)
+    )
+    assert similarities(corpus)[60] == 1, "it repeats the pair of 45, and many others are nearly equal to it"
+
+
+def test_few_distinct_anchors_make_fewer_pools_than_pairs_would():
+    pairs = np.array([(row % 2, 2 + row) for row in range(50)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pair_scores, "POOL", 5)
+        vectors = np.random.default_rng(0).random((52, 4)).astype(np.float32)
+        assert np.isfinite(margins(pairs, np.zeros(50, int), lambda ids: vectors[ids])).all()
+
+
 @pytest.fixture(scope="module")
 def scored(tiny_file, tiny_storage):
     """The tiny sweep with every threshold searched, and what is prepared for it. Its teacher is taken for a
@@ -165,6 +176,9 @@ def test_thresholds_leave_out_the_pairs_that_they_say(scored):
     few = passing(prepared, Sampling(most_pairs=40))
     assert np.bincount(groups[few]).tolist() == [40] * len(prepared.groups)
     assert set(few.tolist()) < set(passing(prepared, Sampling(most_pairs=41)).tolist())
+    long = passing(prepared, Sampling(most_pairs=40, least_characters=12))
+    counted = np.bincount(groups[long]), np.bincount(groups[passing(prepared, Sampling(least_characters=12))])
+    assert counted[0].tolist() == np.minimum(40, counted[1]).tolist(), "of those that the others leave"
     plain = [max(map(symbols, texts)) for texts in zip(*texts, strict=True)]
     assert passing(prepared, Sampling(most_symbols=0.1)).tolist() == [i for i, x in enumerate(plain) if x <= 0.1]
     assert passing(prepared, Sampling()) is None
@@ -197,5 +211,9 @@ def test_a_trial_trains_on_the_pairs_that_pass_and_says_how_many_it_leaves_out(s
     assert reports[0].facts["pairs_left_out"] == len(prepared.pairs()) - len(passed) > 0
     plain = trained(replace(trial, sampling=Sampling()), prepared, tmp_path / "all")
     assert "pairs_left_out" not in plain[0].facts
+    nothing = replace(trial, sampling=Sampling(least_margin=1e9))
+    fitted = replace(nothing, config={**nothing.config, "teacher_temperature": "auto"})
+    with pytest.raises(MethodError, match=r"no threshold of data\.sampling leaves out"):
+        fit_temperatures(fitted, prepared)
     with pytest.raises(TrainingError, match=r"no threshold of data\.sampling leaves out"):
         trained(replace(trial, sampling=Sampling(least_margin=1e9)), prepared, tmp_path / "none")

@@ -9,9 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from babeltune.data.alignment import WORD_SCORES, word_counts
+from babeltune.data.alignment import word_counts
 from babeltune.data.prepared import read_prepared, write_prepared
 from babeltune.data.stored_arrays import open_ragged
+from babeltune.data.thresholds import WORD_SCORES
 from babeltune.errors import DataError, MethodError, TrainingError
 from babeltune.files import plain as as_plain
 from babeltune.method import Batch, Masked, Tokens, load_method, make_config

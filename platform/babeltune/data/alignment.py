@@ -19,6 +19,7 @@ from babeltune.data.file_readers import MAX_LINE_BYTES
 from babeltune.data.sources import Rows, read_source
 from babeltune.data.store import Contents, build, digest_of_texts, key_of
 from babeltune.data.stored_arrays import Ragged
+from babeltune.data.thresholds import WORD_SCORES
 from babeltune.data.tokens import bare_tokenizer
 from babeltune.data.word_segmentation import PIECES, WordsOf, find_words, lower, pieces, token_spans, unspaced
 from babeltune.errors import DataError
@@ -35,9 +36,6 @@ TOGETHER = 2
 """A word and its translation share at least this many pairs: two words that occur but once share theirs by chance."""
 COUNTED = 200_000
 """Occurrences are counted in at most this many pairs of a language pair, evenly spread."""
-WORD_SCORES = "word_scores.npy"
-"""The file beside `spans.npy` and `words.npy` [samples, 2]: the cosine of each word and its translation, and the pairs
-that they share. Both are inf for words of a lexicon."""
 BLOCK = 1 << 20
 """Word pairs that are compared at a time."""
 
@@ -121,7 +119,7 @@ def mutual(
         best = (cosine >= least) & (cosine > 0) & alone_at_top(cosine, i) & alone_at_top(cosine, j)
         best &= x.once[i] & y.once[j]
         chosen.append(np.stack([pair[best], x.at[i[best]], y.at[j[best]]], axis=1))
-        scores.append(np.stack([cosine[best], both[best]], axis=1).astype(np.float32))
+        scores.append(np.stack([cosine[best], step * both[best]], axis=1).astype(np.float32))
     return np.concatenate(chosen), np.concatenate(scores)
 
 

@@ -59,7 +59,7 @@ def pools(
             continue
         anchors, place = np.unique(anchor_ids[members], return_inverse=True)
         pool_of = (rng.permutation(len(anchors)) * count // len(anchors))[place]
-        for number in range(count):
+        for number in np.unique(pool_of):  # of few anchors, there are fewer parts
             yield members[pool_of == number]
 
 

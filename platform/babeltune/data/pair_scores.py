@@ -8,38 +8,29 @@ from __future__ import annotations
 import heapq
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from rensa import RMinHashLSH  # type: ignore[import-untyped]
+from rensa import RMinHash, RMinHashLSH  # type: ignore[import-untyped]
 
-from babeltune.data.alignment import WORD_SCORES
-from babeltune.data.arrays import parts, rows_at, zeros
+from babeltune.data.arrays import parts, zeros
 from babeltune.data.contamination import BANDS, BLOCK, ROWS, THRESHOLD, jaccard, signatures
 from babeltune.data.language_id import leads
 from babeltune.data.negatives import pools
-from babeltune.schema.records import Sampling
+from babeltune.data.thresholds import MARGIN, MOST_PAIRS, score_file
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from babeltune.data.corpus import Corpus
-    from babeltune.data.prepared import Prepared
     from babeltune.stages import Count
 
     Vectors = Callable[[NDArray[np.integer]], NDArray[np.generic]]
     """The teacher's vectors [texts, dim] of text ids."""
 
-MARGIN = "least_margin"
-THRESHOLDS = (
-    *(MARGIN, "least_language", "least_length_ratio", "least_characters", "most_characters", "most_symbols"),
-    *("least_distinct_words", "most_similarity", "most_pairs"),
-)
-"""Fields of `Sampling`. The first word says whether a score must reach the threshold or may not exceed it."""
-WORD_THRESHOLDS = ("least_word_cosine", "least_word_pairs")
-"""Thresholds of words, in the order of a word's scores."""
 NEIGHBOURS = 4
 """Nearest neighbours of a margin, as in Artetxe and Schwenk 2019."""
 POOL = 16_384
@@ -47,21 +38,10 @@ POOL = 16_384
 TILE = 1 << 23
 """Cosines held at a time."""
 COMPARED = 20
-"""Earlier pairs with which a pair is compared. Of text from a template, each has thousands that are alike."""
-
-
-def thresholds(sampling: Sampling, names: Sequence[str] = THRESHOLDS) -> dict[str, float]:
-    """The thresholds that are set."""
-    return {name: getattr(sampling, name) for name in names if getattr(sampling, name) != getattr(Sampling, name)}
-
-
-def passing_words(words: Path, sampling: Sampling) -> NDArray[np.integer]:
-    """The rows of `spans.npy` of these words that no threshold leaves out."""
-    samples: NDArray[np.integer] = np.load(words, mmap_mode="r")
-    if thresholds(sampling, WORD_THRESHOLDS):
-        least = [getattr(sampling, name) for name in WORD_THRESHOLDS]
-        samples = samples[(np.load(words.parent / WORD_SCORES, mmap_mode="r") >= least).all(axis=1)]
-    return samples
+"""Earlier pairs with which a pair is compared: the nearest by their signatures. Of text from a template, each has
+thousands that are alike."""
+RULES = (NEIGHBOURS, POOL, COMPARED, BANDS, ROWS, THRESHOLD, version("py3langid"))
+"""Numbers that scores depend on: others make them anew."""
 
 
 def write_scores(folder: Path, names: Sequence[str], corpus: Corpus, vectors: Vectors, progress: Count) -> None:
@@ -69,21 +49,7 @@ def write_scores(folder: Path, names: Sequence[str], corpus: Corpus, vectors: Ve
     for number, name in enumerate(names):
         progress(number, len(names))
         scored = margins(corpus.pairs, corpus.pair_groups, vectors) if name == MARGIN else SCORES[name](corpus)
-        np.save(_file(folder, name), scored)
-
-
-def passing(prepared: Prepared, sampling: Sampling, only: NDArray[np.int64] | None = None) -> NDArray[np.int64] | None:
-    """The pairs, of these, that no threshold leaves out; None if all take part."""
-    for name, threshold in thresholds(sampling).items():
-        scores = np.load(_file(Path(prepared.folder), name), mmap_mode="r")
-        some = scores if only is None else rows_at(scores, only)
-        passed = np.flatnonzero(some >= threshold if name.startswith("least") else some <= threshold)
-        only = passed if only is None else only[passed]
-    return only
-
-
-def _file(folder: Path, name: str) -> Path:
-    return folder / f"score-{name}.npy"
+        np.save(score_file(folder, name), scored)
 
 
 def margins(pairs: NDArray[np.integer], groups: NDArray[np.integer], vectors: Vectors) -> NDArray[np.float32]:
@@ -117,7 +83,7 @@ def languages(corpus: Corpus) -> NDArray[np.float32]:
         members = np.flatnonzero(corpus.pair_groups == group)
         for side, language in enumerate(names):
             lead = leads(corpus.texts.at(corpus.pairs[members, side]), language)
-            sides[side][members] = 1 / (1 + np.exp(-lead))
+            sides[side][members] = 1 / (1 + np.exp(-np.clip(lead, -80, 80)))
     return np.minimum(*sides)
 
 
@@ -169,12 +135,15 @@ def similarities(corpus: Corpus) -> NDArray[np.float32]:
         members = np.flatnonzero(corpus.pair_groups == group)
         sides = (corpus.texts.at(corpus.pairs[members, side]) for side in (0, 1))
         texts = [f"{left} {right}" for left, right in zip(*sides, strict=True)]
-        bands = RMinHashLSH(THRESHOLD, BANDS * ROWS, BANDS)
+        bands, signed = RMinHashLSH(THRESHOLD, BANDS * ROWS, BANDS), list[RMinHash]()
         for part in parts(len(texts), BLOCK):
-            signed = signatures(texts[part])
-            bands.insert_pairs(enumerate(signed, part.start))
-            for place, others in enumerate(bands.query_all(signed), part.start):
-                earlier = heapq.nsmallest(COMPARED, (other for other in others if other < place))
+            signed += signatures(texts[part])
+            bands.insert_pairs(enumerate(signed[part], part.start))
+            for place, others in enumerate(bands.query_all(signed[part]), part.start):
+                earlier = [other for other in others if other < place]
+                if len(earlier) > COMPARED:
+                    nearness = {other: signed[place].jaccard(signed[other]) for other in earlier}
+                    earlier = heapq.nlargest(COMPARED, earlier, key=nearness.__getitem__)
                 result[members[place]] = max((jaccard(texts[place], texts[other]) for other in earlier), default=0)
     return result
 
@@ -202,5 +171,5 @@ SCORES: Mapping[str, Callable[[Corpus], NDArray[np.generic]]] = {
     "most_symbols": lambda corpus: _by_text(symbols, corpus).max(axis=1),
     "least_distinct_words": lambda corpus: _by_text(distinct_words, corpus).min(axis=1),
     "most_similarity": similarities,
-    "most_pairs": ranks,
+    MOST_PAIRS: ranks,
 }

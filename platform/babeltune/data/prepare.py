@@ -18,7 +18,7 @@ from babeltune.data.contamination import find_near_once
 from babeltune.data.corpus import Corpus, build_corpus, check_corpus
 from babeltune.data.ids import write_ids
 from babeltune.data.negatives import mine_negatives
-from babeltune.data.pair_scores import MARGIN, write_scores
+from babeltune.data.pair_scores import RULES, write_scores
 from babeltune.data.prepared import TEXTS, Counts, Prepared, sides_of, with_files
 from babeltune.data.shards import RunShards, run_here
 from babeltune.data.store import Contents, build, digest_of_array, digest_of_texts, facts_of, key_of
@@ -27,6 +27,7 @@ from babeltune.data.student_tokens import StudentTokens, ids_among
 from babeltune.data.teacher import build_teacher_store
 from babeltune.data.text_shards import TextShards
 from babeltune.data.texts import Texts, text_hashes
+from babeltune.data.thresholds import MARGIN
 from babeltune.data.translation import Translator
 from babeltune.files import plain
 from babeltune.schema.records import Student, Sweep
@@ -119,7 +120,7 @@ def prepare(
         "teacher": teacher.name,
         "negatives": plain(needs.negatives),
         **({"words": words.name} if words else {}),
-        **({"scores": needs.scores} if needs.scores else {}),
+        **({"scores": [needs.scores, RULES]} if needs.scores else {}),
     }
     vectors_of = functools.partial(_vectors, teacher, teacher_rows)
 

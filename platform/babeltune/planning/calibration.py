@@ -23,8 +23,9 @@ from babeltune.data.prepared import Prepared
 from babeltune.data.shards import read_texts, run_here
 from babeltune.data.starts import place_of, split_pin, start_name
 from babeltune.data.store_shards import write_shard
-from babeltune.data.stored_arrays import open_ragged
+from babeltune.data.stored_arrays import open_matrix, open_ragged
 from babeltune.data.teacher import encode_shard, load_teacher
+from babeltune.data.thresholds import without_thresholds
 from babeltune.errors import BabeltuneError
 from babeltune.files import draft_folder, plain
 from babeltune.method import needs_of, trial_context
@@ -112,6 +113,8 @@ def calibrate(sweep: Sweep, corpus: Corpus, machine: Machine) -> Measured:
 
     Raises `NotMeasuredError` if a model is not on this machine, or the trial does not train here."""
     trial = make_trial(sweep, 0, default_params(sweep))
+    # margins of random vectors mean nothing
+    trial = replace(trial, sampling=without_thresholds(trial.sampling))
     # where the token table begins takes no time, and a part of the corpus has not all of its tokens
     trial = replace(trial, student=trial.student.changed(token_vectors="random"))
     # any number takes as long
@@ -143,7 +146,7 @@ def _measure(sweep: Sweep, trial: Trial, corpus: Corpus, machine: Machine, stora
         pair_s, saved = _trained(trial, prepared, device)
     sizes = {path: path.stat().st_size for path in (storage / "stores").rglob("*") if path.is_file()}
     vectors = sum(size for path, size in sizes.items() if path.relative_to(storage).parts[1].startswith("teacher"))
-    encoded = len(np.unique(part.pairs[:, 0])) * len(wanted_of(sweep).sides)
+    encoded = len(open_matrix(Path(prepared.teacher))) if prepared.teacher else 0
     return Measured(
         pair_s=pair_s,
         saved=saved,

@@ -10,10 +10,10 @@ from pathlib import Path
 from babeltune.data import prepare as stores
 from babeltune.data.arrays import scratch_in
 from babeltune.data.corpus import Corpus
-from babeltune.data.pair_scores import THRESHOLDS, thresholds
 from babeltune.data.prepare import PreparationInputs, Requirements
 from babeltune.data.prepared import Prepared
 from babeltune.data.shards import RunShards, run_here
+from babeltune.data.thresholds import THRESHOLDS, thresholds
 from babeltune.planning.space import possible_needs, preparations
 from babeltune.planning.sweep_file import data_root
 from babeltune.schema.records import Sweep

@@ -47,6 +47,7 @@ def about_sweep(sweep: Sweep) -> Iterator[str]:
     yield from about_languages(sweep)
     yield from about_prompts(sweep)
     yield from about_projection(sweep)
+    yield from about_word_thresholds(sweep)
 
 
 def about_assignments(sweep: Sweep, assignments: Iterable[str]) -> Iterator[str]:
@@ -164,6 +165,19 @@ def about_projection(sweep: Sweep) -> Iterator[str]:
             f"student.projection has no effect on {', '.join(blind)}, which reads token states: its models have none, "
             "and the student's own width"
         )
+
+
+def about_word_thresholds(sweep: Sweep) -> Iterator[str]:
+    """Thresholds of words that no method of the sweep reads, or that a lexicon's words pass."""
+    from babeltune.data.thresholds import WORD_THRESHOLDS, thresholds
+    from babeltune.planning.space import possible_needs
+
+    searched = [name for name in WORD_THRESHOLDS if f"data.sampling.{name}" in sweep.parameters]
+    for name in dict.fromkeys([*thresholds(sweep.data.sampling, WORD_THRESHOLDS), *searched]):
+        if not any(needs.words for _, _, needs in possible_needs(sweep)):
+            yield f"data.sampling.{name} has no effect: no method of this sweep learns from words"
+        elif sweep.data.words.align == "lexicon":
+            yield f"data.sampling.{name} has no effect: the words of a lexicon have no scores"
 
 
 def about_queue(sweep: Sweep, anchors: int) -> Iterator[str]:

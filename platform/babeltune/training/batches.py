@@ -130,9 +130,13 @@ class Reader:
             lengths[part] = self.tokens.lengths(self.pairs[part, 1])
         return lengths
 
-    def anchors(self, count: int, seed: int) -> tuple[Tensor, Tensor]:
-        """The teacher's vectors and the text ids of `count` distinct anchors drawn at random, or of all there are."""
-        if len(self.pairs) > COMPUTED_ABOVE:
+    def anchors(self, count: int, seed: int, only: NDArray[np.int64] | None = None) -> tuple[Tensor, Tensor]:
+        """The teacher's vectors and the text ids of `count` distinct anchors drawn at random, or of all there are.
+        `only`: of these pairs."""
+        if only is not None:
+            anchors = np.unique(self.pairs[only, 0].astype(np.int64))
+            drawn = np.random.default_rng((seed, 9)).permutation(anchors)[:count]
+        elif len(self.pairs) > COMPUTED_ABOVE:
             drawn = self._anchors_of_many(count, Permutation(len(self.pairs), (seed, 9)))
         else:
             drawn = np.random.default_rng((seed, 9)).permutation(self.prepared.distinct_anchors())[:count]

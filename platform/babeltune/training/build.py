@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from babeltune.data.pair_scores import passing, passing_words
 from babeltune.data.stored_arrays import open_matrix, open_ragged
+from babeltune.data.thresholds import of_passing_pairs, passing, passing_words
 from babeltune.data.tokens import tokenizer_key
 from babeltune.errors import TrainingError
 from babeltune.method import Method, Needs, TrialContext, trial_context
@@ -119,6 +119,9 @@ def make_reader(trial: Trial, prepared: Prepared, device: torch.device, context:
     """The reader of a trial's batches. `context` avoids computing it again."""
     needs = (context or trial_context(trial.method, trial.config)).needs
     mined = prepared.negatives[needs.negatives_key] if needs.hard_negatives else None
+    negatives = np.load(mined, mmap_mode="r") if mined else None
+    if negatives is not None and (passed := passing(prepared, trial.sampling)) is not None:
+        negatives = of_passing_pairs(negatives, prepared.pairs(), passed)
     tokens = None if needs.frozen else token_set(trial, prepared)
     return Reader(
         prepared=prepared,
@@ -126,7 +129,7 @@ def make_reader(trial: Trial, prepared: Prepared, device: torch.device, context:
         teacher=open_matrix(Path(prepared.teacher)) if prepared.teacher else None,
         device=device,
         needs=needs,
-        negatives=np.load(mined, mmap_mode="r") if mined else None,
+        negatives=negatives,
         words=passing_words(Path(tokens.words or ""), trial.sampling) if tokens and needs.words else None,
         masking=masking(tokens, needs.masked) if tokens and needs.masked else None,
         seed=trial.seed,

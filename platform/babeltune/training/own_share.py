@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from babeltune.data.prepared import Prepared
+from babeltune.errors import MethodError, TrainingError
 from babeltune.method import OwnShare, trial_context
 from babeltune.method.own_share import compared, fitted_temperature
 from babeltune.schema.records import Sampling, Trial, with_fitted
@@ -61,9 +62,13 @@ def candidates(trial: Trial, own_share: OwnShare) -> int:
 
 
 def fit_temperatures(trial: Trial, prepared: Prepared) -> Trial:
-    """The trial with numbers in place of `auto`. Raises `MethodError` for a share that cannot be had."""
+    """The trial with numbers in place of `auto`. Raises `MethodError` for a share that cannot be had, and if thresholds
+    leave nothing to measure."""
     context = trial_context(trial.method, trial.config)
-    numbers = {name: _measure_share(_batches(trial, prepared, fit), fit) for name, fit in context.fits.items()}
+    try:
+        numbers = {name: _measure_share(_batches(trial, prepared, fit), fit) for name, fit in context.fits.items()}
+    except TrainingError as error:
+        raise MethodError(str(error)) from error
     return with_fitted(trial, numbers)
 
 

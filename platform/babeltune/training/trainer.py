@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
-from babeltune.data.pair_scores import passing
+from babeltune.data.thresholds import passing
 from babeltune.errors import CheckpointError, StorageError
 from babeltune.evaluation.metric_names import COMPUTE
 from babeltune.files import plain, write_json
@@ -129,11 +129,12 @@ class TrialTrainer:
                 "word_samples": len(self.steps.reader.words),
                 "pairs_without_words": len(self.steps.reader.pairs) - len(usable),
             }
-        if (passed := passing(prepared, trial.sampling)) is not None:
+        passed = passing(prepared, trial.sampling)
+        if passed is not None:
             self.facts["pairs_left_out"] = len(self.steps.reader.pairs) - len(passed)
         self.reports = self.resume()
         if not self.reports and self.interval is None and self.needs.warm_up:
-            self.train_step.method.warm_up(*self.steps.reader.anchors(self.needs.warm_up, trial.seed))
+            self.train_step.method.warm_up(*self.steps.reader.anchors(self.needs.warm_up, trial.seed, passed))
 
     def resume(self) -> list[Report]:
         """Puts back the newest good checkpoint; returns the reports made up to it."""

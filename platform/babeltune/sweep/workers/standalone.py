@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 
@@ -21,6 +21,8 @@ from babeltune.sweep.state.messages import TrialAssignment
 from babeltune.training.compute import measured_rates
 from babeltune.training.own_share import fit_temperatures
 
+SAMPLING = "data.sampling."
+
 
 def standalone_assignment(method: str, settings: Mapping[str, object]) -> tuple[TrialAssignment, Sweep]:
     """The trial of a worker group for one of Tune's configurations, and its sweep.
@@ -29,7 +31,11 @@ def standalone_assignment(method: str, settings: Mapping[str, object]) -> tuple[
     name in sweep files, such as `training.learning_rate`."""
     params = {key: cast("Scalar", value) for key, value in settings.items() if key not in ("sweep", "out")}
     sweep = read_sweep(str(settings["sweep"]), assignments=[f"method={method}"], check=False)
-    sweep = replace(sweep, parameters={})
+    sampling: dict[str, Any] = {
+        key.removeprefix(SAMPLING): value for key, value in params.items() if key.startswith(SAMPLING)
+    }
+    data = replace(sweep.data, sampling=replace(sweep.data.sampling, **sampling))  # its thresholds need scores of pairs
+    sweep = replace(sweep, parameters={}, data=data)
     out = Path(str(settings.get("out") or ".babeltune/tune")).absolute()
     prepared = prepare(sweep, out)
     trial = fit_temperatures(make_trial(with_rates(sweep, out, "cpu"), 0, params), prepared)
