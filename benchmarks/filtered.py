@@ -58,6 +58,8 @@ def judged(place: Path, name: str, model: str, prompt: str, test: str) -> dict[s
 
 def table(record: Mapping[str, Any]) -> str:
     """BLEU of each encoder and number of tokens, as Markdown."""
+    if not record["rows"]:
+        return "Not measured.\n"
     lines = [f"| ranked by | {' | '.join(f'{size:,} tokens' for size in SIZES)} |", f"| --- |{' --: |' * len(SIZES)}"]
     for name, row in record["rows"].items():
         cells = [f"{subset['bleu']:.1f}" for subset in row["subsets"]]

@@ -150,6 +150,15 @@ def test_flores_has_an_xsim_error_for_each_of_203_languages(tmp_path, monkeypatc
     assert scores["test/flores_200/xsim_error"] == pytest.approx(2 / 6 / 203)
 
 
+def test_flores_of_park_compares_each_of_five_languages_with_each(tmp_path, monkeypatch):
+    languages = ["eng_Latn", "fra_Latn", "jpn_Jpan", "kor_Hang", "rus_Cyrl"]
+    multiway(tmp_path, "mteb/FloresBitextMining", "devtest", languages)
+    sets, scores = scored("flores_park", tmp_path, monkeypatch)
+    assert {task.right_model for task in sets} == {"student"}
+    assert len([name for name in scores if name.endswith("/xsim_error") and name.count("/") == 3]) == 10
+    assert 0 < scores["test/flores_park/xsim_error"] < 1, "a sentence of the last language is broken"
+
+
 def test_un_retrieval_reads_the_first_rows_of_each_pair(tmp_path, monkeypatch):
     datasets = pytest.importorskip("datasets")
     folder = tmp_path / "Helsinki-NLP/un_pc"
@@ -259,7 +268,9 @@ def test_europes_sts_is_read(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["tatoeba_36", "tatoeba_112", "bucc", "flores_200", "sts_12_to_22", *REGIONS])
+@pytest.mark.parametrize(
+    "name", ["tatoeba_36", "tatoeba_112", "bucc", "flores_200", "flores_park", "sts_12_to_22", *REGIONS]
+)
 def test_revisions_configurations_and_columns_are_mtebs(name, tmp_path, monkeypatch):
     mteb = pytest.importorskip("mteb")
     known = {
