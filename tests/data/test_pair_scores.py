@@ -13,14 +13,18 @@ from hypothesis import strategies as st
 from babeltune.data import pair_scores
 from babeltune.data.contamination import jaccard
 from babeltune.data.pair_scores import NEIGHBOURS, distinct_words, margins, similarities, symbols
+from babeltune.data.prepared import read_prepared
 from babeltune.data.texts import Texts
 from babeltune.data.thresholds import THRESHOLDS, passing, thresholds
 from babeltune.errors import MethodError, TrainingError
 from babeltune.method.distributed import ProcessGroup
+from babeltune.planning.calibration import Machine
+from babeltune.planning.plan import make_plan
 from babeltune.planning.preparation import prepare
 from babeltune.planning.space import default_params, make_trial
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.schema.records import Sampling
+from babeltune.sweep.workers.standalone import standalone_assignment
 from babeltune.training.own_share import fit_temperatures
 from babeltune.training.trainer import TrialTrainer
 
@@ -217,3 +221,20 @@ def test_a_trial_trains_on_the_pairs_that_pass_and_says_how_many_it_leaves_out(s
         fit_temperatures(fitted, prepared)
     with pytest.raises(TrainingError, match=r"no threshold of data\.sampling leaves out"):
         trained(replace(trial, sampling=Sampling(least_margin=1e9)), prepared, tmp_path / "none")
+
+
+@pytest.mark.slow
+def test_a_trial_of_ray_tune_leaves_pairs_out_by_a_threshold_of_its_own(tiny_file, tmp_path):
+    settings = {"sweep": str(tiny_file), "out": str(tmp_path), "data.sampling.most_pairs": 50}
+    assignment, sweep = standalone_assignment("mse_distillation", settings)
+    prepared = read_prepared(Path(assignment.prepared))
+    assert len(passing(prepared, sweep.data.sampling)) == 50 * len(prepared.groups) < len(prepared.pairs())
+    assert assignment.trial["sampling"]["most_pairs"] == 50
+
+
+@pytest.mark.slow
+def test_a_margin_that_random_vectors_never_reach_is_planned_as_any_other(tiny_file, tmp_path):
+    sweep = read_sweep(tiny_file, assignments=[FEW, KNOWS, "data.sampling.least_margin=1.5"])
+    report = make_plan(sweep, machine=Machine(groups=1, workers=1, threads=1, memory_bytes=8 * 2**30, storage=tmp_path))
+    assert report.not_measured == ""
+    assert report.estimate.trial_s > 0
