@@ -58,7 +58,7 @@ PARK_READING = replace(
     PARK_LABELS,
     name="park_reading",
     title="Soft contrastive learning: the readings",
-    paper="Park et al. 2024, equations 4 to 6, and the authors' code.",
+    paper="Park et al. 2024, section 3, and the authors' code.",
     budget="",
     ours=f"{BEST} of `park_labels`. `fixed` is our default: the paper's numbers, and every cross-entropy a proper one.",
     rows=tuple(map(reading, READINGS)),

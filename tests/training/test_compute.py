@@ -191,14 +191,14 @@ def test_a_sweep_gives_unlike_students_equal_compute_by_rates_that_it_measures_o
 def test_equal_students_are_equally_fast(tiny):
     """The speed is of the architecture, so two trials of one show one figure."""
     from babeltune.sweep.driver.baselines import untrained_scores
-    from babeltune.training.speed import _known
+    from babeltune.training.speed import _measured
 
-    _known.clear()
+    _measured.clear()
     trial = trial_of(tiny)
     one, other = (untrained_scores(replace(trial, seed=seed), tiny[1]) for seed in (0, 1))
     assert one["model/sentences_per_second"] == other["model/sentences_per_second"] > 0
-    assert len(_known) == 1
+    assert len(_measured) == 1
     wide = replace(trial, student=replace(trial.student, width=2 * trial.student.width))
     assert untrained_scores(wide, tiny[1])["model/sentences_per_second"] > 0
-    assert len(_known) == 2, "a wider one is measured by itself"
+    assert len(_measured) == 2, "a wider one is measured by itself"
     assert math.isfinite(one["model/parameters"])

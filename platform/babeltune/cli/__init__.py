@@ -6,26 +6,37 @@ import gc
 import re
 import sys
 from collections.abc import Iterator
-from importlib import import_module
 
 from rich.markup import escape
 from typer.exceptions import TyperException
 from typer.models import CommandInfo
 
+from babeltune.cli import (  # noqa: F401  # their commands register themselves
+    clean,
+    drift,
+    filtering,
+    health,
+    inspect,
+    mining,
+    models,
+    own_files,
+    reference,
+    refit,
+    report,
+    reproduce,
+    search,
+    serving,
+    sweeps,
+    transfer,
+    upkeep,
+    watch,
+)
 from babeltune.cli.common import err
 from babeltune.cli.forward import answering
 from babeltune.cli.program import app
 from babeltune.errors import SpecError
 from babeltune.program import run_program
 from babeltune.signals import end_when_asked
-
-COMMAND_FILES = (
-    *("clean", "drift", "filtering", "health", "inspect", "mining", "models", "own_files", "reference", "refit"),
-    *("report", "reproduce", "search", "serving", "sweeps", "transfer", "upkeep", "watch"),
-)
-"""The modules whose commands the program has."""
-for _name in COMMAND_FILES:
-    import_module(f"{__name__}.{_name}")
 
 GROUPS = {
     "Find a model": ("init", "plan", "submit", "demo"),
