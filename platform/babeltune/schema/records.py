@@ -112,8 +112,9 @@ class Sampling(Strict):
     least_distinct_words: Annotated[float, share] = 0.0
     """Pairs are not drawn if a smaller share of a text's words are distinct. A text without blanks is one word."""
     most_similarity: Annotated[float, within(0.7, 1)] = 1.0
-    """Pairs are not drawn if an earlier pair of their languages is nearer than this: by the Jaccard similarity of the
-    trigrams of both texts together. 1 leaves none out. Scoring takes about 1 KB of memory a pair."""
+    """Pairs are not drawn if an earlier pair of their languages is nearer than this, also one that is left out itself:
+    by the Jaccard similarity of the trigrams of both texts together. 1 leaves none out. Scoring takes about 1 KB of
+    memory a pair."""
     most_pairs: Annotated[int, at_least(1)] = 1_000_000_000
     """At most this many pairs of each two languages are drawn, and a larger number adds to those of a smaller one."""
     least_word_cosine: Annotated[float, share] = 0.0
