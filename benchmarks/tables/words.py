@@ -64,10 +64,12 @@ def _measured(record: Record, rates: int) -> dict[str, Any]:
 
 def _defined(table: Table) -> dict[str, Any]:
     """The same of a table."""
-    rates = [f"{rate:g}" for rate in table.rates]
     return {
         "name": table.name,
-        "rows": [[row.name, row.settings, list(row.changes), rates] for row in table.rows],
+        "rows": [
+            [row.name, row.settings, list(row.changes), [f"{rate:g}" for rate in row.rates(table.rates)]]
+            for row in table.rows
+        ],
         "columns": [column.metric for column in table.columns],
         "seeds": list(table.seeds),
         "logged": list(table.logged),
