@@ -388,7 +388,7 @@ def test_a_verdict_follows_from_seeds_and_sentences(change, said, why):
 @pytest.mark.parametrize("name", RECORDS)
 def test_a_verdict_says_if_no_dev_set_checks_unequal_learning_rates(name):
     record = RECORDS[name]
-    rates = {row["name"]: row["learning_rate"] for row in record["rows"]}
+    rates = {row["name"]: row["learning_rate"] for row in record["rows"] if len(row["searched"]) > 1}
     objective = record["run"]["objective"].rpartition("/")[2]
     written = page.page(record)
     for claim in record["claims"]:

@@ -10,8 +10,8 @@ from benchmarks.tables.verdict import Judged, Verdict, judge
 
 
 def rates_differ(claim: Record, record: Record) -> bool:
-    """Whether the two rows were trained at unequal learning rates. The untrained student has none."""
-    rates = {row["name"]: row["learning_rate"] for row in record["rows"]}
+    """Whether the two rows were trained at unequal learning rates that were searched. *Untrained* has none."""
+    rates = {row["name"]: row["learning_rate"] for row in record["rows"] if len(row["searched"]) > 1}
     return len({rates[name] for name in (claim["better"], claim["worse"]) if name in rates}) > 1
 
 
