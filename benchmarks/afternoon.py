@@ -26,11 +26,13 @@ from xml.sax.saxutils import escape
 from babeltune.files import json_text, write_whole
 from benchmarks.__main__ import commit
 from benchmarks.noisy_text import rows_of
+from benchmarks.readme import between_marks
 
 ROOT = Path(__file__).parents[1]
 DATA = Path(os.environ.get("BABELTUNE_DATA") or ROOT.parent / "shared" / "data")
 RECORD, PAGE = ROOT / "docs/measured/afternoon.json", ROOT / "docs/tutorial.md"
-BEGIN, END = "<!-- the afternoon's commands: begin -->\n", "<!-- the afternoon's commands: end -->\n"
+MARK = "the afternoon's commands"
+"""The name of the marks between which the page has the table."""
 TABLE, MEMORY = {"FR": "fra", "DE": "deu"}, ("jpn", "tanaka_enja")
 """The languages of the table, by what its column says, and the language and corpus of the memory."""
 OTHER = "spa"
@@ -169,8 +171,7 @@ def table(record: dict[str, Any]) -> str:
 
 def with_table(page: str, record: dict[str, Any]) -> str:
     """The page with the record's table between its marks."""
-    before, _, rest = page.partition(BEGIN)
-    return before + BEGIN + table(record) + END + rest.partition(END)[2]
+    return between_marks(page, MARK, table(record))
 
 
 def main() -> None:

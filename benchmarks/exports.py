@@ -21,10 +21,12 @@ from babeltune.files import json_text, write_whole
 from babeltune.models.hub import BUNDLED, model_folder
 from babeltune.schema.cluster import Cluster
 from benchmarks.__main__ import commit
+from benchmarks.readme import between_marks
 
 ROOT = Path(__file__).parents[1]
 RECORD, PAGE = ROOT / "docs/measured/exports.json", ROOT / "docs/how-to/promote.md"
-BEGIN, END = "<!-- forms: begin -->\n", "<!-- forms: end -->\n"
+MARK = "forms"
+"""The name of the marks between which the page has the table."""
 MODEL, SWEEP = "models:/clients@champion", "clients"
 FORMS = {"static": ({"bits": 8}, {"bits": 4}, {"bits": 8, "dim": 128}), "Transformer": ({"bits": 32}, {"bits": 8})}
 TEXTS, ROUNDS = 400, 3
@@ -108,8 +110,7 @@ def table(record: dict[str, Any]) -> str:
 
 def with_table(page: str, record: dict[str, Any]) -> str:
     """The page with the record's table between its marks."""
-    before, _, rest = page.partition(BEGIN)
-    return before + BEGIN + table(record) + END + rest.partition(END)[2]
+    return between_marks(page, MARK, table(record))
 
 
 def main() -> None:

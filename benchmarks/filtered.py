@@ -22,10 +22,12 @@ from babeltune.files import json_text, plain, write_whole
 from babeltune.stages import no_progress
 from benchmarks.__main__ import commit
 from benchmarks.noisy_text import noisy, rows_of
+from benchmarks.readme import between_marks
 
 ROOT = Path(__file__).parents[1]
 RECORD, PAGE = ROOT / "docs/measured/filtered.json", ROOT / "docs/papers.md"
-BEGIN, END = "<!-- filtered: begin -->\n", "<!-- filtered: end -->\n"
+MARK = "filtered"
+"""The name of the marks between which the page has the table."""
 CHANCE = "by chance"
 SIZES = (15_000, 30_000, 50_000, 80_000)
 """Target tokens of the subsets."""
@@ -69,8 +71,7 @@ def table(record: Mapping[str, Any]) -> str:
 
 def with_table(page: str, record: Mapping[str, Any]) -> str:
     """The page with the record's table between its marks."""
-    before, _, rest = page.partition(BEGIN)
-    return before + BEGIN + table(record) + END + rest.partition(END)[2]
+    return between_marks(page, MARK, table(record))
 
 
 def main() -> None:
@@ -78,10 +79,9 @@ def main() -> None:
     parser.add_argument("data", type=Path, help="the folder of the corpora")
     parser.add_argument("encoders", nargs="+", metavar="NAME=MODEL", help="encoders that rank the pairs")
     parser.add_argument("--prompt", default="query: ", help="what the encoders want before a text")
-    parser.add_argument("--rows", type=int, default=15_000)
     options = parser.parse_args()
     challenge = options.data / "tatoeba_challenge"
-    pairs = rows_of(challenge / "fra-eng.tsv.gz", ["fra", "eng"])[: options.rows]
+    pairs = rows_of(challenge / "fra-eng.tsv.gz", ["fra", "eng"])
     foreign = [row[0] for row in rows_of(challenge / "rus-eng.tsv.gz", ["rus"])]
     rows, noise = noisy(pairs, foreign)
     record: dict[str, Any] = {"commit": commit(), "pairs": len(rows), "noise": len(noise), "rows": {}}
