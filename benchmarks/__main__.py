@@ -2,8 +2,6 @@
 
 Neither a missed goal nor a crash stops it; the exit code is 1 in the end if there was one."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -5,8 +5,6 @@ column names languages, and rows are empty, swapped, repeated or broken. The oth
 that lack a side. Each command runs as a user gives it, in a process of its own, and must end with the code that is
 expected. The record has the minutes of each, and `docs/tutorial.md` gets them as a table."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -4,8 +4,6 @@ Each line is a training step: its counted seconds by the rates that this machine
 seconds, and the ratio. What compares trials is whether the ratios are alike: the goal is that the largest is at most
 `WITHIN` times the smallest."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

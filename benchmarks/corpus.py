@@ -12,8 +12,6 @@ largest. By default the sizes and the bounds on memory are a 64th of the real on
 with the real bounds. `python -m benchmarks.corpus --pairs 1000000 5000000 --json docs/measured/corpus.json` writes the
 table of the site."""
 
-from __future__ import annotations
-
 import argparse
 import functools
 import threading

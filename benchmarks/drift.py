@@ -5,8 +5,6 @@ the same kind in four languages as queries. A month with drift has some of them 
 topic (the nearest neighbours of one text), by two texts joined, or with letters that the tokenizer does not have.
 `python -m benchmarks.drift --json docs/measured/drift.json` fails if a quiet month has an alarm, or drift is missed."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator
 from dataclasses import replace

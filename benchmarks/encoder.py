@@ -11,8 +11,6 @@ exported folders. Each first measures its speed on a few batches, so that its sc
 The teacher's vectors are made once for all and are not in the seconds; their cost is printed, as `static` has none.
 In pieces: `--rows FOLDER --only mse --seeds 0`, as often as it takes, and `--rows FOLDER --table` in the end."""
 
-from __future__ import annotations
-
 import argparse
 import functools
 import statistics

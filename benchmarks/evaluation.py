@@ -8,8 +8,6 @@ SIB-200's training part. Loading of data is not timed. Scores that both define a
     python -m benchmarks.evaluation                                 a few languages and rows, the bundled teacher
     python -m benchmarks.evaluation --model MODEL --languages 99 --rows 9999     everything; an hour"""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -6,8 +6,6 @@ a CPU second on one core, tokenizing among it, the best of three rounds, so othe
 adapter turns queries of the sweep's second best trial into the champion's space. `docs/how-to/promote.md` gets the
 table."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

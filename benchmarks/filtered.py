@@ -5,8 +5,6 @@ Of a bitext, a fifth of the left sides are shuffled, and a tenth come from a tex
 small translation model, with equally many steps. `by chance` ranks by an encoder with a random vector for each
 sentence. BLEU is of clean text. The table goes to `docs/papers.md`."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Mapping

@@ -6,8 +6,6 @@ in the vectors, and encode again with a graph. Same weights, pairs and loss (sca
 which is given its tokens, so that its tokenization is not in its time. Then the memory of such a step on 8,192 pairs,
 each in a process of its own: cached, which may take a quarter at most, and in one piece."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory

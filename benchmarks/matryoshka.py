@@ -3,8 +3,6 @@
 Both train for the same CPU seconds with the settings and the text of `benchmarks.encoder`.
 Their vectors are cut as sentence-transformers' `truncate_dim` does, and scored on the same sets."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 from tempfile import TemporaryDirectory

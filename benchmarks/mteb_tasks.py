@@ -1,7 +1,5 @@
 """mteb's own tasks on the corpora at hand: the reference that our scores are held against, and its time."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any

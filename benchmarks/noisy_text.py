@@ -4,8 +4,6 @@ Of a bitext, a fifth of the left sides are shuffled, and a tenth come from a tex
 `data.sampling.least_margin` and `least_language`; its first trial leaves nothing out. What the best trial's thresholds
 leave of the noise and of the good pairs is counted, and its dev score is compared with the first trial's."""
 
-from __future__ import annotations
-
 import argparse
 import gzip
 import json

@@ -8,8 +8,6 @@ three minutes of the driver's CPU time, if a group costs it 1 MB, or if the cost
 number. The ratio is the CPU time of a group at the smallest number by that at the largest, measured once.
 `python -m benchmarks.opening --json docs/measured/opening.json` writes the table of the site."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass

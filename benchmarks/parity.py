@@ -10,8 +10,6 @@ others either side has one language alone.
     python -m benchmarks.parity MODEL [MODEL ...]   folders of sentence-transformers models
     python -m benchmarks.parity --rows 100          so many rows of each set: to see that it runs"""
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import sys

@@ -3,8 +3,6 @@
 `benchmarks.encoder` and `benchmarks.quality_curve` use it. Each training is one row in a file of its own, so that a
 benchmark can be interrupted, run as several jobs, and printed once all rows are there."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import time

@@ -8,8 +8,6 @@
 Every point is a training of its own, whose schedule ends when its seconds do, on one thread. In pieces:
 `--rows FOLDER --only static --seconds 300`, as often as it takes, and `--rows FOLDER --table` in the end."""
 
-from __future__ import annotations
-
 import argparse
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ The last line is `NAME ratio <median> min <min> max <max> goal <goal> floor <flo
 is below the goal, the worst round is below the floor, or a promise of the benchmark is broken. `--json FILE` keeps the
 rows."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import multiprocessing

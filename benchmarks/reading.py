@@ -6,8 +6,6 @@ memory are those of the whole command: the median of the rounds, as a core's spe
 page's share is the CPU time of the look that a viewer asks for each second, while one of the trials reports. Each
 figure has a goal; the ratio is the goal of `status` by its seconds."""
 
-from __future__ import annotations
-
 import os
 import resource
 import subprocess

@@ -2,8 +2,6 @@
 
 `make bench` and `make chaos` call it when they have written their records in docs/measured."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

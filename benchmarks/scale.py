@@ -15,8 +15,6 @@ Last, a corpus is cleaned at three sizes, a 64th of real ones, as `benchmarks.co
 its time no faster than the pairs. `python -m benchmarks.scale --json docs/measured/scale.json` writes the site's table.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import itertools

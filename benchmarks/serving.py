@@ -7,8 +7,6 @@ are tried, and the best rate counts at which 99 % of the answers take 50 ms at m
 With `--ray-serve`, what the same app does as a deployment of Ray Serve is measured after that. The client takes part of
 the cores, too. text-embeddings-inference is a program of its own, and not measured."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

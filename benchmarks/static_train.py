@@ -3,8 +3,6 @@
 As `benchmarks.train`, with a table of token vectors in place of a Transformer and batches of 1,024 pairs. Both have the
 same gradient. Ours is sparse, and RowAdam changes the rows of a batch alone; the trainer's AdamW changes all rows."""
 
-from __future__ import annotations
-
 from benchmarks.race import options
 from benchmarks.train import compare
 

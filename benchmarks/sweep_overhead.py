@@ -5,8 +5,6 @@ verdicts, the ledger and Optuna's storage, from the first proposal to the last t
 take to open, once in a sweep, is printed beside. `ratio` is the work's own time (40 s) by ours; 1 / 1.2 is asked for.
 """
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory

@@ -10,8 +10,6 @@ trial's last report to its end, in which its state is saved. So are the bytes of
 what a bucket would get. The ratio is an early hundred's seconds by the last's, measured once. It is the second hundred,
 or with more trials than TPE looks at, the first for which it looks at as many as for the last."""
 
-from __future__ import annotations
-
 import os
 import statistics
 import time

@@ -6,8 +6,6 @@ server with one worker, once the sqlite database itself. Then a step's waits for
 server that takes them is stopped in mid-request (it answers nobody) and while it is killed. Goals: 2,000 metrics a
 second, and no wait of more than 50 ms. `ratio` is the rate of the slower store by those 2,000."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

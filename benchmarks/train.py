@@ -6,8 +6,6 @@ is `TrialTrainer.one_step`, as a trial calls it: the sampler's rows, the token s
 `SentenceTransformerTrainer.train` on our exported student, from its first batch to its last update: no logging, no
 saving, no evaluation. Its tokenization is in its time, as it is in every run of it; ours is done once per sweep."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from pathlib import Path

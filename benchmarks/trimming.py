@@ -3,8 +3,6 @@
 all-MiniLM-L6-v2 is cut to the tokens of the bundled corpus of five languages. The vectors of that text are compared
 with those of the whole encoder. The exit code is 1 if one differs."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory

@@ -5,8 +5,6 @@ seed trains all of them. Nothing is chosen by a score. A stage begins with a tra
 with the losses of the first row. Scores are those of the bundled texts that no training reads. The table says which
 terms pay, as the papers' tables judge an order."""
 
-from __future__ import annotations
-
 import argparse
 import copy
 import json

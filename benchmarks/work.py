@@ -3,8 +3,6 @@
 Pairs are real ones of mixed lengths from `../shared/data` (or `BABELTUNE_DATA`) if it exists. Else they are the bundled
 corpus: its sentences are short and of like length, so there is less padding to save."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path

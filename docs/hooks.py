@@ -3,8 +3,6 @@
 MkDocs calls `on_files` once for each build. The pages exist in memory only, so that they cannot differ from the code.
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import inspect

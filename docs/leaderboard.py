@@ -1,7 +1,5 @@
 """Draws the leaderboard of a sweep on this machine as docs/leaderboard.svg: `python docs/leaderboard.py [SWEEP]`."""
 
-from __future__ import annotations
-
 import io
 import re
 import sys

@@ -4,8 +4,6 @@ A part is `terminal`, `report`, `live` or `mlflow`. The last one needs `babeltun
 A picture that would show a path, a host or a user of this machine is refused.
 """
 
-from __future__ import annotations
-
 import getpass
 import io
 import re

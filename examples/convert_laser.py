@@ -5,8 +5,6 @@
 Both files are of https://dl.fbaipublicfiles.com/nllb/laser/. A checkpoint is a pickle. `weights_only` reads tensors and
 plain values from it and refuses all else, so it runs no code. babeltune itself never opens it."""
 
-from __future__ import annotations
-
 import pickle
 import sys
 from pathlib import Path

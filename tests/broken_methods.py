@@ -1,7 +1,5 @@
 """A method that keeps the contract of `babeltune.testing`, and methods that each break one promise of it."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy

@@ -1,8 +1,6 @@
 """Servers of buckets on 127.0.0.1, in processes of their own: S3 (moto), behind a door that a test can shut, and Google
 Cloud Storage (gcp-storage-emulator)."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

@@ -1,7 +1,5 @@
 """One Ray for all tests of a session, on 127.0.0.1 and, where the system permits, in a network namespace of its own."""
 
-from __future__ import annotations
-
 import ctypes
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """Every method on the tiny sweep: what each asks of it besides its name, as `--set` takes it."""
 
-from __future__ import annotations
-
 LITTLE = "data.train=[{name: natural, path: natural_train.tsv, columns: {eng: eng, fra: fra, kor: kor}, cap: 40}]"
 """A frozen encoder encodes every text of these."""
 SETTINGS: dict[str, tuple[str, ...]] = {

@@ -1,7 +1,5 @@
 """`ray start --head` in a process of its own, with tokens on."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Sweeps for tests of what is shown: written by the functions that a driver and its workers write with, without Ray."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

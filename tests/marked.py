@@ -1,7 +1,5 @@
 """Processes that a test has started, known by a mark in their environment, which their own processes inherit."""
 
-from __future__ import annotations
-
 import contextlib
 
 import psutil

@@ -3,8 +3,6 @@
 `tests/cli/test_newcomers.py` makes each of them, and checks that the table of `docs/how-to/troubleshoot.md` says the
 same. `python tests/newcomers.py` writes that table."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Ports of 127.0.0.1 for servers that a test starts."""
 
-from __future__ import annotations
-
 import random
 import socket
 

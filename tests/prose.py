@@ -5,8 +5,6 @@ words of the project's old private vocabulary, sentences above 30 words, docstri
 mid-sentence, functions above 60 lines, functions with more than seven parameters, and classes with more than 20
 methods of their own. Commands of typer and their functions in `api.py` have one parameter per option."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import io

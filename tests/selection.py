@@ -3,8 +3,6 @@
 A test is fast unless it has one of the markers in `LEFT_OUT`, uses a fixture in `SLOW_FIXTURES`, or lies in a folder
 in `SLOW_FOLDERS`. A fast test that starts Ray fails."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 ROOT = Path(__file__).parent

@@ -2,8 +2,6 @@
 
 The nodes are Ray's own, all on this machine, with tokens on. Each scene prints what it saw as JSON."""
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import functools

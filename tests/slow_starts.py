@@ -1,7 +1,5 @@
 """Ray's nodes on a busy machine: Ray gives a node 30 s to register, and tests have more patience."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Two ranks of one trial on nodes that share no folder, each in a process of its own."""
 
-from __future__ import annotations
-
 import sys
 
 from torch import distributed

@@ -1,7 +1,5 @@
 """The bundled corpus is complete, well formed, and free of overlaps."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """fp32 matrix products on the CPU: oneDNN's and torch's are the same."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any

@@ -1,7 +1,5 @@
 """Batches of texts that a student looks up in a table: vectors in, loss and gradient out."""
 
-from __future__ import annotations
-
 import random
 
 import torch

@@ -1,7 +1,5 @@
 """Methods for tests of sweep files and search spaces, and how they are installed for one test."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import sys

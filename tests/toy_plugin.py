@@ -1,7 +1,5 @@
 """A small distribution with a method, for tests of plugins: its source tree, and the ways in which it is installed."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import site

@@ -1,7 +1,5 @@
 """Small trial functions that worker groups run in tests. Workers import this file by name."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

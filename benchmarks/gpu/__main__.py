@@ -9,8 +9,6 @@ Wall seconds are measured; each part's module says how. On a machine with a GPU,
 The file is written after each part. Parts that would begin after `--minutes` are left out, and named. With several
 GPUs, `--only ranks` says what NCCL does with two of them: please send the file back."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import json

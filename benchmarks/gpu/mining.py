@@ -2,8 +2,6 @@
 
 Some are compared with a search in fp64. A larger search is left out if a smaller one says that it takes too long."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

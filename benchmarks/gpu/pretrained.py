@@ -4,8 +4,6 @@
 of five languages: six of twelve layers, and the 22,000 most frequent tokens. The schedule ends with the seconds, by the
 speed of the first batches. Preparation, steps and scores are timed apart."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from dataclasses import replace

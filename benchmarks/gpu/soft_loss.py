@@ -3,8 +3,6 @@
 The gradient of some rows is compared with the formula in fp64. The full matrices stand beside it as far as they have
 room."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -4,8 +4,6 @@ Each corpus is searched twice, as `today` and after the portfolio `margin`, whic
 counted seconds of the trials, in their order, until one is within one standard error of the best of both sweeps. A
 finished sweep is not run again."""
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import math

@@ -5,8 +5,6 @@ each. A setting is one small file in the storage, so a run goes on where an earl
 processes share a corpus. `--write` gathers all files into `table.json.gz`. `--portfolio NAME` writes the settings that
 are good on all corpora as a portfolio for `sampler.first_points`."""
 
-from __future__ import annotations
-
 import argparse
 import gzip
 import json

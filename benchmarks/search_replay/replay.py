@@ -1,7 +1,5 @@
 """One search over a corpus's surrogate, with the platform's proposals and its scheduler."""
 
-from __future__ import annotations
-
 import functools
 import math
 from dataclasses import dataclass, replace

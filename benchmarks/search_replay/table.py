@@ -3,8 +3,6 @@
 A sampler proposes points that nobody trained. A Gaussian process, fitted to a corpus's settings, says what their
 reports would be. `rank_correlation` is how far it can be trusted, by cross-validation."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import math

@@ -6,8 +6,6 @@ prints what there would be to run.
 into the kept record. If the cluster file's storage is empty, the table is
 trained from scratch."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence

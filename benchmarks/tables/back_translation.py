@@ -4,8 +4,6 @@ The translator is IBM model 1 (Brown et al. 1993): each word of the other langua
 sentence, or from none, at a probability that expectation maximization finds. Words are drawn from these probabilities.
 A static student reads a sentence as a bag of tokens, so that the order of words costs it nothing."""
 
-from __future__ import annotations
-
 import gzip
 import random
 import re

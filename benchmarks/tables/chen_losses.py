@@ -1,7 +1,5 @@
 """InfoNCE and CZ-NCE, of sentences and of words, in small and larger batches: Chen et al. 2023, table 1."""
 
-from __future__ import annotations
-
 from benchmarks.tables.definition import Claim, Column, Row, Table
 
 FOUND, LONG, TOPICS = "test/tatoeba/accuracy", "test/flores/accuracy", "test/topics/accuracy"

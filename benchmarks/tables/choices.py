@@ -1,7 +1,5 @@
 """Which row to take for what: the part of a page that compares all rows with the best."""
 
-from __future__ import annotations
-
 import statistics
 from collections import Counter
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Whether a table that was run anew says the same as the record that is kept. Pure: records in, sentences out."""
 
-from __future__ import annotations
-
 import statistics
 
 from benchmarks.tables.definition import Record

@@ -1,7 +1,5 @@
 """The CPU seconds of this process and of all that it starts, Ray's workers included."""
 
-from __future__ import annotations
-
 import json
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a table is: its rows, its columns, and what the paper says of their order."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

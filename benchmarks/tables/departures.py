@@ -1,7 +1,5 @@
 """What our departures from print change: LEALLA's scale and temperature, Park's learning rate and readings."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from benchmarks.tables.definition import Claim, Row, Table

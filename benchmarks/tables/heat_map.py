@@ -1,7 +1,5 @@
 """The picture of a table's page: cosines of a few translations before and after training."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

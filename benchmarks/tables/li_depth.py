@@ -1,7 +1,5 @@
 """Depth and dropout of aligners on a frozen encoder: Li's report, table 2."""
 
-from __future__ import annotations
-
 from babeltune.schema.records import Scalar
 from benchmarks.tables.definition import START, Claim, Column, Row, Table
 

@@ -1,7 +1,5 @@
 """How few dimensions a frozen encoder needs: Mao and Nakagawa 2023, table 6."""
 
-from __future__ import annotations
-
 import itertools
 
 from benchmarks.tables.definition import START, Claim, Column, Row, Table

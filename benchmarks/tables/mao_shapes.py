@@ -1,7 +1,5 @@
 """Thin and deep Transformers beside wide and shallow ones: Mao and Nakagawa 2023, tables 1 and 7."""
 
-from __future__ import annotations
-
 from benchmarks.tables.definition import Claim, Column, Row, Table
 
 FEW, MANY = "test/tatoeba/accuracy", "test/news/accuracy"

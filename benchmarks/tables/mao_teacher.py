@@ -1,7 +1,5 @@
 """Why feature distillation fails among many candidates: a teacher that ranks translations, beside the English one."""
 
-from __future__ import annotations
-
 from benchmarks.tables.definition import Claim, Column, Row, Table
 from benchmarks.tables.mao_terms import BOTH, FEW, MANY
 

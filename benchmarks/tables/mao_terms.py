@@ -1,7 +1,5 @@
 """LEALLA's losses alone and together: Mao and Nakagawa 2023, tables 4 and 8."""
 
-from __future__ import annotations
-
 from benchmarks.tables.definition import Claim, Column, Row, Table
 
 FEW, MANY = "test/tatoeba/accuracy", "test/news/accuracy"

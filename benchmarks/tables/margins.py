@@ -1,7 +1,5 @@
 """How large a margin: the losses of the main job, with LEALLA's additive margin from 0 to 0.5."""
 
-from __future__ import annotations
-
 from benchmarks.tables.definition import PAIRS, Claim, Column, Row, Table
 from benchmarks.tables.which_method import ENGLISH, EVERYDAY, LONG, OTHER
 

@@ -1,7 +1,5 @@
 """Writes `docs/tables/NAME.md` from a table's record, and the index of all tables. Nothing else goes into a page."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """What the tables of Park et al. 2024 share: sealed scores, temperatures, and what soft labels log."""
 
-from __future__ import annotations
-
 from benchmarks.tables.definition import Claim, Column
 
 BITEXT, FLORES = "test/tatoeba/accuracy", "test/flores/accuracy"

@@ -1,7 +1,5 @@
 """Negatives of all accelerators or of the own one: Park et al. 2024, table 13."""
 
-from __future__ import annotations
-
 from benchmarks.tables.definition import Row, Table
 from benchmarks.tables.park import (
     BITEXT,

@@ -1,7 +1,5 @@
 """Labels of contrastive learning: Park et al. 2024, tables 2 and 4."""
 
-from __future__ import annotations
-
 from babeltune.schema.records import Scalar
 from benchmarks.tables.definition import UNTRAINED, Row, Table
 from benchmarks.tables.park import (

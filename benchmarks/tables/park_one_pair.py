@@ -1,7 +1,5 @@
 """Losses and labels on one pair of languages at a time: Park et al. 2024, tables 2 and 4."""
 
-from __future__ import annotations
-
 from benchmarks.tables.definition import UNTRAINED, Claim, Column, Row, Table
 from benchmarks.tables.park import ENGLISH, LOGGED, OF_ENGLISH, SETS_SAID, TEMPERATURE_SAID, orders
 from benchmarks.tables.park_labels import AVERAGE, BEST, HARD, PRIORITY, labelled

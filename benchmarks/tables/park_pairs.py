@@ -1,7 +1,5 @@
 """Which pairs of five languages to learn from, with which labels: Park et al. 2024, tables 5 and 6."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

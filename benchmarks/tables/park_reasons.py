@@ -1,7 +1,5 @@
 """Why orders of Park et al. 2024 fail here: the weight of TCM, the rate of MSE, a short training, better teachers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from benchmarks.tables.definition import UNTRAINED, Row

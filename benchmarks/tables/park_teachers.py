@@ -1,7 +1,5 @@
 """Students and teachers of soft contrastive learning: Park et al. 2024, tables 1 and 12."""
 
-from __future__ import annotations
-
 from benchmarks.tables.definition import UNTRAINED, Row, Table
 from benchmarks.tables.park import (
     BITEXT,

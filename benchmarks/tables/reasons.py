@@ -1,7 +1,5 @@
 """Where an order of a paper fails here: the reason that is suspected, and the experiment that looks for it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -1,7 +1,5 @@
 """Runs a table and gathers its findings in one record, which is all that its page is made from."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict

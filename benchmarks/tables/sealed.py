@@ -2,8 +2,6 @@
 
 The scores of a trial are kept in the storage, so a table that goes on opens no set for it again."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager

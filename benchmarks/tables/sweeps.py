@@ -2,8 +2,6 @@
 
 A finished sweep is not run again, so a table that was cut off goes on where it ended."""
 
-from __future__ import annotations
-
 import json
 import os
 import statistics

@@ -1,7 +1,5 @@
 """Back-translated text, with and without contrastive distillation: Tan et al. 2023, tables 2 and 6, appendix C."""
 
-from __future__ import annotations
-
 from benchmarks.tables.back_translation import PAIRS, SENTENCES, write_translations
 from benchmarks.tables.definition import Claim, Column, Row, Table
 

@@ -1,7 +1,5 @@
 """The filter's threshold, the order of the text and the size of the queue: Tan et al. 2023, section 5 and figure 4."""
 
-from __future__ import annotations
-
 from benchmarks.tables.definition import Claim, Column, Row, Table
 from benchmarks.tables.tan_variants import level_queues
 

@@ -1,7 +1,5 @@
 """Distillation, queue, filter and batch: Tan et al. 2023, tables 2, 6 and 7."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
 from benchmarks.tables.definition import UNTRAINED, Claim, Column, Row, Table

@@ -1,7 +1,5 @@
 """What the seeds and the test sentences allow to say of an ordering. Pure: numbers in, words out."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

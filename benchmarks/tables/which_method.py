@@ -1,7 +1,5 @@
 """A leaderboard of our own: each paper's method and sums of them, at equal compute on the same text."""
 
-from __future__ import annotations
-
 from babeltune.evaluation.metric_names import PARAMETERS, SPEED
 from babeltune.schema.records import Scalar
 from benchmarks.tables.choices import NO_STUDENT

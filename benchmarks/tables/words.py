@@ -2,8 +2,6 @@
 
 Only the words may differ, such as titles and citations. Whatever a figure depends on must be the same."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from benchmarks.tables.definition import Record, Table

@@ -1,7 +1,5 @@
 """How a page writes scores and orders, and what may be said of an order of a record."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterable, Sequence
 

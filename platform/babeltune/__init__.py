@@ -4,8 +4,6 @@
 `bt.promote`, `bt.evaluate`, `bt.compare`, `bt.export` and `bt.load` (see `api.py`). They are imported at their first
 use: `import babeltune` itself loads nothing."""
 
-from __future__ import annotations
-
 import os
 import sys
 from importlib import import_module

@@ -3,8 +3,6 @@
 Containers may share a hostname or a kernel, and images a machine id, so none of these suffices. What the system does
 not say counts as of another machine."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import socket

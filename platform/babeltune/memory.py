@@ -1,7 +1,5 @@
 """The machine below a training: its memory, its garbage, and the instructions that it lacks."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import gc

@@ -1,7 +1,5 @@
 """Patterns of secrets: the password before a URI's host, one in its query, and names of keys and variables."""
 
-from __future__ import annotations
-
 import re
 
 USER = re.compile(r"(?<=//)([^/\s]*)@")

@@ -1,7 +1,5 @@
 """The signals by which a process is asked to end: Ctrl-C, and what is treated as one."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal

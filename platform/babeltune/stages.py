@@ -2,8 +2,6 @@
 
 A step that is deep below a command says so with `tell`, and the command that waits for it listens."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """One configuration, one process, no Ray: `python -m babeltune.train FILE`, on a GPU if there is one."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Where one fault happens: a storage and a sweep of its own, drivers here or in other processes, and what it costs."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """The fault matrix: a sweep of its own for every fault, and a note of what each cost."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import shutil

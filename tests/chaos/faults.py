@@ -1,7 +1,5 @@
 """Faults from outside: of clocks, files, disks and locks. Each is what it says, and ends with its block."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -3,8 +3,6 @@
 An order is a file that a test puts into `config.folder`; the worker that meets it does to itself what it says: the
 fault is its process's own, at exactly that step. What a process did is in `steps.jsonl`, a line for each step."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """What a sweep may leave behind, and must not: actors, placement groups, processes."""
 
-from __future__ import annotations
-
 import contextlib
 
 import psutil

@@ -1,7 +1,5 @@
 """Networks of nodes on one machine: each node has one of its own, and a bridge joins them until a node is cut off."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -17,8 +17,6 @@ that it then reads is a command, answered by one line of JSON:
     gcs up       and started again
     left         what there is of actors, placement groups and their processes"""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,8 +1,6 @@
 """A worker group's trial function: the next trial's second report has its objective as an order's next line says, or
 not at all (`null`)."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

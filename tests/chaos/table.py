@@ -1,7 +1,5 @@
 """The fault matrix as a table: what each fault cost, at the end of a run."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a command takes to a cluster that takes jobs, and what comes back of it."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

@@ -1,7 +1,5 @@
 """Who looks at a sweep waits for no library that only training, search or the registry needs."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The files in `clusters/`: each fits the schema of the program that reads it, and none holds a secret."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import re

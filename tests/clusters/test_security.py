@@ -1,7 +1,5 @@
 """The files in `clusters/` trust little: images by digest, packages by hash, pods without rights, closed networks."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

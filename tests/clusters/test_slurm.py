@@ -3,8 +3,6 @@
 Only Slurm's own programs are played: `srun` starts its command once for each node of the second part, `scontrol` names
 these and notes what shall run again, and `squeue` says that the job runs."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

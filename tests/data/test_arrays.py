@@ -1,7 +1,5 @@
 """Arrays of any size: the same results in parts as in one piece, on disk as in memory, and nothing left behind."""
 
-from __future__ import annotations
-
 import resource
 import signal
 import subprocess

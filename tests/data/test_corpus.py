@@ -1,7 +1,5 @@
 """The corpus holds what its sources say, once, and shares no sentence with what it is measured on."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import itertools

@@ -1,7 +1,5 @@
 """Every format is read, and every way in which text can be broken is an error with its place, or counted."""
 
-from __future__ import annotations
-
 import bz2
 import csv
 import dataclasses

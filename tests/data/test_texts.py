@@ -1,7 +1,5 @@
 """A sequence of texts is a list of strings in all but memory: in Arrow arrays, files, views and batches."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

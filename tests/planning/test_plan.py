@@ -1,7 +1,5 @@
 """The plan: what it counts, what it prints, and that the spec it prints is the sweep."""
 
-from __future__ import annotations
-
 import io
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Searched settings: what is asked of Optuna, what a proposal becomes, and what has to be prepared for all of them."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import dataclass

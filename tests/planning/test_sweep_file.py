@@ -1,7 +1,5 @@
 """Sweep files: what is read, what is refused and in which words, and what a sweep's id depends on."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """A promotion that cannot write what it was asked for, or is ended in the middle."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import shutil

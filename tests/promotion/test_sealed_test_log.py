@@ -1,7 +1,5 @@
 """No opening of a sealed test set gets lost: not by another process, a cut line, a full disk, or another machine."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource

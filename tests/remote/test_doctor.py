@@ -1,7 +1,5 @@
 """What the doctor finds where something is wrong."""
 
-from __future__ import annotations
-
 import socket
 import sys
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Sweeps that go to a real Ray head as jobs: tokens on, by its dashboard, with the cluster file alone."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

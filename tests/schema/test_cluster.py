@@ -1,7 +1,5 @@
 """Cluster files: defaults, variables, and secrets that stay out of them."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path

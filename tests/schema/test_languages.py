@@ -1,7 +1,5 @@
 """Codes of one language are one language, however they are spelled; scripts and regions that differ stay apart."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """What a sweep file names is on this machine or on the hub: no address in it makes anything ask another server."""
 
-from __future__ import annotations
-
 import http.server
 import itertools
 import json

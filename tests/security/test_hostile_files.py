@@ -1,7 +1,5 @@
 """A sweep file, a cluster file, an archive or a name that means harm runs nothing and writes nowhere else."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

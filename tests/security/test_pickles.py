@@ -1,7 +1,5 @@
 """Nothing that is loaded runs code: a pickle is planted in the place of every file that babeltune reads."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Marked secrets, and every place where they must not turn up: files, logs, runs, arguments of processes."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

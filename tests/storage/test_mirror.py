@@ -1,7 +1,5 @@
 """Two machines' mirrors of one bucket on a real server: what reaches the other one, and what is passed over."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import shutil

@@ -1,7 +1,5 @@
 """A bucket on a real server of each protocol: what it keeps, what it refuses, and when the server is away."""
 
-from __future__ import annotations
-
 import hashlib
 import sys
 import threading

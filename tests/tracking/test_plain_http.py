@@ -1,7 +1,5 @@
 """MLflow credentials that would go over a network in the clear."""
 
-from __future__ import annotations
-
 import pytest
 
 from babeltune.tracking.mlflow_client import about_plain_http, open_client

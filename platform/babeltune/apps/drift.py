@@ -1,7 +1,5 @@
 """Queries beside the training text of the model that answers them: `babeltune check MODEL --queries FILE`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory

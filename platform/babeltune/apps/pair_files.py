@@ -1,7 +1,5 @@
 """Pairs of a user's file of any format that `init` reads, for the commands that score them."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 from collections.abc import Iterator, Sequence

@@ -4,8 +4,6 @@
 rewrites the file next to it. The choice of fillers depends only on that file, so the result is
 the same, byte for byte, on every machine. Its rows are training data only."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import re

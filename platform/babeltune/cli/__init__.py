@@ -1,7 +1,5 @@
 """The command line. Every command prints for people, or with `--json` one JSON document for programs."""
 
-from __future__ import annotations
-
 import gc
 import re
 import sys

@@ -3,8 +3,6 @@
 The reference and `babeltune schema COMMAND` show the schemas. They are derived from the records, whose docstrings they
 carry. A test runs every command and holds its output against them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache
 from typing import Any

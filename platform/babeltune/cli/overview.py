@@ -1,7 +1,5 @@
 """Lists on a terminal: all sweeps, and a sweep's trials by the values of a setting."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 

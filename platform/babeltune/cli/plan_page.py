@@ -1,7 +1,5 @@
 """The output of `babeltune plan`: a summary that fits a screen, and with `--yaml` all the rest."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Console, Group

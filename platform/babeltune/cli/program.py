@@ -1,7 +1,5 @@
 """The program: all commands are in it, and on a cluster that takes jobs each runs on the head."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import Annotated, Any

@@ -347,7 +347,7 @@ def method_document(name: str) -> MethodDocument:
     settings = [
         MethodSetting(
             name=f.name,
-            type=str(f.type),
+            type=f.type if isinstance(f.type, str) else inspect.formatannotation(f.type),
             default=f.default if f.default is not dataclasses.MISSING else None,
             source=notes.get(f.name, f.metadata.get("source", "")),
         )

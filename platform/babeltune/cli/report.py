@@ -1,7 +1,5 @@
 """The commands that write a sweep as one file: its report, or its study."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal

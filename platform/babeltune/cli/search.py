@@ -1,7 +1,5 @@
 """The commands about vectors that others keep: canary, index, search."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Annotated

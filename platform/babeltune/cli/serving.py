@@ -1,7 +1,5 @@
 """The command that serves models over HTTP: `babeltune serve`."""
 
-from __future__ import annotations
-
 import sys
 from contextlib import suppress
 from dataclasses import dataclass

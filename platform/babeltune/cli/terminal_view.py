@@ -1,7 +1,5 @@
 """The live view of a running sweep in the terminal: stage, bar, trials; plain lines if the output is no terminal."""
 
-from __future__ import annotations
-
 import math
 import os
 import time

@@ -1,7 +1,5 @@
 """The page of one trial on a terminal: `babeltune status SWEEP/t0003`."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """How the command line writes numbers, times, settings and curves: short, and never folded inside a number."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from babeltune.schema.base import number

@@ -5,8 +5,6 @@ such as `corpus.jsonl.gz`. A data set of the hub has the same three tables: conf
 the judgements in its default one, as mteb keeps them. A broken line stops the run, or is dropped and counted, as
 `on_error` of the source says."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections import Counter

@@ -5,8 +5,6 @@ that the driver's process calls for a small file, so rows, faults and their plac
 need not see the file: the part lies in the storage, or travels with the task. The driver unpacks compressed files, and
 cuts Parquet between rows. Tables with quoted fields and data sets of the hub are read by the driver alone."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

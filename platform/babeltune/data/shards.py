@@ -1,7 +1,5 @@
 """Work on many texts, cut into shards: files that any process that sees them can turn into others."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Reads sheets of XLSX and ODS workbooks, row by row, from a process with a limit to its memory."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -4,8 +4,6 @@ A sweep file names a folder, a registered model or a trial (`student.start`). Re
 content, `NAME@sha256:0123456789abcdef`, as a revision does. Preparation copies the folder once, and workers get the
 copy as they get stores."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

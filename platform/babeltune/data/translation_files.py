@@ -3,8 +3,6 @@
 A file is a stream of units: texts by language, as the file writes its code. Inline codes go, and the text that they
 enclose stays. Units without a text in each language that is asked for are left out and counted."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Iterable, Iterator, Sequence

@@ -2,8 +2,6 @@
 
 A small file may need more memory than a machine has, and the libraries that read it have no limit."""
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """How many independent rows are behind a metric: what its standard error is computed from."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 
 from babeltune.data.prepared import IdTask

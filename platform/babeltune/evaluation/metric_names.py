@@ -22,8 +22,6 @@ Those who show or check scores read it. It imports neither torch nor numpy.
 
 Vectors that are cut to their first numbers have the same metrics, `dim128/<prefix>/<task>/<metric>`."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """Checks of a method's settings, for `Config.__post_init__`. Each raises `ValueError` with the value and the rule."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection
 

@@ -3,8 +3,6 @@
 A resume compares these files (`sweep/state/provenance.py`), and a Ray job ships them (`remote/wheel.py`). Nothing is
 built here. An import system is asked where modules are; the modules themselves are not run."""
 
-from __future__ import annotations
-
 import ast
 import csv
 import hashlib

@@ -1,7 +1,5 @@
 """Builds the student that a sweep file describes: from a hub model, a folder (a promoted one), or from scratch."""
 
-from __future__ import annotations
-
 import torch
 from safetensors import SafetensorError
 from torch import nn

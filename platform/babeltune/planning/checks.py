@@ -3,8 +3,6 @@
 `method_problems` runs all stages: names, values, models, needs, goals. The stage of needs is here. Pure but for reading
 a model's configuration file: a sweep goes in, `(key, problem)` pairs come out."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 

@@ -2,8 +2,6 @@
 
 Pure: records go in, `(key, problem)` pairs come out."""
 
-from __future__ import annotations
-
 import codecs
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace

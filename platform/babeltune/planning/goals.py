@@ -1,7 +1,5 @@
 """The goals of a sweep: the metrics that its dev sets give, its objectives among them, and the points to begin with."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Iterator
 

@@ -2,8 +2,6 @@
 
 Pure: records go in, names and records come out."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import replace

@@ -2,8 +2,6 @@
 
 Pure but for reading a model's configuration and tokenizer: a sweep goes in, `(key, problem)` pairs come out."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Sequence
 

@@ -1,7 +1,5 @@
 """The names in a sweep file: methods, their settings, parameters and what conditions refer to."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 

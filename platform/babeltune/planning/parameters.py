@@ -2,8 +2,6 @@
 
 `space.py` combines settings and makes proposals of them. `rules.py` knows their kinds."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import cast
 

@@ -2,8 +2,6 @@
 
 The stores themselves are built by `data.prepare`, which knows nothing of methods."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

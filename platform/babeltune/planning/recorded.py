@@ -2,8 +2,6 @@
 
 It loads no method, so commands that only read a sweep start quickly."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

@@ -2,8 +2,6 @@
 
 Pure: a record goes in, `(key, problem)` pairs come out; `sweep_file.py` adds file and line."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

@@ -2,8 +2,6 @@
 
 What the file does not write of the student's shape is the start's; what it writes must be the start's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A sweep as the text of a sweep file: for `plan`, which shows it, and for the report, which repeats it."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import yaml

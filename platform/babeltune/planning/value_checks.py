@@ -2,8 +2,6 @@
 
 Pure: a sweep goes in, `(key, problem)` pairs come out."""
 
-from __future__ import annotations
-
 import json
 import re
 import typing

@@ -5,8 +5,6 @@ two of them. So what it is about to write comes first, whole and durably, as `de
 `settle` finishes what a killed process left there, or drops it if the alias had not moved. Doing so twice does no harm.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import time

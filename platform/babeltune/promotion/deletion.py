@@ -3,8 +3,6 @@
 MLflow's runs go first, recoverably. Then the sweep's folder goes in one step, or its objects in a bucket, `sweep.json`
 last. So a command that was killed is finished by the same command."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Iterator, Mapping

@@ -2,8 +2,6 @@
 
 A fresh process scores, as in promotion. Opening sealed tests is recorded."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace

@@ -6,8 +6,6 @@ in the form that every sentence-transformers release since 2.3 reads. A method's
 modules; layers for each language are the routes of a `Router` (release 5 on). `encode(texts, task=language)` chooses
 one, and the first is the default."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The checks of a promotion: the logged numbers come out again, and the gates on the sealed tests hold."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

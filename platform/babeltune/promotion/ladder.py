@@ -4,8 +4,6 @@ The aliases are given by the dev scores: `small` to the rung with the fewest wei
 sentences a second, `best` to that with the best first objective. Rungs whose gates fail are left out, and hand on
 their aliases."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

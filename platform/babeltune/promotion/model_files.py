@@ -1,7 +1,5 @@
 """The folder of a model: which files it may hold. It is written whole or not at all. This imports no torch."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Set

@@ -1,7 +1,5 @@
 """The model behind a name: a folder, a trial, or a registered version."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from babeltune.errors import SpecError, UnknownNameError

@@ -5,8 +5,6 @@ dev metrics must come out again. Then the sealed test sets are opened and the sw
 name has a champion, the challenger must be better on the same sealed tests. Then, and not before, the folder gets its
 card and its place in the registry."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from contextlib import nullcontext

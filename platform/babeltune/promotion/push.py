@@ -4,8 +4,6 @@
 The card is the one that promotion wrote: the licence is added, and the snippet names the repository. The token comes
 from `HF_TOKEN` alone, and no other file or login is looked for."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from dataclasses import dataclass

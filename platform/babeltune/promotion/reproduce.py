@@ -3,8 +3,6 @@
 The ranks are processes of this machine, as many and with as many threads as the trial had. On the same machine with the
 same versions the result is equal to the last bit. Nothing is kept."""
 
-from __future__ import annotations
-
 import multiprocessing
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ A test set is known by its text, so that openings of one set count together, whi
 came from, and under whatever name. They are counted per storage: who opens the same set from another storage is not
 seen, so people who share test sets should share a storage."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import time

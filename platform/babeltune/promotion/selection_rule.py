@@ -1,7 +1,5 @@
 """A rule that chooses among a sweep's finished trials: `sts>=0.70, max tatoeba`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Trained from one start, models lie in one valley of the loss, and the mean of their weights may be better than each.
 The dev sets say whether it is: if it is not, the best single checkpoint is judged."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 

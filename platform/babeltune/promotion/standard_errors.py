@@ -1,7 +1,5 @@
 """The standard error of a dev metric, by the rows of the tasks behind it. Loads no model and no library for one."""
 
-from __future__ import annotations
-
 import re
 
 from babeltune.data.prepared import Prepared

@@ -1,7 +1,5 @@
 """The folder behind a start's name: a registered model or a trial's checkpoint, in the storage of a sweep."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

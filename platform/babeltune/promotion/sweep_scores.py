@@ -1,7 +1,5 @@
 """Scores a model on the dev sets and the sealed tests of a sweep: `evaluate SWEEP --model MODEL`, and `compare A B`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

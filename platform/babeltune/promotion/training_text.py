@@ -1,7 +1,5 @@
 """Warns of dev and test sets that a model was trained on, as far as this storage knows its training text."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 

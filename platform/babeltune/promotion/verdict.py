@@ -2,8 +2,6 @@
 
 `promote` calls `weigh`. Sealed tests are opened here, and only if the dev scores hold."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace

@@ -2,8 +2,6 @@
 
 Each finding is good or says what to do."""
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil

@@ -7,8 +7,6 @@ attempt has the next number. That it is one, its metadata say: jobs of others on
 
 The token is sent as a header of each request and stands in no job."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

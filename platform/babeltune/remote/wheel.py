@@ -5,8 +5,6 @@ Ray unpacks `py_modules` by name and keeps what it has unpacked, so two wheels o
 therefore named by its content. Ray would install their dependencies, too. The cluster has these, and `babeltune doctor`
 compares the versions of babeltune's, so a wheel names none."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import os

@@ -4,8 +4,6 @@ A bucket has no locks. It can only refuse a write to an object that has changed.
 writes its token into the records that decide results. A late write of an earlier holder expects the record as it was
 before, and the bucket refuses it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass

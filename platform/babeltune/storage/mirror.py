@@ -10,8 +10,6 @@ pull never replaces a record with changes that wait to be pushed.
 
 A mirror with a `fence` changes a record only if it is as this process knows it, or if it still holds the lease."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

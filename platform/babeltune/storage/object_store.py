@@ -3,8 +3,6 @@
 An object appears whole, under its name, when its upload is complete. Credentials come from the environment alone
 (`AWS_…`, `AWS_ENDPOINT_URL`, `GOOGLE_APPLICATION_CREDENTIALS`), as each protocol's own library reads them."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import itertools

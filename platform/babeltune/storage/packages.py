@@ -3,8 +3,6 @@
 The manifest has the size and SHA-256 of each file. It may also have the texts of small files whose name does
 not say their content: so they change with it, in one request. A copy lies beside it for who reads such a file alone."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib

@@ -1,7 +1,5 @@
 """A report as a page: sections of text, tables, charts and code, which each format renders in its own way."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -1,7 +1,5 @@
 """Reads a sweep's records and makes a `SweepReport` of them. The only module of this package that reads a sweep."""
 
-from __future__ import annotations
-
 import functools
 import json
 import time

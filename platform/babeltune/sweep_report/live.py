@@ -3,8 +3,6 @@
 The page is the report's own. Server-sent events tell the browser when the sweep's records have changed, what its
 driver does, and that nothing will change any more. Everything comes from this one server: no other one is asked."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import threading

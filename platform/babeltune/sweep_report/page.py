@@ -1,7 +1,5 @@
 """Puts a sweep's report together: its title, its verdict, its first facts, and which sections follow."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from babeltune.errors import plural

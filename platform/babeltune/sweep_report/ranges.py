@@ -1,7 +1,5 @@
 """Whether a search may have been too narrow: values at an end of what was searched."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from typing import TypeGuard

@@ -1,7 +1,5 @@
 """Everything that a sweep's report shows, as frozen records. `gather.py` reads them; nothing here does."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

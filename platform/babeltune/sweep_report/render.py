@@ -1,7 +1,5 @@
 """A page as HTML or Markdown. Every text is escaped; only the markup of the charts is passed on as it is."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

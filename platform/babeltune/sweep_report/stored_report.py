@@ -1,7 +1,5 @@
 """The report that a sweep keeps in its folder and in MLflow: made at its end, and again after each decision."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path

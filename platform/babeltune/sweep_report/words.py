@@ -1,7 +1,5 @@
 """Numbers and verdicts of a report in words."""
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections.abc import Iterator, Sequence

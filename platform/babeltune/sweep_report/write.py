@@ -1,7 +1,5 @@
 """Makes a sweep's report and puts it where it belongs: a file that the user names, or the sweep's folder."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Uploads files to the sweep's own run in MLflow."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from babeltune.errors import SweepError

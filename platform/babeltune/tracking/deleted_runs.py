@@ -1,7 +1,5 @@
 """Marks the runs of a sweep as deleted in MLflow. Until `mlflow gc` they can be restored there."""
 
-from __future__ import annotations
-
 from babeltune.errors import SweepError
 from babeltune.redaction import without_password
 from babeltune.schema.paths import sqlite_file

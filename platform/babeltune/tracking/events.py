@@ -1,7 +1,5 @@
 """The events that a tracker sends to MLflow, which a log's reader makes of its lines. Each is a plain JSON object."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Literal, get_args

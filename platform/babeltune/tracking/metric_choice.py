@@ -1,7 +1,5 @@
 """Which of a trial's metrics become charts of MLflow, where hundreds hide the few that decide."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 

@@ -1,7 +1,5 @@
 """Which runs MLflow has of a sweep, as the tracker has noted them."""
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 from dataclasses import dataclass

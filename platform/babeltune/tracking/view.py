@@ -3,8 +3,6 @@
 MLflow 3.17 keeps the state of such a page (filter, order, columns) in a tag of the experiment, and its address names
 that tag. Sorting by a metric makes one flat list of the runs, so that the trials need not be expanded."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 A row's moments change when its token occurs, and so does the row. `SparseAdam` does the same in about eighteen passes
 over the touched rows; here it is done for a few rows at a time, which stay in the processor's cache."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 from typing import TypedDict, cast

@@ -3,8 +3,6 @@
 The training step calls it after each update. What is evaluated, checkpointed and exported is the average. One over
 steps reads all weights at every `average.every`-th step alone, and at the last, so that a large table costs little."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Which checkpoints stay when trials end, as a sweep file's `keep` says."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Storages whose folder has in its name what a URL takes for its own."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -7,6 +7,7 @@ import pytest
 from babeltune.cli.words import settings_words
 from babeltune.errors import MethodError
 from babeltune.files import write_whole
+from babeltune.planning.preparation import prepare
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.sweep.driver.assignment import assignment
 from babeltune.sweep.driver.run import submit
@@ -70,3 +71,16 @@ def test_a_share_that_cannot_be_had_ends_a_sweep_before_its_first_trial(tiny, ti
     )
     with pytest.raises(MethodError, match=r"own_share 0.01 cannot be had: in batches of 32"):
         measure_temperatures(sweep, tiny[1], SweepFolder(tmp_path))
+
+
+def test_a_temperature_is_measured_with_a_student_that_can_be_proposed(tiny_file, tiny_storage, tmp_path):
+    sweep = read_sweep(
+        tiny_file,
+        assignments=[
+            "config={teacher_temperature: auto, own_share: 0.5}",
+            "parameters={student.prompt: {const: \"query: \"}}",
+        ],
+    )
+    folder = SweepFolder(tmp_path)
+    measure_temperatures(sweep, prepare(sweep, tiny_storage), folder)
+    assert "gives a row's own pair 0.5 of a label among 32 pairs" in read_log(folder)

@@ -1,7 +1,5 @@
 """A power loss empties a small file: reading, promoting and going on work all the same, and lose nothing."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

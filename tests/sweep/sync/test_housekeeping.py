@@ -1,7 +1,5 @@
 """What a bucket and a machine's mirror of it can do without, on a real S3 server."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Shards of the preparation on nodes that share no folder with the driver's: what travels, and what is in a bucket."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Sweeps whose storage is a bucket on a real S3 server; another machine is another cache folder."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """What a node that shares no folder with others brings and sends of trials: checkpoints and reports."""
 
-from __future__ import annotations
-
 import errno
 import json
 import shutil

@@ -1,7 +1,5 @@
 """A Ray that wants a token, and one that is open to all."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

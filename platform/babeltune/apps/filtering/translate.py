@@ -5,8 +5,6 @@ has the shape of FLORES' supervised baseline (Guzmán et al. 2019, section 4.1: 
 heads, dropout 0.4, label smoothing 0.2). It is trained for a given number of steps, with a warm-up over the first tenth
 and a linear decay. On a CPU the same inputs give the same model."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

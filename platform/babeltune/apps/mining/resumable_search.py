@@ -1,7 +1,5 @@
 """A search that goes on after an interruption: the grid's blocks one by one, what they found kept on disk."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 import zipfile

@@ -1,7 +1,5 @@
 """Guesses which code page a text file has, if it is no Unicode: readers of sweep files take what is named."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

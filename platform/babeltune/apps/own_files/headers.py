@@ -3,8 +3,6 @@
 Each column adds evidence for a header (above 0) or for text (below 0). It looks at known words, types, repetition,
 scripts, the ends of sentences and lengths. Called by `tables`."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from bisect import bisect_right

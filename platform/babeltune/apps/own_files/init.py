@@ -3,8 +3,6 @@
 Nothing is written where the user's files are, unless the sweep file itself is put there. What exists is not replaced.
 """
 
-from __future__ import annotations
-
 import filecmp
 import os
 import re

@@ -1,7 +1,5 @@
 """Which language a column holds: by its name if that is a code, checked against its text with py3langid."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A proposal of a sweep on a user's rows: teacher, student, lengths and budget for this machine."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 It refuses what is too much before it keeps it, and says what is wrong in the error object of either API. uvicorn and
 Ray Serve run the same app."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import hmac

@@ -1,7 +1,5 @@
 """The record of a transfer: `transfer --json` prints it, and `--out` writes it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from babeltune.apps.transfer.finetune import Settings

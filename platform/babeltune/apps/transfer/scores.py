@@ -1,7 +1,5 @@
 """Scores of predicted labels as XTREME's `evaluate.py` takes them: accuracy, and F1 of spans."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 

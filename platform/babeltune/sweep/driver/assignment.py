@@ -1,7 +1,5 @@
 """The assignment of a trial to a worker group."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from babeltune.data.prepared import read_prepared

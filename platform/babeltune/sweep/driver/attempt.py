@@ -1,7 +1,5 @@
 """One attempt at a sweep: prepare, score the baselines, search on warm worker groups, track."""
 
-from __future__ import annotations
-
 import functools
 import time
 from collections.abc import Callable

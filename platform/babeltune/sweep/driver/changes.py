@@ -1,7 +1,5 @@
 """Adds an event to a sweep's ledger for a command: through the sweep's driver, or as a short driver without one."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from contextlib import ExitStack

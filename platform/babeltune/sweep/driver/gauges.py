@@ -2,8 +2,6 @@
 
 `clusters/grafana/sweep.json` shows them. A Ray that babeltune starts has no such server, and then they go nowhere."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter as Counts
 from typing import Literal, get_args

@@ -1,7 +1,5 @@
 """The share of a GPU that a trial needs (`gpus_per_worker: auto`), measured before the search."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace

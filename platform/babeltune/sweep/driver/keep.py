@@ -3,8 +3,6 @@
 Scores, settings and reports stay, so the leaderboard, `reproduce` and `refit` need no checkpoint. Promotion, a start
 and `--soup` do: they name what removed it."""
 
-from __future__ import annotations
-
 import bisect
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The two rates by which a sweep's `training.compute` counts, measured once and kept in its folder."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import ray

@@ -3,8 +3,6 @@
 The driver holds the sweep's lock while it lives. Everything that it knows is in the sweep's folder, so a driver that
 died is replaced by submitting the same sweep again."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import logging

@@ -1,7 +1,5 @@
 """The words and totals of a sweep in the runs of MLflow: descriptions, the leaderboard, parameters, data sets."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence

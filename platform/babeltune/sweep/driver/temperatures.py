@@ -1,13 +1,11 @@
 """Measures the temperatures that are `auto` before the first trial, so that a share that cannot be had ends the sweep
 before it costs anything."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from babeltune.data.prepared import Prepared
 from babeltune.method import TrialContext, trial_context
-from babeltune.planning.space import configurations, make_trial
+from babeltune.planning.space import configurations, default_params, make_trial
 from babeltune.schema.records import Sweep, Trial
 from babeltune.sweep.state.folder import SweepFolder
 
@@ -33,8 +31,10 @@ def measure_temperatures(sweep: Sweep, prepared: Prepared, folder: SweepFolder) 
 
 def _fitted_trials(sweep: Sweep) -> Iterator[tuple[Trial, TrialContext]]:
     """Trials with an `auto` temperature, of every combination of what decides it."""
+    # Only students that can be proposed have tokens, and the batches of all of them are alike.
+    student = {name: value for name, value in default_params(sweep).items() if name.startswith("student.")}
     for params, _, _ in configurations(sweep, DECIDING):
-        trial = make_trial(sweep, 0, params)
+        trial = make_trial(sweep, 0, student | params)
         context = trial_context(trial.method, trial.config)
         if context.fits:
             yield trial, context

@@ -4,8 +4,6 @@ TPE reads and sorts all that it is shown, for each parameter, and a Gaussian pro
 would take longer than the one before it. NSGA-II is not wrapped: it finds its generations by attributes of all trials.
 """
 
-from __future__ import annotations
-
 from collections.abc import Container
 from typing import Any
 

@@ -3,8 +3,6 @@
 They are pure: a number, a report and a value go in, a verdict comes out. The same reports in the same order give the
 same verdicts, so a resumed sweep shows them its ledger. A larger value is a better one."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from statistics import NormalDist

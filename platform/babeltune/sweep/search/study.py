@@ -1,8 +1,6 @@
 """The proposals of a sweep: an Optuna study in memory. Following the sweep's ledger makes it, and it proposes the
 same again."""
 
-from __future__ import annotations
-
 import hashlib
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence

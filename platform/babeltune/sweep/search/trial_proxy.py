@@ -4,8 +4,6 @@ Tune starts an actor, so a process of about 115 MB, for every trial that runs. S
 next report. So trials are followed in the driver's own process: `LocalActors` takes the place of Tune's actor manager,
 and the one long poll of the dispatcher brings the reports of all trials."""
 
-from __future__ import annotations
-
 import math
 import uuid
 from collections import deque

@@ -3,8 +3,6 @@
 Tune sees one thin trainable per trial whose steps are the reports that a worker group hands to the dispatcher. A
 resumed search starts a new Tune run from the ledger; nothing that Tune wrote is read back."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.metadata
 import logging

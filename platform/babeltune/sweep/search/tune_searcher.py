@@ -1,7 +1,5 @@
 """Tune's view of a sweep: it is given the proposals, and what it learns goes to study, ledger and listeners."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections import Counter

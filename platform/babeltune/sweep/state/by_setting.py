@@ -2,8 +2,6 @@
 
 `babeltune runs SWEEP --by SETTING` shows it."""
 
-from __future__ import annotations
-
 import itertools
 import statistics
 from collections.abc import Mapping, Sequence

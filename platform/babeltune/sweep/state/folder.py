@@ -10,8 +10,6 @@
 
 Any process that sees the storage can read it while the sweep runs."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -3,8 +3,6 @@
 It compares the clocks of two machines, so it is for display. Who may write, the lease decides (`fencing.py`), and so it
 decides what may be removed (`stored.py`)."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import socket

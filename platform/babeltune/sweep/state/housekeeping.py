@@ -6,8 +6,6 @@ when a sweep asks for it. An ended trial never trains on, so its optimizer is of
 
 One rule serves folders and buckets. It sees a storage as a listing of objects."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -5,8 +5,6 @@ in the folder that each of its writes checks. `fencing.py` renews that lease, an
 time. On a cluster the lease is an actor with the sweep's name. It belongs to the driver's Ray job. Ray gives a name
 once, and the actor ends with the job."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

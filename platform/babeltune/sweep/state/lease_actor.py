@@ -1,7 +1,5 @@
 """The actor whose name is a sweep's lease. It stands alone here: its process imports this file and nothing else."""
 
-from __future__ import annotations
-
 
 class LeaseActor:
     """Lives as long as the driver that took the lease; `max_restarts` brings it back if its process alone dies."""

@@ -1,7 +1,5 @@
 """A sweep's ledger as its driver writes it: what happened to its trials, in order. The study is made from it."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

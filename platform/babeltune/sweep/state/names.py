@@ -1,7 +1,5 @@
 """Which of several sweeps a name means, for everything that takes one: an id, a name, or the beginning of an id."""
 
-from __future__ import annotations
-
 import functools
 import logging
 from collections.abc import Mapping, Sequence

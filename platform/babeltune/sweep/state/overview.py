@@ -2,8 +2,6 @@
 
 `babeltune runs` shows it. Only the sweeps' own records are read."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence

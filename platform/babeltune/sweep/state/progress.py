@@ -1,7 +1,5 @@
 """A running sweep as its readers see it: its stage, its leaderboard, and whether a driver runs it."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ A change that decides results is shown and refused unless accepted. To accept ch
 the changes, and the trials that had begun. A trial that has not ended goes on with its own settings and data, so each
 trial has one spec. The sweep then has trials under several conditions. The first condition is number 1."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

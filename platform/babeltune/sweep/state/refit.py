@@ -3,8 +3,6 @@
 Pure but for reading the earlier sweep's folder. The result is a sweep like any other. Its points are given, nothing is
 searched, and nothing is stopped early. The data, the teacher's vectors and the tokens are reused."""
 
-from __future__ import annotations
-
 import math
 import re
 import statistics

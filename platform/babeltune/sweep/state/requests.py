@@ -3,8 +3,6 @@
 Each is a file in `requests/` with a line of the ledger. The driver adds it about once a second, under its lease. It is
 there until the ledger has it, so a driver that dies in between leaves it to the next one: no event does harm twice."""
 
-from __future__ import annotations
-
 import json
 
 from babeltune.files import write_json

@@ -3,8 +3,6 @@
 Pure: rows of the leaderboard go in, one `Group` per setting comes out. A trial counts with its best report by the first
 objective, as in the leaderboard."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

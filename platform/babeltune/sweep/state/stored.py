@@ -3,8 +3,6 @@
 Every time here is of the storage's own clock, which dates its objects. So no clocks of two machines are compared. What
 is not known counts as driven: a sweep that rests is cleaned another time."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress

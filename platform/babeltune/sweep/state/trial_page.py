@@ -2,8 +2,6 @@
 
 `babeltune status SWEEP/t0003` shows it. Only a trial's own records are read; MLflow is not asked."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 In a storage behind a URI each line is an object of its own, so that two machines never overwrite one another's. The
 system says which user a process runs as. Who sent a Ray job, only its sender says: nobody checks it."""
 
-from __future__ import annotations
-
 import json
 import os
 import pwd

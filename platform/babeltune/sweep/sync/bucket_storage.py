@@ -1,7 +1,5 @@
 """A bucket and its mirror on this machine, as housekeeping and readers see them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass

@@ -4,8 +4,6 @@
 earlier driver never changes a checkpoint that another one reads. Names without a token are of a trial
 without a driver."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 

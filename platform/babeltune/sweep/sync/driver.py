@@ -6,8 +6,6 @@ A thread renews the lease from then on. A driver that finds another one's lease 
 A store that does not answer stops nothing at once. Changes wait in the folder, are counted in the log, and are sent
 when the store is back. After the cluster's `storage_timeout` the sweep ends with an error, and nothing is lost."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import deque

@@ -4,8 +4,6 @@ Every two seconds it asks for a few records. If the ledger has new lines, it als
 lists the sweep once a minute, and when the sweep has another state or stage. So a busy sweep costs what has happened in
 it, however large it is."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable

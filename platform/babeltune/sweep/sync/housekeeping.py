@@ -3,8 +3,6 @@
 The rule is that of a folder (`state/housekeeping.py`). A mirror can also do without what the bucket has: a node brings
 it again when it needs it."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Collection, Iterator, Mapping

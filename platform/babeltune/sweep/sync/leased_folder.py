@@ -3,8 +3,6 @@
 The machine of the last driver has the newest folder: a driver there keeps its own, and one on another machine takes the
 bucket's."""
 
-from __future__ import annotations
-
 import logging
 import time
 import uuid

@@ -2,8 +2,6 @@
 
 Nobody waits long for them, and no sweep fails by them: a message that cannot be delivered is a warning."""
 
-from __future__ import annotations
-
 import html
 import http.client
 import json

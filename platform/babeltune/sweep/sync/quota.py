@@ -4,8 +4,6 @@ A trial counts from its start to its end, with the share of the machines that it
 counts up to the last line of that driver. A deleted sweep leaves its hours in `deleted/`. The user is whom the system
 names, or the sender of a Ray job names: that one's word is all there is."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections import defaultdict

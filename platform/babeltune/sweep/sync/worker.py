@@ -4,8 +4,6 @@ A trial's worker brings the stores and the trial's last checkpoint, and sends ea
 the ledger before it reports. The names of checkpoints in the bucket end in the fencing token of the driver that gave
 the trial, such as `000003-7`; in folders they do not. `shards.py` has the tasks of the preparation."""
 
-from __future__ import annotations
-
 import json
 import logging
 import shutil

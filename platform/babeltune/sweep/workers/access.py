@@ -1,7 +1,5 @@
 """Who may use a running Ray: whether it refuses those who have no token."""
 
-from __future__ import annotations
-
 import logging
 import os
 import socket

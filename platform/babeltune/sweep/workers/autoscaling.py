@@ -4,8 +4,6 @@ Each worker without a node has a pending placement group, for which an autoscale
 `request_resources` would outlive a driver that is killed, and each driver's would replace the others'. A placement
 group ends with its driver."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable, Iterator

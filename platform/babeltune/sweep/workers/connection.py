@@ -1,7 +1,5 @@
 """The connection of a driver to its Ray: this machine's own, or a cluster that runs already."""
 
-from __future__ import annotations
-
 import logging
 import os
 import secrets

@@ -8,8 +8,6 @@ small named actor. It is plain asyncio, so it also runs alone.
 Every call may be made twice, and the second has the first one's answer. Nothing of it is on a disk: a dispatcher that
 died takes its worker groups with it. The driver starts new ones, and trials go on from their checkpoints."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The dispatcher's state, and how its calls wait for one another."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Hashable

@@ -1,7 +1,5 @@
 """The driver's side of the dispatcher: hands it trials, and receives what their worker groups report."""
 
-from __future__ import annotations
-
 import time
 import uuid
 from collections import deque

@@ -1,7 +1,5 @@
 """The driver's calls to the dispatcher: hands it trials, takes their news, and asks how the worker groups are."""
 
-from __future__ import annotations
-
 import time
 from itertools import islice
 

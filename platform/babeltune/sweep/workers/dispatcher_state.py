@@ -2,8 +2,6 @@
 
 Plain data and rules, without Ray, clocks, files or waiting. `dispatcher.py` runs it as an actor."""
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The nodes on which a worker group could not train. Their room is reserved, as a restarted group may land anywhere."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager

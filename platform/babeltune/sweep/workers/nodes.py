@@ -3,8 +3,6 @@
 The head's GCS knows this. Ray would wait for ever for one that stands still, and meanwhile Python would take no signal.
 So all that `babeltune.sweep` asks of it goes through `from_head`."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future

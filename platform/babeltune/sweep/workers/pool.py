@@ -5,8 +5,6 @@ trial together (`worker.py`), and wait again, so a trial starts in milliseconds.
 all ranks of its group. The dispatcher hands them the same trial, which resumes from its own checkpoint. A new node adds
 worker groups; a lost node removes those that it held."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import time

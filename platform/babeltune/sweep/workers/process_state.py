@@ -1,7 +1,5 @@
 """Restores a worker process between two trials: random state, global switches, environment, memory."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib

@@ -1,7 +1,5 @@
 """Runs one trial: for a rank of a worker group, and for a trainable registered with Tune."""
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Iterator

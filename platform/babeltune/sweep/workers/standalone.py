@@ -1,7 +1,5 @@
 """One trial without a sweep's driver: what it trains with, from one configuration of Ray Tune's."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The load of a trial's machine between two of its reports, under MLflow's own names of system metrics."""
 
-from __future__ import annotations
-
 import psutil
 import torch
 

@@ -1,7 +1,5 @@
 """Work in shards, as Ray tasks on the connected cluster."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence

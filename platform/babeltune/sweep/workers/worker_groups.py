@@ -1,7 +1,5 @@
 """The worker groups of a pool as Ray Train's runs: started, found on the nodes, and ended."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Where the numbers of a report come from: the data and its cleaning, the cost, and how to run it again."""
 
-from __future__ import annotations
-
 import shlex
 
 from babeltune.sweep_report.document import Block, Code, Items, Section, Table, Text

@@ -1,7 +1,5 @@
 """The costs of models: quality over size and speed, and the Pareto front."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
