@@ -29,12 +29,10 @@ from benchmarks.readme import between_marks
 ROOT = Path(__file__).parents[1]
 DATA = Path(os.environ.get("BABELTUNE_DATA") or ROOT.parent / "shared" / "data")
 RECORD, PAGE = ROOT / "docs/measured/afternoon.json", ROOT / "docs/tutorial.md"
-MARK = "the afternoon's commands"
-"""The name of the marks between which the page has the table."""
+MARK = "the afternoon's commands"  # the name of the marks between which the page has the table
 TABLE, MEMORY = {"FR": "fra", "DE": "deu"}, ("jpn", "tanaka_enja")
 """The languages of the table, by what its column says, and the language and corpus of the memory."""
-OTHER = "spa"
-"""The language of the queries that drift, which the model was not trained on."""
+OTHER = "spa"  # the language of the queries that drift, which the model was not trained on
 QUESTION = "A storm is coming to the coast."
 PORT = 20611
 

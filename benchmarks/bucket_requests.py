@@ -31,11 +31,9 @@ from benchmarks.__main__ import commit
 from benchmarks.race import Row, options, verdict
 from benchmarks.sweep_overhead import ROOT
 
-SIZES = (16, 32, 64)
-"""Trials."""
+SIZES = (16, 32, 64)  # trials
 BUCKET = "counted"
-GOAL = 0.8
-"""Requests a trial of the smallest sweep by those of the largest, at least."""
+GOAL = 0.8  # requests a trial of the smallest sweep by those of the largest, at least
 SMALL = """
 method: mse_distillation
 parameters: {training.learning_rate: {log_float: [1.0e-3, 5.0e-3]}}
@@ -50,10 +48,8 @@ sampler: {kind: random}
 class Counted:
     """The requests that a server got."""
 
-    requests: Counter[str] = field(default_factory=Counter)
-    """Requests by verb and record."""
-    sent: int = 0
-    """Bytes."""
+    requests: Counter[str] = field(default_factory=Counter)  # requests by verb and record
+    sent: int = 0  # bytes
 
     def note(self, environ: dict[str, Any]) -> None:
         """Counts one request."""

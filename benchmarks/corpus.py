@@ -34,17 +34,12 @@ from benchmarks.__main__ import commit
 from benchmarks.race import Options, Row, in_own_process, options, verdict
 
 SIZES = (20_000, 40_000, 80_000)
-SMALLER = 64
-"""What sizes and bounds are divided by, so that a run takes a minute."""
-GROWTH = 1.25
-"""How many times the memory of the smallest size the largest may need."""
+SMALLER = 64  # what sizes and bounds are divided by, so that a run takes a minute
+GROWTH = 1.25  # how many times the memory of the smallest size the largest may need
 MOST_MEMORY = 3 << 30
-SLOWER = 1.5
-"""How much more CPU time a pair may cost at the largest size."""
-EVALUATED = 2_500
-"""Rows of the dev set, and of the test set."""
-BLOCK = 20_000
-"""Rows that are made at a time."""
+SLOWER = 1.5  # how much more CPU time a pair may cost at the largest size
+EVALUATED = 2_500  # rows of the dev set, and of the test set
+BLOCK = 20_000  # rows that are made at a time
 WORDS = 30_000
 LANGUAGES = ("eng", "fra", "deu")
 HEAD = f"{'pairs':>12} {'kept':>12} {'CPU s':>8} {'us/pair':>8} {'seconds':>8} {'memory MiB':>11}"
@@ -55,12 +50,10 @@ class Figures:
     """What was measured at one size."""
 
     pairs: int
-    kept: int
-    """Pairs that are trained on."""
+    kept: int  # pairs that are trained on
     cpu: float
     seconds: float
-    memory: int
-    """Peak of anonymous bytes."""
+    memory: int  # peak of anonymous bytes
 
     def shown(self) -> str:
         each = self.cpu / self.pairs * 1e6

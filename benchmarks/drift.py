@@ -22,10 +22,8 @@ from benchmarks.__main__ import commit
 
 BUNDLED = Path(babeltune.__file__).parent / "bundled"
 LANGUAGES, NEW = ("eng", "fra", "jpn", "kor"), "rus"
-UNKNOWN = " 𓀀𓁐"
-"""Hieroglyphs."""
-TOPIC = 400
-"""Texts about one topic."""
+UNKNOWN = " 𓀀𓁐"  # hieroglyphs
+TOPIC = 400  # texts about one topic
 
 
 def main() -> None:

@@ -36,8 +36,7 @@ from benchmarks.race import options, race, verdict
 
 GOAL = 3.0
 THREADS = 2
-MAX_TOKENS = 128
-"""Longer sentences are cut, by both; a model that takes fewer cuts more."""
+MAX_TOKENS = 128  # longer sentences are cut, by both; a model that takes fewer cuts more
 ROOT = Path(os.environ.get("BABELTUNE_DATA") or Path(__file__).resolve().parents[2] / "shared" / "data")
 TOLERANCE = 2e-3
 """Largest difference of a score that both compute, or one sentence of a set's rows, where two candidates are equally

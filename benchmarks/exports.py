@@ -23,13 +23,11 @@ from benchmarks.readme import between_marks
 
 ROOT = Path(__file__).parents[1]
 RECORD, PAGE = ROOT / "docs/measured/exports.json", ROOT / "docs/how-to/promote.md"
-MARK = "forms"
-"""The name of the marks between which the page has the table."""
+MARK = "forms"  # the name of the marks between which the page has the table
 MODEL, SWEEP = "models:/clients@champion", "clients"
 FORMS = {"static": ({"bits": 8}, {"bits": 4}, {"bits": 8, "dim": 128}), "Transformer": ({"bits": 32}, {"bits": 8})}
 TEXTS, ROUNDS = 400, 3
-VNNI = ("avx512_vnni", "avx_vnni", "amx_int8")
-"""Instructions of a CPU for whole numbers."""
+VNNI = ("avx512_vnni", "avx_vnni", "amx_int8")  # instructions of a CPU for whole numbers
 
 
 def rate(encode: Callable[[list[str]], object], texts: list[str]) -> float:

@@ -24,11 +24,9 @@ from benchmarks.readme import between_marks
 
 ROOT = Path(__file__).parents[1]
 RECORD, PAGE = ROOT / "docs/measured/filtered.json", ROOT / "docs/papers.md"
-MARK = "filtered"
-"""The name of the marks between which the page has the table."""
+MARK = "filtered"  # the name of the marks between which the page has the table
 CHANCE = "by chance"
-SIZES = (15_000, 30_000, 50_000, 80_000)
-"""Target tokens of the subsets."""
+SIZES = (15_000, 30_000, 50_000, 80_000)  # target tokens of the subsets
 RECIPE = Recipe(model="scratch", steps=1000, batch=64, learning_rate=1e-3, max_tokens=40, beams=1, layers=2, width=192)
 
 

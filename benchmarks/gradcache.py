@@ -36,8 +36,7 @@ from benchmarks.work import describe_lengths, start
 GOAL = 2.2
 BATCH, CHUNK = 4096, 64
 LARGE = 8192
-MEMORY_SHARE = 0.25
-"""The largest share of the memory of a step in one piece that a cached step may take."""
+MEMORY_SHARE = 0.25  # the largest share of the memory of a step in one piece that a cached step may take
 STUDENT = {"width": 128, "feed_forward": 512}
 
 

@@ -18,8 +18,7 @@ from benchmarks.quality import SHOWN, Work, read_work, train_within
 from benchmarks.race import one_thread
 
 DIMENSIONS = (384, 256, 128, 64)
-NAMES = {"whole vectors": "[]", "matryoshka": str(list(DIMENSIONS))}
-"""Name of a row -> its `training.matryoshka`."""
+NAMES = {"whole vectors": "[]", "matryoshka": str(list(DIMENSIONS))}  # name of a row -> its `training.matryoshka`
 
 
 def main() -> None:

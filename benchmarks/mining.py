@@ -38,12 +38,9 @@ if TYPE_CHECKING:
 LEFT, RIGHT, DIM, K = 16_384, 32_768, 384, 4
 GOAL, LOOP_GOAL = 1.5, 100
 MEMORY = (4_096, 16_384, 65_536)
-FLAT = 1.5
-"""Memory at the largest n may be so many times that at the smallest: allocators keep what they freed."""
-SAMPLED = 0.005
-"""Seconds between two looks at a process's memory."""
-TIE = 1e-6
-"""Cosines this near are a tie: two products in fp32 differ by less."""
+FLAT = 1.5  # memory at the largest n may be so many times that at the smallest: allocators keep what they freed
+SAMPLED = 0.005  # seconds between two looks at a process's memory
+TIE = 1e-6  # cosines this near are a tie: two products in fp32 differ by less
 RECALL_GOAL = 0.999
 """The share of the reference's recall that is ours at least: a search that misses one neighbour in a hundred, or puts a
 text beside another's vector, finds less."""

@@ -11,8 +11,7 @@ from sentence_transformers import SentenceTransformer
 
 from babeltune.data.prepared import TextTask
 
-BATCH = 32
-"""mteb's."""
+BATCH = 32  # mteb's
 
 
 def mteb_scores(tasks: Sequence[TextTask], model: SentenceTransformer) -> dict[str, float]:

@@ -39,8 +39,7 @@ TOLERANCE = 2e-3
 SPREAD, STARTED = 2, 0.05
 """Standard deviations of the reference's seeds that k-means may be off, and at least: ten starts of two programs end in
 different optima of one inertia more often than ten starts of one."""
-MINED = 3
-"""One row in this many of a mining set is a pair of translations."""
+MINED = 3  # one row in this many of a mining set is a pair of translations
 
 
 @dataclass(frozen=True)

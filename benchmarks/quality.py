@@ -30,8 +30,7 @@ from benchmarks.race import one_thread
 from benchmarks.work import start, texts_of
 
 REAL = "benchmarks/data/en_fra_rus_jpn_kor.yaml"
-TRIED = 12
-"""Batches after which a training's speed is known."""
+TRIED = 12  # batches after which a training's speed is known
 SHOWN = {
     "Tatoeba": "test/tatoeba/accuracy",
     "NTREX": "dev/ntrex/accuracy",
@@ -46,15 +45,11 @@ class Row:
     """One training and its scores."""
 
     name: str
-    seconds: float
-    """CPU seconds that it was given."""
+    seconds: float  # CPU seconds that it was given
     seed: int
-    pairs: int
-    """Rows seen."""
-    spent: float
-    """CPU seconds from its first batch to the end of its export, the trial of its speed included."""
-    scores: dict[str, float]
-    """Scores by their titles in `SHOWN`."""
+    pairs: int  # rows seen
+    spent: float  # CPU seconds from its first batch to the end of its export, the trial of its speed included
+    scores: dict[str, float]  # scores by their titles in `SHOWN`
 
     @property
     def file(self) -> str:

@@ -38,8 +38,7 @@ TRANSFORMER = {
     "training.global_batch": 256,
 }
 """A Transformer's settings, where they differ from the static student's."""
-SHARE = 0.2
-"""The static student's share of the seconds of `transformer from static`."""
+SHARE = 0.2  # the static student's share of the seconds of `transformer from static`
 
 
 def static(storage: Path) -> Contestant:

@@ -25,10 +25,8 @@ if TYPE_CHECKING:
 PAIRS, QUEUE, DIM, STEPS = 32, 65_536, 384, 5
 GOAL = 1.2
 TEMPERATURE, SIGMA = 0.05, 0.9
-TOLERANCE = 1e-4
-"""Largest difference of value and gradient, relative to the largest value and gradient."""
-MEMORY_SHARE = 0.1
-"""The largest share of the bytes of batch x queue x dim that ours may take."""
+TOLERANCE = 1e-4  # largest difference of value and gradient, relative to the largest value and gradient
+MEMORY_SHARE = 0.1  # the largest share of the bytes of batch x queue x dim that ours may take
 
 
 @dataclass(frozen=True)

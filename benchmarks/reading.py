@@ -33,15 +33,12 @@ from benchmarks.race import Row, options, verdict
 from benchmarks.sweep_overhead import ROOT
 
 TRIALS, SWEEPS = int(os.environ.get("TRIALS", "10000")), int(os.environ.get("SWEEPS", "500"))
-REPORTS, FEW = 3, 4
-"""Reports of a trial, and trials of each of the many sweeps."""
-LANGUAGES = 25
-"""Language pairs of the dev set, with a score each in every report."""
+REPORTS, FEW = 3, 4  # reports of a trial, and trials of each of the many sweeps
+LANGUAGES = 25  # language pairs of the dev set, with a score each in every report
 AIM = "dev/everyday/accuracy"
 GOALS = {"status_s": 3.0, "report_s": 5.0, "report_mb": 300.0, "watch_share": 0.02, "runs_s": 2.0}
 """At most: CPU seconds of a command, megabytes, and the share of a core that a viewer takes."""
-LOOKS = 30
-"""Looks of a viewer that are timed."""
+LOOKS = 30  # looks of a viewer that are timed
 
 
 EXAMPLE = Examples(

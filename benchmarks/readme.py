@@ -13,11 +13,9 @@ from babeltune.files import write_whole
 ROOT = Path(__file__).parents[1]
 MEASURED = ROOT / "docs" / "measured"
 README = ROOT / "README.md"
-TITLE = "| what | figure |\n|---|---|\n"
-"""The head of the table that is written."""
+TITLE = "| what | figure |\n|---|---|\n"  # the head of the table that is written
 PAIRS = "mean of four language pairs"
-LOST = {"that trial": "the trial at fault"}
-"""What a fault cost, as its row has it and as README says it."""
+LOST = {"that trial": "the trial at fault"}  # what a fault cost, as its row has it and as README says it
 
 
 def between_marks(page: str, name: str, text: str) -> str:

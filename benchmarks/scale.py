@@ -40,10 +40,8 @@ from benchmarks.race import Options, Row, in_own_process, options, own_peak, ver
 SIZES = (200, 800, 2000)
 REPORTS = 20_000
 """Reports of the throughput's measurement, of all trials together: more than are journaled between two compactions."""
-RATE, SECONDS = 500.0, 6.0
-"""Reports a second, and for how long, of the delay's measurement."""
-SLOWER = 2.0
-"""How much more CPU time a report may cost at the largest size than at the smallest."""
+RATE, SECONDS = 500.0, 6.0  # reports a second, and for how long, of the delay's measurement
+SLOWER = 2.0  # how much more CPU time a report may cost at the largest size than at the smallest
 LEAST_RATE, MOST_DELAY_MS = 500.0, 50.0
 ACTOR_REPORTS = 6000
 
@@ -75,11 +73,9 @@ class Figures:
     """What was measured at one size."""
 
     groups: int
-    rate: float
-    """Reports by CPU second."""
+    rate: float  # reports by CPU second
     p99_ms: float
-    peak: int
-    """Bytes."""
+    peak: int  # bytes
 
     def shown(self, base: int) -> str:
         memory = (self.peak - base) / 2**20

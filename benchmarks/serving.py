@@ -29,13 +29,10 @@ from benchmarks.__main__ import commit
 from benchmarks.race import options, race, verdict
 
 GOAL = 3.0
-SLACK = 0.5
-"""Floor of the worst round, as a share of the goal: rates of a busy machine move."""
+SLACK = 0.5  # floor of the worst round, as a share of the goal: rates of a busy machine move
 CONNECTIONS = (1, 2, 4, 8, 16, 32, 64)
-SECONDS = 2.0
-"""Length of a measurement."""
-LIMIT_S = 0.05
-"""What 99 % of the answers may take."""
+SECONDS = 2.0  # length of a measurement
+LIMIT_S = 0.05  # what 99 % of the answers may take
 TEXTS = [f"A text of some words, number {number}, that a user may look for." for number in range(256)]
 TOLERANCE = 1e-5
 PEER = """
@@ -81,12 +78,9 @@ class Rate:
     """What one server has answered."""
 
     connections: int
-    rate: float
-    """Requests a second."""
-    p99_ms: float
-    """What 99 % of the answers took at most."""
-    cpu_ms: float
-    """CPU of the server's processes for a request."""
+    rate: float  # requests a second
+    p99_ms: float  # what 99 % of the answers took at most
+    cpu_ms: float  # CPU of the server's processes for a request
 
 
 def write_model(folder: Path) -> None:

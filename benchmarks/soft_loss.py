@@ -23,10 +23,8 @@ if TYPE_CHECKING:
 
 PAIRS, DIM = 8192, 384
 GOAL, MEMORY_GOAL = 1.5, 20.0
-TEMPERATURE = 0.1
-"""Temperature of the student's similarities and of the labels: the paper's."""
-TOLERANCE = 1e-4
-"""Largest difference of value and gradient, relative to the largest value and gradient."""
+TEMPERATURE = 0.1  # temperature of the student's similarities and of the labels: the paper's
+TOLERANCE = 1e-4  # largest difference of value and gradient, relative to the largest value and gradient
 
 
 @dataclass(frozen=True)

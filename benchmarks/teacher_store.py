@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 
 GOAL = 1.7
 TRIALS, PAIRS, BATCH = 8, 256, 64
-TOLERANCE = 1e-3
-"""Largest difference of two losses, relative: the store keeps half precision."""
+TOLERANCE = 1e-3  # largest difference of two losses, relative: the store keeps half precision
 
 
 @dataclass
@@ -58,8 +57,7 @@ class Work:
     """A sweep to run either way."""
 
     sweep: Sweep
-    prepared: Prepared
-    """What is prepared for the sweep, without a teacher store."""
+    prepared: Prepared  # what is prepared for the sweep, without a teacher store
     asked: list[str]
     trials: list[Trial]
     scratch: Path

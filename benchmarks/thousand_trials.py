@@ -30,16 +30,11 @@ from benchmarks.sweep_overhead import ROOT, WORKER_GROUPS, open_pool, run, sweep
 TRIALS, PART, REPORTS = int(os.environ.get("TRIALS", "1000")), 100, 5
 EARLY = 1 if TRIALS <= RECENT + BEST + PART else (RECENT + BEST) // PART
 """The hundred that the last is compared with, from 0."""
-GROWTH_KB = 15.0
-"""Kilobytes of this process that a trial may cost, after the first hundred."""
-BASE_MIB = 25
-"""Allowed besides: caches that fill once."""
-SLOWEST_PROPOSAL = 0.2
-"""CPU seconds that a proposal may take at most."""
-SLOWER = 2.0
-"""How much longer the last hundred, and each of their proposals, may take than the second hundred's."""
-SAVING = 1.0
-"""Seconds that saving a trial's state may take at most."""
+GROWTH_KB = 15.0  # kilobytes of this process that a trial may cost, after the first hundred
+BASE_MIB = 25  # allowed besides: caches that fill once
+SLOWEST_PROPOSAL = 0.2  # CPU seconds that a proposal may take at most
+SLOWER = 2.0  # how much longer the last hundred, and each of their proposals, may take than the second hundred's
+SAVING = 1.0  # seconds that saving a trial's state may take at most
 
 
 class Watch:

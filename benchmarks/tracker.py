@@ -27,12 +27,9 @@ from benchmarks.race import Row, options, verdict
 
 PROCESSES, STEPS, VALUES = 8, 250, 10
 PER_SECOND = 2000.0
-LONGEST = 0.05
-"""Seconds that a step may wait."""
-STEP = 0.01
-"""Seconds of a training step, in which it does not touch the tracker."""
-DEAD = 3.0
-"""Seconds for which the server is stopped, and for which it is dead."""
+LONGEST = 0.05  # seconds that a step may wait
+STEP = 0.01  # seconds of a training step, in which it does not touch the tracker
+DEAD = 3.0  # seconds for which the server is stopped, and for which it is dead
 START_TIMEOUT_S = 600.0
 
 

@@ -37,8 +37,7 @@ from benchmarks.work import benchmark_sweep, describe_lengths, prepare_text, sta
 
 GOAL = 2.5
 STEPS, BATCH = 16, 64
-TOLERANCE = 1e-3
-"""Largest difference of the gradients, relative to the largest gradient."""
+TOLERANCE = 1e-3  # largest difference of the gradients, relative to the largest gradient
 SCALE = 20.0
 LOSS = {"temperature": 1 / SCALE, "direction": "forward", "hard_negatives": 0, "mask_duplicates": False}
 STUDENT = {"layers": 2, "width": 256, "heads": 4, "feed_forward": 1024, "vocabulary": 16_000, "max_tokens": 128}

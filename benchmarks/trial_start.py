@@ -43,14 +43,12 @@ from babeltune.sweep.workers.pool_settings import PoolSettings
 from babeltune.sweep.workers.run_trial import run as run_trial
 from benchmarks.race import Row, options, race, verdict
 
-GOAL = 60.0
-"""The median's."""
+GOAL = 60.0  # the median's
 SLACK = 0.5
 """Floor of the worst round, as a share of the goal. Ours lasts about 0.16 s of wall time, so one stall of 0.16 s on a
 busy machine halves a round's ratio. The worst of five rounds measures the machine; the median measures the code."""
 WORKERS = 2
-TRIALS = 4
-"""In each round of ours."""
+TRIALS = 4  # in each round of ours
 
 
 @dataclass
@@ -61,8 +59,7 @@ class Starts:
     scratch: Path
     pool: WorkerPool
     rounds: count[int] = field(default_factory=count)
-    cold: list[float] = field(default_factory=list)
-    """Seconds of each round's first trial of ours."""
+    cold: list[float] = field(default_factory=list)  # seconds of each round's first trial of ours
 
     def __post_init__(self) -> None:
         self.storage = self.scratch / "storage"

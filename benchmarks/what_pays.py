@@ -67,8 +67,7 @@ class Row:
     """One variant."""
 
     settings: Mapping[str, Scalar]
-    other: str = BASE
-    """The row that differs from it by the term."""
+    other: str = BASE  # the row that differs from it by the term
     stage: bool = False
 
 

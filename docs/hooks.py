@@ -31,8 +31,7 @@ from babeltune.schema.json_schema import field_notes, records_of
 from babeltune.schema.records import Sweep
 
 MEASURED = Path(__file__).parent / "measured"
-PUBLIC = (api, method, testing, train)
-"""Modules whose classes and functions other programs may use."""
+PUBLIC = (api, method, testing, train)  # modules whose classes and functions other programs may use
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -55,8 +54,7 @@ PLAIN = {"str": "text", "int": "whole number", "float": "number", "bool": "`true
 """Types of Python in the words of a sweep file."""
 
 
-MOST_ARMS = 6
-"""Records of a union that are listed by name."""
+MOST_ARMS = 6  # records of a union that are listed by name
 
 
 def type_words(text: str) -> str:

@@ -36,16 +36,11 @@ from babeltune.sweep_report.picture import browser
 from babeltune.sweep_report.write import write_report
 
 PICTURES = Path(__file__).parent / "pictures"
-LARGEST = 60_000
-"""Bytes of one picture."""
-LINES = 16
-"""Lines of the terminal."""
-SCREEN = {"width": 1400, "height": 800}
-"""The window for MLflow's pages."""
-PAGE_WIDTH = 1040
-"""Pixels of MLflow's page; the rest of the window is its assistant, which answers no question here."""
-WAIT_MS = 120_000
-"""Milliseconds that a page may take on a busy machine."""
+LARGEST = 60_000  # bytes of one picture
+LINES = 16  # lines of the terminal
+SCREEN = {"width": 1400, "height": 800}  # the window for MLflow's pages
+PAGE_WIDTH = 1040  # pixels of MLflow's page; the rest of the window is its assistant, which answers no question here
+WAIT_MS = 120_000  # milliseconds that a page may take on a busy machine
 PRIVATE = re.compile(
     rf"/(home|root|tmp|work|Users)/|\b({re.escape(getpass.getuser())}|{re.escape(socket.gethostname())})\b"
 )

@@ -49,15 +49,12 @@ def enter_loopback_only() -> bool:
     return True
 
 
-NEEDS_GPU = "needs_gpu"
-"""The marker of tests that are skipped where there is no GPU."""
+NEEDS_GPU = "needs_gpu"  # the marker of tests that are skipped where there is no GPU
 NEEDS_PAPERS = "needs_papers"
-NEEDS_ENCODER = "needs_encoder"
-"""The marker of tests that are skipped where the papers' texts are not at hand."""
+NEEDS_ENCODER = "needs_encoder"  # the marker of tests that are skipped where the papers' texts are not at hand
 NEEDS_CHROMIUM = "needs_chromium"
 """The marker of tests that are skipped where there is no Chromium: it is no package of Python."""
-NEEDS_PROMETHEUS = "needs_prometheus"
-"""The marker of tests that are skipped where there is no Prometheus."""
+NEEDS_PROMETHEUS = "needs_prometheus"  # the marker of tests that are skipped where there is no Prometheus
 EXCUSED = frozenset({NEEDS_GPU, NEEDS_PAPERS, NEEDS_CHROMIUM, NEEDS_ENCODER, NEEDS_PROMETHEUS})
 """A test with one of these markers may be skipped on a machine without what it needs."""
 skipped: list[str] = []

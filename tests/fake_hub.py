@@ -15,10 +15,8 @@ class Hub:
 
     url: str = ""
     token: str = "hf_right"
-    repositories: dict[str, bool] = field(default_factory=dict)
-    """Repository -> whether it is private."""
-    files: dict[str, bytes] = field(default_factory=dict)
-    """`REPO/PATH` -> content, of all commits."""
+    repositories: dict[str, bool] = field(default_factory=dict)  # repository -> whether it is private
+    files: dict[str, bytes] = field(default_factory=dict)  # `REPO/PATH` -> content, of all commits
     large: dict[str, bytes] = field(default_factory=dict)
     """SHA-256 -> content of files that went to the store of large ones."""
     commits: int = 0

@@ -8,8 +8,7 @@ import sys
 
 from waiting import PATIENCE_S
 
-CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir")
-"""Python's audit events of changes, which come before them."""
+CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir")  # Python's audit events of changes, which come before them
 
 
 def act_until(change, act):

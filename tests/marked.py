@@ -4,8 +4,7 @@ import contextlib
 
 import psutil
 
-MARK = "CHAOS"
-"""The variable."""
+MARK = "CHAOS"  # the variable
 
 
 def end_marked(mark: str) -> None:

@@ -17,16 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-LONGEST_SENTENCE = 30
-"""Words of the longest sentence: test_docs.py has the same bound for the site."""
-LONGEST_FUNCTION = 60
-"""Lines of the longest function, with its docstring."""
-MOST_PARAMETERS = 7
-"""Parameters of a function, without `self` and `cls`."""
-API = "platform/babeltune/api.py"
-"""The functions of the commands: they have one parameter per option, too."""
-MOST_METHODS = 20
-"""Methods of a class."""
+LONGEST_SENTENCE = 30  # words of the longest sentence: test_docs.py has the same bound for the site
+LONGEST_FUNCTION = 60  # lines of the longest function, with its docstring
+MOST_PARAMETERS = 7  # parameters of a function, without `self` and `cls`
+API = "platform/babeltune/api.py"  # the functions of the commands: they have one parameter per option, too
+MOST_METHODS = 20  # methods of a class
 
 BANNED = {
     r"\blanes?\b": "worker group",
@@ -53,12 +48,10 @@ BANNED = {
     r"\bby so much\b": "the amount",
 }
 """Words of the old vocabulary, as patterns, and what to write instead."""
-ANY_BANNED = re.compile("|".join(BANNED), re.IGNORECASE)
-"""Most lines have none of them, which one search shows."""
+ANY_BANNED = re.compile("|".join(BANNED), re.IGNORECASE)  # most lines have none of them, which one search shows
 ALLOWED = re.compile(r"lanes?'? (?:of|in) (?:AVX|SIMD)|\blane\b(?=')")
 """Uses of banned words that are fine: vector units have lanes."""
-EXEMPT = {"CHANGELOG.md", "tests/prose.py", "tests/test_prose.py"}
-"""Files that name the old words on purpose."""
+EXEMPT = {"CHANGELOG.md", "tests/prose.py", "tests/test_prose.py"}  # files that name the old words on purpose
 CONTINUES = (
     "Of|Or|And|But|That|Whose|Who|Than|Else|Also|Those|Them|It|Its|They|Their|Such|So|Besides|Told|Where|As|By|"
     "Since|From|With|Without|Beside|Before|After|Into|Nor|Not"

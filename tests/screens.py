@@ -8,8 +8,7 @@ from pathlib import Path
 from waiting import PATIENCE_S
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-SHOTS = "BABELTUNE_SCREENSHOTS"
-"""The environment variable that names a folder for screenshots."""
+SHOTS = "BABELTUNE_SCREENSHOTS"  # the environment variable that names a folder for screenshots
 
 
 @contextmanager

@@ -6,10 +6,8 @@ in `SLOW_FOLDERS`. A fast test that starts Ray fails."""
 from pathlib import Path
 
 ROOT = Path(__file__).parent
-FAST = "fast"
-"""The marker of fast tests."""
-LEFT_OUT = ("chaos", "long", "slow", "needs_gpu", "needs_papers", "needs_encoder")
-"""Markers of tests that are not fast."""
+FAST = "fast"  # the marker of fast tests
+LEFT_OUT = ("chaos", "long", "slow", "needs_gpu", "needs_papers", "needs_encoder")  # markers of tests that are not fast
 SLOW_FIXTURES = frozenset(
     {
         *("tiny", "tiny_storage", "tiny_stores", "searched", "ray_cluster", "scoring_process", "command"),

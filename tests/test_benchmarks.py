@@ -48,8 +48,7 @@ def bundled_text_and_the_threads_as_they_were(monkeypatch, tmp_path):
     torch.set_num_threads(threads)
 
 
-TABLE = {"kind": "static", "width": 32, "vocabulary": 400, "max_tokens": 64, "projection": 24}
-"""A small static student."""
+TABLE = {"kind": "static", "width": 32, "vocabulary": 400, "max_tokens": 64, "projection": 24}  # a small static student
 
 
 def made_task(tmp_path_factory, student):

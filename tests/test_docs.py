@@ -35,8 +35,7 @@ TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for
 COMMANDS = get_command(app).commands
 GENERATED = ("reference/", "faults.md", "benchmarks.md")
 README = TEXTS["README.md"]
-LONGEST = 30
-"""Words of a sentence."""
+LONGEST = 30  # words of a sentence
 
 
 def blocks(language):

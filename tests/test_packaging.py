@@ -110,8 +110,7 @@ IGNORED = (
     "tls.key",
     "tls.pem",
 )
-PACKED = ("platform/", "methods/", "search_spaces/", "clusters/")
-"""Folders that leave a checkout."""
+PACKED = ("platform/", "methods/", "search_spaces/", "clusters/")  # folders that leave a checkout
 
 
 def listed(folder, *options):

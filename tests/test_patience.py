@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
-WAITING = TESTS / "waiting.py"
-"""The only file that compares clocks."""
+WAITING = TESTS / "waiting.py"  # the only file that compares clocks
 CLOCKS = {"time", "monotonic", "perf_counter", "process_time", "thread_time"}
 """Functions of the module `time`; each has a sister in nanoseconds."""
 

@@ -14,8 +14,7 @@ from babeltune.schema.base import from_plain
 
 SKILL = Path(__file__).parents[1] / "platform" / "babeltune" / "bundled" / "SKILL.md"
 DEADLINE_S = 3600
-REFUSABLE = "babeltune promote "
-"""Begins the command that may end with 3, as the page says."""
+REFUSABLE = "babeltune promote "  # begins the command that may end with 3, as the page says
 
 
 def lines():

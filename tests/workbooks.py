@@ -5,8 +5,7 @@ import zipfile
 MAIN = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
 RELATIONS = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
 PACKAGE = "http://schemas.openxmlformats.org/package/2006/relationships"
-DATE = 45658
-"""Excel's number of 1 January 2025."""
+DATE = 45658  # Excel's number of 1 January 2025
 
 
 def xlsx(path, **sheets):

@@ -12,8 +12,7 @@ from benchmarks.gpu.timing import DEVICE, Size, synchronized
 from benchmarks.mining import K, in_shards, search
 
 DIM, CHECKED, GOAL_S = 384, 512, 60.0
-LONGEST_S = 200.0
-"""Seconds that a search may take by the time of the one before."""
+LONGEST_S = 200.0  # seconds that a search may take by the time of the one before
 
 
 def measure(place: Path, size: Size) -> dict[str, Any]:

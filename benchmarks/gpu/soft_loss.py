@@ -15,8 +15,7 @@ from benchmarks.gpu.timing import DEVICE, Size, peak, timed
 from benchmarks.soft_loss import DIM, TEMPERATURE, Vectors, full_matrix, make_vectors, tiled
 
 CHECKED = 512
-DIFFERENCE = 1e-3
-"""Largest difference of the gradient, relative to the largest gradient."""
+DIFFERENCE = 1e-3  # largest difference of the gradient, relative to the largest gradient
 
 
 def formula(given: Vectors, rows: Tensor, part: int = 4096) -> Tensor:

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from babeltune.schema.records import Trial
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-OURS = {"ours": "off", "ours, captured": "auto"}
-"""`training.capture` of our two racers."""
+OURS = {"ours": "off", "ours, captured": "auto"}  # `training.capture` of our two racers
 
 
 @dataclass(frozen=True)
@@ -33,23 +32,17 @@ class Size:
     )
     vocabulary: int = 16_000
     steps: int = 30
-    skipped: int = 6
-    """Steps that do not count."""
+    skipped: int = 6  # steps that do not count
     batch: int = 512
-    rounds: int = 2
-    """Every other one goes through the racers backwards."""
-    workers: tuple[int, ...] = (0, 4)
-    """Processes that tokenize for the peer."""
-    trials: tuple[int, ...] = (1, 2, 4)
-    """Trials that share the GPU."""
+    rounds: int = 2  # every other one goes through the racers backwards
+    workers: tuple[int, ...] = (0, 4)  # processes that tokenize for the peer
+    trials: tuple[int, ...] = (1, 2, 4)  # trials that share the GPU
     soft_loss: tuple[int, ...] = (16_384, 65_536)
     vectors: tuple[int, ...] = (200_000, 1_000_000)
-    product: int = 8192
-    """Rows and columns of the matrices whose product says what the GPU can do."""
+    product: int = 8192  # rows and columns of the matrices whose product says what the GPU can do
     seconds: float = 480.0
     """Seconds of training the pretrained encoder. With preparation and scores they are ten minutes."""
-    encoder: str | None = None
-    """The folder of the pretrained encoder."""
+    encoder: str | None = None  # the folder of the pretrained encoder
 
     @property
     def first(self) -> dict[str, Any]:

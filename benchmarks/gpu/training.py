@@ -44,8 +44,7 @@ if TYPE_CHECKING:
 
 GOAL, BOUND = 2.5, 0.4
 """How many times faster than the peer a step is to be, and what part of it the arithmetic alone is to take."""
-FP32_DIFFERENCE = 1e-3
-"""Largest difference of the gradients in fp32, relative to the largest gradient."""
+FP32_DIFFERENCE = 1e-3  # largest difference of the gradients in fp32, relative to the largest gradient
 
 
 class Clock(TrainerCallback):  # type: ignore[misc]

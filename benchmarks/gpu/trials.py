@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from babeltune.data.prepared import Prepared
     from babeltune.schema.records import Trial
 
-WAIT_S = 300.0
-"""Seconds within which all trials must be there, and end."""
+WAIT_S = 300.0  # seconds within which all trials must be there, and end
 
 
 def one_trial(trial: Trial, prepared: Prepared, size: Size, together: Any, pipe: Any) -> None:

@@ -22,10 +22,8 @@ from benchmarks.search_replay.replay import Contestant, Outcome, contest
 from benchmarks.search_replay.table import FIRST, TABLE, Corpus, Surrogate, portfolio, read_table
 
 SEEDS = 100
-SLOW_SEEDS = 10
-"""Seeds of searches with the Gaussian process, which is slow."""
-GOALS = {"today": 3.0, "random": 10.0}
-"""The winner is to spend at most this part of what these spend."""
+SLOW_SEEDS = 10  # seeds of searches with the Gaussian process, which is slow
+GOALS = {"today": 3.0, "random": 10.0}  # the winner is to spend at most this part of what these spend
 
 NONE, ASHA, PASHA = Halving(kind="none"), Halving(kind="asha"), Halving(kind="pasha")
 REGRET = ExpectedRegret()
@@ -47,8 +45,7 @@ CONTESTANTS = (
     Contestant("multivariate + regret + portfolio", TOGETHER, REGRET, portfolio=FIRST),
 )
 
-Rows = dict[str, dict[str, list[Outcome]]]
-"""Contestant -> corpus -> outcomes by seed."""
+Rows = dict[str, dict[str, list[Outcome]]]  # contestant -> corpus -> outcomes by seed
 
 
 def describe(surrogate: Surrogate) -> str:

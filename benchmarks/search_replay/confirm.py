@@ -22,18 +22,15 @@ from benchmarks.search_replay.table import read_table
 
 WAYS = {"today": (), "portfolio": ("sampler.first_points=margin",)}
 """How a corpus is searched -> what that changes in the sweep."""
-TRIALS = 40
-"""How many each sweep has."""
+TRIALS = 40  # how many each sweep has
 
 
 @dataclass(frozen=True)
 class Spent:
     """One trial."""
 
-    seconds: float
-    """Counted."""
-    accuracy: float
-    """The accuracy of its best report; 0 for one that was stopped early."""
+    seconds: float  # counted
+    accuracy: float  # the accuracy of its best report; 0 for one that was stopped early
 
 
 def until(trials: Sequence[Spent], enough: float) -> tuple[int, float] | None:

@@ -31,12 +31,9 @@ from benchmarks.race import one_thread
 from benchmarks.search_replay.table import FIRST, TABLE, Setting, Surrogate, portfolio, read_table
 from benchmarks.work import NoReports
 
-CORPORA = ("deu", "jpn", "tur")
-"""Languages whose sentences with English are a corpus each."""
-SETTINGS = 200
-"""Random settings, the same for each corpus."""
-JUDGED = 1000
-"""Held-out pairs that each report is scored on."""
+CORPORA = ("deu", "jpn", "tur")  # languages whose sentences with English are a corpus each
+SETTINGS = 200  # random settings, the same for each corpus
+JUDGED = 1000  # held-out pairs that each report is scored on
 SPACE = "benchmarks/search_replay/space.yaml"
 
 

@@ -14,8 +14,7 @@ from babeltune.sweep.search.study import Proposals
 from babeltune.sweep.search.tune_run import scheduler_for
 from benchmarks.search_replay.table import Surrogate
 
-MOST_TRIALS = 100
-"""A search that has found nothing after this many trials ends."""
+MOST_TRIALS = 100  # a search that has found nothing after this many trials ends
 
 
 @dataclass(frozen=True)
@@ -25,22 +24,17 @@ class Contestant:
     name: str
     sampler: Sampler
     scheduler: Scheduler
-    portfolio: int = 0
-    """First points learnt from the other corpora."""
-    seeds: int | None = None
-    """At most so many, where one search is slow."""
+    portfolio: int = 0  # first points learnt from the other corpora
+    seeds: int | None = None  # at most so many, where one search is slow
 
 
 @dataclass(frozen=True)
 class Outcome:
     """What a search spent until its incumbent was good enough."""
 
-    seconds: float
-    """Counted."""
-    trials: int
-    """Begun until then."""
-    found: bool
-    """Whether it ever was."""
+    seconds: float  # counted
+    trials: int  # begun until then
+    found: bool  # whether it ever was
 
 
 def contest(surrogate: Surrogate, contestant: Contestant, points: list[dict[str, Scalar]], seed: int) -> Outcome:

@@ -29,10 +29,8 @@ from babeltune.training.compute import Work
 
 TABLE = Path(__file__).with_name("table.json.gz")
 FOLDS = 10
-FIRST = 4
-"""Points of a portfolio."""
-DRAWN = 2000
-"""Random settings that measure how rare good ones are."""
+FIRST = 4  # points of a portfolio
+DRAWN = 2000  # random settings that measure how rare good ones are
 
 Floats = NDArray[np.float64]
 
@@ -43,16 +41,11 @@ class Setting:
 
     number: int
     params: dict[str, Scalar]
-    objective: tuple[float, ...]
-    """At each report that it made."""
-    pairs: tuple[int, ...]
-    """Seen at each report."""
-    operations: float
-    """Operations of training on one pair."""
-    bytes: float
-    """Moved by training on one pair."""
-    cpu_seconds: float
-    """CPU seconds of the training, reports included."""
+    objective: tuple[float, ...]  # at each report that it made
+    pairs: tuple[int, ...]  # seen at each report
+    operations: float  # operations of training on one pair
+    bytes: float  # moved by training on one pair
+    cpu_seconds: float  # CPU seconds of the training, reports included
 
 
 @dataclass(frozen=True)
@@ -60,13 +53,10 @@ class Corpus:
     """The settings of one corpus."""
 
     name: str
-    sweep: str
-    """The id of the sweep that they are trials of."""
+    sweep: str  # the id of the sweep that they are trials of
     seed: int
-    judged: int
-    """Pairs that each report is scored on."""
-    rates: tuple[float, float]
-    """10^9 operations and bytes a second, by which compute is counted."""
+    judged: int  # pairs that each report is scored on
+    rates: tuple[float, float]  # 10^9 operations and bytes a second, by which compute is counted
     settings: tuple[Setting, ...]
 
     @property

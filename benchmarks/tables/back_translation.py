@@ -16,14 +16,10 @@ from pathlib import Path
 import numpy as np
 
 WORD = re.compile(r"\w+(?:['’-]\w+)*")
-ROUNDS = 8
-"""Rounds of expectation maximization."""
-SENTENCES = 5000
-"""English sentences that are translated into each language."""
-LONGEST = 40
-"""Words of a sentence that is translated."""
-NEWS = ("deu", "fra", "rus", "spa")
-"""Languages whose news in `wmt_news` give English sentences."""
+ROUNDS = 8  # rounds of expectation maximization
+SENTENCES = 5000  # English sentences that are translated into each language
+LONGEST = 40  # words of a sentence that is translated
+NEWS = ("deu", "fra", "rus", "spa")  # languages whose news in `wmt_news` give English sentences
 PAIRS = {
     "hau": ("tico19/hau-eng.tsv.gz",),
     "kin": ("tico19/kin-eng.tsv.gz",),

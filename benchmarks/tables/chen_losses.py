@@ -13,8 +13,7 @@ VARIANTS = {
 BATCHES = (8, 32, 128)
 CZ = "table 1: Tatoeba 41.751 against 41.148, XNLI 66.862 against 66.255"
 WORDS = "table 1: Tatoeba 43.389 against 41.751, XNLI 67.750 against 66.862"
-EXTENDED = "extended by us to FLORES, topics"
-"""The paper names no batch."""
+EXTENDED = "extended by us to FLORES, topics"  # the paper names no batch
 
 
 def row(variant: str, batch: int) -> str:
@@ -80,8 +79,7 @@ CHEN_LOSSES = Table(
     rates=(3e-4, 1.5e-3),
 )
 
-LONGER = 4
-"""How many times as many pairs the experiment's rows see."""
+LONGER = 4  # how many times as many pairs the experiment's rows see
 
 
 def longer(variant: str) -> Row:

@@ -14,10 +14,8 @@ CHOOSING = """\
 A row is level with the best if an interval of their difference reaches zero, over seeds or over sentences. Each row has
 the learning rate that suits it. The best is chosen by the scores that are shown, so its own score is a little too
 high."""
-NO_STUDENT = "student={}"
-"""The change by which a row trains layers on its teacher."""
-FEW = 2
-"""Rows that a sentence names."""
+NO_STUDENT = "student={}"  # the change by which a row trains layers on its teacher
+FEW = 2  # rows that a sentence names
 
 
 def choices_of(record: Record) -> str:

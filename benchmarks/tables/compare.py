@@ -5,8 +5,7 @@ import statistics
 from benchmarks.tables.definition import Record
 from benchmarks.tables.verdict import over_seeds
 
-ROUNDING = 2e-6
-"""Differences of two means that come from the six digits of a record."""
+ROUNDING = 2e-6  # differences of two means that come from the six digits of a record
 
 
 def _texts(record: Record) -> dict[str, str]:

@@ -55,8 +55,7 @@ MAO_DIMS = Table(
     rates=(5e-4, 3e-3),
 )
 
-LONGER = 4
-"""How many times as many pairs the experiment's rows see."""
+LONGER = 4  # how many times as many pairs the experiment's rows see
 
 
 def longer(dim: int) -> Row:

@@ -49,8 +49,7 @@ MAO_SHAPES = Table(
     rates=(5e-4, 2e-3),
 )
 
-LONGER = 3
-"""How many times as much compute the experiment gets."""
+LONGER = 3  # how many times as much compute the experiment gets
 COMPUTE = f"training.compute={40 * LONGER}"
 
 

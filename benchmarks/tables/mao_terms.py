@@ -4,10 +4,8 @@ from benchmarks.tables.definition import Claim, Column, Row, Table
 
 FEW, MANY = "test/tatoeba/accuracy", "test/news/accuracy"
 BOTH = (FEW, MANY)
-FD = {beta: f"AMS + FD, beta {beta:g}" for beta in (1.0, 10.0, 100.0, 1000.0)}
-"""Weight of FD -> the row with AMS."""
-PRINTED = 1000.0
-"""The weight of FD in LEALLA-small."""
+FD = {beta: f"AMS + FD, beta {beta:g}" for beta in (1.0, 10.0, 100.0, 1000.0)}  # weight of FD -> the row with AMS
+PRINTED = 1000.0  # the weight of FD in LEALLA-small
 
 
 def extended(beta: float = PRINTED) -> str:
@@ -15,8 +13,7 @@ def extended(beta: float = PRINTED) -> str:
     return "extended by us to French and Russian, and news" + ("" if beta == PRINTED else f", at beta {beta:g}")
 
 
-ALONE = ("config={alpha: 0}",)
-"""Leaves AMS out; beta is 1,000 by default."""
+ALONE = ("config={alpha: 0}",)  # leaves AMS out; beta is 1,000 by default
 
 MAO_TERMS = Table(
     name="mao_terms",

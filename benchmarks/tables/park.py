@@ -12,10 +12,8 @@ LOGGED = {"train/label_entropy": "label entropy, of log N", "train/label_own": "
 MATCHED = 0.75
 """The temperature at which the own pair has about .09 of a label over 32 sentences, as cosines between .75 and 1 have
 at the paper's 0.1. Multilingual E5's lie there; those of a static model are spread wider."""
-FIVE_MATCHED = 0.75
-"""The same for the static teacher of five languages."""
-PARENT_MATCHED = 0.8
-"""The same for all-MiniLM-L6-v2."""
+FIVE_MATCHED = 0.75  # the same for the static teacher of five languages
+PARENT_MATCHED = 0.8  # the same for all-MiniLM-L6-v2
 TEMPERATURE_SAID = (
     f"The temperature is {MATCHED:g}: so the own pair has about .09 of a label, as cosines of multilingual E5 have at "
     "the paper's 0.1."

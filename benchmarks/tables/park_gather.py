@@ -16,8 +16,7 @@ from benchmarks.tables.park import (
     orders,
 )
 
-PARTS = {1: "all", 2: "half", 4: "a quarter"}
-"""Accelerators that gather nothing -> how much of the batch a pair sees."""
+PARTS = {1: "all", 2: "half", 4: "a quarter"}  # accelerators that gather nothing -> how much of the batch a pair sees
 FIGURES = {
     BITEXT: "table 13, en-ko, 2 accelerators: 0.904 against 0.887",
     FLORES: ON_FLORES,

@@ -17,8 +17,7 @@ from benchmarks.tables.park import (
     orders,
 )
 
-TEMPERATURES = (0.1, 0.2, 0.5)
-"""Other temperatures of labels and student."""
+TEMPERATURES = (0.1, 0.2, 0.5)  # other temperatures of labels and student
 SOFT: dict[str, Scalar] = {"method": "soft_contrastive"}
 WHEN: dict[str, dict[str, Scalar | list[Scalar]]] = {
     name: {"method": "soft_contrastive"} for name in ("labels", "tcm", "temperature")

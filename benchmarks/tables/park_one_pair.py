@@ -4,8 +4,7 @@ from benchmarks.tables.definition import UNTRAINED, Claim, Column, Row, Table
 from benchmarks.tables.park import ENGLISH, LOGGED, OF_ENGLISH, SETS_SAID, TEMPERATURE_SAID, orders
 from benchmarks.tables.park_labels import AVERAGE, BEST, HARD, PRIORITY, labelled
 
-PAIRS = {"fra": "en-fr", "rus": "en-ru"}
-"""Language -> the paper's name of its pair with English."""
+PAIRS = {"fra": "en-fr", "rus": "en-ru"}  # language -> the paper's name of its pair with English
 LOSSES = (
     labelled(BEST, "priority", tcm=True),
     labelled(PRIORITY, "priority", tcm=False),

@@ -7,12 +7,10 @@ from benchmarks.tables.park import BITEXT, ENGLISH, FLORES, OTHER, orders
 from benchmarks.tables.park_labels import AVERAGE, BEST, PARK_LABELS, PRIORITY, SOFT, labelled
 from benchmarks.tables.park_teachers import ALIGNED, FIVE, OWN, PARENT, PARK_TEACHERS, grid, row
 
-SLOW, USUAL = 1e-4, 3e-4
-"""A rate at which MSE stays near its start, and the one that suits most rows of `park_labels`."""
+SLOW, USUAL = 1e-4, 3e-4  # a rate at which MSE stays near its start, and the one that suits most rows of `park_labels`
 LAMBDAS = (0.1, 1.0, 10.0)
 """Weights of TCM's term across languages, beside 1 for those within a language. The paper's is 0.1."""
-PAIRS = 80_000
-"""Four times the pairs of `park_labels`."""
+PAIRS = 80_000  # four times the pairs of `park_labels`
 OWN_ORDERS = "A table of our own, on orders that `park_labels` does not find."
 
 

@@ -7,16 +7,11 @@ from dataclasses import dataclass
 class Reason:
     """A suspicion that some failed orders of a table share."""
 
-    table: str
-    """The table whose orders fail."""
-    rows: tuple[str, ...]
-    """One of them is a row of each failed order."""
-    suspected: str
-    """The reason, in a sentence that the experiment's orders confirm or refute."""
-    experiment: str | None = None
-    """The table that looks for it; None if there is no experiment yet."""
-    metrics: tuple[str, ...] = ()
-    """Metrics of the experiment's orders that answer; all if it is empty."""
+    table: str  # the table whose orders fail
+    rows: tuple[str, ...]  # one of them is a row of each failed order
+    suspected: str  # the reason, in a sentence that the experiment's orders confirm or refute
+    experiment: str | None = None  # the table that looks for it; None if there is no experiment yet
+    metrics: tuple[str, ...] = ()  # metrics of the experiment's orders that answer; all if it is empty
 
     def answered_by(self, better: str, worse: str, metric: str) -> bool:
         """Whether an order of the experiment's table is about this suspicion."""

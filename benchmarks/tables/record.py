@@ -18,11 +18,9 @@ from benchmarks.tables.sealed import SealedSets
 from benchmarks.tables.spread import percentiles_of
 from benchmarks.tables.sweeps import Trained, make_text, promote_starts, train_rows
 
-DIGITS = 6
-"""Digits of a score in the record."""
+DIGITS = 6  # digits of a score in the record
 Record = dict[str, Any]
-Scores = Mapping[str, Sequence[Scored]]
-"""Row -> its seeds' scores."""
+Scores = Mapping[str, Sequence[Scored]]  # row -> its seeds' scores
 
 
 def run(table: Table, cluster: str | None = None) -> Record:

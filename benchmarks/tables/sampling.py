@@ -19,12 +19,10 @@ from benchmarks.tables.clusters import ari_of, cluster_cell
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-RESAMPLES = 400
-"""Draws of a test set for the sampling error of a rank correlation or of clusters."""
+RESAMPLES = 400  # draws of a test set for the sampling error of a rank correlation or of clusters
 SHARES, WAYS = ("accuracy", XSIM), ("forward", "backward")
 """Metrics that are shares of sentences, and the ends of their names in one direction of a bitext."""
-ONE_ERROR = 0.6827
-"""The confidence of an interval that reaches one standard error to each side."""
+ONE_ERROR = 0.6827  # the confidence of an interval that reaches one standard error to each side
 
 
 @dataclass(frozen=True)

@@ -24,12 +24,9 @@ if TYPE_CHECKING:
     from babeltune.schema.records import Trial
 
 TITLE = "average target similarity"
-SHARES = tuple(range(1, 100))
-"""Percentiles that a record keeps."""
-REACH = 3
-"""The density at a percentile is that between the percentiles so far below and above, fewer near the ends."""
-Curves = Mapping[str, list[float]]
-"""Row -> its percentiles."""
+SHARES = tuple(range(1, 100))  # percentiles that a record keeps
+REACH = 3  # the density at a percentile is that between the percentiles so far below and above, fewer near the ends
+Curves = Mapping[str, list[float]]  # row -> its percentiles
 
 
 def target_similarities(trial: Trial, prepared: Prepared) -> NDArray[np.float32]:

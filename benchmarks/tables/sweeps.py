@@ -24,10 +24,8 @@ from babeltune.training.checkpoint import read_reports
 from benchmarks.tables.definition import PAIRS, SEARCH_SEED, Row, Table
 
 RATE = "training.learning_rate"
-MADE = "BABELTUNE_MADE"
-"""The variable by which sweep files name a table's own text."""
-FURTHER = 2
-"""Times that the search goes on beyond an edge."""
+MADE = "BABELTUNE_MADE"  # the variable by which sweep files name a table's own text
+FURTHER = 2  # times that the search goes on beyond an edge
 Points = list[dict[str, Scalar]]
 
 
@@ -36,18 +34,12 @@ class Trained:
     """One row's trials."""
 
     row: Row
-    rate: float
-    """The learning rate that the search chose."""
-    objective: str
-    """The dev metric of the search."""
-    searched: dict[float, float | None]
-    """Learning rate -> the objective on dev; None for a trial that failed."""
-    searches: tuple[str, ...]
-    """The ids of the sweeps of its learning rates."""
-    sweep: str
-    """The id of the sweep of its seeds."""
-    trials: tuple[str, ...]
-    """Names such as `t0003`, in the order of the seeds."""
+    rate: float  # the learning rate that the search chose
+    objective: str  # the dev metric of the search
+    searched: dict[float, float | None]  # learning rate -> the objective on dev; None for a trial that failed
+    searches: tuple[str, ...]  # the ids of the sweeps of its learning rates
+    sweep: str  # the id of the sweep of its seeds
+    trials: tuple[str, ...]  # names such as `t0003`, in the order of the seeds
     logged: dict[str, tuple[float, ...]]
     """Metric -> its mean over the training, or what the last report says of it, by seed; without those that a row's
     method does not have."""

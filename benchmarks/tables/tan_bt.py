@@ -6,10 +6,8 @@ from benchmarks.tables.definition import Claim, Column, Row, Table
 XSIM, FOUND = "test/flores/xsim_error_forward", "test/flores/accuracy"
 BOTH = (XSIM, FOUND)
 EXTENDED = "extended by us to our languages and accuracy"
-FIRST = 6
-"""The place of the first back-translated text among the sweep file's."""
-CLEAN = tuple(f"data.train.{FIRST + i}.train=false" for i in range(len(PAIRS)))
-"""Trains on the clean pairs alone."""
+FIRST = 6  # the place of the first back-translated text among the sweep file's
+CLEAN = tuple(f"data.train.{FIRST + i}.train=false" for i in range(len(PAIRS)))  # trains on the clean pairs alone
 FROM_BOTH = "student={kind: static, start: models:/tan_bt_start@champion}"
 
 

@@ -7,8 +7,7 @@ SHORT, WIKI = "test/tatoeba/accuracy", "test/flores/accuracy"
 BOTH = (SHORT, WIKI)
 SIGMAS = (1.0, 0.9, 0.72, 0.61, 0.29, 0.1)
 """Exact repeats alone, the paper's, and the quantiles .999, .99, .9 and .5 of the cosines that the filter sees here."""
-QUEUES = (512, 16_384)
-"""Entries of the queue, besides 4,096."""
+QUEUES = (512, 16_384)  # entries of the queue, besides 4,096
 
 
 def filtered(sigma: float) -> str:

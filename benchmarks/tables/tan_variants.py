@@ -6,10 +6,8 @@ from benchmarks.tables.definition import UNTRAINED, Claim, Column, Row, Table
 
 XSIM, FOUND = "test/flores/xsim_error_forward", "test/flores/accuracy"
 BOTH = (XSIM, FOUND)
-QUEUES = (512, 2048)
-"""Entries of the queue, besides 4,096."""
-LARGEST = 4096
-"""Entries of the largest queue that the paper tried."""
+QUEUES = (512, 2048)  # entries of the queue, besides 4,096
+LARGEST = 4096  # entries of the largest queue that the paper tried
 ACCURACY, SCORES = (f"extended by us to our languages and {scores}" for scores in ("accuracy", "scores"))
 TABLE_2 = "table 2, xSIM error, mean: 0.3 against 1.7"
 LANGUAGES = {

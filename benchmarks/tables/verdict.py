@@ -8,11 +8,9 @@ from typing import Literal
 
 from scipy.stats import t
 
-CONFIDENCE = 0.95
-"""Confidence of both intervals."""
+CONFIDENCE = 0.95  # confidence of both intervals
 UNCHECKED = "no dev set of this kind checks the unequal learning rates"
-NORMAL = 1.96
-"""Standard errors on each side of the interval over test sentences."""
+NORMAL = 1.96  # standard errors on each side of the interval over test sentences
 Said = Literal["holds", "fails", "undecided"]
 
 
@@ -20,19 +18,14 @@ Said = Literal["holds", "fails", "undecided"]
 class Judged:
     """One ordering in one metric."""
 
-    better: float
-    """The mean over seeds of the row that the paper has above."""
+    better: float  # the mean over seeds of the row that the paper has above
     worse: float
-    differences: tuple[float, ...]
-    """The first minus `times` the second, by seed."""
-    sentence_error: float | None
-    """The standard error of their mean that comes from the test sentences alone."""
-    untrained: float | None
-    """None if rows below it may still be ordered."""
+    differences: tuple[float, ...]  # the first minus `times` the second, by seed
+    sentence_error: float | None  # the standard error of their mean that comes from the test sentences alone
+    untrained: float | None  # none if rows below it may still be ordered
     searched: tuple[float, ...] = ()
     """The first row minus the second on dev, at the learning rate of either, for rows whose rates differ."""
-    unchecked: bool = False
-    """The rows' learning rates differ, and no dev set has this kind of metric."""
+    unchecked: bool = False  # the rows' learning rates differ, and no dev set has this kind of metric
     kind: Literal["above", "level"] = "above"
     margin: float = 0.0
     smaller_is_better: bool = False

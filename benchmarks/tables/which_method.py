@@ -16,10 +16,8 @@ COMBINED = ("method=combined", f"config={{laser3_co: 1, settings: {SETTINGS}}}")
 """The terms of `search_spaces/encoder.yaml`, and mUSE in place of the margin, each at its defaults."""
 MARGIN: dict[str, Scalar] = {"lealla": 1.0, "translation_ranking": 0.0}
 RANKING: dict[str, Scalar] = {"lealla": 0.0, "translation_ranking": 1.0}
-PAPERS = ("method=soft_contrastive",)
-"""The sweep whose methods are searched."""
-SMALL = ("training.global_batch=128",)
-"""Batches of methods whose negatives are not those of the batch."""
+PAPERS = ("method=soft_contrastive",)  # the sweep whose methods are searched
+SMALL = ("training.global_batch=128",)  # batches of methods whose negatives are not those of the batch
 QUARTER, REST = "training.compute=3.75", "training.compute=11.25"
 """Parts of the compute of a row. Layers have a quarter, as their encoder has cost the rest. Transformers have the rest,
 as their tokens have cost a quarter."""

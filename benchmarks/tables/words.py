@@ -6,8 +6,7 @@ from typing import Any
 
 from benchmarks.tables.definition import Record, Table
 
-ORDER = ("better", "worse", "metric", "times", "kind", "margin")
-"""What a claim says, less its words."""
+ORDER = ("better", "worse", "metric", "times", "kind", "margin")  # what a claim says, less its words
 
 
 def with_words(record: Record, table: Table) -> dict[str, Any]:

@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 QUEUED = ("co", "co_filter")
-MASKED = 0.15
-"""The share of tokens that fairseq masks."""
+MASKED = 0.15  # the share of tokens that fairseq masks
 SPREAD = (10, 50, 90)
 """Percentiles of the average target similarity within a batch that are logged (section 5.2, figure 4)."""
 

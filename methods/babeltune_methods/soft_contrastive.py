@@ -33,12 +33,9 @@ from babeltune.method.tiled_contrastive import Labels, soft_labels
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-FLAT = 0.9
-"""Labels with an entropy above this share of log N hardly say which sentences are alike."""
-HARD = 0.1
-"""Labels with an entropy below this share of log N are hard ones in all but name."""
-OWN = 0.9
-"""Labels that give a row's own pair more weight than this are hard ones in all but name, too."""
+FLAT = 0.9  # labels with an entropy above this share of log N hardly say which sentences are alike
+HARD = 0.1  # labels with an entropy below this share of log N are hard ones in all but name
+OWN = 0.9  # labels that give a row's own pair more weight than this are hard ones in all but name, too
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-UTF_16 = (b"\xff\xfe", b"\xfe\xff")
-"""How a file in UTF-16 begins: the byte order mark. No UTF-8 text has these bytes."""
+UTF_16 = (b"\xff\xfe", b"\xfe\xff")  # how a file in UTF-16 begins: the byte order mark. No UTF-8 text has these bytes.
 
 
 def to_utf8(beginning: bytes, file: object = "FILE") -> str:
@@ -95,8 +94,7 @@ class FencedError(StorageError):
     """A write of a trial whose sweep another driver has taken over. The trial has not failed: that driver has it."""
 
 
-FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""Error numbers of a disk without room."""
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})  # error numbers of a disk without room
 REFUSALS = FULL | frozenset({errno.EROFS, errno.EIO, errno.ESTALE, errno.EACCES, errno.EPERM, errno.ENOTCONN})
 """Errors that are the storage's fault, and not the program's."""
 
@@ -203,8 +201,7 @@ def plural(number: Any, noun: str, many: str = "") -> str:
     return f"{whole:,} {noun if number == 1 else many or noun + 's'}"
 
 
-LONGEST_NAME = 100
-"""Characters of names that are compared: the time grows with their square."""
+LONGEST_NAME = 100  # characters of names that are compared: the time grows with their square
 
 
 def nearest(name: str, allowed: Iterable[str], closeness: float = 0.5) -> str:
@@ -214,8 +211,7 @@ def nearest(name: str, allowed: Iterable[str], closeness: float = 0.5) -> str:
     return f"; did you mean {shortened(by_lower[close[0]])}?" if close else ""
 
 
-NEAR_FILE = 0.7
-"""The similarity from which on one file name may be a mistyped other one."""
+NEAR_FILE = 0.7  # the similarity from which on one file name may be a mistyped other one
 
 
 def nearest_file(name: str, allowed: Iterable[str]) -> str:

@@ -40,10 +40,8 @@ DRAFT = re.compile(r"\..+\.([0-9a-f]{12}-[0-9]+-[0-9]+)-[0-9a-f]{8}", re.DOTALL)
 """The name of a draft (`draft_of`), with the process that writes it."""
 LOCKLESS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 """Error numbers of a file system that has no locks, such as a Lustre that is mounted without them."""
-SEAM = 256
-"""Bytes before a reader's offset that are compared before it reads what follows."""
-AT_CURRENT_FOLDER, EXCHANGE = -100, 2
-"""Constants of `renameat2` in Linux."""
+SEAM = 256  # bytes before a reader's offset that are compared before it reads what follows
+AT_CURRENT_FOLDER, EXCHANGE = -100, 2  # constants of `renameat2` in Linux
 
 
 def version(path: Path) -> list[int]:
@@ -297,8 +295,7 @@ class LineCursor:
     """How far a reader is in a file of lines that others append to."""
 
     offset: int = 0
-    seam: bytes = b""
-    """The last bytes before the offset."""
+    seam: bytes = b""  # the last bytes before the offset
 
     def fits(self, path: Path) -> bool:
         """Whether the file still has what was read of it. It was made anew or cut off if it has not."""

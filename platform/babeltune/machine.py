@@ -10,14 +10,11 @@ import uuid
 from contextlib import suppress
 from pathlib import Path
 
-KERNEL = "/proc/sys/kernel/random/boot_id"
-"""Names one start of one kernel."""
-MACHINE_ID = "/etc/machine-id"
-"""Names an installation. Containers may have none, or that of their image."""
+KERNEL = "/proc/sys/kernel/random/boot_id"  # names one start of one kernel
+MACHINE_ID = "/etc/machine-id"  # names an installation. Containers may have none, or that of their image.
 NAMESPACES = ("/proc/self/ns/pid", "/proc/self/ns/mnt")
 """The process numbers and the files that a process sees. Containers of one kernel have their own."""
-UNKNOWN = uuid.uuid4().hex
-"""Stands for what the system does not say. Another process has another one."""
+UNKNOWN = uuid.uuid4().hex  # stands for what the system does not say. Another process has another one.
 
 
 def this_machine() -> str:

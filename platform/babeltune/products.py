@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 SMALL = 1 << 20
 """Multiplications below which a product is left to torch: oneDNN first makes a program for every new shape."""
 
-ONEDNN = torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-"""Whether this torch brings oneDNN."""
+ONEDNN = torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_linear_pointwise")  # whether this torch brings oneDNN
 
 
 def product(a: Float[Tensor, "rows inner"], b: Float[Tensor, "inner columns"]) -> Float[Tensor, "rows columns"]:

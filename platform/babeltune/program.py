@@ -23,8 +23,7 @@ from babeltune import __version__
 from babeltune.errors import REFUSALS, BabeltuneError, bounded
 from babeltune.redaction import without_password
 
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells have it."""
+INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
 WRONG_NAME = frozenset({errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP})
 """Error numbers of a path that leads to no usable file."""
 

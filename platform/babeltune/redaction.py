@@ -4,13 +4,11 @@ import re
 
 USER = re.compile(r"(?<=//)([^/\s]*)@")
 """Whatever stands before the last `@` of a URI's first part; a password may hold one itself."""
-KEYS = "password|passwd|pwd|passfile|token|secret|api_?key"
-"""The names of keys whose value is a secret, as a pattern."""
+KEYS = "password|passwd|pwd|passfile|token|secret|api_?key"  # the names of keys whose value is a secret, as a pattern
 QUERY = re.compile(rf"\b((?:{KEYS})=)([^&\s'\"]+)", re.IGNORECASE)
 NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|AUTH|(^|_)(KEY|PAT|PWD)(_|$)|APIKEY", re.IGNORECASE)
 """In the name of a variable: its value is a secret."""
-VARIABLE = "${"
-"""Begins a value that is somewhere else."""
+VARIABLE = "${"  # begins a value that is somewhere else
 
 
 def without_password(text: str) -> str:

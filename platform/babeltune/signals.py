@@ -13,10 +13,8 @@ from typing import ClassVar
 
 import psutil
 
-LAST_S = 4.0
-"""Seconds that a program has after a second Ctrl-C to close what is open."""
-POLL_INTERVAL_S = 0.25
-"""Seconds between two checks whether a second Ctrl-C waits for a main thread that cannot take it."""
+LAST_S = 4.0  # seconds that a program has after a second Ctrl-C to close what is open
+POLL_INTERVAL_S = 0.25  # seconds between two checks whether a second Ctrl-C waits for a main thread that cannot take it
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -33,8 +31,7 @@ def heeded() -> set[signal.Signals]:
     return {each for each in INTERRUPTS if each != signal.SIGHUP or signal.getsignal(each) != signal.SIG_IGN}
 
 
-_LAST_ACTIONS: list[Callable[[], object]] = []
-"""The functions that `before_sudden_end` calls."""
+_LAST_ACTIONS: list[Callable[[], object]] = []  # the functions that `before_sudden_end` calls
 
 
 @contextmanager
@@ -74,8 +71,7 @@ def acknowledged() -> Iterator[None]:
 class _Acknowledgement:
     """The handler of `acknowledged`. From the second Ctrl-C on, the program ends soon whatever hangs."""
 
-    words: ClassVar[str] = ""
-    """The last words of the view, while the block closes files and servers."""
+    words: ClassVar[str] = ""  # the last words of the view, while the block closes files and servers
 
     def __init__(self) -> None:
         self.count = 0
@@ -133,23 +129,18 @@ class StopRequestedError(KeyboardInterrupt):
 class StopSignal:
     """Whether a driver goes on. One object is passed to all that must ask."""
 
-    requested: Callable[[], bool] = lambda: False
-    """Whether somebody asked for an end by `babeltune stop`."""
+    requested: Callable[[], bool] = lambda: False  # whether somebody asked for an end by `babeltune stop`
     refused: Callable[[], None] = lambda: None
     """Raises if this driver must not go on: another one took over, or the storage is gone."""
-    requests: Callable[[], None] = lambda: None
-    """Does what other processes ask of this driver besides that."""
+    requests: Callable[[], None] = lambda: None  # does what other processes ask of this driver besides that
     guard: Callable[[], AbstractContextManager[None]] = nullcontext
     """Within it this driver writes to the sweep's folder. It raises if another one took over."""
-    paused: Callable[[], bool] = lambda: False
-    """Whether the whole sweep is paused."""
+    paused: Callable[[], bool] = lambda: False  # whether the whole sweep is paused
     pausing: bool = False
     """Whether it was seen paused since trials began to run. It holds, so that no end of a trial is taken for another
     one when the sweep is continued in between."""
-    last_start: float = math.inf
-    """The time of the monotonic clock after which no trial starts."""
-    interrupted: bool = False
-    """Whether this process received a Ctrl-C."""
+    last_start: float = math.inf  # the time of the monotonic clock after which no trial starts
+    interrupted: bool = False  # whether this process received a Ctrl-C
 
     def interrupt(self) -> None:
         self.interrupted = True

@@ -10,18 +10,15 @@ from dataclasses import dataclass
 
 Progress = Callable[[str, int, int], None]
 """Called with a stage's name, how much of it is done, and of how much. Of 0: nobody knows."""
-Count = Callable[[int, int], None]
-"""Called with how much of one thing is done, and of how much."""
+Count = Callable[[int, int], None]  # called with how much of one thing is done, and of how much
 
 LEAST_RATED_S = 2.0
 """Seconds that a stage must have taken before it has a rate: the first texts of a stage pay for its start."""
-BYTES = "bytes"
-"""The unit that is written as kB, MB or GB."""
+BYTES = "bytes"  # the unit that is written as kB, MB or GB
 READING, CLEANING = "reading the corpus", "cleaning the corpus"
 UPLOADING, EVALUATING = "uploading", "evaluating"
 STARTING, WRITING = "starting Ray", "writing to MLflow"
-SEARCHING = "searching"
-"""The stage that counts trials: its time left is that of the whole search."""
+SEARCHING = "searching"  # the stage that counts trials: its time left is that of the whole search
 UNITS = {
     READING: BYTES,
     CLEANING: "pairs",

@@ -78,10 +78,8 @@ class Arena:
     place: Path
     sweep: Sweep
     cluster: Cluster
-    like: SweepFolder | None = None
-    """The same sweep, undisturbed."""
-    environment: dict[str, str] = field(default_factory=dict)
-    """For drivers in processes of their own."""
+    like: SweepFolder | None = None  # the same sweep, undisturbed
+    environment: dict[str, str] = field(default_factory=dict)  # for drivers in processes of their own
     drivers: list[Driver] = field(default_factory=list)
 
     @property

@@ -22,18 +22,15 @@ from babeltune.method.distributed import ProcessGroup
 from babeltune_methods import soft_contrastive
 
 STEPS, RELEASED = "steps.jsonl", "released"
-LITTLE, MUCH = 64 * 2**20, 2**30
-"""Bytes that a worker short of memory still gets, and how many it asks for."""
+LITTLE, MUCH = 64 * 2**20, 2**30  # bytes that a worker short of memory still gets, and how many it asks for
 
 
 @dataclass(frozen=True)
 class Config(soft_contrastive.Config):
     """Those of `soft_contrastive`, and where orders come from."""
 
-    folder: str = ""
-    """Holds the orders and the log; empty: neither."""
-    pause: float = 0.0
-    """Seconds that a step sleeps, so that a fault from outside meets it."""
+    folder: str = ""  # holds the orders and the log; empty: neither
+    pause: float = 0.0  # seconds that a step sleeps, so that a fault from outside meets it
 
 
 class Faulty(soft_contrastive.SoftContrastive):

@@ -7,8 +7,7 @@ import subprocess
 from collections.abc import Iterator
 
 NEW_NETWORK = 0x40000000
-BRIDGE, HEAD = "bridge", "10.77.0.1"
-"""The bridge in the head's network, and the head's address there."""
+BRIDGE, HEAD = "bridge", "10.77.0.1"  # the bridge in the head's network, and the head's address there
 HERE = "/proc/thread-self/ns/net"
 
 

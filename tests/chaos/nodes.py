@@ -40,8 +40,7 @@ from slow_starts import wait_for_nodes
 from waiting import wait_until
 
 WORKERS = 2
-TOKEN = secrets.token_hex(32)
-"""Of every cluster that this process starts."""
+TOKEN = secrets.token_hex(32)  # of every cluster that this process starts
 NODE = {"node_ip_address": "127.0.0.1", "include_dashboard": False, "object_store_memory": 100 * 2**20}
 
 

@@ -25,8 +25,7 @@ from babeltune.tracking.mlflow_client import serve_command
 from ports import free_port, listens
 from waiting import PATIENCE_S, wait_for_server, wait_until
 
-OWNER = "nobody"
-"""Runs PostgreSQL where the tests are root's, as whom it refuses to run."""
+OWNER = "nobody"  # runs PostgreSQL where the tests are root's, as whom it refuses to run
 
 
 def end(process: subprocess.Popen[Any]) -> None:
@@ -55,8 +54,7 @@ def in_wheel(package: str, place: str) -> Path:
 class Postgres:
     """PostgreSQL with one empty database, Debian's server or else that of a wheel, on 127.0.0.1 with a password."""
 
-    wheel: bool = False
-    """Whether it is the wheel's in any case."""
+    wheel: bool = False  # whether it is the wheel's in any case
     place: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="postgres-")))
     port: int = field(default_factory=free_port)
     password: str = field(default_factory=lambda: secrets.token_hex(16))
@@ -138,15 +136,11 @@ class Mlflow:
 class Proxy:
     """Stands before a server, and answers in its place, or late, while `trouble` says so."""
 
-    target: int
-    """The server's port."""
+    target: int  # the server's port
     port: int = field(default_factory=free_port)
-    status: int | None = None
-    """Answered instead of what the server would."""
-    delay: float = 0.0
-    """Seconds that every answer takes longer."""
-    troubled: int = 0
-    """Requests that met a trouble."""
+    status: int | None = None  # answered instead of what the server would
+    delay: float = 0.0  # seconds that every answer takes longer
+    troubled: int = 0  # requests that met a trouble
 
     @property
     def url(self) -> str:

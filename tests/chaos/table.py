@@ -4,8 +4,7 @@ import json
 import os
 from pathlib import Path
 
-TABLE = "BABELTUNE_FAULT_TABLE"
-"""Names the file that the table is also written to, as JSON."""
+TABLE = "BABELTUNE_FAULT_TABLE"  # names the file that the table is also written to, as JSON
 COLUMNS = ("fault", "seconds to recover", "steps repeated", "lost")
 
 

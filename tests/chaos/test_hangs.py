@@ -15,8 +15,7 @@ from chaos.invariants import nothing_is_left
 
 pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.chaos]
 
-NEVER = 100_000.0
-"""Seconds that a file takes to open while the storage hangs."""
+NEVER = 100_000.0  # seconds that a file takes to open while the storage hangs
 
 
 def test_a_dispatcher_that_is_stopped_ends_the_sweep_in_words(make_arena, note, monkeypatch):

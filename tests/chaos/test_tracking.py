@@ -10,8 +10,7 @@ from chaos.servers import Mlflow, Postgres, Proxy
 from ports import free_port
 
 pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.chaos]
-DEAD = 10.0
-"""Seconds that a server is away."""
+DEAD = 10.0  # seconds that a server is away
 
 
 @pytest.fixture(scope="module")

@@ -76,10 +76,8 @@ OF_A_SWEEP = [
     ("delete", "first", "--yes"),
 ]
 PAGES = [("serve", "model"), ("ui", "searched"), ("watch", "searched")]
-LONG = ["submit", "demo", "extend", "stop"]
-"""Commands that train, in one test."""
-ELSEWHERE = ["plan", "transfer", "push", "pause", "continue"]
-"""Commands with a test of their own."""
+LONG = ["submit", "demo", "extend", "stop"]  # commands that train, in one test
+ELSEWHERE = ["plan", "transfer", "push", "pause", "continue"]  # commands with a test of their own
 
 
 def closed(part):

@@ -29,8 +29,7 @@ from waiting import PATIENCE_S, wait_until
 
 BOARD = json.loads((Path(__file__).parents[2] / "clusters/grafana/sweep.json").read_text(encoding="utf-8"))
 PROMETHEUS = shutil.which("prometheus")
-OF_CORE = {"ray_actors", "ray_tasks"}
-"""Metrics that Ray counts in C++."""
+OF_CORE = {"ray_actors", "ray_tasks"}  # metrics that Ray counts in C++
 
 
 def expressions():

@@ -239,8 +239,7 @@ def paper(number):
 
 HEADING = re.compile(r"(?:#+ \**|Appendix )?(?:(\d(?:\.\d)*|[A-F](?:\.\d)*) )?[A-Z][^.]{2,90}$")
 CAPTION = re.compile(r"(Table|Figure) (\d+)[:.] ")
-PROSE = 300
-"""Characters above which a line is a paragraph and no row of a table."""
+PROSE = 300  # characters above which a line is a paragraph and no row of a table
 
 
 def numbered(line):

@@ -26,8 +26,7 @@ convert_laser = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(convert_laser)
 PIECES = {"▁": -4.0, "▁the": -1.0, "▁rain": -2.0, "▁ra": -3.0, "in": -2.5, "s": -2.0, ".": -1.5, '"': -3.0, "'": -3.0}
 PIECES |= {"rain": -3.0, "▁t": -3.5, "h": -4.0, "e": -4.0, "ing": -2.0, "▁not": -2.0, ",": -2.0}
-UNLISTED = "ing"
-"""A piece that the checkpoint's dictionary lacks."""
+UNLISTED = "ing"  # a piece that the checkpoint's dictionary lacks
 WIDTH, HIDDEN, LAYERS = 5, 4, 2
 
 

@@ -741,14 +741,11 @@ FILES = [
 ]
 MULTILINGUAL = "search_spaces/teachers/multilingual.yaml"
 SHIPPED = [name for name in FILES if "\nmethod: " in (repository() / name).read_text(encoding="utf-8")]
-EVALUATED = [name for name in FILES if Path(name).parent.name == "evaluation"]
-"""For `babeltune evaluate`."""
+EVALUATED = [name for name in FILES if Path(name).parent.name == "evaluation"]  # for `babeltune evaluate`
 EVALUATIONS = [name for name in EVALUATED if Path(name).name not in ("mteb_bitext.yaml", "bought.yaml")]
 """Those that add to a sweep's test sets."""
-FROM_HUB = ("search_spaces/pretrained.yaml", "search_spaces/ladder.yaml")
-"""Their students begin as a model of the hub."""
-OVERLAYS = [name for name in FILES if name not in (*SHIPPED, *EVALUATED)]
-"""What needs a sweep file beside it."""
+FROM_HUB = ("search_spaces/pretrained.yaml", "search_spaces/ladder.yaml")  # their students begin as a model of the hub
+OVERLAYS = [name for name in FILES if name not in (*SHIPPED, *EVALUATED)]  # what needs a sweep file beside it
 
 
 def promoted(name):

@@ -77,8 +77,7 @@ def head(loopback_only, place):
         yield f"http://127.0.0.1:{port}"
 
 
-STARTS = 3
-"""Times that a head is started: Ray gives up one whose dashboard a busy machine holds up."""
+STARTS = 3  # times that a head is started: Ray gives up one whose dashboard a busy machine holds up
 
 
 @pytest.fixture(scope="module")

@@ -23,8 +23,7 @@ pytestmark = pytest.mark.usefixtures("one_thread", "offline")
 STEPS = 9
 TRAINED = [name for name in SETTINGS if name not in ("dimension_reduction", "bilingual_aligner")]
 """Methods that train a student."""
-DYNAMIC = ("ml_ctl",)
-"""Methods with a step that no graph can hold: masked language modelling picks the chosen tokens."""
+DYNAMIC = ("ml_ctl",)  # methods with a step that no graph can hold: masked language modelling picks the chosen tokens
 BESIDE = {
     "dropout": ("soft_contrastive", ("student.dropout=0.1",)),
     "hard labels": ("soft_contrastive", ("config={labels: hard}",)),

@@ -18,8 +18,7 @@ pytestmark = pytest.mark.usefixtures("one_thread", "offline")
 
 ROOT = Path(__file__).parents[2]
 PLATFORM, METHODS = ROOT / "platform/babeltune", ROOT / "methods/babeltune_methods"
-MOST = 8
-"""Files that explain a step."""
+MOST = 8  # files that explain a step
 
 
 @pytest.fixture(scope="module")

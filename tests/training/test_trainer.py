@@ -51,8 +51,7 @@ STATIC = "student={kind: static, width: 32, projection: teacher, vocabulary: 500
 MATRYOSHKA = "training.matryoshka=[64, 16]"
 AVERAGE = "training.average={kind: ema, decay: 0.9, every: 3}"
 LAST = "training.average={kind: last, share: 0.7, every: 1}"
-FROZEN = ("bilingual_aligner", "dimension_reduction")
-"""Methods on a frozen encoder, which train no student."""
+FROZEN = ("bilingual_aligner", "dimension_reduction")  # methods on a frozen encoder, which train no student
 
 
 class Collect:
@@ -454,8 +453,7 @@ def test_a_trial_stopped_between_reports_goes_on_at_that_step_bit_for_bit(tiny, 
         assert [(p["step"], p["values"]) for p in one["points"]] == [(p["step"], p["values"]) for p in other["points"]]
 
 
-EVERY_STEP = 1e-9
-"""Minutes between two checkpoints that are over after any step."""
+EVERY_STEP = 1e-9  # minutes between two checkpoints that are over after any step
 
 
 @pytest.mark.parametrize("average", [None, MovingAverage(decay=0.9, every=3)])
@@ -591,8 +589,7 @@ WORLDS = {
     "soft_contrastive static average": (2,),
     "soft_contrastive static parts": (2, 4),
 }
-CHUNKED = ("lealla", "translation_ranking")
-"""Over several workers, in chunks: gradient caching changes nothing either."""
+CHUNKED = ("lealla", "translation_ranking")  # over several workers, in chunks: gradient caching changes nothing either
 LEFT = {"left as it encodes": 1, "left as it scores": 3}
 """The poll of its first evaluation at which rank 0 gets a stop request."""
 

@@ -23,8 +23,7 @@ class Queries:
     """Files of queries, and how they are read."""
 
     path: Path
-    earlier: Path | None = None
-    """Queries that stand in place of the training text."""
+    earlier: Path | None = None  # queries that stand in place of the training text
     column: str | None = None
     codec: str | None = None
 

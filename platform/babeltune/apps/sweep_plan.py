@@ -32,10 +32,8 @@ from babeltune.sweep.sync.view import StorageView
 if TYPE_CHECKING:
     from babeltune.planning.calibration import Machine
 
-Z95 = 1.96
-"""Standard errors on each side of a 95 % interval."""
-TYPICAL = 0.7
-"""The score at which a plan says what a dev set can tell apart."""
+Z95 = 1.96  # standard errors on each side of a 95 % interval
+TYPICAL = 0.7  # the score at which a plan says what a dev set can tell apart
 
 
 def read_for(

@@ -29,10 +29,8 @@ if TYPE_CHECKING:
     from babeltune.sweep.state.folder import SweepFolder
 
 
-METER_EVERY_S = 2.0
-"""Seconds between two lines about a long step if the output is not a terminal."""
-PAGE = 160
-"""Columns if the output is not a terminal."""
+METER_EVERY_S = 2.0  # seconds between two lines about a long step if the output is not a terminal
+PAGE = 160  # columns if the output is not a terminal
 
 
 class SafeConsole(Console):

@@ -15,8 +15,7 @@ from babeltune.cli.program import app
 if TYPE_CHECKING:
     from babeltune.promotion.drift import Drift
 
-DRIFTED = 4
-"""The exit code for drift: no error (1, 2) and no refusal (3)."""
+DRIFTED = 4  # the exit code for drift: no error (1, 2) and no refusal (3)
 
 
 @app.command()

@@ -106,8 +106,7 @@ def filter_(
     say(report, as_json, lambda: show(report))
 
 
-SIZE = re.compile(r"0{0,9}[1-9][0-9]{0,17}")
-"""A number of tokens, below 10^18."""
+SIZE = re.compile(r"0{0,9}[1-9][0-9]{0,17}")  # a number of tokens, below 10^18
 
 
 def sizes_of(text: str) -> list[int]:

@@ -40,14 +40,10 @@ FORWARDED = "BABELTUNE_FORWARDED"
 """The variable by which a command knows that its output goes through a job's log, where both streams are one."""
 STDOUT = "\x1e"
 """Begins a line of such a log that belongs on standard output. Libraries and other processes write lines without it."""
-WRITTEN = "\x1d"
-"""Begins a line that holds a part of a file: its name in JSON, a blank, and bytes in base64."""
-MAX_SENT_BYTES = 64 << 20
-"""Bytes of the files that a command takes along. Ray refuses a folder of more than 100 MiB."""
-MAX_RETURNED_BYTES = 32 << 20
-"""Bytes of the files that come back through a job's log."""
-CHUNK_BYTES = 9 << 10
-"""Bytes of a file in one line of the log."""
+WRITTEN = "\x1d"  # begins a line that holds a part of a file: its name in JSON, a blank, and bytes in base64
+MAX_SENT_BYTES = 64 << 20  # bytes of the files that a command takes along. Ray refuses a folder of more than 100 MiB.
+MAX_RETURNED_BYTES = 32 << 20  # bytes of the files that come back through a job's log
+CHUNK_BYTES = 9 << 10  # bytes of a file in one line of the log
 
 
 class Command(TyperCommand):
@@ -67,8 +63,7 @@ class Call:
     """A command line as the head gets it."""
 
     arguments: tuple[str, ...]
-    files: dict[str, bytes] = field(default_factory=dict)
-    """Name on the head -> content."""
+    files: dict[str, bytes] = field(default_factory=dict)  # name on the head -> content
     variables: dict[str, str] = field(default_factory=dict)
     """Variables that the files and arguments name, and that are set here."""
 

@@ -66,10 +66,8 @@ Codec = Annotated[
     str | None, typer.Option("--encoding", help="Of all files, such as cp1252; UTF-8, UTF-16 and UTF-32 are seen.")
 ]
 
-GOES_ON = "goes on where it was"
-"""The message of `mine`, `score` and `retrieve` after a Ctrl-C."""
-FIRST = "loading the model"
-"""The step that `mine`, `score`, `retrieve` and `encode` begin with."""
+GOES_ON = "goes on where it was"  # the message of `mine`, `score` and `retrieve` after a Ctrl-C
+FIRST = "loading the model"  # the step that `mine`, `score`, `retrieve` and `encode` begin with
 
 
 @app.command()

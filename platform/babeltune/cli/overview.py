@@ -12,10 +12,8 @@ from rich.text import Text
 from babeltune.sweep.state.by_setting import BySetting
 from babeltune.sweep.state.overview import SweepLine
 
-LEAST_ABOUT = 40
-"""Columns that data and differences need beside the list. With fewer they stand below it."""
-GAP = 2
-"""Columns between two columns of a list."""
+LEAST_ABOUT = 40  # columns that data and differences need beside the list. With fewer they stand below it.
+GAP = 2  # columns between two columns of a list
 
 
 def show_sweeps(lines: Sequence[SweepLine], console: Console) -> None:

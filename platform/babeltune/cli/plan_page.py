@@ -24,12 +24,9 @@ from babeltune.planning.space import default_params, make_trial
 from babeltune.schema.records import Scalar, Student, Sweep, Teacher
 from babeltune.stages import size
 
-MOST_GROUPS = 4
-"""Language pairs that a summary names."""
-MOST_SEARCHED = 6
-"""Searched settings that a summary names."""
-LONGEST_RANGE = 40
-"""Characters of a setting's range or choices in a summary."""
+MOST_GROUPS = 4  # language pairs that a summary names
+MOST_SEARCHED = 6  # searched settings that a summary names
+LONGEST_RANGE = 40  # characters of a setting's range or choices in a summary
 
 
 def show_plan(report: PlanReport, sweep: Sweep, machine: Machine | None, console: Console, *, whole: bool) -> None:

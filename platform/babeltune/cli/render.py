@@ -34,10 +34,8 @@ if TYPE_CHECKING:
     from babeltune.promotion.sweep_scores import Comparison as ModelComparison
 
 
-FP32_BYTES = 4
-"""Bytes of a weight: models are exported in fp32."""
-SCORE, SCORE_GAP = 6, 2
-"""Columns of a score, and between two of them."""
+FP32_BYTES = 4  # bytes of a weight: models are exported in fp32
+SCORE, SCORE_GAP = 6, 2  # columns of a score, and between two of them
 
 
 def show_leaderboard(

@@ -30,16 +30,11 @@ NO_JOBS = "needs a cluster that takes jobs: --cluster with a file whose address 
 class Submission:
     """How a sweep is submitted, or gone on with."""
 
-    accept_changes: bool = False
-    """Whether it goes on although code or packages changed."""
-    detach: bool = False
-    """Whether the command returns at once. Only a cluster that takes jobs can do that."""
-    insecure: bool = False
-    """Whether a cluster that wants no token is used all the same."""
-    over_quota: bool = False
-    """Whether it runs although the user's quota is spent."""
-    yes: bool = False
-    """Whether a finished sweep is trained on without a question."""
+    accept_changes: bool = False  # whether it goes on although code or packages changed
+    detach: bool = False  # whether the command returns at once. Only a cluster that takes jobs can do that.
+    insecure: bool = False  # whether a cluster that wants no token is used all the same
+    over_quota: bool = False  # whether it runs although the user's quota is spent
+    yes: bool = False  # whether a finished sweep is trained on without a question
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,8 +12,7 @@ from babeltune.cli.common import ClusterFile, Json, cluster_of, out, say, steps_
 from babeltune.cli.models import check_port
 from babeltune.cli.program import app
 
-LAST_WAIT_S = 30
-"""Seconds that a server that ends gives to requests in flight."""
+LAST_WAIT_S = 30  # seconds that a server that ends gives to requests in flight
 
 
 @dataclass(frozen=True, kw_only=True)

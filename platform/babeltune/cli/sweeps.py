@@ -45,8 +45,7 @@ if TYPE_CHECKING:
     from babeltune.sweep.state.log import SweepLog
     from babeltune.sweep.state.stored import Storage
 
-REQUEST_WAIT_S = 30.0
-"""Seconds within which a driver should have written down what it was asked."""
+REQUEST_WAIT_S = 30.0  # seconds within which a driver should have written down what it was asked
 Accept = Annotated[bool, typer.Option("--accept-changes", help="Go on although code or packages changed.")]
 Detach = Annotated[
     bool, typer.Option("--detach", help="On a cluster that takes jobs: return at once, do not follow the log.")

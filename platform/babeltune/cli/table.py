@@ -37,14 +37,10 @@ COSTS: dict[str, tuple[str, Callable[[float], str]]] = {
 }
 """Costs of a model: the metric, its title and how it is written. A weight has four bytes."""
 BOLD = Style(bold=True)
-GAP = 2
-"""Columns between two columns of the table."""
-SETTINGS_SHARE = 3
-"""Settings get a third of the width, if they need it, before other columns may stay."""
-LONGEST_NAME = 24
-"""Characters of a row's name. Baselines are called as their models are."""
-SHORTEST_TITLE = 9
-"""Characters to which an objective's title is cut if the table is narrow."""
+GAP = 2  # columns between two columns of the table
+SETTINGS_SHARE = 3  # settings get a third of the width, if they need it, before other columns may stay
+LONGEST_NAME = 24  # characters of a row's name. Baselines are called as their models are.
+SHORTEST_TITLE = 9  # characters to which an objective's title is cut if the table is narrow
 DROPPED = (
     *(f"cost:{name}" for name in (SPEED, COMPUTE, PARAMETERS)),
     "condition",
@@ -55,8 +51,7 @@ DROPPED = (
     "report",
 )
 """Columns that a narrow table goes without, the first of them first."""
-MOST_NOTES = 3
-"""Reasons and warnings below a table that has a limited height. They take at most half of it."""
+MOST_NOTES = 3  # reasons and warnings below a table that has a limited height. They take at most half of it.
 
 
 @dataclass(frozen=True)
@@ -96,12 +91,9 @@ class TrialsTable:
 
     rows: Sequence[Row]
     sweep: Sweep
-    metric: str | None = None
-    """One more metric, before the objectives."""
-    costs: bool = False
-    """Whether size, compute and speed are shown."""
-    height: int | None = None
-    """Lines that the table and its notes may take. What does not fit is counted."""
+    metric: str | None = None  # one more metric, before the objectives
+    costs: bool = False  # whether size, compute and speed are shown
+    height: int | None = None  # lines that the table and its notes may take. What does not fit is counted.
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         notes = [*notes_of(self.rows)]

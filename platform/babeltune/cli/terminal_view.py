@@ -23,10 +23,8 @@ from babeltune.sweep.state.progress import SweepProgress, doing_words, is_driven
 
 LAST_LINE_TIMEOUT_S = 10.0
 """Seconds to wait at the end for the thread that prints lines. It reads the sweep's folder, which may hang."""
-LEAVE = b"\x1b[?1049l\x1b[?25h"
-"""Leaves the terminal's second screen and shows the cursor."""
-BAR = 60
-"""Columns of the progress bar."""
+LEAVE = b"\x1b[?1049l\x1b[?25h"  # leaves the terminal's second screen and shows the cursor
+BAR = 60  # columns of the progress bar
 
 
 def picture(progress: SweepProgress, height: int | None = None) -> RenderableType:

@@ -105,13 +105,10 @@ class Files:
     """Where a task's examples are, and how each is read."""
 
     task: Task
-    train: str
-    """The English training file, or the name of a split on the hub."""
+    train: str  # the English training file, or the name of a split on the hub
     dev: str | None
-    tests: dict[str, str]
-    """The file or split of each language."""
-    read_one: Callable[[str, str, bool], Examples]
-    """Reads one of them in a language, and drops broken rows or not."""
+    tests: dict[str, str]  # the file or split of each language
+    read_one: Callable[[str, str, bool], Examples]  # reads one of them in a language, and drops broken rows or not
 
     def paths(self) -> list[Path]:
         """All of them as paths."""

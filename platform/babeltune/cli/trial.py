@@ -17,8 +17,7 @@ from babeltune.stages import minutes
 from babeltune.sweep.state.leaderboard import speed_words
 from babeltune.sweep.state.trial_page import HIDDEN, TrialPage
 
-CURVE_WIDTH = 32
-"""Columns of the objective's curve on a page."""
+CURVE_WIDTH = 32  # columns of the objective's curve on a page
 
 
 def show_trial(page: TrialPage, console: Console, cluster: str | None, server: str | None) -> None:

@@ -29,10 +29,8 @@ if TYPE_CHECKING:
     from babeltune.sweep.state.messages import Labels
     from babeltune.sweep.sync.audit import Action
 
-LONGEST_NOTE = 2000
-"""Characters of a note: MLflow's tags and one screen hold it."""
-WAIT_S = 30.0
-"""Seconds within which a driver should have noted what it was asked."""
+LONGEST_NOTE = 2000  # characters of a note: MLflow's tags and one screen hold it
+WAIT_S = 30.0  # seconds within which a driver should have noted what it was asked
 Sweep = Annotated[str, typer.Argument(help="A sweep's id or name.", metavar="SWEEP")]
 
 

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
     from babeltune.sweep.state.folder import SweepFolder
 
-HOST = "127.0.0.1"
-"""The page is for this machine only: it asks for no password."""
+HOST = "127.0.0.1"  # the page is for this machine only: it asks for no password
 LAST_WAIT_S = 1
 """Seconds that a server that ends gives to open connections. Readers of events never hang up by themselves."""
 

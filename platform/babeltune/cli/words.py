@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from babeltune.schema.base import number
 
-BLOCKS = "▁▂▃▄▅▆▇█"
-"""Heights of a sparkline, the lowest first."""
+BLOCKS = "▁▂▃▄▅▆▇█"  # heights of a sparkline, the lowest first
 ELLIPSIS = "…"
 
 

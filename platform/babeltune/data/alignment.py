@@ -34,10 +34,8 @@ if TYPE_CHECKING:
 
 TOGETHER = 2
 """A word and its translation share at least this many pairs: two words that occur but once share theirs by chance."""
-COUNTED = 200_000
-"""Occurrences are counted in at most this many pairs of a language pair, evenly spread."""
-BLOCK = 1 << 20
-"""Word pairs that are compared at a time."""
+COUNTED = 200_000  # occurrences are counted in at most this many pairs of a language pair, evenly spread
+BLOCK = 1 << 20  # word pairs that are compared at a time
 
 Span = tuple[int, int]
 
@@ -46,14 +44,10 @@ Span = tuple[int, int]
 class Side:
     """One side of some pairs: the distinct words of each sentence that may be aligned."""
 
-    first: NDArray[np.int64]
-    """[pairs + 1] each sentence's first entry."""
-    words: NDArray[np.int64]
-    """[entries] place in the vocabulary."""
-    at: NDArray[np.int64]
-    """[entries] the word's first occurrence in `WordsOf`."""
-    once: NDArray[np.bool_]
-    """[entries] whether it is the only one in its sentence."""
+    first: NDArray[np.int64]  # [pairs + 1] each sentence's first entry
+    words: NDArray[np.int64]  # [entries] place in the vocabulary
+    at: NDArray[np.int64]  # [entries] the word's first occurrence in `WordsOf`
+    once: NDArray[np.bool_]  # [entries] whether it is the only one in its sentence
 
     @classmethod
     def of(cls, word_occurrences: WordsOf, texts: NDArray[np.int64]) -> Side:
@@ -178,8 +172,7 @@ def terms_of(texts: Sequence[str]) -> list[str]:
 class Language:
     """The training texts of one language and their words."""
 
-    ids: NDArray[np.int64]
-    """Text ids, in order."""
+    ids: NDArray[np.int64]  # text ids, in order
     texts: list[str]
     occurrences: WordsOf
     content: NDArray[np.bool_]

@@ -25,12 +25,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Value = TypeVar("Value", bound=np.generic)
-LARGE_ARRAY_BYTES = 1 << 20
-"""Bytes above which an array lies in a file."""
-PART = 1 << 20
-"""Values that are worked on at a time."""
-SEGMENT = 1 << 28
-"""Bytes of a file, which holds many arrays. It is freed with the last of them."""
+LARGE_ARRAY_BYTES = 1 << 20  # bytes above which an array lies in a file
+PART = 1 << 20  # values that are worked on at a time
+SEGMENT = 1 << 28  # bytes of a file, which holds many arrays. It is freed with the last of them.
 
 
 class _Arena:
@@ -113,8 +110,7 @@ def zeros(shape: int | tuple[int, ...], dtype: type[Value] | np.dtype[Value]) ->
     return _arena.get().bytes(size).view(kind).reshape(shape)
 
 
-NARROW = (1 << 31) - 1
-"""Up to this count, numbers have 32 bits, which hold -1 and the number after the last one, too."""
+NARROW = (1 << 31) - 1  # up to this count, numbers have 32 bits, which hold -1 and the number after the last one, too
 
 
 def number_type(count: int) -> type[np.signedinteger[Any]]:
@@ -308,8 +304,7 @@ class Grouped:
         return self.places[self._starts[number] + turn % self.sizes[number]]
 
 
-BINS = 1 << 16
-"""Values of the leading bits of a rank."""
+BINS = 1 << 16  # values of the leading bits of a rank
 
 
 def leading(ranks: NDArray[np.uint64]) -> NDArray[np.int64]:

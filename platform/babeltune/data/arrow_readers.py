@@ -25,16 +25,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Batch = TypeVar("Batch", "pa.Table", "pa.RecordBatch")
-LONGEST_CAUSE = 300
-"""Characters of what a library says of a data set."""
-ARROW_ROWS = 10_000
-"""Rows of a Parquet file or data set that are in memory at a time, at most."""
-ARROW_BYTES = 1 << 26
-"""Bytes of a Parquet file that are in memory at a time, if its rows are alike."""
+LONGEST_CAUSE = 300  # characters of what a library says of a data set
+ARROW_ROWS = 10_000  # rows of a Parquet file or data set that are in memory at a time, at most
+ARROW_BYTES = 1 << 26  # bytes of a Parquet file that are in memory at a time, if its rows are alike
 PARQUET_MEMORY = 1 << 29
 """Bytes of memory that the process may take which reads a Parquet file. Pages of 1 MB, as usual, take 150 MB in all."""
-TOO_LARGE = 3
-"""Exit code of `parquet_process` if the file holds too much text."""
+TOO_LARGE = 3  # exit code of `parquet_process` if the file holds too much text
 PARQUET_BYTES, PARQUET_RATIO = 1 << 28, 200
 """Bytes of text that any Parquet file may hold, and in a larger one times its own bytes. Text is packed to a thirtieth
 at most; columns of few values are small beside it."""

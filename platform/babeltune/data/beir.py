@@ -52,17 +52,12 @@ class Texts:
 class Judged:
     """The content of a folder, without the queries that its split does not judge."""
 
-    queries: Texts
-    """In the order of the file."""
-    documents: Texts
-    """Documents by descending id: if cosines are equal, trec_eval puts the larger id first."""
-    pairs: list[tuple[int, int]]
-    """The judged pairs: numbers of a query and of a document."""
-    grades: list[float]
-    """The grade of each pair; a document is relevant if it is above 0."""
+    queries: Texts  # in the order of the file
+    documents: Texts  # documents by descending id: if cosines are equal, trec_eval puts the larger id first
+    pairs: list[tuple[int, int]]  # the judged pairs: numbers of a query and of a document
+    grades: list[float]  # the grade of each pair; a document is relevant if it is above 0
     digest: str
-    dropped: dict[str, int]
-    """Lines left out by reason."""
+    dropped: dict[str, int]  # lines left out by reason
 
     def same_ids(self) -> list[int]:
         """For each query, the number of the document with the same id, or -1 if there is none."""
@@ -87,12 +82,10 @@ Record = tuple[int, dict[str, object] | Fault, bool]
 class Tables:
     """A set's three tables, in files or in a data set."""
 
-    names: dict[str, str]
-    """`corpus`, `queries` and `qrels` -> where the table is, for an error."""
+    names: dict[str, str]  # `corpus`, `queries` and `qrels` -> where the table is, for an error
     texts: Callable[[str, Digest, int], Iterator[Record]]
     """The records of `corpus` or `queries`; the last two are the digest that they enter, and the longest line."""
-    judgements: Callable[[Digest, int], Iterator[Row]]
-    """The values of `QRELS`."""
+    judgements: Callable[[Digest, int], Iterator[Row]]  # the values of `QRELS`
 
 
 def _in_files(task: Retrieval, root: Path) -> Tables:
@@ -142,8 +135,7 @@ def _in_data_set(task: Retrieval, root: Path) -> Tables:
     return Tables(names=names, texts=texts, judgements=judgements)
 
 
-OPTIONAL = ("_id", "id", "title")
-"""Columns of a data set's texts that need not be there: an id has one of two names."""
+OPTIONAL = ("_id", "id", "title")  # columns of a data set's texts that need not be there: an id has one of two names
 
 
 def find_files(task: Retrieval, root: Path) -> Files:

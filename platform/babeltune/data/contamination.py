@@ -31,20 +31,14 @@ if TYPE_CHECKING:
 
     from babeltune.data.prepared import Counts
 
-GRAM = 3
-"""Characters of a gram."""
+GRAM = 3  # characters of a gram
 BANDS, ROWS = 20, 6
 THRESHOLD = 0.8
-CONTAMINATED = 0.05
-"""A set cannot gate if more than this share of its texts has a near-duplicate in the training text."""
-EXAMPLES = 3
-"""Examples that are kept for each source, set and side."""
-BLOCK = 256
-"""Texts whose signatures are held at once. The trigrams of more do not stay in a core's cache."""
-KNOWN = "evaluation.arrow"
-"""The file of an index's texts, for tasks."""
-ASKED = 1 << 16
-"""Texts that are asked for at once. Equal ones among them are looked for once."""
+CONTAMINATED = 0.05  # a set cannot gate if more than this share of its texts has a near-duplicate in the training text
+EXAMPLES = 3  # examples that are kept for each source, set and side
+BLOCK = 256  # texts whose signatures are held at once. The trigrams of more do not stay in a core's cache.
+KNOWN = "evaluation.arrow"  # the file of an index's texts, for tasks
+ASKED = 1 << 16  # texts that are asked for at once. Equal ones among them are looked for once.
 
 
 def signatures(texts: Sequence[str]) -> list[RMinHash]:
@@ -77,8 +71,7 @@ class Near:
     """Near-duplicates of one side of a source: pairs of a row and an evaluation text, rows ascending."""
 
     rows: NDArray[np.int64]
-    texts: NDArray[np.int64]
-    """The indices into `EvalIndex.texts`."""
+    texts: NDArray[np.int64]  # the indices into `EvalIndex.texts`
 
 
 class EvalIndex:
@@ -148,10 +141,8 @@ def _index_of(content: bytes) -> EvalIndex:
     return EvalIndex({"": Texts.read(content)[:]})
 
 
-FindNear = Callable[[EvalIndex, Rows], dict[str, Near]]
-"""The near-duplicates of every column of a source."""
-MakeFindNear = Callable[[Mapping[str, str]], FindNear]
-"""Makes a `FindNear` from the digest of every set."""
+FindNear = Callable[[EvalIndex, Rows], dict[str, Near]]  # the near-duplicates of every column of a source
+MakeFindNear = Callable[[Mapping[str, str]], FindNear]  # makes a `FindNear` from the digest of every set
 
 
 def find_near_anew(_: Mapping[str, str]) -> FindNear:
@@ -187,8 +178,7 @@ class Example(TypedDict):
     row: int
     text: str
     jaccard: float
-    evaluation: NotRequired[str]
-    """The evaluation set's text, unless the set is sealed."""
+    evaluation: NotRequired[str]  # the evaluation set's text, unless the set is sealed
 
 
 class ContaminationRecord(TypedDict, total=False):

@@ -58,20 +58,13 @@ class Corpus:
     """Training pairs and dev tasks in text ids; an id numbers `texts`, one for every distinct (language, text)."""
 
     texts: Texts
-    languages: Texts
-    """[texts] language code of each text."""
-    pairs: NDArray[np.integer]
-    """[pairs, 2] text ids, the anchor's first."""
-    groups: tuple[str, ...]
-    """Language pairs `anchor-other`, by first appearance."""
-    group_languages: tuple[tuple[str, str], ...]
-    """The same, apart."""
-    pair_groups: NDArray[np.int16]
-    """[pairs] index into `groups`."""
-    weights: NDArray[np.float32]
-    """[pairs] weight of the pair's source."""
-    tasks: tuple[IdTask, ...]
-    """The dev sets, and `heldout` if the data are split."""
+    languages: Texts  # [texts] language code of each text
+    pairs: NDArray[np.integer]  # [pairs, 2] text ids, the anchor's first
+    groups: tuple[str, ...]  # language pairs `anchor-other`, by first appearance
+    group_languages: tuple[tuple[str, str], ...]  # the same, apart
+    pair_groups: NDArray[np.int16]  # [pairs] index into `groups`
+    weights: NDArray[np.float32]  # [pairs] weight of the pair's source
+    tasks: tuple[IdTask, ...]  # the dev sets, and `heldout` if the data are split
     counts: dict[str, dict[str, int]]
     """Per training source, in order: rows `dropped: <reason>`, `rows` left, the language `pairs` that they make, pairs
     left after each step of `Cleaning`, then how many of these are `heldout` and how many `train`. Of eval sets and of
@@ -195,8 +188,7 @@ class Cleaning:
 
     data: Data
     seed: int
-    sealed: Mapping[str, NDArray[np.uint64]]
-    """Eval set -> its sentence keys, sorted."""
+    sealed: Mapping[str, NDArray[np.uint64]]  # eval set -> its sentence keys, sorted
     find_near: Callable[[Rows], dict[str, Near]] | None = None
     """Finds the near-duplicates of the sets' texts in a source."""
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -210,8 +202,7 @@ class Cleaning:
     strangers: dict[str, NDArray[np.int16]] = field(default_factory=dict)
     """Language -> the `strangers` of the source that is being cleaned; of a `translate`, in the originals alone."""
 
-    near: dict[str, dict[str, Near]] = field(default_factory=dict)
-    """Source -> side -> near-duplicates."""
+    near: dict[str, dict[str, Near]] = field(default_factory=dict)  # source -> side -> near-duplicates
     contamination: Contamination = field(default_factory=Contamination)
 
     def count(self, source: Source, step: str, pairs: int) -> None:

@@ -31,8 +31,7 @@ from babeltune.schema.records import (
     Transfer,
 )
 
-MIXED_SEED = 42
-"""Seed of a clustering set's `mixed` subset, which is the same in every sweep."""
+MIXED_SEED = 42  # seed of a clustering set's `mixed` subset, which is the same in every sweep
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,21 +46,16 @@ class EvalRows:
     """Retrieval in a folder: of each query and document, by the names of the two columns."""
     grades: list[float] = field(default_factory=list)
     """STS: of each row. Retrieval in a folder: of each pair of `gold`."""
-    labels: Sequence[str] = ()
-    """Clustering, transfer: of each row."""
-    splits: Sequence[str] = ()
-    """Transfer: of each row."""
-    augmented: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Bitext: changed sentences by language."""
+    labels: Sequence[str] = ()  # clustering, transfer: of each row
+    splits: Sequence[str] = ()  # transfer: of each row
+    augmented: Mapping[str, Sequence[str]] = field(default_factory=dict)  # bitext: changed sentences by language
     own: list[int] = field(default_factory=list)
     """Retrieval in a folder with `same_id: drop`: of each query, the document of its id, -1 if there is none."""
     gold: list[tuple[int, int]] = field(default_factory=list)
     """Mining: pairs of rows, of the first and the second language. Retrieval in a folder: queries and documents."""
-    fit: EvalRows | None = None
-    """Mining: the set that the threshold is fitted on."""
+    fit: EvalRows | None = None  # mining: the set that the threshold is fitted on
     digest: str
-    dropped: dict[str, int] = field(default_factory=dict)
-    """Broken rows by reason, if the source drops these."""
+    dropped: dict[str, int] = field(default_factory=dict)  # broken rows by reason, if the source drops these
 
     def asked(self) -> Iterator[str]:
         """The sentences that make the set: of a folder for retrieval the queries, as dev and test sets share documents;

@@ -29,10 +29,8 @@ TEXT_FILE = re.compile(rf".*\.{OTHER}([a-z]{{2,5}}|parquet)(_[A-Z]\w+)?(\.(gz|bz
 """Names of files that may be text, also by a language's code at their end, as in `talks.fra`."""
 MAX_LINE_BYTES = 1 << 20
 """Bytes of a line, a row of quoted text, or a text in a Parquet file. What is longer is no sentence."""
-MAX_BROKEN = AnySource.max_dropped
-"""The share of rows that may be broken if nobody says otherwise."""
-SKIPPED_BYTES = 1 << 16
-"""Bytes of a line that is too long are read and thrown away in pieces of this size."""
+MAX_BROKEN = AnySource.max_dropped  # the share of rows that may be broken if nobody says otherwise
+SKIPPED_BYTES = 1 << 16  # bytes of a line that is too long are read and thrown away in pieces of this size
 NO_TEXT_BYTES = 1 << 30
 """A line of more bytes than this is not read to its end: the file is no text, or was packed to fill a disk."""
 BLANK = re.compile(
@@ -46,26 +44,20 @@ BLANK = re.compile(
 class Fault:
     """Why a row cannot be used."""
 
-    reason: str
-    """The name under which such rows are counted."""
-    words: str
-    """The fault in words, for an error."""
+    reason: str  # the name under which such rows are counted
+    words: str  # the fault in words, for an error
     kind: Literal["row", "encoding", "unused", "left out"] = "row"
     """The place to mend: this row, or how the whole file is encoded. `unused`: nothing, but the row is not what was
     asked for. `left out`: the same, and no file is refused for it, such as a unit without a translation."""
-    values: tuple[str, ...] = ()
-    """The row, if it could be read: a source's `where` may leave it out."""
+    values: tuple[str, ...] = ()  # the row, if it could be read: a source's `where` may leave it out
 
 
-EMPTY_SIDE = "empty side"
-"""The reason of a row that lacks the text of a column."""
+EMPTY_SIDE = "empty side"  # the reason of a row that lacks the text of a column
 ZERO_BYTE = Fault("zero byte", "text has no zero byte")
-Row = tuple[int, list[str] | Fault]
-"""Line (or row) from 1, and its fields: all, or those of the columns asked for."""
+Row = tuple[int, list[str] | Fault]  # line (or row) from 1, and its fields: all, or those of the columns asked for
 SEPARATOR = re.compile(rb'"?sep=([^"\x80-\xff])"?', re.IGNORECASE)
 """Excel's first line of a CSV file, before the header: it names the delimiter."""
-Lines = Iterable[tuple[int, bytes | Fault]]
-"""Numbers from 1, and lines without their ends."""
+Lines = Iterable[tuple[int, bytes | Fault]]  # numbers from 1, and lines without their ends
 
 
 class Digest(Protocol):
@@ -358,8 +350,7 @@ def widest_agreed(first: Row, rows: Iterator[Row]) -> tuple[Row, Iterator[Row]]:
     return first, itertools.chain(begin, rows)
 
 
-TITLE_ROWS = 10
-"""Rows above a header, such as a title, among which it is sought."""
+TITLE_ROWS = 10  # rows above a header, such as a title, among which it is sought
 
 
 def below_title(first: Row, rows: Iterator[Row], names: Sequence[str]) -> Row:

@@ -37,8 +37,7 @@ from babeltune.files import plain
 from babeltune.schema.records import Source
 from babeltune.stages import uncounted
 
-PART_BYTES = 8 << 20
-"""Bytes of a part. Reading it takes about 0.4 CPU seconds."""
+PART_BYTES = 8 << 20  # bytes of a part. Reading it takes about 0.4 CPU seconds.
 MANY_BYTES = 64 << 20
 """No more bytes are read in the driver's process: starting processes on other nodes takes seconds, too."""
 
@@ -49,10 +48,8 @@ class Form:
 
     source: Source
     path: Path
-    names: tuple[str, ...]
-    """The columns."""
-    longest: int
-    """Bytes of a line."""
+    names: tuple[str, ...]  # the columns
+    longest: int  # bytes of a line
 
     @property
     def watches_quotes(self) -> bool:
@@ -68,14 +65,10 @@ class Form:
 class Part:
     """The rows that a task has read."""
 
-    first: int
-    """The line of the first row."""
-    rows: int
-    """Rows that were read, broken or not."""
-    columns: list[Texts]
-    """The values of the rows that are kept."""
-    faults: dict[int, Fault]
-    """Broken rows, by their place among all."""
+    first: int  # the line of the first row
+    rows: int  # rows that were read, broken or not
+    columns: list[Texts]  # the values of the rows that are kept
+    faults: dict[int, Fault]  # broken rows, by their place among all
 
     def stream(self) -> Iterator[Row]:
         """The rows in order, if all that are not broken were kept."""

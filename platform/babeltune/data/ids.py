@@ -16,10 +16,8 @@ from babeltune.errors import StoreError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-FILE = "eval_ids.npy"
-"""The ids of all large dev sets, end to end, in the folder of what is prepared."""
-MANY = 100_000
-"""Ids of one side of a dev set from which on they are in the file."""
+FILE = "eval_ids.npy"  # the ids of all large dev sets, end to end, in the folder of what is prepared
+MANY = 100_000  # ids of one side of a dev set from which on they are in the file
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,7 @@ import torch
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-TILE = 8 * 1024 * 1024
-"""Cosines held at a time."""
+TILE = 8 * 1024 * 1024  # cosines held at a time
 
 
 def mine_negatives(

@@ -31,12 +31,10 @@ if TYPE_CHECKING:
     Vectors = Callable[[NDArray[np.integer]], NDArray[np.generic]]
     """The teacher's vectors [texts, dim] of text ids."""
 
-NEIGHBOURS = 4
-"""Nearest neighbours of a margin, as in Artetxe and Schwenk 2019."""
+NEIGHBOURS = 4  # nearest neighbours of a margin, as in Artetxe and Schwenk 2019
 POOL = 16_384
 """Pairs among which the neighbours are searched; a larger language pair is cut into random pools of about this size."""
-TILE = 1 << 23
-"""Cosines held at a time."""
+TILE = 1 << 23  # cosines held at a time
 COMPARED = 20
 """Earlier pairs with which a pair is compared: the nearest by their signatures. Of text from a template, each has
 thousands that are alike."""

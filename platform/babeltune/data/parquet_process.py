@@ -14,8 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as compute
 import pyarrow.parquet as parquet
 
-TOO_LARGE = 3
-"""Exit code if the file holds more text than `most` bytes; standard error says how many."""
+TOO_LARGE = 3  # exit code if the file holds more text than `most` bytes; standard error says how many
 
 
 def text_bytes(array: pa.Array) -> int:

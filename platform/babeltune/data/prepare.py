@@ -42,19 +42,14 @@ class Requirements:
     """The needs of all methods that a sweep can propose, together."""
 
     sides: frozenset[str]
-    negatives: tuple[tuple[str, int, float], ...]
-    """Key, number per pair, and the teacher cosine that they stay below."""
-    frozen: bool = False
-    """Whether a method's encoder is the teacher: then it encodes every text."""
+    negatives: tuple[tuple[str, int, float], ...]  # key, number per pair, and the teacher cosine that they stay below
+    frozen: bool = False  # whether a method's encoder is the teacher: then it encodes every text
     exact: bool = False
     """Whether its vectors are kept in fp32: so that promotion finds the scores of frozen encoders and of tasks with
     `right_model: teacher` again."""
-    trained: bool = True
-    """Whether a method trains a student, which reads tokens."""
-    words: bool = False
-    """Word-positioned samples."""
-    scores: tuple[str, ...] = ()
-    """The thresholds by which trials leave pairs out."""
+    trained: bool = True  # whether a method trains a student, which reads tokens
+    words: bool = False  # word-positioned samples
+    scores: tuple[str, ...] = ()  # the thresholds by which trials leave pairs out
 
     @property
     def both_sides(self) -> bool:
@@ -67,11 +62,9 @@ class PreparationInputs:
     """Inputs of a sweep's preparation besides its file. `planning.preparation` finds it."""
 
     sweep: Sweep
-    root: Path
-    """Relative paths of the sweep's data start here."""
+    root: Path  # relative paths of the sweep's data start here
     wanted: Requirements
-    students: tuple[Student, ...]
-    """Every student whose text is tokenized on its own."""
+    students: tuple[Student, ...]  # every student whose text is tokenized on its own
 
 
 def read_corpus(

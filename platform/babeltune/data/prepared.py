@@ -32,10 +32,8 @@ if TYPE_CHECKING:
     from babeltune.schema.records import Scalar
 
 Text = TypeVar("Text", int, str)
-TEXTS = "texts.arrow"
-"""The file of all texts, by their ids."""
-TWO_SIDES = ("bitext", "mining")
-"""Kinds of tasks whose right side another model can encode."""
+TEXTS = "texts.arrow"  # the file of all texts, by their ids
+TWO_SIDES = ("bitext", "mining")  # kinds of tasks whose right side another model can encode
 Other = TypeVar("Other", int, str)
 
 
@@ -48,31 +46,24 @@ class EvalTask(Generic[Text]):
 
     name: str
     kind: Literal["bitext", "mining", "sts", "clustering", "transfer", "retrieval"]
-    subset: str
-    """`fra-eng`, `eng` or `mixed`: the metric is `dev/<name>/<subset>/<metric>`."""
+    subset: str  # `fra-eng`, `eng` or `mixed`: the metric is `dev/<name>/<subset>/<metric>`
     left: Sequence[Text]
-    right: Sequence[Text] = ()
-    """Bitext: after the translations, changed sentences that are none (xSIM++)."""
+    right: Sequence[Text] = ()  # bitext: after the translations, changed sentences that are none (xSIM++)
     scores: tuple[float, ...] = ()
     labels: tuple[str, ...] = ()
     gold: tuple[tuple[int, int], ...] = ()
-    left_languages: tuple[str, ...] = ("",)
-    """The language of each text of `left`, or the one of all."""
+    left_languages: tuple[str, ...] = ("",)  # the language of each text of `left`, or the one of all
     right_languages: tuple[str, ...] = ("",)
     group: str = ""
-    k: int = 4
-    """Neighbours of the margin. Retrieval: documents in which recall looks."""
+    k: int = 4  # neighbours of the margin. Retrieval: documents in which recall looks.
     own: tuple[int, ...] = ()
     """Retrieval: of each query, the document that is the query itself, which is never found, -1 if there is none;
     empty if no query has one."""
-    mixed: bool = False
-    """Retrieval: whether documents are in several languages."""
+    mixed: bool = False  # retrieval: whether documents are in several languages
     margin: Literal["ratio", "distance", "absolute"] = "ratio"
     compare: Literal["text", "index"] = "text"
-    right_model: Literal["student", "teacher"] = "student"
-    """The model that encodes `right`."""
-    fit: EvalTask[Text] | None = None
-    """Mining: what the threshold is fitted on. Transfer: what the head learns from."""
+    right_model: Literal["student", "teacher"] = "student"  # the model that encodes `right`
+    fit: EvalTask[Text] | None = None  # mining: what the threshold is fitted on. Transfer: what the head learns from.
 
     def texts(self) -> Iterator[Text]:
         """All texts that have to be encoded."""
@@ -98,10 +89,8 @@ class EvalTask(Generic[Text]):
         return EvalTask(**{**vars(self), "left": left, "right": right, "fit": fit})
 
 
-IdTask = EvalTask[int]
-"""A task whose texts are numbers: those of a corpus."""
-TextTask = EvalTask[str]
-"""A task whose texts are plain, for models that are given sentences."""
+IdTask = EvalTask[int]  # a task whose texts are numbers: those of a corpus
+TextTask = EvalTask[str]  # a task whose texts are plain, for models that are given sentences
 
 
 def sides_of(tasks: Iterable[IdTask]) -> Iterator[Sequence[int]]:
@@ -152,12 +141,9 @@ def _plain_task(task: IdTask) -> JsonObject:
 class Counts(TypedDict, total=False):
     """Rows that cleaning left, and how far training text stands in evaluation sets."""
 
-    rows: dict[str, dict[str, int]]
-    """Rows left after each cleaning step, by source."""
-    overlap: dict[str, dict[str, int]]
-    """Rows that an evaluation set took from a source, by source and set."""
-    words: dict[str, Scalar]
-    """Figures of the aligned words, if a method needs them."""
+    rows: dict[str, dict[str, int]]  # rows left after each cleaning step, by source
+    overlap: dict[str, dict[str, int]]  # rows that an evaluation set took from a source, by source and set
+    words: dict[str, Scalar]  # figures of the aligned words, if a method needs them
     contamination: ContaminationRecord
 
 
@@ -165,26 +151,19 @@ class Counts(TypedDict, total=False):
 class TokenSet:
     """A tokenizer and what it made of all texts."""
 
-    tokenizer: str
-    """Folder of the tokenizer, or the hub id of the student that it comes with."""
+    tokenizer: str  # folder of the tokenizer, or the hub id of the student that it comes with
     vocabulary: int
     pad: int
-    train: str
-    """Token store with the student's prompt."""
-    evaluation: str
-    """Token store with the evaluation prompt; the same one if the prompts agree."""
-    truncated: int = 0
-    """Texts of the training store that were cut at `student.max_tokens`."""
-    mask: int | None = None
-    """The mask token's id, if there is one."""
-    special: tuple[int, ...] = ()
-    """The special tokens' ids."""
+    train: str  # token store with the student's prompt
+    evaluation: str  # token store with the evaluation prompt; the same one if the prompts agree
+    truncated: int = 0  # texts of the training store that were cut at `student.max_tokens`
+    mask: int | None = None  # the mask token's id, if there is one
+    special: tuple[int, ...] = ()  # the special tokens' ids
     vectors: dict[str, str] = field(default_factory=dict)
     """Files of the vectors that a student begins with, by `student.token_vectors`: fp32 [vocabulary, teacher_dim]."""
     kept: str | None = None
     """File of the old ids of a trimmed tokenizer's tokens, int64 [vocabulary]. None if it is whole."""
-    untrimmed: int = 0
-    """Tokens before `student.trim`; 0 without it."""
+    untrimmed: int = 0  # tokens before `student.trim`; 0 without it
     words: str | None = None
     """File of the word-positioned samples, integers [samples, 5]: pair, first token and end of a word of the source,
     the same of its translation; ordered by pair. If a method needs them."""
@@ -197,29 +176,21 @@ class Prepared:
     folder: str
     digest: str
     texts: int
-    groups: tuple[str, ...]
-    """Language pairs `anchor-other`; `groups.npy` numbers them."""
+    groups: tuple[str, ...]  # language pairs `anchor-other`; `groups.npy` numbers them
     group_rows: tuple[int, ...]
-    group_languages: tuple[tuple[str, str], ...]
-    """The two languages of each group."""
+    group_languages: tuple[tuple[str, str], ...]  # the two languages of each group
     languages: tuple[str, ...]
     """The languages of all texts, those of the training pairs first; `languages.npy` numbers them."""
-    text_digest: str
-    """Digest of all texts; part of the keys of `tokens`."""
-    tokens: dict[str, TokenSet]
-    """Token sets by `tokenizer_key` (see `tokens.py`)."""
-    teacher: str | None
-    """Teacher store folder: one row per entry of `teacher_rows.npy`'s text ids."""
+    text_digest: str  # digest of all texts; part of the keys of `tokens`
+    tokens: dict[str, TokenSet]  # token sets by `tokenizer_key` (see `tokens.py`)
+    teacher: str | None  # teacher store folder: one row per entry of `teacher_rows.npy`'s text ids
     teacher_dim: int
-    copy_anchor: bool
-    """A target's teacher vector is its anchor's (`teacher.target_side: copy_anchor`)."""
+    copy_anchor: bool  # a target's teacher vector is its anchor's (`teacher.target_side: copy_anchor`)
     negatives: dict[str, str]
     """Mined negatives by key `k=<k>,below=<cosine>`: a file of integers [pairs, k], -1 if none."""
     tasks: tuple[IdTask, ...]
-    counts: dict[str, Any]
-    """The `Counts`, which are recorded with the run."""
-    digests: dict[str, str]
-    """Digest of every source and task."""
+    counts: dict[str, Any]  # the `Counts`, which are recorded with the run
+    digests: dict[str, str]  # digest of every source and task
 
     @property
     def trained_languages(self) -> tuple[str, ...]:

@@ -25,14 +25,10 @@ class Quotes:
     """How many fields of a column are quoted, and how."""
 
     total: int = 0
-    wrapped: int = 0
-    """Fields in quotation marks."""
-    bare: int = 0
-    """Fields that a spreadsheet would have quoted, and that are not."""
-    marked: int = 0
-    """Fields with a quotation mark."""
-    doubled: int = 0
-    """Fields in quotation marks with doubled marks inside."""
+    wrapped: int = 0  # fields in quotation marks
+    bare: int = 0  # fields that a spreadsheet would have quoted, and that are not
+    marked: int = 0  # fields with a quotation mark
+    doubled: int = 0  # fields in quotation marks with doubled marks inside
 
     def see(self, text: str) -> None:
         """Counts a field."""

@@ -16,8 +16,7 @@ from babeltune.schema.records import Data, Source
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-BUFFER = 1 << 16
-"""Bytes that are read, and counted, at a time."""
+BUFFER = 1 << 16  # bytes that are read, and counted, at a time
 
 
 class _Meter:

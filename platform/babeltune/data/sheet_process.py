@@ -9,8 +9,7 @@ import sys
 
 from python_calamine import load_workbook
 
-SHEETS = 3
-"""Exit code if a sheet must be named; standard error lists those with cells."""
+SHEETS = 3  # exit code if a sheet must be named; standard error lists those with cells
 
 
 def text_of(cell: object) -> str:

@@ -64,22 +64,17 @@ from babeltune.schema.records import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-LABEL = "*label"
-"""Stands beside the languages while texts and their labels are read from one table."""
+LABEL = "*label"  # stands beside the languages while texts and their labels are read from one table
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
     """The rows of a source: `columns[language][i]` for all languages `i` says the same thing."""
 
-    columns: dict[str, Texts]
-    """Language code -> sentences, stripped and never empty; all columns are equally long."""
-    ids: Texts
-    """The ids of the rows; empty if it names no id column."""
-    digest: str
-    """SHA-256 of the content read (of what was compressed, not of the archive)."""
-    dropped: dict[str, int]
-    """Rows left out by reason."""
+    columns: dict[str, Texts]  # language code -> sentences, stripped and never empty; all columns are equally long
+    ids: Texts  # the ids of the rows; empty if it names no id column
+    digest: str  # SHA-256 of the content read (of what was compressed, not of the archive)
+    dropped: dict[str, int]  # rows left out by reason
     firsts: dict[str, str] = field(default_factory=dict, compare=False)
     """Reason -> the place of the first row that was left out, and what is wrong with it."""
     shards: TextShards | None = field(default=None, repr=False, compare=False)
@@ -103,16 +98,13 @@ class Rows:
 class Refusals:
     """Decides about broken rows: raises an error at the first, or drops them and counts them by reason."""
 
-    switch: str
-    """The rule of a count: words for the error."""
+    switch: str  # the rule of a count: words for the error
     drop: bool
     counts: Counter[str] = field(default_factory=Counter)
     firsts: dict[str, str] = field(default_factory=dict)
     """Reason -> the place of the first such row, and what is wrong with it."""
-    unused: int = 0
-    """Counted rows that are not broken, such as units without a translation."""
-    rows: int = 0
-    """Rows that were read, broken or not."""
+    unused: int = 0  # counted rows that are not broken, such as units without a translation
+    rows: int = 0  # rows that were read, broken or not
 
     def refuse_too_many(self, source: Source, file: Path | str | None = None) -> None:
         """Raises `DataError` if more than `max_dropped` of the rows are broken: the file is then misread."""

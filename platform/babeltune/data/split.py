@@ -32,8 +32,7 @@ from babeltune.schema.records import HELDOUT, Source, Split
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-HELDOUT_SHARE = 0.2
-"""A split takes at most this share of a language pair, so that a small one keeps its training text."""
+HELDOUT_SHARE = 0.2  # a split takes at most this share of a language pair, so that a small one keeps its training text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,12 +41,10 @@ class Block:
 
     source: Source
     group: tuple[str, str]
-    anchors: Texts
-    """All texts of the source; `rows` picks."""
+    anchors: Texts  # all texts of the source; `rows` picks
     others: Texts
     rows: NDArray[np.intp]
-    keys: NDArray[np.uint64]
-    """[rows, 2] `sentence_keys` of anchor and other."""
+    keys: NDArray[np.uint64]  # [rows, 2] `sentence_keys` of anchor and other
 
     def keep(self, mask: NDArray[np.bool_]) -> Block:
         """The pairs where the mask is true."""

@@ -11,10 +11,8 @@ from babeltune.data.text_streams import names_in_archive, refuse_other
 from babeltune.data.watched_process import exit_of, watched
 from babeltune.errors import DataError, list_of, nearest, shortened
 
-MEMORY = 1 << 30
-"""Bytes of memory that reading a sheet may take. A million rows of two sentences take about half."""
-SHEETS = 3
-"""Exit code of `sheet_process` if a sheet must be named."""
+MEMORY = 1 << 30  # bytes of memory that reading a sheet may take. A million rows of two sentences take about half.
+SHEETS = 3  # exit code of `sheet_process` if a sheet must be named
 
 
 def workbook_format(path: Path) -> Literal["xlsx", "ods"] | None:

@@ -15,12 +15,9 @@ from babeltune.models.hub import PARTS, model_files
 from babeltune.schema.records import Student
 
 PIN = "@sha256:"
-DIGITS = 16
-"""Hexadecimal digits of a digest in a pinned name."""
-FETCHED = "fetched"
-"""The folder of a storage that holds models from elsewhere."""
-TEXTS = ("*.md", "*.jinja")
-"""Files of an exported folder besides `hub.PARTS`."""
+DIGITS = 16  # hexadecimal digits of a digest in a pinned name
+FETCHED = "fetched"  # the folder of a storage that holds models from elsewhere
+TEXTS = ("*.md", "*.jinja")  # files of an exported folder besides `hub.PARTS`
 
 
 def split_pin(start: str) -> tuple[str, str | None]:

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 RECORD = "store.json"
-UNFINISHED = ".unfinished"
-"""Ends the name of a draft that the next builder goes on with."""
+UNFINISHED = ".unfinished"  # ends the name of a draft that the next builder goes on with
 log = logging.getLogger(__name__)
 
 
@@ -42,8 +41,7 @@ class Array:
 
     dtype: str
     width: int
-    shards: tuple[tuple[str, int], ...]
-    """(file name, rows) in order."""
+    shards: tuple[tuple[str, int], ...]  # (file name, rows) in order
 
     @property
     def rows(self) -> int:
@@ -332,8 +330,7 @@ def _size(count: int) -> str:
 
 # Verifying
 
-_verified: set[tuple[str | int, ...]] = set()
-"""Files whose SHA-256 this process has checked: path and version."""
+_verified: set[tuple[str | int, ...]] = set()  # files whose SHA-256 this process has checked: path and version
 
 
 def _fault(folder: Path, *, verify: bool) -> str | None:

@@ -26,10 +26,8 @@ from babeltune.stages import Count
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-DONE = ".done"
-"""Ends the name of a shard's record."""
-OF_SHARD = re.compile(r"\.?([a-z]+-)?[0-9]{5,}\b.*")
-"""Names of what is written for a shard."""
+DONE = ".done"  # ends the name of a shard's record
+OF_SHARD = re.compile(r"\.?([a-z]+-)?[0-9]{5,}\b.*")  # names of what is written for a shard
 
 
 @dataclass(frozen=True)
@@ -38,8 +36,7 @@ class ShardFile:
 
     name: str
     rows: int
-    width: int
-    """Numbers in a row; 0 if a row is one number without a second axis."""
+    width: int  # numbers in a row; 0 if a row is one number without a second axis
     bytes: int
     sha256: str
 
@@ -48,12 +45,9 @@ class ShardFile:
 class ShardRecord:
     """The record of a shard, written once its files are whole."""
 
-    texts: str
-    """Digest of the texts."""
-    truncated: int
-    """Texts that were cut."""
-    files: dict[str, ShardFile]
-    """The file of each array, by its name."""
+    texts: str  # digest of the texts
+    truncated: int  # texts that were cut
+    files: dict[str, ShardFile]  # the file of each array, by its name
 
     def encode(self) -> bytes:
         return json.dumps(plain(self)).encode()
@@ -98,14 +92,12 @@ def whole_shard(out: Path, texts: Sequence[str], bucket_sizes: Mapping[str, int]
 class ShardWork:
     """How the shards of a store are made."""
 
-    function: Callable[..., int]
-    """Called with the arguments of a shard; returns how many texts it had."""
+    function: Callable[..., int]  # called with the arguments of a shard; returns how many texts it had
     arguments: Callable[[str, str], tuple[object, ...]]
     """The arguments of a shard, of the file of its texts and of the path that begins the names of its files."""
     run: RunShards
     progress: Count
-    task: str
-    """The work on the texts in words, for an error."""
+    task: str  # the work on the texts in words, for an error
     gpu: bool = False
 
 

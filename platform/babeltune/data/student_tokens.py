@@ -46,8 +46,7 @@ class StudentTokens:
     A tokenizer from scratch is trained on the training text only, so that dev words do not shape it."""
 
     sweep: Sweep
-    students: tuple[Student, ...]
-    """Every student whose text is tokenized on its own."""
+    students: tuple[Student, ...]  # every student whose text is tokenized on its own
     corpus: Corpus
     text_digest: str
     stores: Path

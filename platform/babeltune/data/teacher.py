@@ -32,14 +32,12 @@ from babeltune.stages import Count, uncounted
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-BATCH_TOKENS = 2048
-"""Tokens per forward pass: activations of this many stay in a CPU core's cache."""
+BATCH_TOKENS = 2048  # tokens per forward pass: activations of this many stay in a CPU core's cache
 SHARD_ROWS = (2_048, 16_384)
 """Fewest and most sentences of a shard on average: loading the teacher costs as much as encoding some thousand."""
 CENTERED_BY = 2_048
 """Tokens whose mean is the centre. Of multilingual-e5-small it is .92 long, and those of two halves differ by .02."""
-SENTENCE_COST = 16
-"""The cost of a sentence besides its characters, in characters."""
+SENTENCE_COST = 16  # the cost of a sentence besides its characters, in characters
 
 
 class TeacherModel:

@@ -23,12 +23,9 @@ from babeltune.stages import uncounted
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-SHARD = 100_000
-"""Texts of a task. Their keys take about 0.4 CPU seconds, and their near-duplicates about 2."""
-MANY = 1_000_000
-"""No more texts stay in the driver's process: starting processes on other nodes takes seconds, too."""
-WINDOW = 64
-"""Shards that lie on the disk at a time."""
+SHARD = 100_000  # texts of a task. Their keys take about 0.4 CPU seconds, and their near-duplicates about 2.
+MANY = 1_000_000  # no more texts stay in the driver's process: starting processes on other nodes takes seconds, too
+WINDOW = 64  # shards that lie on the disk at a time
 
 
 class TextShards:

@@ -26,10 +26,8 @@ from babeltune.errors import DataError, list_of, shortened
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-SAMPLE_BYTES = 1 << 16
-"""Bytes at the begin of a file that say how it is packed, encoded, and split into lines."""
-XZ_MEMORY = 1 << 27
-"""Bytes of memory for unpacking xz. Its highest preset takes half of it."""
+SAMPLE_BYTES = 1 << 16  # bytes at the begin of a file that say how it is packed, encoded, and split into lines
+XZ_MEMORY = 1 << 27  # bytes of memory for unpacking xz. Its highest preset takes half of it.
 ODD = {"Cn", "Co", "Cs", "Cc"}
 """Unicode categories that text lacks: unassigned and private characters, halves of pairs, control characters."""
 ODD_SHARE, ASCII_SHARE = 0.01, 0.01

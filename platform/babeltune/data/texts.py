@@ -20,12 +20,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-BATCH = 10_000
-"""Texts that are strings at a time."""
-LARGE_TEXTS_BYTES = 1 << 24
-"""Bytes of collected texts above which they go to files."""
-COLUMN = "text"
-"""The column of a file of texts."""
+BATCH = 10_000  # texts that are strings at a time
+LARGE_TEXTS_BYTES = 1 << 24  # bytes of collected texts above which they go to files
+COLUMN = "text"  # the column of a file of texts
 
 
 class Texts(Sequence[str]):

@@ -27,8 +27,7 @@ THRESHOLDS = (
 )
 """Fields of `Sampling`. The first word says whether a score must reach the threshold or may not exceed it. The number
 of pairs comes last: it counts those that the others leave."""
-WORD_THRESHOLDS = ("least_word_cosine", "least_word_pairs")
-"""Thresholds of words, in the order of a word's scores."""
+WORD_THRESHOLDS = ("least_word_cosine", "least_word_pairs")  # thresholds of words, in the order of a word's scores
 
 
 def thresholds(sampling: Sampling, names: Sequence[str] = THRESHOLDS) -> dict[str, float]:

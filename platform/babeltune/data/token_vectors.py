@@ -25,10 +25,8 @@ if TYPE_CHECKING:
     from babeltune.schema.records import Teacher
 
 FILE = "vectors.npy"
-PAIRS = 16_384
-"""Pairs whose tokens are added up at a time: 25 MB of vectors 384 wide."""
-FREQUENT = 1e-3
-"""Share of a text's tokens at which a token's vector has half its length (Arora et al.: 1e-3)."""
+PAIRS = 16_384  # pairs whose tokens are added up at a time: 25 MB of vectors 384 wide
+FREQUENT = 1e-3  # share of a text's tokens at which a token's vector has half its length (Arora et al.: 1e-3)
 PRIOR = 1.0
 """Occurrences with the mean of all vectors that are added to a token's own, so that one seen once is no copy of it."""
 

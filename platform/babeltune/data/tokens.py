@@ -33,15 +33,12 @@ from babeltune.stages import Count, uncounted
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-"""Ids 0 to 4 of a tokenizer trained here."""
-TRAINING_TEXTS = 100_000
-"""A tokenizer is trained on at most this many texts, drawn with a seed."""
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # ids 0 to 4 of a tokenizer trained here
+TRAINING_TEXTS = 100_000  # a tokenizer is trained on at most this many texts, drawn with a seed
 SHARD_ROWS = (1_024, 65_536)
 """Fewest and most texts of a shard: a small corpus is cut into `SHARDS`, so that its count moves. Large shards keep the
 number of files small: by Linux's default a process maps at most 65,530."""
-SHARDS = 8
-"""Shards of a corpus that is neither too small nor too large for them."""
+SHARDS = 8  # shards of a corpus that is neither too small nor too large for them
 log = logging.getLogger(__name__)
 
 # A word with the blank before it and an apostrophe after it, a number, or a run of punctuation. Japanese has no blanks
@@ -224,12 +221,10 @@ def bare_tokenizer(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
 class Cut:
     """How a text is made into a row of token ids."""
 
-    prompt: str
-    """The tokens before every text."""
+    prompt: str  # the tokens before every text
     max_tokens: int | None
     """The most ids of a row, special tokens included; an empty text has just these. None: a text is not cut."""
-    special: bool = True
-    """Whether there are special tokens."""
+    special: bool = True  # whether there are special tokens
 
 
 def build_token_store(

@@ -20,10 +20,8 @@ if TYPE_CHECKING:
 
     from babeltune.schema.records import TranslateSource
 
-SHARD = 4_096
-"""Texts of a store."""
-BATCH_TOKENS = 2_048
-"""Padded tokens of the originals that are translated together, times the beams."""
+SHARD = 4_096  # texts of a store
+BATCH_TOKENS = 2_048  # padded tokens of the originals that are translated together, times the beams
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,10 +30,8 @@ class Translations:
 
     originals: list[str]
     translations: list[str]
-    description: dict[str, object] = field(default_factory=dict)
-    """The model and the settings."""
-    dropped: dict[str, int] = field(default_factory=dict)
-    """Texts left out by reason."""
+    description: dict[str, object] = field(default_factory=dict)  # the model and the settings
+    dropped: dict[str, int] = field(default_factory=dict)  # texts left out by reason
 
 
 Translate = Callable[["TranslateSource", Sequence[str]], Translations]

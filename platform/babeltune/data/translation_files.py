@@ -16,8 +16,7 @@ from babeltune.schema.languages import meaning
 
 Format = Literal["tmx", "xliff", "po"]
 FORMATS: tuple[str, ...] = get_args(Format)
-Unit = tuple[int, dict[str, list[str]] | Fault]
-"""The line, and the texts of each language; some languages have several."""
+Unit = tuple[int, dict[str, list[str]] | Fault]  # the line, and the texts of each language; some languages have several
 CODES = frozenset({"bpt", "ept", "ph", "it", "ut", "sub"})
 """Elements within text that hold codes of a format such as HTML, and no text."""
 OTHER_TEXT = frozenset({"alt-trans", "seg-source", "match", "note", "prop", "ignorable"})
@@ -25,14 +24,10 @@ OTHER_TEXT = frozenset({"alt-trans", "seg-source", "match", "note", "prop", "ign
 UNFINISHED = frozenset({"initial", "new", "needs-translation", "needs-adaptation", "needs-l10n"})
 """States of a target that is not translated yet."""
 LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
-DEEPEST = 1_000
-"""Elements within one another. A file with more is no translation file."""
-LONGEST_TAG = 1 << 24
-"""Bytes of a tag or an attribute, which are in memory as a whole."""
-SNIFFED_BYTES = 1 << 14
-"""Bytes at the begin of a text that say whether it is a translation file."""
-PO_BYTES = 1 << 26
-"""Bytes of a PO file, which is in memory as a whole."""
+DEEPEST = 1_000  # elements within one another. A file with more is no translation file.
+LONGEST_TAG = 1 << 24  # bytes of a tag or an attribute, which are in memory as a whole
+SNIFFED_BYTES = 1 << 14  # bytes at the begin of a text that say whether it is a translation file
+PO_BYTES = 1 << 26  # bytes of a PO file, which is in memory as a whole
 PO_LINE = re.compile(
     r'\s*(?:#.*|(?:(?:msgctxt|msgid|msgid_plural|msgstr(?:\[\d+\])?)\s*)?"(?:[^"\\]|\\.)*"\s*)?', re.DOTALL
 )

@@ -31,16 +31,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from transformers import PreTrainedTokenizerFast
 
-KEPT = "kept.npy"
-"""File beside a trimmed tokenizer: int64 [kept], the old id of each of its tokens."""
-FEW = 1000
-"""Below this id of the padding all lower ids are kept: some encoders count positions from it."""
+KEPT = "kept.npy"  # file beside a trimmed tokenizer: int64 [kept], the old id of each of its tokens
+FEW = 1000  # below this id of the padding all lower ids are kept: some encoders count positions from it
 ALPHABET = 1000
 """Up to this many tokens of one character are kept under any limit. They are an alphabet of bytes or of few scripts."""
-BLOCK = 100_000
-"""Texts of a token store that are looked at together."""
-BYTE = re.compile(r"<0x[0-9A-F]{2}>")
-"""A byte's token, if a tokenizer falls back on bytes."""
+BLOCK = 100_000  # texts of a token store that are looked at together
+BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # a byte's token, if a tokenizer falls back on bytes
 
 
 class ModelJson(TypedDict):

@@ -10,10 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-WATCH_S = 0.02
-"""Seconds between two looks at the memory of the process."""
-SAID_BYTES = 1 << 16
-"""Bytes of standard error that are read."""
+WATCH_S = 0.02  # seconds between two looks at the memory of the process
+SAID_BYTES = 1 << 16  # bytes of standard error that are read
 
 
 @contextmanager

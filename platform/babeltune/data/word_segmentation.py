@@ -33,11 +33,9 @@ UNSPACED: tuple[tuple[tuple[int, int], ...], ...] = (
     ((0x1000, 0x109F), (0xA9E0, 0xA9FF), (0xAA60, 0xAA7F)),  # Burmese
     ((0x1780, 0x17FF),),  # Khmer
 )
-PIECES = 32_000
-"""Vocabulary of the tokenizer whose pieces are the words of a language that is written without blanks."""
+PIECES = 32_000  # vocabulary of the tokenizer whose pieces are the words of a language that is written without blanks
 CHUNK = 16_384
-APART = 1 << 32
-"""Keeps the characters of one text from those of the next."""
+APART = 1 << 32  # keeps the characters of one text from those of the next
 
 Cut = Callable[[Sequence[str]], Iterator[list[int]]]
 """Gives the characters of each text at which a piece of a tokenizer starts."""
@@ -47,14 +45,10 @@ Cut = Callable[[Sequence[str]], Iterator[list[int]]]
 class WordsOf:
     """The words of some texts of one language, one text after another."""
 
-    first: NDArray[np.int64]
-    """[texts + 1] each text's first word."""
-    words: NDArray[np.int64]
-    """[words] their places in the vocabulary."""
-    spans: NDArray[np.int32]
-    """[words, 2] first character and end."""
-    vocabulary: list[str]
-    """Every word once, in lower case."""
+    first: NDArray[np.int64]  # [texts + 1] each text's first word
+    words: NDArray[np.int64]  # [words] their places in the vocabulary
+    spans: NDArray[np.int32]  # [words, 2] first character and end
+    vocabulary: list[str]  # every word once, in lower case
 
     def content(self, stop_words: int) -> NDArray[np.bool_]:
         """[vocabulary] which are words to learn: with a letter, and not among the `stop_words` most frequent ones."""

@@ -16,10 +16,8 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int
     from numpy.typing import NDArray
 
-SEEDS = (0, 1, 2, 3, 4)
-"""One clustering each; a single one is noise (Li's aligner report compares differences of .005)."""
-STARTS = 10
-"""Initialisations of a clustering; the one with the smallest inertia counts (scikit-learn's `n_init`)."""
+SEEDS = (0, 1, 2, 3, 4)  # one clustering each; a single one is noise (Li's aligner report compares differences of .005)
+STARTS = 10  # initialisations of a clustering; the one with the smallest inertia counts (scikit-learn's `n_init`)
 
 
 def agreement(vectors: NDArray[np.float32], labels: Sequence[str]) -> dict[str, float]:

@@ -155,8 +155,7 @@ class Lookup:
     vectors: Rows
     sides: dict[Sequence[int], Side] = field(default_factory=dict)
     heads: dict[tuple[Sequence[int], tuple[str, ...]], probing.Head | None] = field(default_factory=dict)
-    others: Lookup | None = None
-    """The teacher's vectors, for the right sides that it encodes."""
+    others: Lookup | None = None  # the teacher's vectors, for the right sides that it encodes
 
     def cut(self, cut: Cut) -> Lookup:
         """The same texts with cut vectors, the teacher's too."""

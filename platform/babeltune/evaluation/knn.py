@@ -24,18 +24,12 @@ if TYPE_CHECKING:
 
     Vectors = NDArray[np.float32] | Tensor
 
-BLOCK = 1 << 22
-"""Similarities held at once (fp32: 16 MB, which stays in a processor's last cache or near it)."""
-TILE = (512, 8192)
-"""Rows and columns of a tile of `BLOCK` similarities, if there are many candidates."""
-SLACK = 4
-"""Documents that `nearest` keeps beyond k, so that rounding does not decide which are the k best."""
-SETTLED = 32
-"""Queries whose kept documents are in memory while their cosines are computed again."""
-UNDEFINED = -torch.inf
-"""Cosine, or margin, with a zero vector: below every other one."""
-STRIDE = 16
-"""Columns of a class. `first_largest` reads the largest value of a class first."""
+BLOCK = 1 << 22  # similarities held at once (fp32: 16 MB, which stays in a processor's last cache or near it)
+TILE = (512, 8192)  # rows and columns of a tile of `BLOCK` similarities, if there are many candidates
+SLACK = 4  # documents that `nearest` keeps beyond k, so that rounding does not decide which are the k best
+SETTLED = 32  # queries whose kept documents are in memory while their cosines are computed again
+UNDEFINED = -torch.inf  # cosine, or margin, with a zero vector: below every other one
+STRIDE = 16  # columns of a class. `first_largest` reads the largest value of a class first.
 
 
 @dataclass(frozen=True)
@@ -51,10 +45,8 @@ class Neighbours:
 class Matches:
     """Neighbours in both directions of two sides: all that accuracy, F1, xSIM and mining need."""
 
-    forward: Neighbours
-    """For each left sentence, among the right ones."""
-    backward: Neighbours
-    """For each right sentence, among the left ones."""
+    forward: Neighbours  # for each left sentence, among the right ones
+    backward: Neighbours  # for each right sentence, among the left ones
 
     @property
     def alone(self) -> tuple[int, int]:
@@ -74,10 +66,8 @@ class Side:
     A matrix product may give equal rows results that differ in the last bit by position; multiplying each row once
     keeps their ties exact."""
 
-    distinct: Float[Tensor, "distinct dim"]
-    """In order of appearance."""
-    which: Int[Tensor, "n"]
-    """For each row, the index of its distinct row."""
+    distinct: Float[Tensor, "distinct dim"]  # in order of appearance
+    which: Int[Tensor, "n"]  # for each row, the index of its distinct row
 
     def __len__(self) -> int:
         return len(self.which)
@@ -109,8 +99,7 @@ class Side:
         return Neighbours(cosine.gather(1, order), index.gather(1, order))
 
 
-HASHED = 1 << 14
-"""Rows that are hashed at once: 50 MB of 384 dimensions."""
+HASHED = 1 << 14  # rows that are hashed at once: 50 MB of 384 dimensions
 
 
 def side(vectors: Vectors | Side) -> Side:
@@ -332,8 +321,7 @@ def full_precision(device: str) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-ROWS = 1 << 16
-"""Vectors that are copied at once if all are summed: 100 MB of 384 dimensions in fp32."""
+ROWS = 1 << 16  # vectors that are copied at once if all are summed: 100 MB of 384 dimensions in fp32
 
 
 def mean_cosine(vectors: Vectors) -> float:

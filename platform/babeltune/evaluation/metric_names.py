@@ -25,8 +25,7 @@ Vectors that are cut to their first numbers have the same metrics, `dim128/<pref
 from collections import Counter
 from collections.abc import Mapping
 
-RETRIEVALS = ("forward", "backward", "intersection", "union", "max")
-"""Ways to choose candidates; `max` is one to one."""
+RETRIEVALS = ("forward", "backward", "intersection", "union", "max")  # ways to choose candidates; `max` is one to one
 Scores = dict[str, float]
 MINING = tuple(f"f1_{how}" for how in RETRIEVALS)
 ORACLE = tuple(f"{metric}_oracle" for metric in MINING)
@@ -48,10 +47,8 @@ METRICS: dict[str, tuple[str, ...]] = {
 }
 """Metrics of each subset, and averaged over the subsets of a task or group, each counting the same. `k` stands for a
 number."""
-MAIN_METRICS = frozenset(names[0] for names in METRICS.values())
-"""The main metric of each kind of task."""
-POOLED = {"xsim_error": "xsim_error_pooled"}
-"""Metrics that are also averaged over subsets by their rows."""
+MAIN_METRICS = frozenset(names[0] for names in METRICS.values())  # the main metric of each kind of task
+POOLED = {"xsim_error": "xsim_error_pooled"}  # metrics that are also averaged over subsets by their rows
 PARAMETERS, SPEED = "model/parameters", "model/sentences_per_second"
 """A model's size, without layers that only training has, and its speed. That is how many sentences of the sets one
 thread, or one GPU, encodes in a second, token ids in. Students of one shape have one speed (`training/speed.py`)."""
@@ -59,11 +56,9 @@ SPREAD = f"{SPEED}_spread"
 """How far the measurements of a speed lie apart: their middle nine tenths, as a share of the speed."""
 COMPUTE = "train/compute"
 """Counted seconds of one worker that a trial's training has cost, if it is as long as `training.compute` says."""
-UNTRIMMED = "model/parameters_untrimmed"
-"""A model's size before `student.trim`."""
+UNTRIMMED = "model/parameters_untrimmed"  # a model's size before `student.trim`
 BIAS = "same_language_bias"
-FACTS = ("ari_sd", "v_measure_sd", BIAS)
-"""Averaged like `METRICS`, and no objective."""
+FACTS = ("ari_sd", "v_measure_sd", BIAS)  # averaged like `METRICS`, and no objective
 
 
 def metrics_of(kind: str, k: int) -> tuple[str, ...]:

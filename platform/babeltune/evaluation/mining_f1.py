@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from babeltune.evaluation.knn import Side, Vectors
 
 Pair = tuple[int, int]
-Scored = dict[Pair, float]
-"""Candidate pairs (left, right) and their margin scores."""
+Scored = dict[Pair, float]  # candidate pairs (left, right) and their margin scores
 
 
 def candidates(left: Vectors | Side, right: Vectors | Side, k: int = 4, margin: Margin = "ratio") -> dict[str, Scored]:

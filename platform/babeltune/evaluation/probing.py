@@ -19,12 +19,9 @@ if TYPE_CHECKING:
 
     from babeltune.evaluation.knn import Vectors
 
-C = 1.0
-"""Weight of the summed cross entropy beside half the squared weights (scikit-learn's default)."""
-ROUNDS = 1000
-"""At most; it converges long before."""
-TOLERANCE = 1e-8
-"""Largest gradient at which the head counts as fitted: far below what changes a label."""
+C = 1.0  # weight of the summed cross entropy beside half the squared weights (scikit-learn's default)
+ROUNDS = 1000  # at most; it converges long before
+TOLERANCE = 1e-8  # largest gradient at which the head counts as fitted: far below what changes a label
 
 
 class Classifier(Protocol):

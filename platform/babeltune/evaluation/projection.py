@@ -13,12 +13,9 @@ if TYPE_CHECKING:
 
     Rows = NDArray[np.float32]
 
-PERPLEXITY = 12.0
-"""About how many neighbours of a point t-SNE keeps near. Small, because a chart has few points."""
-ITERATIONS = 400
-"""Steps of t-SNE. 150 points hardly move after them, and they take half a second."""
-FEWEST = 5
-"""Points below which there is nothing to project."""
+PERPLEXITY = 12.0  # about how many neighbours of a point t-SNE keeps near. Small, because a chart has few points.
+ITERATIONS = 400  # steps of t-SNE. 150 points hardly move after them, and they take half a second.
+FEWEST = 5  # points below which there is nothing to project
 
 
 def cosines(left: Rows, right: Rows) -> Rows:

@@ -18,10 +18,8 @@ if TYPE_CHECKING:
     """The grades of the ranked documents, 0 of those that are not relevant."""
     Scores = Float[ndarray, "queries"]
 
-Judgements = Sequence[dict[int, float]]
-"""For each query, the grades of its relevant documents, all above 0."""
-TOP = 10
-"""The depth of nDCG, of the reciprocal rank and of the same-language bias."""
+Judgements = Sequence[dict[int, float]]  # for each query, the grades of its relevant documents, all above 0
+TOP = 10  # the depth of nDCG, of the reciprocal rank and of the same-language bias
 
 
 def judgements(queries: int, pairs: Sequence[tuple[int, int]], grades: Sequence[float]) -> Judgements:

@@ -143,8 +143,7 @@ class FrozenEncoder(nn.Module):
         return torch.from_numpy(rows.astype(np.float32)).to(tokens.ids.device)
 
 
-StudentEncoder = Encoder | StaticEncoder | FrozenEncoder
-"""Encoders that a trial may train, or leave as they are."""
+StudentEncoder = Encoder | StaticEncoder | FrozenEncoder  # encoders that a trial may train, or leave as they are
 
 
 class TextIds:

@@ -13,8 +13,7 @@ from babeltune.errors import TrainingError
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-NORM = 1.0
-"""The norm at which gradients are clipped."""
+NORM = 1.0  # the norm at which gradients are clipped
 
 
 class Descent:

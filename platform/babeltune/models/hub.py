@@ -17,13 +17,11 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
 Pooling = Literal["mean", "cls", "max"]
-BUNDLED = "bundled:all-MiniLM-L6-v2"
-"""The teacher that is installed as a package."""
+BUNDLED = "bundled:all-MiniLM-L6-v2"  # the teacher that is installed as a package
 BUNDLED_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 PARTS = ("*.safetensors", "*.json", "*.txt", "*.model")
 """Patterns of the files that are downloaded: weights, configurations, tokenizers."""
-OTHER_BACKENDS = ("onnx", "openvino")
-"""Folders with the same weights for other runtimes."""
+OTHER_BACKENDS = ("onnx", "openvino")  # folders with the same weights for other runtimes
 PICKLED = ("*.bin", "*.pt", "*.pkl", "*.pth")
 
 ROUTED = (
@@ -148,10 +146,8 @@ def model_files(folder: Path, patterns: Iterable[str] = PARTS) -> Iterator[Path]
 class ModuleJson(TypedDict):
     """An entry of `modules.json`."""
 
-    type: str
-    """The class, with its module."""
-    path: str
-    """The module's folder in that of the model."""
+    type: str  # the class, with its module
+    path: str  # the module's folder in that of the model
 
 
 def listed_modules(folder: Path) -> list[ModuleJson]:

@@ -20,13 +20,10 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
-PAD, END, UNKNOWN = "<pad>", "</s>", "<unk>"
-"""Tokens of fairseq, whose ids in a checkpoint are 1, 2 and 3."""
+PAD, END, UNKNOWN = "<pad>", "</s>", "<unk>"  # tokens of fairseq, whose ids in a checkpoint are 1, 2 and 3
 UNKNOWN_ID = 3
-UNIGRAM, BPE = 1, 2
-"""Kinds of sentencepiece models."""
-CONTROL = 3
-"""Sentencepiece's type of a piece that no text has."""
+UNIGRAM, BPE = 1, 2  # kinds of sentencepiece models
+CONTROL = 3  # sentencepiece's type of a piece that no text has
 PUNCTUATION = (
     *((r"\p{C}", " "), (r"\(", " ("), (r"\)", ") "), (r" +", " "), (r"\) (?=[.!:?;,])", ")")),
     *((r"\( ", "("), (r" \)", ")"), (r"(?<=\d) %", "%"), (r" :", ":"), (r" ;", ";"), (r"`", "'"), (r"''", ' " ')),
@@ -42,12 +39,9 @@ PUNCTUATION = (
 class LaserCheckpoint:
     """The parts of a released checkpoint."""
 
-    params: Mapping[str, Any]
-    """The shape: `embed_dim`, `hidden_size`, `num_layers`, `bidirectional`."""
-    weights: Mapping[str, Tensor]
-    """`embed_tokens.weight`, and `lstm.` with torch's names of an LSTM."""
-    dictionary: Mapping[str, int]
-    """Piece -> its row of the embeddings."""
+    params: Mapping[str, Any]  # the shape: `embed_dim`, `hidden_size`, `num_layers`, `bidirectional`
+    weights: Mapping[str, Tensor]  # `embed_tokens.weight`, and `lstm.` with torch's names of an LSTM
+    dictionary: Mapping[str, int]  # piece -> its row of the embeddings
 
 
 def write_laser(checkpoint: LaserCheckpoint, pieces: Path, folder: Path) -> None:

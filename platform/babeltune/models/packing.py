@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 
 NAME = "babeltune_packed"
 TOLERANCE = 1e-4
-FLASH_WIDTH = 256
-"""Widest head that FlashAttention takes."""
+FLASH_WIDTH = 256  # widest head that FlashAttention takes
 
 
 @dataclass(frozen=True)
@@ -39,20 +38,13 @@ class Packing:
     """How the sentences of one batch lie in its row of tokens: shortest first, equal lengths side by side. If shapes
     are fixed, they lie as they come, and the spare tokens behind them are cut into more sentences."""
 
-    ids: Int[Tensor, "tokens"]
-    """Token ids in that order."""
-    positions: Int[Tensor, "tokens"]
-    """The position of each token in its sentence, from 0."""
-    taken: Int[Tensor, "tokens"]
-    """The index of each token in the batch."""
-    rank: Int[Tensor, "sentences"]
-    """The new index of the i-th sentence of the batch."""
-    lengths: Int[Tensor, "sentences"]
-    """In that order."""
-    groups: tuple[tuple[int, int], ...]
-    """(sentences, length) of each distinct length; empty if shapes are fixed."""
-    most: int = 0
-    """Tokens of a sentence at most, if shapes are fixed; else 0."""
+    ids: Int[Tensor, "tokens"]  # token ids in that order
+    positions: Int[Tensor, "tokens"]  # the position of each token in its sentence, from 0
+    taken: Int[Tensor, "tokens"]  # the index of each token in the batch
+    rank: Int[Tensor, "sentences"]  # the new index of the i-th sentence of the batch
+    lengths: Int[Tensor, "sentences"]  # in that order
+    groups: tuple[tuple[int, int], ...]  # (sentences, length) of each distinct length; empty if shapes are fixed
+    most: int = 0  # tokens of a sentence at most, if shapes are fixed; else 0
 
     @property
     def sizes(self) -> list[int]:
@@ -107,8 +99,7 @@ class Options(TypedDict, total=False):
 
     scaling: float | None
     dropout: float
-    sliding_window: int | None
-    """A token sees those at a distance below it."""
+    sliding_window: int | None  # a token sees those at a distance below it
 
 
 def packed_attention(

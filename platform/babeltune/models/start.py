@@ -41,21 +41,17 @@ class StartShape:
     """The fields of a student that a folder decides; None if its files do not say."""
 
     kind: Literal["transformer", "static"]
-    tokens: int
-    """Tokens of its tokenizer."""
+    tokens: int  # tokens of its tokenizer
     width: int
     layers: int | None = None
     heads: int | None = None
     feed_forward: int | None = None
     pooling: str = "mean"
-    projection: int | None = None
-    """Width of its dense layer."""
+    projection: int | None = None  # width of its dense layer
     normalize: bool = False
-    max_tokens: int | None = None
-    """At which it was exported to cut sentences."""
+    max_tokens: int | None = None  # at which it was exported to cut sentences
     positions: int | None = None
-    prompt: str | None = None
-    """The default prompt; None if there is none."""
+    prompt: str | None = None  # the default prompt; None if there is none
 
     def fields(self) -> dict[str, bool | int | str]:
         """The values by the names of a student's fields, without what is unknown, tokens and positions."""

@@ -29,12 +29,9 @@ from babeltune.schema.records import Student
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-STD = 0.05
-"""Standard deviation of a table from scratch. The mean of ten rows 512 wide has about length 0.36."""
-NOISE = 0.2
-"""The factor of the random numbers of a table that begins with the teacher's vectors."""
-FOLDED_ROWS = 8_192
-"""Tokens whose n-grams are added up at a time, which takes some megabytes."""
+STD = 0.05  # standard deviation of a table from scratch. The mean of ten rows 512 wide has about length 0.36.
+NOISE = 0.2  # the factor of the random numbers of a table that begins with the teacher's vectors
+FOLDED_ROWS = 8_192  # tokens whose n-grams are added up at a time, which takes some megabytes
 USUAL = ("StaticEmbedding", "Dense", "Normalize")
 """The modules that a static student has, in order; the last two may be missing."""
 

@@ -16,9 +16,7 @@ class Vocabulary:
     """The tokens that a student reads."""
 
     size: int
-    pad: int
-    """The id of the token that fills a batch."""
+    pad: int  # the id of the token that fills a batch
     kept: NDArray[np.int64] | None = None
     """[size] rows of a named model's token table that a trimmed tokenizer reads; None: all."""
-    tokenizer: Tokenizer | None = None
-    """The tokenizer itself, for `student.ngrams`."""
+    tokenizer: Tokenizer | None = None  # the tokenizer itself, for `student.ngrams`

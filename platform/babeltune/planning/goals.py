@@ -91,8 +91,7 @@ def _turned(index: int, objective: Objective, *, low: bool) -> Iterator[Problem]
         )
 
 
-COSTS = (PARAMETERS, SPEED)
-"""Objectives that any sweep may have after its first: what a model costs."""
+COSTS = (PARAMETERS, SPEED)  # objectives that any sweep may have after its first: what a model costs
 SCALE = ("temperature", "scale", "margin", "variant", "labels", "method", "loss", "reading", "weight", "negatives")
 """Words in the names of settings that decide what a loss of 1 means."""
 

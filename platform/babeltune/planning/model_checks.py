@@ -27,10 +27,8 @@ from babeltune.schema.languages import known_by, script_of
 from babeltune.schema.layers import layers_problem
 from babeltune.schema.records import StartAverage, Sweep, Task, Teacher, Transformer
 
-TRIMMED = ("student.trim", "student.model")
-"""Parameters that decide whether a vocabulary is trimmed."""
-CUT = ("student.keep_layers", "student.model", "student.kind")
-"""Parameters that decide which layers of a model stay."""
+TRIMMED = ("student.trim", "student.model")  # parameters that decide whether a vocabulary is trimmed
+CUT = ("student.keep_layers", "student.model", "student.kind")  # parameters that decide which layers of a model stay
 
 
 def right_models(sweep: Sweep) -> Iterator[Problem]:

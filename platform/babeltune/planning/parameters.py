@@ -9,12 +9,9 @@ from babeltune.errors import SpecError, nearest
 from babeltune.planning.rules import RANGES, kind_of
 from babeltune.schema.records import Parameter, Scalar, Sweep
 
-OTHERS = ("method", "seed")
-"""Bare names that are not fields of a method's `Config`."""
-SETTINGS = "settings"
-"""The field of a method that combines others which holds their settings."""
-INNER = f"{SETTINGS}."
-"""How `settings.lealla.margin` begins, the setting of a method that another one combines."""
+OTHERS = ("method", "seed")  # bare names that are not fields of a method's `Config`
+SETTINGS = "settings"  # the field of a method that combines others which holds their settings
+INNER = f"{SETTINGS}."  # how `settings.lealla.margin` begins, the setting of a method that another one combines
 
 
 def ordered(parameters: Mapping[str, Parameter]) -> tuple[str, ...]:

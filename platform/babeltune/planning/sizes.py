@@ -21,8 +21,7 @@ from babeltune.schema.records import Student, Sweep, Trial
 if TYPE_CHECKING:
     from babeltune.data.corpus import Corpus
 
-READ_TEXTS = 50_000
-"""Texts whose tokens a plan counts: some seconds. Of a larger corpus it draws as many at random."""
+READ_TEXTS = 50_000  # texts whose tokens a plan counts: some seconds. Of a larger corpus it draws as many at random.
 
 
 @dataclass(frozen=True)

@@ -62,14 +62,10 @@ TOKENIZED = (
     "student.prompt",
 )
 """Student fields that decide what is prepared before the first trial."""
-GRIDDED = ("choice", "const", "int")
-"""The kinds of parameters that a grid can take every value of."""
-AS_FAST = ("dropout", "seed", "token_vectors")
-"""Student fields that do not change how fast it encodes."""
-MANY_SHAPES = 32
-"""At most this many shapes of students are measured before the search; it takes some seconds each."""
-MANY = 4096
-"""At most this many combinations of choices are looked at."""
+GRIDDED = ("choice", "const", "int")  # the kinds of parameters that a grid can take every value of
+AS_FAST = ("dropout", "seed", "token_vectors")  # Student fields that do not change how fast it encodes
+MANY_SHAPES = 32  # at most this many shapes of students are measured before the search; it takes some seconds each
+MANY = 4096  # at most this many combinations of choices are looked at
 
 
 class Suggests(Protocol):

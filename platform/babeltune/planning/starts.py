@@ -18,8 +18,7 @@ from babeltune.schema.paths import expand_open
 from babeltune.schema.presets import FIELDS
 from babeltune.schema.records import Student, Sweep
 
-KINDS = ("start", "embeddings_from")
-"""The fields of a student that name a start."""
+KINDS = ("start", "embeddings_from")  # the fields of a student that name a start
 SHAPED = (
     "kind",
     "width",
@@ -33,8 +32,7 @@ SHAPED = (
     "max_tokens",
 )
 """The fields of a student that are compared with a start's."""
-FEWEST = 300
-"""Tokens of the smallest vocabulary that a sweep file can name."""
+FEWEST = 300  # tokens of the smallest vocabulary that a sweep file can name
 ALLOWED = "give the folder of an exported model, models:/NAME@ALIAS, or a trial such as SWEEP/t0003"
 
 
@@ -43,8 +41,7 @@ class Starts:
     """The starts of a sweep file whose files were looked at, by their pinned names."""
 
     shapes: dict[str, StartShape] = field(default_factory=dict)
-    vocabulary: bool = False
-    """Whether `student.vocabulary` is to be that of the one start of all trials."""
+    vocabulary: bool = False  # whether `student.vocabulary` is to be that of the one start of all trials
 
 
 def pin_starts(

@@ -51,8 +51,7 @@ __all__ = [
     "repository",
 ]
 
-BUNDLED_ROOT = "bundled:"
-"""The `data.root` of the corpus that comes with the package."""
+BUNDLED_ROOT = "bundled:"  # the `data.root` of the corpus that comes with the package
 DATA_ROOT = "${BABELTUNE_DATA:-.}"
 """The `data.root` of an overlay that has parts of the section `data` only, if no sweep file gives one."""
 PATHS = ("path", "paths", "gold", "model", "dataset", "baselines", "start", "embeddings_from")
@@ -63,10 +62,8 @@ REQUIRED = frozenset({"method", "name", "objectives", "data"})
 """Keys that every sweep file has. An overlay lacks `method` and another one."""
 KNOWN_KEYS = frozenset(section.name for section in fields(Sweep))
 """Keys that a sweep file may have. A file with others is no overlay, either."""
-ADDS = "+"
-"""Ends an overlay's key whose list is added to the sweep file's own, such as `data.test+`."""
-REGISTERED = "models:/"
-"""Begins the name of a model in the registry, `models:/NAME@ALIAS`."""
+ADDS = "+"  # ends an overlay's key whose list is added to the sweep file's own, such as `data.test+`
+REGISTERED = "models:/"  # begins the name of a model in the registry, `models:/NAME@ALIAS`
 
 
 def read_sweep(

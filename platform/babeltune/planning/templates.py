@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from babeltune.files import JsonValue
 
 EACH = "each"
-NAME = re.compile(r"[A-Za-z_]\w*")
-"""A name that may stand in braces."""
+NAME = re.compile(r"[A-Za-z_]\w*")  # a name that may stand in braces
 IN_BRACES = re.compile(rf"(?<!\$)\{{({NAME.pattern})\}}")
 
 

@@ -13,19 +13,13 @@ from typing import TYPE_CHECKING
 from babeltune.errors import MethodError, TeacherError, plural
 from babeltune.schema.records import Training, with_fitted
 
-MANY_STRANGERS = 0.2
-"""The share of a source's pairs with a text in another language above which it is said."""
-NEARLY_ALL = 0.9
-"""The share above which the file is misread, and no pair should be dropped for it."""
-JUDGED = 200
-"""Pairs of each two languages whose languages are looked at if the sweep file does not have them judged."""
-MANY_EPOCHS = 1_000
-"""Times that a trial may see a pair before it is said."""
+MANY_STRANGERS = 0.2  # the share of a source's pairs with a text in another language above which it is said
+NEARLY_ALL = 0.9  # the share above which the file is misread, and no pair should be dropped for it
+JUDGED = 200  # pairs of each two languages whose languages are looked at if the sweep file does not have them judged
+MANY_EPOCHS = 1_000  # times that a trial may see a pair before it is said
 
-MANY_TRIALS = 100_000
-"""Trials of a sweep from which on it is said."""
-RECORDING_S = 0.01
-"""Seconds in which the ledger is on the disk with a trial of three reports (docs/architecture.md)."""
+MANY_TRIALS = 100_000  # trials of a sweep from which on it is said
+RECORDING_S = 0.01  # seconds in which the ledger is on the disk with a trial of three reports (docs/architecture.md)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,8 +29,7 @@ if TYPE_CHECKING:
     from babeltune.schema.cluster import Cluster
     from babeltune.schema.records import Sweep, Trial
 
-LABELLED = 128
-"""Pairs by which the plan judges a teacher's labels: an English teacher encodes them in about a second."""
+LABELLED = 128  # pairs by which the plan judges a teacher's labels: an English teacher encodes them in about a second
 
 
 def about_sweep(sweep: Sweep) -> Iterator[str]:
@@ -200,8 +193,7 @@ class LabelFacts:
     """The teacher's labels of a sample of the training text."""
 
     warnings: tuple[str, ...] = ()
-    temperatures: tuple[str, ...] = ()
-    """The numbers that `auto` stands for."""
+    temperatures: tuple[str, ...] = ()  # the numbers that `auto` stands for
 
 
 def label_facts(sweep: Sweep, corpus: Corpus, samples: int) -> LabelFacts:

@@ -36,14 +36,10 @@ if TYPE_CHECKING:
 
     Vectors = NDArray[np.float32]
 
-FITTED = 20_000
-"""Training texts, at most, that the map is fitted on."""
-HELD_OUT = 0.1
-"""The share of them that chooses between the two maps."""
-NEIGHBOURS = 10
-"""Texts of the index among which a query's translation counts as found."""
-ROWS = 1_000
-"""Queries that are compared with the index at once."""
+FITTED = 20_000  # training texts, at most, that the map is fitted on
+HELD_OUT = 0.1  # the share of them that chooses between the two maps
+NEIGHBOURS = 10  # texts of the index among which a query's translation counts as found
+ROWS = 1_000  # queries that are compared with the index at once
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,18 +30,13 @@ if TYPE_CHECKING:
     Vectors = NDArray[np.float32]
     Encode = Callable[[list[str]], Vectors]
 
-CANARY = "canary.json"
-"""The file of a model or an index with its own vectors."""
-SPACE = "space.json"
-"""The file of an adapted model with the vectors of the model whose index it searches."""
-DECIMALS = 4
-"""Decimals of a number of a unit vector. Rounding changes a cosine by less than 1e-5 at 4,096 dimensions."""
+CANARY = "canary.json"  # the file of a model or an index with its own vectors
+SPACE = "space.json"  # the file of an adapted model with the vectors of the model whose index it searches
+DECIMALS = 4  # decimals of a number of a unit vector. Rounding changes a cosine by less than 1e-5 at 4,096 dimensions.
 LEAST = 0.999
 """The cosine that each sentence must reach. Other hardware and bf16 weights stay above, another training below."""
-REQUEST = 25
-"""Sentences in one request to a server: text-embeddings-inference takes 32 if nobody says otherwise."""
-TIMEOUT_S = 60.0
-"""Seconds for a server's answer to one request."""
+REQUEST = 25  # sentences in one request to a server: text-embeddings-inference takes 32 if nobody says otherwise
+TIMEOUT_S = 60.0  # seconds for a server's answer to one request
 
 
 @dataclass(frozen=True)

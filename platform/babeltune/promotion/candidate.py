@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 
     from babeltune.sweep.sync.view import StorageView
 
-MEMBERS = "babeltune.members"
-"""The tag of a version whose weights are an average."""
+MEMBERS = "babeltune.members"  # the tag of a version whose weights are an average
 
 
 @dataclass(frozen=True)
@@ -47,12 +46,10 @@ class Candidate:
     trial: Trial
     report: Report
     prepared: Prepared
-    preferred: Objective | None = None
-    """The goal of the rule of `--prefer`, if there was one."""
+    preferred: Objective | None = None  # the goal of the rule of `--prefer`, if there was one
     weights: Mapping[str, Mapping[str, Tensor]] | None = field(default=None, compare=False, repr=False)
     """In place of the checkpoint's, of an average of several (`soup.py`)."""
-    members: tuple[str, ...] = ()
-    """The checkpoints that the weights are the average of, such as `t0003/9`."""
+    members: tuple[str, ...] = ()  # the checkpoints that the weights are the average of, such as `t0003/9`
 
     @property
     def name(self) -> str:

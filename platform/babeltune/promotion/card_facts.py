@@ -18,12 +18,9 @@ if TYPE_CHECKING:
     from babeltune.promotion.fresh_scorer import FreshScorer
     from babeltune.promotion.gates import Scores
 
-SHOWN = 3
-"""Sentences with their nearest neighbours in a card."""
-AMONG = 500
-"""Sentences among which the nearest one is looked for: to encode a whole dev set again would take long."""
-MOST_CHARACTERS = 120
-"""Characters of a sentence in a card; longer ones are passed over if a shorter one follows."""
+SHOWN = 3  # sentences with their nearest neighbours in a card
+AMONG = 500  # sentences among which the nearest one is looked for: to encode a whole dev set again would take long
+MOST_CHARACTERS = 120  # characters of a sentence in a card; longer ones are passed over if a shorter one follows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +31,7 @@ class Question:
     language: str
     candidates: tuple[str, ...]
     candidate_language: str
-    translation: int
-    """The place of its translation among the candidates."""
+    translation: int  # the place of its translation among the candidates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +52,7 @@ class CardFacts:
     """Dev scores of the untrained student, the teacher and the sweep's baselines."""
     dimension: int | None = None
     nearest: tuple[Nearest, ...] = ()
-    canary: str | None = None
-    """The SHA-256 of the file of canary vectors in the model's folder."""
+    canary: str | None = None  # the SHA-256 of the file of canary vectors in the model's folder
 
 
 def facts_of(candidate: Candidate, model: Path, scorer: FreshScorer) -> CardFacts:

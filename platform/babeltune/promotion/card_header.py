@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from babeltune.promotion.gates import Scores
     from babeltune.schema.records import Sweep, Trial
 
-TASK = "sentence-similarity"
-"""The hub's name of what the model is for."""
+TASK = "sentence-similarity"  # the hub's name of what the model is for
 
 
 def header(sweep: Sweep, trial: Trial, languages: Iterable[str], test: Scores) -> str:

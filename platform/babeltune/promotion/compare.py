@@ -225,12 +225,9 @@ def words_of(cell: Cell) -> str:
 class _Level:
     """How sure the comparison has to be."""
 
-    alpha: float
-    """1 minus the confidence of a subset's interval."""
-    kinds: int
-    """How many means are judged, one for each kind of task."""
-    draws: int
-    """The least number of bootstrap draws."""
+    alpha: float  # 1 minus the confidence of a subset's interval
+    kinds: int  # how many means are judged, one for each kind of task
+    draws: int  # the least number of bootstrap draws
 
     @property
     def joint(self) -> float:

@@ -32,10 +32,8 @@ log = logging.getLogger(__name__)
 class DecisionRecord:
     """A decision of `promote` with its time, as a file in the sweep's folder holds it."""
 
-    time: str
-    """UTC, such as `2026-01-31T12:00:00Z`."""
-    dry_run: bool
-    """Nothing was registered, because nobody asked for it."""
+    time: str  # UTC, such as `2026-01-31T12:00:00Z`
+    dry_run: bool  # nothing was registered, because nobody asked for it
     decision: Decision
 
 
@@ -53,15 +51,12 @@ class Intent:
     """All that a decision will write."""
 
     sweep: str
-    file: str
-    """The decision's file, relative to the sweep's folder."""
+    file: str  # the decision's file, relative to the sweep's folder
     record: DecisionRecord
-    line: AuditLine | None
-    """None after a dry run."""
+    line: AuditLine | None  # none after a dry run
     move: Move | None
     process: str = field(default_factory=this_process)
-    begun: float = field(default_factory=time.time)
-    """Seconds since 1970."""
+    begun: float = field(default_factory=time.time)  # seconds since 1970
 
 
 def promotes(storage: Path, model: str) -> Path:

@@ -27,22 +27,15 @@ if TYPE_CHECKING:
 
     Vectors = NDArray[np.float32]
 
-FILE = "text_profile.json"
-"""The profile of the training text, in a promoted folder."""
-SAMPLE = 2_000
-"""Texts, at most, on each side of a comparison."""
-FEWEST = 100
-"""Texts, at least: fewer show only differences that nobody overlooks."""
-LEVEL = 0.001
-"""The probability of any alarm if nothing has drifted: one in a thousand months."""
-DRAWN = 9_999
-"""Draws of each test: the least p is 1 / 10,000, a tenth of `LEVEL`."""
+FILE = "text_profile.json"  # the profile of the training text, in a promoted folder
+SAMPLE = 2_000  # texts, at most, on each side of a comparison
+FEWEST = 100  # texts, at least: fewer show only differences that nobody overlooks
+LEVEL = 0.001  # the probability of any alarm if nothing has drifted: one in a thousand months
+DRAWN = 9_999  # draws of each test: the least p is 1 / 10,000, a tenth of `LEVEL`
 LEAST = {"languages": 0.05, "lengths": 0.05, "unknown tokens": 0.02, "vectors": 0.05}
 """The least difference of each kind that counts as drift."""
-RARE = 0.01
-"""A language with a smaller share of the training text is new to the model."""
-SHOWN = 5
-"""Slices in a report."""
+RARE = 0.01  # a language with a smaller share of the training text is new to the model
+SHOWN = 5  # slices in a report
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,16 +52,12 @@ class Profile:
     """The statistics of a sample of text."""
 
     texts: int
-    languages: dict[str, Slice]
-    """The texts of each language, by py3langid's code."""
+    languages: dict[str, Slice]  # the texts of each language, by py3langid's code
     lengths: dict[str, Slice]
     """The texts of each range of lengths, by its fewest characters. A range ends at root 2 times its begin."""
-    unknown: int
-    """Texts with a token that the tokenizer does not have."""
-    mean: tuple[float, ...]
-    """The mean vector: [dim]."""
-    spread: float
-    """The root of the mean squared distance of a text's vector from the mean."""
+    unknown: int  # texts with a token that the tokenizer does not have
+    mean: tuple[float, ...]  # the mean vector: [dim]
+    spread: float  # the root of the mean squared distance of a text's vector from the mean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,11 +65,9 @@ class Sample:
     """Texts, one a row, as the tests see them."""
 
     languages: NDArray[np.str_]
-    lengths: NDArray[np.int64]
-    """The fewest characters of each text's range."""
+    lengths: NDArray[np.int64]  # the fewest characters of each text's range
     unknown: NDArray[np.bool_]
-    vectors: Vectors
-    """[texts, dim]"""
+    vectors: Vectors  # [texts, dim]
 
     def profile(self, center: Vectors | None = None, spread: float | None = None) -> Profile:
         """The profile. Distances of slices are from `center` in `spread`, by default its own."""

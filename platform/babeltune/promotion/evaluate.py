@@ -39,15 +39,12 @@ class Scoring:
     """A model, and the sets that it is to be scored on."""
 
     model: str
-    trial: Candidate | None
-    """The trial that `model` names; None for any other model."""
+    trial: Candidate | None  # the trial that `model` names; None for any other model
     tasks: Sequence[TextTask]
     prefix: Literal["dev", "test"]
-    sealed: Sequence[EvalRows]
-    """The sealed sets among them, whose opening is recorded."""
+    sealed: Sequence[EvalRows]  # the sealed sets among them, whose opening is recorded
     prompt: str | None
-    target: Target | None
-    """The model of the right sides."""
+    target: Target | None  # the model of the right sides
     warnings: tuple[str, ...] = ()
 
 

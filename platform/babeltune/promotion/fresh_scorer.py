@@ -47,12 +47,9 @@ if TYPE_CHECKING:
     from babeltune.evaluation.evaluate import EncodeTexts
     from babeltune.promotion.card_facts import Question
 
-BATCH = 64
-"""Texts that a model encodes at once."""
-TELL_EVERY_S = 0.5
-"""Seconds between two lines that say how far the process is."""
-EXIT_TIMEOUT_S = 30.0
-"""Seconds for the process to end once it has closed its output, before it is killed."""
+BATCH = 64  # texts that a model encodes at once
+TELL_EVERY_S = 0.5  # seconds between two lines that say how far the process is
+EXIT_TIMEOUT_S = 30.0  # seconds for the process to end once it has closed its output, before it is killed
 NAMES = {"untrained": "the untrained student", "first": "A", "second": "B"}
 """The words for the key of a model, if not the key itself."""
 Scores = dict[str, float]

@@ -10,8 +10,7 @@ from babeltune.promotion.compare import Contest, Verdict
 from babeltune.promotion.statistics import Selection
 from babeltune.schema.records import Gate
 
-TOLERANCE = 0.003
-"""A logged metric is reproduced when it comes out within this: the same weights agree to rounding."""
+TOLERANCE = 0.003  # a logged metric is reproduced when it comes out within this: the same weights agree to rounding
 
 Scores = dict[str, float]
 

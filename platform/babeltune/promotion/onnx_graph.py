@@ -24,13 +24,11 @@ from babeltune.errors import SpecError
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-MODULES = {"Transformer", "Pooling", "Dense", "Normalize"}
-"""Modules that a graph can have."""
+MODULES = {"Transformer", "Pooling", "Dense", "Normalize"}  # modules that a graph can have
 GRAPH = "model.onnx"
 SETTINGS = "encoder.json"
 MISSING = "packages are missing; pip install 'babeltune[onnx]'"
-MOST_BYTES = 2**31
-"""Bytes of a graph in one file, by the format (protobuf)."""
+MOST_BYTES = 2**31  # bytes of a graph in one file, by the format (protobuf)
 
 
 def is_graph(folder: Path) -> bool:

@@ -35,8 +35,7 @@ from babeltune.sweep.sync.notify import notify
 from babeltune.sweep.sync.view import StorageView
 from babeltune.tracking.mlflow_client import TESTS
 
-ALIAS = re.compile(r"(?!(latest|v\d+)\Z)[\w-]{1,255}", re.IGNORECASE)
-"""The pattern of an alias in MLflow."""
+ALIAS = re.compile(r"(?!(latest|v\d+)\Z)[\w-]{1,255}", re.IGNORECASE)  # the pattern of an alias in MLflow
 SEALED = "babeltune.sealed_tests"
 """The tag of a version with the names of the sealed tests that it was judged by, or `none`."""
 

@@ -16,11 +16,9 @@ from babeltune.schema.trial_names import is_trial_of_sweep
 from babeltune.stages import tell
 from babeltune.tracking.registry import FOR_MLFLOW
 
-TOKEN = "HF_TOKEN"
-"""The variable with the token of the hub."""
+TOKEN = "HF_TOKEN"  # the variable with the token of the hub
 CARD = "README.md"
-SNIPPET = '"this-folder"'
-"""The model's name in a card's snippets before it has a repository."""
+SNIPPET = '"this-folder"'  # the model's name in a card's snippets before it has a repository
 
 
 @dataclass(frozen=True, kw_only=True)

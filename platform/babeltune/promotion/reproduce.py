@@ -21,10 +21,8 @@ from babeltune.sweep.sync.view import StorageView
 from babeltune.training.checkpoint import checkpoint_folder, is_good, load_checkpoint, read_reports
 from babeltune.training.trainer import Reporter
 
-Z = 1.96
-"""Standard errors within which a difference is no surprise (95 %)."""
-TIMED = ("seconds", "per_second", "time_")
-"""Parts of metrics that clocks decide."""
+Z = 1.96  # standard errors within which a difference is no surprise (95 %)
+TIMED = ("seconds", "per_second", "time_")  # parts of metrics that clocks decide
 
 
 @dataclass(frozen=True, kw_only=True)

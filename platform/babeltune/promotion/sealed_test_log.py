@@ -30,14 +30,12 @@ KEYS = {"time", "user", "weights"}
 class Openings:
     """How often, for how many models and when a sweep's sealed tests were opened, the latest opening included."""
 
-    times: int
-    """How often the set that was opened most has been opened, this time included."""
+    times: int  # how often the set that was opened most has been opened, this time included
     models: int
     """How many different models a set was opened for: one under two names, or in a promotion that was killed and begun
     again, is one."""
     first: str
-    last: str
-    """When it was opened for the first time, and the time before this one: `2026-01-31T12:00:00Z by ada`."""
+    last: str  # when it was opened for the first time, and the time before this one: `2026-01-31T12:00:00Z by ada`
 
     def warning(self, confidence: float) -> str:
         """Nothing after the first opening; then words that grow with each."""
@@ -103,8 +101,7 @@ class Opening(TypedDict):
     time: str
     user: str
     weights: str
-    digests: dict[str, str]
-    """The digests of the sets by name."""
+    digests: dict[str, str]  # the digests of the sets by name
 
 
 def read_openings(storage: Path) -> list[Opening]:

@@ -41,20 +41,16 @@ if TYPE_CHECKING:
 Bits = Literal[32, 8, 4]
 Written = tuple[str, Callable[[list[str]], "NDArray[np.float32]"], str]
 """How the card's code opens the folder; what encodes with it; and the folder that is scored."""
-TIMED = 2000
-"""Texts of the dev sets that speeds are measured on."""
+TIMED = 2000  # texts of the dev sets that speeds are measured on
 
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
     """The request."""
 
-    format: Literal["static", "onnx"] | None = None
-    """None: what the model is."""
-    bits: Bits | None = None
-    """None: 8 of a static model, 32 of a graph."""
-    dim: int | None = None
-    """The first numbers of each vector that are kept; None: all."""
+    format: Literal["static", "onnx"] | None = None  # none: what the model is
+    bits: Bits | None = None  # none: 8 of a static model, 32 of a graph
+    dim: int | None = None  # the first numbers of each vector that are kept; None: all
 
     def of(self, model: SentenceTransformer, name: str) -> Form:
         """The form with the model's defaults. Raises `SpecError` for 4 bits of a graph."""

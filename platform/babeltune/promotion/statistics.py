@@ -16,12 +16,9 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-CELLS = 1 << 22
-"""Counts of drawn items held at once (float64: 32 MB)."""
-MOST_ERRORS = 38.0
-"""Standard errors beyond which a p is zero in float64."""
-DRAWN = 200_000_000
-"""Items drawn for one comparison, over all draws, unless more are asked for."""
+CELLS = 1 << 22  # counts of drawn items held at once (float64: 32 MB)
+MOST_ERRORS = 38.0  # standard errors beyond which a p is zero in float64
+DRAWN = 200_000_000  # items drawn for one comparison, over all draws, unless more are asked for
 
 Statistic = Callable[["NDArray[np.float64]"], "NDArray[np.float64]"]
 """Makes [draws], the statistic of every draw, from [draws, items], how often each draw holds each item."""
@@ -31,10 +28,8 @@ Statistic = Callable[["NDArray[np.float64]"], "NDArray[np.float64]"]
 class Rows:
     """[items] differences of one or several subsets whose items of equal number count once together."""
 
-    sums: NDArray[np.float64]
-    """The sums of the differences over the subsets."""
-    step: float
-    """The smallest difference that two models can have on an item."""
+    sums: NDArray[np.float64]  # the sums of the differences over the subsets
+    step: float  # the smallest difference that two models can have on an item
 
 
 def mean_limits(rows: Sequence[Rows], subsets: int, z: float) -> tuple[float, float]:
@@ -129,8 +124,7 @@ class Difference:
 
     value: float
     low: float
-    high: float
-    """The percentile bootstrap interval (Efron 1979). Without a limit where so few draws cannot tell one."""
+    high: float  # the percentile bootstrap interval (Efron 1979). Without a limit where so few draws cannot tell one.
     p: float
     """Two-sided: twice the smaller share of draws on one side of zero, which counts the one that was seen. It is at
     most 1 - confidence exactly if the interval excludes zero."""

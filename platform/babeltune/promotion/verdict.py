@@ -34,8 +34,7 @@ NO_SEALED_TESTS_WARNING = (
     "so. Add `data.test`, as `babeltune init` does"
 )
 """Warning added to the reasons if the sweep file names no sealed tests."""
-BASELINE = "baseline "
-"""Begins the key of a baseline among the models that are scored; no model's name holds a blank."""
+BASELINE = "baseline "  # begins the key of a baseline among the models that are scored; no model's name holds a blank
 AGAINST_BASELINE: dict[Conclusion, str] = {
     "better": "better than",
     "worse": "worse than",

@@ -27,10 +27,8 @@ from babeltune.tracking.mlflow_client import open_client, why
 PYTHON = (3, 11)
 LOOKED_AT = ("ray", "torch", "transformers", "sentence-transformers", "optuna", "mlflow")
 """The packages that are listed; the others only if they are not what babeltune needs."""
-ROOM = 2**30
-"""Bytes that must be free in the storage."""
-ANSWER_TIMEOUT_S = "10"
-"""Seconds that an MLflow server may take."""
+ROOM = 2**30  # bytes that must be free in the storage
+ANSWER_TIMEOUT_S = "10"  # seconds that an MLflow server may take
 
 
 @dataclass(frozen=True)

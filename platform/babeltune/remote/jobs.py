@@ -33,37 +33,27 @@ from babeltune.sweep.state.names import meant, name_of
 from babeltune.sweep.sync.audit import ACTOR, actor
 from babeltune.sweep.workers.access import close_token_file
 
-LIVE = ("PENDING", "RUNNING")
-"""States of a job that has not ended."""
-SWEEP = "babeltune.sweep"
-"""The key of a job's metadata under which its sweep's id is."""
+LIVE = ("PENDING", "RUNNING")  # states of a job that has not ended
+SWEEP = "babeltune.sweep"  # the key of a job's metadata under which its sweep's id is
 PLUGINS = "babeltune.method.plugins"
 """The key under which the names of the distributions are that its methods are from, babeltune left out."""
-QUESTION = "babeltune-asks-"
-"""Begins the id of a job that answers one question and is then forgotten."""
-BEGIN = re.compile(r"Running entrypoint for job ")
-"""Lines that Ray writes before a command's own output."""
-STOP_WAIT_S = "60"
-"""Seconds that a driver has to end between SIGTERM and SIGKILL."""
-POLL_INTERVAL_S = 0.5
-"""Seconds between two looks at a job's state."""
-ADDRESSES = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")
-"""Variables that Ray would believe more than the cluster file."""
+QUESTION = "babeltune-asks-"  # begins the id of a job that answers one question and is then forgotten
+BEGIN = re.compile(r"Running entrypoint for job ")  # lines that Ray writes before a command's own output
+STOP_WAIT_S = "60"  # seconds that a driver has to end between SIGTERM and SIGKILL
+POLL_INTERVAL_S = 0.5  # seconds between two looks at a job's state
+ADDRESSES = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")  # variables that Ray would believe more than the cluster file
 TRIES = 5
-STARTING = "No available agent"
-"""The answer of a head that has only just started."""
+STARTING = "No available agent"  # the answer of a head that has only just started
 TAKEN, NO_TOKEN = "already", "required"  # Ray gives no error code
 """Words of Ray's errors: an earlier job has the id; the request has no token."""
-START_TIMEOUT_S = 90.0
-"""Seconds that it is given."""
+START_TIMEOUT_S = 90.0  # seconds that it is given
 RECONNECT_TIMEOUT_S = 120.0
 """Seconds that a dashboard is given which goes away while a log is followed: a head that starts again, a forwarded
 port that is opened again."""
 REQUEST_TIMEOUT_S = 60.0
 """Seconds within which a dashboard must answer a request, and after which a log without news is asked for anew: the
 head may stand still, and its connections with it."""
-BEGIN_TIMEOUT_S = 600.0
-"""Seconds that a head is given to begin a command: it unpacks the wheel, and may wait for room."""
+BEGIN_TIMEOUT_S = 600.0  # seconds that a head is given to begin a command: it unpacks the wheel, and may wait for room
 CHATTER = (
     *("ray.dashboard.modules.job.sdk", "ray.dashboard.modules.dashboard_sdk"),
     "ray._private.runtime_env.packaging",
@@ -76,11 +66,9 @@ class Job:
 
     id: str
     state: str
-    exit_code: int | None = None
-    """Exit code of the command, once it has ended."""
+    exit_code: int | None = None  # exit code of the command, once it has ended
     message: str = ""
-    sweep: str = ""
-    """The id of the sweep that it runs; nothing for another kind of job."""
+    sweep: str = ""  # the id of the sweep that it runs; nothing for another kind of job
     plugins: tuple[str, ...] | None = None
     """The distributions of other methods that it was sent; None if its metadata do not say."""
 

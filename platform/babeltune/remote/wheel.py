@@ -26,13 +26,11 @@ from babeltune.method import GROUP
 from babeltune.method.plugins import OWN, code_of, has_modules, located_files, plugin_words, recorded_files, source_of
 from babeltune.schema.paths import repository
 
-NEEDS = ("Requires-Dist:", "Provides-Extra:")
-"""The metadata lines that name dependencies."""
+NEEDS = ("Requires-Dist:", "Provides-Extra:")  # the metadata lines that name dependencies
 COMPILED = (*EXTENSION_SUFFIXES, ".so", ".pyd", ".dll", ".dylib")
 """How the names of files end that run on one kind of machine only."""
 PURE = "py3-none-any"
-BACKEND = "setuptools.build_meta:__legacy__"
-"""The build system of a source tree that names no other."""
+BACKEND = "setuptools.build_meta:__legacy__"  # the build system of a source tree that names no other
 PROGRAM = """
 import importlib, sys
 place, backend, *paths = sys.argv[1:]

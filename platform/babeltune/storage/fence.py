@@ -37,17 +37,13 @@ def unstamped(data: bytes) -> tuple[bytes, Stamp | None]:
 class Fence:
     """The check of a mirror before it changes a record."""
 
-    token: int
-    """The fencing token under which this process writes."""
-    check: Callable[[], None]
-    """Reads the lease, and raises if another process has it."""
-    stamped: str
-    """The name of the records that have a stamp."""
+    token: int  # the fencing token under which this process writes
+    check: Callable[[], None]  # reads the lease, and raises if another process has it
+    stamped: str  # the name of the records that have a stamp
     before_write: Callable[[], None] = lambda: None
     """Raises if this process may write no more, as far as it knows without asking. A worker does not know when its
     driver renewed the lease: the record's version alone decides."""
-    since: int = 0
-    """The first token whose checkpoints count, as a trial's reports in the bucket say."""
+    since: int = 0  # the first token whose checkpoints count, as a trial's reports in the bucket say
 
     def stamp(self, key: str) -> Stamp | None:
         """The stamp to write below a record's content; None for a record without a stamp."""

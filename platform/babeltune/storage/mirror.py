@@ -23,8 +23,7 @@ from babeltune.storage.fence import Fence, unstamped
 from babeltune.storage.object_store import Entry
 from babeltune.storage.packages import Packages, document, together, write_below
 
-OVERLAP = 1024
-"""Bytes of a record that only grows which are downloaded again, to see that it is still the same one."""
+OVERLAP = 1024  # bytes of a record that only grows which are downloaded again, to see that it is still the same one
 
 
 class Mirror(Packages):

@@ -35,12 +35,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "file": {"auto_mkdir": True},
 }
 S3, GCS = ("s3", "s3a"), ("gs", "gcs")
-WHOLE = 5 * 2**30
-"""Bytes up to which S3 takes an object in one request. A condition holds for one request only."""
-CHANGED = ("PreconditionFailed", "412")
-"""Error codes of S3 for an object that is not the one that a write expects."""
-TAGS = ("ETag", "etag", "md5Hash", "generation", "mtime")
-"""The key of an object's version, by protocol."""
+WHOLE = 5 * 2**30  # bytes up to which S3 takes an object in one request. A condition holds for one request only.
+CHANGED = ("PreconditionFailed", "412")  # error codes of S3 for an object that is not the one that a write expects
+TAGS = ("ETag", "etag", "md5Hash", "generation", "mtime")  # the key of an object's version, by protocol
 TIMES = ("LastModified", "last_modified", "updated", "mtime")
 NO_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError")
 
@@ -49,12 +46,9 @@ NO_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "DefaultCrede
 class Entry:
     """One object in a listing: size, version and time."""
 
-    size: int
-    """Bytes."""
-    tag: str
-    """Another one after each change."""
-    modified: float
-    """When, in seconds since 1970 by the store's clock."""
+    size: int  # bytes
+    tag: str  # another one after each change
+    modified: float  # when, in seconds since 1970 by the store's clock
     version: str = ""
     """The version that a conditional write compares: the ETag on S3, the generation on Google Cloud Storage, elsewhere
     the tag."""

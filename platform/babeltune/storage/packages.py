@@ -28,12 +28,9 @@ from babeltune.storage.object_store import Entry, ObjectStore, inside
 PACKAGE_MANIFEST = ".seal.json"
 MANIFESTS = ".seals"
 """In a mirror, the folder of what is known of each package. A note is as old as the last use of its package."""
-PULLING = ".pulling"
-"""In a mirror, the folder of packages that are on their way."""
-TRIES = 2
-"""Downloads of a package before its objects are held to be damaged."""
-AT_ONCE = 8
-"""Objects that are moved at the same time."""
+PULLING = ".pulling"  # in a mirror, the folder of packages that are on their way
+TRIES = 2  # downloads of a package before its objects are held to be damaged
+AT_ONCE = 8  # objects that are moved at the same time
 Result = TypeVar("Result")
 log = logging.getLogger(__name__)
 
@@ -46,8 +43,7 @@ def manifest_key(key: str) -> str:
 class Fault(NamedTuple):
     """The problem of a package that was downloaded."""
 
-    name: str
-    """The file, or the manifest."""
+    name: str  # the file, or the manifest
     problem: str
 
 

@@ -17,19 +17,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-WIDTH = 5.0
-"""Inches of a chart. Its letters of 10 points are some 10 pixels high on a phone, and 17 on a desktop."""
+WIDTH = 5.0  # inches of a chart. Its letters of 10 points are some 10 pixels high on a phone, and 17 on a desktop.
 Each = TypeVar("Each")
-LEGEND = 3
-"""Names side by side in the legend of a chart of lines."""
-NAMED = 5
-"""Series with a colour and a name of their own; others stand in the background."""
-BARS = 40
-"""The most lines in charts of bars; the table has all."""
-PIECE = 14
-"""Lines of one drawing. More become several drawings, since paper breaks between drawings only."""
-ROOM = 0.08
-"""The share of an axis that stays empty beyond the outermost trials."""
+LEGEND = 3  # names side by side in the legend of a chart of lines
+NAMED = 5  # series with a colour and a name of their own; others stand in the background
+BARS = 40  # the most lines in charts of bars; the table has all
+PIECE = 14  # lines of one drawing. More become several drawings, since paper breaks between drawings only.
+ROOM = 0.08  # the share of an axis that stays empty beyond the outermost trials
 OUTSIDE = "A triangle at an edge is a baseline whose score lies outside the chart."
 """Explains marks that `at_edge` has moved."""
 

@@ -24,10 +24,8 @@ class Table:
     caption: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
-    left: frozenset[int] = frozenset({0})
-    """Columns that hold words; others hold numbers, which stand to the right."""
-    marked: int | None = None
-    """The row to point out."""
+    left: frozenset[int] = frozenset({0})  # columns that hold words; others hold numbers, which stand to the right
+    marked: int | None = None  # the row to point out
 
 
 @dataclass(frozen=True)
@@ -46,8 +44,7 @@ class Code:
 
     label: str
     text: str
-    folded: bool = False
-    """Hidden until it is asked for."""
+    folded: bool = False  # hidden until it is asked for
 
 
 Block = Text | Items | Table | Figure | Code
@@ -77,8 +74,7 @@ class Document:
 
     title: str
     subtitle: str
-    verdict: tuple[str, ...]
-    """Two sentences: which trial is the best, and what to do with that."""
+    verdict: tuple[str, ...]  # two sentences: which trial is the best, and what to do with that
     facts: tuple[Fact, ...]
     sections: tuple[Section, ...]
     footer: str

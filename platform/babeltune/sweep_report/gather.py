@@ -58,8 +58,7 @@ DIAGNOSTICS = {
     "train/loss": "Training loss. Losses of trials with other temperatures or labels do not compare.",
 }
 """The diagnostics that a report shows, and what each means."""
-WATCHED = 5
-"""Trials whose diagnostics are shown: the best."""
+WATCHED = 5  # trials whose diagnostics are shown: the best
 
 
 def gather(folder: SweepFolder, *, unfinished: bool = False) -> SweepReport:

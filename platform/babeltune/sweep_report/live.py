@@ -32,14 +32,11 @@ from babeltune.sweep_report.render import LiveNote, render
 from babeltune.sweep_report.sections.provenance import data
 from babeltune.sweep_report.words import score
 
-POLL_INTERVAL_S = 1.0
-"""Seconds after which the sweep's records are read again."""
-MOST_ROWS = 100
-"""Trials that a live page shows: it is drawn again at each report."""
+POLL_INTERVAL_S = 1.0  # seconds after which the sweep's records are read again
+MOST_ROWS = 100  # trials that a live page shows: it is drawn again at each report
 RECORDS = ("state.json", "facts.json", "baselines.json", "prepared.json", LEDGER)
 """Records of a sweep's folder that its page shows."""
-DRAWING_SHARE = 0.02
-"""The share of a core that drawing the page again may take, while its trials report all the time."""
+DRAWING_SHARE = 0.02  # the share of a core that drawing the page again may take, while its trials report all the time
 FREE_DRAWING_S = 5.0
 """CPU seconds of drawing before that share counts. Who looks at a small sweep for a while sees each report."""
 POLICY = (
@@ -67,14 +64,10 @@ page stay: `#live`, which may change each second, and `#news`, which screen read
 class Snapshot:
     """The sweep at one moment."""
 
-    version: str
-    """Equal for equal records."""
-    note: str
-    """The stage of its driver, or that the page is frozen."""
-    news: str
-    """The same for the ear: it changes only with the stage and the number of trials that have ended."""
-    over: bool
-    """Whether no driver has the sweep, so that nothing changes any more."""
+    version: str  # equal for equal records
+    note: str  # the stage of its driver, or that the page is frozen
+    news: str  # the same for the ear: it changes only with the stage and the number of trials that have ended
+    over: bool  # whether no driver has the sweep, so that nothing changes any more
 
 
 class LivePage:

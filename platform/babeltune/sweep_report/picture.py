@@ -23,12 +23,9 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stab
 """The names of Chromium and its like on a PATH."""
 WIDTH, HEIGHT = 1200, 16_000
 """Pixels of the window. The page has to end above the window's end, and Chromium draws no higher one."""
-MARGIN = 24
-"""Pixels that stay below the page's last line."""
-TIMEOUT_S = 120
-"""Seconds that Chromium may take. It takes two on an idle machine."""
-COLORS = 128
-"""Colours of a picture that would be larger than a report may be."""
+MARGIN = 24  # pixels that stay below the page's last line
+TIMEOUT_S = 120  # seconds that Chromium may take. It takes two on an idle machine.
+COLORS = 128  # colours of a picture that would be larger than a report may be
 
 
 def browser() -> str:

@@ -9,8 +9,7 @@ from babeltune.schema.base import number
 from babeltune.schema.records import Scalar
 from babeltune.schema.search import Parameter
 
-NEAR = 0.02
-"""The share of a range within which a value is at its end."""
+NEAR = 0.02  # the share of a range within which a value is at its end
 
 
 def values_at_ends(varied: Mapping[str, Parameter], values: Mapping[str, Scalar]) -> Iterator[str]:

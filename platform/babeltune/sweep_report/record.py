@@ -9,10 +9,8 @@ from babeltune.schema.records import Goal, Objective
 from babeltune.sweep.state.examples import Examples
 from babeltune.sweep.state.leaderboard import Row
 
-MOST_ROWS = 200
-"""Trials that tables and charts show at most, the best first."""
-Z95 = 1.96
-"""Standard errors on each side of a 95 % interval."""
+MOST_ROWS = 200  # trials that tables and charts show at most, the best first
+Z95 = 1.96  # standard errors on each side of a 95 % interval
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,12 +19,9 @@ class Standing:
 
     row: Row
     is_baseline: bool
-    value: float | None
-    """The first objective, at the best report."""
-    error: float | None
-    """Standard error of `value`; None if the metric's error is not known."""
-    interval: tuple[float, float] | None
-    """The 95 % interval of `value`."""
+    value: float | None  # the first objective, at the best report
+    error: float | None  # standard error of `value`; None if the metric's error is not known
+    interval: tuple[float, float] | None  # the 95 % interval of `value`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +29,7 @@ class Curve:
     """One quantity of one trial over the course of its training."""
 
     trial: str
-    x: tuple[float, ...]
-    """Pairs seen, or counted seconds of compute."""
+    x: tuple[float, ...]  # pairs seen, or counted seconds of compute
     y: tuple[float, ...]
 
 
@@ -53,8 +47,7 @@ class LanguageScore:
     """A dev metric of one subset, such as `dev/everyday/fra-eng/accuracy`, of several models."""
 
     metric: str
-    values: tuple[tuple[str, float], ...]
-    """Model and value, the winner first."""
+    values: tuple[tuple[str, float], ...]  # model and value, the winner first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +63,7 @@ class SourceRows:
     """A source of training text: the rows that it had, and the pairs that were left of it."""
 
     name: str
-    steps: tuple[tuple[str, int], ...]
-    """Cleaning step and what was left after it, in order."""
+    steps: tuple[tuple[str, int], ...]  # cleaning step and what was left after it, in order
     synthetic: bool
 
 
@@ -83,8 +75,7 @@ class Overlap:
     texts: int
     near: int
     share: float
-    judged: str
-    """Why the set cannot gate; empty if it can."""
+    judged: str  # why the set cannot gate; empty if it can
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,47 +85,33 @@ class DataFacts:
     pairs: tuple[LanguagePair, ...] = ()
     sources: tuple[SourceRows, ...] = ()
     overlaps: tuple[Overlap, ...] = ()
-    sealed: tuple[str, ...] = ()
-    """The names of the sealed test sets."""
+    sealed: tuple[str, ...] = ()  # the names of the sealed test sets
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
     """The cost of the sweep."""
 
-    states: tuple[tuple[str, int], ...]
-    """State and number of trials."""
-    training_s: float
-    """Seconds of training and evaluation, added up over trials."""
-    worker_s: float
-    """The same, times each trial's workers."""
-    pairs: int
-    """Pairs seen by all trials."""
-    compute_s: float | None
-    """Counted seconds of compute; None if trials are as long as their pairs."""
-    wall_s: float | None
-    """Seconds from the first line of the log to the last; pauses between submissions included."""
+    states: tuple[tuple[str, int], ...]  # state and number of trials
+    training_s: float  # seconds of training and evaluation, added up over trials
+    worker_s: float  # the same, times each trial's workers
+    pairs: int  # pairs seen by all trials
+    compute_s: float | None  # counted seconds of compute; None if trials are as long as their pairs
+    wall_s: float | None  # seconds from the first line of the log to the last; pauses between submissions included
 
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
     """The inputs that give the result again: sweep file, code, versions, data and weights."""
 
-    spec: str
-    """The sweep file, defaults written out."""
-    file: str
-    """A name for it."""
-    id: str
-    """The id that a sweep of this file gets: the sweep's own, unless changes were accepted while it went on."""
-    code: tuple[tuple[str, str], ...]
-    """Distribution and digest of its code; also the commit and the data's digest."""
+    spec: str  # the sweep file, defaults written out
+    file: str  # a name for it
+    id: str  # the id that a sweep of this file gets: the sweep's own, unless changes were accepted while it went on
+    code: tuple[tuple[str, str], ...]  # distribution and digest of its code; also the commit and the data's digest
     versions: tuple[tuple[str, str], ...]
-    digests: tuple[tuple[str, str], ...]
-    """Digest of each source and evaluation set."""
-    weights: tuple[tuple[str, str], ...]
-    """File and SHA-256 of the winner's checkpoint."""
-    changes: tuple[str, ...]
-    """Changes that were accepted while the sweep went on."""
+    digests: tuple[tuple[str, str], ...]  # digest of each source and evaluation set
+    weights: tuple[tuple[str, str], ...]  # file and SHA-256 of the winner's checkpoint
+    changes: tuple[str, ...]  # changes that were accepted while the sweep went on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,46 +119,33 @@ class SweepReport:
     """A sweep's results, ready to be shown."""
 
     sweep: str
-    name: str
-    """The sweep's present name."""
-    note: str
-    """The sweep's note; empty if it has none."""
+    name: str  # the sweep's present name
+    note: str  # the sweep's note; empty if it has none
     description: str
     methods: tuple[str, ...]
     state: str
-    made: str
-    """When this report was made: UTC, such as `2026-01-31 12:00`."""
+    made: str  # when this report was made: UTC, such as `2026-01-31 12:00`
     objectives: tuple[Objective, ...]
-    standings: tuple[Standing, ...]
-    """Best first."""
+    standings: tuple[Standing, ...]  # best first
     winner: Standing
-    selection: Selection | None
-    """The standard error of the winner's value, and the luck of the best of so many trials."""
+    selection: Selection | None  # the standard error of the winner's value, and the luck of the best of so many trials
     unit: Literal["pairs", "compute"]
-    curves: tuple[Curve, ...]
-    """The first objective of each trial that a chart can show, best first."""
-    scored: int
-    """Trials that have a value."""
+    curves: tuple[Curve, ...]  # the first objective of each trial that a chart can show, best first
+    scored: int  # trials that have a value
     languages: tuple[LanguageScore, ...]
-    examples: Examples
-    """A few translations before and after the best trial."""
-    searched: tuple[str, ...]
-    """Names of the settings that vary."""
-    logarithmic: frozenset[str]
-    """Parameters that are searched on a logarithmic scale."""
-    at_ends: tuple[str, ...]
-    """The best trial's values that are at an end of their range, in words."""
+    examples: Examples  # a few translations before and after the best trial
+    searched: tuple[str, ...]  # names of the settings that vary
+    logarithmic: frozenset[str]  # parameters that are searched on a logarithmic scale
+    at_ends: tuple[str, ...]  # the best trial's values that are at an end of their range, in words
     importance: tuple[tuple[str, float], ...]
     front_metrics: tuple[tuple[str, Goal], ...]
-    front: tuple[str, ...]
-    """Trials on the Pareto front of these metrics."""
+    front: tuple[str, ...]  # trials on the Pareto front of these metrics
     decisions: tuple[DecisionRecord, ...]
     diagnostics: tuple[Diagnostic, ...]
     data: DataFacts
     cost: Cost
     provenance: Provenance
-    notes: tuple[str, ...]
-    """The files that could not be read, and the problems of single trials."""
+    notes: tuple[str, ...]  # the files that could not be read, and the problems of single trials
 
     @property
     def objective(self) -> Objective:

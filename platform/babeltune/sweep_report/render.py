@@ -13,8 +13,7 @@ from jinja2.filters import do_mark_safe
 from babeltune.sweep_report.document import Code, Document, Figure, Items, Table, Text
 
 Format = Literal["html", "md"]
-MOST_COLUMNS = 9
-"""Columns of a table on a page. One with more is folded: its other columns follow below."""
+MOST_COLUMNS = 9  # columns of a table on a page. One with more is folded: its other columns follow below.
 KINDS = {Text: "text", Items: "items", Table: "table", Figure: "figure", Code: "code"}
 
 
@@ -23,12 +22,9 @@ class LiveNote:
     """The parts of a live page beside the report: a line above it, and the program that follows the sweep."""
 
     text: str
-    news: str
-    """The words of a screen reader when it changes."""
-    version: str
-    """The version of the records that the page was made from."""
-    frozen: bool
-    """Whether it no longer changes; then it has no program."""
+    news: str  # the words of a screen reader when it changes
+    version: str  # the version of the records that the page was made from
+    frozen: bool  # whether it no longer changes; then it has no program
 
 
 def render(document: Document, format_: Format, *, live: LiveNote | None = None) -> str:
@@ -71,8 +67,7 @@ def slug(text: str) -> str:
     return re.sub(r"\W+", "-", text.lower()).strip("-")
 
 
-WHOLE = '<span class="whole">%s</span>'
-"""Patterns that no line breaks in two."""
+WHOLE = '<span class="whole">%s</span>'  # patterns that no line breaks in two
 
 
 def breakable(text: str) -> str:
@@ -84,10 +79,8 @@ def breakable(text: str) -> str:
     )
 
 
-SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|!~$])")
-"""Characters that Markdown, or the HTML in it, could take for markup."""
-QUOTED = re.compile(r"(`[^`]+`)")
-"""A command within a sentence."""
+SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|!~$])")  # characters that Markdown, or the HTML in it, could take for markup
+QUOTED = re.compile(r"(`[^`]+`)")  # a command within a sentence
 
 
 def code(text: str) -> str:

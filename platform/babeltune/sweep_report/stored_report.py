@@ -11,8 +11,7 @@ from babeltune.sweep.sync.view import StorageView
 from babeltune.sweep_report.write import write_report
 from babeltune.tracking.artifacts import log_report
 
-Say = Callable[[str], object]
-"""Gets the line that says why there is no report."""
+Say = Callable[[str], object]  # gets the line that says why there is no report
 
 
 def report_at_the_end(folder: SweepFolder, cluster: Cluster, say: Say) -> Path | None:

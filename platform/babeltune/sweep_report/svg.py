@@ -19,10 +19,8 @@ if TYPE_CHECKING:
 
 INK, MUTED, GRID, FAINT = "#010101", "#010102", "#010103", "#010104"
 """Text, axis labels, grid lines, and what stands in the background."""
-PAGE, BAR = "#010105", "#010106"
-"""The page itself, and bars that marks stand on."""
-SERIES = ("#010111", "#010112", "#010113", "#010114", "#010115", "#010116")
-"""The colours that tell series apart."""
+PAGE, BAR = "#010105", "#010106"  # the page itself, and bars that marks stand on
+SERIES = ("#010111", "#010112", "#010113", "#010114", "#010115", "#010116")  # the colours that tell series apart
 VARIABLES = {
     INK: "--ink",
     MUTED: "--muted",
@@ -33,8 +31,7 @@ VARIABLES = {
     **{color: f"--series-{index}" for index, color in enumerate(SERIES, start=1)},
 }
 DASHES = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)))
-MARKERS = ("o", "s", "^", "D", "v", "P")
-"""Series also differ without colour."""
+MARKERS = ("o", "s", "^", "D", "v", "P")  # series also differ without colour
 SETTINGS = {
     "svg.fonttype": "none",
     "svg.hashsalt": "babeltune",

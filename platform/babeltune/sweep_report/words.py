@@ -9,8 +9,7 @@ from babeltune.schema.base import number
 from babeltune.schema.records import UNTRAINED, Goal
 from babeltune.sweep_report.record import Z95, Standing, SweepReport
 
-MOST_SUBSETS = 4
-"""Subsets in which the winner is behind that the verdict names."""
+MOST_SUBSETS = 4  # subsets in which the winner is behind that the verdict names
 
 
 def short(metric: str) -> str:

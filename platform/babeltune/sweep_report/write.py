@@ -19,14 +19,10 @@ from babeltune.sweep_report.picture import browser, picture
 from babeltune.sweep_report.record import MOST_ROWS, SweepReport
 from babeltune.sweep_report.render import Format, render
 
-LARGEST = 2_000_000
-"""Bytes of a report. Above it, tables and charts show fewer trials."""
-PICTURED_ROWS = 80
-"""Trials that tables and charts of a picture show at most."""
-FEWEST_ROWS = 20
-"""Below this many trials nothing is left out for the size."""
-AnyFormat = Literal["html", "md", "png"]
-"""Forms of a report: a web page, Markdown, or a picture of the page."""
+LARGEST = 2_000_000  # bytes of a report. Above it, tables and charts show fewer trials.
+PICTURED_ROWS = 80  # trials that tables and charts of a picture show at most
+FEWEST_ROWS = 20  # below this many trials nothing is left out for the size
+AnyFormat = Literal["html", "md", "png"]  # forms of a report: a web page, Markdown, or a picture of the page
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,14 +30,12 @@ if TYPE_CHECKING:
     from mlflow.entities import LoggedModel
     from mlflow.models import Model
 
-EXAMPLE = "input_example.json"
-"""The file of sentences that MLflow shows as an example of a model's input."""
+EXAMPLE = "input_example.json"  # the file of sentences that MLflow shows as an example of a model's input
 SENTENCES = {"columns": ["sentence"], "data": [["The house is small."], ["Das Haus ist klein."]]}
 """The example, as MLflow writes a table."""
 VERSIONS = "mlflow.modelVersions"
 """The tag of a model with the registered versions that were made of it. MLflow's pages link to them."""
-CHECKPOINT = "babeltune.checkpoint"
-"""The tag with the place of the weights, within the storage."""
+CHECKPOINT = "babeltune.checkpoint"  # the tag with the place of the weights, within the storage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,13 +43,10 @@ class CheckpointModel:
     """A checkpoint, as MLflow shows it."""
 
     name: str
-    step: int
-    """In the unit of its run."""
+    step: int  # in the unit of its run
     time_ms: int
-    checkpoint: str
-    """The folder of the weights, within the storage."""
-    dimension: int
-    """The width of the vectors; -1 if it is not known before the export."""
+    checkpoint: str  # the folder of the weights, within the storage
+    dimension: int  # the width of the vectors; -1 if it is not known before the export
     note: str
     tags: Mapping[str, str] = field(default_factory=dict)
     params: Mapping[str, object] = field(default_factory=dict)

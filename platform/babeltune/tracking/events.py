@@ -9,12 +9,10 @@ from babeltune.tracking.checkpoint_models import CheckpointModel
 from babeltune.tracking.mlflow_client import DataInput, quotable
 
 Event = dict[str, Any]
-Key = int | str
-"""A trial's number, or the name of a run that is not a trial: `untrained`, `teacher`, `promotion`."""
+Key = int | str  # a trial's number, or the name of a run that is not a trial: `untrained`, `teacher`, `promotion`
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 STATUSES: tuple[Status, ...] = get_args(Status)
-PARENT = ""
-"""The key of the sweep's own run."""
+PARENT = ""  # the key of the sweep's own run
 
 
 def start_sweep(sweep_id: str, params: Mapping[str, object], tags: Mapping[str, object]) -> Event:

@@ -30,13 +30,10 @@ REPORT, TESTS = "babeltune.report", "babeltune.tests"
 """The tags of the chosen report's number, and of the digests of the sealed sets that a version's training left out."""
 STEP_UNIT = "step_unit"
 """The tag of a run whose metrics count steps in another unit than optimizer steps: `pairs`, or `compute ms`."""
-NOTE = "mlflow.note.content"
-"""The tag that MLflow shows as the description of a run or an experiment, in Markdown."""
+NOTE = "mlflow.note.content"  # the tag that MLflow shows as the description of a run or an experiment, in Markdown
 METRICS_PER_BATCH, ENTRIES_PER_BATCH = 1000, 100
-PARAM_CHARACTERS, TAG_CHARACTERS, NAME_CHARACTERS = 6000, 8000, 250
-"""MLflow's limits."""
-DAMAGED = ("file is not a database", "disk image is malformed")
-"""Parts of SQLite's errors for a damaged file."""
+PARAM_CHARACTERS, TAG_CHARACTERS, NAME_CHARACTERS = 6000, 8000, 250  # MLflow's limits
+DAMAGED = ("file is not a database", "disk image is malformed")  # parts of SQLite's errors for a damaged file
 log = logging.getLogger(__name__)
 HTTP = {"MAX_RETRIES": "1", "BACKOFF_FACTOR": "1", "TIMEOUT": "30"}
 """Environment of MLflow's HTTP client. Its own retries would take minutes; ours never end. Variables that are set

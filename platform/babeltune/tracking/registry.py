@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
 
-FOR_MLFLOW = ("MLmodel", EXAMPLE)
-"""Files that a registered model has beside its export, for MLflow."""
+FOR_MLFLOW = ("MLmodel", EXAMPLE)  # files that a registered model has beside its export, for MLflow
 MODEL = "babeltune.model_id"
 """The tag of a version with MLflow's id of the model of its checkpoint. MLflow's own field for it stays empty: its
 server takes one only for files that lie with that model, and its database does not keep it."""
@@ -47,8 +46,7 @@ ABOUT = (
     "The description of a version is its model card."
 )
 """The description of a registered model."""
-CARD_CHARACTERS = 5000
-"""MLflow's limit for a version's description."""
+CARD_CHARACTERS = 5000  # MLflow's limit for a version's description
 CLAIM_S = 300
 """Seconds after which the claim of a dead process does not count. Moving an alias takes much less, and clocks of two
 machines differ by less."""

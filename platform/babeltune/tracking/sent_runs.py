@@ -5,8 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-CURSOR = "mlflow.json"
-"""The file beside a log that says how much of it one MLflow store has, and the ids of its runs."""
+CURSOR = "mlflow.json"  # the file beside a log that says how much of it one MLflow store has, and the ids of its runs
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -60,21 +60,16 @@ if TYPE_CHECKING:
 
     from babeltune.files import JsonObject
 
-POLL_S = 0.2
-"""Seconds between two looks for new lines of the log."""
+POLL_S = 0.2  # seconds between two looks for new lines of the log
 RETRY_S = (0.5, 30.0)
 """Seconds of the first and the longest wait after a failure. The wait doubles in between, and each is drawn from its
 upper half (`jittered`)."""
-_chance = random.Random()
-"""Apart from Python's own, on which nothing else may depend."""
-TELL_EVERY_S = 1.0
-"""Seconds between two words about how much MLflow has taken, while somebody waits for it."""
+_chance = random.Random()  # apart from Python's own, on which nothing else may depend
+TELL_EVERY_S = 1.0  # seconds between two words about how much MLflow has taken, while somebody waits for it
 BATCH_BYTES, BATCH_VALUES = 1 << 20, 20_000
 """Bytes of lines, and values of metrics, after which a batch takes no more lines before it is acknowledged."""
-_UNCLEAR = "BAD_REQUEST"
-"""MLflow's error code for a bad request, also if its database went away during the request."""
-_AGAIN_S = (0.5, 1.0, 2.0)
-"""Seconds of the waits before such a request counts as refused."""
+_UNCLEAR = "BAD_REQUEST"  # MLflow's error code for a bad request, also if its database went away during the request
+_AGAIN_S = (0.5, 1.0, 2.0)  # seconds of the waits before such a request counts as refused
 _REFUSALS = frozenset({"INVALID_PARAMETER_VALUE", _UNCLEAR, "MALFORMED_REQUEST", "INVALID_STATE"})
 _log = logging.getLogger(__name__)
 
@@ -97,8 +92,7 @@ class _Batch:
     """Events of some lines, which are sent and acknowledged together."""
 
     end: LineCursor
-    events: list[tuple[int, Event]] = field(default_factory=list)
-    """Each with the offset at which its line ends."""
+    events: list[tuple[int, Event]] = field(default_factory=list)  # each with the offset at which its line ends
     refused: int = 0
 
 

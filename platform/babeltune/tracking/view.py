@@ -13,8 +13,7 @@ from babeltune.schema.records import Objective
 from babeltune.tracking.metric_choice import best_name
 from babeltune.tracking.mlflow_client import ROLE, SWEEP, experiment_id, name_of, open_client, quotable, why
 
-VIEW = "mlflow.sharedViewState."
-"""Begins the tag of an experiment that holds a page's state."""
+VIEW = "mlflow.sharedViewState."  # begins the tag of an experiment that holds a page's state
 STATE_WIDTH, WIDTH, LETTER_WIDTH = 95, 120, 7.5
 """Pixels of the column of states, of another column, and of a letter in the title of the objective."""
 

@@ -46,11 +46,9 @@ class Averages:
 class Interval:
     """The training between two reports."""
 
-    step: int
-    """Steps of the trial that are done."""
+    step: int  # steps of the trial that are done
     meter: Averages
-    seconds: float = 0.0
-    """Spent on the steps done before a stop."""
+    seconds: float = 0.0  # spent on the steps done before a stop
 
     def plain(self) -> JsonObject:
         """All of it as JSON."""

@@ -48,12 +48,10 @@ class Reader:
     device: torch.device
     needs: Needs
     negatives: NDArray[np.integer] | None = None
-    words: NDArray[np.integer] | None = None
-    """[samples, 5] as `TokenSet.words` has them."""
+    words: NDArray[np.integer] | None = None  # [samples, 5] as `TokenSet.words` has them
     masking: Masking | None = None
     seed: int = 0
-    shapes: Shapes | None = None
-    """The shapes of batches, if there are few; None: each batch is as long as its tokens."""
+    shapes: Shapes | None = None  # the shapes of batches, if there are few; None: each batch is as long as its tokens
 
     def __post_init__(self) -> None:
         self.pairs = self.prepared.pairs()

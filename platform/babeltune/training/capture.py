@@ -28,12 +28,9 @@ if TYPE_CHECKING:
 
 Values = dict[str, Tensor]
 Replay = Callable[[], Values]
-WARM_UP = 3
-"""Eager steps of a shape before it is recorded; the last of them looks for what a graph cannot hold."""
-MOST = 6
-"""Graphs of a trial. They share one pool of memory, so it holds the largest of them and each one's results."""
-GUARD_EVERY = 1000
-"""Replayed steps from one comparison with an eager step to the next; the first is compared, too."""
+WARM_UP = 3  # eager steps of a shape before it is recorded; the last of them looks for what a graph cannot hold
+MOST = 6  # graphs of a trial. They share one pool of memory, so it holds the largest of them and each one's results.
+GUARD_EVERY = 1000  # replayed steps from one comparison with an eager step to the next; the first is compared, too
 TOLERANCE = {"fp32": 1e-3, "bf16": 2e-2}
 """Largest relative difference of the loss and of the gradient's norm. On a GPU sums have no fixed order."""
 COMPARED = ("loss", "gradient_norm")
@@ -50,8 +47,7 @@ OF_THE_HOST = {
     aten._unique2,
 }
 """Kernels for which the program waits for the GPU, or that take their data from the program."""
-BY_MASK = {aten.index, aten.index_put, aten.index_put_}
-"""Kernels that wait if one of their indices is a mask."""
+BY_MASK = {aten.index, aten.index_put, aten.index_put_}  # kernels that wait if one of their indices is a mask
 
 
 class HostOps(TorchDispatchMode):
@@ -129,17 +125,14 @@ class Capture:
 
     update: Callable[[Batch], Values]
     """A whole step but for the learning rate: forward, loss, backward, clipping and update."""
-    gradients_without_update: Callable[[Batch], Values]
-    """The same without the update and without any other effect."""
+    gradients_without_update: Callable[[Batch], Values]  # the same without the update and without any other effect
     recorder: CudaGraphs | None
     tolerance: float
-    off: str = ""
-    """Why steps run eagerly; empty while they may be recorded."""
+    off: str = ""  # why steps run eagerly; empty while they may be recorded
     steps: int = 0
     replayed: int = 0
     compared: int = 0
-    difference: float = 0.0
-    """The largest of the comparisons."""
+    difference: float = 0.0  # the largest of the comparisons
     recorded: dict[object, tuple[Batch, Replay]] = field(default_factory=dict)
     """Inputs of each shape, and what runs the step on them."""
     seen: Counter[object] = field(default_factory=Counter)

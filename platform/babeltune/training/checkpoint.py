@@ -47,8 +47,7 @@ class CheckpointState(TypedDict, total=False):
     """The content of `state.json`: the identity of the checkpoint, and where the training was."""
 
     trial: JsonObject
-    prepared: str
-    """Digest of the prepared data."""
+    prepared: str  # digest of the prepared data
     step: int
     pairs: int
     metrics: dict[str, float]

@@ -64,11 +64,9 @@ ROWS = (
 """Kernels that read or write some rows of their first tensor, and not all of it."""
 BAGS = (aten._embedding_bag, aten._embedding_bag_forward_only)
 """Kernels that add up rows of their first tensor, as the second says."""
-COUNTED = 4
-"""Batches whose mean is the work of a step."""
+COUNTED = 4  # batches whose mean is the work of a step
 GIGA = 1e9
-REPEATS = 5
-"""Repeats of a measured step; the fastest counts."""
+REPEATS = 5  # repeats of a measured step; the fastest counts
 REFERENCE = (256, 384, 12, 4000)
 """Hidden width, width of the vectors, tokens of a sentence and vocabulary of the steps that measure the rates."""
 
@@ -77,10 +75,8 @@ REFERENCE = (256, 384, 12, 4000)
 class Work:
     """The cost of some training."""
 
-    operations: float = 0.0
-    """A multiplication and an addition are two."""
-    bytes: float = 0.0
-    """Read and written."""
+    operations: float = 0.0  # a multiplication and an addition are two
+    bytes: float = 0.0  # read and written
 
     def __add__(self, other: Work) -> Work:
         return Work(self.operations + other.operations, self.bytes + other.bytes)
@@ -165,12 +161,9 @@ def _bytes_in(tensors: Mapping[str, object]) -> int:
 class FirstBatch:
     """One of a trial's first global batches, all of it on this rank."""
 
-    step: Callable[[], object]
-    """Trains on it; to be called once, and before the next batch is made."""
-    seen: int
-    """Pairs seen after it."""
-    saved_bytes: Callable[[], SavedBytes]
-    """The bytes of a checkpoint after it."""
+    step: Callable[[], object]  # trains on it; to be called once, and before the next batch is made
+    seen: int  # pairs seen after it
+    saved_bytes: Callable[[], SavedBytes]  # the bytes of a checkpoint after it
 
 
 def first_batches(trial: Trial, prepared: Prepared, device: torch.device) -> Iterator[FirstBatch]:

@@ -52,8 +52,7 @@ class _SharedEncoding:
     ranks: ProcessGroup
     device: torch.device
     poll: Count
-    done: int = 0
-    """Sentences that this rank has encoded."""
+    done: int = 0  # sentences that this rank has encoded
     of: int = 0
 
     def on_all(self, vectors: Found | None) -> Found:

@@ -24,8 +24,7 @@ COMPUTED_ABOVE = 1 << 22
 """Pairs of a trial above which the order of its epochs is computed. An array of this many takes about 130 MB."""
 LONGEST_EPOCH = 16
 """An epoch's rows, over those of its language pair. Larger weights are all made smaller by one factor."""
-BLOCK = 1 << 14
-"""Rows whose order is computed at a time."""
+BLOCK = 1 << 14  # rows whose order is computed at a time
 
 
 class Epoch(Protocol):
@@ -40,14 +39,10 @@ class Epoch(Protocol):
 class DrawnPairs:
     """The training pairs that batches are drawn from."""
 
-    groups: NDArray[np.int16]
-    """[pairs] the number of each pair's languages."""
-    weights: NDArray[np.float32]
-    """[pairs] how often each pair occurs in an epoch."""
-    order: NDArray[np.int64] | None = None
-    """[pairs] what sorts every epoch; None: a fresh permutation each."""
-    only: NDArray[np.int64] | None = None
-    """The pairs that take part; None: all do."""
+    groups: NDArray[np.int16]  # [pairs] the number of each pair's languages
+    weights: NDArray[np.float32]  # [pairs] how often each pair occurs in an epoch
+    order: NDArray[np.int64] | None = None  # [pairs] what sorts every epoch; None: a fresh permutation each
+    only: NDArray[np.int64] | None = None  # the pairs that take part; None: all do
 
     def __len__(self) -> int:
         return len(self.groups if self.only is None else self.only)

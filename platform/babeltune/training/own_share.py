@@ -22,21 +22,17 @@ from babeltune.training.build import make_reader, make_schedule
 if TYPE_CHECKING:
     from torch import Tensor
 
-COSINES = 1 << 22
-"""Cosines that are looked at: 32 MB, and a second for large batches."""
-BATCHES = 16
-"""The most batches that are looked at."""
+COSINES = 1 << 22  # cosines that are looked at: 32 MB, and a second for large batches
+BATCHES = 16  # the most batches that are looked at
 
 
 @dataclass(frozen=True)
 class LabelBatches:
     """Batches whose labels are measured. They are equal if their pairs and vectors are."""
 
-    data: str
-    """The digest of what is prepared."""
+    data: str  # the digest of what is prepared
     teacher: str | None
-    pairs: int
-    """Pairs of a batch, among which a row has its own one."""
+    pairs: int  # pairs of a batch, among which a row has its own one
     sampling: Sampling
     order: str
     trial: Trial = field(compare=False)

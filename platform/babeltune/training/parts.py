@@ -20,8 +20,7 @@ from babeltune.training.sampler import local_sizes
 if TYPE_CHECKING:
     from torch import Tensor
 
-FEWEST = 2
-"""Pairs of a part; a batch that is too small for its parts has fewer of them."""
+FEWEST = 2  # pairs of a part; a batch that is too small for its parts has fewer of them
 
 
 def loss_in_parts(loss: Callable[[Batch], Loss], batch: Batch, parts: int, ranks: ProcessGroup) -> Loss:

@@ -10,8 +10,7 @@ from typing import TypedDict, cast
 import torch
 from torch import Tensor
 
-CACHED = 1 << 17
-"""Numbers of a block of rows: half a megabyte."""
+CACHED = 1 << 17  # numbers of a block of rows: half a megabyte
 
 
 class RowAdam(torch.optim.Optimizer):

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from babeltune.schema.records import Sampling
 
 
-BLOCK = 1 << 14
-"""Steps that are drawn at a time."""
+BLOCK = 1 << 14  # steps that are drawn at a time
 
 
 def with_negatives(rows: Sequence[int], of: str = "") -> list[int]:

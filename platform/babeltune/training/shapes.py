@@ -17,26 +17,19 @@ if TYPE_CHECKING:
     from babeltune.training.batches import Reader
     from babeltune.training.sampler import Schedule
 
-SIZES = 3
-"""Different shapes at most. Each takes a graph."""
-SAMPLE = 64
-"""Batches from all over the training that decide about sizes."""
-MARGIN = 1.02
-"""Room beyond the largest sampled batch, for those that were not looked at."""
-UNIT = 64
-"""Room is a multiple of this many tokens."""
-FULL = 0.5
-"""A batch that would fill less of its room than this stays as it is."""
+SIZES = 3  # different shapes at most. Each takes a graph.
+SAMPLE = 64  # batches from all over the training that decide about sizes
+MARGIN = 1.02  # room beyond the largest sampled batch, for those that were not looked at
+UNIT = 64  # room is a multiple of this many tokens
+FULL = 0.5  # a batch that would fill less of its room than this stays as it is
 
 
 @dataclass(frozen=True)
 class Shapes:
     """The shapes that batches may have."""
 
-    longest: int
-    """Tokens of a sentence at most."""
-    rooms: tuple[tuple[int, ...], ...]
-    """[sizes, sides] tokens of each side, the smallest size first."""
+    longest: int  # tokens of a sentence at most
+    rooms: tuple[tuple[int, ...], ...]  # [sizes, sides] tokens of each side, the smallest size first
 
     def room(self, tokens: Sequence[int], longest: int) -> tuple[int, ...] | None:
         """The room for a batch whose sides have these tokens, of sentences up to `longest`; None if none fits."""

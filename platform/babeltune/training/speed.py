@@ -21,14 +21,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from sentence_transformers import SentenceTransformer
 
-MOST = 512
-"""Sentences that are encoded for a measurement, drawn from those of the dev sets."""
-BATCH = 64
-"""Sentences of an off-the-shelf model's batch."""
+MOST = 512  # sentences that are encoded for a measurement, drawn from those of the dev sets
+BATCH = 64  # sentences of an off-the-shelf model's batch
 SHORTEST = 1.0
 """Seconds of measuring, for a small student encodes all sentences in milliseconds, which other work disturbs."""
-FEWEST = 3
-"""Measurements of a slow student."""
+FEWEST = 3  # measurements of a slow student
 
 _measured: dict[str, tuple[float, float]] = {}
 

@@ -32,16 +32,11 @@ if TYPE_CHECKING:
     from babeltune.schema.records import Goal, Training
 
 
-STEPS = (2, 4, 5)
-"""Sixths of the pairs at which `schedule: steps` takes a tenth of the rate."""
-RATE = "rate"
-"""Key of a group of parameters: how many times the learning rate it gets."""
-STOP = "stop?"
-"""Among the step's summed values: how many ranks want to stop."""
-PLATEAU = 3
-"""Reports without a better score that `schedule: plateau` forgives, as Li's code does."""
-BETTER = 1e-4
-"""The least relative improvement that counts (torch's `ReduceLROnPlateau`)."""
+STEPS = (2, 4, 5)  # sixths of the pairs at which `schedule: steps` takes a tenth of the rate
+RATE = "rate"  # key of a group of parameters: how many times the learning rate it gets
+STOP = "stop?"  # among the step's summed values: how many ranks want to stop
+PLATEAU = 3  # reports without a better score that `schedule: plateau` forgives, as Li's code does
+BETTER = 1e-4  # the least relative improvement that counts (torch's `ReduceLROnPlateau`)
 
 
 def learning_rate_at(training: Training, seen: int, halvings: int = 0) -> float:
@@ -165,10 +160,8 @@ class TrainStep:
     ranks: ProcessGroup
     device: torch.device
     optimizers: list[torch.optim.Optimizer] = field(init=False)
-    halvings: int = 0
-    """Halvings of `schedule: plateau`; the caller that sees the reports sets it."""
-    stop: bool = False
-    """Whether this rank wants all to stop after the next step."""
+    halvings: int = 0  # halvings of `schedule: plateau`; the caller that sees the reports sets it
+    stop: bool = False  # whether this rank wants all to stop after the next step
     stopping: bool = False
     """Whether any rank wanted to before the latest one: the same on all, by the collective that sums the loss."""
 
@@ -303,8 +296,7 @@ class Steps:
     train_step: TrainStep
     reader: Reader
     schedule: Schedule
-    seed: int
-    """The trial's."""
+    seed: int  # the trial's
 
     def batch(self, step: int) -> Batch:
         """This rank's rows of global batch `step`, counted from 0. Seeds what is random within the step."""

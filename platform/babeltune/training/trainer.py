@@ -54,16 +54,12 @@ if TYPE_CHECKING:
     from babeltune.data.prepared import Prepared
 
 POINTS_PER_REPORT = 20
-STOP_POLL_INTERVAL_S = 1.0
-"""Seconds between two checks for a stop request."""
-PROGRESS_INTERVAL_S = 2.0
-"""Seconds between notes of how far a trial is."""
+STOP_POLL_INTERVAL_S = 1.0  # seconds between two checks for a stop request
+PROGRESS_INTERVAL_S = 2.0  # seconds between notes of how far a trial is
 VISIBILITY_TIMEOUT_S = 90.0
 """Seconds within which a shared folder shows every node what another wrote: NFS looks again after 60."""
-TRIM_INTERVAL_S = 20.0
-"""Seconds between returns of freed memory."""
-COLLAPSED = 0.99
-"""A trial ends whose vectors of different dev sentences have at least this mean cosine."""
+TRIM_INTERVAL_S = 20.0  # seconds between returns of freed memory
+COLLAPSED = 0.99  # a trial ends whose vectors of different dev sentences have at least this mean cosine
 
 
 class Reporter(Protocol):

@@ -128,8 +128,7 @@ def test_xtremes_parts_of_speech(tmp_path):
     assert named("pos", found) == [("SYM", "DET", "NOUN"), ("PRON",)]
 
 
-DIGITS = "9" * 5000
-"""More than Python makes a number of."""
+DIGITS = "9" * 5000  # more than Python makes a number of
 
 
 def conllu(*rows):

@@ -78,7 +78,7 @@ def test_a_temperature_is_measured_with_a_student_that_can_be_proposed(tiny_file
         tiny_file,
         assignments=[
             "config={teacher_temperature: auto, own_share: 0.5}",
-            "parameters={student.prompt: {const: \"query: \"}}",
+            'parameters={student.prompt: {const: "query: "}}',
         ],
     )
     folder = SweepFolder(tmp_path)

@@ -28,8 +28,7 @@ from kills import killed_at
 
 pytestmark = pytest.mark.slow
 
-NOW = -60.0
-"""An age that everything has."""
+NOW = -60.0  # an age that everything has
 
 
 def cleaned(storage, **options):

@@ -54,10 +54,8 @@ from waiting import PATIENCE_S, wait_until
 
 SWEEP = "sweeps/s"
 TRIAL = f"{SWEEP}/trials/t0000"
-FATES = ("arrives", "is lost", "is answered to nobody", "is sent twice")
-"""What becomes of a request."""
-MEMORY = "/dev/shm"
-"""A folder that need not wait for a disk, where there is one."""
+FATES = ("arrives", "is lost", "is answered to nobody", "is sent twice")  # what becomes of a request
+MEMORY = "/dev/shm"  # a folder that need not wait for a disk, where there is one
 STEPS = st.sampled_from([1, 2, 5, 12, 40])
 
 
@@ -215,12 +213,9 @@ class Driver:
     name: str
     driver: Process | None = None
     worker: Process | None = None
-    trains: Callable[[Process], None] | None = None
-    """What each worker of this driver does."""
-    nodes: int = 0
-    """The nodes on which its workers have been."""
-    made: int = 0
-    """Reports of its worker that the driver knows."""
+    trains: Callable[[Process], None] | None = None  # what each worker of this driver does
+    nodes: int = 0  # the nodes on which its workers have been
+    made: int = 0  # reports of its worker that the driver knows
     asked_to_stop: bool = False
 
 

@@ -45,8 +45,7 @@ from bucket_servers import BUCKET, Door
 from ports import free_port
 from waiting import wait_until
 
-NOW = -60.0
-"""An age that everything has."""
+NOW = -60.0  # an age that everything has
 WEEK = 7 * 86_400.0
 
 

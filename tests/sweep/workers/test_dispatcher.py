@@ -8,8 +8,7 @@ from babeltune.sweep.workers.dispatcher import TrialDispatcher
 from babeltune.sweep.workers.dispatcher_state import MAX_ENDED_TRIALS, DispatcherState
 from waiting import PATIENCE_S
 
-LONG = 3600
-"""Seconds, more than any step of these tests takes."""
+LONG = 3600  # seconds, more than any step of these tests takes
 FINISHED, STOPPED = TrialEnd("finished"), TrialEnd("stopped")
 
 

@@ -34,15 +34,12 @@ OnStep = Callable[[int, int, int, float], None]
 class NoisyCorpus:
     """The pairs to choose from."""
 
-    path: str
-    """A file of any format that `pair_rows` reads."""
+    path: str  # a file of any format that `pair_rows` reads
     columns: Columns | None = None
     languages: Sequence[str] | None = None
     """The only languages that a source can be in, by ISO 639-1; None: all that py3langid knows."""
-    drop: bool = False
-    """Whether broken rows are counted instead of refused."""
-    codec: str | None = None
-    """Code page of this file and of the test's; None: they are in Unicode."""
+    drop: bool = False  # whether broken rows are counted instead of refused
+    codec: str | None = None  # code page of this file and of the test's; None: they are in Unicode
 
 
 @dataclass(frozen=True)
@@ -50,8 +47,7 @@ class Translation:
     """The translation models that judge the subsets."""
 
     recipe: Recipe
-    test: str
-    """The pairs that they are scored on. No sentence of them is in a subset."""
+    test: str  # the pairs that they are scored on. No sentence of them is in a subset.
     on_step: OnStep = lambda asked, step, of, loss: None
 
 

@@ -34,12 +34,9 @@ class Pairs:
 
     source: list[str]
     target: list[str]
-    read: int
-    """Rows of the file."""
-    digest: str
-    """SHA-256 of the content."""
-    dropped: Counter[str] = field(default_factory=Counter)
-    """Rows left out by reason."""
+    read: int  # rows of the file
+    digest: str  # SHA-256 of the content
+    dropped: Counter[str] = field(default_factory=Counter)  # rows left out by reason
 
     def __len__(self) -> int:
         return len(self.source)

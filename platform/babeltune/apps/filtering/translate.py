@@ -24,8 +24,7 @@ from babeltune.models.hub import model_folder, quiet
 from babeltune.schema.records import Scalar
 from babeltune.schema.text import Translation
 
-SCRATCH = "scratch"
-"""In place of a model: one without pre-training."""
+SCRATCH = "scratch"  # in place of a model: one without pre-training
 SMOOTHING = 0.2
 Scores = dict[str, Scalar | dict[str, int]]
 """Scores of a translation model by name, their signatures, and how many sentences were not translated."""

@@ -26,14 +26,11 @@ if TYPE_CHECKING:
     from babeltune.apps.mining.rows import Vectors
 
 Index = Literal["exact", "ivf", "pq", "hnsw"]
-BLOCK = 8_192
-"""Vectors given to faiss at a time."""
+BLOCK = 8_192  # vectors given to faiss at a time
 SMALLEST = {"ivf": 256, "pq": 9_984, "hnsw": 1}
 """Sentences without which an index cannot be trained: 39 for each of 256 centroids of a product quantiser."""
-SAMPLE, FEWEST = 256, 39
-"""Vectors a partition is trained on, and the fewest that faiss takes for enough."""
-TRAINING = 1 << 28
-"""Numbers of the vectors that partitions are trained on: 1 GB."""
+SAMPLE, FEWEST = 256, 39  # vectors a partition is trained on, and the fewest that faiss takes for enough
+TRAINING = 1 << 28  # numbers of the vectors that partitions are trained on: 1 GB
 
 
 def through_index(left: Vectors, right: Vectors, k: int, kind: Index, progress: Count = uncounted) -> Matches:

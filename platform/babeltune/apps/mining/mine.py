@@ -39,11 +39,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-BATCH = 1_024
-"""Sentences of `encode` in memory at a time; pairs of `score`, too."""
+BATCH = 1_024  # sentences of `encode` in memory at a time; pairs of `score`, too
 
-Line = tuple[int, bytes, int | None]
-"""The number of a line, its beginning, and the bytes that were left out."""
+Line = tuple[int, bytes, int | None]  # the number of a line, its beginning, and the bytes that were left out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,10 +73,8 @@ class Encoding:
     storage: Path
     """The folder where vectors stay, and what an exact search has found until it ends. An interrupted run goes on."""
     progress: Progress
-    cluster: Cluster | None = None
-    """Encodes and searches as Ray tasks; None: this process does."""
-    codec: str | None = None
-    """The code page of the files of text; None: they are in Unicode."""
+    cluster: Cluster | None = None  # encodes and searches as Ray tasks; None: this process does
+    codec: str | None = None  # the code page of the files of text; None: they are in Unicode
     columns: tuple[str, str] | None = None
     """The columns of the sources and of the targets. None: what `only_column` and `two_columns` say."""
 
@@ -89,10 +85,8 @@ class Searched:
 
     neighbours: tuple[int, int]
     """The neighbours that were used on each side: fewer than `k` if a side has fewer sentences."""
-    without_neighbours: tuple[int, int]
-    """Different sentences of each side that have none, as their vector is zero."""
-    flipped: float
-    """The share of margins that order backwards."""
+    without_neighbours: tuple[int, int]  # different sentences of each side that have none, as their vector is zero
+    flipped: float  # the share of margins that order backwards
 
 
 @dataclass(frozen=True, kw_only=True)

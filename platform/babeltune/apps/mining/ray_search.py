@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-AHEAD = 2
-"""Tasks that wait for each CPU."""
+AHEAD = 2  # tasks that wait for each CPU
 
 
 def scan_block(

@@ -18,12 +18,9 @@ from babeltune.evaluation.knn import Matches, Neighbours
 from babeltune.files import draft_of
 from babeltune.stages import Count, uncounted
 
-EVERY = 60.0
-"""Seconds of search that an interruption may cost, unless saving takes long."""
-SHARE = 0.1
-"""The most of a search's time that goes into saving."""
-SIZE = (4 * TILE[0], 8 * TILE[1])
-"""Rows and columns of a block: some seconds of work."""
+EVERY = 60.0  # seconds of search that an interruption may cost, unless saving takes long
+SHARE = 0.1  # the most of a search's time that goes into saving
+SIZE = (4 * TILE[0], 8 * TILE[1])  # rows and columns of a block: some seconds of work
 
 
 class ResumableSearch:

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
     Vectors = NDArray[np.generic] | Tensor | Matrix
 
-UNIT = 1e-6
-"""A row whose length is this near to 1 is taken as it is."""
+UNIT = 1e-6  # a row whose length is this near to 1 is taken as it is
 
 
 class Rows:

@@ -24,18 +24,13 @@ from babeltune.errors import DataError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-LONGEST = 20_000
-"""Bytes of a line; a longer one is no sentence."""
-PIPE_WARNING_S = 3.0
-"""Seconds for which a pipe may give nothing before its reader says what it waits for."""
-SENTENCES, PAIRS = "one sentence a line", "a source and a target in each row"
-"""The columns of a file of text."""
-NONE = -1
-"""In place of a sentence's number."""
+LONGEST = 20_000  # bytes of a line; a longer one is no sentence
+PIPE_WARNING_S = 3.0  # seconds for which a pipe may give nothing before its reader says what it waits for
+SENTENCES, PAIRS = "one sentence a line", "a source and a target in each row"  # the columns of a file of text
+NONE = -1  # in place of a sentence's number
 BREAKS = re.compile(r"[\t\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 """Characters that would end a field or a line of the output: each becomes a blank."""
-EMPTY = "empty"
-"""The reason of a line without text."""
+EMPTY = "empty"  # the reason of a line without text
 
 
 @dataclass

@@ -39,10 +39,8 @@ if TYPE_CHECKING:
 VECTORS, TEXTS, RECORD = "index.faiss", "texts.arrow", "index.json"
 """The files of the folder, besides the canary vectors."""
 FORMAT = 1
-FLAT = b"IxFI"
-"""How faiss's file of an `IndexFlatIP` begins; it ends with the vectors."""
-BLOCK = 8_192
-"""Texts in memory at a time, and in a batch of the file of texts."""
+FLAT = b"IxFI"  # how faiss's file of an `IndexFlatIP` begins; it ends with the vectors
+BLOCK = 8_192  # texts in memory at a time, and in a batch of the file of texts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +81,7 @@ class TextIndex:
     folder: Path
     record: Record
     canary: Canary
-    vectors: NDArray[np.float32]
-    """[rows, dim] the unit vectors, mapped."""
+    vectors: NDArray[np.float32]  # [rows, dim] the unit vectors, mapped
     texts: pa.RecordBatchFileReader
 
 

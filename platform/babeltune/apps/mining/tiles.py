@@ -27,18 +27,12 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
 
-TILE = (4096, 4096)
-"""Rows and columns of a tile: 67 MB of cosines."""
-GPU_TILE = (16_384, 16_384)
-"""The same on a GPU: 1.1 GB."""
-RESIDENT = 1 << 32
-"""Bytes of right vectors up to which a GPU keeps them."""
-GROUP = 16
-"""Cosines of a line whose maximum decides whether they are looked at."""
-SLACK = {"fp32": 4, "bf16": 28}
-"""Candidates that are kept beyond k."""
-SETTLED = 1 << 22
-"""Numbers of vectors that are in memory while candidates are computed again."""
+TILE = (4096, 4096)  # rows and columns of a tile: 67 MB of cosines
+GPU_TILE = (16_384, 16_384)  # the same on a GPU: 1.1 GB
+RESIDENT = 1 << 32  # bytes of right vectors up to which a GPU keeps them
+GROUP = 16  # cosines of a line whose maximum decides whether they are looked at
+SLACK = {"fp32": 4, "bf16": 28}  # candidates that are kept beyond k
+SETTLED = 1 << 22  # numbers of vectors that are in memory while candidates are computed again
 ROUNDING = {"fp32": 0.0, "bf16": 2.0**-6}
 """The most that rounding moves a cosine, besides that of sums in fp32. In bf16, 2^-8 for each of both unit vectors, and
 2^-8 each for sums that a GPU takes in parts and for what comes out."""

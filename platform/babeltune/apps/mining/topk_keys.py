@@ -14,10 +14,8 @@ from torch import Tensor
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-EMPTY = -(2**63)
-"""No candidate: below the key of every cosine."""
-LOW = 2**32 - 1
-"""The largest index."""
+EMPTY = -(2**63)  # no candidate: below the key of every cosine
+LOW = 2**32 - 1  # the largest index
 
 
 def pack(cosine: Float[Tensor, "*shape"], index: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:

@@ -26,11 +26,9 @@ from babeltune.stages import Count, uncounted
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-SHARD = 8_192
-"""Sentences of a shard."""
+SHARD = 8_192  # sentences of a shard
 KIND = "vectors"
-Texts = Sentences | list[str]
-"""Different sentences, on disk or in memory."""
+Texts = Sentences | list[str]  # different sentences, on disk or in memory
 
 
 @dataclass(frozen=True)
@@ -74,8 +72,7 @@ def model_at(folder: str, *, prompt: str | None = None, language: str | None = N
     return Model(folder, folder_digest(Path(folder)), prompt, language)
 
 
-_loaded = lru_cache(maxsize=1)(open_model)
-"""The model of this process."""
+_loaded = lru_cache(maxsize=1)(open_model)  # the model of this process
 
 
 def embed(

@@ -7,10 +7,8 @@ from babeltune.data.file_readers import bounded_lines
 from babeltune.data.text_streams import UNREADABLE, unpacked
 from babeltune.errors import DataError, to_utf8
 
-SAMPLE_BYTES = 1 << 18
-"""Bytes of lines that are not UTF-8 from which the encoding is guessed."""
-LINE_BYTES = 1 << 20
-"""A longer line decides no encoding."""
+SAMPLE_BYTES = 1 << 18  # bytes of lines that are not UTF-8 from which the encoding is guessed
+LINE_BYTES = 1 << 20  # a longer line decides no encoding
 WESTERN = ("cp1252", "latin_1")
 """Taken if they explain the text as well as others do: most files that are not UTF-8 have one of these."""
 CODE_PAGES = [

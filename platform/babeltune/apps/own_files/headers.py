@@ -12,12 +12,10 @@ from typing import NamedTuple
 
 from babeltune.apps.own_files.languages import agree, code_in, language_of
 
-SAMPLED = 400
-"""Rows that the first one is compared with."""
+SAMPLED = 400  # rows that the first one is compared with
 SURE = 2.0
 """A first row is a header from this evidence on, and text up to its negative. `init` says that it guessed between."""
-MOST = 4.0
-"""The most that one column tells."""
+MOST = 4.0  # the most that one column tells
 HEADER_WORDS = {
     "id", "ids", "idx", "uid", "guid", "nr", "num", "number", "row", "line", "index", "key", "source",
     "target", "src", "tgt", "trg", "text", "texts", "sentence", "sentences", "sentence1", "sentence2",
@@ -47,20 +45,16 @@ TYPES = {
     "key": re.compile(r"(?=\S*\d)(?=\S*[^\W\d])[\w.:/#-]+"),
 }
 """Kinds of values that are no text."""
-ENDS = ".!?…。！？।॥؟۔።។။"
-"""A sentence ends in one of these, before its closing quotation marks."""
+ENDS = ".!?…。！？।॥؟۔።។။"  # a sentence ends in one of these, before its closing quotation marks
 CLOSING = '»"”」』’) '
-LEAST_LETTERS = 3
-"""One name of a lone row has this number of letters."""
-MOST_WORDS = 4
-"""A cell of more words is no name that a language or a known word gives away."""
+LEAST_LETTERS = 3  # one name of a lone row has this number of letters
+MOST_WORDS = 4  # a cell of more words is no name that a language or a known word gives away
 
 
 class Evidence(NamedTuple):
     """Whether the first row is a header."""
 
-    score: float
-    """Above 0 for a header."""
+    score: float  # above 0 for a header
     style: float = 0.0
     """The part of it that says only that the first row is shorter and ends otherwise. A greeting does, too."""
 

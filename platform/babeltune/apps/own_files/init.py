@@ -36,8 +36,7 @@ class InitOptions:
     out: Path
     teacher: str | None = None
     teacher_languages: tuple[str, ...] = ()
-    columns: Mapping[str, str] = field(default_factory=dict)
-    """Language -> column."""
+    columns: Mapping[str, str] = field(default_factory=dict)  # language -> column
     header: bool | None = None
     encoding: str | None = None
 

@@ -9,12 +9,9 @@ from functools import cache
 from babeltune.data.language_id import labels_of, likeliest
 from babeltune.schema.languages import code_of, meaning
 
-TOGETHER = 10
-"""Sentences that are judged as one text: a short sentence alone tells little."""
-SAMPLED = 400
-"""Sentences of a column that are looked at."""
-SURE = 0.6
-"""A column has a language if this share of its texts is in it."""
+TOGETHER = 10  # sentences that are judged as one text: a short sentence alone tells little
+SAMPLED = 400  # sentences of a column that are looked at
+SURE = 0.6  # a column has a language if this share of its texts is in it
 NO_CODES = {
     "id", "ids", "src", "tgt", "trg", "key", "row", "idx", "num", "line", "text", "doc", "ref", "url", "set", "tag",
     "sim", "nr", "no", "lid", "mt", "pos", "out", "raw", "seg", "sub", "old", "new", "yes", "in", "que", "ans", "mot",
@@ -26,10 +23,8 @@ NO_CODES = {
 class Detection:
     """The language of a column, by its text."""
 
-    code: str | None
-    """ISO 639-3 if the language has such a code; None if no language is common enough."""
-    shares: tuple[tuple[str, float], ...] = ()
-    """The commonest languages with their share, for an error."""
+    code: str | None  # ISO 639-3 if the language has such a code; None if no language is common enough
+    shares: tuple[tuple[str, float], ...] = ()  # the commonest languages with their share, for an error
 
     @property
     def words(self) -> str:

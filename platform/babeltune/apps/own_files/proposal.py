@@ -13,14 +13,12 @@ from babeltune.schema.records import Teacher
 
 LARGE = 20_000
 """Training rows from which the settings of `search_spaces/encoder.yaml` are taken, below it those of `static.yaml`."""
-PASSES = 20
-"""Times that a trial sees each row, within the bounds below."""
+PASSES = 20  # times that a trial sees each row, within the bounds below
 FEWEST_PAIRS, MOST_PAIRS = 40_000, 1_000_000
 """Pairs of a trial on two cores; a larger machine takes more, at most `MOST_TIMES` as many, and so does a GPU."""
 MOST_TIMES = 8
 TRIALS = 12
-MOST_BASELINES = 3
-"""Baselines that are proposed: each encodes all dev sets."""
+MOST_BASELINES = 3  # baselines that are proposed: each encodes all dev sets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +26,7 @@ class Machine:
     """The facts by which a budget and a student are chosen."""
 
     cores: int
-    gpu: bool
-    """Whether torch sees one."""
+    gpu: bool  # whether torch sees one
 
 
 def this_machine() -> Machine:
@@ -45,19 +42,15 @@ class Proposal:
     """The numbers of the sweep file, and which student it has."""
 
     teacher: Teacher
-    languages: tuple[str, ...]
-    """All languages, those that the teacher knows first."""
-    rows: int
-    """Training rows."""
+    languages: tuple[str, ...]  # all languages, those that the teacher knows first
+    rows: int  # training rows
     large: bool
     vocabulary: int
     pairs: int
     global_batch: int
-    gpu: bool
-    """Whether the student is a small Transformer, which a GPU trains; else it is static."""
+    gpu: bool  # whether the student is a small Transformer, which a GPU trains; else it is static
     trials: int = TRIALS
-    baselines: tuple[str, ...] = ()
-    """Models to buy instead that are at hand."""
+    baselines: tuple[str, ...] = ()  # models to buy instead that are at hand
 
 
 def teacher_of(model: str | None, languages: Sequence[str], knows: Sequence[str]) -> Teacher:

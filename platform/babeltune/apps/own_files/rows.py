@@ -44,18 +44,14 @@ INCOMPLETE = {"repeated header", "empty side", "missing column", "not translated
 """Reasons to leave a row out that say nothing against its file: a table may have many gaps."""
 MAX_CHARACTERS = 1200
 """The same as `data.max_characters`: longer texts are no sentences, and a sweep would leave them out."""
-LEFT_OUT = "left out: give them as a file of their own"
-"""The warning of rows in another language than their column."""
-FEW_STRANGERS = 0.02
-"""Up to this share, rows in another language than their column stay. Beyond it they are left out."""
+LEFT_OUT = "left out: give them as a file of their own"  # the warning of rows in another language than their column
+FEW_STRANGERS = 0.02  # up to this share, rows in another language than their column stay. Beyond it they are left out.
 NEARLY_ALL = 0.9
 """If this share of a column's sure texts is in another language, the column is in it, whatever its name."""
-MOST_TAG_LETTERS = 12
-"""A column with more letters on average holds text, and not the names of languages."""
+MOST_TAG_LETTERS = 12  # a column with more letters on average holds text, and not the names of languages
 LEAST_STRANGERS = 3
 """Fewer texts that are surely in another language say nothing against the name of their column or file."""
-LEAST_LETTERS = 2
-"""A column whose values have fewer letters on average holds numbers, marks or flags."""
+LEAST_LETTERS = 2  # a column whose values have fewer letters on average holds numbers, marks or flags
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,11 +60,9 @@ class TableRows:
 
     given: str
     layout: str
-    columns: dict[str, str]
-    """Language -> column, or file."""
+    columns: dict[str, str]  # language -> column, or file
     texts: dict[str, list[str]]
-    left_out: dict[str, int]
-    """Rows that are not used, by reason."""
+    left_out: dict[str, int]  # rows that are not used, by reason
     notes: tuple[str, ...] = ()
 
     @property

@@ -22,11 +22,9 @@ from babeltune.schema.records import Split, TsvSource
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-SHARE = 0.1
-"""Dev and the sealed test take this share of each language pair, at least `LEAST` and at most `MOST` rows."""
+SHARE = 0.1  # dev and the sealed test take this share of each language pair, at least `LEAST` and at most `MOST` rows
 MOST = 1_000
-LEAST = 20
-"""Rows of a dev or test set below which a score tells nothing."""
+LEAST = 20  # rows of a dev or test set below which a score tells nothing
 LEAST_ROWS = 5 * LEAST
 SEEDS = {"test": 1, "dev": 2}
 """Drawn in this order, each with its own seed, so that the same files give the same splits."""
@@ -37,8 +35,7 @@ class Group:
     """All rows of one set of languages, from whichever files."""
 
     texts: dict[str, list[str]]
-    splits: dict[str, NDArray[np.bool_]]
-    """`train`, `dev` and `test` -> which rows."""
+    splits: dict[str, NDArray[np.bool_]]  # `train`, `dev` and `test` -> which rows
 
     @property
     def name(self) -> str:

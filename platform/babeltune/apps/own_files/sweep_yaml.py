@@ -25,14 +25,11 @@ OF_THE_BUDGET = ("student.kind", "training.pairs", "training.global_batch", "tra
 """Parameters of those files that `init` decides by the rows and the machine."""
 
 
-KEPT = 3
-"""Trials whose checkpoints stay: promotion takes the best, and `compare` a few beside it."""
-GPU_CLUSTER = "clusters/local_gpu.yaml"
-"""The shipped cluster file that gives a worker a GPU of this machine."""
+KEPT = 3  # trials whose checkpoints stay: promotion takes the best, and `compare` a few beside it
+GPU_CLUSTER = "clusters/local_gpu.yaml"  # the shipped cluster file that gives a worker a GPU of this machine
 TO_BUY = "intfloat/multilingual-e5-small"
 """A small multilingual model of the hub (118 M weights, MIT), for who has none at hand."""
-SCHEMA = "sweep.schema.json"
-"""The JSON Schema in the folder of the split files: editors complete the sweep file by it."""
+SCHEMA = "sweep.schema.json"  # the JSON Schema in the folder of the split files: editors complete the sweep file by it
 
 
 def searched(file: str) -> str:

@@ -38,22 +38,17 @@ from babeltune.schema.records import HubSource
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SAMPLE_LINES = 2_000
-"""Lines from which a layout is found."""
-SAMPLE_CHARACTERS = 1_000
-"""Characters of a text from which its language is found."""
+SAMPLE_LINES = 2_000  # lines from which a layout is found
+SAMPLE_CHARACTERS = 1_000  # characters of a text from which its language is found
 LINE_CHARACTERS = 1 << 20
 LEAST_ALIKE = {"\t": 0.8, ";": 0.9, "|": 0.9, ",": 0.9}
 """The share of rows that have equally many columns, by delimiter, from which on it is believed to be one."""
-COMMAS_ALIKE = 0.98
-"""The same of commas in a file that is not called .csv: sentences have commas too."""
+COMMAS_ALIKE = 0.98  # the same of commas in a file that is not called .csv: sentences have commas too
 Format = Literal["tsv", "csv", "jsonl", "parquet", "moses", "hub", "xlsx", "ods", "tmx", "xliff", "po"]
 JSON_VALUE = re.compile(r'\s*(\[\s*(\{\s*("|$)|\[\s*"|"[^"]*",?\s*$|$)|\{\s*("[^"]*"\s*:|$))')
 """How a first line begins that no line ends: `[`, `{`, `[{"`, `{"key":`."""
-JSON_LIST = re.compile(r'\s*\[\s*"(?:[^"\\]|\\.)*"\s*,.*\]\s*', re.DOTALL)
-"""A line that is a list of texts."""
-HeaderHint = bool | Collection[str] | None
-"""Whether a table has a header, or columns that it names; None: that is seen."""
+JSON_LIST = re.compile(r'\s*\[\s*"(?:[^"\\]|\\.)*"\s*,.*\]\s*', re.DOTALL)  # a line that is a list of texts
+HeaderHint = bool | Collection[str] | None  # whether a table has a header, or columns that it names; None: that is seen
 FILE = re.compile(r"\.(tsv|csv|txt|jsonl?|parquet|arrow|tmx|xlf|xliff|po|xlsx|ods|gz|bz2|xz|zst|zip)$", re.IGNORECASE)
 """Names of files, which are no data sets of the hub though they look like one, such as `data/pairs.csv`."""
 HUB = re.compile(r"(?P<name>[\w.-]+(?:/[\w.-]+)?)(?:\[(?P<split>[\w.-]+)\])?")
@@ -64,25 +59,18 @@ HUB = re.compile(r"(?P<name>[\w.-]+(?:/[\w.-]+)?)(?:\[(?P<split>[\w.-]+)\])?")
 class Table:
     """A file of the user, and how it is read."""
 
-    given: str
-    """The name that the user gave."""
-    path: str
-    """The file, or a data set's id."""
+    given: str  # the name that the user gave
+    path: str  # the file, or a data set's id
     format: Format
-    columns: tuple[str, ...]
-    """Names, or without a header numbers from 0. A Moses file has the one column `text`."""
-    sample: tuple[tuple[str, ...], ...]
-    """[rows, columns] the first rows as text."""
+    columns: tuple[str, ...]  # names, or without a header numbers from 0. A Moses file has the one column `text`.
+    sample: tuple[tuple[str, ...], ...]  # [rows, columns] the first rows as text
     header: bool = True
-    guessed: bool = False
-    """Whether nothing decides if the first row is a header."""
+    guessed: bool = False  # whether nothing decides if the first row is a header
     quoted: bool = False
     delimiter: str = "\t"
     split: str = "train"
-    sheet: str | None = None
-    """The name of the workbook's sheet. None: the only sheet with cells."""
-    encoding: str | None = None
-    """The code page of a file that is not in Unicode."""
+    sheet: str | None = None  # the name of the workbook's sheet. None: the only sheet with cells.
+    encoding: str | None = None  # the code page of a file that is not in Unicode
     notes: tuple[str, ...] = ()
 
     def column(self, name: str) -> list[str]:

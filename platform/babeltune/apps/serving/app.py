@@ -23,25 +23,18 @@ from babeltune.apps.serving.models import Encoded, Served
 from babeltune.errors import shortened
 
 log = logging.getLogger(__name__)
-MOST_TEXTS = 2_048
-"""Texts of a request, as many as OpenAI takes."""
+MOST_TEXTS = 2_048  # texts of a request, as many as OpenAI takes
 MOST_CHARACTERS = 32_768
 """Characters of a text: 8,192 tokens, as OpenAI takes, of four characters each. Tokens that are cut off take
 time, too."""
-MOST_BYTES = 16 << 20
-"""Bytes of a request's body."""
+MOST_BYTES = 16 << 20  # bytes of a request's body
 MOST_WAITING = 8_192
 """Texts of all requests that wait for a batch; more are refused, so that an answer never takes minutes."""
-BODY_S = 10.0
-"""Seconds within which a body must have come."""
-ALIAS_S = 5.0
-"""Seconds between two looks at where an alias points."""
-OPEN = ("/health",)
-"""Paths that need no token."""
-SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
-"""Bounds of the histogram of seconds."""
-SIZES = (1, 2, 4, 8, 16, 32, 64)
-"""Bounds of the histogram of texts in a batch."""
+BODY_S = 10.0  # seconds within which a body must have come
+ALIAS_S = 5.0  # seconds between two looks at where an alias points
+OPEN = ("/health",)  # paths that need no token
+SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)  # bounds of the histogram of seconds
+SIZES = (1, 2, 4, 8, 16, 32, 64)  # bounds of the histogram of texts in a batch
 KINDS = {
     400: ("invalid_request_error", "Validation"),
     401: ("authentication_error", "Unauthorized"),

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
 log = logging.getLogger(__name__)
-BATCH = 64
-"""Texts of a batch. A larger request waits for its next texts behind those of others."""
+BATCH = 64  # texts of a batch. A larger request waits for its next texts behind those of others.
 QUICK_CHARACTERS = 8_192
 """Characters of a batch that a static model encodes in the event loop, in a millisecond or two. To wake another thread
 takes longer."""
@@ -42,12 +41,9 @@ takes longer."""
 class Encoded:
     """Vectors of texts, and what they were made of."""
 
-    vectors: NDArray[np.float32]
-    """[texts, dim], as the model gives them."""
-    tokens: list[int]
-    """Tokens of each text, without those that were cut off."""
-    cut: list[bool]
-    """Whether the text was longer than the model reads."""
+    vectors: NDArray[np.float32]  # [texts, dim], as the model gives them
+    tokens: list[int]  # tokens of each text, without those that were cut off
+    cut: list[bool]  # whether the text was longer than the model reads
 
     def rows(self, start: int, end: int) -> Encoded:
         """The same of some texts."""
@@ -58,8 +54,7 @@ class Encoder(Protocol):
     """The encoder of the server. One thread calls it."""
 
     dim: int
-    quick: bool
-    """Whether a short batch takes less time than another thread."""
+    quick: bool  # whether a short batch takes less time than another thread
 
     def encode(self, texts: Sequence[str]) -> Encoded:
         """The vectors of the texts, in their order."""

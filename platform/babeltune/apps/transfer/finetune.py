@@ -26,12 +26,9 @@ from babeltune.models.hub import quiet
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-EPOCHS: dict[Task, int] = {"xnli": 5, "pawsx": 5, "pos": 10, "ner": 10}
-"""Epochs of each task, as in XTREME's scripts."""
-MAX_TOKENS = 128
-"""Tokens of a text, as in XTREME's scripts."""
-EVALUATION_TOKENS = 8_192
-"""Padded tokens that are scored together."""
+EPOCHS: dict[Task, int] = {"xnli": 5, "pawsx": 5, "pos": 10, "ner": 10}  # epochs of each task, as in XTREME's scripts
+MAX_TOKENS = 128  # tokens of a text, as in XTREME's scripts
+EVALUATION_TOKENS = 8_192  # padded tokens that are scored together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,11 +65,9 @@ class Piece:
     """One row of a batch: a text, or a part of a long sentence, as tokens with its labels."""
 
     inputs: dict[str, list[int]]
-    labels: list[int]
-    """A pair has one. A sentence has one for each token, and `IGNORED` if no word begins."""
+    labels: list[int]  # a pair has one. A sentence has one for each token, and `IGNORED` if no word begins.
     example: int
-    words: list[int]
-    """The words of a tagged sentence whose first tokens are here, in order."""
+    words: list[int]  # the words of a tagged sentence whose first tokens are here, in order
 
 
 def transfer(

@@ -28,35 +28,26 @@ LABELS: dict[Task, tuple[str, ...]] = {
 }
 """A label's number is its place."""
 TAGGED: tuple[Task, ...] = ("pos", "ner")
-SPELLED = {"contradictory": "contradiction"}
-"""MultiNLI's machine-translated release calls it so."""
+SPELLED = {"contradictory": "contradiction"}  # MultiNLI's machine-translated release calls it so
 HEADERS = (("sentence1", "sentence2", "gold_label"), ("premise", "hypo", "label"), ("sentence1", "sentence2", "label"))
 """Header lines of XNLI, of its translated training set, and of PAWS-X."""
-UNDECIDED = "-"
-"""XNLI's and MultiNLI's label if the annotators did not agree."""
+UNDECIDED = "-"  # XNLI's and MultiNLI's label if the annotators did not agree
 WITHHELD = "XTREME's own test files withhold the labels: take the original release's test file"
-PREFIX = re.compile(r"[a-z]{2,3}(-[a-z-]+)?:")
-"""PAN-X' language before a token."""
-COLUMNS = 10
-"""Columns of a CoNLL-U line."""
+PREFIX = re.compile(r"[a-z]{2,3}(-[a-z-]+)?:")  # PAN-X' language before a token
+COLUMNS = 10  # columns of a CoNLL-U line
 
 
-LabelledRows = Iterator[tuple[tuple[str, ...], tuple[int, ...]]]
-"""The texts or words of each row, and their labels."""
+LabelledRows = Iterator[tuple[tuple[str, ...], tuple[int, ...]]]  # the texts or words of each row, and their labels
 
 
 @dataclass(frozen=True, kw_only=True)
 class Examples:
     """The rows of a file."""
 
-    inputs: list[tuple[str, ...]]
-    """The two sentences of a pair, or the words of a sentence."""
-    labels: list[tuple[int, ...]]
-    """One for a pair, one for each word of a sentence."""
-    dropped: dict[str, int]
-    """Rows left out by reason; of a tagged file, sentences."""
-    digest: str
-    """SHA-256 of the content."""
+    inputs: list[tuple[str, ...]]  # the two sentences of a pair, or the words of a sentence
+    labels: list[tuple[int, ...]]  # one for a pair, one for each word of a sentence
+    dropped: dict[str, int]  # rows left out by reason; of a tagged file, sentences
+    digest: str  # SHA-256 of the content
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -137,8 +128,7 @@ def plural(label: str, task: Task, place: str) -> int:
 # --- Tagged words --------------------------------------------------------------------------------------------------
 
 
-Word = tuple[int, str, str]
-"""Line, form and tag."""
+Word = tuple[int, str, str]  # line, form and tag
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,8 @@ from babeltune.schema.records import HubSource, Strict
 if TYPE_CHECKING:
     import datasets
 
-ENGLISH = "en"
-"""The language of training, and its code in overlays."""
-ROOT = "${BABELTUNE_DATA:-.}"
-"""The folder of a data set that is named as a folder."""
+ENGLISH = "en"  # the language of training, and its code in overlays
+ROOT = "${BABELTUNE_DATA:-.}"  # the folder of a data set that is named as a folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,22 +31,14 @@ class HubSet(Strict):
     """A task's data set, with a configuration for each language."""
 
     task: Task
-    dataset: str
-    """The id on the hub, or a folder."""
-    revision: Annotated[str | None, inside] = None
-    """The commit, tag or branch."""
-    inputs: Annotated[tuple[str, ...], not_empty]
-    """The columns of the two sentences, or of the words."""
-    label: str
-    """The column of the label, or of the words' tags."""
-    subsets: dict[str, str]
-    """The configuration of each language. English is `en`."""
-    train: str = "train"
-    """The split of English that trains."""
-    dev: str | None = "validation"
-    """The split of English by which the best epoch is kept; `null` for none."""
-    test: str = "test"
-    """The split of each language that is scored."""
+    dataset: str  # the id on the hub, or a folder
+    revision: Annotated[str | None, inside] = None  # the commit, tag or branch
+    inputs: Annotated[tuple[str, ...], not_empty]  # the columns of the two sentences, or of the words
+    label: str  # the column of the label, or of the words' tags
+    subsets: dict[str, str]  # the configuration of each language. English is `en`.
+    train: str = "train"  # the split of English that trains
+    dev: str | None = "validation"  # the split of English by which the best epoch is kept; `null` for none
+    test: str = "test"  # the split of each language that is scored
 
     def splits(self) -> list[str]:
         """The splits that are read."""

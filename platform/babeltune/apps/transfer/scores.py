@@ -8,8 +8,7 @@ from babeltune.apps.transfer.formats import Task
 MAIN: dict[Task, str] = {"xnli": "accuracy", "pawsx": "accuracy", "pos": "f1", "ner": "f1"}
 """The metric in XTREME's tables."""
 
-Span = tuple[int, int, str]
-"""First word, one past the last, type."""
+Span = tuple[int, int, str]  # first word, one past the last, type
 
 
 def entity_spans(tags: Sequence[str]) -> list[Span]:

@@ -44,11 +44,9 @@ from babeltune.sweep.workers.pool import WorkerPool
 from babeltune.sweep.workers.pool_settings import PoolSettings
 from babeltune.sweep.workers.tasks import followed, ray_refusals, ray_shards
 
-DISPATCHERS = 4
-"""Dispatchers of one driver. The sweep ends when the last of them dies."""
+DISPATCHERS = 4  # dispatchers of one driver. The sweep ends when the last of them dies.
 PAUSED = "paused; `babeltune continue` goes on"
-PAUSE_POLL_S = 0.5
-"""Seconds between two looks whether a paused sweep goes on."""
+PAUSE_POLL_S = 0.5  # seconds between two looks whether a paused sweep goes on
 DISPATCHER_DIED = "the dispatcher died; worker groups start again, and trials go on from their checkpoints"
 SAVING = "interrupted; saving every trial's step (a second Ctrl-C ends without)"
 
@@ -75,8 +73,7 @@ class SweepRun:
     progress: SweepProgress
     driver_sync: DriverSync
     stop: StopSignal
-    accept: bool
-    """Whether data that changed since the sweep began are accepted."""
+    accept: bool  # whether data that changed since the sweep began are accepted
 
     def report_progress(self, stage: str, done: int, of: int) -> None:
         """Reports progress. Raises `StopRequestedError` if a stop was asked for."""

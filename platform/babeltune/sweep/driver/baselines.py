@@ -34,10 +34,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-BATCH = 64
-"""Sentences that a bought model encodes at a time."""
-OWN = (UNTRAINED, TEACHER)
-"""Rows that every sweep has."""
+BATCH = 64  # sentences that a bought model encodes at a time
+OWN = (UNTRAINED, TEACHER)  # rows that every sweep has
 
 
 def score_baselines(

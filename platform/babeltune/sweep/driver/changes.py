@@ -18,8 +18,7 @@ from babeltune.sweep.state.stored import may_be_driven
 from babeltune.sweep.sync.driver import DriverSync
 from babeltune.sweep.sync.view import StorageView
 
-POLL_S = 0.3
-"""Seconds between two looks whether the driver has added it."""
+POLL_S = 0.3  # seconds between two looks whether the driver has added it
 
 
 def change(

@@ -45,20 +45,13 @@ if TYPE_CHECKING:
 
     Rows = NDArray[np.float32]
 
-MOST_LANGUAGES = 6
-"""Languages that are shown: a chart has no more colours."""
-MOST_POINTS = 150
-"""Sentences that are projected; more take longer and hide one another."""
-MOST_ROWS = 25
-"""Translations that are projected, in each language."""
-FEWEST_ROWS = 4
-"""A language with fewer translations is left out."""
-MAP_ROWS, MAPS = 8, 4
-"""Translations in a heat map, and pairs of languages that have one."""
-STUDENT = "student.safetensors"
-"""The student's weights in a checkpoint."""
-MOST_CHARACTERS = 160
-"""Characters of a sentence that are kept."""
+MOST_LANGUAGES = 6  # languages that are shown: a chart has no more colours
+MOST_POINTS = 150  # sentences that are projected; more take longer and hide one another
+MOST_ROWS = 25  # translations that are projected, in each language
+FEWEST_ROWS = 4  # a language with fewer translations is left out
+MAP_ROWS, MAPS = 8, 4  # translations in a heat map, and pairs of languages that have one
+STUDENT = "student.safetensors"  # the student's weights in a checkpoint
+MOST_CHARACTERS = 160  # characters of a sentence that are kept
 TIMEOUT_S = 60.0
 """Seconds that a sweep waits at its end for its examples. They take a few, of a large student on a CPU."""
 
@@ -68,11 +61,9 @@ class ExampleRequest:
     """Whose examples are to be made."""
 
     trial: Trial
-    place: str
-    """The trial's folder; relative to the storage if that is a URI."""
+    place: str  # the trial's folder; relative to the storage if that is a URI
     report: int
-    dev_set: str
-    """The set that is preferred: that of the first objective."""
+    dev_set: str  # the set that is preferred: that of the first objective
     weakest: tuple[str, ...] = ()
     """Metrics of single subsets, such as `dev/everyday/fra-eng/accuracy`, the lowest first."""
 

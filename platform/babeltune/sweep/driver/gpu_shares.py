@@ -24,8 +24,7 @@ from babeltune.sweep.workers.tasks import with_progress
 
 MEMORY_KEYS = ("method", "training.global_batch", "training.chunk", "training.precision", "training.batch_parts")
 """Settings that decide, beside the student's and the method's, how much memory a step takes."""
-MOST_TRIALS = 32
-"""At most this many kinds of trials are measured; it takes some seconds each."""
+MOST_TRIALS = 32  # at most this many kinds of trials are measured; it takes some seconds each
 
 
 def with_gpu_share(

@@ -49,11 +49,9 @@ if TYPE_CHECKING:
 
 SPEC, FACTS, ACCEPTED = "babeltune.spec", "babeltune.facts", "babeltune.accepted_changes"
 """Tags of the sweep's own run: JSON of the spec, of `facts.json`, and of the accepted changes."""
-DIGESTS = "babeltune.digests"
-"""The tag of that run with the digests of its texts."""
+DIGESTS = "babeltune.digests"  # the tag of that run with the digests of its texts
 
-SUMMARY_EVERY_MS = 30_000
-"""Milliseconds between two summaries of a running sweep: each sorts all of its trials."""
+SUMMARY_EVERY_MS = 30_000  # milliseconds between two summaries of a running sweep: each sorts all of its trials
 POINTS_TIMEOUT_S = 30.0
 """Seconds that a report's points may take to come from another machine, before its scores are sent without them."""
 WAYS_TO_LEAVE: dict[str, Status] = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
@@ -70,10 +68,8 @@ def track(uri: str, folder: SweepFolder, experiment: str, key_of: KeyOf) -> Trac
 class _OpenTrial:
     """A trial that began and has not ended."""
 
-    choice: MetricChoice
-    """Which of its metrics MLflow gets."""
-    reports: dict[int, LedgerLine] = field(default_factory=dict)
-    """The reports by number."""
+    choice: MetricChoice  # which of its metrics MLflow gets
+    reports: dict[int, LedgerLine] = field(default_factory=dict)  # the reports by number
 
 
 class MlflowReader:

@@ -15,10 +15,8 @@ from babeltune.sweep.state.messages import State
 from babeltune.tracking.metric_choice import best_name
 from babeltune.tracking.mlflow_client import DataInput, link_to_run
 
-STATES = tuple(state for state in get_args(State) if state != "damaged")
-"""States of trials that the sweep's run counts."""
-SHOWN = 10
-"""Rows of the leaderboard in a description."""
+STATES = tuple(state for state in get_args(State) if state != "damaged")  # states of trials that the sweep's run counts
+SHOWN = 10  # rows of the leaderboard in a description
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,12 +17,10 @@ if TYPE_CHECKING:
     import optuna
     from optuna.distributions import BaseDistribution
 
-LEAST_TRIALS = 8
-"""Scored trials below which nothing is said: the best quarter would be a single trial."""
+LEAST_TRIALS = 8  # scored trials below which nothing is said: the best quarter would be a single trial
 MOST_TRIALS = 1000
 """Trials that are counted at most. Of more, every n-th counts, by their order: the best quarter stays a quarter."""
-BEST_SHARE = 0.25
-"""The share of the trials that count as good. Optuna's own default of a tenth needs fifty trials."""
+BEST_SHARE = 0.25  # the share of the trials that count as good. Optuna's own default of a tenth needs fifty trials.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,7 @@ import numpy as np
 from babeltune.schema import search
 from babeltune.schema.search import Scheduler
 
-LEAST_FINISHED = 3
-"""Trials through which a line and its spread can be fitted."""
+LEAST_FINISHED = 3  # trials through which a line and its spread can be fitted
 
 
 class Stopping(Protocol):
@@ -34,10 +33,8 @@ class Pasha:
     grace: int
     reduction: int
     reports: int
-    top: int = 1
-    """The index of the rung at which trials end."""
-    values: dict[int, dict[int, float]] = field(default_factory=dict)
-    """Rung -> trial -> value."""
+    top: int = 1  # the index of the rung at which trials end
+    values: dict[int, dict[int, float]] = field(default_factory=dict)  # rung -> trial -> value
 
     @property
     def rungs(self) -> list[int]:
@@ -77,8 +74,7 @@ class ExpectedRegret:
     grace: int
     regret: float
     startup: int = LEAST_FINISHED
-    values: dict[int, dict[int, float]] = field(default_factory=dict)
-    """Trial -> report -> value."""
+    values: dict[int, dict[int, float]] = field(default_factory=dict)  # trial -> report -> value
 
     def stops(self, number: int, report: int, value: float) -> bool:
         self.values.setdefault(number, {})[report] = value

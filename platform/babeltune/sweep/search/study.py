@@ -25,8 +25,7 @@ from babeltune.sweep.state.log import LEDGER
 from babeltune.sweep.state.messages import LedgerLine, TrialEnd, end_of
 from babeltune.tracking.sent_runs import sent_runs
 
-STUDY = "sweep"
-"""The name of every sweep's study."""
+STUDY = "sweep"  # the name of every sweep's study
 REPORT = "report "
 """The user attribute that holds a report, followed by the report's index, if there are several objectives."""
 

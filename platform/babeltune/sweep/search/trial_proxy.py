@@ -27,14 +27,11 @@ class Result(TypedDict, total=False):
 
     done: bool
     training_iteration: int
-    reports: int
-    """The report's number."""
+    reports: int  # the report's number
     objective: float
     report: Report
-    last: bool
-    """Whether the trial has no report to come."""
-    end: TrialEnd
-    """How the trial ended, if it did."""
+    last: bool  # whether the trial has no report to come
+    end: TrialEnd  # how the trial ended, if it did
 
 
 class TrialConfig(TypedDict):

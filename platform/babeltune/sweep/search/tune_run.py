@@ -48,8 +48,7 @@ ENVIRONMENT = {
     "RAY_AIR_NEW_OUTPUT": "0",
 }
 """No loggers, no console, no state files of Tune's: study, ledger and tracker are the record."""
-PASSED_OVER = 50
-"""Ended trials after which what stays of them is passed over when garbage is collected."""
+PASSED_OVER = 50  # ended trials after which what stays of them is passed over when garbage is collected
 
 
 def register_methods() -> list[str]:

@@ -33,11 +33,9 @@ OnEvent = Callable[[Literal["start", "report", "end"], int, Event], object]
 Proposal = dict[str, str | int]
 """A trial's configuration for Tune, which adds the objectives (`trial_proxy.TrialConfig`)."""
 ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
-ENOUGH = 5
-"""Trials that must have ended before a sweep gives up with others to come."""
+ENOUGH = 5  # trials that must have ended before a sweep gives up with others to come
 MEND_INTERVAL_S = 1.0
-FREE_GROUP_POLL_S = 0.02
-"""Seconds between two questions whether a worker group is free, while none has a trial."""
+FREE_GROUP_POLL_S = 0.02  # seconds between two questions whether a worker group is free, while none has a trial
 WORDS = {TrialState[state]: word for state, word in ENDS.items()}
 
 
@@ -60,8 +58,7 @@ class TrialRecords:
     pool: WorkerPool
     callbacks: Callbacks
     stop: StopSignal
-    folder: Path
-    """The sweep's."""
+    folder: Path  # the sweep's
 
     def tell(self, kind: Literal["start", "report", "end"], number: int, event: Event) -> None:
         """Tells the listener. The ledger also gets that a trial starts, or is stopped."""

@@ -25,12 +25,9 @@ if TYPE_CHECKING:
 
 Suggest = Callable[[Suggests], dict[str, Scalar]]
 """Asks an Optuna trial for every parameter of the sweep, conditional ones if they exist."""
-Distributions = dict[str, BaseDistribution]
-"""The distribution from which each parameter of a trial is drawn."""
-WARM = "warm_start"
-"""The attribute of trials that were taken over."""
-TAKEN_OVER_FILE = "warm_start.json"
-"""The file of trials that a sweep has taken over."""
+Distributions = dict[str, BaseDistribution]  # the distribution from which each parameter of a trial is drawn
+WARM = "warm_start"  # the attribute of trials that were taken over
+TAKEN_OVER_FILE = "warm_start.json"  # the file of trials that a sweep has taken over
 
 
 def warm_trials(folder: Path, sweep: Sweep, suggest: Suggest) -> list[FrozenTrial]:

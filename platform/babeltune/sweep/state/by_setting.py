@@ -15,8 +15,7 @@ from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.leaderboard import Row, best_first
 from babeltune.sweep.state.progress import standing
 
-PARTS = 3
-"""Parts into which a range is cut: low, middle and high."""
+PARTS = 3  # parts into which a range is cut: low, middle and high
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 if TYPE_CHECKING:
     from babeltune.sweep.state.folder import SweepFolder
 
-EXAMPLES = "examples.json"
-"""The file in the sweep's folder."""
+EXAMPLES = "examples.json"  # the file in the sweep's folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,8 +22,7 @@ class ExampleSentence:
 
     language: str
     text: str
-    row: int
-    """Sentences of the same row are translations of one another."""
+    row: int  # sentences of the same row are translations of one another
     before: tuple[float, float]
     after: tuple[float, float]
 
@@ -45,11 +43,9 @@ class LanguageAlignment:
 
     language: str
     cosine_before: float
-    cosine_after: float
-    """The mean cosine of translations."""
+    cosine_after: float  # the mean cosine of translations
     found_before: float
-    found_after: float
-    """The share of sentences whose translation is nearest among the examples."""
+    found_after: float  # the share of sentences whose translation is nearest among the examples
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,13 +55,11 @@ class Examples:
     trial: str = ""
     report: int = 0
     dev_set: str = ""
-    languages: tuple[str, ...] = ()
-    """The language that all translations have in common, then the others."""
+    languages: tuple[str, ...] = ()  # the language that all translations have in common, then the others
     sentences: tuple[ExampleSentence, ...] = ()
     similarities: tuple[Similarities, ...] = ()
     alignment: tuple[LanguageAlignment, ...] = ()
-    missing: str = ""
-    """Why there are none; empty if there are."""
+    missing: str = ""  # why there are none; empty if there are
 
 
 def read_examples(folder: SweepFolder) -> Examples:

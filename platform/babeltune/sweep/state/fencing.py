@@ -25,18 +25,12 @@ from babeltune.errors import FULL, FencedError, ObjectStoreError, SweepError
 from babeltune.files import LOCKLESS, plain, write_whole
 from babeltune.machine import this_machine
 
-OWNER = "owner.json"
-"""File of a sweep's folder, and object in its bucket: the lease."""
-EXPIRY_S = 60.0
-"""Seconds without a change of the lease after which another driver may take it."""
-MARGIN_S = 15.0
-"""Seconds by which a holder gives up before its lease can be taken. In these its last requests end."""
-ANSWER_S = 5.0
-"""Seconds that a late holder waits for its storage, before it gives up."""
-RENEWAL_INTERVAL_S = 5.0
-"""Seconds between two renewals of a lease."""
-LOCK_TIMEOUT_S = 30.0
-"""Seconds to wait for the lease's lock, which others hold while they write."""
+OWNER = "owner.json"  # file of a sweep's folder, and object in its bucket: the lease
+EXPIRY_S = 60.0  # seconds without a change of the lease after which another driver may take it
+MARGIN_S = 15.0  # seconds by which a holder gives up before its lease can be taken. In these its last requests end.
+ANSWER_S = 5.0  # seconds that a late holder waits for its storage, before it gives up
+RENEWAL_INTERVAL_S = 5.0  # seconds between two renewals of a lease
+LOCK_TIMEOUT_S = 30.0  # seconds to wait for the lease's lock, which others hold while they write
 
 
 class DrivenError(SweepError):
@@ -60,27 +54,18 @@ def awake() -> float:
 class Lease:
     """Who may write a sweep."""
 
-    token: int = 0
-    """Increases with each driver."""
-    session: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """The driver's own name."""
+    token: int = 0  # increases with each driver
+    session: str = field(default_factory=lambda: uuid.uuid4().hex)  # the driver's own name
     host: str = field(default_factory=lambda: socket.gethostname())
     """The holder's hostname, for people. Two machines may have one."""
-    machine: str = field(default_factory=this_machine)
-    """The holder's machine (`machine.py`)."""
-    folder: str = ""
-    """The sweep's folder on that machine. Drivers of one folder on one machine share a lock."""
-    ray: str = ""
-    """The identity of the driver's Ray cluster (`lease.this_ray`), if several machines share it."""
-    expiry_s: float = EXPIRY_S
-    """Seconds without a change after which it may be taken."""
+    machine: str = field(default_factory=this_machine)  # the holder's machine (`machine.py`)
+    folder: str = ""  # the sweep's folder on that machine. Drivers of one folder on one machine share a lock.
+    ray: str = ""  # the identity of the driver's Ray cluster (`lease.this_ray`), if several machines share it
+    expiry_s: float = EXPIRY_S  # seconds without a change after which it may be taken
     renewals: int = 0
-    beat: float = 0.0
-    """When it was last renewed, by the holder's clock. It is shown, and decides nothing."""
-    taken: float = 0.0
-    """When it was taken, by the holder's clock. With `beat` it says for how long it was held."""
-    ended: bool = False
-    """Whether its holder gave it back."""
+    beat: float = 0.0  # when it was last renewed, by the holder's clock. It is shown, and decides nothing.
+    taken: float = 0.0  # when it was taken, by the holder's clock. With `beat` it says for how long it was held.
+    ended: bool = False  # whether its holder gave it back
 
     @classmethod
     def read(cls, data: bytes | None) -> Lease | None:
@@ -100,15 +85,13 @@ class Lease:
         return all(place) and place == other_place
 
 
-Version = str | None
-"""Another one after each change of the lease; None: there is none."""
+Version = str | None  # another one after each change of the lease; None: there is none
 
 
 class LeaseRecord(Protocol):
     """Where a lease is kept."""
 
-    sweep: str
-    """The sweep's id."""
+    sweep: str  # the sweep's id
 
     def read(self) -> tuple[Lease | None, Version]: ...
 
@@ -390,10 +373,8 @@ def written_under(record: FileLease, lease: HeldLease) -> Iterator[None]:
 class FolderFence:
     """The fence that a worker asks before it writes into a sweep's folder."""
 
-    folder: Path
-    """The sweep's folder."""
-    token: int
-    """The token under which its trial was assigned."""
+    folder: Path  # the sweep's folder
+    token: int  # the token under which its trial was assigned
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:

@@ -28,17 +28,12 @@ from babeltune.sweep.state.log import log_of
 from babeltune.sweep.state.names import meant, name_of
 from babeltune.sweep.state.rebuild import damage, read_json, rebuilt
 
-FINISHED_FILES = ("prepared.json", "baselines.json")
-"""Files of a finished sweep, besides its trials."""
-NUMBERED = re.compile(r"[tT]?([0-9]{1,9})")
-"""The name of a trial: `t0007`, `T7` or `7`."""
-SHOWN_TRIALS = 8
-"""Trials of a sweep that an error lists by name; of more it says the first and the last."""
+FINISHED_FILES = ("prepared.json", "baselines.json")  # files of a finished sweep, besides its trials
+NUMBERED = re.compile(r"[tT]?([0-9]{1,9})")  # the name of a trial: `t0007`, `T7` or `7`
+SHOWN_TRIALS = 8  # trials of a sweep that an error lists by name; of more it says the first and the last
 # The lease is renewed every few seconds, and read as none if it is damaged: nobody waits for the disk to have it.
-NOT_DURABLE = (OWNER, "stage.json")
-"""Files that are written often, and whose loss loses nothing."""
-LABELS = "labels.json"
-"""The labels that the ledger has: to find a sweep by its name reads no ledger."""
+NOT_DURABLE = (OWNER, "stage.json")  # files that are written often, and whose loss loses nothing
+LABELS = "labels.json"  # the labels that the ledger has: to find a sweep by its name reads no ledger
 REQUESTS = "requests"
 """The folder of events that other processes ask the sweep's driver to add to the ledger, a file each."""
 RATES = "rates.json"

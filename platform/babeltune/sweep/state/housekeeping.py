@@ -31,12 +31,9 @@ from babeltune.sweep.state.messages import ENDED
 from babeltune.sweep.state.stored import FolderStorage, Storage, may_be_driven, may_prepare
 from babeltune.training.checkpoint import MANIFEST
 
-OPTIMIZER = "optimizer.safetensors"
-"""The file of a checkpoint that only further training reads."""
-SCRATCH = ("train", "tune")
-"""Folders in which Ray keeps its own state of a sweep. A resumed sweep never reads them."""
-REMOVED = "removed.json"
-"""In a trial's folder: why its checkpoints were removed."""
+OPTIMIZER = "optimizer.safetensors"  # the file of a checkpoint that only further training reads
+SCRATCH = ("train", "tune")  # folders in which Ray keeps its own state of a sweep. A resumed sweep never reads them.
+REMOVED = "removed.json"  # in a trial's folder: why its checkpoints were removed
 STORE_NAME = re.compile(r"[a-z_]+-[0-9a-f]{16}")
 """The name of a store: what it is, and the digest of what it was made from."""
 MayGo = Callable[[], AbstractContextManager[bool]]
@@ -54,10 +51,8 @@ class Removal:
 
     path: Path
     reason: str
-    size: int
-    """Bytes."""
-    rule: str = ""
-    """For a checkpoint that can no longer be promoted: what asked for its removal."""
+    size: int  # bytes
+    rule: str = ""  # for a checkpoint that can no longer be promoted: what asked for its removal
     may_go: MayGo = field(default=always, compare=False, repr=False)
 
     def carry_out(self) -> bool:
@@ -121,8 +116,7 @@ def removals(storage: Path, *, older_s: float, top: int | None = None) -> Iterat
 
 # The rule, over the objects of a storage
 
-Package = Mapping[str, Entry]
-"""The objects below a key."""
+Package = Mapping[str, Entry]  # the objects below a key
 
 
 def packages(package: Package, depth: int) -> Mapping[str, Package]:

@@ -25,10 +25,8 @@ if TYPE_CHECKING:
 
     FloatArray = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
-LOST = "its last report is lost"
-"""The warning of a trial that finished and lacks its last report."""
-SPEED_NOISE = 0.15
-"""Two speeds that differ by no more of themselves are the same: one model, measured twice, does."""
+LOST = "its last report is lost"  # the warning of a trial that finished and lacks its last report
+SPEED_NOISE = 0.15  # two speeds that differ by no more of themselves are the same: one model, measured twice, does
 
 
 @dataclass(frozen=True)
@@ -297,8 +295,7 @@ def by_language(rows: Sequence[Row], metric: str) -> dict[str, dict[str, float]]
     return scores
 
 
-MOST_NAMED = 6
-"""Metrics that the error of an unknown one names: the nearest."""
+MOST_NAMED = 6  # metrics that the error of an unknown one names: the nearest
 
 
 def check_known(folder: SweepFolder, rows: Sequence[Row], metric: str) -> None:

@@ -25,14 +25,11 @@ from babeltune.sweep.state.folder import Guard, SweepFolder
 from babeltune.sweep.state.heartbeat import here
 from babeltune.sweep.state.lease_actor import NAMESPACE, LeaseActor
 
-LOCK_TIMEOUT_S = 1.0
-"""Seconds to wait for a lock that `is_driven` may be trying at this moment."""
+LOCK_TIMEOUT_S = 1.0  # seconds to wait for a lock that `is_driven` may be trying at this moment
 RAY_LEASE_TIMEOUT_S = 15.0
 """Seconds to wait for the lease on the Ray cluster. That of the folder has `fencing.EXPIRY_S`."""
-EXIT_TIMEOUT_S = 2.0
-"""Seconds to wait for one that is seen alive: a process that was killed takes a moment to go."""
-HEAD = "node:__internal_head__"
-"""A resource that Ray gives the node of its head alone."""
+EXIT_TIMEOUT_S = 2.0  # seconds to wait for one that is seen alive: a process that was killed takes a moment to go
+HEAD = "node:__internal_head__"  # a resource that Ray gives the node of its head alone
 log = logging.getLogger(__name__)
 
 
@@ -40,11 +37,9 @@ class DriverRecord(TypedDict):
     """Who runs a sweep: `driver.json`, and what the lease actor says."""
 
     host: str
-    process: str
-    """The driver's identity (`machine.py`)."""
+    process: str  # the driver's identity (`machine.py`)
     pid: int
-    started: float
-    """Seconds since 1970."""
+    started: float  # seconds since 1970
 
 
 def this_driver() -> DriverRecord:
@@ -83,10 +78,8 @@ class FolderLease:
     """The lease that a driver holds on a sweep's folder."""
 
     token: int
-    check: Callable[[], None]
-    """Raises what keeps the driver from going on."""
-    guard: Guard
-    """Within it the driver writes. It raises `OvertakenError` if another driver has the lease."""
+    check: Callable[[], None]  # raises what keeps the driver from going on
+    guard: Guard  # within it the driver writes. It raises `OvertakenError` if another driver has the lease.
 
 
 def this_ray(address: str) -> str:

@@ -12,5 +12,4 @@ class LeaseActor:
         return self._driver
 
 
-NAMESPACE = "babeltune"
-"""Ray's namespace of the actors that are found by name."""
+NAMESPACE = "babeltune"  # Ray's namespace of the actors that are found by name

@@ -22,8 +22,7 @@ REQUIRED_KEYS = {
 """Keys that each event must have."""
 OF_SWEEP = ("submit", "accept", "leave", "label", "pause", "continue")
 """Events of the sweep, which the search does not ask for."""
-FOR_READERS = ("metrics", "facts", "time_ms")
-"""Keys of a line of the ledger that only `log.py` reads."""
+FOR_READERS = ("metrics", "facts", "time_ms")  # keys of a line of the ledger that only `log.py` reads
 
 
 def end_facts(end: TrialEnd) -> dict[str, str]:

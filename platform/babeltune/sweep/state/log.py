@@ -35,8 +35,7 @@ LEDGER = "results.jsonl"
 EVENT: TypeAdapter[Any] = TypeAdapter(dict[str, Annotated[dict[str, Any] | Any, Field(union_mode="left_to_right")]])
 """Reads a line three times as fast as `json`. Lines share the keys of typed objects, which takes less memory."""
 OF_TRIALS = frozenset({"propose", "start", "stop", "report", "end"})
-MOST_LOGS = 8
-"""Logs that a process remembers: a list of all sweeps reads hundreds, each once."""
+MOST_LOGS = 8  # logs that a process remembers: a list of all sweeps reads hundreds, each once
 
 
 @dataclass(slots=True)
@@ -44,14 +43,12 @@ class LoggedTrial:
     """One trial as the ledger has it."""
 
     number: int
-    params: dict[str, Scalar] | None = None
-    """None if the line that proposed it is lost."""
+    params: dict[str, Scalar] | None = None  # none if the line that proposed it is lost
     fitted: dict[str, float] = field(default_factory=dict)
     """The settings that were `auto`, and the numbers that it began with."""
     state: State = "running"
     end: TrialEnd | None = None
-    step: int = 0
-    """How far an ended trial was, of how many `steps`, if its folder said so."""
+    step: int = 0  # how far an ended trial was, of how many `steps`, if its folder said so
     steps: int | None = None
     logged: dict[int, Report] = field(default_factory=dict)
     """The reports by number. Their metrics are `scores_of` what the worker reported; the points are in its folder."""

@@ -31,8 +31,7 @@ FAILURES: frozenset[EndKind] = frozenset({"objective", "refused", "raised", "pee
 """Kinds of an end that count as a failed trial."""
 State = Literal["waiting", "running", "finished", "pruned", "failed", "stopped", "damaged"]
 """State of a trial. `damaged` means that the sweep's records lack what it is made of."""
-ENDED: tuple[State, ...] = ("finished", "pruned", "failed")
-"""States that a trial keeps."""
+ENDED: tuple[State, ...] = ("finished", "pruned", "failed")  # states that a trial keeps
 ENDS: dict[str, Literal["finished", "pruned", "failed"]] = {
     "COMPLETE": "finished",
     "PRUNED": "pruned",
@@ -59,19 +58,14 @@ class Message(Strict):
 class TrialAssignment(Message):
     """A trial as a worker group gets it."""
 
-    folder: str
-    """The trial's folder, relative to the mirror if there is one."""
+    folder: str  # the trial's folder, relative to the mirror if there is one
     trial: Mapping[str, object] = field(default_factory=dict)
     """The trial function's input: a plain `Trial` for `run_trial.run`."""
-    prepared: str = ""
-    """The record of the prepared data, relative to the mirror if there is one."""
-    storage: str | None = None
-    """The folder of the whole storage. None if the trial has no driver."""
+    prepared: str = ""  # the record of the prepared data, relative to the mirror if there is one
+    storage: str | None = None  # the folder of the whole storage. None if the trial has no driver.
     seed: int = 0
-    mirror: StorageLocation | None = None
-    """The storage behind a URI, if the sweep has one."""
-    token: int = 0
-    """The fencing token of the driver that gave it. 0 if the trial has no driver."""
+    mirror: StorageLocation | None = None  # the storage behind a URI, if the sweep has one
+    token: int = 0  # the fencing token of the driver that gave it. 0 if the trial has no driver.
 
     @property
     def name(self) -> str:
@@ -91,10 +85,8 @@ class TrialEnd(Message):
     """How a trial, or one rank of it, ended."""
 
     kind: EndKind
-    error_type: str = ""
-    """The name of the exception's class, if there was an exception."""
-    text: str = ""
-    """The reason for a reader. Nothing branches on it."""
+    error_type: str = ""  # the name of the exception's class, if there was an exception
+    text: str = ""  # the reason for a reader. Nothing branches on it.
 
     @property
     def failed(self) -> bool:
@@ -116,8 +108,7 @@ class Order(Message):
     kind: Literal["train", "wait", "renew", "close"]
     """`wait`: no trial came in time, so ask again. `renew`: leave, so that a new group of ranks can start."""
     trial: str = ""
-    assignment: TrialAssignment | None = None
-    """The trial's assignment, if `kind` is `train`."""
+    assignment: TrialAssignment | None = None  # the trial's assignment, if `kind` is `train`
 
 
 @dataclass(frozen=True)
@@ -126,8 +117,7 @@ class TrialOutcome:
 
     state: Literal["finished", "pruned", "failed", "stopped"]
     end: TrialEnd
-    values: list[float] | None = None
-    """The objectives at its last report."""
+    values: list[float] | None = None  # the objectives at its last report
 
 
 class LedgerLine(TypedDict, total=False):
@@ -141,21 +131,16 @@ class LedgerLine(TypedDict, total=False):
     has the trial, at first or again. `stop`: it was stopped, to be resumed. `give_up`: the sweep ended for the failures
     of some `trials`. `leave`: the driver ends. `label`: users name the sweep or say something of it (`Labels`).
     `pause`: a trial, or the whole sweep, gives its worker group back until `continue`."""
-    number: int
-    """The trial's. Events of the sweep have none, such as the `pause` of a whole sweep."""
-    time_ms: int
-    """When it happened, as milliseconds since 1970."""
+    number: int  # the trial's. Events of the sweep have none, such as the `pause` of a whole sweep.
+    time_ms: int  # when it happened, as milliseconds since 1970
     params: dict[str, Scalar]
     fitted: dict[str, float]
     """The settings of a started trial that are `auto`, and the numbers that were measured for them."""
     index: int
-    values: list[float] | None
-    """The objectives of a report or an end, in the order of the sweep file."""
+    values: list[float] | None  # the objectives of a report or an end, in the order of the sweep file
     checkpoint: str
-    metrics: dict[str, float]
-    """`scores_of` the report."""
-    step: int
-    """How far the training was, of how many `steps`. Absent if a trial's folder does not say so."""
+    metrics: dict[str, float]  # `scores_of` the report
+    step: int  # how far the training was, of how many `steps`. Absent if a trial's folder does not say so.
     steps: int
     pairs: int
     seconds: float
@@ -168,8 +153,7 @@ class LedgerLine(TypedDict, total=False):
     error_type: str
     reason: str
     trials: list[int]
-    name: str
-    """A `label` has those of `Labels` that change: this one and the next two."""
+    name: str  # a `label` has those of `Labels` that change: this one and the next two
     note: str
     archived: bool
 
@@ -184,8 +168,7 @@ class Holder(TypedDict):
     """Who has a sweep computed, and with how much of the cluster a trial runs."""
 
     user: str
-    by_system: bool
-    """Whether the system says who the user is. Else the sender of a Ray job says it."""
+    by_system: bool  # whether the system says who the user is. Else the sender of a Ray job says it.
     cpus: float
     gpus: float
 
@@ -194,20 +177,13 @@ class SubmissionOfAnyVersion(TypedDict):
     """Keys of every submission, those of earlier versions too."""
 
     spec: JsonObject
-    facts: JsonObject
-    """The content of `facts.json`."""
-    digests: dict[str, str]
-    """The digests of the texts by name."""
-    environment: dict[str, str]
-    """Commit, versions and machine, and the digest of all data."""
-    contaminated: dict[str, str]
-    """Contamination in words, by set: `dev.everyday`."""
-    teacher: dict[str, Scalar]
-    """How many texts the teacher encoded, and how many of them it cut."""
-    world: dict[str, Scalar]
-    """How every trial runs: its world size and backend."""
-    mlflow_metrics: int | None
-    """How many of a trial's metrics MLflow gets; None: all."""
+    facts: JsonObject  # the content of `facts.json`
+    digests: dict[str, str]  # the digests of the texts by name
+    environment: dict[str, str]  # commit, versions and machine, and the digest of all data
+    contaminated: dict[str, str]  # contamination in words, by set: `dev.everyday`
+    teacher: dict[str, Scalar]  # how many texts the teacher encoded, and how many of them it cut
+    world: dict[str, Scalar]  # how every trial runs: its world size and backend
+    mlflow_metrics: int | None  # how many of a trial's metrics MLflow gets; None: all
 
 
 class Submission(SubmissionOfAnyVersion, total=False):
@@ -221,15 +197,11 @@ class Accepted(TypedDict):
     """The line of the ledger with which changes are accepted: all that accepting them means."""
 
     changes: list[JsonObject]
-    begun: list[int]
-    """The trials that had begun."""
+    begun: list[int]  # the trials that had begun
     unfinished: list[int]
-    before: JsonObject
-    """The spec with which these began."""
-    spec: JsonObject | None
-    """The spec from now on, if it changes."""
-    facts: JsonObject
-    """The content of `facts.json` from now on."""
+    before: JsonObject  # the spec with which these began
+    spec: JsonObject | None  # the spec from now on, if it changes
+    facts: JsonObject  # the content of `facts.json` from now on
 
 
 def end_of(record: Mapping[str, object]) -> TrialEnd:

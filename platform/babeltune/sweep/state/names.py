@@ -8,8 +8,7 @@ from babeltune.errors import UnknownNameError, plural
 
 log = logging.getLogger(__name__)
 
-MOST_NAMED = 5
-"""Sweeps that a message lists."""
+MOST_NAMED = 5  # sweeps that a message lists
 
 
 def name_of(sweep: str) -> str:

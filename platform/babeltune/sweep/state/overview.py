@@ -17,12 +17,9 @@ from babeltune.sweep.state.log import log_of
 from babeltune.sweep.state.progress import SweepDocument, state_of
 
 LOG_TIME = "%Y-%m-%d %H:%M:%S"
-LONGEST_VALUE = 24
-"""Characters of a setting's value in a line about what differs."""
-MOST_DIFFERENCES = 4
-"""Settings that such a line names. It counts the others."""
-ABSENT = "–"
-"""Stands for a setting that one sweep has and another lacks."""
+LONGEST_VALUE = 24  # characters of a setting's value in a line about what differs
+MOST_DIFFERENCES = 4  # settings that such a line names. It counts the others.
+ABSENT = "–"  # stands for a setting that one sweep has and another lacks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,27 +28,18 @@ class SweepLine:
 
     sweep: str
     name: str
-    begun: float
-    """When its first driver started, in seconds since 1970."""
+    begun: float  # when its first driver started, in seconds since 1970
     state: str
-    ended: int
-    """Trials that have finished, failed or were pruned."""
-    budget: int
-    """Trials that it is to have."""
+    ended: int  # trials that have finished, failed or were pruned
+    budget: int  # trials that it is to have
     objective: str
-    best: str | None
-    """The best trial, such as `t0003`."""
-    score: float | None
-    """The best trial's first objective."""
-    title: str = ""
-    """The name that it was given later; empty: its own."""
-    note: str = ""
-    """The sweep's last note."""
+    best: str | None  # the best trial, such as `t0003`
+    score: float | None  # the best trial's first objective
+    title: str = ""  # the name that it was given later; empty: its own
+    note: str = ""  # the sweep's last note
     archived: bool = False
-    data: str
-    """The data that it trains on, in a few words."""
-    differs: tuple[str, ...] = ()
-    """The settings that differ among sweeps of this name, with this sweep's values."""
+    data: str  # the data that it trains on, in a few words
+    differs: tuple[str, ...] = ()  # the settings that differ among sweeps of this name, with this sweep's values
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,12 +15,9 @@ from babeltune.sweep.state.heartbeat import driven_elsewhere, is_locked
 from babeltune.sweep.state.leaderboard import Row, leaderboard
 from babeltune.sweep.state.log import log_of
 
-STAGE = "stage.json"
-"""Names the file of a sweep's folder that says how far its driver is."""
-SETTLED = 0.25
-"""Trials that must be done, in parts or whole, before the search's time left is estimated."""
-STAGE_INTERVAL_S = 2.0
-"""Seconds between two writes of that file within a stage."""
+STAGE = "stage.json"  # names the file of a sweep's folder that says how far its driver is
+SETTLED = 0.25  # trials that must be done, in parts or whole, before the search's time left is estimated
+STAGE_INTERVAL_S = 2.0  # seconds between two writes of that file within a stage
 
 
 def read_stage(folder: SweepFolder) -> Stage | None:
@@ -42,17 +39,12 @@ class SweepProgress:
     done: int = 0
     of: int = 0
     ended: int = 0
-    before: int = 0
-    """Trials that had ended before this submission."""
-    messages: list[str] = field(default_factory=list)
-    """Other events, in order."""
-    latest: str = ""
-    """The last of it, if it was in this stage."""
+    before: int = 0  # trials that had ended before this submission
+    messages: list[str] = field(default_factory=list)  # other events, in order
+    latest: str = ""  # the last of it, if it was in this stage
     stage_begun: float = field(default_factory=time.time)
-    stage_first: float = 0.0
-    """How much of the stage was done when it began."""
-    written: float = 0.0
-    """When the stage was last written to the folder, by the monotonic clock."""
+    stage_first: float = 0.0  # how much of the stage was done when it began
+    written: float = 0.0  # when the stage was last written to the folder, by the monotonic clock
     writing: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def progress(self, stage: str, done: int, of: int, first: float | None = None) -> None:
@@ -148,21 +140,15 @@ def _plugins(folder: SweepFolder) -> list[str]:
 class SweepFacts:
     """A sweep without its trials."""
 
-    sweep: str
-    """The sweep's id."""
-    state: str
-    """`new`, `running`, `paused`, `finished`, `stopped`, `interrupted` or `failed`."""
-    reason: str
-    """Why it failed."""
+    sweep: str  # the sweep's id
+    state: str  # `new`, `running`, `paused`, `finished`, `stopped`, `interrupted` or `failed`
+    reason: str  # why it failed
     folder: str
     driver: dict[str, str | float] | None
     """The process that runs it: `host`, `process`, `pid`, and since when, in seconds since 1970; None if none does."""
-    stage: Stage | None
-    """The stage of its driver; None if none runs it."""
-    plugins: list[str]
-    """The distributions besides babeltune whose methods it began with."""
-    accepted_changes: list[dict[str, Any]]
-    """The changes of code, packages or spec that were accepted while it went on."""
+    stage: Stage | None  # the stage of its driver; None if none runs it
+    plugins: list[str]  # the distributions besides babeltune whose methods it began with
+    accepted_changes: list[dict[str, Any]]  # the changes of code, packages or spec that were accepted while it went on
     labels: dict[str, str | bool]
     """The labels that users gave it: another `name`, a `note`, and whether it is `archived`."""
 

@@ -33,8 +33,7 @@ from babeltune.sweep.state.messages import Accepted
 TAKEN_AT_THE_START = ("name", "objectives", "sampler.points", "sampler.warm_start")
 """Keys of a spec that a sweep's study was made with."""
 ABSENT = "absent"
-LONGEST = 60
-"""Characters of a value in a diff."""
+LONGEST = 60  # characters of a value in a diff
 
 
 @dataclass(frozen=True)

@@ -100,17 +100,13 @@ def _longer(sweep: Sweep, row: Row, length: str) -> Training:
 class Gain:
     """One setting after its refit, by the first objective on the dev sets."""
 
-    trial: str
-    """Name of the trial in the earlier sweep."""
+    trial: str  # name of the trial in the earlier sweep
     before: float
-    after: tuple[float, ...]
-    """Scores of each seed that has finished."""
+    after: tuple[float, ...]  # scores of each seed that has finished
     mean: float
-    gain: float
-    """Above 0 is better, whichever way the objective points."""
+    gain: float  # above 0 is better, whichever way the objective points
     low: float | None
-    high: float | None
-    """The 95 % interval of the gain over the seeds (Student's t); None for one seed."""
+    high: float | None  # the 95 % interval of the gain over the seeds (Student's t); None for one seed
 
 
 def gains(earlier: SweepFolder, refit: SweepFolder) -> list[Gain]:

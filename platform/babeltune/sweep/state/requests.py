@@ -10,8 +10,7 @@ from babeltune.sweep.state.folder import LABELS, REQUESTS, SweepFolder
 from babeltune.sweep.state.ledger import append_event
 from babeltune.sweep.state.log import LEDGER, log_of
 
-ASKED = ("label", "pause", "continue")
-"""Events that another process may ask for."""
+ASKED = ("label", "pause", "continue")  # events that another process may ask for
 
 
 def take_requests(folder: SweepFolder) -> None:

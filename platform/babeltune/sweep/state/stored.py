@@ -21,8 +21,7 @@ from babeltune.sweep.state.heartbeat import here, is_locked
 
 DAMAGED_S = DAY_S
 """Seconds after which a damaged lease is no driver's. One that lives writes its own again every few seconds."""
-RESOLUTION_S = 1.0
-"""Seconds by which a storage's time may be cut: S3 gives whole seconds."""
+RESOLUTION_S = 1.0  # seconds by which a storage's time may be cut: S3 gives whole seconds
 
 
 class Storage(Protocol):

@@ -17,15 +17,12 @@ from babeltune.errors import ObjectStoreError, StorageError
 from babeltune.files import append_line, locked, plain
 from babeltune.sweep.sync.view import StorageView
 
-AUDIT = "audit.jsonl"
-"""In the storage, the file of the lines."""
-OBJECTS = "audit"
-"""In a bucket, the folder of the objects."""
+AUDIT = "audit.jsonl"  # in the storage, the file of the lines
+OBJECTS = "audit"  # in a bucket, the folder of the objects
 Action = Literal["submit", "stop", "promote", "rename", "note", "archive", "delete", "pause", "continue"]
 ACTOR = "BABELTUNE_ACTOR"
 """In a Ray job, the variable with the user and the machine that its sender names, as `user@machine`."""
-SIGNAL = "a signal"
-"""How a driver is stopped by Ctrl-C, `ray job stop` or Slurm. Nobody can say who sent it."""
+SIGNAL = "a signal"  # how a driver is stopped by Ctrl-C, `ray job stop` or Slurm. Nobody can say who sent it.
 
 
 @dataclass(frozen=True)
@@ -33,18 +30,13 @@ class AuditLine:
     """A line of `audit.jsonl`: who did what, and when (UTC)."""
 
     time: str
-    user: str
-    """Whom the process ran as, by the word of the system."""
+    user: str  # whom the process ran as, by the word of the system
     machine: str
     action: Action
-    subject: str
-    """The sweep's id, or the registered model and its version."""
-    through: str = ""
-    """`a signal` if a signal did it, whose sender is unknown; else empty."""
-    says_it_is: str = ""
-    """For whom a Ray job acted, as `user@machine`, by the word of its sender alone."""
-    decision: str = ""
-    """The id of the decision of `promote` that the line is about."""
+    subject: str  # the sweep's id, or the registered model and its version
+    through: str = ""  # `a signal` if a signal did it, whose sender is unknown; else empty
+    says_it_is: str = ""  # for whom a Ray job acted, as `user@machine`, by the word of its sender alone
+    decision: str = ""  # the id of the decision of `promote` that the line is about
 
 
 def who() -> str:

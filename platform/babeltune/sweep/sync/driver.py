@@ -35,14 +35,11 @@ from babeltune.sweep.sync.view import StorageView, records_in, stores_of
 from babeltune.training.checkpoint import REPORTS, read_reports
 
 Result = TypeVar("Result")
-REQUEST_TIMEOUT_S = 5.0
-"""Seconds in which an upload is repeated, before the next change is tried."""
+REQUEST_TIMEOUT_S = 5.0  # seconds in which an upload is repeated, before the next change is tried
 LARGE_RECORD_BYTES = 2**20
 """Bytes beyond which a record is sent less often. What a resumed sweep lacks of one, it has in the workers' reports."""
-PER_MEBIBYTE_S = 2.0
-"""Seconds between two uploads of such a record, for each MiB of it."""
-FINAL_UPLOAD_TIMEOUT_S = 10.0
-"""Seconds for what has not been sent when a sweep ends with an error."""
+PER_MEBIBYTE_S = 2.0  # seconds between two uploads of such a record, for each MiB of it
+FINAL_UPLOAD_TIMEOUT_S = 10.0  # seconds for what has not been sent when a sweep ends with an error
 
 
 class DriverSync:

@@ -10,8 +10,7 @@ from babeltune.sweep.state.fencing import OWNER, HeldLease, Lease, OvertakenErro
 from babeltune.sweep.state.log import LEDGER
 from babeltune.training.checkpoint import REPORTS
 
-NO_VERSION = "1"
-"""No object has this ETag or generation."""
+NO_VERSION = "1"  # no object has this ETag or generation
 
 
 class BucketLease:

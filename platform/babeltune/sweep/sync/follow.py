@@ -18,14 +18,10 @@ from babeltune.sweep.state.progress import STAGE
 from babeltune.sweep.sync.bucket_storage import undriven
 from babeltune.training.checkpoint import PROGRESS
 
-POLL_INTERVAL_S = 2.0
-"""Seconds between two looks at the few records that say whether anything happened."""
-LISTING_INTERVAL_S = 60.0
-"""Seconds between two listings of a sweep. Progress within a report is seen as late."""
-PULSE = (OWNER, "state.json", STAGE)
-"""Small records that change while a sweep goes on."""
-LOG = "driver.log"
-"""The driver's log. It only grows, as the ledger does, so that its new lines alone are downloaded."""
+POLL_INTERVAL_S = 2.0  # seconds between two looks at the few records that say whether anything happened
+LISTING_INTERVAL_S = 60.0  # seconds between two listings of a sweep. Progress within a report is seen as late.
+PULSE = (OWNER, "state.json", STAGE)  # small records that change while a sweep goes on
+LOG = "driver.log"  # the driver's log. It only grows, as the ledger does, so that its new lines alone are downloaded.
 
 
 class Follower:

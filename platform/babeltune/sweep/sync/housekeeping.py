@@ -35,8 +35,7 @@ from babeltune.sweep.sync.checkpoint_names import latest_names, names_in
 from babeltune.sweep.sync.view import StorageView
 from babeltune.training.checkpoint import MANIFEST
 
-SUPERSEDED = "superseded"
-"""In a mirror, the folder of sweeps that another machine went on with."""
+SUPERSEDED = "superseded"  # in a mirror, the folder of sweeps that another machine went on with
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,8 +192,7 @@ def clean(view: StorageView, *, older_s: float) -> tuple[int, int]:
     return len(done), sum(done)
 
 
-IN_USE, GONE = "in use by now", "gone meanwhile"
-"""Why a file stays though nothing failed."""
+IN_USE, GONE = "in use by now", "gone meanwhile"  # why a file stays though nothing failed
 
 
 def remove_or_say_why(removal: Removal) -> str:

@@ -25,8 +25,7 @@ from babeltune.training.checkpoint import REPORTS
 
 LOCK_TIMEOUT_S = 5.0
 """Seconds to wait for who has the sweep on this machine, before it is asked whether that is a driver."""
-READER_TIMEOUT_S = 120.0
-"""Seconds after which it is held to be one: a reader would be gone."""
+READER_TIMEOUT_S = 120.0  # seconds after which it is held to be one: a reader would be gone
 OUTAGE_MARGIN_S = 30.0
 """Seconds by which a lease outlasts `storage_timeout`, so that a driver that cannot reach the store ends first."""
 log = logging.getLogger(__name__)

@@ -21,10 +21,8 @@ from babeltune.schema.cluster import Cluster
 from babeltune.schema.notice import Event, Mail, Notice
 
 TRIES = 3
-TIMEOUT_S = 10.0
-"""Seconds for one try."""
-PAUSE_S = 1.0
-"""Seconds before the second try, and twice as many before each further one."""
+TIMEOUT_S = 10.0  # seconds for one try
+PAUSE_S = 1.0  # seconds before the second try, and twice as many before each further one
 log = logging.getLogger(__name__)
 
 

@@ -21,10 +21,8 @@ from babeltune.sweep.state.progress import is_driven
 from babeltune.sweep.sync.audit import accountable
 from babeltune.sweep.sync.view import DELETED, StorageView
 
-Hours = Mapping[tuple[str, str, str], float]
-"""Hours by user, month (`2026-11`) and key of the quota (`gpu_hours`)."""
-LATER = ("label", "accept", "pause", "continue")
-"""Lines that a command may write long after the driver has died."""
+Hours = Mapping[tuple[str, str, str], float]  # hours by user, month (`2026-11`) and key of the quota (`gpu_hours`)
+LATER = ("label", "accept", "pause", "continue")  # lines that a command may write long after the driver has died
 TITLES = {"gpu_hours": "GPU hours", "cpu_hours": "CPU hours"}
 
 
@@ -32,15 +30,12 @@ TITLES = {"gpu_hours": "GPU hours", "cpu_hours": "CPU hours"}
 class Left:
     """The user's part of one limit this month."""
 
-    key: str
-    """`gpu_hours` or `cpu_hours`."""
+    key: str  # `gpu_hours` or `cpu_hours`
     limit: float
     used: float
     user: str
-    by_system: bool
-    """Whether the system says who the user is."""
-    month: str
-    """The month and the year, as in `November 2026`."""
+    by_system: bool  # whether the system says who the user is
+    month: str  # the month and the year, as in `November 2026`
 
     def __str__(self) -> str:
         doubt = "" if self.by_system else ", who is the user by the word of the job's sender alone"

@@ -25,8 +25,7 @@ from babeltune.storage.mirror import Mirror
 from babeltune.storage.object_store import ObjectStore
 from babeltune.storage.packages import manifest_key, together
 
-Files = Mapping[str, bytes]
-"""Contents of files by their names."""
+Files = Mapping[str, bytes]  # contents of files by their names
 
 
 @dataclass(frozen=True)

@@ -37,22 +37,16 @@ if TYPE_CHECKING:
 
 OF_DRIVERS = (CURSOR,)
 """The driver's note of what MLflow has, which changes with each event. A follower reads it once and not again."""
-OPENINGS_FOLDER = "openings"
-"""In the bucket, the folder of the openings of sealed tests: an object each."""
-OPENINGS_FILE = "openings.jsonl"
-"""In the storage, the same openings, a line each."""
-DECIDING = "deciding"
-"""In the storage, the folder of decisions of promotions that are not written everywhere yet."""
+OPENINGS_FOLDER = "openings"  # in the bucket, the folder of the openings of sealed tests: an object each
+OPENINGS_FILE = "openings.jsonl"  # in the storage, the same openings, a line each
+DECIDING = "deciding"  # in the storage, the folder of decisions of promotions that are not written everywhere yet
 DELETED = "deleted"
 """In a bucket, the folder of the ids of deleted sweeps. Mirrors on other machines remove their copies by it."""
-OF_WORKERS = (REPORTS, PROGRESS)
-"""The records that a trial's worker changes; all others are the driver's."""
+OF_WORKERS = (REPORTS, PROGRESS)  # the records that a trial's worker changes; all others are the driver's
 SCRATCH = ("train", "tune", "checkpoints", REQUESTS)
 """Folders whose files are no records: Ray's state, checkpoints (sent as packages), requests."""
-COMMAND_TIMEOUT_S = 30.0
-"""Seconds that a command waits for a bucket at most, though a driver may wait for longer."""
-NOT_MIRRORED = ("stop", OWNER)
-"""Files that are sent in another way: the stop request and the lease."""
+COMMAND_TIMEOUT_S = 30.0  # seconds that a command waits for a bucket at most, though a driver may wait for longer
+NOT_MIRRORED = ("stop", OWNER)  # files that are sent in another way: the stop request and the lease
 
 
 def is_record(name: str) -> bool:

@@ -51,10 +51,8 @@ UPLOAD_WAIT_S = 20.0
 LAST_UPLOAD_FACTOR = 2.0
 """The upload of a trial's last checkpoint may take this many times `storage_timeout`, so that the driver gives up first
 and logs why."""
-PROGRESS_INTERVAL_S = 15.0
-"""Seconds between two notes of a trial's progress in the bucket."""
-HEARTBEAT_INTERVAL_S = 1.0
-"""Seconds between two heartbeats while something is downloaded or uploaded."""
+PROGRESS_INTERVAL_S = 15.0  # seconds between two notes of a trial's progress in the bucket
+HEARTBEAT_INTERVAL_S = 1.0  # seconds between two heartbeats while something is downloaded or uploaded
 log = logging.getLogger(__name__)
 
 

@@ -15,8 +15,7 @@ from babeltune.sweep.ray_internals import ASK, read_token_again
 
 log = logging.getLogger(__name__)
 ANSWERS = {0: True, 3: False}
-ANSWER_TIMEOUT_S = 60.0
-"""Seconds, with a Python that has to start."""
+ANSWER_TIMEOUT_S = 60.0  # seconds, with a Python that has to start
 STRANGER = {"RAY_AUTH_MODE": "disabled"}
 OPEN = "wants no token: whoever reaches it can run programs there; start it with RAY_AUTH_MODE=token"
 

@@ -17,8 +17,7 @@ from babeltune.schema.cluster import Cluster
 from babeltune.stages import Progress
 from babeltune.sweep.workers.nodes import is_placed, resources_of, room_for, worker_groups_that_fit
 
-POLL_INTERVAL_S = 1.0
-"""Seconds between two checks for the first nodes."""
+POLL_INTERVAL_S = 1.0  # seconds between two checks for the first nodes
 
 
 @contextmanager

@@ -21,10 +21,8 @@ from babeltune.sweep import ray_internals
 from babeltune.sweep.workers.access import authenticated, close_token_file, listens, refuse_open, takes, token_variables
 
 log = logging.getLogger(__name__)
-REQUIRED_PROCESSES = ("gcs_server", "raylet")
-"""Ray's own processes, without which nothing goes on."""
-POLL_INTERVAL_S = 1.0
-"""Seconds between two checks that they are alive."""
+REQUIRED_PROCESSES = ("gcs_server", "raylet")  # Ray's own processes, without which nothing goes on
+POLL_INTERVAL_S = 1.0  # seconds between two checks that they are alive
 
 
 def _no_result(lines: list[str]) -> None:

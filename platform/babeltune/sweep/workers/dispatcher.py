@@ -15,8 +15,7 @@ from babeltune.errors import ReplacedError
 from babeltune.sweep.state.messages import Order, TrialAssignment, TrialEnd
 from babeltune.sweep.workers.dispatcher_driver_calls import POLL_TIMEOUT_S, DriverCalls
 
-PEER_TIMEOUT_S = 5.0
-"""Seconds that one failed rank waits for the others before its group is restarted."""
+PEER_TIMEOUT_S = 5.0  # seconds that one failed rank waits for the others before its group is restarted
 STOP_QUESTIONS_PER_S = 200.0
 """Questions whether to stop that all trials together may ask in a second. Each trial asks once a second if it can."""
 PENDING_CALLS = 100_000

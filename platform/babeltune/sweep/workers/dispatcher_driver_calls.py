@@ -6,10 +6,8 @@ from itertools import islice
 from babeltune.sweep.workers.dispatcher_base import DispatcherBase
 from babeltune.sweep.workers.dispatcher_state import News
 
-POLL_TIMEOUT_S = 10.0
-"""Seconds after which a long poll is answered with nothing, so that both sides stay in touch."""
-BATCH = 256
-"""News in one answer to the driver: enough for its throughput, few enough that no answer takes long."""
+POLL_TIMEOUT_S = 10.0  # seconds after which a long poll is answered with nothing, so that both sides stay in touch
+BATCH = 256  # news in one answer to the driver: enough for its throughput, few enough that no answer takes long
 
 
 class DriverCalls(DispatcherBase):

@@ -8,10 +8,8 @@ from dataclasses import dataclass, field
 
 from babeltune.sweep.state.messages import TrialAssignment, TrialEnd
 
-MAX_TRIAL_RESTARTS = 3
-"""Restarts of the ranks while one trial makes no new report. After more, the trial fails."""
-MAX_ENDED_TRIALS = 100
-"""Ended trials that are remembered, so that a late rank still gets the right answer."""
+MAX_TRIAL_RESTARTS = 3  # restarts of the ranks while one trial makes no new report. After more, the trial fails.
+MAX_ENDED_TRIALS = 100  # ended trials that are remembered, so that a late rank still gets the right answer
 DIED = "a worker process of its worker group died"
 ALIKE = ({"finished"}, {"refused"}, {"storage"}, {"refused", "storage"})
 """Kinds of the ranks' ends after which their processes can go on together."""
@@ -21,29 +19,22 @@ ALIKE = ({"finished"}, {"refused"}, {"storage"}, {"refused", "storage"})
 class TrialAttempt:
     """One run of a trial by a group of ranks. A restart makes a new one."""
 
-    ends: dict[int, TrialEnd] = field(default_factory=dict)
-    """How each rank left."""
-    go_on: bool | None = None
-    """Whether the group may take the next trial. None until the ranks agreed."""
+    ends: dict[int, TrialEnd] = field(default_factory=dict)  # how each rank left
+    go_on: bool | None = None  # whether the group may take the next trial. None until the ranks agreed.
 
 
 @dataclass
 class TrialRecord:
     """One trial in the dispatcher's state."""
 
-    assignment: str
-    """The encoded `TrialAssignment`."""
-    name: str
-    """The name of the trial's folder, for messages."""
-    seen: int = 0
-    """The index of its latest report."""
-    allowed: int = 0
-    """Training may go past the report of this index."""
+    assignment: str  # the encoded `TrialAssignment`
+    name: str  # the name of the trial's folder, for messages
+    seen: int = 0  # the index of its latest report
+    allowed: int = 0  # training may go past the report of this index
     stopped: bool = False
     end: TrialEnd | None = None
     restarts: int = 0
-    trouble: TrialEnd | None = None
-    """Why its group restarts. None if a worker process died."""
+    trouble: TrialEnd | None = None  # why its group restarts. None if a worker process died.
     attempt: TrialAttempt = field(default_factory=TrialAttempt)
     worker_group: str | None = None
     heartbeat: float = math.inf
@@ -66,10 +57,8 @@ class DispatcherState:
 
     trials: dict[str, TrialRecord] = field(default_factory=dict)
     pending: deque[str] = field(default_factory=deque)
-    assigned: dict[str, str] = field(default_factory=dict)
-    """The trial of each busy worker group."""
-    groups: dict[str, str] = field(default_factory=dict)
-    """The group of ranks of each worker group that asked last."""
+    assigned: dict[str, str] = field(default_factory=dict)  # the trial of each busy worker group
+    groups: dict[str, str] = field(default_factory=dict)  # the group of ranks of each worker group that asked last
     replaced: set[str] = field(default_factory=set)
     """Groups of ranks that others took the place of. A node that was lost may still have their processes."""
     broken: dict[str, tuple[str, str]] = field(default_factory=dict)
@@ -79,15 +68,11 @@ class DispatcherState:
     renewed: set[str] = field(default_factory=set)
     """Worker groups that need a new group of ranks before their next trial."""
     retired: set[str] = field(default_factory=set)
-    messages: list[str] = field(default_factory=list)
-    """Events of trials and worker groups, for the driver's log."""
+    messages: list[str] = field(default_factory=list)  # events of trials and worker groups, for the driver's log
     closed: bool = False
-    news: deque[News] = field(default_factory=deque)
-    """Messages that the driver has not acknowledged, oldest first."""
-    numbered: int = 0
-    """The number of the latest news."""
-    ended: deque[str] = field(default_factory=deque)
-    """Ended trials that are remembered, the oldest first."""
+    news: deque[News] = field(default_factory=deque)  # messages that the driver has not acknowledged, oldest first
+    numbered: int = 0  # the number of the latest news
+    ended: deque[str] = field(default_factory=deque)  # ended trials that are remembered, the oldest first
 
     # The driver's side
 

@@ -8,10 +8,8 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 
 from babeltune.sweep.workers.nodes import free_resources, is_placed, nodes_there, takes_room, workers_held
 
-NODE_ID = "ray.io/node-id"
-"""The label that Ray gives each node."""
-MOST_HELD, HOLD_TIMEOUT_S = 256, 2.0
-"""Workers whose room is reserved on a node, and seconds to wait for it to be free."""
+NODE_ID = "ray.io/node-id"  # the label that Ray gives each node
+MOST_HELD, HOLD_TIMEOUT_S = 256, 2.0  # workers whose room is reserved on a node, and seconds to wait for it to be free
 
 
 class NodeBlocklist:

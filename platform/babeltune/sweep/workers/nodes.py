@@ -17,8 +17,7 @@ from babeltune.sweep import ray_internals
 from babeltune.sweep.ray_internals import PlacementGroupTableData
 
 Answer = TypeVar("Answer")
-HEAD_TIMEOUT_S = 60.0
-"""Seconds within which the head must answer. Ray itself gives up placement groups after as long."""
+HEAD_TIMEOUT_S = 60.0  # seconds within which the head must answer. Ray itself gives up placement groups after as long.
 
 
 def from_head(question: Callable[..., Answer], *arguments: Any, **named: Any) -> Answer:

@@ -21,21 +21,15 @@ from babeltune.sweep.workers.nodes import from_head, node_words, nodes_there, ro
 from babeltune.sweep.workers.pool_settings import PoolSettings
 from babeltune.sweep.workers.worker_groups import WorkerGroups
 
-MAX_RUN_RESTARTS = 3
-"""Restarts of a Ray Train run without a new report. After more, the worker group is given up."""
-TRIED = 3
-"""Nodes on the blocklist after which a sweep without a working worker group ends with an error."""
-SURVEY_INTERVAL_S = 5.0
-"""Seconds between two surveys of the cluster's nodes."""
-NO_ROOM_NOTICE_S = 5.0
-"""Seconds without room for the first worker group before a note is logged."""
+MAX_RUN_RESTARTS = 3  # restarts of a Ray Train run without a new report. After more, the worker group is given up.
+TRIED = 3  # nodes on the blocklist after which a sweep without a working worker group ends with an error
+SURVEY_INTERVAL_S = 5.0  # seconds between two surveys of the cluster's nodes
+NO_ROOM_NOTICE_S = 5.0  # seconds without room for the first worker group before a note is logged
 STOP_TIMEOUT_S = 120.0
 """Seconds without a heartbeat after which a stopped trial counts as ended. A worker group without a trial counts as
 stalled after as long, at least: a new group of ranks sends nothing until it has started."""
-START_TIMEOUT_S = 600.0
-"""Seconds within which the dispatcher must start and answer."""
-CLOSE_TIMEOUT_S = 2.0
-"""Seconds within which the dispatcher must accept a fast close."""
+START_TIMEOUT_S = 600.0  # seconds within which the dispatcher must start and answer
+CLOSE_TIMEOUT_S = 2.0  # seconds within which the dispatcher must accept a fast close
 
 
 class WorkerPool:

@@ -16,21 +16,15 @@ if TYPE_CHECKING:  # a controller, which imports this, would read YAML's and pyd
 class PoolSettings:
     """How many worker groups, what each holds, and what it runs."""
 
-    count: int | Literal["auto"]
-    """The most worker groups; `auto`: as many as the nodes hold."""
-    workers: int
-    """Ranks of each worker group."""
+    count: int | Literal["auto"]  # the most worker groups; `auto`: as many as the nodes hold
+    workers: int  # ranks of each worker group
     cpus_per_worker: float
     gpus_per_worker: float
-    run_trial: str
-    """The import path of the function that trains a trial."""
-    storage: str | Path
-    """The folder of Ray Train's runs."""
-    least_workers: int | None = None
-    """Ranks that are enough where nodes are gone; None: all of them."""
+    run_trial: str  # the import path of the function that trains a trial
+    storage: str | Path  # the folder of Ray Train's runs
+    least_workers: int | None = None  # ranks that are enough where nodes are gone; None: all of them
     isolation: Isolation = "worker_group"
-    progress_timeout: float = 1800.0
-    """Seconds without progress after which a worker group is replaced."""
+    progress_timeout: float = 1800.0  # seconds without progress after which a worker group is replaced
 
     @property
     def least(self) -> int:

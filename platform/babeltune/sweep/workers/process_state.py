@@ -17,12 +17,10 @@ from torch.backends import cuda, cudnn
 
 from babeltune.memory import give_back_memory
 
-LEAK = 512 * 2**20
-"""Bytes of memory of the machine or the GPU that a trial may keep before its process is replaced."""
+LEAK = 512 * 2**20  # bytes of memory of the machine or the GPU that a trial may keep before its process is replaced
 FIRST = 2 * 2**30
 """Bytes of the machine's memory that the first trial may keep besides, for what all trials import and read."""
-Switch = tuple[Callable[[], object], Callable[[Any], object]]
-"""How a global switch is read, and how it is put back."""
+Switch = tuple[Callable[[], object], Callable[[Any], object]]  # how a global switch is read, and how it is put back
 
 
 def _flag(owner: object, name: str) -> Switch:

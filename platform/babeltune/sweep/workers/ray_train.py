@@ -57,27 +57,20 @@ LEFT_OUT = (
 process each, and relative paths keep their meaning in the workers."""
 FULL_SIZE_TIMEOUT_S = 10.0
 """Seconds that an elastic worker group waits for room for all of its workers before it goes on with fewer."""
-TOGETHER = timedelta(minutes=30)
-"""The longest that a rank waits in a collective; the others may be scoring."""
-POLL_INTERVAL_S = 0.5
-"""Seconds between two checks for room."""
-LOOPBACK = "127.0.0.1"
-"""Address at which the ranks of a group meet if all of them are on one node."""
-STORES: list[object] = []
-"""In rank 0, the server of the store at which the ranks met. It ends with the object."""
+TOGETHER = timedelta(minutes=30)  # the longest that a rank waits in a collective; the others may be scoring
+POLL_INTERVAL_S = 0.5  # seconds between two checks for room
+LOOPBACK = "127.0.0.1"  # address at which the ranks of a group meet if all of them are on one node
+STORES: list[object] = []  # in rank 0, the server of the store at which the ranks met. It ends with the object.
 
 
 class WorkerSettings(TypedDict):
     """The settings of each rank of a worker group."""
 
     worker_group: str
-    dispatcher: str
-    """The name of the dispatcher's actor."""
-    run_trial: str
-    """The import path of the function that trains a trial."""
+    dispatcher: str  # the name of the dispatcher's actor
+    run_trial: str  # the import path of the function that trains a trial
     threads: int
-    isolation: Isolation
-    """`process`: a new process for every trial."""
+    isolation: Isolation  # `process`: a new process for every trial
 
 
 class WorkerGroupTrainer(DataParallelTrainer):  # type: ignore[misc]
@@ -213,8 +206,7 @@ class _ProcessGroup(Backend):  # type: ignore[misc]
     """torch's process group of all ranks: over NCCL if torch sees each one's GPU, else over gloo. Nothing is torn down,
     because the processes end: with a rank that hangs, that would take 30 s."""
 
-    share_cuda_visible_devices = True
-    """NCCL connects the GPUs of a node directly if every rank there sees all of them."""
+    share_cuda_visible_devices = True  # NCCL connects the GPUs of a node directly if every rank there sees all of them
 
     def on_start(self, worker_group: Any, _: BackendConfig) -> None:
         kind = "nccl" if all(worker_group.execute(_sees_gpu)) else "gloo"

@@ -22,10 +22,8 @@ PROGRESS_TIMEOUT_S = 1800.0
 default."""
 RESULT_TIMEOUT_S = 600.0
 """Seconds within which the result of a task that has ended must be here. The largest ones are lists of scores."""
-AHEAD = 2
-"""Tasks for each CPU whose files travel with them that are begun at a time: one runs, one waits."""
-TELL_INTERVAL_S = 1.0
-"""Seconds between two words of a task about how far it is."""
+AHEAD = 2  # tasks for each CPU whose files travel with them that are begun at a time: one runs, one waits
+TELL_INTERVAL_S = 1.0  # seconds between two words of a task about how far it is
 
 HANG = (
     "no process of {} has made progress for {:g} s, also after a new start: its disk, its network or its device hangs; "

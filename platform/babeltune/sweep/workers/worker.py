@@ -44,10 +44,8 @@ NO_CUDA = (
     "torch sees no CUDA on {}: what trains there has a GPU share and uses the CPU; see that its driver and its build "
     "of torch fit, then resume"
 )
-GO_ON = "go on"
-"""Rank 0's message to the others if the dispatcher's verdict is to go on."""
-END = "end"
-"""Rank 0's message if the dispatcher does not answer, or refuses this group of ranks. All ranks end then."""
+GO_ON = "go on"  # rank 0's message to the others if the dispatcher's verdict is to go on
+END = "end"  # rank 0's message if the dispatcher does not answer, or refuses this group of ranks. All ranks end then.
 EARLY_S = 0.5
 """Seconds before its time at which a question whether to stop is still asked: the trainer's own clock has jitter."""
 ANSWER_TIMEOUT_S = 300.0
@@ -67,8 +65,7 @@ class RunTrial(Protocol):
 class Place(NamedTuple):
     """One rank of a group of ranks."""
 
-    group: str
-    """Names the group to the dispatcher."""
+    group: str  # names the group to the dispatcher
     rank: int
     world: int
     device: str

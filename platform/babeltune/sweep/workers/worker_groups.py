@@ -15,15 +15,13 @@ from babeltune.sweep.workers.pool_settings import PoolSettings
 from babeltune.sweep.workers.ray_train import WorkerGroupTrainer
 from babeltune.sweep.workers.worker import worker_loop
 
-TEAR_DOWN_TIMEOUT_S = 30.0
-"""Seconds to wait for a worker group that was killed to free its resources."""
+TEAR_DOWN_TIMEOUT_S = 30.0  # seconds to wait for a worker group that was killed to free its resources
 CONTROLLER_TIMEOUT_S = 10.0
 """Seconds within which a controller whose run is over must say why. It answers at once unless it is stopped."""
 UNANSWERED_SURVEYS = 60
 """Surveys in a row, five minutes, that a question to a controller may wait. It answers none while its ranks start. A
 count, because a driver that was stopped for a while has not waited for an answer."""
-UNPLACED_TIMEOUT_S = 15.0
-"""Seconds that a worker group without a node may wait for one before it counts as lost."""
+UNPLACED_TIMEOUT_S = 15.0  # seconds that a worker group without a node may wait for one before it counts as lost
 
 
 @dataclass
@@ -31,20 +29,13 @@ class WorkerGroup:
     """One worker group's Ray Train run."""
 
     controller: Any
-    run: Any
-    """The future of the run's end."""
-    node: str | None = None
-    """The node on which its controller was started; None: the driver's."""
-    unplaced: float | None = None
-    """The time since when its ranks have had no node; None while they have one."""
-    respawns: int = 0
-    """Restarts since its last new report."""
-    reports_at_restart: int = 0
-    """Reports that its trials had made when it was last restarted."""
-    answer: ray.ObjectRef | None = None
-    """The last question to its controller, whether it lives; None: none is open."""
-    unanswered: int = 0
-    """Surveys that this question has waited."""
+    run: Any  # the future of the run's end
+    node: str | None = None  # the node on which its controller was started; None: the driver's
+    unplaced: float | None = None  # the time since when its ranks have had no node; None while they have one
+    respawns: int = 0  # restarts since its last new report
+    reports_at_restart: int = 0  # reports that its trials had made when it was last restarted
+    answer: ray.ObjectRef | None = None  # the last question to its controller, whether it lives; None: none is open
+    unanswered: int = 0  # surveys that this question has waited
 
     @property
     def creator(self) -> bytes:

@@ -149,10 +149,8 @@ def _decisions_table(records: Sequence[DecisionRecord]) -> Table:
 class Paired:
     """A metric on a sealed test and on a dev set of the same languages."""
 
-    name: str
-    """The sealed test, with its languages."""
-    dev_set: str
-    """The dev set that it is compared with; a dash if there is none."""
+    name: str  # the sealed test, with its languages
+    dev_set: str  # the dev set that it is compared with; a dash if there is none
     dev: float | None
     sealed: float
     untrained: float | None

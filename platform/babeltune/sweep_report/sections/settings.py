@@ -68,8 +68,7 @@ def _importance(report: SweepReport) -> Iterator[Block]:
     yield Figure("Importance", description, importance_chart(caption, report.importance), table)
 
 
-TICKS = 4
-"""Numbers on the axis of a small chart."""
+TICKS = 4  # numbers on the axis of a small chart
 SMALL, BROAD = 3.2, 9.0
 """Inches of a small chart: three have room side by side. And of a broad one, which phones scroll."""
 
@@ -187,8 +186,7 @@ def parallel_chart(
         return f"<div {box}>{svg}</div>"
 
 
-UNUSED = -0.12
-"""The height of a setting that a trial does not have."""
+UNUSED = -0.12  # the height of a setting that a trial does not have
 
 
 def _axis(axes: Axes, x: int, name: str, values: Sequence[Scalar], logarithmic: bool) -> list[float]:
