@@ -132,7 +132,8 @@ def train_within(work: Work, trial: Trial, seconds: float, folder: Path) -> int:
     run, meter = start(trial, work.prepared), Averages(every=10**9)
     for step in range(len(run.steps.schedule)):
         run.one_step(step, meter, flush=False)
-    export_trial(work.sweep, trial, work.prepared, run.train_step.encoder, run.train_step.method, folder)
+    with run.train_step.averaged():
+        export_trial(work.sweep, trial, work.prepared, run.train_step.encoder, run.train_step.method, folder)
     return pairs
 
 

@@ -79,7 +79,11 @@ def test_every_two_of_42_languages_are_861_pairs_of_42_encodings():
         patch.setattr(knn, "side", lambda rows: ready.append(type(rows)) or side(rows))
         scores = evaluate_texts(tasks, encode)
     assert len(paths) == 42
-    assert len(tasks) == 861 == len([name for name in scores if name.count("/") == 3 and name.endswith("/accuracy")])
+    assert len(tasks) == 861
+    assert len([name for name in scores if name.count("/") == 3 and name.endswith("/accuracy")]) == 861 + 42
+    of_rus = [scores[f"test/ntrex/{task.subset}/xsim_error"] for task in tasks if "rus" in task.subset.split("-")]
+    assert len(of_rus) == 41
+    assert scores["test/ntrex/rus/xsim_error"] == pytest.approx(np.mean(of_rus))
     assert len(given) == 1
     assert len(given[0]) == len(set(given[0])) == 42 * 4
     assert ready.count(np.ndarray) == 42

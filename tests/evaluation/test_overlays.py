@@ -155,7 +155,13 @@ def test_flores_of_park_compares_each_of_five_languages_with_each(tmp_path, monk
     multiway(tmp_path, "mteb/FloresBitextMining", "devtest", languages)
     sets, scores = scored("flores_park", tmp_path, monkeypatch)
     assert {task.right_model for task in sets} == {"student"}
-    assert len([name for name in scores if name.endswith("/xsim_error") and name.count("/") == 3]) == 10
+    errors = {
+        name.split("/")[2]: scores[name] for name in scores if name.endswith("/xsim_error") and name.count("/") == 3
+    }
+    pairs = [subset for subset in errors if "-" in subset]
+    assert len(pairs) == 10
+    assert sorted(errors.keys() - pairs) == languages
+    assert errors["rus_Cyrl"] == pytest.approx(sum(errors[pair] for pair in pairs if "rus_Cyrl" in pair) / 4)
     assert 0 < scores["test/flores_park/xsim_error"] < 1, "a sentence of the last language is broken"
 
 

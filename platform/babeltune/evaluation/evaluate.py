@@ -100,12 +100,15 @@ def score_vectors(
     """`evaluate`, of vectors that are there."""
     scores: Scores = {}
     means: dict[str, list[tuple[float, int]]] = defaultdict(list)
+    each_with_each = _sets_of_all_pairs(tasks)
     for task in tasks:
         poll()
+        languages = (*task.left_languages, *task.right_languages) if task.name in each_with_each else ()
+        places = [task.name, *filter(None, [task.group]), *(f"{task.name}/{language}" for language in languages)]
         for metric, value in _SCORERS[task.kind](task, lookup).items():
             scores[f"{prefix}/{task.name}/{task.subset}/{metric}"] = value
             if metric in metrics_of(task.kind, task.k) or metric in FACTS:
-                for name in filter(None, (task.name, task.group)):
+                for name in places:
                     means[f"{prefix}/{name}/{metric}"].append((value, len(task.left)))
     for name, values in means.items():
         scores[name] = math.fsum(value for value, _ in values) / len(values)
@@ -118,6 +121,16 @@ def score_vectors(
         scores[f"{prefix}/zero_vectors"] = zeros
     _check_numbers(scores, lookup)
     return scores
+
+
+def _sets_of_all_pairs(tasks: Sequence[IdTask]) -> set[str]:
+    """The bitexts of three languages and more, each with each: a language has a mean over the others there."""
+    pairs: dict[str, set[frozenset[str]]] = defaultdict(set)
+    for task in tasks:
+        if task.kind == "bitext":
+            pairs[task.name].add(frozenset((*task.left_languages, *task.right_languages)))
+    counts = {name: len(frozenset().union(*of_set)) for name, of_set in pairs.items()}
+    return {name for name, count in counts.items() if count > 2 and len(pairs[name]) == math.comb(count, 2)}
 
 
 def evaluate_texts(

@@ -9,7 +9,8 @@ Those who show or check scores read it. It imports neither torch nor numpy.
   mean of both directions, and over subsets the macro average. `xsim_error_forward` is LASER's own direction, left to
   right. `xsim_error_pooled` counts all errors over all rows of the task, which is LASER's average. `xsimpp_error`,
   forward, is there if changed sentences are among the candidates. `xsim_flipped` appears only if a ratio margin is
-  not meaningful (neighbourhoods of non-positive mean cosine), with the share of candidates concerned.
+  not meaningful (neighbourhoods of non-positive mean cosine), with the share of candidates concerned. A set of
+  each language with each has the mean of every language, `dev/<task>/rus/<metric>` (Park et al. 2024, table 9).
 * bitext and mining with `right_model: teacher`: the same metrics under the same names. The left vectors are the
   student's and the right ones the teacher's.
 * mining: F1 by each way to pair sentences, such as `f1_forward`. The threshold is the one that is best on the task's
