@@ -124,6 +124,23 @@ def test_the_file_of_a_language_goes_along(monkeypatch, tmp_path):
     assert call.arguments == ("transfer", "m", "--test", "fr=fr.tsv", "--set", "training.pairs=5")
 
 
+def test_the_workbook_of_a_named_sheet_goes_along(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    Path("book.xlsx").write_bytes(b"PK")
+    whole = tmp_path / "book.xlsx"
+    call = packed(["init", "book.xlsx[Sheet 2]", f"{whole}[one]", "missing.xlsx[one]"], "c.yaml")
+    assert call.arguments == ("init", "book.xlsx[Sheet 2]", "1/book.xlsx[one]", "missing.xlsx[one]")
+    assert call.files == {"book.xlsx": b"PK", "1/book.xlsx": b"PK"}
+
+
+def test_a_folder_that_an_output_goes_to_is_there_on_the_head(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    Path("reports/of").mkdir(parents=True)
+    call = packed(["report", "sweep/t0003", "--out", "reports/r.html", "--study=reports/of/s.db", "x.html"], "c.yaml")
+    assert call.files == {"reports/.folder": b"", "reports/of/.folder": b""}
+    assert call.arguments[3:5] == ("reports/r.html", "--study=reports/of/s.db")
+
+
 def test_two_files_of_one_name_keep_apart(monkeypatch, tmp_path):
     paths = []
     for folder in ("a", "b"):

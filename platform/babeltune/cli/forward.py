@@ -44,6 +44,7 @@ WRITTEN = "\x1d"  # begins a line that holds a part of a file: its name in JSON,
 MAX_SENT_BYTES = 64 << 20  # bytes of the files that a command takes along. Ray refuses a folder of more than 100 MiB.
 MAX_RETURNED_BYTES = 32 << 20  # bytes of the files that come back through a job's log
 CHUNK_BYTES = 9 << 10  # bytes of a file in one line of the log
+FOLDER = ".folder"  # an empty file that makes a folder on the head, as an output may go to one that is only here
 
 
 class Command(TyperCommand):
@@ -293,6 +294,7 @@ def stop(head: Head, options: Mapping[str, Any]) -> int:
 
 def packed(arguments: Iterable[str], cluster: str) -> Call:
     """The arguments with the files and variables that they name. `SpecError` for what is too large to go along."""
+    from babeltune.apps.own_files.tables import named_sheet
     from babeltune.errors import SpecError
     from babeltune.schema.paths import VARIABLE
 
@@ -302,7 +304,9 @@ def packed(arguments: Iterable[str], cluster: str) -> Call:
         option, equals, value = argument.partition("=")
         if not argument.startswith("--") and (Path(argument).expanduser().is_file() or not Path(value).is_file()):
             option, equals, value = "", "", argument  # of `fra=FILE`, a language's file goes along
-        path = Path(value).expanduser()
+        path, sheet = named_sheet(value, Path(value).expanduser())
+        if sheet is not None:
+            value = value.removesuffix(f"[{sheet}]")
         if value == cluster:
             value = sent_name(value)
         elif value and path.is_file():
@@ -313,11 +317,14 @@ def packed(arguments: Iterable[str], cluster: str) -> Call:
                     "it there and name its whole path"
                 )
             files[value] = path.read_bytes()
+            value += f"[{sheet}]" if sheet is not None else ""
         elif (path / "modules.json").is_file():
             raise SpecError(
                 f"{path} is a model on this machine; copy it to the cluster and name its whole path, or name "
                 "models:/NAME@ALIAS"
             )
+        elif sent_name(value) == value and (folder := PurePath(value).parent).parts and Path(folder).is_dir():
+            files[str(folder / FOLDER)] = b""
         words.append(f"{option}{equals}{value}")
     # The root of the data is the head's own.
     text = "\n".join([*words, *(content.decode(errors="ignore") for content in files.values())])
