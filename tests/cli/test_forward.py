@@ -124,6 +124,12 @@ def test_the_file_of_a_language_goes_along(monkeypatch, tmp_path):
     assert call.arguments == ("transfer", "m", "--test", "fr=fr.tsv", "--set", "training.pairs=5")
 
 
+def test_a_long_setting_is_no_file(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    setting = f"parameters={{temperature: {{choice: [{', '.join(['0.05'] * 60)}]}}}}"
+    assert packed(["submit", "--set", setting, f"--set={setting}"], "c.yaml").arguments[2] == setting
+
+
 def test_the_workbook_of_a_named_sheet_goes_along(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     Path("book.xlsx").write_bytes(b"PK")

@@ -44,6 +44,7 @@ WRITTEN = "\x1d"  # begins a line that holds a part of a file: its name in JSON,
 MAX_SENT_BYTES = 64 << 20  # bytes of the files that a command takes along. Ray refuses a folder of more than 100 MiB.
 MAX_RETURNED_BYTES = 32 << 20  # bytes of the files that come back through a job's log
 CHUNK_BYTES = 9 << 10  # bytes of a file in one line of the log
+MAX_NAME_BYTES = 255  # bytes of a file's name
 FOLDER = ".folder"  # an empty file that makes a folder on the head, as an output may go to one that is only here
 
 
@@ -301,6 +302,9 @@ def packed(arguments: Iterable[str], cluster: str) -> Call:
     words: list[str] = []
     files: dict[str, bytes] = {}
     for argument in arguments:
+        if any(len(os.fsencode(part)) > MAX_NAME_BYTES for part in argument.split("/")):
+            words.append(argument)  # settings, and no file: asking for one of this name is an error
+            continue
         option, equals, value = argument.partition("=")
         if not argument.startswith("--") and (Path(argument).expanduser().is_file() or not Path(value).is_file()):
             option, equals, value = "", "", argument  # of `fra=FILE`, a language's file goes along
