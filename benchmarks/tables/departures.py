@@ -1,15 +1,16 @@
-"""What our departures from print change: LEALLA's scale and temperature, Park's learning rate and readings."""
+"""What our departures from print change: LEALLA's scale and temperature, Park's rate and readings, Li's rate."""
 
 from dataclasses import replace
 
 from benchmarks.tables.definition import Claim, Row, Table
+from benchmarks.tables.li_depth import FOUND, LI_DEPTH, MIXED, aligners
 from benchmarks.tables.mao_terms import BOTH, MAO_TERMS
 from benchmarks.tables.park import COLUMNS
 from benchmarks.tables.park_labels import BEST, PARK_LABELS, labelled
 
 OURS = "our departure from print"
 SCALES = (1.0, 10.0, 20.0, 50.0)
-PRINTED_RATE = 5e-3
+PRINTED_RATE, LI_PRINTED_RATE = 5e-3, 0.1
 
 
 def scaled(scale: float) -> Row:
@@ -83,4 +84,19 @@ MAO_LD = replace(
     claims=(Claim(better="multiply", worse="divide", metrics=BOTH, paper=OURS),),
 )
 
-DEPARTURES: tuple[Table, ...] = (MAO_SCALE, MAO_LD, PARK_RATE, PARK_READING)
+LI_RATE = replace(
+    LI_DEPTH,
+    name="li_rate",
+    title="Bilingual aligners: the learning rate",
+    paper="Li, the report's code, whose learning rate is 0.1.",
+    budget="",
+    ours=f"{LI_DEPTH.ours} Depth is -1, the report's best.",
+    rows=(
+        aligners("searched", -1),
+        replace(aligners("printed", -1), rate=LI_PRINTED_RATE, changes=("description=at the rate of the code",)),
+    ),
+    claims=(Claim(better="searched", worse="printed", metrics=(FOUND, MIXED), paper=OURS),),
+    heat_map=False,
+)
+
+DEPARTURES: tuple[Table, ...] = (MAO_SCALE, MAO_LD, PARK_RATE, PARK_READING, LI_RATE)
