@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from babeltune.cli.common import ClusterFile, Json, cluster_of, out, read, say, steps_shown, warn
+from babeltune.cli.common import ClusterFile, Json, cluster_of, read, say, say_out, steps_shown, warn
 from babeltune.cli.program import app
 from babeltune.errors import plural
 
@@ -59,7 +59,7 @@ def show(outcome: Reproduction) -> None:
             f"again {largest.again:.6f}"
         )
     for line in lines:
-        out.print(line, markup=False, highlight=False, soft_wrap=True)
+        say_out(line)
 
 
 @app.command()
