@@ -34,8 +34,7 @@ from benchmarks.quality import Work
 from benchmarks.race import one_thread
 from benchmarks.tables.definition import SEEDS
 from benchmarks.tables.sampling import Scored, sampling_error
-from benchmarks.tables.verdict import Judged, judge, over_seeds
-from benchmarks.tables.written import mean_of, table_of
+from benchmarks.tables.verdict import Judged, judge, mean_of, over_seeds, table_of
 from benchmarks.work import start
 
 SWEEP = "search_spaces/static.yaml"

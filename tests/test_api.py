@@ -175,13 +175,13 @@ def test_what_goes_wrong_beside_a_promotion_is_a_warning(copied, monkeypatch):
     monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
     report = folder.path / "report.html"
     report.write_text("of before", encoding="utf-8")
-    monkeypatch.setattr("babeltune.sweep_report.stored_report.write_report", lambda *_: 1 / 0)
+    monkeypatch.setattr("babeltune.sweep_report.write.write_report", lambda *_: 1 / 0)
     with pytest.warns(BabeltuneWarning, match="report: ZeroDivisionError") as caught:
         bt.promote(folder.id, dry_run=True)
     assert caught[0].filename == __file__
     result = CliRunner().invoke(app, ["promote", folder.id, "--dry-run", "--json"])
     assert "report: ZeroDivisionError" in result.stderr
-    assert "stored_report" not in result.stderr
+    assert "sweep_report" not in result.stderr
 
 
 @pytest.mark.usefixtures("one_scoring_process")

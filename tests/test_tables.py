@@ -32,18 +32,15 @@ from benchmarks.tables import back_translation, choices, page
 from benchmarks.tables.__main__ import TABLES, check, show_plan, take_words, with_commit
 from benchmarks.tables.__main__ import main as tables
 from benchmarks.tables.choices import NO_STUDENT
-from benchmarks.tables.clusters import ari_of
-from benchmarks.tables.compare import disagreements
 from benchmarks.tables.cpu import CpuSeconds
 from benchmarks.tables.definition import MEGABYTES, PAIRS, START, UNTRAINED, Claim, Column, Row, Table
 from benchmarks.tables.reasons import REASONS, reason_of
 from benchmarks.tables.record import at_equal_rates, run
-from benchmarks.tables.sampling import Scored, sampling_error
+from benchmarks.tables.sampling import Scored, ari_of, sampling_error
 from benchmarks.tables.spread import SHARES, density, percentiles_of, target_similarities
 from benchmarks.tables.sweeps import Trained, assignments, next_rate, planned, search_points
-from benchmarks.tables.verdict import UNCHECKED, Judged, judge
+from benchmarks.tables.verdict import UNCHECKED, Judged, disagreements, judge, verdict
 from benchmarks.tables.words import with_words
-from benchmarks.tables.written import verdict
 
 ROOT = Path(__file__).parents[1]
 RECORDS = {record["name"]: record for record in page.read_records()}

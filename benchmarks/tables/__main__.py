@@ -16,7 +16,6 @@ from babeltune.errors import BabeltuneError, SpecError
 from babeltune.planning.plan import make_plan
 from babeltune.schema.cluster import read_cluster
 from benchmarks.tables.chen_losses import CHEN_LONGER, CHEN_LOSSES
-from benchmarks.tables.compare import disagreements
 from benchmarks.tables.definition import Record, Table
 from benchmarks.tables.departures import DEPARTURES
 from benchmarks.tables.li_depth import LI_DEPTH
@@ -37,6 +36,7 @@ from benchmarks.tables.sweeps import make_text, planned, read_planned
 from benchmarks.tables.tan_bt import TAN_BT
 from benchmarks.tables.tan_sigma import TAN_SIGMA
 from benchmarks.tables.tan_variants import TAN_VARIANTS
+from benchmarks.tables.verdict import disagreements
 from benchmarks.tables.which_method import WHICH_METHOD
 from benchmarks.tables.words import with_words
 

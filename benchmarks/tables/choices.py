@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from babeltune.evaluation.metric_names import PARAMETERS, SPEED
 from babeltune.sweep.state.leaderboard import SPEED_NOISE
 from benchmarks.tables.definition import MEGABYTES, Record
-from benchmarks.tables.written import logged_of, mean_of, table_of, verdict
+from benchmarks.tables.verdict import logged_of, mean_of, table_of, verdict
 
 CHOICE = "## Which to take"
 CHOOSING = """\

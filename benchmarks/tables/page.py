@@ -7,13 +7,12 @@ from pathlib import Path
 
 from babeltune.files import write_whole
 from benchmarks.tables.choices import CHOICE, CHOOSING, advice_on, choices_of
-from benchmarks.tables.clusters import ARI
 from benchmarks.tables.definition import START, UNTRAINED, Record
 from benchmarks.tables.heat_map import draw
 from benchmarks.tables.reasons import Reason, reason_of
+from benchmarks.tables.sampling import ARI
 from benchmarks.tables.spread import TITLE, draw_spread
-from benchmarks.tables.verdict import NORMAL, over_seeds
-from benchmarks.tables.written import logged_of, mean_of, order_of, table_of, verdict
+from benchmarks.tables.verdict import NORMAL, logged_of, mean_of, order_of, over_seeds, table_of, verdict
 
 ROOT = Path(__file__).parents[2]
 RECORDS = Path("docs/measured/tables")

@@ -18,9 +18,8 @@ from babeltune.promotion.model_names import model_folder
 from babeltune.promotion.sealed_test_log import record_opening
 from babeltune.schema.cluster import Cluster
 from babeltune.sweep.sync.view import StorageView
-from benchmarks.tables.clusters import cluster_outcomes
 from benchmarks.tables.definition import MEGABYTES, UNTRAINED
-from benchmarks.tables.sampling import Scored, subsets_of
+from benchmarks.tables.sampling import Scored, cluster_outcomes, subsets_of
 
 
 def megabytes(folder: Path) -> float:

@@ -15,8 +15,8 @@ import babeltune as bt
 from babeltune.api import SETTING
 from babeltune.errors import SweepError
 from babeltune.planning.sweep_file import data_root, read_sweep
+from babeltune.promotion.model_names import start_folder
 from babeltune.promotion.promote import promote
-from babeltune.promotion.starts import fetched
 from babeltune.schema.cluster import read_cluster
 from babeltune.schema.records import Scalar, Sweep
 from babeltune.tracking.registry import champion_of
@@ -124,7 +124,7 @@ def planned(table: Table) -> list[tuple[str, list[str]]]:
 def read_planned(file: str, words: Sequence[str], cluster: str | None) -> Sweep:
     """A planned sweep, with the models that it starts from; `SpecError` before these are promoted."""
     place = read_cluster(cluster)
-    return read_sweep(file, assignments=words, reachable=True, fetch=lambda model: fetched(model, place))
+    return read_sweep(file, assignments=words, reachable=True, fetch=lambda model: start_folder(model, place))
 
 
 def sweep_of(table: Table, cluster: str | None) -> Sweep:

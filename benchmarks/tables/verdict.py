@@ -1,15 +1,20 @@
-"""What the seeds and the test sentences allow to say of an ordering. Pure: numbers in, words out."""
+"""What the seeds and the test sentences allow to say of an ordering, and of a table that was run anew.
+
+Pure: numbers and records in, words out."""
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from scipy.stats import t
 
+from benchmarks.tables.definition import MEGABYTES, PAIRS, START, Record
+
 CONFIDENCE = 0.95  # confidence of both intervals
 UNCHECKED = "no dev set of this kind checks the unequal learning rates"
+ROUNDING = 2e-6  # differences of two means that come from the six digits of a record
 NORMAL = 1.96  # standard errors on each side of the interval over test sentences
 Said = Literal["holds", "fails", "undecided"]
 
@@ -86,3 +91,74 @@ def _level(widest: tuple[float, float], margin: float) -> Verdict:
     if widest[0] > margin or widest[1] < -margin:
         return Verdict("fails", f"both intervals lie more than {margin:g} from zero")
     return Verdict("undecided", f"the intervals hold differences below and above {margin:g}")
+
+
+def verdict(claim: Record, record: Record) -> Verdict:
+    """What may be said of an ordering of a record."""
+    better, worse = claim["values"]
+    # The untrained student has no learning rate.
+    rates = {row["name"]: row["learning_rate"] for row in record["rows"] if len(row["searched"]) > 1}
+    rates_differ = len({rates[name] for name in (claim["better"], claim["worse"]) if name in rates}) > 1
+    return judge(
+        Judged(
+            unchecked=not claim["searched"] and rates_differ,
+            searched=tuple(claim["searched"]),
+            better=better,
+            worse=worse,
+            differences=tuple(claim["differences"]),
+            sentence_error=claim["sentence_error"],
+            untrained=claim["untrained"],
+            kind=claim["kind"],
+            margin=claim["margin"],
+            smaller_is_better="error" in claim["metric"],
+        )
+    )
+
+
+def order_of(claim: Record, record: Record) -> str:
+    better, worse = (record["start_name"] if claim[key] == START else claim[key] for key in ("better", "worse"))
+    sign = "=" if claim["kind"] == "level" else "<" if "error" in claim["metric"] else ">"
+    times = "" if claim["times"] == 1 else f"{claim['times']:g} × "
+    return f"{better} {sign} {times}{worse}"
+
+
+def table_of(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    lines = [titles, ["---"] * len(titles), *rows]
+    return "\n".join(f"| {' | '.join(str(value) for value in line)} |" for line in lines)
+
+
+def mean_of(values: Sequence[float]) -> str:
+    spread = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.4f}{spread}"
+
+
+def logged_of(metric: str, values: Sequence[float]) -> str:
+    """Sizes, speeds and counts without a spread."""
+    if metric not in (PAIRS, MEGABYTES) and not metric.startswith("model/"):
+        return mean_of(values)
+    return f"{statistics.fmean(values):,.{1 if metric == MEGABYTES else 0}f}"
+
+
+def _texts(record: Record) -> dict[str, str]:
+    """The digests of what was read. How it was stored is another matter, which a new version may change."""
+    return {name: digest for name, digest in record["run"]["data"].items() if name != "prepared"}
+
+
+def disagreements(anew: Record, kept: Record) -> list[str]:
+    """What differs by more than the kept record's seeds do; empty if the table was reproduced.
+
+    A row's new mean must lie in Student's 95 % interval of the kept seeds. The text must be the same."""
+    problems = []
+    if _texts(anew) != _texts(kept):
+        problems.append("the text is not the same: the digests of the data differ")
+    before = {row["name"]: row["values"] for row in kept["rows"]}
+    after = {row["name"]: row["values"] for row in anew["rows"]}
+    if before.keys() != after.keys():
+        problems.append(f"only one of the two has the rows {', '.join(sorted(before.keys() ^ after.keys()))}")
+    for name in before.keys() & after.keys():
+        for metric in before[name].keys() & after[name].keys():
+            _, low, high = over_seeds(before[name][metric])
+            mean = statistics.fmean(after[name][metric])
+            if not low - ROUNDING <= mean <= high + ROUNDING:
+                problems.append(f"{name}, {metric}: {mean:.4f} is not between {low:.4f} and {high:.4f}")
+    return sorted(problems)

@@ -138,7 +138,7 @@ def submit(
     those are the command line's. Registered models and trials that the file names come from that cluster."""
     from babeltune.sweep.driver.run import submit as run
     from babeltune.sweep.state.leaderboard import leaderboard, leading
-    from babeltune.sweep_report.stored_report import report_at_the_end
+    from babeltune.sweep_report.write import report_at_the_end
 
     place = _cluster(cluster)
     folder = run(_sweep(spec, place, overlays, assignments), place)
@@ -168,7 +168,7 @@ def promote(
     `Decision`. Raises `SpecError` for an alias or rule that cannot be, `SweepError` without a finished trial,
     `CheckpointError` for an altered checkpoint and `PromotionError` where MLflow does not answer."""
     from babeltune.promotion.promote import promote as decide
-    from babeltune.sweep_report.stored_report import report_again
+    from babeltune.sweep_report.write import report_again
 
     place = _cluster(cluster)
     folder = None if out is None else Path(out)
@@ -190,7 +190,7 @@ def promote_front(
     They get the aliases `@small`, `@fast` and `@best`. The best first objective comes first. A refusal is a rung with
     that `Decision`. Raises as `promote` does."""
     from babeltune.promotion.ladder import promote_front as decide
-    from babeltune.sweep_report.stored_report import report_again
+    from babeltune.sweep_report.write import report_again
 
     place = _cluster(cluster)
     with _listening(progress):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from babeltune.cli.overview import show_sweeps
+from babeltune.cli.inspect import show_sweeps
 from babeltune.errors import UnknownNameError
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.sweep.state.by_setting import by_setting

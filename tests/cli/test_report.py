@@ -16,7 +16,7 @@ from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.leaderboard import winner
 from babeltune.sweep.sync.view import StorageView
 from babeltune.sweep_report.live import LivePage
-from babeltune.sweep_report.stored_report import report_again, report_at_the_end
+from babeltune.sweep_report.write import report_again, report_at_the_end
 from made_sweeps import rewrite_ledger
 
 pytestmark = pytest.mark.usefixtures("undrawn")

@@ -4,7 +4,7 @@ import pytest
 from typer.testing import CliRunner
 
 from babeltune.cli import app
-from babeltune.cli.reproduce import show
+from babeltune.cli.refit import show_reproduction
 from babeltune.promotion.reproduce import Difference, Reproduction
 
 
@@ -16,7 +16,7 @@ def test_the_version_is_printed():
 
 def test_the_demo_is_the_quickstart(monkeypatch):
     seen = []
-    monkeypatch.setattr("babeltune.cli.run_here.run_sweep", lambda sweep, *_, **__: seen.append(sweep.name))
+    monkeypatch.setattr("babeltune.cli.sweeps.run_sweep", lambda sweep, *_, **__: seen.append(sweep.name))
     assert CliRunner().invoke(app, ["demo"]).exit_code == 0
     assert seen == ["quickstart"]
 
@@ -31,5 +31,5 @@ def test_an_identical_trial_says_what_was_compared(capsys, weights, words):
         trial="s/t0001", verdict="identical", reports=2, scores=14, objective=objective, interval=0.1, largest=None,
         weights=weights, changed=(),
     )  # fmt: skip
-    show(found)
+    show_reproduction(found)
     assert capsys.readouterr().out.startswith(f"s/t0001: identical; compared: 14 dev scores of 2 reports; {words}\n")

@@ -11,8 +11,7 @@ from safetensors.numpy import save_file
 from babeltune.errors import SpecError
 from babeltune.planning.space import make_trial
 from babeltune.planning.sweep_file import read_sweep
-from babeltune.promotion.card_header import hub_id, sealed_results
-from babeltune.promotion.model_card import settings_of
+from babeltune.promotion.model_card import hub_id, sealed_results, settings_of
 from babeltune.promotion.push import folder_named
 from babeltune.schema.records import Report
 from fake_hub import fake_hub

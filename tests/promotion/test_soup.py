@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import mlflow
 import pytest
@@ -17,11 +18,11 @@ from babeltune.planning.recorded import sweep_id
 from babeltune.planning.space import make_trial
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.promotion.candidate import MEMBERS, find_candidate
-from babeltune.promotion.champion import champion_for, is_same, start_of
 from babeltune.promotion.export import export_trial
+from babeltune.promotion.model_names import start_folder
 from babeltune.promotion.promote import decided, promote
 from babeltune.promotion.soup import averaged, best_or_average, members_of
-from babeltune.promotion.starts import fetched
+from babeltune.promotion.verdict import champion_for, is_same, start_of
 from babeltune.schema.records import Report
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.ledger import Ledger
@@ -163,15 +164,15 @@ def test_a_promoted_average_names_its_members_and_its_start(noisy, base, one_sco
     assert again.verdict == "tie"
     # and the promoted model is a start, by its alias
     name = "models:/noisy@champion"
-    folder = fetched(name, cluster)
+    folder = start_folder(name, cluster)
     start = f"{name}{PIN}{digest_of_start(keep_start(base[0], f'{name}{PIN}{digest_of_start(folder_path(folder))}'))}"
-    assert fetched(start, cluster).endswith(start.partition(PIN)[2])
+    assert start_folder(start, cluster).endswith(start.partition(PIN)[2])
     begun = replace(single, trial=replace(single.trial, student=replace(single.trial.student, start=start)))
     assert start_of(begun, cluster) == champion.version, "what it was trained on is known"
     with pytest.raises(
         UnknownNameError, match=r"has no models:/noisy@champoin; there: models:/noisy@champion; did you"
     ):
-        fetched("models:/noisy@champoin", cluster)
+        start_folder("models:/noisy@champoin", cluster)
 
 
 def folder_path(folder):
@@ -223,7 +224,7 @@ def test_trials_that_share_no_start_are_refused_in_one_line(base, tiny_file):
     ):
         members_of(finished(storage, searched, [same] * 2, widths), 2)
     trial = f"{scratch.id}/t0000"
-    other = fetched(trial, cluster_at(storage))
+    other = start_folder(trial, cluster_at(storage))
     choice = json.dumps([str(start), other])
     two = ["name=two", f'parameters={{"student.start": {{choice: {choice}}}}}', "student={kind: static}", OPEN]
     sweep = read_sweep(tiny_file, assignments=[*SHORT, *two])
@@ -238,9 +239,8 @@ def test_a_trial_of_the_storage_is_a_start_with_its_own_weights(noisy, base, tin
     storage, _ = base
     cluster = cluster_at(storage)
     name = f"{noisy.id}/t0002"
-    sweep = read_sweep(
-        tiny_file, assignments=[*SHORT, f"student={{kind: static, start: {name}}}"], fetch=lambda n: fetched(n, cluster)
-    )
+    student = f"student={{kind: static, start: {name}}}"
+    sweep = read_sweep(tiny_file, assignments=[*SHORT, student], fetch=partial(start_folder, cluster=cluster))
     assert sweep.student.start.startswith(f"{name}{PIN}")
     trial, prepared = make_trial(sweep, 0, {}), prepare(sweep, storage)
     kept = load_checkpoint(checkpoint_folder(noisy.trial(2), 1))[0]["student"]
@@ -255,6 +255,7 @@ def test_a_trial_that_is_unknown_or_has_no_checkpoint_is_one_line(noisy, base, t
     write_json(empty / "trial.json", {**trial, "number": 7})
     Ledger(ledger).add("propose", 7, params={})
     try:
+        fetch = partial(start_folder, cluster=cluster)
         for name, words in (
             (f"{noisy.id}/t0007", "t0007 has no checkpoint, and its state is"),
             (f"{noisy.id}/t0009", "has no trial 't0009'; trials: "),
@@ -265,11 +266,11 @@ def test_a_trial_that_is_unknown_or_has_no_checkpoint_is_one_line(noisy, base, t
             ),
         ):
             with pytest.raises(SpecError, match=r"student\.start: ") as caught:
-                read_sweep(tiny_file, assignments=[f"student={{start: {name}}}"], fetch=lambda n: fetched(n, cluster))
+                read_sweep(tiny_file, assignments=[f"student={{start: {name}}}"], fetch=fetch)
             assert words in str(caught.value)
             assert len(str(caught.value).splitlines()) == 1
         with pytest.raises(SweepError):
-            fetched(f"{noisy.id}/t0007", cluster)
+            start_folder(f"{noisy.id}/t0007", cluster)
     finally:
         ledger.write_bytes(before)
         (empty / "trial.json").unlink()

@@ -1,7 +1,7 @@
 """Values at an end of what was searched."""
 
 from babeltune.schema.search import Parameter
-from babeltune.sweep_report.ranges import values_at_ends
+from babeltune.sweep_report.gather import values_at_ends
 
 
 def test_a_best_trial_at_the_end_of_a_range_is_named():

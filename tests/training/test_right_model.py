@@ -19,11 +19,10 @@ from babeltune.planning.preparation import prepare, wanted_of
 from babeltune.planning.space import make_trial
 from babeltune.planning.sweep_file import data_root, read_sweep
 from babeltune.promotion.candidate import Candidate, dev_texts, export_model
-from babeltune.promotion.champion import Champion
 from babeltune.promotion.evaluate import evaluate_model
 from babeltune.promotion.model_card import model_card
 from babeltune.promotion.sealed_test_log import read_openings
-from babeltune.promotion.verdict import weigh
+from babeltune.promotion.verdict import Champion, weigh
 from babeltune.schema.cluster import Cluster
 from babeltune.sweep.driver.baselines import teacher_scores, untrained_scores
 from babeltune.sweep.state.folder import SweepFolder

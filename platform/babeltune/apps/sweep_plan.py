@@ -21,7 +21,7 @@ from babeltune.planning.plan import PlanReport, make_plan
 from babeltune.planning.space import methods_used
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.planning.warnings import about_corpus, about_gpus, about_plugins, about_queue, about_sweep
-from babeltune.promotion.starts import fetched
+from babeltune.promotion.model_names import start_folder
 from babeltune.promotion.statistics import standard_error
 from babeltune.schema.cluster import Cluster
 from babeltune.schema.records import Sweep
@@ -42,7 +42,7 @@ def read_for(
     """The sweep of these files, with the models that it names brought from the cluster.
 
     If it goes to a cluster as a job, that cluster looks whether data and models are there. Raises `SpecError`."""
-    fetch = None if cluster.by_jobs else functools.partial(fetched, cluster=cluster)
+    fetch = None if cluster.by_jobs else functools.partial(start_folder, cluster=cluster)
     sweep = read_sweep(file, overlays=overlays, assignments=assignments, reachable=not cluster.by_jobs, fetch=fetch)
     cluster.with_workers(sweep.budget.workers)
     return sweep

@@ -21,7 +21,6 @@ from babeltune.cli import (  # noqa: F401  # their commands register themselves
     reference,
     refit,
     report,
-    reproduce,
     search,
     serving,
     sweeps,

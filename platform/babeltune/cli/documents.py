@@ -84,7 +84,7 @@ def _of_models() -> dict[str, Any]:
     from babeltune.apps.mining.mine import Encoded, Mined, Scored
     from babeltune.apps.mining.retrieval import Retrieved
     from babeltune.apps.mining.text_index import Indexed, SearchResult
-    from babeltune.apps.transfer.record import TransferRecord
+    from babeltune.apps.transfer.finetune import TransferRecord
     from babeltune.promotion.adapter import Adapted
     from babeltune.promotion.canary import Fit
     from babeltune.promotion.drift import Drift

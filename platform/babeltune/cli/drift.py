@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from babeltune.cli.common import ClusterFile, Json, cluster_of, out, registered, say, steps_shown
+from babeltune.cli.common import ClusterFile, Json, cluster_of, out, registered, say, say_out, steps_shown
 from babeltune.cli.mining import FIRST, Codec
 from babeltune.cli.program import app
 
@@ -64,4 +64,4 @@ def show(drift: Drift, model: str) -> None:
         )
     out.print(table)
     out.print(slices)
-    out.print(drift.words(model), markup=False, highlight=False, soft_wrap=True)
+    say_out(drift.words(model))

@@ -23,6 +23,7 @@ from babeltune.cli.common import (
     out,
     registered,
     say,
+    say_out,
     steps_shown,
     warn,
     warnings_said,
@@ -261,7 +262,7 @@ def push(
     with steps_shown("reading the model"):
         done = send(model, repo, cluster_of(cluster), license=license_, public=public)
     words = f"{len(done.files)} files ({done.license}) are in {done.url}"
-    say(done, as_json, lambda: out.print(words, markup=False, highlight=False, soft_wrap=True))
+    say(done, as_json, lambda: say_out(words))
 
 
 @app.command()
@@ -308,7 +309,7 @@ def ui(
     end = "" if served else " (Ctrl-C ends it)"
     words = f"{place} {url}{end}"
     served_page = TrackingPage(url=url, store=shown)
-    say(served_page, as_json, lambda: out.print(words, markup=False, highlight=False, soft_wrap=True))
+    say(served_page, as_json, lambda: say_out(words))
     sys.stdout.flush()
     if open_ or (open_ is None and not as_json and has_desktop()):
         open_later(url)

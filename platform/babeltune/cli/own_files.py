@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from babeltune.cli.common import Json, out, say, steps_shown, warn
+from babeltune.cli.common import Json, say, say_out, steps_shown, warn
 from babeltune.cli.program import app
 from babeltune.errors import SpecError, plural
 
@@ -104,4 +104,4 @@ def show(result: InitResult) -> None:
     )
     lines += [f"next: {command}" for command in result.next]
     for line in lines:
-        out.print(line, markup=False, highlight=False, soft_wrap=True)
+        say_out(line)

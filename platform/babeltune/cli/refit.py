@@ -1,4 +1,4 @@
-"""The command that goes from a search to its final model."""
+"""The commands that train trials of a sweep again: refit longer, for its final model, and reproduce."""
 
 from __future__ import annotations
 
@@ -8,13 +8,27 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from babeltune.cli.common import ClusterFile, Json, Set, SweepName, cluster_of, folder_of, out, read, say, steps_shown
+from babeltune.cli.common import (
+    ClusterFile,
+    Json,
+    Set,
+    SweepName,
+    cluster_of,
+    folder_of,
+    out,
+    read,
+    say,
+    say_out,
+    steps_shown,
+    warn,
+)
 from babeltune.cli.program import app
 from babeltune.cli.run_here import Submission, check_submission, run_sweep
 from babeltune.cli.sweeps import Accept, Detach, Insecure
-from babeltune.errors import SpecError, SweepError
+from babeltune.errors import SpecError, SweepError, plural
 
 if TYPE_CHECKING:
+    from babeltune.promotion.reproduce import Reproduction
     from babeltune.schema.records import Sweep
     from babeltune.sweep.state.folder import SweepFolder
 
@@ -113,3 +127,51 @@ def write_file(text: str, file: str) -> str | None:
             f"--write {file!r} cannot be written: {error}; name a file in a folder that is there"
         ) from error
     return file
+
+
+@app.command()
+def reproduce(
+    name: Annotated[str, typer.Argument(help="A trial, such as SWEEP/t0003.")],
+    cluster: ClusterFile = None,
+    as_json: Json = False,
+) -> None:
+    """Train a trial again from its record, and report how it differs. Nothing is kept.
+
+    Equal to the last bit on the same machine with the same versions. Fails if the objective differs by more than its
+    95 % interval."""
+    from babeltune.promotion.reproduce import reproduce as train_again
+
+    with steps_shown("reading the trial"):
+        outcome = train_again(name, cluster_of(cluster))
+    warn(f"not as it was: {change}" for change in outcome.changed)
+    say(outcome, as_json, lambda: show_reproduction(outcome))
+    if outcome.verdict == "beyond":
+        raise typer.Exit(1)
+
+
+def show_reproduction(outcome: Reproduction) -> None:
+    """The verdict and the numbers behind it."""
+    objective, largest = outcome.objective, outcome.largest
+    words = {
+        "identical": "identical",
+        "within": "not identical, and within the interval of the objective",
+        "beyond": "differs by more than the interval of the objective",
+    }[outcome.verdict]
+    weights = {
+        "equal": "the weights are equal",
+        "differ": "the weights differ",
+        "not kept": "the weights were not compared, for no checkpoint is left",
+    }[outcome.weights]
+    lines = [
+        f"{outcome.trial}: {words}; compared: {plural(outcome.scores, 'dev score')} of "
+        f"{plural(outcome.reports, 'report')}; {weights}"
+    ]
+    interval = "" if outcome.interval is None else f" (95 % interval ± {outcome.interval:.4f})"
+    lines.append(f"{objective.metric}: recorded {objective.recorded:.6f}, again {objective.again:.6f}{interval}")
+    if largest is not None:
+        lines.append(
+            f"most different: {largest.metric} at report {largest.report}: recorded {largest.recorded:.6f}, "
+            f"again {largest.again:.6f}"
+        )
+    for line in lines:
+        say_out(line)

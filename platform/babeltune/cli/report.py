@@ -12,9 +12,9 @@ from babeltune.cli.common import (
     SweepName,
     cluster_of,
     folder_of,
-    out,
     say,
     say_line,
+    say_out,
     steps_shown,
     warn,
 )
@@ -54,7 +54,7 @@ def report(
         complete_examples(folder, view, say_line)
         written = write_report(folder, view, format_, out_)
     warn(note for note in written.notes if "damaged" in note)
-    say(written, as_json, lambda: out.print(f"report: {written.path}", markup=False, highlight=False, soft_wrap=True))
+    say(written, as_json, lambda: say_out(f"report: {written.path}"))
 
 
 @app.command()

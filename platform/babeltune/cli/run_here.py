@@ -91,7 +91,7 @@ def _run_sweep(
     from babeltune.sweep.driver.run import submit
     from babeltune.sweep.state.progress import is_driven, sweep_document, sweep_facts
     from babeltune.sweep.sync.view import StorageView
-    from babeltune.sweep_report.stored_report import report_at_the_end
+    from babeltune.sweep_report.write import report_at_the_end
 
     cluster, where = cluster_of(file), with_cluster(file)
     if into is None and not is_driven(earlier := StorageView(cluster).at(name)):

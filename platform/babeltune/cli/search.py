@@ -8,7 +8,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from babeltune.cli.common import ClusterFile, Json, cluster_of, finite, out, registered, say, steps_shown, warn
+from babeltune.cli.common import ClusterFile, Json, cluster_of, finite, out, registered, say, say_out, steps_shown, warn
 from babeltune.cli.mining import FIRST, GOES_ON, Codec, ModelName, Prompt, about_lines, encoding_of, models_of
 from babeltune.cli.program import app
 from babeltune.errors import SpecError, check_all, plural
@@ -57,7 +57,7 @@ def canary(
             fit = fit_of(expected, encoder_at(folder, prompt, language), Path(folder), least)
     verdict = "fits" if fit.fits else f"does not fit (--least {least})"
     words = f"{model} {verdict} {reference}: {fit.words()}{' (by its adapter)' if fit.by_adapter else ''}"
-    say(fit, as_json, lambda: out.print(words, markup=False, highlight=False, soft_wrap=True))
+    say(fit, as_json, lambda: say_out(words))
     raise typer.Exit(0 if fit.fits else 3)
 
 
@@ -91,7 +91,7 @@ def index(
     if zeros := done.zero_vectors:
         warn([f"a zero vector, which has no cosine with any other: {plural(zeros, 'text')}, not in the index"])
     words = f"{plural(done.rows, 'text')} of {done.dim} dimensions in {out_}"
-    say(done, as_json, lambda: out.print(words, markup=False, highlight=False, soft_wrap=True))
+    say(done, as_json, lambda: say_out(words))
 
 
 @app.command()

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from babeltune.cli.common import ClusterFile, Json, cluster_of, out, say, steps_shown
+from babeltune.cli.common import ClusterFile, Json, cluster_of, say, say_out, steps_shown
 from babeltune.cli.models import check_port
 from babeltune.cli.program import app
 
@@ -66,11 +66,7 @@ def serve(
     url = f"http://{host}:{port}"
     names = [model.name for model in served]
     words = f"{', '.join(names)} at {url}/v1/embeddings and {url}/embed (Ctrl-C ends it)"
-    say(
-        ServedModels(url=url, models=names),
-        as_json,
-        lambda: out.print(words, markup=False, highlight=False, soft_wrap=True),
-    )
+    say(ServedModels(url=url, models=names), as_json, lambda: say_out(words))
     sys.stdout.flush()
     with suppress(KeyboardInterrupt):  # uvicorn raises the signal again once all is answered
         uvicorn.Server(settings).run()

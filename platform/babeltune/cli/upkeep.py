@@ -17,6 +17,7 @@ from babeltune.cli.common import (
     folder_of,
     out,
     say,
+    say_out,
     steps_shown,
     warn,
     with_cluster,
@@ -98,7 +99,7 @@ def archive(
     folder = label(sweep, cluster, "archive", "undone" * undo, {"archived": not undo}, as_json=as_json)
     if not as_json:
         words = "is listed again" if undo else "is archived; `babeltune runs --archived` lists it"
-        out.print(f"sweep {folder} {words}", markup=False, highlight=False, soft_wrap=True)
+        say_out(f"sweep {folder} {words}")
 
 
 def label(sweep: str, cluster: str | None, action: Action, subject: str, labels: Labels, *, as_json: bool) -> str:
@@ -141,7 +142,7 @@ def delete(sweep: Sweep, yes: Yes = False, cluster: ClusterFile = None, as_json:
     done = replace(going, mlflow_runs=runs)
     words = f"deleted sweep {folder.id}, {going.bytes / 1e6:,.1f} MB"
     words += f"; {plural(runs, 'run')} in MLflow can be restored there until `mlflow gc`" if runs else ""
-    say(done, as_json, lambda: out.print(words, markup=False, highlight=False, soft_wrap=True))
+    say(done, as_json, lambda: say_out(words))
 
 
 def show_deletion(going: Deletion) -> None:

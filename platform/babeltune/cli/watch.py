@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from babeltune.cli.common import ClusterFile, Json, SweepName, folder_of, out, say
+from babeltune.cli.common import ClusterFile, Json, SweepName, folder_of, say, say_out
 from babeltune.cli.models import check_port, has_desktop, open_later
 from babeltune.cli.program import app
 
@@ -47,11 +47,7 @@ def watch(
     folder = folder_of(name, cluster)
     url = f"http://{HOST}:{port}/"
     words = f"sweep {folder.id} at {url} (Ctrl-C ends the page, not the sweep)"
-    say(
-        LivePageAddress(sweep=folder.id, url=url),
-        as_json,
-        lambda: out.print(words, markup=False, highlight=False, soft_wrap=True),
-    )
+    say(LivePageAddress(sweep=folder.id, url=url), as_json, lambda: say_out(words))
     sys.stdout.flush()
     if open_ or (open_ is None and not as_json and has_desktop()):
         open_later(url.rstrip("/"))

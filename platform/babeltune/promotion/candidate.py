@@ -16,8 +16,7 @@ from babeltune.files import draft_folder
 from babeltune.planning.preparation import prepare
 from babeltune.planning.sweep_file import data_root
 from babeltune.promotion.export import export_trial
-from babeltune.promotion.standard_errors import error_of
-from babeltune.promotion.statistics import Selection, selection
+from babeltune.promotion.statistics import Selection, error_of, selection
 from babeltune.schema.records import UNTRAINED, Objective, Report, Sweep, Teacher, Trial, trial_from
 from babeltune.schema.trial_names import trial_name, trial_number
 from babeltune.sweep.state.folder import SweepFolder, find_run, find_sweep, read_of_trial

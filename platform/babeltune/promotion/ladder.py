@@ -14,8 +14,7 @@ from babeltune.promotion.fresh_scorer import FreshScorer
 from babeltune.promotion.gates import Decision
 from babeltune.promotion.promote import promote_candidate, whole_sweep
 from babeltune.promotion.selection_rule import preferred
-from babeltune.promotion.standard_errors import error_of
-from babeltune.promotion.statistics import errors_of
+from babeltune.promotion.statistics import error_of, errors_of
 from babeltune.schema.cluster import Cluster
 from babeltune.schema.records import Objective
 from babeltune.sweep.state.leaderboard import Row, front, leaderboard, winner

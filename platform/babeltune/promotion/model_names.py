@@ -1,14 +1,20 @@
 """The model behind a name: a folder, a trial, or a registered version."""
 
+import re
 from pathlib import Path
 
+from babeltune.data.starts import FETCHED, copy_start, digest_of_start, place_of, split_pin
 from babeltune.errors import SpecError, UnknownNameError
 from babeltune.models.hub import model_folder as hub_folder
-from babeltune.promotion.candidate import Candidate, find_candidate
+from babeltune.planning.starts import ALLOWED
+from babeltune.promotion.candidate import Candidate, exported, find_candidate
 from babeltune.promotion.onnx_graph import is_graph
 from babeltune.schema.cluster import Cluster
 from babeltune.schema.trial_names import is_trial_of_sweep
+from babeltune.sweep.sync.view import StorageView
 from babeltune.tracking.mlflow_client import SWEEP
+
+TRIAL = re.compile(r"[^/]+/t?\d{1,9}")
 
 
 def model_folder(model: str, cluster: Cluster, *, setting: str = "model") -> str:
@@ -47,3 +53,28 @@ def sweep_of(model: str, trial: Candidate | None, cluster: Cluster) -> str:
     if not sweep:
         raise SpecError(f"{model!r} is no trial and no registered model; name the sweep that counts: --sweep SWEEP")
     return str(sweep)
+
+
+def start_folder(name: str, cluster: Cluster) -> str:
+    """The folder of a model's name, or of a start's: a folder, `models:/NAME@ALIAS` or `SWEEP/t0003`. A trial's best
+    checkpoint is exported into the storage. A start that is pinned has the folder of this content, whatever the name
+    means by now.
+
+    Raises `SpecError` for another name, and what the registry or the sweep has against it."""
+    start, digest = split_pin(name)
+    if digest is not None:
+        copy = place_of(cluster.folder, digest)
+        if copy.is_dir() and digest_of_start(copy) == digest:
+            return str(copy)
+    if start.startswith("models:/"):
+        folder = model_folder(start, cluster)
+        copy_start(cluster.folder, Path(folder))
+        return folder
+    if Path(start).expanduser().is_dir():
+        return start
+    if not TRIAL.fullmatch(start):
+        raise SpecError(f"{start!r} is no folder; {ALLOWED}")
+    view = StorageView(cluster)
+    view.update(start.partition("/")[0])
+    with exported(find_candidate(start, view.folder), view, view.folder / FETCHED) as exported_folder:
+        return str(copy_start(view.folder, exported_folder))

@@ -17,7 +17,6 @@ from babeltune.files import draft_folder, in_turn, replace_folder, write_whole
 from babeltune.promotion.canary import CANARY, canary_by, write_canary
 from babeltune.promotion.candidate import Candidate, export_model, find_candidate, lineage, registered_name
 from babeltune.promotion.card_facts import facts_of
-from babeltune.promotion.champion import Champion, champion_for, is_same, start_of, unfiltered
 from babeltune.promotion.decisions import Move, finish, intend, promotes, record_decision, settle
 from babeltune.promotion.drift import write_profile
 from babeltune.promotion.fresh_scorer import FreshScorer
@@ -26,7 +25,7 @@ from babeltune.promotion.model_card import model_card
 from babeltune.promotion.model_files import check_free, unwritable, write_folder
 from babeltune.promotion.selection_rule import preferred
 from babeltune.promotion.soup import best_or_average, members_of
-from babeltune.promotion.verdict import weigh
+from babeltune.promotion.verdict import Champion, champion_for, is_same, start_of, unfiltered, weigh
 from babeltune.schema.cluster import Cluster
 from babeltune.stages import WRITING, tell
 from babeltune.sweep.state.folder import SweepFolder, find_run, find_sweep

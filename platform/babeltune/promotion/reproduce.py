@@ -11,7 +11,7 @@ from typing import Literal
 from babeltune.errors import CheckpointError, SpecError, SweepError
 from babeltune.files import draft_folder, plain
 from babeltune.promotion.candidate import Candidate, find_candidate
-from babeltune.promotion.standard_errors import error_of
+from babeltune.promotion.statistics import error_of
 from babeltune.schema.cluster import Cluster
 from babeltune.schema.records import Report
 from babeltune.sweep.state.folder import find_run

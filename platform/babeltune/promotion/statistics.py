@@ -6,12 +6,16 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+
+from babeltune.data.prepared import Prepared
+from babeltune.evaluation.distinct_rows import distinct_rows, tasks_behind
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -278,3 +282,9 @@ def standard_error(metric: str, value: float, items: int) -> float | None:
     if items > 0 and kind.startswith(("accuracy", "xsim_error")) and 0 <= value <= 1:
         return math.sqrt(value * (1 - value) / items)
     return None
+
+
+def error_of(metric: str, value: float, prepared: Prepared) -> float | None:
+    """The standard error of a dev metric with this value; None for a metric whose error is not known."""
+    whole = re.sub(r"^dim\d+/", "", metric)  # the rows of cut vectors are those of whole ones
+    return standard_error(whole, value, distinct_rows(tasks_behind(whole, prepared.tasks)))

@@ -10,10 +10,9 @@ from babeltune.errors import SpecError
 from babeltune.promotion.candidate import dev_texts, sealed_sets
 from babeltune.promotion.compare import Cell, Conclusion, Outcomes, compare, conclusion_of
 from babeltune.promotion.decisions import settle_quietly
-from babeltune.promotion.evaluate import Evaluated, Scoring, score_model, weights_of
+from babeltune.promotion.evaluate import Evaluated, Scoring, score_model, trained_on, weights_of
 from babeltune.promotion.fresh_scorer import FreshScorer, Target
 from babeltune.promotion.model_names import model_folder, trial_of
-from babeltune.promotion.training_text import trained_on
 from babeltune.schema.cluster import Cluster
 from babeltune.schema.records import Sweep
 from babeltune.sweep.state.folder import SweepFolder, find_run, find_sweep, is_bare_trial

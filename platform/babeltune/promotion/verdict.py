@@ -2,32 +2,42 @@
 
 `promote` calls `weigh`. Sealed tests are opened here, and only if the dev scores hold."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from babeltune.data.contamination import contaminated
 from babeltune.data.eval_sets import subsets
 from babeltune.data.prepared import TextTask
+from babeltune.data.starts import keep_start, start_name
 from babeltune.errors import TeacherError
 from babeltune.models.hub import baseline_row, split_revision
 from babeltune.models.hub import model_folder as hub_folder
 from babeltune.promotion.candidate import (
+    MEMBERS,
     Candidate,
     chosen_among,
     dev_texts,
     doubts_about,
+    lineage,
+    registered_name,
     sealed_tests,
     selection_of,
     target_of,
 )
-from babeltune.promotion.champion import Champion, is_same, unfiltered
 from babeltune.promotion.compare import Conclusion, Outcomes, compare, conclusion_of, words_of
 from babeltune.promotion.fresh_scorer import FreshScorer
 from babeltune.promotion.gates import Decision, Scores, chance_of, judge
 from babeltune.promotion.sealed_test_log import record_opening
+from babeltune.schema.cluster import Cluster
+from babeltune.tracking.mlflow_client import TESTS
+
+if TYPE_CHECKING:
+    from babeltune.tracking.registry import Registered
 
 NO_SEALED_TESTS_WARNING = (
     "warning: the sweep has no sealed tests, so no unseen text checks the choice among its trials; the model is marked "
@@ -213,3 +223,56 @@ def contested(
     if decision.verdict == "refuse":
         verdict, reasons = "refuse", (*decision.reasons, *contest.reasons, *contaminations)
     return replace(decision, verdict=verdict, reasons=reasons, contest=contest)
+
+
+@dataclass(frozen=True)
+class Champion:
+    """The registered model that the alias points to, with its downloaded folder."""
+
+    name: str
+    version: Registered
+    folder: Path
+
+
+def champion_for(candidate: Candidate, cluster: Cluster, alias: str | None) -> Champion | None:
+    """The registered model that the candidate would replace; None if there is no such alias. Without an alias, it is
+    the version that has the candidate's checkpoint already."""
+    from babeltune.tracking.registry import champion_of, fetch_version, versions_of
+
+    name = registered_name(candidate)
+    if alias is None:
+        version = next((each for each in versions_of(cluster.mlflow, name) if is_same(each, candidate)), None)
+    else:
+        version = champion_of(cluster.mlflow, name, alias)
+    if version is None:
+        return None
+    folder = fetch_version(cluster.mlflow, version, cluster.folder / "fetched")
+    title = f"models:/{name}" if alias is None else f"models:/{name}@{alias}"
+    return Champion(f"{title} (version {version.version})", version, folder)
+
+
+def is_same(version: Registered, candidate: Candidate) -> bool:
+    """Whether the version is the candidate's own checkpoint."""
+    tags = version.tags
+    return tags.items() >= lineage(candidate).items() and tags.get(MEMBERS, "") == " ".join(candidate.members)
+
+
+def unfiltered(version: Registered, candidate: Candidate, who: str) -> list[str]:
+    """Sealed tests whose sentences were not kept out of a registered model's training text, as far as its tags tell."""
+    kept_out = version.tags.get(TESTS, "")
+    names = [name for name, digest in candidate.prepared.digests.items() if name.startswith("test/")]
+    strange = [name for name in names if candidate.prepared.digests[name] not in kept_out]
+    if not strange:
+        return []
+    return [f"warning: {', '.join(strange)} was no sealed test of {who}'s sweep, so its training may have seen it"]
+
+
+def start_of(candidate: Candidate, cluster: Cluster) -> Registered | None:
+    """The registered model that the candidate's training started from; None if it was another, or none."""
+    from babeltune.tracking.registry import registered_folder, version_in
+
+    student = candidate.trial.student
+    if (start := start_name(student)) is not None:
+        copy = keep_start(cluster.folder, start)
+        return version_in(cluster.mlflow, Path(registered_folder(copy)))
+    return None if student.model is None else version_in(cluster.mlflow, Path(student.model))

@@ -2,12 +2,13 @@
 
 import functools
 import json
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeGuard
 
 from babeltune.data.contamination import contaminated
 from babeltune.data.prepared import Prepared, read_prepared
@@ -18,9 +19,10 @@ from babeltune.planning.recorded import sweep_id
 from babeltune.planning.rules import kind_of
 from babeltune.planning.sweep_yaml import spec_yaml
 from babeltune.promotion.decisions import read_decisions
-from babeltune.promotion.standard_errors import error_of
-from babeltune.promotion.statistics import Selection, selection
-from babeltune.schema.records import Report, Sweep
+from babeltune.promotion.statistics import Selection, error_of, selection
+from babeltune.schema.base import number
+from babeltune.schema.records import Report, Scalar, Sweep
+from babeltune.schema.search import Parameter
 from babeltune.schema.trial_names import trial_number
 from babeltune.sweep.search.importance import Scored, parameter_importance
 from babeltune.sweep.state.examples import read_examples
@@ -30,7 +32,6 @@ from babeltune.sweep.state.log import LoggedTrial, log_of
 from babeltune.sweep.state.progress import standing, state_of
 from babeltune.sweep.state.provenance import accepted_lines
 from babeltune.sweep.state.rebuild import sealed_digests, submitted
-from babeltune.sweep_report.ranges import values_at_ends
 from babeltune.sweep_report.record import (
     MOST_ROWS,
     Z95,
@@ -58,6 +59,7 @@ DIAGNOSTICS = {
     "train/loss": "Training loss. Losses of trials with other temperatures or labels do not compare.",
 }
 """The diagnostics that a report shows, and what each means."""
+NEAR = 0.02  # the share of a range within which a value is at its end
 WATCHED = 5  # trials whose diagnostics are shown: the best
 
 
@@ -284,3 +286,23 @@ def _trial_notes(rows: Sequence[Row]) -> Iterator[str]:
         for text in (row.warning, row.reason if ended_badly else ""):
             if text:
                 yield f"{row.name} ({row.state}): {' '.join(text.split())[:300]}"
+
+
+def values_at_ends(varied: Mapping[str, Parameter], values: Mapping[str, Scalar]) -> Iterator[str]:
+    """The values at an end of their range, or of three choices or more that are numbers."""
+    for name, parameter in varied.items():
+        kind, value = kind_of(parameter), values.get(name)
+        among = getattr(parameter, kind)
+        if not _is_number(value) or not all(map(_is_number, among)) or (kind == "choice" and len(among) < 3):
+            continue
+        scale = math.log if kind.startswith("log") else float
+        low, high, at = scale(min(among)), scale(max(among)), scale(value)
+        if kind == "choice" and value not in (min(among), max(among)):
+            continue
+        if high > low and min(at - low, high - at) <= NEAR * (high - low):
+            yield f"{name} {number(value)} (of {number(min(among))} to {number(max(among))})"
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    """Whether it is a number, and no truth value."""
+    return isinstance(value, int | float) and not isinstance(value, bool)

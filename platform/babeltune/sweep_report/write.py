@@ -1,4 +1,6 @@
-"""Makes a sweep's report and puts it where it belongs: a file that the user names, or the sweep's folder."""
+"""Makes a sweep's report and puts it where it belongs: a file that the user names, or the sweep's folder.
+
+The report in the folder is made at the sweep's end, and again after each decision. MLflow gets it, too."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -6,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from babeltune.errors import ObjectStoreError, SpecError, SweepError
+from babeltune.errors import BabeltuneError, ObjectStoreError, SpecError, SweepError
 from babeltune.files import check_place, write_out
 from babeltune.promotion.decisions import settle_quietly
+from babeltune.schema.cluster import Cluster
 from babeltune.sweep.state.examples import EXAMPLES, read_examples
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.progress import is_driven
@@ -18,10 +21,12 @@ from babeltune.sweep_report.page import document
 from babeltune.sweep_report.picture import browser, picture
 from babeltune.sweep_report.record import MOST_ROWS, SweepReport
 from babeltune.sweep_report.render import Format, render
+from babeltune.tracking.artifacts import log_report
 
 LARGEST = 2_000_000  # bytes of a report. Above it, tables and charts show fewer trials.
 PICTURED_ROWS = 80  # trials that tables and charts of a picture show at most
 FEWEST_ROWS = 20  # below this many trials nothing is left out for the size
+Say = Callable[[str], object]  # gets the line that says why there is no report
 AnyFormat = Literal["html", "md", "png"]  # forms of a report: a web page, Markdown, or a picture of the page
 
 
@@ -95,3 +100,34 @@ def check_report_place(out: Path, format_: AnyFormat) -> None:
     check_place(out)
     if out.suffix.lower() not in ("", f".{format_}", ".htm"):
         raise SpecError(f"--out {out} does not end in .{format_}; rename it, or say --format html, md or png")
+
+
+def report_at_the_end(folder: SweepFolder, cluster: Cluster, say: Say) -> Path | None:
+    """The report of a sweep that finished, in its folder and in MLflow. What goes wrong is one line and fails nothing.
+
+    One that is newer than the sweep's end is not made again. MLflow gets it later if it was away at the end."""
+    path, ended, is_newer = folder.path / "report.html", folder.path / "state.json", False
+    with suppress(OSError):
+        is_newer = path.is_file() and path.stat().st_mtime >= ended.stat().st_mtime
+    return _write_and_track(folder, cluster, say, is_written=is_newer)
+
+
+def report_again(sweep: str, cluster: Cluster, say: Say) -> None:
+    """The report of a sweep that has one, with what promotion has decided since."""
+    folder = StorageView(cluster).sweep(sweep)
+    if (folder.path / "report.html").is_file():
+        _write_and_track(folder, cluster, say, is_written=False)
+
+
+def _write_and_track(folder: SweepFolder, cluster: Cluster, say: Say, *, is_written: bool) -> Path | None:
+    """Writes the report, unless it is written, and gives it to MLflow once that has taken all else."""
+    path = folder.path / "report.html"
+    try:
+        if not is_written:
+            write_report(folder, StorageView(cluster))
+        if not (folder.read("tracking.json") or {}).get("unsent_bytes"):
+            log_report(cluster.mlflow, folder.sweep().name, folder.id, path, again=not is_written)
+    except Exception as error:  # the sweep has finished, whatever its report lacks
+        kind = "" if isinstance(error, BabeltuneError) else f"{type(error).__name__}: "
+        say(" ".join(f"report: {kind}{error}".split())[:300])
+    return path if path.is_file() else None

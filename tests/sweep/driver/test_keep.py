@@ -10,8 +10,8 @@ from babeltune.errors import SweepError
 from babeltune.planning.recorded import sweep_id
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.promotion.candidate import find_candidate
+from babeltune.promotion.model_names import start_folder
 from babeltune.promotion.promote import promote
-from babeltune.promotion.starts import fetched
 from babeltune.schema.cluster import Cluster
 from babeltune.schema.records import Keep
 from babeltune.sweep.driver.keep import CheckpointPolicy
@@ -63,7 +63,7 @@ def test_what_needs_a_removed_checkpoint_says_in_one_line_what_removed_it(copied
     policy_of(copied, trials=1).catch_up()
     for call in (
         lambda: promote(f"{folder.id}/{lost}", cluster, dry_run=True),
-        lambda: fetched(f"{folder.id}/{lost}", cluster),
+        lambda: start_folder(f"{folder.id}/{lost}", cluster),
     ):
         with pytest.raises(SweepError) as error:
             call()

@@ -1,4 +1,6 @@
-"""How a user's file is read: its format, delimiter, quotation marks, header and columns, seen from its first rows."""
+"""How a user's file is read: its format, delimiter, quotation marks, header and columns, seen from its first rows.
+
+Also guesses the code page of a text that is no Unicode: readers of sweep files take what is named."""
 
 from __future__ import annotations
 
@@ -11,7 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from babeltune.apps.own_files.encodings import encoding_of
 from babeltune.apps.own_files.headers import header_evidence, is_name
 from babeltune.data import translation_files
 from babeltune.data.arrow_readers import arrow_rows, is_text, leaves, load_dataset, parquet_rows, parquet_schema
@@ -21,6 +22,7 @@ from babeltune.data.file_readers import (
     Fault,
     QuotedLines,
     Row,
+    bounded_lines,
     file_at,
     is_title,
     json_object,
@@ -30,8 +32,8 @@ from babeltune.data.file_readers import (
 )
 from babeltune.data.quotation_marks import QUOTED
 from babeltune.data.spreadsheets import sheet_rows, workbook_format
-from babeltune.data.text_streams import text_name
-from babeltune.errors import DataError, list_of, plural, shortened
+from babeltune.data.text_streams import UNREADABLE, text_name, unpacked
+from babeltune.errors import DataError, list_of, plural, shortened, to_utf8
 from babeltune.schema.base import Scalar, flat
 from babeltune.schema.records import HubSource
 
@@ -41,6 +43,14 @@ if TYPE_CHECKING:
 SAMPLE_LINES = 2_000  # lines from which a layout is found
 SAMPLE_CHARACTERS = 1_000  # characters of a text from which its language is found
 LINE_CHARACTERS = 1 << 20
+SAMPLE_BYTES = 1 << 18  # bytes of lines that are not UTF-8 from which the encoding is guessed
+LINE_BYTES = 1 << 20  # a longer line decides no encoding
+WESTERN = ("cp1252", "latin_1")
+"""Taken if they explain the text as well as others do: most files that are not UTF-8 have one of these."""
+CODE_PAGES = [
+    *WESTERN, "cp1250", "cp1251", "koi8_r", "iso8859_2", "cp1253", "cp1254", "cp1255", "cp1256", "cp932", "euc_jp",
+    "cp949", "euc_kr", "gb18030", "big5",
+]  # fmt: skip
 LEAST_ALIKE = {"\t": 0.8, ";": 0.9, "|": 0.9, ",": 0.9}
 """The share of rows that have equally many columns, by delimiter, from which on it is believed to be one."""
 COMMAS_ALIKE = 0.98  # the same of commas in a file that is not called .csv: sentences have commas too
@@ -360,3 +370,53 @@ def _dataset(file: str) -> Table:
     names, notes = text_columns(file, dataset.features.arrow_schema, rows_of)
     sample = tuple(tuple(row) for _, row in rows_of(names) if not isinstance(row, Fault))
     return Table(given=file, path=name, format="hub", columns=tuple(names), sample=sample, split=split, notes=notes)
+
+
+def encoding_of(path: Path) -> str | None:
+    """The file's code page; None if it is UTF-8, UTF-16 or UTF-32. UTF-8 if most lines beyond ASCII are: the others are
+    then broken rows."""
+    good = bad = 0
+    sample = bytearray()
+    try:
+        with unpacked(path) as file:
+            if not file.peek(1):
+                raise DataError(f"{path} is empty; name a file with text")
+            for _, line, skipped in bounded_lines(file, path, hashlib.sha256(), LINE_BYTES):
+                if b"\0" in line:
+                    raise DataError(f"{path} is no text file: it holds zero bytes; export its text as UTF-8")
+                if line.isascii() or skipped is not None:
+                    continue
+                try:
+                    line.decode()
+                    good += 1
+                except UnicodeDecodeError:
+                    bad += 1
+                    if len(sample) < SAMPLE_BYTES:
+                        sample += line
+    except UNREADABLE as error:
+        raise DataError(f"{path} cannot be read: {error}; fetch or pack the file again") from error
+    return None if bad <= good else guessed(path, bytes(sample))
+
+
+def guessed(path: Path, sample: bytes) -> str:
+    """The code page that explains the text best."""
+    from charset_normalizer import from_bytes
+
+    matches = from_bytes(sample, cp_isolation=CODE_PAGES)
+    best = matches.best()
+    if best is None:
+        raise DataError(f"{path} is not UTF-8, and no other encoding fits; name it with --encoding, or {to_utf8(b'')}")
+    alike = {
+        name
+        for match in matches
+        if match.chaos <= best.chaos + 0.02
+        for name in (match.encoding, *match.could_be_from_charset)
+    }
+    return next((name for name in WESTERN if name in alike and _is_latin(sample, name)), best.encoding)
+
+
+def _is_latin(sample: bytes, encoding: str) -> bool:
+    """Whether the text has more plain letters than others, as languages of western Europe do."""
+    text = sample.decode(encoding, errors="replace")
+    letters = [character for character in text if character.isalpha()]
+    return sum(character.isascii() for character in letters) > 0.7 * len(letters)
