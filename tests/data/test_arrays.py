@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from babeltune.data import arrays
@@ -122,3 +122,60 @@ def test_numbers_have_32_bits_as_long_as_these_hold_the_number_after_the_last():
     ]
     last = np.array([arrays.NARROW - 1], np.int32)
     assert (last + np.int32(1)).item() == arrays.NARROW
+
+
+JOINED = st.lists(st.integers(0, 9), max_size=30)
+
+
+def hashed(values):
+    return np.array(values, np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+
+
+def in_turn(left, right):
+    """Every row of a key on either side once or more, written with dictionaries."""
+    places = {}
+    for side, keys in enumerate((left, right)):
+        for place, key in enumerate(keys):
+            places.setdefault(key, ([], []))[side].append(place)
+    both = [(ours, theirs) for ours, theirs in places.values() if ours and theirs]
+    rows = [
+        (ours[turn % len(ours)], theirs[turn % len(theirs)])
+        for ours, theirs in both
+        for turn in range(max(len(ours), len(theirs)))
+    ]
+    return rows, sum(len(ours) * len(theirs) for ours, theirs in both)
+
+
+@pytest.mark.slow
+@given(left=JOINED, right=JOINED)
+@settings(max_examples=200, deadline=None)
+def test_a_pivot_joins_the_rows_that_plain_dictionaries_join(left, right):
+    with tiny_parts():
+        rows, combinations = arrays.paired_in_turn(hashed(left), hashed(right))
+    assert (list(map(tuple, rows.tolist())), combinations) == in_turn(left, right)
+
+
+@pytest.mark.slow
+@given(keys=JOINED, others=st.lists(st.integers(0, 9), unique=True))
+@settings(max_examples=200, deadline=None)
+def test_a_key_is_found_at_its_place_among_the_others(keys, others):
+    expected = [others.index(key) if key in others else -1 for key in keys]
+    with tiny_parts():
+        assert arrays.matching(hashed(keys), hashed(others)).tolist() == expected
+
+
+@given(values=st.lists(st.integers(0, 5), max_size=40), least=st.integers(0, 8))
+@settings(max_examples=50, deadline=None)
+def test_values_are_counted_part_by_part_as_at_once(values, least):
+    with tiny_parts():
+        counts = arrays.histogram(np.array(values, np.int16), least)
+    assert counts.tolist() == np.bincount(np.array(values, np.int64), minlength=least).tolist()
+
+
+def test_a_mask_is_inverted_and_places_are_taken():
+    mask = np.array([True, False] * 7)
+    rows = np.arange(28).reshape(14, 2)
+    with tiny_parts():
+        assert np.array_equal(arrays.inverted(mask), ~mask)
+        assert np.array_equal(arrays.rows_at(rows, np.flatnonzero(mask)), rows[mask])
+        assert arrays.rows_at(rows, np.array([3])).tolist() == [[6, 7]]

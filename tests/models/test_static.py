@@ -19,8 +19,7 @@ from babeltune.method import needs_of, tokens_from
 from babeltune.method.distributed import ProcessGroup
 from babeltune.models.build import build_student
 from babeltune.models.encoder import encode_all
-from babeltune.models.ngrams import TokenNgrams, hash_of, ngrams
-from babeltune.models.static import StaticEncoder
+from babeltune.models.static import StaticEncoder, TokenNgrams, hash_of, ngrams
 from babeltune.models.vocabulary import Vocabulary
 from babeltune.planning.availability import model_vocabulary, model_width
 from babeltune.planning.preparation import prepare

@@ -13,9 +13,9 @@ from babeltune.method.distributed import ProcessGroup
 from babeltune.planning.preparation import prepare
 from babeltune.planning.space import make_trial
 from babeltune.planning.sweep_file import read_sweep
-from babeltune.training import capture, shapes
+from babeltune.training import batches, capture
+from babeltune.training.batches import FULL, Shapes, sampled_shapes, shapes_for
 from babeltune.training.build import make_steps
-from babeltune.training.shapes import FULL, Shapes, sampled_shapes, shapes_for
 from every_method import SETTINGS, assignments
 from kernels import TapeRecorder
 
@@ -38,7 +38,7 @@ BESIDE = {
 def soon(monkeypatch):
     """The third batch of a shape is recorded."""
     monkeypatch.setattr(capture, "WARM_UP", 2)
-    monkeypatch.setattr(shapes, "SIZES", 2)
+    monkeypatch.setattr(batches, "SIZES", 2)
 
 
 @pytest.fixture
@@ -164,7 +164,7 @@ def test_steps_that_no_graph_can_hold_are_named(steps_of, method, setting, reaso
 
 def test_at_most_so_many_graphs_are_recorded(steps_of, soon, monkeypatch):
     monkeypatch.setattr(capture, "MOST", 1)
-    monkeypatch.setattr(shapes, "UNIT", 1)
+    monkeypatch.setattr(batches, "UNIT", 1)
     steps = fix(steps_of("mse_distillation"), recorder := TapeRecorder())
     trained(steps)
     assert len(recorder.tapes) == len(steps.train_step.capture.recorded) == 1
@@ -178,7 +178,7 @@ def test_a_batch_takes_the_smallest_room_that_holds_it():
     tokens = rng.normal((3000, 3300), (60, 80), (64, 2)).astype(int)
     chosen = shapes_for(tokens, 128)
     assert len(chosen.rooms) == 3
-    assert all(space % shapes.UNIT == 0 for room in chosen.rooms for space in room)
+    assert all(space % batches.UNIT == 0 for room in chosen.rooms for space in room)
     rooms = [chosen.room(row, 128) for row in tokens.tolist()]
     assert None not in rooms
     assert 1 - tokens.sum() / np.sum(rooms) < 0.06, "little of a batch is spare"

@@ -16,10 +16,9 @@ from babeltune.data.alignment import build_words
 from babeltune.data.arrays import first_places, histogram, is_first, number_type, numbers, rows_where, scratch_in, zeros
 from babeltune.data.contamination import find_near_once
 from babeltune.data.corpus import Corpus, build_corpus, check_corpus
-from babeltune.data.ids import write_ids
 from babeltune.data.negatives import mine_negatives
 from babeltune.data.pair_scores import RULES, write_scores
-from babeltune.data.prepared import TEXTS, Counts, Prepared, sides_of, with_files
+from babeltune.data.prepared import TEXTS, Counts, Prepared, sides_of, with_files, write_ids
 from babeltune.data.shards import RunShards, run_here
 from babeltune.data.store import Contents, build, digest_of_array, digest_of_texts, facts_of, key_of
 from babeltune.data.stored_arrays import open_matrix

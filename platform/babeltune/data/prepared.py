@@ -10,13 +10,13 @@ import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar, overload
 
 import numpy as np
 
 from babeltune.data.arrays import parts
-from babeltune.data.ids import FILE, Ids, ids_in
 from babeltune.data.stored_arrays import open_matrix
 from babeltune.data.texts import Texts
 from babeltune.errors import StoreError
@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 Text = TypeVar("Text", int, str)
 TEXTS = "texts.arrow"  # the file of all texts, by their ids
 TWO_SIDES = ("bitext", "mining")  # kinds of tasks whose right side another model can encode
+IDS_FILE = "eval_ids.npy"  # the ids of all large dev sets, end to end, in the folder of what is prepared
+MANY_IDS = 100_000  # ids of one side of a dev set from which on they are in the file
+IN_STORAGE = "storage:"
+"""Begins, in `prepared.json` of a sweep's folder, a path within the storage, which may be moved or mirrored."""
 Other = TypeVar("Other", int, str)
 
 
@@ -121,7 +125,7 @@ def _task_from(values: dict[str, Any], folder: str) -> IdTask:
     in_file, fit = values.get("in_file", {}), values["fit"] and _task_from(values["fit"], folder)
     task = from_plain(EvalTask[int], {name: each for name, each in values.items() if name not in ("in_file", "fit")})
     left, right = (
-        Ids(str(Path(folder) / FILE), *in_file[side]) if side in in_file else getattr(task, side)
+        Ids(str(Path(folder) / IDS_FILE), *in_file[side]) if side in in_file else getattr(task, side)
         for side in ("left", "right")
     )
     return replace(task, left=left, right=right, fit=fit)
@@ -272,13 +276,74 @@ class Prepared:
         yield from sorted({Path(name) for name in places if name is not None and Path(name).is_absolute()})
 
 
+@dataclass(frozen=True)
+class Ids(Sequence[int]):
+    """A part of `IDS_FILE`, as a sequence of integers. It is opened at first use.
+
+    A worker maps the file, instead of reading millions of numbers in JSON."""
+
+    file: str
+    start: int
+    size: int
+
+    def __len__(self) -> int:
+        return self.size
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+    @overload
+    def __getitem__(self, at: slice) -> Ids: ...
+    def __getitem__(self, at: int | slice) -> int | Ids:
+        if isinstance(at, slice):
+            first, end, step = at.indices(self.size)
+            if step != 1:
+                raise ValueError(f"a step of {step}; text ids are cut in their order")
+            return Ids(self.file, self.start + first, max(0, end - first))
+        if not -self.size <= at < self.size:
+            raise IndexError(f"{at} of {self.size} text ids")
+        return int(self._array()[at % self.size])
+
+    def __iter__(self) -> Iterator[int]:
+        array = self._array()
+        for part in parts(self.size):
+            yield from array[part].tolist()
+
+    def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> NDArray[np.integer]:
+        return np.array(self._array(), dtype=dtype, copy=copy)
+
+    def _array(self) -> NDArray[np.integer]:
+        return _open_ids(self.file)[self.start : self.start + self.size]
+
+
+@lru_cache(maxsize=8)
+def _open_ids(file: str) -> NDArray[np.integer]:
+    try:
+        array: NDArray[np.integer] = np.load(file, mmap_mode="r")
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{file} is damaged or gone ({error}); `babeltune resume` makes it again") from error
+    return array
+
+
+def write_ids(folder: Path, sides: Sequence[Sequence[int]]) -> None:
+    """Writes the large ones of these sides, if there are some."""
+    if large := [np.asarray(side, np.int64) for side in sides if len(side) >= MANY_IDS]:
+        np.save(folder / IDS_FILE, np.concatenate(large))
+
+
+def ids_in(folder: Path, sides: Sequence[Sequence[int]]) -> list[Sequence[int]]:
+    """The sides, those that `write_ids` wrote there as parts of its file."""
+    ids: list[Sequence[int]] = []
+    start = 0
+    for side in sides:
+        large = len(side) >= MANY_IDS
+        ids.append(Ids(str(folder / IDS_FILE), start, len(side)) if large else side)
+        start += len(side) if large else 0
+    return ids
+
+
 def texts_in(folder: Path) -> Texts:
     """The texts of a store, mapped into memory."""
     return Texts.open(folder / TEXTS)
-
-
-IN_STORAGE = "storage:"
-"""Begins, in `prepared.json` of a sweep's folder, a path within the storage, which may be moved or mirrored."""
 
 
 def storage_of(path: Path) -> Path | None:

@@ -20,7 +20,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from babeltune.data import translation_files
-from babeltune.data.arrays import first_places, inverted, is_first, places, rows_where, unseen, zeros
+from babeltune.data.arrays import (
+    first_places,
+    inverted,
+    is_first,
+    matching,
+    paired_in_turn,
+    places,
+    rows_where,
+    unseen,
+    zeros,
+)
 from babeltune.data.arrow_readers import dataset_rows, parquet_rows
 from babeltune.data.file_readers import (
     MAX_LINE_BYTES,
@@ -36,7 +46,6 @@ from babeltune.data.file_readers import (
     where_takes,
 )
 from babeltune.data.file_shards import Form, Part, is_cut, parts_of
-from babeltune.data.joins import matching, paired_in_turn
 from babeltune.data.quotation_marks import refuse_quoted
 from babeltune.data.spreadsheets import sheet_rows
 from babeltune.data.text_shards import TextShards, keys_of, strangers_of

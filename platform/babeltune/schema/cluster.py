@@ -6,6 +6,7 @@ variables are left for its head to replace."""
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -21,9 +22,7 @@ from babeltune.schema.bounds import NAME, Problem, at_least, or_word
 from babeltune.schema.document import read_document, validate
 from babeltune.schema.notice import Notice, secret_of_file
 from babeltune.schema.paths import expand, find_file, sqlite_url
-from babeltune.schema.quota import Quota
 from babeltune.schema.records import Strict
-from babeltune.schema.serving import Serving
 from babeltune.schema.storage_location import StorageLocation
 
 DEFAULT = "clusters/local.yaml"
@@ -46,6 +45,75 @@ MLFLOW = re.compile(
 PROTOCOL = re.compile(r"[a-z][a-z0-9+.-]*")
 AFTER = re.compile(r"/?[^/\s:@?#\\]+(/[^/\s:@?#\\]+)*/?")
 """The part of a storage after `://`: a bucket and a prefix, or a path, without user, query or fragment."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serving(Strict):
+    """The limits of the server of vectors."""
+
+    host: str = "127.0.0.1"
+    """The IP address that it listens on. One that other machines reach needs a token."""
+    token_env: str | None = None
+    """The environment variable that holds the token. Each request has to bring it: `Authorization: Bearer TOKEN`."""
+    token_file: str | None = None
+    """The file that holds it instead: of the user or root, and readable by its owner only."""
+
+    @property
+    def on_loopback(self) -> bool:
+        """Whether only programs of this machine reach it."""
+        return ipaddress.ip_address(self.host).is_loopback
+
+    def token(self) -> str | None:
+        """The token, read now; None if none is asked for. Raises `SpecError` if it is not there or is no word."""
+        if self.token_env is None and self.token_file is None:
+            return None
+        if self.token_file is not None:
+            place = f"serve: token_file {self.token_file}"
+            token = secret_of_file(Path(self.token_file).expanduser(), "serve: token_file", "the server's token")
+        else:
+            place = f"serve: the environment variable {self.token_env}"
+            token = os.environ.get(self.token_env or "", "").strip()
+        if not (token and token.isascii() and token.isprintable() and " " not in token):
+            raise SpecError(f"{place} holds no token, which is one word of one line; put it there alone")
+        return token
+
+    def problems(self) -> Iterator[Problem]:
+        """Its problems."""
+        try:
+            local = self.on_loopback
+        except ValueError:
+            yield ("host",), f"{self.host!r} must be an IP address, such as 127.0.0.1, or 0.0.0.0 for every network"
+            return
+        if self.token_env is not None and self.token_file is not None:
+            yield ("token_file",), "token_env is given too; keep one"
+        if not local and self.token_env is None and self.token_file is None:
+            yield ("host",), f"{self.host} is reached from other machines; name a token: `token_file: PATH`"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quota(Strict):
+    """Hours of a user in a calendar month (UTC), in which worker groups of the cluster have trials."""
+
+    gpu_hours: float | None = None
+    """Hours times GPUs: an hour of a trial with two workers on half a GPU each is one. Absent: no limit."""
+    cpu_hours: float | None = None
+    """Hours times CPU cores. Absent: no limit."""
+    over_quota: bool = False
+    """Whether `submit --over-quota` runs a sweep all the same."""
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """The limits that there are, by the names of their keys."""
+        limits = {"gpu_hours": self.gpu_hours, "cpu_hours": self.cpu_hours}
+        return {key: limit for key, limit in limits.items() if limit is not None}
+
+    def problems(self) -> Iterator[Problem]:
+        """Its problems."""
+        for key, limit in self.limits.items():
+            if limit < 0:
+                yield (key,), f"{limit:g} must be at least 0 hours"
+        if self.over_quota and not self.limits:
+            yield ("over_quota",), "there is no limit to go over; give `gpu_hours` or `cpu_hours`"
 
 
 @dataclass(frozen=True, kw_only=True)

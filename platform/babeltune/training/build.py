@@ -23,10 +23,9 @@ from babeltune.models.encoder import Encoder, FrozenEncoder, StudentEncoder, Tex
 from babeltune.models.start import take_embeddings
 from babeltune.models.static import StaticEncoder
 from babeltune.models.vocabulary import Vocabulary
-from babeltune.training.batches import Reader
+from babeltune.training.batches import Reader, sampled_shapes
 from babeltune.training.epochs import DrawnPairs
 from babeltune.training.sampler import Schedule
-from babeltune.training.shapes import sampled_shapes
 from babeltune.training.step import Steps, TrainStep
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """A whole training step as one CUDA graph for each shape of its batches: a GPU then waits for no Python.
 
-`training.capture: auto` asks for it. Batches of one shape (`shapes.py`) first run eagerly, which warms torch up and
+`training.capture: auto` asks for it. Batches of one shape (`batches.py`) first run eagerly, which warms torch up and
 finds out what a graph cannot hold. Then the step is recorded, and later batches are copied into its inputs and
 replayed. Some replayed steps are compared with eager ones. Whatever is in the way ends it for the trial: one line says
 why, and steps run eagerly. Every call of torch.cuda is in `CudaGraphs`; a test plays the same on a CPU."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from babeltune.data.arrays import Grouped, numbered, parts, rows_at, rows_where, zeros
-from babeltune.training.permutation import Permutation
+from babeltune.data.split import mixed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -25,6 +25,42 @@ COMPUTED_ABOVE = 1 << 22
 LONGEST_EPOCH = 16
 """An epoch's rows, over those of its language pair. Larger weights are all made smaller by one factor."""
 BLOCK = 1 << 14  # rows whose order is computed at a time
+ROUNDS = 8
+"""Four are enough to look random for large halves (Luby and Rackoff). Few bits need more, and a round is cheap."""
+
+
+class Permutation:
+    """The numbers from 0 to `size` - 1 in an order that the seed decides, as a function.
+
+    A Feistel network over the bits of a number is a permutation of a power of two (Luby and Rackoff 1988). Numbers
+    beyond the last go through it again, until one is below `size` (cycle walking: Black and Rogaway 2002). The power is
+    less than twice `size`, so less than two rounds through it are needed on average."""
+
+    def __init__(self, size: int, seed: tuple[int, ...]) -> None:
+        self.size = size
+        bits = max(2, (size - 1).bit_length())
+        self._low = np.uint64(bits // 2)
+        """Bits of the right half."""
+        self._masks = [np.uint64((1 << half) - 1) for half in (bits - bits // 2, bits // 2)]
+        self._keys = np.random.SeedSequence(seed).generate_state(ROUNDS, np.uint64)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __call__(self, places: NDArray[np.integer]) -> NDArray[np.int64]:
+        """[places] the number at each place; all places are below `size`."""
+        numbers = self._once(places.astype(np.uint64))
+        while len(beyond := np.flatnonzero(numbers >= np.uint64(self.size))):
+            numbers[beyond] = self._once(numbers[beyond])
+        return numbers.astype(np.int64)
+
+    def _once(self, numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """The network: each round scrambles one half by the other, so that it can be undone."""
+        halves = [numbers >> self._low, numbers & self._masks[1]]
+        for turn, key in enumerate(self._keys):
+            one, other = turn % 2, 1 - turn % 2
+            halves[one] = halves[one] ^ (mixed(halves[other] + key) & self._masks[one])
+        return (halves[0] << self._low) | halves[1]
 
 
 class Epoch(Protocol):

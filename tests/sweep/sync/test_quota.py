@@ -10,8 +10,7 @@ from babeltune.files import plain
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.promotion import deletion
 from babeltune.promotion.deletion import delete
-from babeltune.schema.cluster import Cluster, read_cluster
-from babeltune.schema.quota import Quota
+from babeltune.schema.cluster import Cluster, Quota, read_cluster
 from babeltune.sweep.driver.run import submit
 from babeltune.sweep.state.ledger import append_event
 from babeltune.sweep.state.log import LEDGER, log_of

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from babeltune.training.permutation import Permutation
+from babeltune.training.epochs import Permutation
 
 
 @given(size=st.integers(1, 3000), seed=st.integers(0, 2**32))

@@ -6,9 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from babeltune.data import ids
-from babeltune.data.ids import Ids, ids_in, write_ids
-from babeltune.data.prepared import read_prepared, sides_of, with_files, write_prepared
+from babeltune.data import prepared as records
+from babeltune.data.prepared import Ids, ids_in, read_prepared, sides_of, with_files, write_ids, write_prepared
 from babeltune.errors import StoreError
 from babeltune.evaluation.evaluate import evaluate
 from babeltune.files import plain
@@ -25,7 +24,7 @@ def tiny_sweep(tiny_file):
 
 @pytest.fixture
 def some(tmp_path, monkeypatch):
-    monkeypatch.setattr(ids, "MANY", 5)
+    monkeypatch.setattr(records, "MANY_IDS", 5)
     write_ids(tmp_path, SIDES)
     return ids_in(tmp_path, SIDES)
 
@@ -59,7 +58,7 @@ def test_a_file_that_is_gone_is_named(tmp_path):
 @pytest.mark.slow
 def test_a_record_names_the_file_and_its_sets_score_the_same(tiny_sweep, tmp_path, monkeypatch):
     small = prepare(tiny_sweep, tmp_path / "small")
-    monkeypatch.setattr(ids, "MANY", 4)
+    monkeypatch.setattr(records, "MANY_IDS", 4)
     large = prepare(tiny_sweep, tmp_path / "large")
     assert all(isinstance(side, Ids) for side in sides_of(large.tasks) if len(side) >= 4)
     assert any(isinstance(side, Ids) for side in sides_of(large.tasks))
@@ -81,7 +80,7 @@ def test_a_record_names_the_file_and_its_sets_score_the_same(tiny_sweep, tmp_pat
 
 @pytest.mark.slow
 def test_what_a_mining_set_is_fitted_on_is_in_the_file_too(tiny_sweep, tmp_path, monkeypatch):
-    monkeypatch.setattr(ids, "MANY", 4)
+    monkeypatch.setattr(records, "MANY_IDS", 4)
     task, *_ = prepare(tiny_sweep, tmp_path).tasks
     plain_sides = replace(task, left=tuple(task.left), right=tuple(task.right))
     nested = replace(plain_sides, fit=replace(plain_sides, left=tuple(task.right), right=tuple(task.left)))
