@@ -24,6 +24,7 @@ from sentence_transformers.sentence_transformer.losses import MultipleNegativesR
 
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.promotion.export import export_trial
+from babeltune.training.own_share import fit_temperatures
 from benchmarks.encoder import peer
 from benchmarks.quality import SHOWN, Contestant, Row, Work, add_options, run_rows, train_within
 from benchmarks.work import start
@@ -51,7 +52,7 @@ def untrained(work: Work, seconds: float, seed: int, folder: Path) -> int:
 
 
 def ours(work: Work, seconds: float, seed: int, folder: Path) -> int:
-    return train_within(work, work.trial(seed), seconds, folder)
+    return train_within(work, fit_temperatures(work.trial(seed), work.prepared), seconds, folder)
 
 
 def ranked(work: Work, seconds: float, seed: int, folder: Path, *, rate: float) -> int:

@@ -1,0 +1,69 @@
+"""The front of `search_spaces/ladder.yaml` as a table of docs/how-to/promote.md.
+
+`babeltune runs ladder --json | python -m benchmarks.ladder` writes it, and docs/measured/ladder.json."""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from babeltune.files import json_text, write_whole
+from benchmarks.__main__ import commit
+from benchmarks.readme import between_marks
+
+ROOT = Path(__file__).parents[1]
+RECORD, PAGE = ROOT / "docs/measured/ladder.json", ROOT / "docs/how-to/promote.md"
+MARK = "ladder"  # the name of the marks between which the page has the table
+SHOWN = {
+    "NTREX": "dev/ntrex/accuracy",
+    "search": "dev/search/ndcg_at_10",
+    "STS": "dev/sts/spearman",
+    "topics": "dev/topics/ari",
+}
+PARAMETERS, SPEED = "model/parameters", "model/sentences_per_second"
+SETTINGS = ("student.kind", "student.keep_layers", "student.vocabulary")
+
+
+def record_of(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What the table says of each row: trials by their student, other models by their name. A teacher has no size."""
+    kept = []
+    for row in rows:
+        params, metrics = row["params"], row["metrics"]
+        if PARAMETERS in metrics:
+            scores = {title: metrics[metric] for title, metric in SHOWN.items()}
+            student = {name: params[name] for name in SETTINGS if name in params}
+            size = {"parameters": metrics[PARAMETERS], "speed": metrics[SPEED]}
+            kept.append({"name": row["name"], "student": student, **size, "scores": scores})
+    return sorted(kept, key=lambda row: row["parameters"])
+
+
+def words_of(row: Mapping[str, Any]) -> str:
+    """A row's student in words."""
+    student = row["student"]
+    if not student:
+        return str(row["name"])
+    if student["student.kind"] == "static":
+        return f"static, {student['student.vocabulary']:,} tokens"
+    return f"{student['student.keep_layers']} layers, trimmed"
+
+
+def table(record: Mapping[str, Any]) -> str:
+    """Size, speed and dev scores of each student, the smallest first, as Markdown."""
+    heads = ["student", "million weights", "MB", "sentences/s", *SHOWN]
+    lines = [f"| {' | '.join(heads)} |", f"| --- |{' --: |' * (len(heads) - 1)}"]
+    for row in record["rows"]:
+        millions = row["parameters"] / 1e6
+        cells = [words_of(row), f"{millions:.1f}", f"{4 * millions:.0f}", f"{row['speed']:,.0f}"]
+        lines.append(f"| {' | '.join([*cells, *(f'{score:.3f}' for score in row['scores'].values())])} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    record = {"commit": commit(), "rows": record_of(json.load(sys.stdin))}
+    write_whole(RECORD, (json_text(record, indent=1) + "\n").encode())
+    write_whole(PAGE, between_marks(PAGE.read_text(encoding="utf-8"), MARK, table(record)).encode())
+
+
+if __name__ == "__main__":
+    main()
