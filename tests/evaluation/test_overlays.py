@@ -229,7 +229,7 @@ def test_indias_sets_are_every_two_of_twenty_languages(tmp_path, monkeypatch):
     _, sets = sweep_with("mteb_indic", tmp_path, monkeypatch)
     multiway(tmp_path, "mteb/IN22ConvBitextMining", "test", all_columns(sets, "mteb/IN22ConvBitextMining"))
     _, scores = scored("mteb_indic", tmp_path, monkeypatch)
-    assert len([name for name in scores if name.count("/") == 3 and name.endswith("/f1")]) == 190
+    assert len([name for name in scores if name.count("/") == 3 and name.endswith("/f1")]) == 190 + 20
     expected = (171 + 19 * 4 / 6) / 190
     assert scores["test/indic_bitext/accuracy"] == pytest.approx(expected), "one of the languages is partly wrong"
 
