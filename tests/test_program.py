@@ -57,6 +57,16 @@ def test_a_command_imports_nothing_from_the_folder_in_which_the_user_stands(tmp_
             assert (done.returncode, done.stderr) == (0, ""), (command, path)
 
 
+@pytest.mark.parametrize(("given", "spins"), [({}, b"30000"), ({"GOMP_SPINCOUNT": "7"}, b"7")])
+def test_threads_of_what_a_command_starts_spin_briefly(given, spins, monkeypatch):
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    code = (
+        "import subprocess; from babeltune.program import run_program\n"
+        "run_program(lambda: subprocess.run(['printenv', 'GOMP_SPINCOUNT'], check=True))"
+    )
+    assert run(code=code, **given).stdout.strip() == spins
+
+
 @pytest.mark.parametrize(("typed", "offered"), [("pl", b"plan\n"), ("runs --la", b"--languages\n")])
 def test_a_shell_completes_commands_and_options(typed, offered):
     words = {"COMP_WORDS": f"babeltune {typed}", "COMP_CWORD": str(len(typed.split()))}

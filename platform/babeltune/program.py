@@ -37,6 +37,9 @@ def run_program(command: Callable[[], object], show: Callable[[str], None] | Non
     os.environ["PYTHONSAFEPATH"] = "1"
     if "PYTHONPATH" in os.environ:
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, os.environ["PYTHONPATH"].split(os.pathsep)))
+    # Torch's threads spin while they wait for one another, 300,000 times by default. Beside other work that takes the
+    # core of the thread they wait for.
+    os.environ.setdefault("GOMP_SPINCOUNT", "30000")
     use_utf8()
     open_closed_streams()
     # Registered first, so run last: Python then takes its handlers away, and a late Ctrl-C would kill the process.
