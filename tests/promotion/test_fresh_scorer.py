@@ -33,6 +33,21 @@ def test_the_process_says_how_far_it_is_batch_by_batch(scoring_process, tiny_fil
     assert [done for _, done, _ in seen] == sorted(done for _, done, _ in seen)
 
 
+def test_a_model_beside_which_several_are_judged_is_scored_once(scoring_process, tiny_file):
+    sweep = read_sweep(tiny_file)
+    tasks = read_tasks(sweep.data.dev, data_root(sweep), sweep.data)
+    bought, steps, answers = {"baseline mE5": model_of(sweep.teacher)}, [], []
+    for asked in (tasks, tasks, tasks[:1]):
+        seen = []
+        with listening(lambda *step, seen=seen: seen.append(step)):
+            answers.append(scoring_process().scored(bought, asked, "test", remembered=True))
+        steps.append(len(seen))
+    assert answers[0] == answers[1] == scoring_process().scored(bought, tasks, "test")
+    assert steps[0] > 0
+    assert steps[1] == 0
+    assert steps[2] > 0, "other sets are another question"
+
+
 def texts_of(task):
     found = []
     task.mapped(lambda text, language: found.append((text, language)) or text)

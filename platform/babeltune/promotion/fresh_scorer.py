@@ -95,12 +95,16 @@ class FreshScorer:
         prefix: str,
         prompt: str | None = None,
         target: Target | None = None,
+        *,
+        remembered: bool = False,
     ) -> dict[str, tuple[Scores, Outcomes]]:
         """The metrics of each model (name -> folder or hub id) on the tasks, and what every item came out as.
 
         `prompt` is put before every sentence; without it, the model's own one is. `target` encodes the right sides of
-        tasks with `right_model: teacher`. Raises `PromotionError` with the process's last words when it fails."""
+        tasks with `right_model: teacher`. With `remembered`, models that the same question named before are not scored
+        again. Raises `PromotionError` with the process's last words when it fails."""
         request = {"models": models, "prefix": prefix, "prompt": prompt, "target": plain(target)}
+        request["remembered"] = remembered
         answer = self._answer({**request, **_numbered(tasks)})
         return {name: (scores, items) for name, (scores, items) in answer.items()}
 
@@ -305,6 +309,8 @@ def answered(request: str) -> dict[str, Any]:
     """The answer to one request: scores and items of each model, or scores of a teacher. Other requests ask for the
     dimensions of each model and of the target (`""`), for vectors, or for what is nearest to sentences."""
     message = json.loads(request)
+    if message.get("remembered"):
+        return remembered_scores(request)
     if "teacher" in message:
         try:
             return {"scores": teacher_scores(request)}
@@ -331,7 +337,13 @@ def answered(request: str) -> dict[str, Any]:
     }
 
 
-@lru_cache(maxsize=2)  # the rungs of a front are judged beside one teacher
+@lru_cache(maxsize=2)  # the rungs of a front are judged beside the same models
+def remembered_scores(request: str) -> dict[str, Any]:
+    """The answer to a request for scores, made once."""
+    return answered(json.dumps(json.loads(request) | {"remembered": False}))
+
+
+@lru_cache(maxsize=2)  # and beside one teacher
 def teacher_scores(request: str) -> Scores:
     """The metrics of the raw teacher that the request asks for; `TeacherError` if it cannot be had."""
     message = json.loads(request)

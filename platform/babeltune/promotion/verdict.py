@@ -136,7 +136,8 @@ def _on_sealed_tests(
     with opened():
         openings = record_opening(candidate.folder.path.parents[1], checkpoint_name, models["model"], sets)
     bought, lost = ({}, []) if shared is not None else baselines_of(candidate)
-    scored = rescore.scored(models | _folder_of(champion) | bought, tests, "test", target=shared)
+    scored = rescore.scored(models | _folder_of(champion), tests, "test", target=shared)
+    scored |= rescore.scored(bought, tests, "test", target=shared, remembered=True)
     teacher, missing = _of_teacher(candidate, rescore, tests)
     scores, chance = {name: each for name, (each, _) in scored.items()}, chance_of(tests)
     dirty = contaminated(candidate.prepared.counts)
