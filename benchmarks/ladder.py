@@ -60,7 +60,15 @@ def table(record: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    record = {"commit": commit(), "rows": record_of(json.load(sys.stdin))}
+    try:
+        rows = record_of(json.load(sys.stdin))
+    except (ValueError, TypeError, KeyError) as error:
+        raise SystemExit(f"standard input is not what `babeltune runs SWEEP --json` prints ({error!r})") from error
+    if not rows:
+        raise SystemExit(
+            "no row on standard input has a size: pipe `babeltune runs SWEEP --json` of a sweep that has run"
+        )
+    record = {"commit": commit(), "rows": rows}
     write_whole(RECORD, (json_text(record, indent=1) + "\n").encode())
     write_whole(PAGE, between_marks(PAGE.read_text(encoding="utf-8"), MARK, table(record)).encode())
 
