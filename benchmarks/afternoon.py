@@ -13,6 +13,7 @@ import shlex
 import subprocess
 import sys
 import time
+import venv
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -35,6 +36,7 @@ TABLE, MEMORY = {"FR": "fra", "DE": "deu"}, ("jpn", "tanaka_enja")
 OTHER = "spa"  # the language of the queries that drift, which the model was not trained on
 QUESTION = "A storm is coming to the coast."
 PORT = 20611
+EXTRAS = "quickstart,serve,faiss"  # what the commands need besides the product
 
 
 @dataclass(frozen=True)
@@ -117,10 +119,20 @@ def commands(submit: str) -> list[Step]:
     ]
 
 
-def run(step: Step, place: Path) -> tuple[Step, str]:
+def install(place: Path) -> tuple[list[Step], Path]:
+    """A new environment with this checkout in it, as the first step, and its interpreter."""
+    begun, python = time.monotonic(), place / "environment" / "bin" / "python"
+    print("installing", flush=True)
+    venv.create(python.parents[1], with_pip=True)
+    pip = [str(python), "-m", "pip", "install", "--quiet", "--constraint", str(ROOT / "constraints.txt")]
+    subprocess.run([*pip, f"{ROOT}[{EXTRAS}]"], check=True)
+    return [Step(f"pip install 'babeltune[{EXTRAS}]'", seconds=round(time.monotonic() - begun, 1))], python
+
+
+def run(step: Step, place: Path, python: Path) -> tuple[Step, str]:
     """The command with what it took, and what it printed. `SystemExit` if it ends as it should not."""
     print(f"$ {step.command}", flush=True)
-    words = [sys.executable, "-P", "-m", "babeltune.cli", *shlex.split(step.command)[1:], "--json"]
+    words = [str(python), "-P", "-m", "babeltune.cli", *shlex.split(step.command)[1:], "--json"]
     environment = {**os.environ, "BABELTUNE_HOME": str(place / "storage")}
     begun = time.monotonic()
     with subprocess.Popen(words, cwd=place, env=environment, stdout=subprocess.PIPE, text=True) as process:
@@ -158,7 +170,8 @@ def table(record: dict[str, Any]) -> str:
     lines.append(f"| all | {sum(step['seconds'] for step in record['steps']) / 60:.0f} |")
     before, after = (size / 1e6 for size in record["sizes"])
     words = (
-        f"\nOf {record['pairs']:,} pairs, the best of {record['trials']} trials finds {record['accuracy']:.3f} of the "
+        f"\nThe minutes are of {record['cores']} cores, whose load average was {record['load']:.1f} before.\n"
+        f"Of {record['pairs']:,} pairs, the best of {record['trials']} trials finds {record['accuracy']:.3f} of the "
         f"sealed translations, and the untrained student {record['untrained']:.3f}.\n"
         f"In eight bits it has {after:.1f} MB instead of {before:.1f} MB, and the dev sets lose {record['lost']:.4f}.\n"
     )
@@ -177,27 +190,31 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=4_000, help="of each language")
     parser.add_argument("--submit", default=" --trials 4", help="more options of `submit`")
     parser.add_argument("--place", type=Path, help="a folder that stays, for benchmarks.exports")
+    parser.add_argument("--python", type=Path, help="an interpreter that has the product, instead of a new environment")
     parser.add_argument("--json", type=Path, help=f"the record; {RECORD.name} also writes the page")
     options = parser.parse_args()
     if not options.data.is_dir():
         sys.exit(f"no corpora in {options.data}; set BABELTUNE_DATA to the folder of the shared data")
+    load = os.getloadavg()[0]
     with TemporaryDirectory() if options.place is None else nullcontext(options.place) as name:
         place = Path(name)
         place.mkdir(exist_ok=True)
         write_files(place, options.data, options.rows)
-        steps, printed = zip(*(run(step, place) for step in commands(options.submit)), strict=True)
+        installed, python = ([], options.python) if options.python else install(place)
+        steps, printed = zip(*(run(step, place, python) for step in commands(options.submit)), strict=True)
     made, _, swept, _, decision, small, *_ = (json.loads(each) for each in printed)
     test = next(metric for metric in decision["test"] if metric.count("/") == 2 and metric.endswith("/accuracy"))
     record = {
         "commit": commit(),
         "cores": os.cpu_count(),
+        "load": load,
         "pairs": sum(file["rows"] for file in made["files"]),
         "trials": sum(row["name"][1:].isdigit() for row in swept["leaderboard"]),
         "accuracy": decision["test"][test],
         "untrained": decision["untrained"][test],
         "sizes": small["sizes"],
         "lost": max(small["losses"].values()),
-        "steps": [asdict(step) for step in steps],
+        "steps": [asdict(step) for step in (*installed, *steps)],
     }
     print(table(record))
     if options.json:

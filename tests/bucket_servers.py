@@ -149,6 +149,10 @@ class GS:
     def _object(self, key: str) -> str:
         return f"{self.address}/storage/v1/b/{BUCKET}/o/{quote(key, safe='')}"
 
+    def keys(self, prefix: str = "") -> list[str]:
+        listed = requests.get(f"{self.address}/storage/v1/b/{BUCKET}/o", {"prefix": prefix}, timeout=PATIENCE_S)
+        return [each["name"] for each in listed.json().get("items", ())]
+
     def get(self, key: str) -> bytes:
         return requests.get(f"{self._object(key)}?alt=media", timeout=PATIENCE_S).content
 

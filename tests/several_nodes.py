@@ -55,12 +55,17 @@ SCENE_S = 1.5 * PATIENCE_S
 
 
 @contextmanager
-def nodes(*cpus, gpus=0, **head):
+def nodes(*cpus, gpus=0, mirrors=None, **head):
     """A head without CPUs, on which this driver is, and nodes with so many (and GPUs in name): the cluster and its
-    worker nodes."""
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **HERE, **head})
+    worker nodes. Each node's mirror of a bucket is in `mirrors`, by number from the head."""
+    places = [{} if mirrors is None else {"env_vars": {"BABELTUNE_CACHE": str(mirrors / str(n))}} for n in range(9)]
+    alone = {"num_cpus": 0, "include_dashboard": False, **HERE, **places[0]}
+    cluster = Cluster(initialize_head=True, head_node_args={**alone, **head})
     try:
-        workers = [cluster.add_node(num_cpus=count, num_gpus=gpus, **HERE) for count in cpus]
+        workers = [
+            cluster.add_node(num_cpus=count, num_gpus=gpus, **HERE, **place)
+            for count, place in zip(cpus, places[1:], strict=False)
+        ]
         ray.init(
             address=cluster.address,
             log_to_driver=False,
@@ -490,18 +495,20 @@ def noted(path, place, function, *more):
 
 
 def share_a_sweep(folder):
-    """A sweep from its file to its leaderboard, on three nodes that share all that can be shared: its trials, and how
-    many nodes prepared the data."""
+    """A sweep from its file to its leaderboard, on three nodes that share all that can be shared, with a storage in a
+    folder or a bucket: its trials with the metrics of each report, and how many nodes prepared the data."""
     sweep, noted = read_sweep(folder / "sweep.yaml"), folder / "nodes"
     noted.mkdir()
-    run = attempt.ray_shards
-    with nodes(1, 1, 1) as (cluster, _), tiny_shards(texts=300, size=1 << 14), pytest.MonkeyPatch.context() as patch:
+    os.environ["BABELTUNE_CACHE"] = str(folder / "mirrors" / "driver")
+    run, storage = attempt.ray_shards, os.environ.get("BUCKET_URI", str(folder / "three"))
+    shared = nodes(1, 1, 1, mirrors=folder / "mirrors")
+    with shared as (cluster, _), tiny_shards(texts=300, size=1 << 14), pytest.MonkeyPatch.context() as patch:
         patch.setattr(attempt, "ray_shards", lambda function, some, **how: run(*noting(noted, function, some), **how))
-        storage = folder / "three"
-        where = ClusterFile(address=cluster.address, storage=str(storage), mlflow=f"sqlite:///{storage}/mlflow.db")
+        where = ClusterFile(address=cluster.address, storage=storage, mlflow=f"sqlite:///{folder}/mlflow.db")
         swept = submit(sweep, where)
-    rows = [[row.name, row.state, row.params] for row in leaderboard(swept) if row.params]
-    return {"folder": str(swept.path), "state": swept.state(), "rows": rows, "nodes": len(list(noted.iterdir()))}
+    trials = log_of(swept.path).trials.values()
+    rows = [[t.name, t.state, t.params, [report.metrics for report in t.reports]] for t in trials]
+    return {"state": swept.state(), "rows": rows, "nodes": len(list(noted.iterdir()))}
 
 
 def noting(place, function, arguments):
@@ -521,19 +528,17 @@ def share_a_bucket(folder):
     """A sweep whose storage is a bucket, on nodes with a mirror each. The first tasks that tokenize and that encode are
     killed when the bucket has their files and not their records. What passed through the driver, in bytes by what it
     was, and what is in its mirror."""
-    passed, mirrors = Counter(), {name: str(folder / name) for name in ("driver", "head", "one", "two")}
-    os.environ["BABELTUNE_CACHE"] = mirrors["driver"]
+    passed, mirror = Counter(), folder / "mirrors" / "driver"
+    os.environ["BABELTUNE_CACHE"] = str(mirror)
     run, uri = attempt.ray_shards, os.environ["BUCKET_URI"]
-    with nodes(env_vars={"BABELTUNE_CACHE": mirrors["head"]}) as (cluster, _), pytest.MonkeyPatch.context() as patch:
-        for name in ("one", "two"):
-            cluster.add_node(num_cpus=1, env_vars={"BABELTUNE_CACHE": mirrors[name]}, **HERE)
+    with nodes(1, 1, mirrors=folder / "mirrors") as (cluster, _), pytest.MonkeyPatch.context() as patch:
         for module in (teacher, tokens):
             patch.setattr(module, "SHARD_ROWS", (100, 100))
         patch.setattr(attempt, "ray_shards", lambda function, some, **how: run(*dying(folder, function, some), **how))
         count_passing(patch, passed)
         where = ClusterFile(address=cluster.address, storage=uri, mlflow=f"sqlite:///{folder}/mlflow.db")
         swept = submit(read_sweep(folder / "sweep.yaml"), where)
-    here = sorted({path.name.partition("-")[0] for path in Path(mirrors["driver"]).rglob("*.bin")})
+    here = sorted({path.name.partition("-")[0] for path in mirror.rglob("*.bin")})
     killed = sorted(path.stem for path in folder.glob("*.killed"))
     return {"state": swept.state(), "passed": dict(passed), "killed": killed, "here": here}
 

@@ -18,7 +18,8 @@ PAGE = afternoon.PAGE.read_text(encoding="utf-8")
 def test_the_table_of_the_tutorial_is_the_records():
     record = json.loads(afternoon.RECORD.read_text(encoding="utf-8"))
     assert afternoon.with_table(PAGE, record) == PAGE
-    commands = [step.command for step in afternoon.commands(" --trials 4")]
+    installed = f"pip install 'babeltune[{afternoon.EXTRAS}]'"
+    commands = [installed, *(step.command for step in afternoon.commands(" --trials 4"))]
     assert [step["command"] for step in record["steps"]] == commands
     for name in ("init", "submit", "promote", "export", "index", "search", "serve", "push", "check"):
         assert any(command.startswith(f"babeltune {name} ") for command in commands)
@@ -53,7 +54,8 @@ def test_the_files_are_as_messy_as_the_page_says(tmp_path):
 @pytest.mark.long
 def test_an_afternoon_ends_as_it_should(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["afternoon", "--data", str(DATA), "--rows", "300", "--submit", " --trials 1"])
-    monkeypatch.setattr(sys, "argv", [*sys.argv, "--json", str(tmp_path / "record.json")])
+    more = ["--python", sys.executable, "--json", str(tmp_path / "record.json")]
+    monkeypatch.setattr(sys, "argv", [*sys.argv, *more])
     afternoon.main()
     record = json.loads((tmp_path / "record.json").read_text(encoding="utf-8"))
     assert [step["exit"] for step in record["steps"]] == [0] * 11 + [4]

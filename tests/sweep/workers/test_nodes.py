@@ -213,7 +213,8 @@ def test_several_nodes_clean_a_corpus_together_to_the_bytes_of_one_process(tmp_p
 
 
 @pytest.mark.long
-def test_a_sweep_on_three_nodes_has_the_stores_and_scores_of_one(tiny_file, tmp_path):
+@pytest.mark.parametrize("storage", ["folder", "s3", "gs"])
+def test_a_sweep_on_three_nodes_has_the_stores_and_scores_of_one(storage, tiny_file, tmp_path, request):
     values = yaml.safe_load(tiny_file.read_text())
     values["data"] |= {"overlap": "near", "split": {"pairs": 40}}
     values["sampler"]["points"] = [
@@ -221,16 +222,20 @@ def test_a_sweep_on_three_nodes_has_the_stores_and_scores_of_one(tiny_file, tmp_
     ]
     values["budget"]["trials"] = 3
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(values))
-    saw = play("share_a_sweep", tmp_path)
+    server = None if storage == "folder" else request.getfixturevalue(storage)
+    saw = play("share_a_sweep", tmp_path, **({} if server is None else {"BUCKET_URI": f"{server.uri}/three"}))
     assert (saw["nodes"], saw["state"]) == (3, "finished")
     assert sorted(row[:2] for row in saw["rows"]) == [[f"t000{number}", "finished"] for number in range(3)]
     sweep = read_sweep(tmp_path / "sweep.yaml")
     prepared = prepare(sweep, tmp_path / "alone")
-    assert files_in(tmp_path / "three" / "stores") == files_in(tmp_path / "alone" / "stores")
-    for name, _, params in saw["rows"]:
+    alone = files_in(tmp_path / "alone" / "stores")
+    there = files_in(tmp_path / "three" / "stores") if server is None else files_in_bucket(server, "three/stores/")
+    assert there == {name: digest for name, digest in alone.items() if server is None or not name.startswith(".")}
+    for name, _, params, reports in saw["rows"]:
         trial, reporter = make_trial(sweep, int(name[1:]), params), Mock(**{"stopped.return_value": False})
         train(trial, prepared, tmp_path / name, reporter, ProcessGroup(), torch.device("cpu"))
-        assert scores_in(tmp_path / name) == scores_in(Path(saw["folder"]) / "trials" / name)
+        alone = [dev_scores(report.metrics) for report in read_reports(tmp_path / name)]
+        assert alone == [dev_scores(metrics) for metrics in reports]
 
 
 @pytest.mark.long
@@ -245,12 +250,8 @@ def test_with_a_bucket_tasks_write_the_stores_and_the_driver_passes_no_vectors_o
             patch.setattr(module, "SHARD_ROWS", (100, 100))
         prepare(read_sweep(tmp_path / "sweep.yaml"), tmp_path / "alone")
     alone = files_in(tmp_path / "alone" / "stores")
-    keys = {key.removeprefix("shared/stores/"): key for key in s3.keys("shared/stores/")}
-    there = {
-        name: hashlib.sha256(s3.get(key)).hexdigest() for name, key in keys.items() if PACKAGE_MANIFEST not in name
-    }
     passed_on = re.compile(r"(prepared|teacher|tokenizer|tokens)-.*")
-    assert there == {name: digest for name, digest in alone.items() if passed_on.fullmatch(name)}
+    assert files_in_bucket(s3, "shared/stores/") == {name: alone[name] for name in alone if passed_on.fullmatch(name)}
     shards = list((tmp_path / "alone" / "stores").rglob("*-[0-9]*-*.bin"))
     assert len({path.name.partition("-")[0] for path in shards}) == 3
     passed = saw["passed"]
@@ -273,10 +274,14 @@ def files_in(stores):
     return {str(path.relative_to(stores)): sha256_of(path) for path in stores.rglob("*") if path.is_file()}
 
 
-def scores_in(trial):
-    """The dev scores of each report."""
-    found = [report.metrics for report in read_reports(trial)]
-    return [{name: value for name, value in metrics.items() if name.startswith("dev/")} for metrics in found]
+def files_in_bucket(server, prefix):
+    """`files_in` stores under the prefix, without the lists of their files that only a bucket has."""
+    keys = {key.removeprefix(prefix): key for key in server.keys(prefix) if PACKAGE_MANIFEST not in key}
+    return {name: hashlib.sha256(server.get(key)).hexdigest() for name, key in keys.items()}
+
+
+def dev_scores(metrics):
+    return {name: value for name, value in metrics.items() if name.startswith("dev/")}
 
 
 def test_one_node_is_not_several(ray_cluster):

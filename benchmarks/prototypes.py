@@ -1,0 +1,249 @@
+"""What two engines that were tried and dropped cost beside ours: obstore for small objects, and DuckDB for text.
+
+`docs/architecture.md` says why they were dropped. The project needs neither, so `pip install obstore duckdb` comes
+before. Objects go to an S3 server (moto) of another process: each is written if it is absent, and then read. Text is
+the corpus of `benchmarks.corpus`: three tables are read, and long, equal, repeated and sealed sentences go. Both must
+keep the same number of pairs. Our own function makes the keys of both. Memory is the peak of anonymous memory. At last
+two writers meet in a folder, and three files are read that are not as they should be. `python -m benchmarks.prototypes`
+writes docs/measured/prototypes.json and the table of docs/architecture.md."""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import duckdb  # type: ignore[import-not-found, unused-ignore]
+import fsspec
+import obstore  # type: ignore[import-not-found, unused-ignore]
+import pyarrow as pa
+from obstore.store import LocalStore, S3Store  # type: ignore[import-not-found, unused-ignore]
+
+from babeltune.data.corpus import build_corpus
+from babeltune.data.sources import read_source
+from babeltune.data.text_keys import text_key
+from babeltune.errors import DataError
+from babeltune.files import json_text, write_whole
+from babeltune.schema.records import Bitext, CsvSource, Data
+from babeltune.storage.object_store import ObjectStore
+from benchmarks.__main__ import commit
+from benchmarks.bucket_requests import BUCKET, Counted, server
+from benchmarks.corpus import make_data, watched
+from benchmarks.race import in_own_process
+from benchmarks.readme import MEASURED, ROOT, between_marks
+
+RECORD, PAGE = MEASURED / "prototypes.json", ROOT / "docs" / "architecture.md"
+MARK = "the prototypes' figures"  # the name of the marks between which the page has the table
+TIMES = 5  # rounds
+OBJECTS, ROUNDS, BYTES = 200, 200, 1_000  # small objects, meetings of two writers, and the bytes of an object
+PAIRS = int(os.environ.get("PAIRS", "500000"))
+ROWS = 1_000  # rows of the files that are not as they should be
+KEPT = """
+WITH rows AS (
+  {rows}
+), keyed AS (
+  SELECT *, key(l) AS a, key(r) AS b FROM rows WHERE length(l) <= {longest} AND length(r) <= {longest}
+), sealed AS MATERIALIZED (
+  {sealed}
+)
+SELECT count(*) FROM (
+  SELECT DISTINCT pair, a, b FROM keyed
+  WHERE a <> b AND a NOT IN (SELECT key FROM sealed) AND b NOT IN (SELECT key FROM sealed)
+)
+"""
+TABLE = "read_csv('{}', delim='\t', header=true, all_varchar=true, quote='', escape='')"
+ROW = "{},je dis «{}» demain\n"  # of the files that are not as they should be
+BAD = {
+    "a quotation mark without its second": 'eng,fra\n1,"un\n',
+    "a bare carriage return in a line": "eng,fra\n1,un\rdeux\n",
+    "lines that end in two ways": "eng,fra\r\n1,un\r\n",
+}
+
+
+@contextlib.contextmanager
+def bucket() -> Iterator[None]:
+    """An S3 server in a process of its own, so that its CPU time is nobody's."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs,))
+    process.start()
+    os.environ |= ours.recv()
+    try:
+        yield
+    finally:
+        os.kill(process.pid or 0, signal.SIGTERM)
+        process.join()
+
+
+def _serve(pipe: Any) -> None:
+    with server(Counted()):
+        pipe.send({name: value for name, value in os.environ.items() if name.startswith("AWS_")})
+        threading.Event().wait()
+
+
+def objects(engine: str) -> tuple[float, float]:
+    """Seconds and CPU seconds of writing small objects and reading them."""
+    data = b"x" * BYTES
+    begun, cpu = time.monotonic(), time.process_time()
+    if engine == "obstore":
+        store = S3Store(BUCKET, endpoint=os.environ["AWS_ENDPOINT_URL"], client_options={"allow_http": True})
+        for number in range(OBJECTS):
+            obstore.put(store, f"theirs/{time.time_ns()}-{number}", data, mode="create")
+        for entry in obstore.list(store, "theirs/").collect():
+            assert bytes(obstore.get(store, entry["path"]).bytes()) == data
+    else:
+        mine = ObjectStore(f"s3://{BUCKET}/ours")
+        for number in range(OBJECTS):
+            mine.write_if(f"{time.time_ns()}-{number}", data, None)
+        for key in mine.entries():
+            assert mine.read(key) == data
+    return time.monotonic() - begun, time.process_time() - cpu
+
+
+def both_won(write: Callable[[Path, int], bool]) -> int:
+    """In how many meetings both writers of one name in a folder were told that they made it."""
+    doubled = 0
+    with TemporaryDirectory() as folder:
+        for number in range(ROUNDS):
+            barrier = threading.Barrier(2)
+            won: list[bool] = []
+
+            def meet(who: int, path: Path = Path(folder) / f"{number}", barrier: Any = barrier, won: Any = won) -> None:
+                barrier.wait()
+                won.append(write(path, who))
+
+            writers = [threading.Thread(target=meet, args=(who,)) for who in range(2)]
+            for each in writers:
+                each.start()
+            for each in writers:
+                each.join()
+            doubled += won == [True, True]
+    return doubled
+
+
+def by_fsspec(path: Path, who: int) -> bool:
+    """Whether the file was made."""
+    try:
+        fsspec.filesystem("file").pipe_file(str(path), b"%d" % who, mode="create")
+    except FileExistsError:
+        return False
+    return True
+
+
+def by_obstore(path: Path, who: int) -> bool:
+    """Whether the file was made."""
+    try:
+        obstore.put(LocalStore(path.parent), path.name, b"%d" % who, mode="create")
+    except FileExistsError:
+        return False
+    return True
+
+
+def text(engine: str, pairs: int) -> tuple[int, float, int]:
+    """Pairs that are left, CPU seconds, and the peak of memory in bytes."""
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        data = make_data(folder, pairs)
+        data = replace(data, overlap="exact", split=None, train=tuple(replace(each, cap=None) for each in data.train))
+        cpu = time.process_time()
+        with watched() as peak:
+            kept = in_sql(data, folder) if engine == "duckdb" else len(build_corpus(data, folder, 0).pairs)
+        return kept, time.process_time() - cpu, peak()
+
+
+def in_sql(data: Data, folder: Path) -> int:
+    """The pairs that DuckDB leaves. Keys come from a Python function over Arrow batches."""
+    database = duckdb.connect(config={"threads": 1, "memory_limit": "300MB", "temp_directory": str(folder / "spill")})
+    key = lambda texts: pa.array([text_key(each.strip()) for each in texts.to_pylist()], pa.string())  # noqa: E731
+    database.create_function("key", key, ["VARCHAR"], "VARCHAR", type="arrow")
+    sets = [task.source for task in (*data.dev, *data.test) if isinstance(task, Bitext)]
+    train, sealed = (
+        [(TABLE.format(folder / str(each.path)), *(each.columns or ())) for each in some] for some in (data.train, sets)
+    )
+    rows = "\n  UNION ALL ".join(
+        f"SELECT '{left}-{right}' AS pair, {left} AS l, {right} AS r FROM {table}" for table, left, right in train
+    )
+    keys = "\n  UNION ".join(f"SELECT key({side}) AS key FROM {table}" for table, *sides in sealed for side in sides)
+    found = database.execute(KEPT.format(rows=rows, sealed=keys, longest=data.max_characters)).fetchone()
+    assert found is not None
+    return int(found[0])
+
+
+def rows_read(engine: str, bad: str) -> str:
+    """How many of a table's rows are read if one of them is so, or that the file is refused."""
+    with TemporaryDirectory() as name:
+        path = Path(name) / "rows.csv"
+        half = "".join(ROW.format(number, number) for number in range(ROWS // 2))
+        write_whole(path, (BAD[bad] + half * 2).encode())
+        try:
+            if engine == "duckdb":
+                table = f"read_csv('{path}', header=true, delim=',', quote='\"', all_varchar=true, store_rejects=true)"
+                with duckdb.connect() as database:
+                    ((found,),) = database.execute(f"SELECT count(*) FROM {table}").fetchall()
+                    ((told,),) = database.execute("SELECT count(*) FROM reject_errors").fetchall()
+                return f"{found} rows, {told} reported"
+            source = CsvSource(
+                name="bad", path="rows.csv", columns={"eng": "eng", "fra": "fra"}, on_error="drop", max_dropped=1
+            )
+            rows = read_source(source, Path(name), others={})
+            return f"{len(rows)} rows, {sum(rows.dropped.values())} reported"
+        except (DataError, duckdb.Error):
+            return "refused"
+
+
+def shown(rounds: Sequence[Mapping[str, Sequence[float]]], engine: str, figure: int, per: float) -> str:
+    """The median of a figure, and its least and largest round."""
+    each = sorted(some[engine][figure] / per for some in rounds)
+    return f"{statistics.median(each):,.3g} ({each[0]:,.3g} to {each[-1]:,.3g})"
+
+
+def table(record: Mapping[str, Any]) -> str:
+    """The record as Markdown."""
+    lines = ["| what | ours | tried |", "|---|--:|--:|"]
+    works = (
+        ("objects", "obstore, ms of an object that is written and read", 0, OBJECTS / 1000),
+        ("objects", "obstore, CPU ms of it", 1, OBJECTS / 1000),
+        ("texts", f"DuckDB, CPU µs of a pair of {record['pairs']:,}", 1, record["pairs"] / 1e6),
+        ("texts", "DuckDB, peak of memory in MB", 2, 1e6),
+    )
+    for name, what, figure, per in works:
+        ours, tried = (shown(record[name], engine, figure, per) for engine in record[name][0])
+        lines.append(f"| {what} | {ours} | {tried} |")
+    for engine, doubled in record["both_won"].items():
+        lines.append(f"| {engine} in a folder, meetings of {ROUNDS} that both writers won | – | {doubled} |")
+    for bad, read in record["bad_rows"].items():
+        lines.append(f"| DuckDB, {ROWS:,} rows of CSV and one with {bad} | {read['ours']} | {read['duckdb']} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Measures, and writes the record and the page."""
+    record: dict[str, Any] = {
+        "commit": commit(),
+        "load": os.getloadavg(),
+        "versions": {"obstore": obstore.__version__, "duckdb": duckdb.__version__},
+        "pairs": PAIRS,
+        "texts": [{name: in_own_process(text, name, PAIRS) for name in ("ours", "duckdb")} for _ in range(TIMES)],
+        "both_won": {"fsspec": both_won(by_fsspec), "obstore": both_won(by_obstore)},
+        "bad_rows": {bad: {name: rows_read(name, bad) for name in ("ours", "duckdb")} for bad in BAD},
+    }
+    with bucket():
+        record["objects"] = [
+            {name: in_own_process(objects, name) for name in ("ours", "obstore")} for _ in range(TIMES)
+        ]
+    if other := [some for some in record["texts"] if some["ours"][0] != some["duckdb"][0]]:
+        sys.exit(f"the two leave different numbers of pairs: {other[0]}")
+    write_whole(RECORD, (json_text(record, indent=1) + "\n").encode())
+    write_whole(PAGE, between_marks(PAGE.read_text(encoding="utf-8"), MARK, table(record)).encode())
+
+
+if __name__ == "__main__":
+    main()
