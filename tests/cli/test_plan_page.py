@@ -1,7 +1,6 @@
 """`babeltune plan`: a summary that fits a screen, with time, memory, and what the dev set can tell apart."""
 
 import io
-import json
 from dataclasses import replace
 
 import pytest
@@ -201,9 +200,7 @@ def test_a_machine_has_as_many_groups_as_its_cores_and_the_trials_allow(tiny_fil
 
 
 def test_plan_times_the_default_trial_on_this_machine(command, tiny_file):
-    code, out, err = command("plan", tiny_file, "--samples", 0, "--json")
-    assert code == 0, err
-    plan = json.loads(out)
+    plan = command.document("plan", tiny_file, "--samples", 0)
     assert plan["not_measured"] == ""
     assert 0 < plan["estimate"]["trial_s"] <= plan["estimate"]["total_s"]
     assert plan["estimate"]["memory_bytes"] is None or plan["estimate"]["memory_bytes"] > 600 * 2**20

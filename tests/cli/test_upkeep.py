@@ -43,8 +43,7 @@ def folder(storage, tiny_file):
 
 
 def listed(command, *options):
-    code, out, err = command("runs", "--json", *options)
-    assert code == 0, err
+    out = command.prints("runs", "--json", *options)
     return {line["sweep"]: line for line in json.loads(out)}
 
 
@@ -167,9 +166,7 @@ def test_a_deleted_sweep_leaves_no_file_and_says_what_stays(command, folder):
     assert "stays: " in err
     assert err.endswith("add --yes, or run it on a terminal\n")
     assert folder.path.exists()
-    code, out, err = command("delete", "tiny", "--yes", "--json")
-    assert code == 0, err
-    going = json.loads(out)
+    going = command.document("delete", "tiny", "--yes")
     assert (going["sweep"], going["trials"], going["checkpoints"], going["mlflow_runs"]) == (folder.id, 1, 1, 0)
     assert going["bytes"] >= 100
     left = [path.relative_to(storage).as_posix() for path in storage.rglob("*") if folder.id in path.name]
@@ -190,8 +187,7 @@ def test_a_sweep_by_which_a_registered_model_was_decided_is_not_deleted(command,
     registered = "models:/tiny@champion (version 1)"
     decision = Decision(verdict="promote", sweep=folder.id, trial="t0000", report=2, reasons=(), registered=registered)
     record_decision(StorageView(read_cluster()), folder, decision, dry_run=False)
-    code, _, err = command("delete", "tiny", "--yes")
-    assert code == 1
+    err = command.refuses("delete", "tiny", "--yes", code=1)
     assert "models:/tiny@champion (version 1) was decided by its scores" in err
     assert f"`babeltune archive {folder.id}`" in err
     assert folder.path.exists()
@@ -200,9 +196,7 @@ def test_a_sweep_by_which_a_registered_model_was_decided_is_not_deleted(command,
 def test_a_sweep_from_which_another_is_to_start_is_deleted_afterwards(command, folder, tiny_file):
     warm = read_sweep(tiny_file, assignments=["name=warm", "sampler.warm_start=tiny"])
     other = make_sweep(folder.path.parents[1], warm, state="stopped", when=1)
-    code, _, err = command("delete", "tiny", "--yes")
-    assert code == 1
-    assert f"sweep {other.id} starts from it" in err
+    assert f"sweep {other.id} starts from it" in command.refuses("delete", "tiny", "--yes", code=1)
     write_json(other.path / TAKEN_OVER_FILE, {"from": "tiny", "trials": []})  # as its driver does
     assert command("delete", "tiny", "--yes")[0] == 0
 
@@ -211,9 +205,7 @@ def test_a_sweep_that_another_means_by_the_beginning_of_its_id_is_not_deleted_ei
     begun = make_sweep(folder.path.parents[1], read_sweep(tiny_file, assignments=["name=tiny-two"]))
     warm = read_sweep(tiny_file, assignments=["name=warm", "sampler.warm_start=tiny"])
     other = make_sweep(folder.path.parents[1], warm, state="stopped", when=1)
-    code, _, err = command("delete", begun.id, "--yes")
-    assert code == 1
-    assert f"sweep {other.id} starts from it" in err
+    assert f"sweep {other.id} starts from it" in command.refuses("delete", begun.id, "--yes", code=1)
 
 
 def test_runs_in_mlflow_get_the_labels_and_are_deleted_recoverably(command, folder):
@@ -228,9 +220,7 @@ def test_runs_in_mlflow_get_the_labels_and_are_deleted_recoverably(command, fold
     (run,) = client.search_runs([experiment], "tags.`babeltune.role` = 'sweep'")
     assert run.data.tags["babeltune.note"] == "for the paper"
     assert run.data.tags["mlflow.note.content"].startswith("for the paper\n")
-    code, out, err = command("delete", "tiny", "--yes")
-    assert code == 0, err
-    assert "1 run in MLflow can be restored" in out
+    assert "1 run in MLflow can be restored" in command.prints("delete", "tiny", "--yes")
     assert client.search_runs([experiment]) == []
     client.restore_run(run.info.run_id)
     assert [each.info.run_id for each in client.search_runs([experiment])] == [run.info.run_id]

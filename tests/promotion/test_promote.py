@@ -312,8 +312,7 @@ def test_the_card_has_what_a_hub_reads_and_goes_there(promoted, command, monkeyp
     monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
     with fake_hub(monkeypatch) as hub:
         model = decision.registered.partition(" ")[0]
-        code, _, words = command("push", model, "me/searched", "--license", "cc0-1.0")
-        assert code == 0, words
+        command.prints("push", model, "me/searched", "--license", "cc0-1.0")
         sent = ModelCard(hub.files["me/searched/README.md"].decode())
     assert (sent.data.license, sent.data.eval_results) == ("cc0-1.0", card.data.eval_results)
     assert 'SentenceTransformer("me/searched")' in sent.content
@@ -329,8 +328,7 @@ def test_a_promoted_model_brings_its_canary_vectors(promoted, command, monkeypat
     digest = sha256_of(out / CANARY)
     assert f"(SHA-256 `{digest}`)" in (out / "README.md").read_text(encoding="utf-8")
     monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
-    code, said, _ = command("canary", out, decision.registered.partition(" ")[0], "--json")
-    assert (code, json.loads(said)["fits"]) == (0, True)
+    assert json.loads(command.prints("canary", out, decision.registered.partition(" ")[0], "--json"))["fits"]
     code, said, _ = command("canary", out, "bundled:all-MiniLM-L6-v2")
     assert code == 3
     assert "does not fit (--least 0.999)" in said

@@ -209,9 +209,7 @@ def test_a_sweeps_runs_show_states_and_its_description_leads_to_the_winner(comma
     (parent,) = client.search_runs([experiment], "tags.`babeltune.role` = 'sweep'")
     with served(cluster.mlflow, tmp_path) as address:
         file.write_text(f"storage: {cluster.storage}\nmlflow: {address}\n", encoding="utf-8")
-        code, out, err = command("ui", folder.id, "--cluster", file, "--no-open", "--json")
-        assert code == 0, err
-        page.goto(json.loads(out)["url"])
+        page.goto(command.document("ui", folder.id, "--cluster", file, "--no-open")["url"])
         page.get_by_role("link", name=best).wait_for()
         page.get_by_text("failed", exact=True).first.wait_for()
         kept(page, "sweep-runs")

@@ -3,7 +3,6 @@
 import csv
 import json
 import math
-import sys
 from importlib import resources
 
 import pytest
@@ -12,7 +11,6 @@ import torch
 
 from babeltune.apps.filtering import translate
 from babeltune.apps.filtering.translate import SMOOTHING, Recipe
-from babeltune.cli import main
 from babeltune.data.tokens import train_tokenizer
 from babeltune.errors import SpecError
 from babeltune.method.masked_lm import IGNORED
@@ -85,7 +83,7 @@ def test_codes_of_a_model_from_scratch_are_refused(tmp_path):
 
 
 @pytest.mark.slow
-def test_filter_runs_from_noisy_pairs_to_bleu(encoder, sentences, tmp_path, monkeypatch, capsys):
+def test_filter_runs_from_noisy_pairs_to_bleu(encoder, sentences, tmp_path, monkeypatch, command):
     noisy = [*sentences[:40], *sentences[:2], *[(eng, eng) for _, eng in sentences[40:44]]]
     (tmp_path / "pairs.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in noisy) + "broken\n", encoding="utf-8")
     (tmp_path / "test.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in sentences[36:46]), encoding="utf-8")
@@ -94,12 +92,7 @@ def test_filter_runs_from_noisy_pairs_to_bleu(encoder, sentences, tmp_path, monk
     tiny = "--steps 6 --batch 8 --beams 1 --layers 1 --width 16 --vocabulary 120"
 
     def run(*arguments):
-        monkeypatch.setattr(
-            sys, "argv", ["babeltune", "filter", "pairs.tsv", str(encoder), *" ".join(arguments).split()]
-        )
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return ended.value.code or 0, *capsys.readouterr()
+        return command("filter", "pairs.tsv", encoder, *" ".join(arguments).split())
 
     code, printed, err = run(options, tiny, "--train scratch --test test.tsv --out made --json")
     assert code == 0, err

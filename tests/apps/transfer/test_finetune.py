@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from transformers import AutoModel
 from babeltune.apps.transfer import finetune
 from babeltune.apps.transfer.finetune import MAX_TOKENS, Settings, collate, encode, load, loss_of
 from babeltune.apps.transfer.formats import Examples, read_examples
-from babeltune.cli import main
 from babeltune.cli.documents import document_schema
 from babeltune.data.tokens import train_tokenizer
 from babeltune.errors import DataError, TeacherError
@@ -188,22 +186,13 @@ TEST = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", sorted(TRAIN))
-def test_each_task_runs_from_files_to_a_record(folder, tmp_path, monkeypatch, capsys, task):
+def test_each_task_runs_from_files_to_a_record(folder, tmp_path, monkeypatch, command, task):
     for name, text in (("train", TRAIN[task]), ("fr", TEST[task])):
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
     options = "--epochs 2 --batch 4 --max-tokens 24 --learning-rate 1e-3 --on-error drop --out out/record.json"
-    command = f"transfer {folder} --task {task} --train train --test en=train --test fr=fr {options}"
-
-    def run(*more):
-        monkeypatch.setattr(sys, "argv", ["babeltune", *command.split(), *more])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return ended.value.code or 0, *capsys.readouterr()
-
-    code, out, err = run("--json")
-    assert code == 0, err
-    record = json.loads(out)
+    words = f"transfer {folder} --task {task} --train train --test en=train --test fr=fr {options}".split()
+    record = command.document(*words)
     assert record == json.loads((tmp_path / "out" / "record.json").read_text())
     Draft202012Validator(document_schema("transfer")).validate(record)
     assert record.keys() == document_schema("transfer")["$defs"]["TransferRecord"]["properties"].keys()
@@ -216,7 +205,6 @@ def test_each_task_runs_from_files_to_a_record(folder, tmp_path, monkeypatch, ca
     assert record["tests"]["fr"]["dropped"] == {"column count": 1}
     assert record["settings"]["epochs"] == len(record["losses"]) == 2
     if task == "ner":
-        code, out, _ = run()
-        assert "without English" in out
-        assert "--test" in run("--test", "fr=fr")[2]
-        assert "is not LANGUAGE=FILE" in run("--test", "fr")[2]
+        assert "without English" in command(*words)[1]
+        assert "--test" in command(*words, "--test", "fr=fr")[2]
+        assert "is not LANGUAGE=FILE" in command(*words, "--test", "fr")[2]
