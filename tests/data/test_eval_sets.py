@@ -230,16 +230,12 @@ def test_the_metrics_that_a_sweep_may_seek_are_those_that_evaluation_gives(bucc,
         ({"language2": "eng"}, "is for task 'sts', and this one is 'mining'"),
         ({"compare": "index"}, "is for task 'bitext'"),
         ({"group": "bucc"}, "'bucc' is the name of a task"),
-        (
-            {"source": {"name": "s", "path": "p", "columns": {"fra": "a", "eng": "b"}}},
-            "must have `paths` of two languages",
-        ),
-        (
-            {"task": "transfer", "gold": None, "fit": None, "language": "deu"},
-            "'deu' is not a language of 'test', to learn from",
-        ),
+        ({"source": {"name": "s", "path": "p", "columns": {"fra": "a", "eng": "b"}}},
+         "must have `paths` of two languages"),
+        ({"task": "transfer", "gold": None, "fit": None, "language": "deu"},
+         "'deu' is not a language of 'test', to learn from"),
     ],
-)
+)  # fmt: skip
 def test_what_a_task_cannot_have_is_refused(bucc, changes, words):
     task = {name: value for name, value in {**plain(bucc), **changes}.items() if value is not None}
     problems = refusals(dev=[task])
