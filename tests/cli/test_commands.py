@@ -66,16 +66,6 @@ def test_every_command_explains_itself_and_prints_json(command):
     assert all(p.help for p in options), "every option says what it does"
 
 
-@pytest.mark.parametrize(("value", "words"), [("nan", "nan is no number"), ("inf", "inf is no number")])
-def test_a_threshold_is_a_number(command, value, words):
-    err = command.refuses("mine", "a", "b", "model", "--out", "o", "--threshold", value)
-    assert words in err
-
-
-def test_a_command_that_does_not_exist_is_a_usage_error(command):
-    assert "promote" in command.refuses("promot")
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -97,6 +87,27 @@ def test_an_argument_that_no_command_takes_is_one_line(command, arguments, said)
     assert (code, out) == (2, "")
     assert err.startswith(f"error: {said}")
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("mine a b model --out o --threshold nan", "nan is no number"),
+        ("mine a b model --out o --threshold inf", "inf is no number"),
+        ("promot", "promote"),
+        ("plan TINY --set training.pairs=many --no-calibrate", "training.pairs"),
+        ("plan search_spaces", "search_spaces is a folder; name a file in it, such as"),
+        ("plan TINY --cluster nosuch.yaml --no-calibrate", "no file 'nosuch.yaml'; shipped: clusters/aws.yaml"),
+        ("plan search_spaces/quickstrat.yaml", "search_spaces/quickstart.yaml"),
+        ("submit TINY --detach", "--detach"),  # no job is made
+        ("submit TINY --insecure", "--insecure"),
+        ("evaluate ./no/such/folder --with TINY", "no/such/folder"),
+    ],
+)
+def test_a_wrong_name_or_value_is_named_with_what_is_right(command, home, tiny_file, monkeypatch, arguments, said):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    words = arguments.replace("TINY", str(tiny_file)).split()
+    assert said in " ".join(command.refuses(*words).split())
 
 
 def test_plan_prints_json_with_the_id_the_pairs_and_sampled_trials(command, tiny_file):
@@ -147,16 +158,9 @@ def test_an_error_in_a_sweep_file_names_file_line_key_and_the_nearest_name(comma
     path.write_text(text, encoding="utf-8")
     line = 1 + text.splitlines().index("scheduler: {knid: none}")
     code, out, err = command("plan", path, "--no-calibrate")
-    assert code == 2
-    assert not out
-    assert f"{path}:{line}" in err
-    assert "knid" in err
-    assert "kind" in err
+    assert (code, out) == (2, "")
+    assert [words for words in (f"{path}:{line}", "knid", "kind") if words not in err] == []
     assert "Traceback" not in err
-
-
-def test_a_setting_on_the_command_line_that_does_not_fit_exits_with_2(command, tiny_file):
-    assert "training.pairs" in command.refuses("plan", tiny_file, "--set", "training.pairs=many", "--no-calibrate")
 
 
 def test_plan_says_what_auto_finds_in_a_sample(command, tiny_file):
@@ -232,21 +236,11 @@ def test_plan_warns_of_such_a_queue(command, tiny_file):
         assert ("a queue of up to 5,000 entries" in " ".join(err.split())) == expected
 
 
-def test_a_folder_given_as_a_file_says_what_is_in_it(command):
-    err = command.refuses("plan", "search_spaces")
-    assert "search_spaces is a folder; name a file in it, such as" in " ".join(err.split())
-
-
 def test_what_is_there_but_no_file_is_not_called_absent(command, tmp_path):
     (tmp_path / "itself.yaml").symlink_to("itself.yaml")
     for path in ("/dev/null", tmp_path / "itself.yaml"):
         err = command.refuses("plan", path, "--no-calibrate")
         assert f"{path} is neither a file nor a link to one" in " ".join(err.split())
-
-
-def test_a_cluster_file_that_does_not_exist_is_refused_by_plan_too(command, tiny_file):
-    err = command.refuses("plan", tiny_file, "--cluster", "nosuch.yaml", "--no-calibrate")
-    assert "no file 'nosuch.yaml'; shipped: clusters/aws.yaml" in " ".join(err.split())
 
 
 def test_workers_that_would_share_a_gpu_are_refused_before_anything_starts(command, tiny_file, tmp_path):
@@ -263,10 +257,6 @@ def test_a_storage_that_is_a_file_is_not_called_empty(command, tmp_path, monkeyp
     monkeypatch.setenv("BABELTUNE_HOME", str(tmp_path / "file"))
     for name in ("runs", "status"):
         assert "file is not a folder" in " ".join(command.refuses(name).split())
-
-
-def test_a_file_that_does_not_exist_names_the_nearest(command):
-    assert "search_spaces/quickstart.yaml" in command.refuses("plan", "search_spaces/quickstrat.yaml")
 
 
 def test_an_unknown_method_sweep_trial_or_metric_names_the_nearest(command, home):
@@ -571,11 +561,6 @@ def test_a_setting_without_a_file_to_set_it_in_is_refused(command, home):
     assert "--set: it changes a sweep file; name one with --spec FILE" in " ".join(err.replace("│", " ").split())
 
 
-def test_options_for_jobs_are_refused_where_no_job_is_made(command, tiny_file):
-    for option in ("--detach", "--insecure"):
-        assert option in command.refuses("submit", tiny_file, option)
-
-
 def test_a_sweep_that_another_version_began_is_not_resumed_under_another_id(command, copied, monkeypatch):
     _, folder, cluster = copied
     monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
@@ -607,11 +592,6 @@ def test_evaluate_on_sealed_tests_records_the_opening(command, copied, tiny_file
     assert all(name.startswith(("test/everyday/", "test/mean_cosine")) for name in json.loads(out))
     (opening,) = (folder.path.parents[1] / "openings.jsonl").read_text(encoding="utf-8").splitlines()
     assert json.loads(opening)["tests"] == ["everyday"]
-
-
-def test_a_model_that_does_not_exist_is_a_wrong_name(command, home, tiny_file, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert "no/such/folder" in command.refuses("evaluate", "./no/such/folder", "--with", tiny_file)
 
 
 def test_evaluate_refuses_pickled_weights_before_any_test_is_opened(command, tiny_file, tmp_path, monkeypatch):
