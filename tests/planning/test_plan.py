@@ -193,9 +193,8 @@ def test_a_broken_search_set_is_one_line_of_the_plan(tiny_file, tmp_path):
     qrels.write_text("query-id\tcorpus-id\tscore\nq\td\t1\nr\td\t1\n")
     assert make_plan(sweep).dev == {"s/fra": 2}
     qrels.write_text("query-id\tcorpus-id\tscore\nq\td\t1\nr\te\t1\n")
-    with pytest.raises(
-        DataError, match=r"test\.tsv:3: unknown id: .*corpus\.jsonl has no `_id` 'e'; correct it, or"
-    ) as e:
+    words = r"test\.tsv:3: unknown id: .*corpus\.jsonl has no `_id` 'e'; correct it, or"
+    with pytest.raises(DataError, match=words) as e:
         make_plan(sweep)
     assert "\n" not in str(e.value)
 

@@ -161,9 +161,8 @@ def test_a_start_that_does_not_fit_is_one_line(tiny_file, models, settings, mess
 
 
 def test_an_unknown_alias_is_one_line(tiny_file):
-    with pytest.raises(
-        SpecError, match=r"student.start: the store has no models:/first@champoin; there: none"
-    ) as caught:
+    words = r"student.start: the store has no models:/first@champoin; there: none"
+    with pytest.raises(SpecError, match=words) as caught:
         read_sweep(tiny_file, assignments=["student={start: 'models:/first@champoin'}"], fetch=fetch_none)
     assert len(str(caught.value).splitlines()) == 1
 

@@ -929,9 +929,8 @@ def test_what_a_model_costs_is_an_objective_after_the_first():
 def test_a_loss_is_no_objective(metric):
     """METHODS D40: between temperatures, labels and methods, losses cannot be compared."""
     assignments = [f"objectives=[{{metric: {metric}, goal: minimize}}]"]
-    with pytest.raises(
-        SpecError, match=rf"objectives\.0\.metric: '{metric}' is no objective: .*; allowed: dev/"
-    ) as caught:
+    words = rf"objectives\.0\.metric: '{metric}' is no objective: .*; allowed: dev/"
+    with pytest.raises(SpecError, match=words) as caught:
         read_sweep("search_spaces/quickstart.yaml", assignments=assignments)
     assert "each changes what a loss of 1 means: a soft cross-entropy cannot fall below the entropy" in str(
         caught.value

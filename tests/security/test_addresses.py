@@ -201,8 +201,8 @@ def test_sizes_that_are_no_numbers_are_one_line(text):
 
 
 @pytest.mark.parametrize("port", ["0", "65536", DIGITS, f"{DIGITS}/path"])
-def test_a_port_that_there_is_not_is_one_line(tmp_path, port):
+def test_a_port_that_there_is_not_is_one_line_and_shown_in_short(tmp_path, port):
     path = tmp_path / "c.yaml"
     path.write_text(f"address: http://head:{port}\n", encoding="utf-8")
-    with pytest.raises(SpecError, match=r"address: .*ports are 1 to 65535"):
+    with pytest.raises(SpecError, match=f"address: .* has port {port[:20]}, and ports are 1 to 65535"):
         read_cluster(path)

@@ -110,9 +110,8 @@ def test_twice_the_compute_pays_for_twice_the_pairs(tiny):
 
 
 def test_compute_that_pays_for_too_little_says_how_much_is_enough(tiny):
-    with pytest.raises(
-        TrainingError, match=r"pays for \d+ pairs, and 2 reports of two steps need 128; give at least"
-    ) as e:
+    words = r"pays for \d+ pairs, and 2 reports of two steps need 128; give at least"
+    with pytest.raises(TrainingError, match=words) as e:
         paid_for(trial_of(tiny, compute=1e-3), tiny[1], ProcessGroup(), CPU)
     enough = float(str(e.value).rpartition(" ")[2])
     assert paid_for(trial_of(tiny, compute=1.1 * enough), tiny[1], ProcessGroup(), CPU).training.pairs >= 128

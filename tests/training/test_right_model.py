@@ -242,9 +242,8 @@ def test_a_champion_is_compared_on_the_teachers_right_side(laser, scoring_proces
     rescore = scoring_process()
     contested = weigh(laser, tmp_path, rescore, Champion("models:/a@champion", version, tmp_path / "untrained"))
     opened = len(read_openings(storage))
-    with pytest.raises(
-        TeacherError, match=r"^the champion models:/b@champion has vectors of 32 dim.* of 384.*one"
-    ) as e:
+    words = r"^the champion models:/b@champion has vectors of 32 dim.* of 384.*one"
+    with pytest.raises(TeacherError, match=words) as e:
         weigh(laser, tmp_path, rescore, Champion("models:/b@champion", version, tmp_path / "narrow"))
     assert "\n" not in str(e.value)
     (cell,) = contested.contest.cells

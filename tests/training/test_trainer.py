@@ -666,9 +666,8 @@ def test_a_rank_goes_on_from_what_rank_0_sees_or_not_at_all(tiny, tmp_path, monk
         TrialTrainer.see_the_same(rank)
         assert len(last_good(here)) == 2
     else:
-        with pytest.raises(
-            StorageError, match=r"^the storage shows rank 1 other checkpoints in .* than rank 0 for 1 s"
-        ):
+        words = r"^the storage shows rank 1 other checkpoints in .* than rank 0 for 1 s"
+        with pytest.raises(StorageError, match=words):
             TrialTrainer.see_the_same(rank)
 
 
@@ -713,9 +712,8 @@ def test_training_alone_writes_a_model_that_sentence_transformers_loads(tiny_fil
 @pytest.mark.slow
 def test_training_alone_refuses_a_folder_with_something_else_before_it_prepares(tiny_file, tmp_path):
     (tmp_path / "thesis.tex").write_text("mine")
-    with pytest.raises(
-        SpecError, match=r"--out .*: the folder is not empty and holds no run of this command"
-    ) as refused:
+    words = r"--out .*: the folder is not empty and holds no run of this command"
+    with pytest.raises(SpecError, match=words) as refused:
         alone.main([str(tiny_file), "--out", str(tmp_path)])
     assert refused.value.exit_code == 2
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]

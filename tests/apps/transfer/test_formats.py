@@ -79,9 +79,8 @@ def test_a_broken_row_stops_or_is_counted(tmp_path):
     path = written(
         tmp_path / "train.tsv", "A.\tB.\tneutral\nC.\tneutral\nD.\t\tneutral\nE.\tF.\t-\n" + "G.\tH.\tneutral\n" * 60
     )
-    with pytest.raises(
-        DataError, match=r"train\.tsv:2: column count: 2 columns.*or leave such rows out with --on-error"
-    ):
+    words = r"train\.tsv:2: column count: 2 columns.*or leave such rows out with --on-error"
+    with pytest.raises(DataError, match=words):
         read_examples(path, "xnli", "en")
     found = read_examples(path, "xnli", "en", drop=True)
     assert found.dropped == {"column count": 1, "empty side": 1, "no gold label": 1}

@@ -250,9 +250,8 @@ def test_a_sweep_that_gave_up_says_so_although_tune_cannot_keep_its_own_state(on
 
 def test_a_sweep_that_gave_up_counts_anew_once_what_broke_is_mended(one_group, tmp_path):
     broken = {"orders": {"kind": "refuse", "at": 1}}
-    with pytest.raises(
-        SweepError, match=r"all of the first 5 trials failed: .*mend what broke, then `babeltune resume`"
-    ):
+    words = r"all of the first 5 trials failed: .*mend what broke, then `babeltune resume`"
+    with pytest.raises(SweepError, match=words):
         run(tmp_path, one_group, a_sweep(), 12, assignment=lambda *_: broken)
     assert run(tmp_path, one_group, a_sweep(budget=Budget(failures=0.1)), 12)
     names = [state.name for state in states(tmp_path, a_sweep())]

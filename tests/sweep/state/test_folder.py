@@ -64,9 +64,8 @@ def test_a_sweep_is_found_by_id_by_name_and_as_the_latest(tmp_path, sweep):
     assert find_sweep(tmp_path, "first-0123456789").id == "first-0123456789"
     assert find_sweep(tmp_path, "second-one").id == "second-one-0123456789"
     assert find_sweep(tmp_path, "second-one-01").id == "second-one-0123456789", "the beginning of one id"
-    with pytest.raises(
-        UnknownNameError, match="'first-' begins 2 sweeps: first-9876543210, first-0123456789; write more"
-    ):
+    words = "'first-' begins 2 sweeps: first-9876543210, first-0123456789; write more"
+    with pytest.raises(UnknownNameError, match=words):
         find_sweep(tmp_path, "first-")
 
 
