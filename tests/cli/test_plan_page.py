@@ -220,9 +220,8 @@ def test_a_finished_sweep_takes_the_disk_that_plan_says(searched):
     """A trial whose best report is its last has one checkpoint, not two, and one of the four makes no report."""
     sweep, folder = searched
     storage = folder.path.parents[1]
-    found = make_plan(
-        sweep, samples=0, machine=machine_of(Cluster(storage=str(storage), worker_groups=1), sweep)
-    ).estimate
+    machine = machine_of(Cluster(storage=str(storage), worker_groups=1), sweep)
+    found = make_plan(sweep, samples=0, machine=machine).estimate
 
     def taken(files):
         return sum(path.stat().st_size for path in files if path.is_file())
