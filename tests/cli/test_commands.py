@@ -30,6 +30,7 @@ from babeltune.sweep.state.folder import SweepFolder, sweep_folders
 from babeltune.sweep.sync.audit import SIGNAL
 from made_sweeps import rewrite_ledger
 from ports import free_port
+from processes import ended
 from toy_trials import groups_held
 from waiting import PATIENCE_S, wait_until
 
@@ -651,14 +652,8 @@ def test_ctrl_c_leaves_a_sweep_resumable_and_a_cluster_that_runs_goes_on_with_it
     assert 1 <= len(before) < 10
     there, held = tmp_path / "there.yaml", groups_held()
     there.write_text(f"address: {ray.get_runtime_context().gcs_address}\nstorage: {storage}\nworker_groups: 1\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "babeltune.cli", "resume", sweep.id, "--cluster", str(there), "--json"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE_S,
-    )
+    resume = ("-m", "babeltune.cli", "resume", sweep.id, "--cluster", there, "--json")
+    done = ended(sys.executable, *resume, env=environment)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert document["state"] == "finished"
