@@ -102,13 +102,10 @@ def test_a_month_shows_its_kind_of_drift_alone(drift, kinds, pays):
     assert (result.drifted, result.sweep_pays) == (kinds, pays)
     if "new" in drift:
         assert result.new_languages == ("de",)
-
-
-def test_more_of_a_trained_language_is_drift_that_no_sweep_mends():
-    now = drawn(400, 1)
-    now = replace(now, languages=np.where(np.arange(400) < 200, "fr", now.languages))
-    result = compare(drawn(1000, 0).profile(), now)
-    assert (result.drifted, result.new_languages, result.sweep_pays) == (("languages",), (), False)
+        now = drawn(400, 1)
+        now = replace(now, languages=np.where(np.arange(400) < 200, "fr", now.languages))
+        more = compare(drawn(1000, 0).profile(), now)  # of a trained language, which no sweep mends
+        assert (more.drifted, more.new_languages, more.sweep_pays) == (("languages",), (), False)
 
 
 def test_the_worst_slice_is_the_one_that_is_new_and_far():
@@ -168,11 +165,8 @@ def test_wrong_input_is_one_line(model, command, tmp_path, monkeypatch):
         assert len([line for line in error.splitlines() if "gone" not in line or "error" in line]) == 1
 
 
-def test_a_model_without_a_profile_has_none(model):
+def test_a_model_without_a_profile_has_none_and_a_damaged_one_is_refused_in_words(model, tmp_path):
     assert read_profile(model) is None
-
-
-def test_a_damaged_profile_is_refused_in_words(tmp_path):
     whole = {"texts": 1, "languages": {"source": {}}, "lengths": {}, "unknown": {}, "mean": [0.1], "spread": 1.0}
     for damage in ("", "[]", "{}", json.dumps({**whole, "languages": []}), json.dumps({**whole, "mean": 1})):
         (tmp_path / FILE).write_text(damage, encoding="utf-8")
