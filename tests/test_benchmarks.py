@@ -23,6 +23,7 @@ from benchmarks import __main__ as everything
 from benchmarks import gradcache, queue_loss, race, soft_loss, teacher_store, work
 from benchmarks import train as train_step
 from benchmarks.race import Options, Row
+from collecting import Collect
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
@@ -80,16 +81,6 @@ def sweep_work(tmp_path_factory):
     return made
 
 
-class Once:
-    """Lets a trial go to its first report."""
-
-    def report(self, report):
-        return False
-
-    def stopped(self):
-        return False
-
-
 class Allocated(TorchDispatchMode):
     """Follows the storages that operations make: the most elements of one tensor, and the most bytes held at once."""
 
@@ -119,7 +110,7 @@ class Allocated(TorchDispatchMode):
 
 def a_trial(sweep, prepared, folder, **config):
     trial = make_trial(replace(sweep, config=config), 0, {})
-    train(trial, prepared, folder, Once(), ProcessGroup(), torch.device("cpu"))
+    train(trial, prepared, folder, Collect(most=1), ProcessGroup(), torch.device("cpu"))
 
 
 def end_of(capsys, *arguments, **more):

@@ -33,6 +33,7 @@ from babeltune.sweep.state.folder import SweepFolder
 from babeltune.training.build import make_method, make_student
 from babeltune.training.checkpoint import checkpoint_folder, load_checkpoint
 from babeltune.training.trainer import TrialTrainer
+from collecting import Collect
 from exports import load_export
 
 pytestmark = pytest.mark.usefixtures("one_thread", "offline")
@@ -78,20 +79,6 @@ def frozen(tmp_path_factory, tiny):
     (place / "frozen.yaml").write_text(FROZEN.replace("ROOT", str(place)), encoding="utf-8")
     sweep = read_sweep(place / "frozen.yaml")
     return sweep, prepare(sweep, place / "storage")
-
-
-class Collect:
-    """Says when to stop."""
-
-    def __init__(self, most):
-        self.reports, self.most = 0, most
-
-    def report(self, report):
-        self.reports += 1
-        return self.reports < self.most
-
-    def stopped(self):
-        return False
 
 
 def problems(sweep):

@@ -30,6 +30,7 @@ from babeltune.tracking.registry import Registered
 from babeltune.training.build import make_method, make_student
 from babeltune.training.dev_evaluation import dev_scores
 from babeltune.training.trainer import TrialTrainer
+from collecting import Collect
 from made_sweeps import log_trial
 
 pytestmark = pytest.mark.usefixtures("one_thread", "offline", "one_scoring_process")
@@ -60,16 +61,6 @@ scheduler: {kind: none}
 sampler: {kind: random}
 budget: {trials: 1, workers: 1}
 """
-
-
-class Collect:
-    """Takes every report."""
-
-    def report(self, report):
-        return True
-
-    def stopped(self):
-        return False
 
 
 @pytest.fixture(scope="module")

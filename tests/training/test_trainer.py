@@ -42,6 +42,7 @@ from babeltune.training.checkpoint import (
 )
 from babeltune.training.step import TrainStep, halvings_after, learning_rate_at
 from babeltune.training.trainer import TrialTrainer, train
+from collecting import Collect
 from every_method import SETTINGS, assignments
 from waiting import PATIENCE_S
 
@@ -52,30 +53,6 @@ MATRYOSHKA = "training.matryoshka=[64, 16]"
 AVERAGE = "training.average={kind: ema, decay: 0.9, every: 3}"
 LAST = "training.average={kind: last, share: 0.7, every: 1}"
 FROZEN = ("bilingual_aligner", "dimension_reduction")  # methods on a frozen encoder, which train no student
-
-
-class Collect:
-    """Keeps reports, and says when to stop: after so many of them, or at a look between two.
-
-    `dies_at`: the process ends once so many checkpoints between two reports are on the disk."""
-
-    def __init__(self, most=100, stop_at=None, dies_at=None):
-        self.reports, self.most = [], most
-        self.looks, self.stop_at = 0, stop_at
-        self.checkpoints, self.dies_at = 0, dies_at
-
-    def report(self, report):
-        self.reports.append(plain(report))
-        return len(self.reports) < self.most
-
-    def stopped(self):
-        self.looks += 1
-        return self.looks == self.stop_at
-
-    def checkpoint_saved(self):
-        self.checkpoints += 1
-        if self.checkpoints == self.dies_at:
-            raise KeyboardInterrupt
 
 
 def test_a_point_is_the_mean_of_its_steps_and_the_least_of_what_is_named_so():
