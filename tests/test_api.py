@@ -5,23 +5,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.models import Normalize, StaticEmbedding
-from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
 import babeltune
 import babeltune as bt
 from babeltune import api
 from babeltune.cli import app
-from babeltune.data.teacher import teacher_folder
 from babeltune.errors import BabeltuneWarning, SpecError, UnknownNameError
 from babeltune.files import json_text, plain
 from babeltune.planning.sweep_file import read_sweep
-from babeltune.schema.records import Teacher
+from small_models import static_model
 
 pytestmark = pytest.mark.slow
 
@@ -177,11 +172,9 @@ def test_what_goes_wrong_beside_a_promotion_is_a_warning(copied, monkeypatch):
 
 @pytest.mark.usefixtures("one_scoring_process")
 def test_a_static_model_is_exported_unless_it_loses_too_much(sweep, tmp_path, stages):
-    tokenizer = Tokenizer.from_file(str(teacher_folder(Teacher()) / "tokenizer.json"))
-    table = np.random.default_rng(0).standard_normal((tokenizer.get_vocab_size(), 16)).astype(np.float32)
-    modules = [StaticEmbedding(tokenizer, embedding_weights=table), Normalize()]
-    SentenceTransformer(modules=modules).save(str(tmp_path / "static"))
-    done = bt.export(tmp_path / "static", tmp_path / "small", bits=4, sweep=sweep, most_lost=1.0, progress=stages)
+    done = bt.export(
+        static_model(tmp_path / "static"), tmp_path / "small", bits=4, sweep=sweep, most_lost=1.0, progress=stages
+    )
     assert (done.folder, done.bits, done.format) == (str(tmp_path / "small"), 4, "static")
     assert Path(done.folder, "model.safetensors").is_file()
     assert stages

@@ -8,12 +8,8 @@ import numpy as np
 import pytest
 
 from babeltune.data.prepared import TextTask
-from babeltune.data.tokens import train_tokenizer
 from babeltune.evaluation.evaluate import evaluate_texts
-from babeltune.models.build import build_student
-from babeltune.models.vocabulary import Vocabulary
-from babeltune.promotion.export import export
-from babeltune.schema.records import Transformer
+from small_models import exported_student
 
 pytestmark = [pytest.mark.usefixtures("one_thread", "offline"), pytest.mark.slow]
 
@@ -29,12 +25,9 @@ def rows():
 def model(rows, tmp_path_factory):
     from sentence_transformers import SentenceTransformer
 
-    place = tmp_path_factory.mktemp("model")
-    tokenizer = train_tokenizer([row[code] for row in rows for code in ("eng", "fra")], 300, folder=place / "tokenizer")
-    student = Transformer(layers=1, width=32, heads=2, feed_forward=64, max_tokens=40)
-    made = build_student(student, Vocabulary(300, 0), teacher_dim=None, seed=0)
-    export(made, tokenizer, student, place / "student")
-    return SentenceTransformer(str(place / "student"), device="cpu")
+    texts = [row[code] for row in rows for code in ("eng", "fra")]
+    folder = exported_student(tmp_path_factory.mktemp("model"), texts, 300)
+    return SentenceTransformer(str(folder), device="cpu")
 
 
 def bitext(rows, name, left, right):

@@ -13,9 +13,6 @@ from typing import Literal
 import huggingface_hub
 import pytest
 import yaml
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Normalize, StaticEmbedding
-from tokenizers import Tokenizer
 
 from babeltune.data.corpus import build_corpus
 from babeltune.data.eval_sets import read_eval
@@ -32,6 +29,7 @@ from babeltune.planning.space import make_trial
 from babeltune.planning.sweep_file import check_reachable, data_root, find_file, read_data, read_sweep
 from babeltune.schema.paths import repository
 from babeltune.schema.records import Teacher
+from small_models import static_model
 from toy_methods import Distance, Toy, install
 
 
@@ -683,19 +681,15 @@ FROM_HUB = ("search_spaces/pretrained.yaml", "search_spaces/ladder.yaml")  # the
 OVERLAYS = [name for name in FILES if name not in (*SHIPPED, *EVALUATED)]  # what needs a sweep file beside it
 
 
+@cache
+def static_folder():
+    return static_model(mkdtemp(), dim=128)
+
+
 def promoted(name):
     """The folder of a registered model: some sentence-transformers model, a static one where tokens are taken."""
     assert name.startswith("models:/")
-    return static_model() if "tokens" in name else str(teacher_folder(Teacher()))
-
-
-@cache
-def static_model():
-    """A folder with a table of random token vectors."""
-    folder = mkdtemp()
-    tokenizer = Tokenizer.from_file(str(teacher_folder(Teacher()) / "tokenizer.json"))
-    SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_dim=128), Normalize()]).save(folder)
-    return folder
+    return static_folder() if "tokens" in name else str(teacher_folder(Teacher()))
 
 
 def test_a_registered_model_is_replaced_by_its_folder(tmp_path):

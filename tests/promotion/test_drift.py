@@ -9,26 +9,19 @@ import numpy as np
 import pytest
 from scipy.stats import hypergeom
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.models import Normalize, StaticEmbedding
-from tokenizers import Tokenizer
 
 from babeltune.data.prepared import read_prepared
-from babeltune.data.teacher import teacher_folder
 from babeltune.errors import SpecError
 from babeltune.promotion import drift as module
 from babeltune.promotion.drift import FILE, Sample, compare, read_profile, sample_of, write_profile
-from babeltune.schema.records import Teacher
 from notified import events_in, teller
+from small_models import static_model
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     """The folder of a static model."""
-    tokenizer = Tokenizer.from_file(str(teacher_folder(Teacher()) / "tokenizer.json"))
-    table = np.random.default_rng(0).standard_normal((tokenizer.get_vocab_size(), 16)).astype(np.float32)
-    folder = tmp_path_factory.mktemp("models") / "static"
-    SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_weights=table), Normalize()]).save(str(folder))
-    return folder
+    return static_model(tmp_path_factory.mktemp("models") / "static")
 
 
 def drawn(texts, seed, *, dim=6, move=0.0, new=0, unknown=0.0):

@@ -11,13 +11,9 @@ import torch
 
 from babeltune.apps.filtering import translate
 from babeltune.apps.filtering.translate import SMOOTHING, Recipe
-from babeltune.data.tokens import train_tokenizer
 from babeltune.errors import SpecError
 from babeltune.method.masked_lm import IGNORED
-from babeltune.models.build import build_student
-from babeltune.models.vocabulary import Vocabulary
-from babeltune.promotion.export import export
-from babeltune.schema.records import Transformer
+from small_models import exported_student
 
 pytestmark = pytest.mark.usefixtures("one_thread", "offline")
 TINY = Recipe(
@@ -35,12 +31,7 @@ def sentences():
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory, sentences):
-    place = tmp_path_factory.mktemp("model")
-    tokenizer = train_tokenizer([text for pair in sentences for text in pair], 200, folder=place / "tokenizer")
-    student = Transformer(layers=1, width=32, heads=2, feed_forward=64, max_tokens=40)
-    made = build_student(student, Vocabulary(200, 0), teacher_dim=None, seed=0)
-    export(made, tokenizer, student, place / "student")
-    return place / "student"
+    return exported_student(tmp_path_factory.mktemp("model"), [text for pair in sentences for text in pair], 200)
 
 
 def test_the_loss_is_smoothed_cross_entropy_without_padding():

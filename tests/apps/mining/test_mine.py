@@ -31,15 +31,11 @@ from babeltune.apps.mining.resumable_search import ResumableSearch
 from babeltune.apps.mining.sentences import LONGEST, read_pairs, read_sentences
 from babeltune.apps.mining.vectors import Model, embed, model_at
 from babeltune.data.stored_arrays import open_matrix
-from babeltune.data.tokens import train_tokenizer
 from babeltune.errors import DataError, SpecError
 from babeltune.files import json_text, plain
-from babeltune.models.build import build_student
-from babeltune.models.vocabulary import Vocabulary
-from babeltune.promotion.export import export
 from babeltune.schema.cluster import Cluster
-from babeltune.schema.records import Transformer
 from searches import both_ways
+from small_models import exported_student
 from waiting import PATIENCE_S, wait_until
 from workbooks import xlsx
 
@@ -590,11 +586,8 @@ def test_a_cluster_mines_the_file_that_one_process_mines(ray_cluster, tmp_path, 
     rows = list(csv.DictReader(bundled.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE))[:40]
     sides = [[row[code] for row in rows] for code in ("fra", "eng")]
     given = [write(tmp_path / f"{number}.txt", side) for number, side in enumerate(sides)]
-    tokenizer = train_tokenizer([*sides[0], *sides[1]], 300, folder=tmp_path / "tokenizer")
-    student = Transformer(layers=1, width=32, heads=2, feed_forward=64, max_tokens=32)
-    made = build_student(student, Vocabulary(300, 0), teacher_dim=None, seed=0)
-    export(made, tokenizer, student, tmp_path / "model")
-    model, settings = model_at(str(tmp_path / "model")), mine.Settings(margin="distance")
+    folder = exported_student(tmp_path, [*sides[0], *sides[1]], 300, max_tokens=32)
+    model, settings = model_at(str(folder)), mine.Settings(margin="distance")
     monkeypatch.setattr(vectors, "SHARD", 16)
     monkeypatch.setattr(mine, "ResumableSearch", functools.partial(ResumableSearch, size=(16, 16)))
 

@@ -9,17 +9,14 @@ import faiss
 import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.models import Normalize, StaticEmbedding
-from tokenizers import Tokenizer
 
 from babeltune.apps.mining import text_index
 from babeltune.apps.mining.mine import Encoding
 from babeltune.apps.mining.text_index import build_index, check_fit, nearest_texts, open_index
 from babeltune.apps.mining.vectors import model_at
-from babeltune.data.teacher import teacher_folder
 from babeltune.errors import DataError, MisfitError, SpecError
 from babeltune.promotion.canary import SPACE
-from babeltune.schema.records import Teacher
+from small_models import bundled_tokenizer, static_model
 
 COUNT = 400
 
@@ -27,15 +24,14 @@ COUNT = 400
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     """Folders of static models: `old`; `turned`, the same in other axes with some noise; `short` of three numbers."""
-    tokenizer = Tokenizer.from_file(str(teacher_folder(Teacher()) / "tokenizer.json"))
+    tokenizer = bundled_tokenizer()
     random = np.random.default_rng(0)
     old = random.standard_normal((tokenizer.get_vocab_size(), 24)).astype(np.float32)
     old[tokenizer.token_to_id("zzz") or tokenizer.token_to_id("z")] = 0
     turned = old @ np.linalg.qr(random.standard_normal((24, 24)))[0] + 0.2 * random.standard_normal(old.shape)
     place = tmp_path_factory.mktemp("models")
-    for name, rows in (("old", old), ("turned", turned.astype(np.float32)), ("short", old[:, :3].copy())):
-        model = SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_weights=rows), Normalize()])
-        model.save(str(place / name))
+    for name, rows in (("old", old), ("turned", turned), ("short", old[:, :3].copy())):
+        static_model(place / name, rows)
     return place
 
 

@@ -15,7 +15,6 @@ import requests
 import uvicorn
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.models import Dense, Normalize, StaticEmbedding
-from tokenizers import Tokenizer
 
 from babeltune.apps.serving import app as serving
 from babeltune.apps.serving.models import BATCH, Batches, Encoded, Served, encoder_of
@@ -27,6 +26,7 @@ from babeltune.schema.records import Teacher
 from babeltune.tracking.mlflow_client import open_client
 from ports import free_port
 from registering import register
+from small_models import bundled_tokenizer
 from waiting import PATIENCE_S, wait_until
 
 TEXTS = ["A boat lies on the beach.", "Un bateau est sur la plage.", "some more words", ""]
@@ -37,18 +37,13 @@ def folders(tmp_path_factory):
     """Static models of two seeds, each with a linear layer and texts of at most 16 tokens."""
     place = tmp_path_factory.mktemp("models")
     for seed in range(2):
-        tokenizer = Tokenizer.from_file(str(teacher_folder(Teacher()) / "tokenizer.json"))
+        tokenizer = bundled_tokenizer()
         tokenizer.enable_truncation(16)
         random = np.random.default_rng(seed)
         table = random.standard_normal((tokenizer.get_vocab_size(), 24)).astype(np.float32)
-        modules = [
-            StaticEmbedding(tokenizer, embedding_weights=table),
-            Dense(24, 8, activation_function=None),
-            Normalize(),
-        ]
-        SentenceTransformer(modules=modules, prompts={"own": "of: "}, default_prompt_name="own").save(
-            str(place / str(seed))
-        )
+        modules = [StaticEmbedding(tokenizer, embedding_weights=table), Dense(24, 8, activation_function=None)]
+        prompts = {"prompts": {"own": "of: "}, "default_prompt_name": "own"}
+        SentenceTransformer(modules=[*modules, Normalize()], **prompts).save(str(place / str(seed)))
     return [place / str(seed) for seed in range(2)]
 
 

@@ -14,13 +14,9 @@ from babeltune.apps.transfer import finetune
 from babeltune.apps.transfer.finetune import MAX_TOKENS, Settings, collate, encode, load, loss_of
 from babeltune.apps.transfer.formats import Examples, read_examples
 from babeltune.cli.documents import document_schema
-from babeltune.data.tokens import train_tokenizer
 from babeltune.errors import DataError, TeacherError
 from babeltune.method.masked_lm import IGNORED
-from babeltune.models.build import build_student
-from babeltune.models.vocabulary import Vocabulary
-from babeltune.promotion.export import export
-from babeltune.schema.records import Transformer
+from small_models import exported_student
 
 pytestmark = pytest.mark.usefixtures("one_thread", "offline")
 WORDS = ["unbelievable", "cat", "sat", "on", "mat", "dog", "ran", "far", "extraordinary", "bird"]
@@ -29,12 +25,8 @@ WORDS = ["unbelievable", "cat", "sat", "on", "mat", "dog", "ran", "far", "extrao
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A promoted student: a sentence-transformers folder around a tiny BERT."""
-    place = tmp_path_factory.mktemp("model")
-    tokenizer = train_tokenizer(["cat sat on mat", "dog ran far", "bird"] * 4, 60, folder=place / "tokenizer")
-    student = Transformer(layers=1, width=32, heads=2, feed_forward=64, max_tokens=40, projection=8)
-    encoder = build_student(student, Vocabulary(60, 0), teacher_dim=None, seed=0)
-    export(encoder, tokenizer, student, place / "student")
-    return place / "student"
+    texts = ["cat sat on mat", "dog ran far", "bird"] * 4
+    return exported_student(tmp_path_factory.mktemp("model"), texts, 60, projection=8)
 
 
 def tagged(*sentences):
