@@ -1,6 +1,5 @@
 """`babeltune init` as people and programs meet it."""
 
-import csv
 import json
 import os
 import shlex
@@ -18,6 +17,7 @@ import babeltune
 from babeltune.cli.common import console, say
 from babeltune.errors import LONGEST_LINE, printable
 from babeltune.planning.sweep_file import read_sweep
+from corpora import bundled
 
 BUNDLED = Path(babeltune.__file__).parent / "bundled" / "natural_train.tsv"
 
@@ -134,10 +134,9 @@ def test_an_error_holds_no_picture_for_its_line_number():
 
 @pytest.mark.long
 def test_two_messy_tables_are_a_trained_sweep_without_an_edit(tmp_path):
-    with BUNDLED.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))[:400]
-    french = [f"{row['fra']}\t{row['eng']}\n" for row in rows]
-    russian = [f"{i}\t{row['rus']}\t{row['eng']}\t{i % 2}\n" for i, row in enumerate(rows)]
+    rows = list(zip(*bundled(400, "fra", "rus", "eng").values(), strict=True))
+    french = [f"{fra}\t{eng}\n" for fra, _, eng in rows]
+    russian = [f"{i}\t{rus}\t{eng}\t{i % 2}\n" for i, (_, rus, eng) in enumerate(rows)]
     (tmp_path / "clients.tsv").write_bytes("".join([*french, *french[:30], "\n"]).encode("cp1252", "replace"))
     head = "Nr\tRussian text\tEnglish text\tok\n"
     (tmp_path / "export.tsv").write_text("".join([head, *russian, "broken\n"]), encoding="utf-16")

@@ -1,9 +1,7 @@
 """The whole filtering once, from noisy pairs to BLEU, with tiny models; and what the translation's loss counts."""
 
-import csv
 import json
 import math
-from importlib import resources
 
 import pytest
 import sacrebleu
@@ -13,6 +11,7 @@ from babeltune.apps.filtering import translate
 from babeltune.apps.filtering.translate import SMOOTHING, Recipe
 from babeltune.errors import SpecError
 from babeltune.method.masked_lm import IGNORED
+from corpora import bundled
 from small_models import exported_student
 
 pytestmark = pytest.mark.usefixtures("one_thread", "offline")
@@ -24,9 +23,7 @@ TINY = Recipe(
 @pytest.fixture(scope="module")
 def sentences():
     """(French, English) of the bundled corpus."""
-    file = resources.files("babeltune.bundled").joinpath("natural_train.tsv")
-    rows = list(csv.DictReader(file.read_text(encoding="utf-8").splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE))
-    return [(row["fra"], row["eng"]) for row in rows[:60]]
+    return list(zip(*bundled(60, "fra", "eng").values(), strict=True))
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """From text files to pairs: broken lines, repeats, interruptions, indices and clusters."""
 
 import bz2
-import csv
 import functools
 import gzip
 import hashlib
@@ -13,7 +12,6 @@ import os
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 from xml.sax.saxutils import escape
 
@@ -34,6 +32,7 @@ from babeltune.data.stored_arrays import open_matrix
 from babeltune.errors import DataError, SpecError
 from babeltune.files import json_text, plain
 from babeltune.schema.cluster import Cluster
+from corpora import bundled
 from searches import both_ways
 from small_models import exported_student
 from waiting import PATIENCE_S, wait_until
@@ -582,9 +581,7 @@ def test_blocks_on_a_cluster_give_the_neighbours_of_one_process_also_resumed(
 @pytest.mark.usefixtures("offline")
 def test_a_cluster_mines_the_file_that_one_process_mines(ray_cluster, tmp_path, monkeypatch):
     """Its workers encode three shards a side with a real model, and search nine blocks."""
-    bundled = resources.files("babeltune.bundled").joinpath("natural_dev.tsv").read_text(encoding="utf-8")
-    rows = list(csv.DictReader(bundled.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE))[:40]
-    sides = [[row[code] for row in rows] for code in ("fra", "eng")]
+    sides = list(bundled(40, "fra", "eng", name="natural_dev").values())
     given = [write(tmp_path / f"{number}.txt", side) for number, side in enumerate(sides)]
     folder = exported_student(tmp_path, [*sides[0], *sides[1]], 300, max_tokens=32)
     model, settings = model_at(str(folder)), mine.Settings(margin="distance")

@@ -1,24 +1,18 @@
 """A first row that names columns is a header, and one that looks like the rows below it is text."""
 
-import csv
 import random
 import re
-from pathlib import Path
 
 import pytest
 
-import babeltune
 from babeltune.apps.own_files.headers import SURE, header_evidence
 from babeltune.apps.own_files.languages import codes_in
-
-BUNDLED = Path(babeltune.__file__).parent / "bundled" / "natural_train.tsv"
+from corpora import bundled
 
 
 @pytest.fixture(scope="module")
 def text():
-    with BUNDLED.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))[:150]
-    return {language: [row[language] for row in rows] for language in ("eng", "fra", "rus", "kor")}
+    return bundled(150, "eng", "fra", "rus", "kor")
 
 
 def bare(sentence):

@@ -9,7 +9,6 @@ import lzma
 import os
 import shutil
 import zipfile
-from pathlib import Path
 from xml.sax.saxutils import escape
 
 import datasets
@@ -17,7 +16,6 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
-import babeltune
 from babeltune.apps.own_files.init import InitOptions, init
 from babeltune.apps.own_files.languages import alpha3, code_in
 from babeltune.apps.own_files.proposal import Machine
@@ -30,18 +28,16 @@ from babeltune.errors import BabeltuneError, DataError
 from babeltune.planning.space import make_trial
 from babeltune.planning.sweep_file import data_root, read_sweep
 from babeltune.schema.json_schema import json_schema
+from corpora import bundled
 from workbooks import xlsx
 
-BUNDLED = Path(babeltune.__file__).parent / "bundled" / "natural_train.tsv"
 ROWS = 240
 
 
 @pytest.fixture(scope="module")
 def text():
     """Real sentences: language -> column."""
-    with BUNDLED.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))[:ROWS]
-    return {language: [row[language] for row in rows] for language in ("eng", "fra", "rus", "kor")}
+    return bundled(ROWS, "eng", "fra", "rus", "kor")
 
 
 @pytest.fixture
