@@ -1,8 +1,7 @@
 """Canary vectors: what promotion writes, which models and servers fit, and what is refused."""
 
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
 import numpy as np
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from babeltune.errors import DataError
 from babeltune.promotion.canary import CANARY, SPACE, canary_by, fit_of, fixed_sentences, read_canary
 from babeltune.promotion.canary import write_canary as write
+from served import answering
 
 
 @pytest.fixture
@@ -33,13 +33,8 @@ def server(vectors):
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, *_):
-            """Nothing goes to the test's output."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as httpd:
-        threading.Thread(target=httpd.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{httpd.server_port}", asked
-        httpd.shutdown()
+    with answering(Handler) as host:
+        yield f"http://{host}", asked
 
 
 def test_there_are_100_different_sentences_in_20_languages():

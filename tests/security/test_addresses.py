@@ -3,7 +3,6 @@
 import http.server
 import itertools
 import json
-import threading
 
 import pytest
 
@@ -14,6 +13,7 @@ from babeltune.errors import DataError, SpecError, TeacherError
 from babeltune.models.hub import model_folder
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.schema.cluster import read_cluster
+from served import answering
 
 
 @pytest.fixture
@@ -31,13 +31,8 @@ def server():
         def do_HEAD(self):
             self.do_GET()
 
-        def log_message(self, *_):
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        yield f"127.0.0.1:{server.server_port}", asked
-        server.shutdown()
+    with answering(Handler) as host:
+        yield host, asked
 
 
 ADDRESSES = [

@@ -6,7 +6,6 @@ import json
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 import numpy as np
 import openai
@@ -26,6 +25,7 @@ from babeltune.schema.records import Teacher
 from babeltune.tracking.mlflow_client import open_client
 from ports import free_port
 from registering import register
+from served import in_a_thread
 from small_models import bundled_tokenizer
 from waiting import PATIENCE_S, wait_until
 
@@ -47,19 +47,10 @@ def folders(tmp_path_factory):
     return [place / str(seed) for seed in range(2)]
 
 
-@contextmanager
 def running(app):
     """The address of a server of this app."""
-    port = free_port()
-    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning", timeout_graceful_shutdown=5))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        wait_until(lambda: server.started, "the server listens")
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.should_exit = True
-        thread.join(PATIENCE_S)
+    config = uvicorn.Config(app, port=free_port(), log_level="warning", timeout_graceful_shutdown=5)
+    return in_a_thread(uvicorn.Server(config))
 
 
 @pytest.fixture(scope="module")
