@@ -265,13 +265,17 @@ class Command:
     Lines that only say that a step still runs, such as `starting · 0:02 gone`, depend on the machine and are left out.
     """
 
-    def __init__(self, monkeypatch, capfd):
-        self._monkeypatch, self._capfd = monkeypatch, capfd
+    def __init__(self, monkeypatch, capfd, *last):
+        self._monkeypatch, self._capfd, self._last = monkeypatch, capfd, last
+
+    def with_last(self, *arguments):
+        """The same with these arguments behind all others."""
+        return Command(self._monkeypatch, self._capfd, *arguments)
 
     def __call__(self, *arguments):
         from babeltune.cli import main
 
-        self._monkeypatch.setattr(sys, "argv", ["babeltune", *map(str, arguments)])
+        self._monkeypatch.setattr(sys, "argv", ["babeltune", *map(str, (*arguments, *self._last))])
         with pytest.raises(SystemExit) as ended:
             main()
         captured = self._capfd.readouterr()
@@ -280,7 +284,7 @@ class Command:
     def prints(self, *arguments):
         """The standard output of a command that succeeds."""
         code, out, err = self(*arguments)
-        assert code == 0, err
+        assert code == 0, out + err
         return out
 
     def document(self, *arguments):
@@ -289,8 +293,8 @@ class Command:
 
     def refuses(self, *arguments, code=2):
         """The standard error of a command that ends with this exit code."""
-        ended, _, err = self(*arguments)
-        assert ended == code, err
+        ended, out, err = self(*arguments)
+        assert ended == code, out + err
         return err
 
 
