@@ -15,17 +15,14 @@ from ray.tune.registry import get_trainable_cls
 from babeltune.errors import ClusterError, MethodError, SpecError, SweepError
 from babeltune.schema.records import (
     Budget,
-    Data,
     ExpectedRegret,
     Halving,
     Objective,
     Parameter,
     PlainSampler,
     Report,
-    Sweep,
     Tpe,
     Training,
-    TsvSource,
 )
 from babeltune.signals import StopSignal
 from babeltune.sweep.search.study import Proposals, sampler_for
@@ -39,6 +36,7 @@ from babeltune.sweep.state.messages import TrialEnd, TrialOutcome
 from babeltune.sweep.workers.tasks import ray_refusals
 from made_sweeps import log_trial
 from replays import replay, trials_in
+from toy_methods import toy_sweep
 from toy_trials import groups_held, pool_of, toy, wait_until_free
 
 
@@ -77,17 +75,8 @@ def one_group(pool):
 
 
 def a_sweep(**changes):
-    values = {
-        "name": "toy",
-        "method": "toy",
-        "parameters": {"x": Parameter(float=(0, 1))},
-        "objectives": (Objective(metric="dev/score"),),
-        "data": Data(train=(TsvSource(name="none"),)),
-        "training": Training(reports=3),
-        "scheduler": Halving(kind="none"),
-        "sampler": PlainSampler(kind="random"),
-    }
-    return Sweep(**{**values, **changes})
+    given = {"training": Training(reports=3), "scheduler": Halving(kind="none"), "sampler": PlainSampler(kind="random")}
+    return toy_sweep(**{**given, **changes})
 
 
 def suggest(trial):
