@@ -173,20 +173,8 @@ def test_every_step_is_counted(tmp_path):
         file.write("broken\n")
     dev = Bitext(name="d", source=source(tmp_path, "d", "eng fra", [("in the DEV set", "Autre.")]))
     corpus = build(tmp_path, train, dev=(dev,), max_characters=40)
-    assert corpus.counts == {
-        "s": {
-            "dropped: column count": 1,
-            "rows": 10,
-            "pairs": 10,
-            "max_characters": 9,
-            "sides_differ": 8,
-            "distinct": 7,
-            "no_overlap": 6,
-            "cap": 4,
-            "heldout": 0,
-            "train": 4,
-        }
-    }
+    steps = {"dropped: column count": 1, "rows": 10, "pairs": 10, "max_characters": 9, "sides_differ": 8, "distinct": 7}
+    assert corpus.counts == {"s": {**steps, "no_overlap": 6, "cap": 4, "heldout": 0, "train": 4}}
     assert corpus.overlap == {"s": {"dev/d": 1}}
     assert len(corpus.pairs) == 4
 

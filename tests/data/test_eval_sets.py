@@ -147,14 +147,9 @@ def test_hub_names_of_mteb_are_read_from_saved_copies(tmp_path):
     tasks = [
         Bitext(name="tatoeba", source=any_source(name="tatoeba", dataset="tatoeba", columns=columns, **hub)),
         Bitext(name="bucc", source=any_source(name="bucc", dataset="bucc", columns=columns, **hub)),
-        Sts(
-            name="sts17",
-            language="fra",
-            language2="eng",
-            group="sts_fr",
-            source=any_source(name="sts17", dataset="sts", **hub),
-        ),
     ]
+    graded = any_source(name="sts17", dataset="sts", **hub)
+    tasks.append(Sts(name="sts17", language="fra", language2="eng", group="sts_fr", source=graded))
     tatoeba, bucc, sts = (subset for task in tasks for subset in read(task, tmp_path))
     assert tatoeba.subset == bucc.subset == "sqi-eng"
     assert tatoeba.left == bucc.left == sts.left == ("a 1", "a 2")

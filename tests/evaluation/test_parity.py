@@ -56,17 +56,9 @@ def test_mining_scores_as_lasers_steps_do():
     from benchmarks.parity import _mining, mining_set
 
     numbers = [str(number) for number in range(300)]
-    task = mining_set(
-        TextTask(
-            name="ntrex",
-            kind="bitext",
-            subset="fra-eng",
-            left=(*(f"{n} fra" for n in numbers), "1000 fra"),
-            right=(*(f"{n} eng" for n in numbers), "0 eng"),
-            left_languages=("fra",),
-            right_languages=("eng",),
-        )
-    )
+    sides = {"left": (*(f"{n} fra" for n in numbers), "1000 fra"), "right": (*(f"{n} eng" for n in numbers), "0 eng")}
+    languages = {"left_languages": ("fra",), "right_languages": ("eng",)}
+    task = mining_set(TextTask(name="ntrex", kind="bitext", subset="fra-eng", **sides, **languages))
     assert task.fit is not None
     assert (len(task.gold), len(task.fit.gold)) == (50, 50)
     assert all(task.left[i].split()[0] == task.right[j].split()[0] for i, j in task.gold)

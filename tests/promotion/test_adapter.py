@@ -56,17 +56,8 @@ def test_the_folder_is_a_model_with_vectors_near_the_old_ones(models, copied, tm
     _, folder, cluster = copied
     monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
     out = tmp_path / "adapted"
-    arguments = [
-        "adapter",
-        str(models / "old"),
-        str(models / "turned"),
-        "--sweep",
-        folder.id,
-        "--out",
-        str(out),
-        "--json",
-    ]
-    result = CliRunner().invoke(app, arguments)
+    arguments = ["adapter", models / "old", models / "turned", "--sweep", folder.id, "--out", out, "--json"]
+    result = CliRunner().invoke(app, [*map(str, arguments)])
     assert result.exit_code == 0, result.output
     done = json.loads(result.stdout)
     assert done["kept"] > 0.95

@@ -55,19 +55,12 @@ def filled(template, host, tmp_path):
 
 
 HUB = "{name: s, format: hub, dataset: ., columns: {eng: eng, fra: fra}}"
+FILES = ("data.root", "data.train.0.path", "data.dev.0.source.path", "data.dev.1.path")
+MODELS = ("teacher.model", "student.model", "student.start", "student.embeddings_from")
 PLACES = {
-    "data.train.0.path": [],
-    "data.dev.0.source.path": [],
-    "data.dev.1.path": [],
+    **{key: [] for key in (*FILES, *MODELS, "parameters.student.model", "parameters.student.start")},
     "data.train.0.paths.fra": ["data.train=[{name: s, format: moses, paths: {eng: a, fra: b}}]"],
     "data.train.0.dataset": [f"data.train=[{HUB}]"],
-    "data.root": [],
-    "teacher.model": [],
-    "student.model": [],
-    "parameters.student.model": [],
-    "student.start": [],
-    "student.embeddings_from": [],
-    "parameters.student.start": [],
 }
 INSIDES = {
     "data.train.0.subset": [f"data.train=[{HUB}]"],

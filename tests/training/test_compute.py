@@ -132,15 +132,9 @@ def test_a_sweep_without_compute_keeps_its_id(tiny_file):
 def test_a_sweep_gives_unlike_students_equal_compute_by_rates_that_it_measures_once(
     with_stores, tiny_file, tmp_path, monkeypatch
 ):
-    sweep = read_sweep(
-        tiny_file,
-        assignments=[
-            "budget={trials: 2, unit: compute}",
-            "training={compute: 0.4, reports: 2, global_batch: 32, learning_rate: 1e-3}",
-            "parameters={student.width: {choice: [16, 128]}}",
-            "sampler={kind: grid}",
-        ],
-    )
+    training = "training={compute: 0.4, reports: 2, global_batch: 32, learning_rate: 1e-3}"
+    grid = ["parameters={student.width: {choice: [16, 128]}}", "sampler={kind: grid}"]
+    sweep = read_sweep(tiny_file, assignments=["budget={trials: 2, unit: compute}", training, *grid])
     cluster = cluster_at(with_stores(tmp_path / "storage"))
     folder = submit(sweep, cluster)
     rates = folder.read(RATES)["rates"]

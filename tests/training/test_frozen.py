@@ -262,22 +262,16 @@ def test_layers_that_no_module_can_hold_are_refused(frozen, tmp_path, monkeypatc
 
 def test_a_student_that_nothing_trains_is_refused_and_foreign_languages_are_said(frozen):
     sweep, _ = frozen
-    for changed, problem in (
-        (replace(sweep, student=Transformer(layers=6)), "student.layers: 6: the encoder is the frozen teacher"),
-        (
-            replace(sweep, evaluation=replace(sweep.evaluation, prompt="query: ")),
-            "evaluation.prompt: 'query: ': the encoder is the frozen teacher",
-        ),
-        (
-            replace(sweep, training=replace(sweep.training, average=StartAverage())),
-            "training.average.kind: 'start': the encoder is the frozen teacher",
-        ),
-        (
-            replace(sweep, teacher=replace(sweep.teacher, precision="bf16")),
-            "teacher.precision: the exported model's encoder runs in fp32",
-        ),
+    frozen_encoder = "the encoder is the frozen teacher"
+    for section, changes, problem in (
+        ("student", {"layers": 6}, f"student.layers: 6: {frozen_encoder}"),
+        ("evaluation", {"prompt": "query: "}, f"evaluation.prompt: 'query: ': {frozen_encoder}"),
+        ("training", {"average": StartAverage()}, f"training.average.kind: 'start': {frozen_encoder}"),
+        ("teacher", {"precision": "bf16"}, "teacher.precision: the exported model's encoder runs in fp32"),
     ):
-        assert [line[: len(problem)] for line in problems(changed)] == [problem]
+        changed = Transformer(**changes) if section == "student" else replace(getattr(sweep, section), **changes)
+        found = problems(replace(sweep, **{section: changed}))
+        assert [line[: len(problem)] for line in found] == [problem]
     said = list(about_languages(sweep))
     assert len(said) == 1
     assert "is not said to know fra, kor" in said[0]

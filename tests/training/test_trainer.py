@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import shutil
 import subprocess
 import sys
@@ -44,6 +43,7 @@ from babeltune.training.step import TrainStep, halvings_after, learning_rate_at
 from babeltune.training.trainer import TrialTrainer, train
 from collecting import Collect
 from every_method import SETTINGS, assignments
+from processes import ended
 from waiting import PATIENCE_S
 
 CPU = torch.device("cpu")
@@ -663,19 +663,8 @@ def test_training_alone_writes_a_model_that_sentence_transformers_loads(tiny_fil
     model = tmp_path / "model"
     without_ray = "import runpy, sys; sys.modules['ray'] = None; "
     without_ray += "runpy.run_module('babeltune.train', run_name='__main__')"
-    command = [
-        sys.executable,
-        "-c",
-        without_ray,
-        str(tiny_file),
-        "--out",
-        str(tmp_path / "run"),
-        "--export",
-        str(model),
-        "--set",
-        "evaluation={prompt: 'query: '}",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=dict(os.environ))
+    options = ("--out", tmp_path / "run", "--export", model, "--set", "evaluation={prompt: 'query: '}")
+    done = ended(sys.executable, "-c", without_ray, tiny_file, *options)
     assert done.returncode == 0, done.stderr
     assert "dev/everyday/accuracy" in done.stdout
     from sentence_transformers import SentenceTransformer

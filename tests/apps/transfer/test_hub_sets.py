@@ -15,18 +15,14 @@ from small_models import exported_student
 pytestmark = pytest.mark.usefixtures("one_thread", "offline")
 datasets = pytest.importorskip("datasets")
 NLI = datasets.ClassLabel(names=["entailment", "neutral", "contradiction"])
+SAME = datasets.ClassLabel(names=["0", "1"])
 TEXT = datasets.Value("string")
 NAMES = datasets.ClassLabel(names=["O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC"])
 """As the cards of the hub have them: entailment is 0 there, and 1 in XTREME's files."""
 LAYOUTS = {
     "xnli": ({"premise": TEXT, "hypothesis": TEXT, "label": NLI}, [["a cat", "a dog", 2], ["a cat", "a cat", 0]]),
     "pawsx": (
-        {
-            "id": datasets.Value("int32"),
-            "sentence1": TEXT,
-            "sentence2": TEXT,
-            "label": datasets.ClassLabel(names=["0", "1"]),
-        },
+        {"id": datasets.Value("int32"), "sentence1": TEXT, "sentence2": TEXT, "label": SAME},
         [[1, "cat sat", "sat cat", 0], [2, "dog", "dog", 1]],
     ),
     "pos": (

@@ -42,14 +42,7 @@ from toy_trials import groups_held, pool_of, toy, wait_until_free
 
 @pytest.fixture(scope="module")
 def pool(ray_cluster, tmp_path_factory):
-    with pool_of(
-        count=2,
-        workers=1,
-        cpus_per_worker=1,
-        gpus_per_worker=0,
-        run_trial="toy_trials:train",
-        storage=tmp_path_factory.mktemp("groups"),
-    ) as opened:
+    with pool_of(count=2, storage=tmp_path_factory.mktemp("groups")) as opened:
         yield opened
 
 
@@ -104,15 +97,9 @@ def run(folder, pool, sweep, trials, events=None, assignment=None, stop=lambda: 
         asked = assignment(number, params) if assignment else {}
         return toy(folder / f"t{number:04d}", seed=number, value=params["x"], **asked)
 
-    return search(
-        sweep,
-        pool=pool,
-        folder=folder,
-        suggest=suggest,
-        callbacks=Callbacks(make_assignment, events or Events()),
-        trials=trials,
-        stop=stop if isinstance(stop, StopSignal) else StopSignal(stop),
-    )
+    stop = stop if isinstance(stop, StopSignal) else StopSignal(stop)
+    given = {"suggest": suggest, "callbacks": Callbacks(make_assignment, events or Events())}
+    return search(sweep, pool=pool, folder=folder, **given, trials=trials, stop=stop)
 
 
 def states(folder, sweep):
@@ -317,15 +304,7 @@ def test_what_a_method_refuses_fails_alone_and_is_not_begun_again(one_group, tmp
 def test_a_group_that_dies_between_two_trials_of_a_sweep_is_started_again(ray_cluster, tmp_path):
     """While no trial runs, Tune itself looks at nothing for ten minutes."""
     notes = []
-    with pool_of(
-        count=1,
-        workers=1,
-        cpus_per_worker=0,
-        gpus_per_worker=0,
-        run_trial="toy_trials:train",
-        storage=tmp_path / "groups",
-        note=notes.append,
-    ) as pool:
+    with pool_of(cpus_per_worker=0, storage=tmp_path / "groups", note=notes.append) as pool:
 
         def kill_it(event, number, _):
             if event == "end" and number == 0:
@@ -604,9 +583,7 @@ def test_a_sweep_starts_no_process_to_follow_its_trials(pool, tmp_path):
 
 @pytest.mark.long
 def test_a_search_whose_dispatcher_dies_says_so_and_leaves_no_group(ray_cluster, tmp_path):
-    doomed = pool_of(
-        count=1, workers=1, cpus_per_worker=1, gpus_per_worker=0, run_trial="toy_trials:train", storage=tmp_path
-    )
+    doomed = pool_of(storage=tmp_path)
 
     def kill(event, number, info):
         if event == "report":

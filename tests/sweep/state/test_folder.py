@@ -41,17 +41,11 @@ def add(folder, sweep, number, scores, state=None, metrics=None, **params):
     place = folder.trial(number)
     place.mkdir(parents=True)
     write_json(place / "trial.json", make_trial(sweep, number, params))
-    reports = [
-        Report(
-            index=i,
-            step=10 * i,
-            pairs=100 * i,
-            seconds=i,
-            metrics=metrics or {METRIC: s, "dev/sts/spearman": 1 - s},
-            last=state == "finished" and i == len(scores),
-        )
-        for i, s in enumerate(scores, 1)
-    ]
+    reports = []
+    for i, s in enumerate(scores, 1):
+        counted = {"index": i, "step": 10 * i, "pairs": 100 * i, "seconds": i}
+        last = state == "finished" and i == len(scores)
+        reports.append(Report(**counted, metrics=metrics or {METRIC: s, "dev/sts/spearman": 1 - s}, last=last))
     log_trial(folder, number, params, reports, state, "why" if state == "failed" else "")
 
 
