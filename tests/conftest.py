@@ -2,6 +2,7 @@
 
 import ctypes
 import fcntl
+import json
 import os
 import re
 import shutil
@@ -258,22 +259,48 @@ def its_handler_of_ctrl_c():
 STILL_RUNS = re.compile(r"^.* · \d+:\d\d gone\n", re.MULTILINE)
 
 
-@pytest.fixture
-def command(monkeypatch, capfd):
+class Command:
     """Runs a command of babeltune's in this process: exit code, standard output, standard error.
 
     Lines that only say that a step still runs, such as `starting · 0:02 gone`, depend on the machine and are left out.
     """
-    from babeltune.cli import main
 
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["babeltune", *map(str, arguments)])
+    def __init__(self, monkeypatch, capfd, *last):
+        self._monkeypatch, self._capfd, self._last = monkeypatch, capfd, last
+
+    def with_last(self, *arguments):
+        """The same with these arguments behind all others."""
+        return Command(self._monkeypatch, self._capfd, *arguments)
+
+    def __call__(self, *arguments):
+        from babeltune.cli import main
+
+        self._monkeypatch.setattr(sys, "argv", ["babeltune", *map(str, (*arguments, *self._last))])
         with pytest.raises(SystemExit) as ended:
             main()
-        captured = capfd.readouterr()
+        captured = self._capfd.readouterr()
         return ended.value.code or 0, captured.out, STILL_RUNS.sub("", captured.err)
 
-    return call
+    def prints(self, *arguments):
+        """The standard output of a command that succeeds."""
+        code, out, err = self(*arguments)
+        assert code == 0, out + err
+        return out
+
+    def document(self, *arguments):
+        """What a command that succeeds prints with `--json`."""
+        return json.loads(self.prints(*arguments, "--json"))
+
+    def refuses(self, *arguments, code=2):
+        """The standard error of a command that ends with this exit code."""
+        ended, out, err = self(*arguments)
+        assert ended == code, out + err
+        return err
+
+
+@pytest.fixture
+def command(monkeypatch, capfd):
+    return Command(monkeypatch, capfd)
 
 
 @pytest.fixture

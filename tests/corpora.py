@@ -3,6 +3,7 @@
 import csv
 import gzip
 import os
+from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,13 @@ import pytest
 BESIDE = Path(__file__).resolve().parents[2] / "shared" / "data"
 DATA = Path(os.environ.get("BABELTUNE_DATA") or BESIDE)
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"no corpora in {DATA}; set BABELTUNE_DATA")
+
+
+def bundled(count, *languages, name="natural_train"):
+    """Language -> the first texts of a bundled table."""
+    file = resources.files("babeltune.bundled").joinpath(f"{name}.tsv").read_text(encoding="utf-8")
+    rows = list(csv.DictReader(file.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE))[:count]
+    return {language: [row[language] for row in rows] for language in languages}
 
 
 def read_tasks(tasks, root, data):

@@ -38,23 +38,13 @@ def add_trial(folder, number, scores, state=None, reason="", **params):
     sweep, place = folder.sweep(), folder.trial(number)
     place.mkdir(parents=True)
     write_json(place / "trial.json", make_trial(sweep, number, params))
-    reports = [
-        Report(
-            index=index,
-            step=10 * index,
-            pairs=320 * index,
-            seconds=7.0 * index,
-            metrics={
-                METRIC: score,
-                "dev/everyday/fra-eng/accuracy": score + 0.1,
-                "dev/everyday/kor-eng/accuracy": score - 0.1,
-                "dev/sts/eng/spearman": 1 - score,
-                "dev/sts/spearman": 1 - score,
-            },
-            last=state == "finished" and index == len(scores),
-        )
-        for index, score in enumerate(scores, 1)
-    ]
+    reports = []
+    for index, score in enumerate(scores, 1):
+        pairs = {"dev/everyday/fra-eng/accuracy": score + 0.1, "dev/everyday/kor-eng/accuracy": score - 0.1}
+        metrics = {METRIC: score, **pairs, "dev/sts/eng/spearman": 1 - score, "dev/sts/spearman": 1 - score}
+        last = state == "finished" and index == len(scores)
+        counted = {"index": index, "step": 10 * index, "pairs": 320 * index, "seconds": 7.0 * index}
+        reports.append(Report(**counted, metrics=metrics, last=last))
     write_json(place / PROGRESS, {"step": 10 * len(scores) + 5, "steps": 20, "loss": 1.2345})
     log_trial(folder, number, params, reports, state, reason)
 

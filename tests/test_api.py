@@ -5,23 +5,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.models import Normalize, StaticEmbedding
-from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
 import babeltune
 import babeltune as bt
 from babeltune import api
 from babeltune.cli import app
-from babeltune.data.teacher import teacher_folder
 from babeltune.errors import BabeltuneWarning, SpecError, UnknownNameError
 from babeltune.files import json_text, plain
 from babeltune.planning.sweep_file import read_sweep
-from babeltune.schema.records import Teacher
+from small_models import static_model
 
 pytestmark = pytest.mark.slow
 
@@ -43,7 +38,7 @@ def test_importing_babeltune_loads_none_of_what_it_needs_later():
         bt.sumbit  # noqa: B018
 
 
-def test_the_runs_of_a_sweep_are_a_table_with_the_best_first(sweep):
+def test_the_runs_of_a_sweep_are_a_table_with_the_best_first_and_so_are_all_sweeps(sweep):
     table = bt.runs(sweep)
     trials = table[table.index.str.startswith("t0")]
     scores = trials["dev/everyday/accuracy"].dropna()
@@ -52,39 +47,30 @@ def test_the_runs_of_a_sweep_are_a_table_with_the_best_first(sweep):
     assert "untrained" in table.index
     assert any(name.startswith("setting.") for name in table.columns)
     assert trials.loc["t0001", "state"] == "failed"
+    sweeps = bt.runs()
+    assert sweeps.loc[sweep, "state"] == "finished"
+    assert sweeps.loc[sweep, "best"].startswith("t0")
 
 
-def test_all_sweeps_are_a_table(sweep):
-    table = bt.runs()
-    assert table.loc[sweep, "state"] == "finished"
-    assert table.loc[sweep, "best"].startswith("t0")
-
-
-def test_a_trial_has_its_settings_and_its_curve(sweep):
+def test_a_trial_has_its_settings_and_its_curve_and_an_unknown_one_is_refused(sweep):
     found = bt.trial(f"{sweep}/t0000")
     assert found.name == f"{sweep}/t0000"
     assert found.settings
     assert found.curve["pairs"].is_monotonic_increasing
     assert found.curve["dev/everyday/accuracy"].max() == found.metrics["dev/everyday/accuracy"]
-
-
-def test_a_trial_of_an_unknown_sweep_or_number_is_refused(sweep):
     with pytest.raises(UnknownNameError):
         bt.trial(f"{sweep}/t9999")
     with pytest.raises(SpecError, match="name one of its trials"):
         bt.trial(sweep)
 
 
-def test_a_trials_model_encodes(sweep):
-    vectors = bt.load(f"{sweep}/t0000").encode(["Good morning.", "Bonjour."])
-    assert vectors.shape[0] == 2
-    assert (vectors**2).sum(axis=1) == pytest.approx([1, 1], abs=1e-4)
-
-
-def test_a_report_is_written(sweep, tmp_path):
+def test_a_report_is_written_and_a_trials_model_encodes(sweep, tmp_path):
     file = bt.report(sweep, out=tmp_path / "a.md", format="md")
     assert file == tmp_path / "a.md"
     assert file.read_text(encoding="utf-8").startswith("#")
+    vectors = bt.load(f"{sweep}/t0000").encode(["Good morning.", "Bonjour."])
+    assert vectors.shape[0] == 2
+    assert (vectors**2).sum(axis=1) == pytest.approx([1, 1], abs=1e-4)
 
 
 def test_a_file_that_cannot_be_run_is_refused_as_on_the_command_line(tmp_path):
@@ -186,11 +172,9 @@ def test_what_goes_wrong_beside_a_promotion_is_a_warning(copied, monkeypatch):
 
 @pytest.mark.usefixtures("one_scoring_process")
 def test_a_static_model_is_exported_unless_it_loses_too_much(sweep, tmp_path, stages):
-    tokenizer = Tokenizer.from_file(str(teacher_folder(Teacher()) / "tokenizer.json"))
-    table = np.random.default_rng(0).standard_normal((tokenizer.get_vocab_size(), 16)).astype(np.float32)
-    modules = [StaticEmbedding(tokenizer, embedding_weights=table), Normalize()]
-    SentenceTransformer(modules=modules).save(str(tmp_path / "static"))
-    done = bt.export(tmp_path / "static", tmp_path / "small", bits=4, sweep=sweep, most_lost=1.0, progress=stages)
+    done = bt.export(
+        static_model(tmp_path / "static"), tmp_path / "small", bits=4, sweep=sweep, most_lost=1.0, progress=stages
+    )
     assert (done.folder, done.bits, done.format) == (str(tmp_path / "small"), 4, "static")
     assert Path(done.folder, "model.safetensors").is_file()
     assert stages

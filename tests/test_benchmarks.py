@@ -16,12 +16,14 @@ from torch.utils._pytree import tree_leaves
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from babeltune.method.distributed import ProcessGroup
+from babeltune.planning.preparation import prepare
 from babeltune.planning.space import make_trial
 from babeltune.training.trainer import train
 from benchmarks import __main__ as everything
 from benchmarks import gradcache, queue_loss, race, soft_loss, teacher_store, work
 from benchmarks import train as train_step
 from benchmarks.race import Options, Row
+from collecting import Collect
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
@@ -79,16 +81,6 @@ def sweep_work(tmp_path_factory):
     return made
 
 
-class Once:
-    """Lets a trial go to its first report."""
-
-    def report(self, report):
-        return False
-
-    def stopped(self):
-        return False
-
-
 class Allocated(TorchDispatchMode):
     """Follows the storages that operations make: the most elements of one tensor, and the most bytes held at once."""
 
@@ -118,7 +110,7 @@ class Allocated(TorchDispatchMode):
 
 def a_trial(sweep, prepared, folder, **config):
     trial = make_trial(replace(sweep, config=config), 0, {})
-    train(trial, prepared, folder, Once(), ProcessGroup(), torch.device("cpu"))
+    train(trial, prepared, folder, Collect(most=1), ProcessGroup(), torch.device("cpu"))
 
 
 def end_of(capsys, *arguments, **more):
@@ -324,31 +316,43 @@ def test_absent_real_text_is_said_and_named(capsys):
 # They run what a trial runs: without it, both fail
 
 
-def test_a_trial_and_the_benchmark_of_chunks_share_them(task, tiny, tmp_path, monkeypatch):
-    sweep, prepared = tiny
-    monkeypatch.setattr("babeltune.method.gradcache.CachedEncode.backward", refuse)
-    with pytest.raises(RefusedError):
-        a_trial(replace(sweep, training=replace(sweep.training, chunk=16)), prepared, tmp_path)
-    with pytest.raises(RefusedError):
-        gradcache.ours(work.start(*cached(task)))
+def in_chunks(sweep, prepared, folder):
+    a_trial(replace(sweep, training=replace(sweep.training, chunk=16)), prepared, folder)
 
 
-@pytest.mark.parametrize("name", ["babeltune.training.step.TrainStep.step", "babeltune.training.batches.Reader.batch"])
-def test_a_trial_and_the_benchmark_of_steps_share_the_step(name, task, tiny, tmp_path, monkeypatch):
+def with_a_queue(sweep, prepared, folder):
+    a_trial(replace(sweep, method="laser3_co", parameters={}), prepared, folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "trial", "needed", "benchmark"),
+    [
+        ("babeltune.method.gradcache.CachedEncode.backward", in_chunks, "task",
+         lambda task: gradcache.ours(work.start(*cached(task)))),
+        ("babeltune.training.step.TrainStep.step", a_trial, "task", lambda task: train_step.ours(*task)),
+        ("babeltune.training.batches.Reader.batch", a_trial, "task", lambda task: train_step.ours(*task)),
+        ("babeltune_methods.soft_contrastive.tiled_cross_entropy", a_trial, "tmp_path",
+         lambda _: soft_loss.tiled(soft_loss.make_vectors(8, 4))),
+        ("babeltune_methods.soft_contrastive.soft_labels", a_trial, "tmp_path",
+         lambda _: soft_loss.tiled(soft_loss.make_vectors(8, 4))),
+        ("babeltune_methods.laser3_co.log_sums", with_a_queue, "tmp_path",
+         lambda _: queue_loss.Ours(queue_loss.make_vectors(4, 8, 4)).step()),
+        ("babeltune.training.batches.Reader.vectors", a_trial, "sweep_work", lambda made: made.ours()),
+        ("babeltune.training.batches.Reader.batch", a_trial, "sweep_work", lambda made: made.ours()),
+        ("babeltune.data.teacher.build", lambda sweep, _, folder: prepare(sweep, folder), "sweep_work",
+         lambda made: made.ours()),
+    ],
+    ids=["chunks", "step", "batch", "tiles of the loss", "labels", "tiles of the queue", "vectors", "reader", "store"],
+)  # fmt: skip
+def test_a_trial_and_a_benchmark_share_what_is_measured(
+    name, trial, needed, benchmark, request, tiny, tmp_path, monkeypatch
+):
+    made = request.getfixturevalue(needed)
     monkeypatch.setattr(name, refuse)
     with pytest.raises(RefusedError):
-        a_trial(*tiny, tmp_path)
+        trial(*tiny, tmp_path)
     with pytest.raises(RefusedError):
-        train_step.ours(*task)
-
-
-@pytest.mark.parametrize("name", ["tiled_cross_entropy", "soft_labels"])
-def test_a_trial_and_the_benchmark_of_the_loss_share_the_tiles(name, tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(f"babeltune_methods.soft_contrastive.{name}", refuse)
-    with pytest.raises(RefusedError):
-        a_trial(*tiny, tmp_path)
-    with pytest.raises(RefusedError):
-        soft_loss.tiled(soft_loss.make_vectors(8, 4))
+        benchmark(made)
 
 
 def test_a_step_over_the_queue_and_one_over_full_logits_agree():
@@ -382,34 +386,6 @@ def test_the_benchmark_of_the_queue_judges_its_memory(monkeypatch, capsys, peak,
     with pytest.raises(SystemExit):
         queue_loss.main(pairs=4, entries=97, dim=8)  # a tenth of the bytes of all three is 1,241
     assert ("of the bytes of batch x queue x dim" in capsys.readouterr().err) == broken
-
-
-def test_a_trial_and_the_benchmark_of_the_queue_share_its_tiles(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr("babeltune_methods.laser3_co.log_sums", refuse)
-    sweep, prepared = tiny
-    with pytest.raises(RefusedError):
-        a_trial(replace(sweep, method="laser3_co", parameters={}), prepared, tmp_path)
-    with pytest.raises(RefusedError):
-        queue_loss.Ours(queue_loss.make_vectors(4, 8, 4)).step()
-
-
-@pytest.mark.parametrize("name", ["vectors", "batch"])
-def test_a_trial_and_the_benchmark_of_the_store_share_its_reader(name, sweep_work, tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(f"babeltune.training.batches.Reader.{name}", refuse)
-    with pytest.raises(RefusedError):
-        a_trial(*tiny, tmp_path)
-    with pytest.raises(RefusedError):
-        sweep_work.ours()
-
-
-def test_a_sweep_and_the_benchmark_of_the_store_share_its_builder(sweep_work, tiny, tmp_path, monkeypatch):
-    from babeltune.planning.preparation import prepare
-
-    monkeypatch.setattr("babeltune.data.teacher.build", refuse)
-    with pytest.raises(RefusedError):
-        prepare(tiny[0], tmp_path)
-    with pytest.raises(RefusedError):
-        sweep_work.ours()
 
 
 @pytest.mark.long

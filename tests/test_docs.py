@@ -113,7 +113,8 @@ def test_make_pages_fails_where_there_is_no_chromium(tmp_path):
     assert ended.stdout == "there is no Chromium; on Debian: apt-get install chromium\n"
 
 
-def test_the_overlay_that_is_shown_makes_a_sweep(tmp_path):
+def test_snippets_are_yaml_and_the_overlay_that_is_shown_makes_a_sweep(tmp_path):
+    assert all(yaml.safe_load(block) for block in blocks("yaml"))
     shown = [block for block in blocks("yaml") if "root: /data" in block]
     assert len(shown) == 2
     for number, block in enumerate(shown):
@@ -138,13 +139,10 @@ def test_the_first_page_links_to_each_page_of_the_site():
 
 
 @pytest.mark.parametrize("record", [Sweep, Cluster])
-def test_every_key_of_a_file_has_a_text_in_the_reference(record):
+def test_every_key_of_a_file_and_setting_of_a_method_has_a_text_in_the_reference(record):
     for name, part in records_of(record).items():
         notes = field_notes(part)
         assert [f"{name}.{each.name}" for each in dataclasses.fields(part) if len(notes.get(each.name, "")) < 10] == []
-
-
-def test_every_setting_of_a_method_has_a_text_in_the_reference():
     for name in registry.available():
         assert [each.name for each in method_document(name).settings if len(each.source) < 10] == []
 
@@ -172,11 +170,6 @@ def hooks():
     return SimpleNamespace(**runpy.run_path(str(ROOT / "docs/hooks.py")))
 
 
-def test_every_other_snippet_is_yaml():
-    for block in blocks("yaml"):
-        assert yaml.safe_load(block)
-
-
 def test_each_picture_of_a_sweep_is_shown_and_small():
     pictures = sorted((ROOT / "docs/pictures").iterdir())
     shown = re.findall(r"!\[[^\]]+\]\(\.\./pictures/([^)]+)\)", TEXTS["docs/how-to/see-a-sweep.md"])
@@ -185,14 +178,10 @@ def test_each_picture_of_a_sweep_is_shown_and_small():
     assert sum(picture.stat().st_size for picture in pictures) <= 500_000
 
 
-def test_the_readme_fits_a_few_screens():
+def test_the_readme_fits_a_few_screens_and_has_the_figures_that_were_measured():
     assert len(README.splitlines()) <= 200
     assert len(README.split()) <= 1500
-
-
-def test_the_figures_of_the_readme_are_those_that_were_measured():
-    """If this fails, `python -m benchmarks.readme` writes them."""
-    assert readme.table() in README
+    assert readme.table() in README, "`python -m benchmarks.readme` writes them"
 
 
 def test_a_record_that_changes_changes_the_figures_of_the_readme(tmp_path, monkeypatch):

@@ -18,7 +18,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from waiting import PATIENCE_S
+from processes import ended
 
 pytestmark = pytest.mark.slow
 
@@ -30,14 +30,7 @@ def wheel(tmp_path_factory):
     """The names of the files in a wheel built from this checkout, without a network, and its entry points' text."""
     out = tmp_path_factory.mktemp("wheel")
     build = "from hatchling.build import build_wheel; import sys; print(build_wheel(sys.argv[1]))"
-    done = subprocess.run(
-        [sys.executable, "-c", build, str(out)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE_S,
-    )
+    done = ended(sys.executable, "-c", build, out, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     with zipfile.ZipFile(out / done.stdout.strip()) as archive:
         names = set(archive.namelist())
@@ -146,10 +139,7 @@ def planted(tmp_path_factory):
 def ran(program, copy, out):
     """The file that the program's last line names, written by the code of the copy."""
     environment = {**os.environ, "PYTHONPATH": f"{copy / 'platform'}:{copy / 'methods'}"}
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(out)],
-        cwd=copy, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE_S,
-    )  # fmt: skip
+    done = ended(sys.executable, "-c", program, out, cwd=copy, env=environment)
     assert done.returncode == 0, done.stderr
     return out / Path(done.stdout.split()[-1]).name
 

@@ -1,14 +1,13 @@
 """`make test-fast` runs tests that start nothing, by markers and fixtures. A fast test that starts Ray fails."""
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from processes import ended
 from selection import FAST, LEFT_OUT
-from waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
@@ -62,36 +61,16 @@ def planted(tmp_path_factory):
 
 def fast_tests(folder, *options):
     """pytest's run of the planted tests that are fast."""
-    return subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "-p",
-            "conftest",
-            "-m",
-            FAST,
-            *options,
-            str(folder),
-        ],
-        cwd=folder,
-        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(HERE), "HOME": str(folder), "TMPDIR": "/tmp"},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(HERE), "HOME": str(folder), "TMPDIR": "/tmp"}
+    plugins = ("-p", "no:cacheprovider", "-p", "conftest")
+    command = (sys.executable, "-m", "pytest", "-q", *plugins, "-m", FAST, *options, folder)
+    return ended(*command, cwd=folder, env=environment)
 
 
 def test_markers_and_fixtures_decide_whether_a_test_is_fast(planted):
     listed = fast_tests(planted, "--collect-only").stdout
-    assert [line.partition("::")[2] for line in listed.splitlines() if "::" in line] == [
-        "test_that_computes",
-        "test_that_leaves_what_ray_leaves",
-        "test_that_starts_ray",
-    ]
+    names = [line.partition("::test_that_")[2] for line in listed.splitlines() if "::" in line]
+    assert names == ["computes", "leaves_what_ray_leaves", "starts_ray"]
 
 
 @pytest.mark.long

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 
 from babeltune.promotion.gates import Decision
 from babeltune.schema.base import from_plain
+from processes import ended
 
 SKILL = Path(__file__).parents[1] / "platform" / "babeltune" / "bundled" / "SKILL.md"
 DEADLINE_S = 3600
@@ -37,15 +37,8 @@ def test_the_page_runs_word_by_word_and_opens_sealed_tests_once(tmp_path):
         script.append(f"{line} || test $? = 3" if line.startswith(REFUSABLE) else line)
     place = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {key: value for key, value in os.environ.items() if not key.startswith("BABELTUNE")}
-    done = subprocess.run(
-        ["bash", "-c", "\n".join(script)],
-        cwd=tmp_path,
-        env={**environment, "PATH": place},
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
+    environment |= {"PATH": place}
+    done = ended("bash", "-c", "\n".join(script), cwd=tmp_path, env=environment, timeout=DEADLINE_S)
     assert done.returncode == 0, done.stderr[-3000:]
     read = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in tmp_path.glob("*.json")}
     assert [read[name]["state"] for name in ("first", "second", "refit")] == ["finished"] * 3

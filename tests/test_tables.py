@@ -109,9 +109,8 @@ def test_the_words_rows_columns_and_claims_of_a_record_are_its_definitions(name)
     assert with_words(record, table) == record
     claims = [(claim, metric) for claim in table.claims for metric in claim.metrics]
     for kept, (claim, metric) in zip(record["claims"], claims, strict=True):
-        assert {key: kept[key] for key in ("better", "worse", "paper", "times", "kind", "margin")} == {
-            key: value for key, value in asdict(claim).items() if key != "metrics"
-        }
+        words = {key: kept[key] for key in ("better", "worse", "paper", "times", "kind", "margin")}
+        assert words | {"metrics": claim.metrics} == asdict(claim)
         assert kept["metric"] == metric
     assert [row["name"] for row in record["rows"]] == [row.name for row in table.rows]
     for key in ("title", "paper", "budget", "ours", "logged"):
@@ -142,12 +141,8 @@ def test_a_record_takes_the_words_of_its_definition_and_keeps_its_figures(tmp_pa
     page.write(kept, tmp_path)
     first, *others = table.claims
     column, *columns = table.columns
-    changed = replace(
-        table,
-        title="Another title",
-        columns=(replace(column, title="another column"), *columns),
-        claims=(replace(first, paper="another place"), *others[1:]),
-    )
+    words = (replace(column, title="another column"), *columns), (replace(first, paper="another place"), *others[1:])
+    changed = replace(table, title="Another title", columns=words[0], claims=words[1])
     written = take_words(changed, tmp_path).read_text(encoding="utf-8")
     assert all(words in written for words in ("# Another title", "| another column |", "| another place |"))
     (record,) = page.read_records(tmp_path)
@@ -237,12 +232,9 @@ def test_rows_whose_speeds_differ_by_the_machines_noise_are_not_ordered():
     apart, _ = choices.speeds_of(speeds_of(fast=(9, 1_500), slow=(7, 1_000), slower=(6, 900)))
     assert apart == "Sentences a second: 900 to 1,000 (`slower`, `slow`), then 1,500 (`fast`)."
     assert choices.speeds_of(RECORDS["mao_terms"]) == []
-
-
-def test_the_speed_of_layers_alone_is_not_a_models():
     record = speeds_of(whole=(9, 1_500), layer=(1, 90_000))
     record["rows"][1]["changes"] = ["method=dimension_reduction", NO_STUDENT]
-    assert choices.speeds_of(record)[0] == "Sentences a second: 1,500 (`whole`)."
+    assert choices.speeds_of(record)[0] == "Sentences a second: 1,500 (`whole`).", "of layers alone, it is no model's"
 
 
 def test_the_advice_of_a_record_orders_no_two_rows_of_one_architecture():
@@ -402,16 +394,14 @@ def task(kind, rows, **more):
     return TextTask(name="set", subset="fra-eng", kind=kind, left=left, right=left, **more)
 
 
+def outcomes(metric, forward, backward):
+    return Scored({}, {f"test/set/fra-eng/{metric}": {"forward": forward.tolist(), "backward": backward.tolist()}})
+
+
 def test_the_sampling_error_of_shares_is_that_of_paired_differences():
     random = np.random.default_rng(0)
     right = random.random((2, 2, 3, 400)) < 0.5  # row, direction, seed, sentence
-    rows = [
-        [
-            Scored({}, {"test/set/fra-eng/accuracy": {"forward": a.tolist(), "backward": b.tolist()}})
-            for a, b in zip(row[0], row[1], strict=True)
-        ]
-        for row in right
-    ]
+    rows = [[outcomes("accuracy", a, b) for a, b in zip(row[0], row[1], strict=True)] for row in right]
     difference = right[0].mean(axis=(0, 1)) - 2 * right[1].mean(axis=(0, 1))
     found = sampling_error("test/set/accuracy", [task("bitext", 400)], *rows, times=2)
     assert found == pytest.approx(difference.std(ddof=1) / 20)
@@ -457,10 +447,7 @@ def test_the_sampling_error_of_an_xsim_error_is_that_of_paired_differences(metri
     better = random.random((2, 400)) < 0.3  # direction, sentence
     worse = better | (random.random((2, 400)) < 0.1)
     kind = metric.removesuffix(f"_{ways[-1]}") if len(ways) == 1 else metric
-    rows = [
-        [Scored({}, {f"test/set/fra-eng/{kind}": {"forward": row[0].tolist(), "backward": row[1].tolist()}})]
-        for row in (better, worse)
-    ]
+    rows = [[outcomes(kind, *row)] for row in (better, worse)]
     chosen = [("forward", "backward").index(way) for way in ways]
     difference = better[chosen].mean(axis=0) - worse[chosen].mean(axis=0)
     found = sampling_error(f"test/set/{metric}", [task("bitext", 400)], *rows)
@@ -489,9 +476,8 @@ def test_each_sweep_of_a_table_can_be_read_and_has_a_trial_for_each_point(name):
 
 def test_rows_share_sweeps_unless_they_change_what_is_no_setting(tiny_file):
     rows = (*SMALL.rows, Row(name="mse", changes=("method=mse_distillation",)))
-    sweeps = [
-        read_sweep(file, assignments=words) for file, words in planned(replace(SMALL, sweep=str(tiny_file), rows=rows))
-    ]
+    table = replace(SMALL, sweep=str(tiny_file), rows=rows)
+    sweeps = [read_sweep(file, assignments=words) for file, words in planned(table)]
     assert [(sweep.name, sweep.method, sweep.budget.trials) for sweep in sweeps] == [
         ("small_rates_0", "soft_contrastive", 4),
         ("small_seeds_0", "soft_contrastive", 4),
@@ -566,9 +552,7 @@ def test_a_small_table_runs_and_becomes_a_page(
     opened = (tmp_path / "home" / "openings.jsonl").read_text().splitlines()
     assert len(opened) == 2 * 2 + 1
     again = run(table, place)
-    assert {key: value for key, value in again.items() if key != "run"} == {
-        key: value for key, value in record.items() if key != "run"
-    }
+    assert again | {"run": None} == record | {"run": None}
     assert again["run"]["cpu_seconds"] >= record["run"]["cpu_seconds"]
     assert len((tmp_path / "home" / "openings.jsonl").read_text().splitlines()) == len(opened)
 
@@ -602,10 +586,8 @@ def test_a_translator_learns_the_words_of_its_pairs():
 
 def test_translations_are_written_once_and_are_the_same_twice(tmp_path, monkeypatch):
     data = tmp_path / "data"
-    for name, rows in {
-        "pairs": [("maji safi", "clean water"), ("maji", "water")],
-        "wmt_news/deu-eng": [("x", "water")],
-    }.items():
+    texts = {"pairs": [("maji safi", "clean water"), ("maji", "water")], "wmt_news/deu-eng": [("x", "water")]}
+    for name, rows in texts.items():
         file = data / f"{name}.tsv.gz"
         file.parent.mkdir(parents=True, exist_ok=True)
         text = "id\tother\teng\n" + "".join(f"{i}\t{a}\t{b}\n" for i, (a, b) in enumerate(rows))
@@ -641,12 +623,14 @@ def test_a_further_search_of_some_rows_names_no_value_of_the_others():
     assert sweep.budget.trials == len(rows)
 
 
-def test_dev_sets_must_show_that_a_row_is_so_many_times_above_another():
-    def trained(name, rate, searched):
-        given = {"objective": "dev/x/accuracy", "searches": ("a",), "sweep": "b", "trials": (), "logged": {}}
-        return Trained(row=Row(name=name), rate=rate, searched=searched, **given)
+def trained(row, rate, searched):
+    given = {"objective": "dev/x/accuracy", "searches": ("a",), "sweep": "b", "trials": (), "logged": {}}
+    return Trained(row=row, rate=rate, searched=searched, **given)
 
-    rows = [trained("a", 2.0, {1.0: 0.3, 2.0: 0.5}), trained("b", 1.0, {1.0: 0.2, 2.0: None})]
+
+def test_dev_sets_must_show_that_a_row_is_so_many_times_above_another():
+    searched = ({1.0: 0.3, 2.0: 0.5}, {1.0: 0.2, 2.0: None})
+    rows = [trained(Row(name="a"), 2.0, searched[0]), trained(Row(name="b"), 1.0, searched[1])]
     claim = Claim(better="a", worse="b", metrics=("test/y/accuracy",), paper="", times=2.0)
     assert at_equal_rates(claim, "test/y/accuracy", rows) == [pytest.approx(-0.1)]
     assert at_equal_rates(claim, "test/y/spearman", rows) == [], "the dev sets have none of this kind"
@@ -659,21 +643,9 @@ def test_a_row_that_is_about_its_learning_rate_is_trained_at_no_other():
     for words in printed:
         assert f'parameters.training.learning_rate={{"choice": [{row.rate}]}}' in words
     other = replace(row, name="searched", rate=None)
-    trained = [
-        Trained(
-            row=one,
-            rate=rate,
-            objective="dev/x/accuracy",
-            searched={1e-3: 0.3, 5e-3: 0.1},
-            searches=(),
-            sweep="a",
-            trials=(),
-            logged={},
-        )
-        for one, rate in ((other, 1e-3), (row, 5e-3))
-    ]
+    rows = [trained(one, rate, {1e-3: 0.3, 5e-3: 0.1}) for one, rate in ((other, 1e-3), (row, 5e-3))]
     (claim,) = TABLES["park_rate"].claims
-    assert at_equal_rates(claim, "test/x/accuracy", trained) == [], "the rate is what differs"
+    assert at_equal_rates(claim, "test/x/accuracy", rows) == [], "the rate is what differs"
 
 
 @pytest.mark.parametrize(

@@ -10,28 +10,11 @@ from waiting import PATIENCE_S
 pytestmark = pytest.mark.slow
 
 PLATFORM = (
-    *(
-        "method",
-        "schema.records",
-        "errors",
-        "data.prepared",
-        "data.store",
-        "data.stored_arrays",
-        "data.tokens",
-        "models.encoder",
-        "models.packing",
-    ),
-    *(
-        "method.distributed",
-        "method.tiled_contrastive",
-        "method.gradcache",
-        "method.negative_queue",
-        "method.masked_lm",
-    ),
-    *("method.matryoshka", "method.views"),
-    *("evaluation.bitext", "evaluation.evaluate", "evaluation.clustering"),
-    *("evaluation.mining_f1", "evaluation.knn", "evaluation.probing"),
-    *("training.checkpoint", "training.sampler", "training.trainer", "sweep.workers.run_trial", "testing"),
+    *("errors", "method", "method.distributed", "method.gradcache", "method.masked_lm", "method.matryoshka"),
+    *("method.negative_queue", "method.tiled_contrastive", "method.views", "schema.records", "testing"),
+    *("data.prepared", "data.store", "data.stored_arrays", "data.tokens", "models.encoder", "models.packing"),
+    *("evaluation.bitext", "evaluation.clustering", "evaluation.evaluate", "evaluation.knn", "evaluation.mining_f1"),
+    *("evaluation.probing", "training.checkpoint", "training.sampler", "training.trainer", "sweep.workers.run_trial"),
 )
 METHODS = (
     *("soft_contrastive", "mse_distillation", "translation_ranking", "laser3_co", "lealla", "combined"),

@@ -11,6 +11,7 @@ import torch
 import babeltune.method.registry
 import babeltune_methods.combined
 from babeltune.method import GROUP, Loss, Method, Needs
+from babeltune.schema.records import Data, Objective, Parameter, Sweep, TsvSource
 
 
 class Toy(Method):
@@ -97,3 +98,15 @@ def combined_beside(monkeypatch, *methods):
     monkeypatch.setitem(sys.modules, spec.name, module)
     spec.loader.exec_module(module)
     return module.Combined
+
+
+def toy_sweep(**fields):
+    """A sweep of a toy method over text that nobody reads."""
+    values = {
+        "name": "toy",
+        "method": "toy",
+        "parameters": {"x": Parameter(float=(0, 1))},
+        "objectives": (Objective(metric="dev/score"),),
+        "data": Data(train=(TsvSource(name="none"),)),
+    }
+    return Sweep(**{**values, **fields})

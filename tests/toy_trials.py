@@ -191,12 +191,13 @@ def train_for_real(assignment, dispatcher, rank, world, device):
 
 
 def pool_of(**asked):
-    """A pool with these settings and listeners."""
+    """A pool with these settings and listeners; else of one group of one worker, for toy trials."""
     from babeltune.sweep.workers.pool import WorkerPool
     from babeltune.sweep.workers.pool_settings import PoolSettings
 
     listeners = {name: asked.pop(name) for name in ("note", "surveyed", "waiting") if name in asked}
-    return WorkerPool(PoolSettings(**asked), **listeners)
+    alone = {"count": 1, "workers": 1, "cpus_per_worker": 1, "gpus_per_worker": 0, "run_trial": "toy_trials:train"}
+    return WorkerPool(PoolSettings(**{**alone, **asked}), **listeners)
 
 
 def wait_until_free(pool, count):

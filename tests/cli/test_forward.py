@@ -160,9 +160,8 @@ def test_two_files_of_one_name_keep_apart(monkeypatch, tmp_path):
 def test_what_is_too_large_to_go_along_is_refused(monkeypatch, tmp_path):
     with (tmp_path / "text.tsv").open("wb") as file:
         file.truncate(MAX_SENT_BYTES + 1)
-    with pytest.raises(
-        SpecError, match=r"text.tsv is too large to go along: a command takes 64 MiB to a cluster; copy"
-    ):
+    words = r"text.tsv is too large to go along: a command takes 64 MiB to a cluster; copy"
+    with pytest.raises(SpecError, match=words):
         packed(["mine", str(tmp_path / "text.tsv")], "c.yaml")
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "modules.json").write_text("[]")

@@ -8,19 +8,14 @@ import subprocess
 import sys
 
 import jsonschema
-import numpy as np
 import pytest
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.models import Normalize, StaticEmbedding
-from tokenizers import Tokenizer
 from typer.main import get_command
 from typer.testing import CliRunner
 
 from babeltune.cli import app
 from babeltune.cli.documents import document_schema, documents
-from babeltune.data.teacher import teacher_folder
-from babeltune.schema.records import Teacher
 from ports import free_port
+from small_models import static_model
 from waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -107,10 +102,7 @@ def run(*arguments, codes=(0,)):
 def files(tmp_path_factory):
     """A folder with texts, pairs, and a static model with random vectors."""
     place = tmp_path_factory.mktemp("files")
-    tokenizer = Tokenizer.from_file(str(teacher_folder(Teacher()) / "tokenizer.json"))
-    table = np.random.default_rng(0).standard_normal((tokenizer.get_vocab_size(), 16)).astype(np.float32)
-    modules = [StaticEmbedding(tokenizer, embedding_weights=table), Normalize()]
-    SentenceTransformer(modules=modules).save(str(place / "model"))
+    static_model(place / "model")
     french = [f"Le bateau numéro {number} est là-bas, {text.split()[1]}." for number, text in enumerate(TEXT)]
     (place / "a.txt").write_text("\n".join(french), encoding="utf-8")
     (place / "b.txt").write_text("\n".join(TEXT), encoding="utf-8")

@@ -135,21 +135,15 @@ def test_a_table_without_columns_named_is_no_text(name, content, call, tmp_path)
 @pytest.mark.parametrize(
     ("arguments", "lines"),
     [
-        (
-            ("score", "p.tsv", "nosuch/model", "--columns", "fr,en", "--out", "no/o"),
-            ["--out no/o: there is no folder", "p.tsv:1: no column 'fr'", "p.tsv:1: no column 'en'"],
-        ),
+        (("score", "p.tsv", "nosuch/model", "--columns", "fr,en", "--out", "no/o"),
+         ["--out no/o: there is no folder", "p.tsv:1: no column 'fr'", "p.tsv:1: no column 'en'"]),
         (("score", "nosuch.tsv", "nosuch/model", "--out", "."), ["--out . is a folder", "nosuch.tsv does not exist"]),
-        (
-            ("mine", "s.tx", "t.tx", "nosuch/model", "--out", "."),
-            ["--out . is a folder", "s.tx does not exist", "t.tx does not exist"],
-        ),
-        (
-            ("retrieve", "s.txt", "t.tx", "nosuch/model", "--gold", "g", "--out", "no/o"),
-            ["--out no/o: there is no folder", "t.tx does not exist", "g does not exist"],
-        ),
+        (("mine", "s.tx", "t.tx", "nosuch/model", "--out", "."),
+         ["--out . is a folder", "s.tx does not exist", "t.tx does not exist"]),
+        (("retrieve", "s.txt", "t.tx", "nosuch/model", "--gold", "g", "--out", "no/o"),
+         ["--out no/o: there is no folder", "t.tx does not exist", "g does not exist"]),
     ],
-)
+)  # fmt: skip
 def test_all_that_is_wrong_is_said_at_once(arguments, lines, call):
     with pytest.raises(BabeltuneError) as caught:
         call(*arguments)

@@ -46,8 +46,7 @@ def test_sweeps_of_one_name_show_in_what_they_differ(command, storage, tiny_file
     assert alone["differs"] == [], "there is no other sweep of its name"
     assert (alone["ended"], alone["budget"], alone["best"], alone["score"]) == (2, 2, "t0000", 0.3)
     assert alone["leaderboard"], "what it said before is still there"
-    code, out, _ = command("runs")
-    assert code == 0
+    out = command.prints("runs")
     assert out.count("training.pairs=") == 2
     assert out.count("t0000 0.3000") == 3
 
@@ -104,9 +103,7 @@ def test_a_range_is_cut_into_thirds_of_its_own_scale(command, folder):
         add_trial(folder, number, [score], "finished", temperature=temperature)
     add_trial(folder, 4, [], "failed", reason="why", temperature=0.07)
     add_trial(folder, 5, [0.9], "finished", **{"training.global_batch": 32})
-    code, out, _ = command("runs", folder.id, "--by", "temperature", "--json")
-    table = json.loads(out)
-    assert code == 0
+    table = command.document("runs", folder.id, "--by", "temperature")
     found = [tuple(level.values()) for level in table["levels"]]
     assert found == [
         ("0.01 to 0.02", 2, 2, 0.3, "t0001", pytest.approx(0.2)),
@@ -114,8 +111,7 @@ def test_a_range_is_cut_into_thirds_of_its_own_scale(command, folder):
         ("0.04 to 0.08", 2, 1, 0.2, "t0003", 0.2),
         ("not set", 1, 1, 0.9, "t0005", 0.9),
     ]
-    code, out, _ = command("runs", folder.id, "--by", "temperature")
-    assert code == 0
+    out = command.prints("runs", folder.id, "--by", "temperature")
     assert out.splitlines()[0] == "everyday/accuracy by temperature, maximize"
     assert out.splitlines()[2].split() == ["0.01", "to", "0.02", "2", "2", "0.3000", "t0001", "0.2000"]
 
@@ -141,6 +137,4 @@ def test_a_choice_has_a_row_for_each_value_and_a_short_name_is_enough(folder):
 def test_a_setting_that_is_not_searched_is_refused_with_the_nearest(command, folder):
     with pytest.raises(UnknownNameError, match=r"searches no 'temperatur'; known: .*; did you mean 'temperature'"):
         by_setting(folder, "temperatur")
-    code, _, err = command("runs", folder.id, "--by", "temperature", "--front")
-    assert code == 2
-    assert "--by" in err
+    assert "--by" in command.refuses("runs", folder.id, "--by", "temperature", "--front")

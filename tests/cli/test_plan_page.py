@@ -1,7 +1,6 @@
 """`babeltune plan`: a summary that fits a screen, with time, memory, and what the dev set can tell apart."""
 
 import io
-import json
 from dataclasses import replace
 
 import pytest
@@ -201,9 +200,7 @@ def test_a_machine_has_as_many_groups_as_its_cores_and_the_trials_allow(tiny_fil
 
 
 def test_plan_times_the_default_trial_on_this_machine(command, tiny_file):
-    code, out, err = command("plan", tiny_file, "--samples", 0, "--json")
-    assert code == 0, err
-    plan = json.loads(out)
+    plan = command.document("plan", tiny_file, "--samples", 0)
     assert plan["not_measured"] == ""
     assert 0 < plan["estimate"]["trial_s"] <= plan["estimate"]["total_s"]
     assert plan["estimate"]["memory_bytes"] is None or plan["estimate"]["memory_bytes"] > 600 * 2**20
@@ -223,9 +220,8 @@ def test_a_finished_sweep_takes_the_disk_that_plan_says(searched):
     """A trial whose best report is its last has one checkpoint, not two, and one of the four makes no report."""
     sweep, folder = searched
     storage = folder.path.parents[1]
-    found = make_plan(
-        sweep, samples=0, machine=machine_of(Cluster(storage=str(storage), worker_groups=1), sweep)
-    ).estimate
+    machine = machine_of(Cluster(storage=str(storage), worker_groups=1), sweep)
+    found = make_plan(sweep, samples=0, machine=machine).estimate
 
     def taken(files):
         return sum(path.stat().st_size for path in files if path.is_file())

@@ -33,11 +33,10 @@ def test_a_refit_trains_the_best_settings_longer_and_promotes_under_the_same_nam
     stores = {path.name for path in (folder.path.parents[1] / "stores").rglob("*") if "teacher" in str(path)}
     first = promote(folder.id, cluster)
     assert first.verdict == "promote", first.reasons
-    code, said, words = command(
+    said = command.prints(
         *("refit", sweep.name, "--top", "1", "--pairs", "1.25x", "--seeds", "2", "--cluster", file),
         *("--set", "budget.workers=1"),
     )
-    assert code == 0, words
     best = winner(folder)
     assert f"settings of {best.name}: {best.metrics[METRIC]:.4f} -> " in said
     (place,) = (path for path in folder.path.parent.iterdir() if path.name.startswith(f"{sweep.name}-refit-"))
@@ -58,7 +57,7 @@ def test_a_refit_trains_the_best_settings_longer_and_promotes_under_the_same_nam
     decision = promote(made.id, cluster)
     assert decision.contest is not None
     assert sweep.name in decision.contest.champion, "against the sweep's own champion"
-    code, said, _ = command("status", made.id, "--cluster", file)
+    said = command.prints("status", made.id, "--cluster", file)
     assert f"trains longer the settings of {folder.id}/{chosen[0].name}" in " ".join(said.split())
 
     found = gains(folder, made)
@@ -72,19 +71,14 @@ def test_a_refit_trains_the_best_settings_longer_and_promotes_under_the_same_nam
 def test_a_refit_is_written_as_a_sweep_file(copied, command, tmp_path):
     sweep, _, cluster = copied
     file = cluster_file(cluster, tmp_path)
-    code, said, words = command(
-        "refit", sweep.name, "--seeds", "1", "--pairs", "5000", "--write", "-", "--cluster", file
-    )
-    assert code == 0, words
+    said = command.prints("refit", sweep.name, "--seeds", "1", "--pairs", "5000", "--write", "-", "--cluster", file)
     values = yaml.safe_load(said)
     assert values["training"]["pairs"] == 5000
     assert values["scheduler"]["kind"] == "none"
     assert len(values["sampler"]["points"]) == values["budget"]["trials"]
-    code, said, _ = command("refit", sweep.name, "--write", tmp_path / "refit.yaml", "--cluster", file)
-    assert code == 0
+    said = command.prints("refit", sweep.name, "--write", tmp_path / "refit.yaml", "--cluster", file)
     assert "babeltune submit" in said
-    code, _, words = command("plan", tmp_path / "refit.yaml", "--no-calibrate")
-    assert code == 0, words
+    command.prints("plan", tmp_path / "refit.yaml", "--no-calibrate")
 
 
 @pytest.mark.parametrize(
@@ -111,8 +105,7 @@ def test_bad_words_are_one_line(copied, command, tmp_path, words, code, expected
 
 def test_what_cannot_be_trained_longer_is_refused(copied, command, tmp_path):
     _, folder, cluster = copied
-    code, _, said = command("refit", "nothing-like-it", "--cluster", cluster_file(cluster, tmp_path))
-    assert code == 2
+    said = command.refuses("refit", "nothing-like-it", "--cluster", cluster_file(cluster, tmp_path))
     assert "no sweep 'nothing-like-it'" in said
     rewrite_ledger(folder, lambda line: {**line, "state": "PRUNED"} if line["event"] == "end" else line)
     with pytest.raises(SweepError, match="no finished trial to train longer"):

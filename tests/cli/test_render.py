@@ -184,11 +184,8 @@ def test_a_step_that_says_nothing_still_moves(monkeypatch):
         ("promotion.model_names.model_folder", "retrieve a.txt b.txt model --out o", "loading the model"),
         ("promotion.model_names.model_folder", "encode model --out o", "loading the model"),
         ("apps.filtering.filter.filter_corpus", "filter a.tsv model --out o --tokens 10", "reading the corpus"),
-        (
-            "apps.transfer.formats.read_examples",
-            "transfer model --task xnli --train a.tsv --test fr=b.tsv",
-            "reading the examples",
-        ),
+        ("apps.transfer.formats.read_examples", "transfer model --task xnli --train a.tsv --test fr=b.tsv",
+         "reading the examples"),
         ("apps.own_files.init.init", "init a.tsv", "reading the files"),
         ("apps.sweep_plan.machine_of", "plan search_spaces/quickstart.yaml", "planning the sweep"),
         ("promotion.promote.promote", "promote", "reading the sweep"),
@@ -199,7 +196,7 @@ def test_a_step_that_says_nothing_still_moves(monkeypatch):
         ("cli.report.folder_of", "report", "making the report"),
         ("cli.refit.folder_of", "refit", "reading the sweep"),
     ],
-)
+)  # fmt: skip
 def test_every_command_shows_that_it_works_while_a_step_says_nothing(step, arguments, first, monkeypatch, tmp_path):
     for name in ("a.txt", "b.txt", "a.tsv"):
         (tmp_path / name).write_text("One sentence.\tUne phrase.\n", encoding="utf-8")

@@ -1,6 +1,5 @@
 """The command that writes a report, and the report at the end of a sweep."""
 
-import json
 import os
 from dataclasses import replace
 
@@ -40,9 +39,7 @@ def test_a_report_goes_into_the_sweeps_folder(command, home):
 
 def test_a_report_goes_into_the_file_that_is_named(command, home, tmp_path):
     out_file = tmp_path / "mine.md"
-    code, out, _ = command("report", home.id, "--out", out_file, "--format", "md", "--json")
-    said = json.loads(out)
-    assert code == 0
+    said = command.document("report", home.id, "--out", out_file, "--format", "md")
     assert said["path"] == str(out_file)
     assert said["winner"] == winner(home).name
     assert out_file.read_text(encoding="utf-8").startswith("# Sweep searched\n")
@@ -70,8 +67,7 @@ def test_a_report_that_cannot_be_made_says_why_in_one_line(command, home, tmp_pa
 
 def test_a_sweep_without_a_finished_trial_is_one_line(command, home):
     rewrite_ledger(home, lambda line: {**line, "event": "stop"} if line["event"] == "end" else line)
-    code, _, err = command("report")
-    assert code == 1
+    err = command.refuses("report", code=1)
     assert f"sweep {home.id} has no finished trial" in err
     assert err.count("\n") == 1
 
@@ -156,8 +152,7 @@ def test_after_an_outage_resume_also_gives_mlflow_the_report(command, copied, tm
     file.write_text(f"storage: {back.storage}\nmlflow: {back.mlflow}\n", encoding="utf-8")
     made = path.stat().st_mtime_ns
     for _ in range(2):  # the second time it is there already
-        code, _, err = command("resume", folder.id, "--cluster", file)
-        assert code == 0, err
+        command.prints("resume", folder.id, "--cluster", file)
         assert sorted(artifacts(back)) == ["corpus.json", "report.html"]
     assert path.stat().st_mtime_ns == made
 
@@ -167,7 +162,5 @@ def test_submitting_a_finished_sweep_again_ends_with_the_reports_place(command, 
     from conftest import SEARCHED
 
     overlay.write_text(SEARCHED, encoding="utf-8")
-    code, out, err = command("submit", tiny_file, "--with", overlay)
-    assert code == 0, err
-    assert f"report: {home.path / 'report.html'}\nnext: " in out
+    assert f"report: {home.path / 'report.html'}\nnext: " in command.prints("submit", tiny_file, "--with", overlay)
     assert SweepFolder(home.path).state() == "finished"

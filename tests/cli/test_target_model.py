@@ -41,8 +41,7 @@ def run(command, place, monkeypatch, tmp_path):
     monkeypatch.chdir(place)
 
     def call(*arguments):
-        code, out, err = command(*arguments, "--out", tmp_path / "out", "--json")
-        assert code == 0, err
+        out = command.prints(*arguments, "--out", tmp_path / "out", "--json")
         lines = (tmp_path / "out").read_text(encoding="utf-8").splitlines() if (tmp_path / "out").is_file() else []
         return json.loads(out), [line.split("\t") for line in lines]
 
@@ -105,8 +104,7 @@ def test_filter_ranks_by_margins_between_two_models_and_names_both(run, place, t
 
 
 def evaluated(command, *arguments):
-    code, out, err = command("evaluate", *arguments, "--json")
-    assert code == 0, err
+    out = command.prints("evaluate", *arguments, "--json")
     return json.loads(out)
 
 
@@ -185,8 +183,7 @@ def test_a_target_model_of_another_dimension_opens_no_sealed_test(command, place
 def test_a_target_model_that_is_missing_or_too_narrow_is_refused(command, place, data, tmp_path, arguments):
     more = ("--with", data("student")) if arguments[0] == "evaluate" else ("--out", tmp_path / "made")
     for target, expected in (("./absent", "no such folder"), ("narrow", "they do not compare; name two models of one")):
-        code, _, err = command(*arguments, *more, "--target-model", target)
-        assert code == 2
+        err = command.refuses(*arguments, *more, "--target-model", target)
         (line,) = [line for line in err.splitlines() if not line.startswith(("reading", "encoding"))]
         assert expected in line
         assert target in line
@@ -196,8 +193,7 @@ def test_a_target_model_that_is_missing_or_too_narrow_is_refused(command, place,
 def test_one_file_on_both_sides_is_refused_for_two_models_too(command, place, monkeypatch, tmp_path):
     monkeypatch.setenv("BABELTUNE_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(place)
-    code, _, err = command("mine", "fra", "fra", "model", "--target-model", "teacher", "--out", tmp_path / "out")
-    assert code == 2
+    err = command.refuses("mine", "fra", "fra", "model", "--target-model", "teacher", "--out", tmp_path / "out")
     assert "fra and fra hold the same sentences, so each would find itself" in err
 
 
@@ -205,6 +201,5 @@ def test_one_file_on_both_sides_is_refused_for_two_models_too(command, place, mo
 def test_a_target_model_that_is_not_there_is_named_as_the_target_model(command, place, tmp_path, tiny_file, name):
     texts = [place / "fra", place / "eng"] if name == "mine" else []
     more = ["--out", tmp_path / "out"] if name == "mine" else ["--with", tiny_file]
-    code, _, err = command(name, *texts, place / "model", *more, "--target-model", place / "nothing")
-    assert code == 2
+    err = command.refuses(name, *texts, place / "model", *more, "--target-model", place / "nothing")
     assert "error: --target-model '" in err

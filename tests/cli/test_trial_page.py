@@ -64,22 +64,17 @@ def test_a_trial_without_its_sweep_is_refused_with_how_it_is_named(command, home
 
 
 def test_a_word_that_is_an_option_is_refused_with_the_option(command):
-    code, _, err = command("version")
-    assert code == 2
-    assert "No such command 'version' (did you mean '--version'?);" in err
+    assert "No such command 'version' (did you mean '--version'?);" in command.refuses("version")
 
 
 def test_a_failed_trials_reason_is_whole(command, home):
-    code, out, _ = command("status", f"{home.id}/1")
-    assert code == 0
+    out = command.prints("status", f"{home.id}/1")
     assert REASON.strip() in out
     assert "no report yet" in out
 
 
 def test_a_trial_as_json_has_all_that_the_page_has(command, home):
-    code, out, _ = command("status", f"{home.id}/t0000", "--json")
-    page = json.loads(out)
-    assert code == 0
+    page = command.document("status", f"{home.id}/t0000")
     assert [point["value"] for point in page["curve"]] == [0.2, 0.6, 0.4]
     assert (page["best"], page["row"]["state"], page["trial"]["params"]) == (2, "finished", {"temperature": 0.1})
     assert page["checkpoint"] is None
@@ -98,9 +93,7 @@ def test_an_unknown_trial_names_the_nearest_in_one_line(command, home):
 
 def test_a_table_of_a_sweep_is_not_asked_of_a_trial(command, home):
     for arguments in (("runs", "--front"), ("runs", "--sort", "dev/sts/spearman"), ("status", "--follow")):
-        code, _, err = command(*arguments, f"{home.id}/t0000")
-        assert code == 2
-        assert arguments[1] in err
+        assert arguments[1] in command.refuses(*arguments, f"{home.id}/t0000")
 
 
 def test_a_saved_trial_has_its_checkpoint_and_its_run_once_mlflow_took_it(
@@ -109,8 +102,7 @@ def test_a_saved_trial_has_its_checkpoint_and_its_run_once_mlflow_took_it(
     storage = tmp_path / "storage"
     monkeypatch.setenv("BABELTUNE_HOME", str(storage))
     saved = whole_sweep(storage, tiny_file, tiny_stores)
-    code, out, _ = command("status", "saved/t0001")
-    assert code == 0
+    out = command.prints("status", "saved/t0001")
     assert str(checkpoint_folder(saved.trial(1), 1)) in out.replace("\n", "")
     assert "MLflow" not in out
     tracker = EventLog(f"sqlite:///{storage}/mlflow.db", saved.path / "events.jsonl", "saved")

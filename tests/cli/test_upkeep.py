@@ -43,8 +43,7 @@ def folder(storage, tiny_file):
 
 
 def listed(command, *options):
-    code, out, err = command("runs", "--json", *options)
-    assert code == 0, err
+    out = command.prints("runs", "--json", *options)
     return {line["sweep"]: line for line in json.loads(out)}
 
 
@@ -71,17 +70,16 @@ def test_the_name_of_a_renamed_sweep_is_free_for_another(command, folder, tiny_f
 
 
 @pytest.mark.parametrize(
-    ("name", "rule"),
+    ("kind", "text", "rule"),
     [
-        ("t0007", "names a trial"),
-        ("a b", "must be letters"),
-        ("", "must be letters"),
-        ("../up", "must be letters"),
-        ("\x1b[31m", "must be letters"),
+        ("rename", "t0007", "names a trial"),
+        *(("rename", text, "must be letters") for text in ("a b", "", "../up", "\x1b[31m")),
+        ("note", "x" * 2001, "at most 2,000"),
+        ("note", "a\x07b", "control codes"),
     ],
 )
-def test_a_name_that_cannot_be_typed_or_means_a_trial_is_refused(command, folder, name, rule):
-    code, out, err = command("rename", "tiny", name)
+def test_a_name_or_note_that_cannot_be_typed_or_is_too_long_is_refused(command, folder, kind, text, rule):
+    code, out, err = command(kind, "tiny", text)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert rule in err
     assert "label" not in (folder.path / LEDGER).read_text(encoding="utf-8")
@@ -94,13 +92,6 @@ def test_a_note_stands_in_status_runs_and_report_until_it_is_removed(command, fo
     assert gather(folder).note == "learning rate too high"
     assert command("note", "tiny", "")[0] == 0
     assert "note" not in command("status")[1]
-
-
-@pytest.mark.parametrize(("text", "rule"), [("x" * 2001, "at most 2,000"), ("a\x07b", "control codes")])
-def test_a_note_that_is_too_long_or_no_text_is_one_line(command, folder, text, rule):
-    code, out, err = command("note", "tiny", text)
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert rule in err
 
 
 def test_an_archived_sweep_is_hidden_until_it_is_asked_for(command, folder, tiny_file):
@@ -167,9 +158,7 @@ def test_a_deleted_sweep_leaves_no_file_and_says_what_stays(command, folder):
     assert "stays: " in err
     assert err.endswith("add --yes, or run it on a terminal\n")
     assert folder.path.exists()
-    code, out, err = command("delete", "tiny", "--yes", "--json")
-    assert code == 0, err
-    going = json.loads(out)
+    going = command.document("delete", "tiny", "--yes")
     assert (going["sweep"], going["trials"], going["checkpoints"], going["mlflow_runs"]) == (folder.id, 1, 1, 0)
     assert going["bytes"] >= 100
     left = [path.relative_to(storage).as_posix() for path in storage.rglob("*") if folder.id in path.name]
@@ -190,30 +179,21 @@ def test_a_sweep_by_which_a_registered_model_was_decided_is_not_deleted(command,
     registered = "models:/tiny@champion (version 1)"
     decision = Decision(verdict="promote", sweep=folder.id, trial="t0000", report=2, reasons=(), registered=registered)
     record_decision(StorageView(read_cluster()), folder, decision, dry_run=False)
-    code, _, err = command("delete", "tiny", "--yes")
-    assert code == 1
+    err = command.refuses("delete", "tiny", "--yes", code=1)
     assert "models:/tiny@champion (version 1) was decided by its scores" in err
     assert f"`babeltune archive {folder.id}`" in err
     assert folder.path.exists()
 
 
-def test_a_sweep_from_which_another_is_to_start_is_deleted_afterwards(command, folder, tiny_file):
+@pytest.mark.parametrize("name", ["tiny", "tiny-two"])  # the other may mean it by the beginning of its id
+def test_a_sweep_from_which_another_is_to_start_is_deleted_afterwards(command, folder, tiny_file, name):
+    named = read_sweep(tiny_file, assignments=[f"name={name}"])
+    begun = folder if name == "tiny" else make_sweep(folder.path.parents[1], named)
     warm = read_sweep(tiny_file, assignments=["name=warm", "sampler.warm_start=tiny"])
     other = make_sweep(folder.path.parents[1], warm, state="stopped", when=1)
-    code, _, err = command("delete", "tiny", "--yes")
-    assert code == 1
-    assert f"sweep {other.id} starts from it" in err
+    assert f"sweep {other.id} starts from it" in command.refuses("delete", begun.id, "--yes", code=1)
     write_json(other.path / TAKEN_OVER_FILE, {"from": "tiny", "trials": []})  # as its driver does
-    assert command("delete", "tiny", "--yes")[0] == 0
-
-
-def test_a_sweep_that_another_means_by_the_beginning_of_its_id_is_not_deleted_either(command, folder, tiny_file):
-    begun = make_sweep(folder.path.parents[1], read_sweep(tiny_file, assignments=["name=tiny-two"]))
-    warm = read_sweep(tiny_file, assignments=["name=warm", "sampler.warm_start=tiny"])
-    other = make_sweep(folder.path.parents[1], warm, state="stopped", when=1)
-    code, _, err = command("delete", begun.id, "--yes")
-    assert code == 1
-    assert f"sweep {other.id} starts from it" in err
+    command.prints("delete", begun.id, "--yes")
 
 
 def test_runs_in_mlflow_get_the_labels_and_are_deleted_recoverably(command, folder):
@@ -228,9 +208,7 @@ def test_runs_in_mlflow_get_the_labels_and_are_deleted_recoverably(command, fold
     (run,) = client.search_runs([experiment], "tags.`babeltune.role` = 'sweep'")
     assert run.data.tags["babeltune.note"] == "for the paper"
     assert run.data.tags["mlflow.note.content"].startswith("for the paper\n")
-    code, out, err = command("delete", "tiny", "--yes")
-    assert code == 0, err
-    assert "1 run in MLflow can be restored" in out
+    assert "1 run in MLflow can be restored" in command.prints("delete", "tiny", "--yes")
     assert client.search_runs([experiment]) == []
     client.restore_run(run.info.run_id)
     assert [each.info.run_id for each in client.search_runs([experiment])] == [run.info.run_id]

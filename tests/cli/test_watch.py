@@ -9,11 +9,9 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import urllib.error
 import urllib.request
 from collections import Counter
-from contextlib import contextmanager
 
 import pytest
 
@@ -30,6 +28,7 @@ from bucket_servers import BUCKET
 from made_sweeps import METRIC, add_trial, make_sweep, rewrite_ledger, whole_sweep
 from ports import free_port, listens
 from screens import barriers, page_of
+from served import in_a_thread
 from waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -47,21 +46,6 @@ def running(tiny_file, tmp_path):
     folder = make_sweep(tmp_path, read_sweep(tiny_file), state="running")
     folder.write("baselines.json", {"scores": {"teacher": {METRIC: 0.5}}})
     return folder
-
-
-@contextmanager
-def served(folder):
-    """The address of a live page, which a thread of this process serves."""
-    server = server_of(folder, port := free_port())
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        wait_until(lambda: listens(port))
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.should_exit = True
-        thread.join(PATIENCE_S)
-        assert not thread.is_alive()
 
 
 def get(url, **headers):
@@ -83,7 +67,7 @@ def events_of(url):
 
 
 def test_a_running_sweeps_page_follows_it_and_freezes_at_its_end(running):
-    with served(running) as url:
+    with in_a_thread(server_of(running, free_port())) as url:
         with only_driver(running):
             SweepProgress(running.sweep(), running).progress("tokenizing", 3, 9)
             _, page = get(url)
@@ -155,7 +139,7 @@ def test_whatever_may_have_the_focus_has_an_id_of_its_own(running):
 @pytest.mark.needs_chromium
 def test_focus_place_and_unfolded_parts_stay_when_the_page_changes(browser, running):
     add_trial(running, 0, [0.2, 0.6], "finished", temperature=0.1)
-    with served(running) as url, page_of(browser) as shown, only_driver(running):
+    with in_a_thread(server_of(running, free_port())) as url, page_of(browser) as shown, only_driver(running):
         shown.goto(url, wait_until="domcontentloaded")
         summary = shown.locator("#curves summary")
         name = summary.get_attribute("id")
@@ -175,7 +159,10 @@ def test_focus_place_and_unfolded_parts_stay_when_the_page_changes(browser, runn
 @pytest.mark.needs_chromium
 @pytest.mark.parametrize("scheme", [pytest.param("light", marks=pytest.mark.long), "dark"])
 def test_axe_finds_no_violation_in_the_live_page(browser, running, scheme):
-    with served(running) as url, page_of(browser, color_scheme=scheme, bypass_csp=True) as shown:
+    with (
+        in_a_thread(server_of(running, free_port())) as url,
+        page_of(browser, color_scheme=scheme, bypass_csp=True) as shown,
+    ):
         with only_driver(running):
             SweepProgress(running.sweep(), running).progress("tokenizing", 3, 9)
             shown.goto(url, wait_until="domcontentloaded")
@@ -189,7 +176,7 @@ def test_axe_finds_no_violation_in_the_live_page(browser, running, scheme):
 
 
 def test_the_page_asks_nothing_of_the_network_and_is_for_this_machine(saved):
-    with served(saved) as url:
+    with in_a_thread(server_of(saved, free_port())) as url:
         headers, page = get(url)
         assert page.startswith("<!doctype html>")
         policy = headers["Content-Security-Policy"]
@@ -227,9 +214,7 @@ def test_a_busy_port_is_one_line_and_an_unknown_sweep_is_another(command, saved,
     assert (code, out) == (1, "")
     assert err.startswith(f"error: --port {port}: 127.0.0.1:{port} cannot be used")
     assert err.count("\n") == 1
-    code, _, err = command("watch", "savd", "--port", free_port())
-    assert code == 2
-    assert "did you mean 'saved'" in err
+    assert "did you mean 'saved'" in command.refuses("watch", "savd", "--port", free_port())
 
 
 @pytest.mark.parametrize("hasty", [False, True])

@@ -12,7 +12,7 @@ from cryptography import x509
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from waiting import PATIENCE_S
+from processes import ended
 
 ROOT = Path(__file__).parents[2]
 CLUSTERS = ROOT / "clusters"
@@ -117,12 +117,7 @@ def pinned(tmp_path):
     def pin(unknown="none"):
         program.write_text(DOCKER.replace("{unknown}", unknown))
         program.chmod(0o755)
-        done = subprocess.run(
-            ["sh", str(copy / "pin.sh")],
-            env={"PATH": f"{program.parent}:/usr/bin:/bin"},
-            capture_output=True, text=True, check=False, timeout=PATIENCE_S,
-        )  # fmt: skip
-        return done, copy
+        return ended("sh", copy / "pin.sh", env={"PATH": f"{program.parent}:/usr/bin:/bin"}), copy
 
     return pin
 

@@ -61,6 +61,8 @@ def test_rows_are_kept_and_joined_as_numpy_does_it(mask):
         assert np.array_equal(arrays.places(chosen), np.flatnonzero(chosen))
         assert np.array_equal(arrays.end_to_end([rows, rows[:1]]), np.concatenate([rows, rows[:1]]))
         assert np.array_equal(arrays.where_in(rows[:, 0], np.arange(9)), np.isin(rows[:, 0], np.arange(9)))
+        assert np.array_equal(arrays.inverted(chosen), ~chosen)
+        assert np.array_equal(arrays.rows_at(rows, np.flatnonzero(chosen)), rows[chosen])
 
 
 @pytest.mark.slow
@@ -115,11 +117,8 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path, monkeypatch):
 
 
 def test_numbers_have_32_bits_as_long_as_these_hold_the_number_after_the_last():
-    assert [arrays.number_type(count) for count in (0, arrays.NARROW, arrays.NARROW + 1)] == [
-        np.int32,
-        np.int32,
-        np.int64,
-    ]
+    types = [arrays.number_type(count) for count in (0, arrays.NARROW, arrays.NARROW + 1)]
+    assert types == [np.int32, np.int32, np.int64]
     last = np.array([arrays.NARROW - 1], np.int32)
     assert (last + np.int32(1)).item() == arrays.NARROW
 
@@ -170,12 +169,3 @@ def test_values_are_counted_part_by_part_as_at_once(values, least):
     with tiny_parts():
         counts = arrays.histogram(np.array(values, np.int16), least)
     assert counts.tolist() == np.bincount(np.array(values, np.int64), minlength=least).tolist()
-
-
-def test_a_mask_is_inverted_and_places_are_taken():
-    mask = np.array([True, False] * 7)
-    rows = np.arange(28).reshape(14, 2)
-    with tiny_parts():
-        assert np.array_equal(arrays.inverted(mask), ~mask)
-        assert np.array_equal(arrays.rows_at(rows, np.flatnonzero(mask)), rows[mask])
-        assert arrays.rows_at(rows, np.array([3])).tolist() == [[6, 7]]

@@ -317,16 +317,12 @@ def search(**changes):
         (search(right_model="teacher"), "dev.0.right_model: 'teacher' is for task 'bitext' or 'mining'"),
         (search(source={"columns": {"eng": "eng"}}), "columns: a mapping with 'eng' is for .* and this one is 'beir'"),
         (search(source={"path": "../set"}), "leaves data.root"),
-        (
-            {"name": "x", "source": {"name": "s", "format": "beir", "path": "set"}},
-            "'beir' is for tasks of kind retrieval",
-        ),
-        (
-            {"name": "x", "task": "sts", "path": "a", "language": "eng", "cutoff": 5},
-            "dev.0.cutoff: 5 is for task 'retr",
-        ),
+        ({"name": "x", "source": {"name": "s", "format": "beir", "path": "set"}},
+         "'beir' is for tasks of kind retrieval"),
+        ({"name": "x", "task": "sts", "path": "a", "language": "eng", "cutoff": 5},
+         "dev.0.cutoff: 5 is for task 'retr"),
     ],
-)
+)  # fmt: skip
 def test_what_a_search_task_may_say_is_checked(wanted, words):
     found = refusals(dev=[wanted])
     assert any(re.search(words, line) for line in found), found

@@ -147,14 +147,9 @@ def test_hub_names_of_mteb_are_read_from_saved_copies(tmp_path):
     tasks = [
         Bitext(name="tatoeba", source=any_source(name="tatoeba", dataset="tatoeba", columns=columns, **hub)),
         Bitext(name="bucc", source=any_source(name="bucc", dataset="bucc", columns=columns, **hub)),
-        Sts(
-            name="sts17",
-            language="fra",
-            language2="eng",
-            group="sts_fr",
-            source=any_source(name="sts17", dataset="sts", **hub),
-        ),
     ]
+    graded = any_source(name="sts17", dataset="sts", **hub)
+    tasks.append(Sts(name="sts17", language="fra", language2="eng", group="sts_fr", source=graded))
     tatoeba, bucc, sts = (subset for task in tasks for subset in read(task, tmp_path))
     assert tatoeba.subset == bucc.subset == "sqi-eng"
     assert tatoeba.left == bucc.left == sts.left == ("a 1", "a 2")
@@ -230,16 +225,12 @@ def test_the_metrics_that_a_sweep_may_seek_are_those_that_evaluation_gives(bucc,
         ({"language2": "eng"}, "is for task 'sts', and this one is 'mining'"),
         ({"compare": "index"}, "is for task 'bitext'"),
         ({"group": "bucc"}, "'bucc' is the name of a task"),
-        (
-            {"source": {"name": "s", "path": "p", "columns": {"fra": "a", "eng": "b"}}},
-            "must have `paths` of two languages",
-        ),
-        (
-            {"task": "transfer", "gold": None, "fit": None, "language": "deu"},
-            "'deu' is not a language of 'test', to learn from",
-        ),
+        ({"source": {"name": "s", "path": "p", "columns": {"fra": "a", "eng": "b"}}},
+         "must have `paths` of two languages"),
+        ({"task": "transfer", "gold": None, "fit": None, "language": "deu"},
+         "'deu' is not a language of 'test', to learn from"),
     ],
-)
+)  # fmt: skip
 def test_what_a_task_cannot_have_is_refused(bucc, changes, words):
     task = {name: value for name, value in {**plain(bucc), **changes}.items() if value is not None}
     problems = refusals(dev=[task])

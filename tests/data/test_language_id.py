@@ -1,25 +1,20 @@
 """Languages of texts, as py3langid's own code tells them, and which texts are surely in another one than named."""
 
-import csv
 import unicodedata
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-import babeltune
 from babeltune.data.language_id import labels_of, likeliest, model, strangers
 from babeltune.data.texts import Texts
+from corpora import bundled
 
-BUNDLED = Path(babeltune.__file__).parent / "bundled" / "natural_train.tsv"
 CODES = {"eng": "en", "fra": "fr", "rus": "ru", "kor": "ko"}
 
 
 @pytest.fixture(scope="module")
 def text():
-    with BUNDLED.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))[:300]
-    return {language: [row[language] for row in rows] for language in CODES}
+    return bundled(300, *CODES)
 
 
 def test_a_batch_has_the_languages_that_py3langid_finds_text_by_text(text):

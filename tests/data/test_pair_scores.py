@@ -27,6 +27,7 @@ from babeltune.schema.records import Sampling
 from babeltune.sweep.workers.standalone import standalone_assignment
 from babeltune.training.own_share import fit_temperatures
 from babeltune.training.trainer import TrialTrainer
+from collecting import Collect
 
 pytestmark = pytest.mark.usefixtures("one_thread", "offline")
 FEW = "data.train=[{name: natural, path: natural_train.tsv, columns: {eng: eng, fra: fra, kor: kor}, cap: 300}]"
@@ -34,25 +35,9 @@ KNOWS = "teacher.languages=[eng, fra, kor]"
 LEAST = dict(zip(THRESHOLDS, (1.0, 0.2, 0.5, 12, 60, 0.25, 0.8, 0.9, 250), strict=True))
 
 
-class Reports(list):
-    """Takes every report."""
-
-    def report(self, report):
-        self.append(report)
-        return True
-
-    def stopped(self):
-        return False
-
-    def kept(self):
-        """Nothing is to be done for a checkpoint."""
-
-
 def trained(trial, prepared, folder):
     """The reports of a trial that is trained here."""
-    reports = Reports()
-    TrialTrainer(trial, prepared, folder, reports, ProcessGroup(), torch.device("cpu")).train()
-    return reports
+    return TrialTrainer(trial, prepared, folder, Collect(), ProcessGroup(), torch.device("cpu")).train()
 
 
 def margin(left, right, pair, group):

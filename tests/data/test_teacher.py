@@ -175,15 +175,6 @@ def test_weights_saved_in_half_precision_run_in_float32(tiny, tmp_path):
     assert weights.dtype == torch.float32
 
 
-def test_no_sentences_give_no_vectors(tiny):
-    assert load_teacher(tiny_teacher(tiny)).encode([]).shape == (0, 16)
-
-
-def test_a_teacher_without_pooling_needs_a_setting(tiny):
-    with pytest.raises(TeacherError, match=r"set teacher\.pooling to mean, cls, max or pooler"):
-        load_teacher(tiny_teacher(tiny, pooling="model"))
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -198,7 +189,9 @@ def test_a_teacher_that_cannot_be_found_is_a_clear_error(name, message, monkeypa
         load_teacher(Teacher(model=name))
 
 
-def test_weights_that_are_not_safetensors_are_not_read(tiny, tmp_path):
+def test_without_pooling_or_safetensors_a_model_is_not_read(tiny, tmp_path):
+    with pytest.raises(TeacherError, match=r"set teacher\.pooling to mean, cls, max or pooler"):
+        load_teacher(tiny_teacher(tiny, pooling="model"))
     shutil.copytree(tiny, tmp_path / "old", ignore=shutil.ignore_patterns("*.safetensors"))
     torch.save({}, tmp_path / "old" / "pytorch_model.bin")
     with pytest.raises(TeacherError, match=r"has no \*\.safetensors file"):
@@ -241,19 +234,27 @@ def small_shards(monkeypatch):
 
 
 @pytest.mark.trap(22)
-def test_a_teacher_store_holds_each_sentence_once_in_order(tiny, tmp_path, small_shards):
-    steps = []
+def test_a_teacher_store_holds_each_sentence_once_in_order(tiny, tmp_path, small_shards, monkeypatch):
+    steps, forwarded, encode = [], [], module.TeacherModel.encode
+
+    def count(self, texts):
+        forwarded.extend(texts)
+        return encode(self, texts)
+
+    monkeypatch.setattr(module.TeacherModel, "encode", count)
     folder = build_teacher_store(tmp_path, TEXTS, tiny_teacher(tiny), progress=lambda *step: steps.append(step))
     matrix = open_matrix(folder, verify=True)
     vectors = matrix.rows(np.arange(len(TEXTS)))
     assert vectors.dtype == np.float16
-    assert np.abs(vectors - load_teacher(tiny_teacher(tiny)).encode(TEXTS)).max() < 1e-3
     assert facts_of(folder) == {"forwarded": len(TEXTS), "truncated": 1, "dim": 16}
     shards = len(list(folder.glob("rows-*.bin")))
     assert shards >= 5
     assert [steps[0], steps[-1], len(steps)] == [(0, 67), (67, 67), shards + 1]
     assert steps == sorted(steps)
     assert not list(folder.glob("texts-*"))
+    assert build_teacher_store(tmp_path, TEXTS, tiny_teacher(tiny)) == folder
+    assert sorted(forwarded) == sorted(TEXTS), "each once, and none when it is there"
+    assert np.abs(vectors - load_teacher(tiny_teacher(tiny)).encode(TEXTS)).max() < 1e-3
 
 
 def test_the_count_moves_evenly_although_some_sentences_are_long(monkeypatch):
@@ -265,20 +266,6 @@ def test_the_count_moves_evenly_although_some_sentences_are_long(monkeypatch):
     assert max(costs) < 1.5 * sum(costs) / len(costs), "no shard holds up the count"
     assert max(map(len, parts)) <= 400
     assert module._of_equal_cost(np.empty(0, np.intp), np.empty(0, np.int64)) == []
-
-
-def test_teacher_forwards_equal_the_unique_sentences(tiny, tmp_path, small_shards, monkeypatch):
-    forwarded = []
-    encode = module.TeacherModel.encode
-
-    def count(self, texts):
-        forwarded.extend(texts)
-        return encode(self, texts)
-
-    monkeypatch.setattr(module.TeacherModel, "encode", count)
-    folder = build_teacher_store(tmp_path, TEXTS, tiny_teacher(tiny))
-    assert build_teacher_store(tmp_path, TEXTS, tiny_teacher(tiny)) == folder
-    assert sorted(forwarded) == sorted(TEXTS)
 
 
 def test_shards_may_finish_in_any_order_anywhere(tiny, tmp_path, small_shards):
@@ -296,6 +283,14 @@ def test_shards_may_finish_in_any_order_anywhere(tiny, tmp_path, small_shards):
     ids = np.arange(len(TEXTS))
     assert np.array_equal(open_matrix(folder).rows(ids), open_matrix(inline).rows(ids))
     assert len(calls) >= 5
+
+
+def test_no_sentences_are_an_empty_store_and_repeated_ones_are_refused(tiny, tmp_path):
+    assert load_teacher(tiny_teacher(tiny)).encode([]).shape == (0, 16)
+    matrix = open_matrix(build_teacher_store(tmp_path, [], tiny_teacher(tiny)))
+    assert (len(matrix), matrix.width) == (0, 16)
+    with pytest.raises(StoreError, match="2 texts for the teacher are only 1 different"):
+        build_teacher_store(tmp_path, ["a", "a"], tiny_teacher(tiny))
 
 
 def test_a_shard_that_never_came_is_not_published(tiny, tmp_path, small_shards):
@@ -350,17 +345,10 @@ def test_an_encoding_that_was_cut_off_goes_on_with_the_shards_that_are_left(
     assert not [path for path in folder.iterdir() if path.name.endswith(DONE)]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"prompt": "a"},
-        {"pooling": "cls"},
-        {"normalize": False},
-        {"max_tokens": 9},
-        {"precision": "bf16"},
-        {"center": True},
-    ],
-)
+CHANGES = [{"prompt": "a"}, {"pooling": "cls"}, {"normalize": False}, {"max_tokens": 9}, {"precision": "bf16"}]
+
+
+@pytest.mark.parametrize("change", [*CHANGES, {"center": True}])
 def test_all_that_decides_the_vectors_decides_the_store(tiny, tmp_path, change):
     same = build_teacher_store(tmp_path, TEXTS[:3], tiny_teacher(tiny))
     assert same == build_teacher_store(tmp_path, TEXTS[:3], tiny_teacher(tiny, languages=("eng", "fra")))
@@ -405,13 +393,3 @@ def test_a_centered_encoder_has_no_mean_over_its_own_tokens_and_is_saved_so(stat
     centered.save(tmp_path / "centered")
     saved = SentenceTransformer(str(tmp_path / "centered"), device="cpu")
     assert np.abs(saved.encode(TEXTS) - expected).max() < 1e-5
-
-
-def test_repeated_texts_are_refused(tiny, tmp_path):
-    with pytest.raises(StoreError, match="2 texts for the teacher are only 1 different"):
-        build_teacher_store(tmp_path, ["a", "a"], tiny_teacher(tiny))
-
-
-def test_a_store_of_no_sentences_is_empty(tiny, tmp_path):
-    matrix = open_matrix(build_teacher_store(tmp_path, [], tiny_teacher(tiny)))
-    assert (len(matrix), matrix.width) == (0, 16)

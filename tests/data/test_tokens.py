@@ -73,12 +73,13 @@ def test_above_the_limit_a_seeded_sample_is_read(tmp_path, monkeypatch):
     assert first == again != other
 
 
-def test_text_is_compared_in_nfkc_and_keeps_its_case(tokenizer):
+def test_text_is_compared_in_nfkc_and_keeps_its_case_and_a_new_character_is_unknown(tokenizer):
     def ids(text):
         return tokenizer(text)["input_ids"]
 
     assert ids("Ｔｈｅ  train ") == ids("The train")
     assert ids("the") != ids("The")
+    assert ids("♞").count(tokenizer.unk_token_id) == 1
 
 
 def test_a_lowercase_tokenizer_reads_no_case_with_plain_transformers(tmp_path):
@@ -90,10 +91,6 @@ def test_a_lowercase_tokenizer_reads_no_case_with_plain_transformers(tmp_path):
 def test_punctuation_never_joins_a_word(tokenizer):
     assert not [t for t in tokenizer.get_vocab() if any(c in t for c in ".。、,") and any(c.isalpha() for c in t)
                 and not t.startswith("[")]  # fmt: skip
-
-
-def test_a_character_never_seen_is_unknown(tokenizer):
-    assert tokenizer("♞")["input_ids"].count(tokenizer.unk_token_id) == 1
 
 
 @pytest.mark.parametrize(("texts", "vocabulary"), [([], 300), ([""], 300), (TEXTS, 5)])
@@ -114,16 +111,9 @@ def test_a_tokenizer_store_is_trained_once(tmp_path, monkeypatch):
 def test_tokenizer_keys_differ_where_tokens_would():
     base = tokenizer_key(Transformer(), "corpus")
     assert base == tokenizer_key(Transformer(layers=6, width=64), "corpus")
-    others = {
-        tokenizer_key(Transformer(), "other corpus"),
-        tokenizer_key(Transformer(vocabulary=99), "corpus"),
-        tokenizer_key(Transformer(prompt="query: "), "corpus"),
-        tokenizer_key(Transformer(max_tokens=9), "corpus"),
-        tokenizer_key(Transformer(lowercase=True), "corpus"),
-        tokenizer_key(Transformer(model="a/b"), "corpus"),
-        tokenizer_key(Transformer(model="a/b", revision="1"), "corpus"),
-    }
-    assert len(others | {base}) == 8
+    changes = [{"vocabulary": 99}, {"prompt": "query: "}, {"max_tokens": 9}, {"lowercase": True}, {"model": "a/b"}]
+    others = {tokenizer_key(Transformer(**each), "corpus") for each in (*changes, {"model": "a/b", "revision": "1"})}
+    assert len(others | {base, tokenizer_key(Transformer(), "other corpus")}) == 8
     assert tokenizer_key(Transformer(model="a/b"), "x") == tokenizer_key(Transformer(model="a/b"), "y")
 
 
@@ -175,25 +165,13 @@ def test_a_small_corpus_is_tokenized_in_eight_shards_with_the_same_tokens(tmp_pa
     assert facts_of(folder) == facts_of(whole)
 
 
-def test_building_tokens_leaves_the_tokenizer_as_it_was(tmp_path, tokenizer):
-    before = tokenizer.backend_tokenizer.to_str()
-    build_token_store(tmp_path, TEXTS, tokenizer, Cut("", 5))
-    assert tokenizer.backend_tokenizer.to_str() == before
-
-
 def test_texts_prompt_length_and_tokenizer_decide_the_store(tmp_path, tokenizer):
     other = load_tokenizer(Transformer(), train_tokenizer(TEXTS, 150, folder=tmp_path / "other"))
-    folders = {
-        build_token_store(tmp_path, *arguments)
-        for arguments in (
-            (TEXTS, tokenizer, Cut("", 8)),
-            (TEXTS[1:], tokenizer, Cut("", 8)),
-            (TEXTS, tokenizer, Cut("a", 8)),
-            (TEXTS, tokenizer, Cut("", 9)),
-            (TEXTS, other, Cut("", 8)),
-        )
-    }
-    assert len(folders) == 5
+    before = tokenizer.backend_tokenizer.to_str()
+    cuts = [(TEXTS, tokenizer, cut) for cut in (Cut("", 8), Cut("a", 8), Cut("", 9))]
+    given = [*cuts, (TEXTS[1:], tokenizer, Cut("", 8)), (TEXTS, other, Cut("", 8))]
+    assert len({build_token_store(tmp_path, *arguments) for arguments in given}) == 5
+    assert tokenizer.backend_tokenizer.to_str() == before, "building leaves the tokenizer as it was"
 
 
 @pytest.mark.slow

@@ -261,15 +261,8 @@ def test_broken_monolingual_text_is_an_error_with_its_place(how, root):
 
 def file_of(tmp_path, how, **changes):
     """A sweep of the bundled corpus in which a model writes English beside Korean."""
-    translation = {
-        "text": "natural",
-        "original": "kor",
-        "into": "eng",
-        "model": how.model,
-        "beams": 1,
-        "max_tokens": 24,
-    }
-    translation |= changes
+    translation = {"text": "natural", "original": "kor", "into": "eng", "model": how.model, "beams": 1}
+    translation |= {"max_tokens": 24, **changes}
     train = [
         {"name": "natural", "path": "natural_train.tsv", "columns": {"kor": "kor", "fra": "fra"}, "train": False},
         {"name": "back", "format": "translate", "translation": translation, "cap": 30},

@@ -1,40 +1,30 @@
 """mteb's own tasks, LASER's mining and ours say the same of one model, in both directions and whatever languages are
 called."""
 
-import csv
-from importlib import resources
-
 import numpy as np
 import pytest
 
 from babeltune.data.prepared import TextTask
-from babeltune.data.tokens import train_tokenizer
 from babeltune.evaluation.evaluate import evaluate_texts
-from babeltune.models.build import build_student
-from babeltune.models.vocabulary import Vocabulary
-from babeltune.promotion.export import export
-from babeltune.schema.records import Transformer
+from corpora import bundled
+from small_models import exported_student
 
 pytestmark = [pytest.mark.usefixtures("one_thread", "offline"), pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
 def rows():
-    file = resources.files("babeltune.bundled").joinpath("natural_train.tsv")
-    read = csv.DictReader(file.read_text(encoding="utf-8").splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE)
-    return [row for row, _ in zip(read, range(30), strict=False)]
+    columns = bundled(30, "eng", "fra", "rus", "kor", "jpn")
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 @pytest.fixture(scope="module")
 def model(rows, tmp_path_factory):
     from sentence_transformers import SentenceTransformer
 
-    place = tmp_path_factory.mktemp("model")
-    tokenizer = train_tokenizer([row[code] for row in rows for code in ("eng", "fra")], 300, folder=place / "tokenizer")
-    student = Transformer(layers=1, width=32, heads=2, feed_forward=64, max_tokens=40)
-    made = build_student(student, Vocabulary(300, 0), teacher_dim=None, seed=0)
-    export(made, tokenizer, student, place / "student")
-    return SentenceTransformer(str(place / "student"), device="cpu")
+    texts = [row[code] for row in rows for code in ("eng", "fra")]
+    folder = exported_student(tmp_path_factory.mktemp("model"), texts, 300)
+    return SentenceTransformer(str(folder), device="cpu")
 
 
 def bitext(rows, name, left, right):
@@ -66,17 +56,9 @@ def test_mining_scores_as_lasers_steps_do():
     from benchmarks.parity import _mining, mining_set
 
     numbers = [str(number) for number in range(300)]
-    task = mining_set(
-        TextTask(
-            name="ntrex",
-            kind="bitext",
-            subset="fra-eng",
-            left=(*(f"{n} fra" for n in numbers), "1000 fra"),
-            right=(*(f"{n} eng" for n in numbers), "0 eng"),
-            left_languages=("fra",),
-            right_languages=("eng",),
-        )
-    )
+    sides = {"left": (*(f"{n} fra" for n in numbers), "1000 fra"), "right": (*(f"{n} eng" for n in numbers), "0 eng")}
+    languages = {"left_languages": ("fra",), "right_languages": ("eng",)}
+    task = mining_set(TextTask(name="ntrex", kind="bitext", subset="fra-eng", **sides, **languages))
     assert task.fit is not None
     assert (len(task.gold), len(task.fit.gold)) == (50, 50)
     assert all(task.left[i].split()[0] == task.right[j].split()[0] for i, j in task.gold)

@@ -16,16 +16,9 @@ RANDOM = np.random.default_rng(0)
 
 
 def search(vectors, queries, documents, gold, scores=(), **more):
-    return EvalTask(
-        name="search",
-        kind="retrieval",
-        subset="eng",
-        left=tuple(queries),
-        right=tuple(documents),
-        gold=tuple(gold),
-        scores=tuple(scores),
-        **{"k": 100, **more},
-    )
+    given = {"left": queries, "right": documents, "gold": gold, "scores": scores}
+    fields = {"k": 100, **{name: tuple(values) for name, values in given.items()}, **more}
+    return EvalTask(name="search", kind="retrieval", subset="eng", **fields)
 
 
 def scored(vectors, *tasks):

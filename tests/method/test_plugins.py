@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 import sys
 import zipfile
 from importlib.metadata import distribution, entry_points
@@ -20,10 +19,10 @@ from babeltune.planning.warnings import about_plugins
 from babeltune.remote.wheel import build_plugins
 from babeltune.sweep.state.provenance import check_unchanged, deciding_facts
 from babeltune.testing import CHECKS
+from processes import ended
 from toy_methods import TwoViews, combined_beside
 from toy_methods import install as install_methods
 from toy_plugin import HOWS, METHOD, NAME, PACKAGE, code_in, forget, importable, install, make_source
-from waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
@@ -125,14 +124,8 @@ def test_a_sweep_uses_its_methods_their_choices_and_what_combined_holds(tiny_fil
 def run_tests_of_the_plugin(source, target, *selection):
     """pytest, as it runs in the folder of the plugin's source tree."""
     path = os.pathsep.join([str(target), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *selection, "tests"],
-        cwd=source,
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
+    command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *selection, "tests")
+    return ended(*command, cwd=source, env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"})
 
 
 @pytest.mark.parametrize(

@@ -87,9 +87,8 @@ def test_an_encoder_with_fewer_layers_skips_the_others_and_loads_in_transformers
 
 
 def test_layers_that_all_share_their_weights_are_refused_by_name():
-    with pytest.raises(
-        TeacherError, match=r"keep_layers 3: 'ALBERT' is of kind 'albert', .* no list of 6 layers; remo"
-    ):
+    words = r"keep_layers 3: 'ALBERT' is of kind 'albert', .* no list of 6 layers; remo"
+    with pytest.raises(TeacherError, match=words):
         keep_layers(encoder("ALBERT"), 3, "ALBERT")
 
 

@@ -13,24 +13,8 @@ from babeltune.models.hub import open_model
 from babeltune.promotion.fresh_scorer import encoder_of
 
 pytestmark = pytest.mark.usefixtures("one_thread", "offline")
-TOKENS = [
-    "<s>",
-    "</s>",
-    "<pad>",
-    "<unk>",
-    "the</w>",
-    "t",
-    "h",
-    "e</w>",
-    "th",
-    "r",
-    "a",
-    "i",
-    "n</w>",
-    "ra",
-    "s</w>",
-    ".</w>",
-]
+TOKENS = ["<s>", "</s>", "<pad>", "<unk>", "the</w>", "t", "h", "e</w>", "th", "r", "a", "i", "n</w>", "ra", "s</w>"]
+TOKENS += [".</w>"]
 TEXTS = ["The rain.", "the", "rats rain the rain"]
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from babeltune.cli.plan_page import details, summary
-from babeltune.errors import DataError, SpecError
+from babeltune.errors import DataError
 from babeltune.models.build import build_student
 from babeltune.models.vocabulary import Vocabulary
 from babeltune.planning.availability import student_parameters
@@ -74,15 +74,8 @@ def test_the_plan_says_id_trials_pairs_and_work(sweep):
     console = Console(width=160, record=True, file=io.StringIO())
     console.print(details(report))
     text = console.export_text()
-    for words in (
-        report.id,
-        "rows 300 · pairs 1,200 · distinct 1,190",
-        "eng-fra 1,700",
-        "1,234 sentences",
-        "sample 2",
-        "of 1,700 anchors",
-    ):
-        assert words in text
+    counts = ("rows 300 · pairs 1,200 · distinct 1,190", "eng-fra 1,700", "1,234 sentences", "of 1,700 anchors")
+    assert [words for words in (report.id, "sample 2", *counts) if words not in text] == []
     assert yaml.safe_load(report.spec)["name"] == sweep.name
     assert "aligned words" not in text
     report = replace(report, words={"samples": 12345, "pairs": 3000, "pairs without": 300})
@@ -176,10 +169,6 @@ def test_pairs_that_a_text_can_never_give_are_said_or_refused(tiny_file, tmp_pat
     report = make_plan(sweep, samples=0)
     (words,) = about_corpus(sweep, report.pairs, report.dev)
     assert words.startswith("training.pairs 1,000,000 is each of the 100 pairs 10,000 times")
-    with pytest.raises(
-        SpecError, match=r"training\.pairs: 1,000,000,000,000 in batches of 32 are 31,250,000,000 steps"
-    ):
-        read_sweep(tiny_file, assignments=["training.pairs=1000000000000"])
 
 
 def test_a_dev_set_of_one_row_is_refused_and_a_subset_of_one_row_said(tiny_file, tmp_path):
@@ -191,8 +180,6 @@ def test_a_dev_set_of_one_row_is_refused_and_a_subset_of_one_row_said(tiny_file,
     assert [words[:25] for words in about_corpus(sweep, {"eng-fra": 900}, {"a/fra-eng": 1, "a/deu-eng": 2})] == [
         "a/fra-eng: one row, whose"
     ]
-    with pytest.raises(SpecError, match=r"data\.dev\.0\.limit: 1 must be at least 2"):
-        read_sweep(tiny_file, assignments=["data.dev.0.limit=1"])
 
 
 def test_a_broken_search_set_is_one_line_of_the_plan(tiny_file, tmp_path):
@@ -206,9 +193,8 @@ def test_a_broken_search_set_is_one_line_of_the_plan(tiny_file, tmp_path):
     qrels.write_text("query-id\tcorpus-id\tscore\nq\td\t1\nr\td\t1\n")
     assert make_plan(sweep).dev == {"s/fra": 2}
     qrels.write_text("query-id\tcorpus-id\tscore\nq\td\t1\nr\te\t1\n")
-    with pytest.raises(
-        DataError, match=r"test\.tsv:3: unknown id: .*corpus\.jsonl has no `_id` 'e'; correct it, or"
-    ) as e:
+    words = r"test\.tsv:3: unknown id: .*corpus\.jsonl has no `_id` 'e'; correct it, or"
+    with pytest.raises(DataError, match=words) as e:
         make_plan(sweep)
     assert "\n" not in str(e.value)
 

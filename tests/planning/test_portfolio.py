@@ -10,8 +10,9 @@ from babeltune.planning import portfolio
 from babeltune.planning.portfolio import portfolio_points, portfolios, within_space
 from babeltune.planning.space import suggest
 from babeltune.planning.sweep_file import read_sweep
-from babeltune.schema.records import Data, Halving, Objective, Parameter, Sweep, Tpe, TsvSource
+from babeltune.schema.records import Halving, Parameter, Tpe
 from babeltune.sweep.search.study import Proposals
+from toy_methods import toy_sweep
 
 POINT = {"weight": 2.0, "student.width": 300, "training.learning_rate": 0.5, "labels": "soft", "tau": 0.1}
 PARAMETERS = {
@@ -32,15 +33,7 @@ def kept(tmp_path, monkeypatch):
 
 
 def a_sweep(parameters=PARAMETERS, **sampler):
-    return Sweep(
-        name="toy",
-        method="toy",
-        parameters=parameters,
-        objectives=(Objective(metric="dev/score"),),
-        data=Data(train=(TsvSource(name="none"),)),
-        scheduler=Halving(grace=2),
-        sampler=Tpe(startup=3, **sampler),
-    )
+    return toy_sweep(parameters=parameters, scheduler=Halving(grace=2), sampler=Tpe(startup=3, **sampler))
 
 
 def test_a_point_takes_the_nearest_values_of_the_search_space():

@@ -121,53 +121,37 @@ def fetch_none(name):
     ("settings", "message"),
     [
         ("{start: MODELS/nothing}", r"student.start: '.*nothing' is no folder here, .*name a folder"),
-        (
-            "{start: MODELS/no_model}",
-            r"student.start: '.*no_model' is no sentence-transformers model: it has no modules",
-        ),
+        ("{start: MODELS/no_model}",
+         r"student.start: '.*no_model' is no sentence-transformers model: it has no modules"),
         ("{start: 'models:/first@champoin'}", r"student.start: 'models:/first@champoin' is no folder here"),
         ("{start: MODELS/static}", r"is a static model, and student.kind is transformer; .*student.embeddings_from"),
         ("{start: MODELS/transformer, kind: static}", r"is a Transformer, and student.kind is static"),
-        (
-            "{start: MODELS/transformer, width: 64}",
-            r"student.width: 64: the start .* has 32; set that, or leave it out",
-        ),
+        ("{start: MODELS/transformer, width: 64}",
+         r"student.width: 64: the start .* has 32; set that, or leave it out"),
         ("{start: MODELS/transformer, layers: 3}", r"student.layers: 3: the start .* has 1"),
         ("{start: MODELS/transformer, pooling: cls}", r"student.pooling: 'cls': the start .* has 'mean'"),
         ("{start: MODELS/transformer, projection: 16}", r"student.projection: 16: the start .* has 384"),
         ("{start: MODELS/transformer, normalize: false}", r"student.normalize: false: the start .* has true"),
         ("{start: MODELS/transformer, max_tokens: 500}", r"student.max_tokens: 500: the start .* has 64 positions"),
         ("{start: MODELS/transformer, vocabulary: 500}", r"student.vocabulary: 500: the start's tokenizer has 700 tok"),
-        (
-            "{start: MODELS/transformer, vocabulary: teacher}",
-            r"student.vocabulary: 'teacher': the start's tokenizer has",
-        ),
-        (
-            "{start: MODELS/transformer, model: a/b}",
-            r"student.start: .* and student.model do not go together; keep one",
-        ),
+        ("{start: MODELS/transformer, vocabulary: teacher}",
+         r"student.vocabulary: 'teacher': the start's tokenizer has"),
+        ("{start: MODELS/transformer, model: a/b}",
+         r"student.start: .* and student.model do not go together; keep one"),
         ("{start: MODELS/transformer, trim: true}", r"student.trim: needs student.model; .* a start keeps its own"),
         ("{start: MODELS/transformer@sha256:00}", r"has the digest \w{16}, and the file asks for 00"),
-        (
-            "{embeddings_from: MODELS/static, kind: static}",
-            r"embeddings_from: .*a static student begins .*student.start",
-        ),
+        ("{embeddings_from: MODELS/static, kind: static}",
+         r"embeddings_from: .*a static student begins .*student.start"),
         ("{embeddings_from: MODELS/transformer}", r"embeddings_from: .*is no static model"),
         ("{embeddings_from: MODELS/static, width: 64}", r"token vectors 32 wide, .*width 64 is neither .*layer, 384"),
-        (
-            "{embeddings_from: MODELS/bare, width: 32, heads: 2}",
-            r"token vectors 24 wide, and student.width 32 is neither",
-        ),
-        (
-            "{embeddings_from: MODELS/static, width: 32, heads: 2, vocabulary: 999}",
-            r"vocabulary: 999: the start's token",
-        ),
-        (
-            "{embeddings_from: MODELS/static, start: MODELS/static}",
-            r"student.embeddings_from: .* and student.start do not go together",
-        ),
+        ("{embeddings_from: MODELS/bare, width: 32, heads: 2}",
+         r"token vectors 24 wide, and student.width 32 is neither"),
+        ("{embeddings_from: MODELS/static, width: 32, heads: 2, vocabulary: 999}",
+         r"vocabulary: 999: the start's token"),
+        ("{embeddings_from: MODELS/static, start: MODELS/static}",
+         r"student.embeddings_from: .* and student.start do not go together"),
     ],
-)
+)  # fmt: skip
 def test_a_start_that_does_not_fit_is_one_line(tiny_file, models, settings, message):
     settings = settings.replace("MODELS", str(models))
     with pytest.raises(SpecError, match=message) as caught:
@@ -177,23 +161,20 @@ def test_a_start_that_does_not_fit_is_one_line(tiny_file, models, settings, mess
 
 
 def test_an_unknown_alias_is_one_line(tiny_file):
-    with pytest.raises(
-        SpecError, match=r"student.start: the store has no models:/first@champoin; there: none"
-    ) as caught:
+    words = r"student.start: the store has no models:/first@champoin; there: none"
+    with pytest.raises(SpecError, match=words) as caught:
         read_sweep(tiny_file, assignments=["student={start: 'models:/first@champoin'}"], fetch=fetch_none)
     assert len(str(caught.value).splitlines()) == 1
 
 
 def test_a_searched_shape_beside_a_start_is_one_line(tiny_file, models):
-    for searched, words in (
-        (
-            "student.width={choice: [16, 32]}",
-            r"student.width: 32: the start .*narrow' has 16; set that, or leave it out",
-        ),
-        ("student.width={choice: [16]}", r"student.width: the start .* brings its own width; leave one of the two out"),
+    for widths, words in (
+        ("[16, 32]", r"student.width: 32: the start .*narrow' has 16; set that, or leave it out"),
+        ("[16]", r"student.width: the start .* brings its own width; leave one of the two out"),
     ):
+        searched = f"parameters.student.width={{choice: {widths}}}"
         with pytest.raises(SpecError, match=words) as caught:
-            read_sweep(tiny_file, assignments=[student(models, "narrow"), f"parameters.{searched}"])
+            read_sweep(tiny_file, assignments=[student(models, "narrow"), searched])
         assert len(str(caught.value).splitlines()) == 1
 
 

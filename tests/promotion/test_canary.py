@@ -1,8 +1,7 @@
 """Canary vectors: what promotion writes, which models and servers fit, and what is refused."""
 
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
 import numpy as np
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from babeltune.errors import DataError
 from babeltune.promotion.canary import CANARY, SPACE, canary_by, fit_of, fixed_sentences, read_canary
 from babeltune.promotion.canary import write_canary as write
+from served import answering
 
 
 @pytest.fixture
@@ -33,13 +33,8 @@ def server(vectors):
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, *_):
-            """Nothing goes to the test's output."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as httpd:
-        threading.Thread(target=httpd.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{httpd.server_port}", asked
-        httpd.shutdown()
+    with answering(Handler) as host:
+        yield f"http://{host}", asked
 
 
 def test_there_are_100_different_sentences_in_20_languages():
@@ -74,18 +69,14 @@ def test_an_adapter_fits_what_its_space_says_and_nothing_else(vectors, tmp_path)
 def test_a_server_is_asked_in_parts_and_its_order_does_not_matter(vectors, server, command, tmp_path):
     url, asked = server
     write(canary_by(vectors), tmp_path / "file.json")
-    code, said, _ = command("canary", tmp_path / "file.json", f"{url}/v1/embeddings", "--served-name", "e5", "--json")
-    assert code == 0, said
+    said = command.prints("canary", tmp_path / "file.json", f"{url}/v1/embeddings", "--served-name", "e5", "--json")
     assert json.loads(said)["cosine"] > 0.9999
     assert [len(each["input"]) for each in asked] == [25] * 4
     assert asked[0]["model"] == "e5"
-    code, _, words = command("canary", tmp_path / "file.json", f"{url}/elsewhere")
-    assert code == 2
+    words = command.refuses("canary", tmp_path / "file.json", f"{url}/elsewhere")
     assert "HTTP Error 404: Not Found" in words
     assert len(words.strip().splitlines()) == 1
-    code, _, words = command("canary", tmp_path / "file.json", "http://127.0.0.1:9/v1")
-    assert code == 2
-    assert "Connection refused" in words
+    assert "Connection refused" in command.refuses("canary", tmp_path / "file.json", "http://127.0.0.1:9/v1")
 
 
 @pytest.mark.parametrize(

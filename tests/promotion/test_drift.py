@@ -9,26 +9,19 @@ import numpy as np
 import pytest
 from scipy.stats import hypergeom
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.models import Normalize, StaticEmbedding
-from tokenizers import Tokenizer
 
 from babeltune.data.prepared import read_prepared
-from babeltune.data.teacher import teacher_folder
 from babeltune.errors import SpecError
 from babeltune.promotion import drift as module
 from babeltune.promotion.drift import FILE, Sample, compare, read_profile, sample_of, write_profile
-from babeltune.schema.records import Teacher
 from notified import events_in, teller
+from small_models import static_model
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     """The folder of a static model."""
-    tokenizer = Tokenizer.from_file(str(teacher_folder(Teacher()) / "tokenizer.json"))
-    table = np.random.default_rng(0).standard_normal((tokenizer.get_vocab_size(), 16)).astype(np.float32)
-    folder = tmp_path_factory.mktemp("models") / "static"
-    SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_weights=table), Normalize()]).save(str(folder))
-    return folder
+    return static_model(tmp_path_factory.mktemp("models") / "static")
 
 
 def drawn(texts, seed, *, dim=6, move=0.0, new=0, unknown=0.0):
@@ -102,13 +95,10 @@ def test_a_month_shows_its_kind_of_drift_alone(drift, kinds, pays):
     assert (result.drifted, result.sweep_pays) == (kinds, pays)
     if "new" in drift:
         assert result.new_languages == ("de",)
-
-
-def test_more_of_a_trained_language_is_drift_that_no_sweep_mends():
-    now = drawn(400, 1)
-    now = replace(now, languages=np.where(np.arange(400) < 200, "fr", now.languages))
-    result = compare(drawn(1000, 0).profile(), now)
-    assert (result.drifted, result.new_languages, result.sweep_pays) == (("languages",), (), False)
+        now = drawn(400, 1)
+        now = replace(now, languages=np.where(np.arange(400) < 200, "fr", now.languages))
+        more = compare(drawn(1000, 0).profile(), now)  # of a trained language, which no sweep mends
+        assert (more.drifted, more.new_languages, more.sweep_pays) == (("languages",), (), False)
 
 
 def test_the_worst_slice_is_the_one_that_is_new_and_far():
@@ -139,9 +129,7 @@ def test_the_command_ends_with_4_for_drift_and_with_0_without(model, copied, com
         assert json.loads(said)["new_languages"] == ["de"]
         assert command(*asked, tmp_path / "other", "--against", tmp_path / "other")[0] == 0
         (model / FILE).write_text((model / FILE).read_text().replace('"texts": ', '"texts": 1'))
-        code, _, words = command(*asked, tmp_path / "like")
-        assert code == 2
-        assert "is damaged (its numbers do not fit)" in words
+        assert "is damaged (its numbers do not fit)" in command.refuses(*asked, tmp_path / "like")
         assert command(*asked, tmp_path / "like", "--sweep", folder.id)[0] == 0
         here = tmp_path / "here.yaml"
         program = json.dumps(teller(tmp_path / "events").command)
@@ -170,11 +158,8 @@ def test_wrong_input_is_one_line(model, command, tmp_path, monkeypatch):
         assert len([line for line in error.splitlines() if "gone" not in line or "error" in line]) == 1
 
 
-def test_a_model_without_a_profile_has_none(model):
+def test_a_model_without_a_profile_has_none_and_a_damaged_one_is_refused_in_words(model, tmp_path):
     assert read_profile(model) is None
-
-
-def test_a_damaged_profile_is_refused_in_words(tmp_path):
     whole = {"texts": 1, "languages": {"source": {}}, "lengths": {}, "unknown": {}, "mean": [0.1], "spread": 1.0}
     for damage in ("", "[]", "{}", json.dumps({**whole, "languages": []}), json.dumps({**whole, "mean": 1})):
         (tmp_path / FILE).write_text(damage, encoding="utf-8")

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import stat
-import subprocess
 import sys
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from babeltune.promotion.export import export
 from babeltune.promotion.model_files import SAFE
 from babeltune.schema.records import Transformer
 from exports import load_export
-from waiting import PATIENCE_S
+from processes import ended
 
 pytestmark = pytest.mark.usefixtures("one_thread", "offline")
 TEXTS = [
@@ -210,11 +209,9 @@ def test_plain_sentence_transformers_loads_exports_without_a_warning(tokenizer, 
     }
     for name, (settings, layers) in exports.items():
         export(build(tokenizer, settings), tokenizer, settings, tmp_path / name, layers=layers)
-    done = subprocess.run(
-        [sys.executable, "-W", "default", "-c", LOAD, *(str(tmp_path / name) for name in exports)],
-        env={**os.environ, "HF_HUB_DISABLE_PROGRESS_BARS": "1", "TQDM_DISABLE": "1"},
-        capture_output=True, text=True, check=True, timeout=PATIENCE_S,
-    )  # fmt: skip
+    environment = {**os.environ, "HF_HUB_DISABLE_PROGRESS_BARS": "1", "TQDM_DISABLE": "1"}
+    folders = [tmp_path / name for name in exports]
+    done = ended(sys.executable, "-W", "default", "-c", LOAD, *folders, check=True, env=environment)
     assert done.stderr.strip() == ""
     assert json.loads(done.stdout) == [32, 8, 8, 32]
 

@@ -110,24 +110,16 @@ def test_a_gate_asks_for_multiples_of_chance_and_of_the_untrained_student(model,
     assert any("5 x chance" in r and "2 x untrained" in r for r in reasons)
 
 
-def test_a_gate_holds_for_every_subset():
+def test_a_gate_holds_for_every_subset_of_a_test_that_was_scored():
     test = {"test/t/fra-eng/accuracy": 0.9, "test/t/kor-eng/accuracy": 0.05}
-    chance = dict.fromkeys(test, 0.02)
-    verdict, reasons = judge(LOGGED, LOGGED, [GATE], test, {}, chance)
-    assert verdict == "refuse"
-    assert len(reasons) == 1
+    verdict, reasons = judge(LOGGED, LOGGED, [GATE], test, {}, dict.fromkeys(test, 0.02))
+    assert (verdict, len(reasons)) == ("refuse", 1)
     assert "kor-eng" in reasons[0]
-
-
-def test_a_gate_on_a_test_that_was_not_scored_refuses():
     verdict, reasons = judge(LOGGED, LOGGED, [GATE], {}, {}, {})
     assert verdict == "refuse"
     assert "no such sealed test" in reasons[0]
-
-
-def test_chance_is_one_over_the_candidates():
     tasks = [bitext("t", "fra-eng", 8), TextTask(name="s", kind="sts", subset="eng", left=("a",), right=("b",))]
-    assert chance_of(tasks) == {"test/t/fra-eng/accuracy": 1 / 8}
+    assert chance_of(tasks) == {"test/t/fra-eng/accuracy": 1 / 8}, "one over the candidates"
 
 
 # The whole of it
@@ -141,7 +133,7 @@ def promoted(copy_of, tmp_path_factory):
     return folder, cluster, promote(sweep.name, cluster, out=place / "out"), place / "out"
 
 
-def test_promotion_takes_the_best_finished_trial(promoted):
+def test_promotion_takes_the_best_finished_trial_and_writes_tensors_json_and_text(promoted):
     folder, _, decision, out = promoted
     assert decision.verdict == "promote", decision.reasons
     best = winner(folder)
@@ -149,6 +141,11 @@ def test_promotion_takes_the_best_finished_trial(promoted):
     finished = [r.metrics["dev/everyday/accuracy"] for n in (0, 2, 3) for r in read_reports(folder.trial(n))]
     assert best.metrics["dev/everyday/accuracy"] == max(finished)
     assert decision.folder == str(out)
+    kinds = {path.suffix for path in out.rglob("*") if path.is_file()}
+    assert {".safetensors"} <= kinds <= {".safetensors", ".json", ".md", ".txt"}
+    prepared = read_prepared(folder.prepared)
+    assert read_profile(out) == training_sample(str(out), prepared).profile(), "of its training text"
+    assert read_profile(out).texts == min(SAMPLE, len(np.unique(prepared.pairs())))
 
 
 def test_the_champion_is_loaded_by_its_name(promoted, monkeypatch):
@@ -187,20 +184,6 @@ def test_a_model_in_half_precision_is_scored_in_fp32_and_a_pickled_one_is_refuse
         path.unlink()
     with pytest.raises(TeacherError, match="safetensors"):
         score(str(tmp_path / "pickled"), [task], "test")
-
-
-def test_the_folder_has_the_profile_of_its_training_text(promoted):
-    folder, *_, out = promoted
-    prepared = read_prepared(folder.prepared)
-    assert read_profile(out) == training_sample(str(out), prepared).profile()
-    assert read_profile(out).texts == min(SAMPLE, len(np.unique(prepared.pairs())))
-
-
-def test_the_export_holds_tensors_json_and_text_only(promoted):
-    *_, out = promoted
-    kinds = {path.suffix for path in out.rglob("*") if path.is_file()}
-    assert kinds <= {".safetensors", ".json", ".md", ".txt"}
-    assert ".safetensors" in kinds
 
 
 def test_who_may_read_new_files_may_read_all_of_a_sweep_and_its_model(promoted):
@@ -256,10 +239,8 @@ def test_another_sweep_starts_where_the_promoted_model_ended(promoted, tiny_file
     assert start == champion_of(cluster.mlflow, "searched", "champion"), "what the start was trained on is known"
     prepared = prepare(sweep, tmp_path)
     (tmp_path / "run").mkdir()
-    run = TrialTrainer(
-        make_trial(sweep, 0, {}), prepared, tmp_path / "run", Printer([]), ProcessGroup(), torch.device("cpu")
-    )
-    run.train()
+    trial, here = make_trial(sweep, 0, {}), (Printer([]), ProcessGroup(), torch.device("cpu"))
+    TrialTrainer(trial, prepared, tmp_path / "run", *here).train()
     (report,) = read_reports(tmp_path / "run")
     dev = {name: value for name, value in decision.dev.items() if name in report.metrics}
     assert len(dev) > 5
@@ -283,9 +264,8 @@ def test_the_card_says_what_the_run_and_the_promotion_measured(promoted):
     found = decision.selection
     assert (found.among, found.metric) == (3, "dev/everyday/accuracy")
     assert f"Trial {decision.trial} is the best of 3 trials, so its dev/everyday/accuracy is partly luck." in card
-    assert found.error == pytest.approx((found.value * (1 - found.value) / 30) ** 0.5), (
-        "both languages have the same rows"
-    )
+    error = (found.value * (1 - found.value) / 30) ** 0.5  # both languages have the same rows
+    assert found.error == pytest.approx(error)
     assert f"would still look about {found.inflation:.4f} better, by chance" in card
     assert f"its true value is {found.shrunken:.4f}. Its standard error is about {found.error:.4f}." in card
     assert f"| learning_rate | {trial['training']['learning_rate']:.4g} |" in card
@@ -299,10 +279,8 @@ def test_the_card_has_what_a_hub_reads_and_goes_there(promoted, command, monkeyp
     folder, cluster, decision, out = promoted
     card = ModelCard((out / "README.md").read_text(encoding="utf-8"))
     assert (card.data.language, card.data.license) == (["en", "fr", "ko"], None)
-    figures = {
-        "/".join(filter(None, ("test", each.dataset_type, each.dataset_config, each.metric_type))): each.metric_value
-        for each in card.data.eval_results
-    }
+    named = {(each.dataset_type, each.dataset_config, each.metric_type): each for each in card.data.eval_results}
+    figures = {"/".join(filter(None, ("test", *name))): each.metric_value for name, each in named.items()}
     expected = {name.replace("test/mean_", "test/all/mean_"): value for name, value in each_once(decision.test).items()}
     assert figures == pytest.approx(expected, abs=1e-4)
     assert "natural_train.tsv of babeltune | CC0-1.0 |" in card.content
@@ -312,8 +290,7 @@ def test_the_card_has_what_a_hub_reads_and_goes_there(promoted, command, monkeyp
     monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
     with fake_hub(monkeypatch) as hub:
         model = decision.registered.partition(" ")[0]
-        code, _, words = command("push", model, "me/searched", "--license", "cc0-1.0")
-        assert code == 0, words
+        command.prints("push", model, "me/searched", "--license", "cc0-1.0")
         sent = ModelCard(hub.files["me/searched/README.md"].decode())
     assert (sent.data.license, sent.data.eval_results) == ("cc0-1.0", card.data.eval_results)
     assert 'SentenceTransformer("me/searched")' in sent.content
@@ -329,8 +306,7 @@ def test_a_promoted_model_brings_its_canary_vectors(promoted, command, monkeypat
     digest = sha256_of(out / CANARY)
     assert f"(SHA-256 `{digest}`)" in (out / "README.md").read_text(encoding="utf-8")
     monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
-    code, said, _ = command("canary", out, decision.registered.partition(" ")[0], "--json")
-    assert (code, json.loads(said)["fits"]) == (0, True)
+    assert json.loads(command.prints("canary", out, decision.registered.partition(" ")[0], "--json"))["fits"]
     code, said, _ = command("canary", out, "bundled:all-MiniLM-L6-v2")
     assert code == 3
     assert "does not fit (--least 0.999)" in said
@@ -399,6 +375,12 @@ def files_in(folder):
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.parametrize("alias", ["champion", "v1b", "latest-2", "größte", "a" * 255])
+def test_an_alias_that_mlflow_takes_is_taken(tmp_path, alias):
+    with pytest.raises(SweepError):
+        promote(None, Cluster(storage=str(tmp_path)), alias=alias)
+
+
 @pytest.mark.parametrize("alias", ["", "two words", "a/b", "v1", "V22", "latest", "Latest", "a" * 256])
 def test_an_alias_that_mlflow_does_not_take_is_refused_at_once(promoted, alias):
     _, cluster, _, _ = promoted
@@ -406,12 +388,6 @@ def test_an_alias_that_mlflow_does_not_take_is_refused_at_once(promoted, alias):
         promote(None, cluster, alias=alias)
     with pytest.raises(MlflowException, match="alias"):
         open_client(cluster.mlflow).set_registered_model_alias("searched", alias, "1")
-
-
-@pytest.mark.parametrize("alias", ["champion", "v1b", "latest-2", "größte", "a" * 255])
-def test_an_alias_that_mlflow_takes_is_taken(tmp_path, alias):
-    with pytest.raises(SweepError):
-        promote(None, Cluster(storage=str(tmp_path)), alias=alias)
 
 
 def test_an_out_folder_that_exists_is_left_alone(promoted):
@@ -519,11 +495,8 @@ def test_a_checkpoint_that_differs_from_its_manifest_is_not_loaded(copied):
 def test_gates_that_do_not_hold_refuse_and_register_nothing(copied, tmp_path):
     sweep, folder, cluster = copied
     cluster = replace(cluster, notify=(teller(tmp_path / "events"),))
-    gates = (
-        Gate(test="everyday", times_chance=1000),
-        Gate(test="everyday", times_untrained=1e6),
-        Gate(test="everyday"),
-    )
+    asked = ({"times_chance": 1000}, {"times_untrained": 1e6}, {})
+    gates = tuple(Gate(test="everyday", **each) for each in asked)
     folder.write("sweep.json", replace(sweep, promotion=Promotion(gates=gates)))
     decision = promote(folder.id, cluster)
     assert decision.verdict == "refuse"

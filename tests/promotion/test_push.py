@@ -53,9 +53,7 @@ def hub(monkeypatch):
 
 
 def test_all_files_go_in_one_commit_to_a_private_repository(command, model, hub):
-    code, said, words = command("push", model, "me/small", "--license", "apache-2.0")
-    assert code == 0, words
-    assert "4 files (apache-2.0) are in" in said
+    assert "4 files (apache-2.0) are in" in command.prints("push", model, "me/small", "--license", "apache-2.0")
     assert (hub.repositories, hub.commits) == ({"me/small": True}, 1)
     names = ["1_Dense/model.safetensors", "README.md", "model.safetensors", "modules.json"]
     assert sorted(hub.files) == [f"me/small/{name}" for name in names]
@@ -67,15 +65,14 @@ def test_all_files_go_in_one_commit_to_a_private_repository(command, model, hub)
     assert (card.data.license, card.data.language) == ("apache-2.0", ["en", "fr"])
     (result,) = card.data.eval_results
     assert (result.dataset_config, result.metric_type, result.metric_value) == ("fra-eng", "accuracy", 0.9292)
-    code, _, words = command("push", model, "me/small", "--license", "mit", "--public")
-    assert (code, hub.commits, hub.repositories) == (0, 2, {"me/small": True}), "one that is there stays private"
+    command.prints("push", model, "me/small", "--license", "mit", "--public")
+    assert (hub.commits, hub.repositories) == (2, {"me/small": True}), "one that is there stays private"
     assert command("push", model, "me/open", "--license", "mit", "--public")[0] == 0
     assert hub.repositories["me/open"] is False
 
 
 def test_a_folder_gets_the_same_files_and_keeps_its_snippet(command, model, tmp_path):
-    code, _, words = command("push", model, tmp_path / "out", "--license", "mit")
-    assert code == 0, words
+    command.prints("push", model, tmp_path / "out", "--license", "mit")
     assert sorted(str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*.*")) == [
         "1_Dense/model.safetensors", "README.md", "model.safetensors", "modules.json"
     ]  # fmt: skip
@@ -83,27 +80,21 @@ def test_a_folder_gets_the_same_files_and_keeps_its_snippet(command, model, tmp_
     assert "license: mit" in text
     assert '"this-folder"' in text
     assert command("push", tmp_path / "out", tmp_path / "again")[0] == 0, "the licence is in the card now"
-    code, _, words = command("push", model, tmp_path / "out", "--license", "mit")
-    assert code == 2
-    assert "exists already" in words
+    assert "exists already" in command.refuses("push", model, tmp_path / "out", "--license", "mit")
 
 
 def test_a_hub_that_refuses_or_is_away_is_one_line(command, model, hub, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
-    code, _, words = command("push", model, "me/small", "--license", "mit")
-    assert code == 1
+    words = command.refuses("push", model, "me/small", "--license", "mit", code=1)
     assert "did not take me/small" in words
     assert "401" in words
     assert "hf_wrong" not in words
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
-    code, _, words = command("push", model, "me/small", "--license", "mit")
-    assert code == 1
+    words = command.refuses("push", model, "me/small", "--license", "mit", code=1)
     assert "http://127.0.0.1:9 did not take me/small (Connection refused)" in words
     assert hub.commits == 0
     monkeypatch.delenv("HF_TOKEN")
-    code, _, words = command("push", model, "me/small", "--license", "mit")
-    assert code == 2
-    assert "set HF_TOKEN to one that may write" in words
+    assert "set HF_TOKEN to one that may write" in command.refuses("push", model, "me/small", "--license", "mit")
 
 
 @pytest.mark.parametrize("name", ["small", "a b/c", "a/b/c", "a/b--c", "-a/b", "", "me/x.git"])
@@ -114,20 +105,15 @@ def test_a_name_that_is_no_repository_and_no_path_is_refused(name):
 
 def test_a_model_without_a_card_a_licence_or_with_pickles_is_refused(command, model, tmp_path):
     out = tmp_path / "out"
-    code, _, words = command("push", model, out)
-    assert (code, "--license apache-2.0" in words) == (2, True)
-    code, _, words = command("push", "a-sweep/t0003", out, "--license", "mit")
-    assert (code, "babeltune promote a-sweep/t0003" in words) == (2, True)
+    assert "--license apache-2.0" in command.refuses("push", model, out)
+    assert "babeltune promote a-sweep/t0003" in command.refuses("push", "a-sweep/t0003", out, "--license", "mit")
     (model / "1_Dense" / "more.bin").write_bytes(b"pickle")
-    code, _, words = command("push", model, out, "--license", "mit")
-    assert (code, "holds more.bin" in words) == (2, True)
+    assert "holds more.bin" in command.refuses("push", model, out, "--license", "mit")
     (model / "1_Dense" / "more.bin").unlink()
     (model / "README.md").write_text("---\na: [\n---\n")
-    code, _, words = command("push", model, out, "--license", "mit")
-    assert (code, "has a broken header" in words) == (2, True)
+    assert "has a broken header" in command.refuses("push", model, out, "--license", "mit")
     (model / "README.md").unlink()
-    code, _, words = command("push", model, out, "--license", "mit")
-    assert (code, "has no README.md" in words) == (2, True)
+    assert "has no README.md" in command.refuses("push", model, out, "--license", "mit")
     shutil.rmtree(model)
     assert command("push", model, out, "--license", "mit")[0] == 2
     assert not out.exists()

@@ -97,7 +97,7 @@ def babeltune(command, monkeypatch, cluster_file):
     monkeypatch.setenv("TEST_RAY_TOKEN", TOKEN)
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", PASSWORD)  # of this machine's user, which the head has no need of
     monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:1")  # the cluster file counts
-    return lambda *arguments: command(*arguments, "--cluster", cluster_file)
+    return command.with_last("--cluster", cluster_file)
 
 
 @pytest.fixture(scope="module")
@@ -149,16 +149,12 @@ def test_a_sweep_goes_there_as_a_job_and_its_log_comes_back(babeltune, tiny_file
     assert "searching" in out
     assert f"next: `babeltune promote {quick} --cluster there.yaml`" in words(out)
     assert (place / "storage" / "sweeps" / quick / "state.json").exists()
-    code, out, err = babeltune("status", quick, "--json")
-    assert code == 0, out + err
-    found = json.loads(out)
+    found = babeltune.document("status", quick)
     assert (found["sweep"], found["state"]) == (quick, "finished")
     states = {row["name"]: row["state"] for row in found["leaderboard"]}
     assert [state for name, state in states.items() if name.startswith("t0")] == ["finished"] * 2
     monkeypatch.setattr(Jobs, "find", lambda *_: None)  # as after its head began anew
-    code, out, err = babeltune("logs", quick)
-    assert code == 0, out + err
-    assert "searching" in out
+    assert "searching" in babeltune.prints("logs", quick)
 
 
 @pytest.mark.long
@@ -167,21 +163,17 @@ def test_a_finished_sweep_is_not_stopped_and_whoever_follows_it_sees_its_end(bab
     with monkeypatch.context() as patched:
         patched.setattr(Jobs, "find", lambda *_: Job(f"{quick}-1", "RUNNING", sweep=quick))  # as a moment ago
         patched.setattr(Jobs, "end", lambda _, job: pytest.fail(f"{job} is ended"))
-        code, out, err = babeltune("stop", quick)
-        assert code == 1
+        err = babeltune.refuses("stop", quick, code=1)
         assert f"sweep {quick} is not running; its state is finished" in words(err)
     for command, shown in (("logs", "searching"), ("status", "finished")):
-        code, out, err = babeltune(command, quick, "-f")
-        assert code == 0, out + err
-        assert shown in out
+        assert shown in babeltune.prints(command, quick, "-f")
 
 
 @pytest.mark.long
 def test_a_sweep_goes_on_as_jobs_with_changes_that_are_accepted(babeltune, tiny_file):
     seed = ("--set", "seed=7")  # a sweep of its own
     quick = sweep_id(read_sweep(tiny_file, assignments=["seed=7"]))
-    code, out, err = babeltune("submit", tiny_file, *seed)
-    assert code == 0, out + err
+    babeltune.prints("submit", tiny_file, *seed)
     code, out, err = babeltune("resume", quick, "--spec", tiny_file, *seed, "--set", "training.pairs=1280")
     assert code == 1
     assert "taken" not in out
@@ -196,15 +188,11 @@ def test_a_sweep_goes_on_as_jobs_with_changes_that_are_accepted(babeltune, tiny_
     assert code == 0, out + err
     assert "accepted: training.pairs: 640 → 1280; 2 trials began before" in words(out)
     assert f"sweep {quick} is submitted as job {quick}-4" in words(err)
-    code, out, err = babeltune("status", quick, "--json")
-    assert code == 0, out + err
-    found = json.loads(out)
+    found = babeltune.document("status", quick)
     assert (found["sweep"], found["state"]) == (quick, "finished")
     states = {row["name"]: row["state"] for row in found["leaderboard"]}
     assert [state for name, state in states.items() if name.startswith("t0")] == ["finished"] * 3
-    code, out, err = babeltune("logs", quick)
-    assert code == 0, out + err
-    assert "accepted: training.pairs: 640 → 1280" in out
+    assert "accepted: training.pairs: 640 → 1280" in babeltune.prints("logs", quick)
 
 
 @pytest.fixture
@@ -221,8 +209,7 @@ PLUGGED = ("--set", "method=simcse", "--set", "parameters={}", "--set", "student
 
 @pytest.mark.long
 def test_a_job_ships_the_plugin_whose_method_its_trial_runs(babeltune, tiny_file, plugin, place):
-    code, out, err = babeltune("submit", tiny_file, *PLUGGED, "--set", "name=plugged")
-    assert code == 0, out + err
+    babeltune.prints("submit", tiny_file, *PLUGGED, "--set", "name=plugged")
     (folder,) = (place / "storage" / "sweeps").glob("plugged-*")
     assert json.loads((folder / "state.json").read_text())["state"] == "finished"
     assert states(SweepFolder(folder)) == ["finished"]
@@ -231,17 +218,14 @@ def test_a_job_ships_the_plugin_whose_method_its_trial_runs(babeltune, tiny_file
 
 @pytest.mark.long
 def test_a_later_job_ships_the_plugin_again_and_says_that_it_has_changed(babeltune, tiny_file, plugin):
-    code, out, err = babeltune("submit", tiny_file, *PLUGGED, "--set", "name=changed", "--json")
-    assert code == 0, out + err
-    found = json.loads(out)
+    found = babeltune.document("submit", tiny_file, *PLUGGED, "--set", "name=changed")
     assert found["plugins"] == ["simcse-methods"]
     (plugin / "temperature.txt").write_text("0.1")
     code, out, err = babeltune("extend", found["sweep"], "--trials", 2)
     assert code == 1, out + err
     assert re.search(r"code\.simcse-methods: \w+… → \w+…", words(out + err))
     assert "--accept-changes" in out
-    code, out, err = babeltune("extend", found["sweep"], "--trials", 2, "--accept-changes")
-    assert code == 0, out + err
+    babeltune.prints("extend", found["sweep"], "--trials", 2, "--accept-changes")
 
 
 @pytest.mark.long
@@ -252,8 +236,7 @@ def test_a_job_whose_plugin_is_compiled_for_other_machines_says_so(babeltune, ti
         record.write(f"{PACKAGE}/fast.pyd,,\n")
     (info / "WHEEL").write_text("Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: cp311-cp311-win_amd64\n")
     method = ("--set", "name=compiled", "--set", "method=simcse", "--set", "parameters={}")
-    code, out, err = babeltune("submit", tiny_file, *method, "--trials", 1)
-    assert code == 1, out + err
+    err = babeltune.refuses("submit", tiny_file, *method, "--trials", 1, code=1)
     assert "Traceback" not in err
     assert re.search(
         r"error: job compiled-\w+-1: FAILED ERROR: simcse_methods-1.0-\w+-cp311-cp311-win_amd64.whl is not a supported "
@@ -265,14 +248,10 @@ def test_a_job_whose_plugin_is_compiled_for_other_machines_says_so(babeltune, ti
 @pytest.mark.long
 def test_a_second_submit_attaches_and_stop_ends_the_sweep(babeltune, cluster_file, tiny_file, long, place, monkeypatch):
     monkeypatch.setenv(ACTOR, "ana@laptop")  # another user than the head's
-    code, out, err = babeltune("submit", tiny_file, *LONG, "--detach", "--json")
-    assert code == 0, out + err
+    out = babeltune.prints("submit", tiny_file, *LONG, "--detach", "--json")
     assert json.loads(out) | {"state": ""} == {"sweep": long, "job": f"{long}-1", "state": "", "new": True}
-    code, out, err = babeltune("status", long, "--json")
-    assert code == 0, out + err
-    assert json.loads(out)["state"] in ("starting", "new", "running")
-    code, out, _ = babeltune("submit", tiny_file, *LONG, "--detach")
-    assert code == 0
+    assert babeltune.document("status", long)["state"] in ("starting", "new", "running")
+    out = babeltune.prints("submit", tiny_file, *LONG, "--detach")
     assert f"sweep {long} is running as job {long}-1, with what it began with; `babeltune logs {long} -f" in words(out)
     wait_until(lambda: "searching" in babeltune("logs", long)[1])
     for changing, what in (
@@ -280,12 +259,8 @@ def test_a_second_submit_attaches_and_stop_ends_the_sweep(babeltune, cluster_fil
         (("resume", long, "--trials", 9), "budget"),
         (("resume", long, "--spec", tiny_file), "spec"),
     ):
-        code, _, err = babeltune(*changing)
-        assert code == 1
-        assert f"is running with the {what} that it began with" in words(err)
-    code, out, err = babeltune("stop", long, "--json")
-    assert code == 0, out + err
-    assert json.loads(out) == {"sweep": long, "stopped": True}
+        assert f"is running with the {what} that it began with" in words(babeltune.refuses(*changing, code=1))
+    assert babeltune.document("stop", long) == {"sweep": long, "stopped": True}
     lines = [line for line in read_audit(place / "storage") if line.subject == long]
     assert [line.action for line in lines] == ["submit", "stop"]
     assert {line.says_it_is for line in lines} == {"ana@laptop"}, "who sent the jobs, by their own word"
@@ -293,8 +268,7 @@ def test_a_second_submit_attaches_and_stop_ends_the_sweep(babeltune, cluster_fil
     code, out, _ = babeltune("logs", long, "--json")
     assert (code, json.loads(out)["state"]) == (0, "stopped")
     assert "searching" in json.loads(out)["log"]
-    code, out, err = babeltune("resume", long, "--detach", "--json")
-    assert code == 0, out + err
+    out = babeltune.prints("resume", long, "--detach", "--json")
     assert json.loads(out) | {"state": ""} == {"sweep": long, "job": f"{long}-2", "state": "", "new": True}
     wait_until(lambda: "searching" in babeltune("logs", long)[1])
     assert babeltune("stop", long)[0] == 0
@@ -304,8 +278,7 @@ def test_a_second_submit_attaches_and_stop_ends_the_sweep(babeltune, cluster_fil
 
 @pytest.mark.long
 def test_a_job_whose_driver_does_not_hear_a_stop_is_ended(babeltune, cluster_file, long, place):
-    code, out, err = babeltune("resume", long, "--detach")
-    assert code == 0, out + err
+    babeltune.prints("resume", long, "--detach")
     wait_until(lambda: "searching" in babeltune("logs", long)[1])
     driver = psutil.Process(json.loads((place / "storage" / "sweeps" / long / "driver.json").read_text())["pid"])
     driver.suspend()
@@ -396,10 +369,8 @@ def test_the_job_of_another_program_is_left_alone(babeltune, head, long):
     theirs = client.submit_job(entrypoint="sleep 600", submission_id="nightly-2024050112-3")
     try:
         wait_until(lambda: client.get_job_status(theirs) == "RUNNING")
-        code, _, err = babeltune("stop")
-        assert (code, f"sweep {long} is not running" in words(err)) == (1, True)
-        code, _, err = babeltune("stop", "nightly")
-        assert (code, "no sweep 'nightly'" in words(err)) == (2, True)
+        assert f"sweep {long} is not running" in words(babeltune.refuses("stop", code=1))
+        assert "no sweep 'nightly'" in words(babeltune.refuses("stop", "nightly"))
         code, out, _ = babeltune("status", "--json")
         assert (code, json.loads(out)["sweep"]) == (0, long)
         assert client.get_job_status(theirs) == "RUNNING"
@@ -409,9 +380,8 @@ def test_the_job_of_another_program_is_left_alone(babeltune, head, long):
 
 @pytest.mark.long
 def test_the_doctor_looks_here_and_at_the_head(babeltune, place):
-    code, out, err = babeltune("doctor", "--json")
+    out = babeltune.prints("doctor", "--json")
     findings = {one["name"]: one for one in json.loads(out)}
-    assert code == 0, out + err
     assert {"python", "ray", "address", "token", "head: storage", "head: tracking", "head: worker groups"} <= set(
         findings
     )
@@ -450,9 +420,7 @@ def test_a_wrong_token_and_none_are_one_clear_line(babeltune, monkeypatch, tiny_
 
 
 def test_a_command_that_no_job_runs_says_where_it_runs(babeltune):
-    code, _, err = babeltune("ui")
-    assert code == 2
-    assert "takes jobs only, and this command is none; run it on the cluster's head" in words(err)
+    assert "takes jobs only, and this command is none; run it on the cluster's head" in words(babeltune.refuses("ui"))
 
 
 @pytest.fixture
@@ -552,8 +520,7 @@ def test_a_token_that_is_taken_no_more_is_one_line_whatever_waits(head, cluster_
 
 def test_a_command_that_does_not_begin_is_ended_and_said(babeltune, cluster_file, monkeypatch):
     monkeypatch.setattr("babeltune.remote.jobs.BEGIN_TIMEOUT_S", 0.0)
-    code, _, err = babeltune("runs")
-    assert code == 1
+    err = babeltune.refuses("runs", code=1)
     asked = re.search(r"has not begun `babeltune runs \S+ \S+` within 0 s; its job (\S+) is PENDING", words(err))[1]
     jobs = Jobs(read_cluster(cluster_file))
     wait_until(lambda: not any(job.id == asked and job.live for job in jobs.all()))

@@ -12,21 +12,12 @@ from babeltune.schema.paths import find_file
 from babeltune.schema.search import Parameter
 
 
-def refusal(*assignments):
-    with pytest.raises(SpecError) as caught:
-        read_sweep("search_spaces/static.yaml", assignments=assignments)
-    return str(caught.value)
-
-
 @pytest.mark.parametrize("value", ["seven", {"float": [1, 2], "step": 0.1}, [], None])
 def test_nothing_is_proposed_where_nobody_knows_what_was_meant(value):
     assert [each for each in mends(value, Parameter) if each != {"const": value}] == []
-    assert "write" not in refusal("training.pairs=many")
-
-
-def test_a_section_without_a_value_and_a_key_of_another_section_are_named():
-    assert refusal("budget=null").endswith("nothing is not possible; allowed: a mapping; leave it out")
-    assert refusal("trials=12").endswith("; it is a key of budget and keep")
+    with pytest.raises(SpecError) as caught:
+        read_sweep("search_spaces/static.yaml", assignments=["training.pairs=many"])
+    assert "write" not in str(caught.value)
 
 
 def test_a_number_with_an_exponent_is_a_whole_number_where_it_is_one():
@@ -35,7 +26,6 @@ def test_a_number_with_an_exponent_is_a_whole_number_where_it_is_one():
         assignments=["training.pairs=4e5", "training.reports=5e0", "parameters.seed={int: [0, 1e1]}"],
     )
     assert (sweep.training.pairs, sweep.training.reports, sweep.parameters["seed"].int) == (400_000, 5, (0, 10))
-    assert "must be from" in refusal("training.pairs=1e13")
 
 
 def test_an_objective_may_be_named_as_tables_print_it():

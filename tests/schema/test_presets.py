@@ -26,6 +26,7 @@ from babeltune.schema.records import Teacher, Transformer, trial_from
 from babeltune.training.build import token_set
 from babeltune.training.checkpoint import read_reports
 from babeltune.training.trainer import TrialTrainer
+from collecting import Collect
 from exports import load_export
 
 PRINTED = {"small": (24, 128, 8, 512), "base": (24, 192, 12, 768), "large": (24, 256, 8, 1024)}
@@ -130,14 +131,6 @@ def test_the_printed_spec_of_a_preset_reads_back_as_the_same_sweep(tiny_file, tm
     assert sweep_id(again) == sweep_id(sweep)
 
 
-class Quiet:
-    def report(self, report):
-        return True
-
-    def stopped(self):
-        return False
-
-
 def test_a_student_may_read_with_its_teachers_tokenizer_and_is_exported_with_it(tiny_file, tiny_storage, tmp_path):
     given = ["student.vocabulary=teacher", "parameters={}", "training.pairs=128", "training.reports=1"]
     sweep = read_sweep(tiny_file, assignments=given)
@@ -150,9 +143,9 @@ def test_a_student_may_read_with_its_teachers_tokenizer_and_is_exported_with_it(
     texts, ids = open_ragged(Path(tokens.train)), prepared.pairs()[:3, 0]
     values, lengths = texts.take(ids)
     assert values[: lengths[0]].tolist()[0] == teachers.cls_token_id
-    run = TrialTrainer(trial, prepared, tmp_path / "run", Quiet(), ProcessGroup(), torch.device("cpu"))
+    run = TrialTrainer(trial, prepared, tmp_path / "run", Collect(), ProcessGroup(), torch.device("cpu"))
     run.train()
-    again = TrialTrainer(trial, prepared, tmp_path / "run", Quiet(), ProcessGroup(), torch.device("cpu"))
+    again = TrialTrainer(trial, prepared, tmp_path / "run", Collect(), ProcessGroup(), torch.device("cpu"))
     again.train()
     assert len(read_reports(tmp_path / "run")) == 1, "a resumed trial finds its tokens, and that it has ended"
     folder = tmp_path / "model"

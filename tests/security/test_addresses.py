@@ -3,7 +3,6 @@
 import http.server
 import itertools
 import json
-import threading
 
 import pytest
 
@@ -14,6 +13,7 @@ from babeltune.errors import DataError, SpecError, TeacherError
 from babeltune.models.hub import model_folder
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.schema.cluster import read_cluster
+from served import answering
 
 
 @pytest.fixture
@@ -31,13 +31,8 @@ def server():
         def do_HEAD(self):
             self.do_GET()
 
-        def log_message(self, *_):
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        yield f"127.0.0.1:{server.server_port}", asked
-        server.shutdown()
+    with answering(Handler) as host:
+        yield host, asked
 
 
 ADDRESSES = [
@@ -60,19 +55,12 @@ def filled(template, host, tmp_path):
 
 
 HUB = "{name: s, format: hub, dataset: ., columns: {eng: eng, fra: fra}}"
+FILES = ("data.root", "data.train.0.path", "data.dev.0.source.path", "data.dev.1.path")
+MODELS = ("teacher.model", "student.model", "student.start", "student.embeddings_from")
 PLACES = {
-    "data.train.0.path": [],
-    "data.dev.0.source.path": [],
-    "data.dev.1.path": [],
+    **{key: [] for key in (*FILES, *MODELS, "parameters.student.model", "parameters.student.start")},
     "data.train.0.paths.fra": ["data.train=[{name: s, format: moses, paths: {eng: a, fra: b}}]"],
     "data.train.0.dataset": [f"data.train=[{HUB}]"],
-    "data.root": [],
-    "teacher.model": [],
-    "student.model": [],
-    "parameters.student.model": [],
-    "student.start": [],
-    "student.embeddings_from": [],
-    "parameters.student.start": [],
 }
 INSIDES = {
     "data.train.0.subset": [f"data.train=[{HUB}]"],
@@ -201,8 +189,8 @@ def test_sizes_that_are_no_numbers_are_one_line(text):
 
 
 @pytest.mark.parametrize("port", ["0", "65536", DIGITS, f"{DIGITS}/path"])
-def test_a_port_that_there_is_not_is_one_line(tmp_path, port):
+def test_a_port_that_there_is_not_is_one_line_and_shown_in_short(tmp_path, port):
     path = tmp_path / "c.yaml"
     path.write_text(f"address: http://head:{port}\n", encoding="utf-8")
-    with pytest.raises(SpecError, match=r"address: .*ports are 1 to 65535"):
+    with pytest.raises(SpecError, match=f"address: .* has port {port[:20]}, and ports are 1 to 65535"):
         read_cluster(path)

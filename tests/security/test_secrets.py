@@ -52,16 +52,8 @@ def server(loopback_only, tmp_path_factory):
     )
     (folder / "flask.py").write_text("raise SystemExit('the server has imported from where it was started')")
     _, environment = serve_command(f"sqlite:///{folder}/mlflow.db", folder / "artifacts", port)
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "mlflow",
-        "server",
-        "--app-name=basic-auth",
-        "--artifacts-destination",
-        (folder / "artifacts").as_uri(),
-    ]
+    command = [sys.executable, "-P", "-m", "mlflow", "server", "--app-name=basic-auth"]
+    command += ["--artifacts-destination", (folder / "artifacts").as_uri()]
     command += ["--host=127.0.0.1", f"--port={port}", "--workers=1"]
     command += [f"--uvicorn-opts=--app-dir {Path(os.__file__).parent}"]  # uvicorn looks where it was started, else
     environment |= {"MLFLOW_AUTH_ADMIN_USERNAME": "admin", "MLFLOW_AUTH_ADMIN_PASSWORD": PASSWORD}

@@ -207,9 +207,8 @@ def test_a_disk_that_changes_what_it_is_given_spoils_the_package_for_nobody_else
         path.write_bytes(path.read_bytes()[:-1] + b"?")
 
     monkeypatch.setattr(bad.store, "download", onto_a_bad_disk)
-    with pytest.raises(
-        ObjectStoreError, match=r"stores/tokens-1 is sound, but .* changes .*; check that disk"
-    ) as refused:
+    words = r"stores/tokens-1 is sound, but .* changes .*; check that disk"
+    with pytest.raises(ObjectStoreError, match=words) as refused:
         bad.pull_package("stores/tokens-1")
     assert is_local(refused.value.__cause__), "the node is left out, and fails no trial"
     assert third.pull_package("stores/tokens-1")

@@ -89,9 +89,8 @@ def test_a_server_that_stays_away_is_named_with_what_to_do(s3_bucket, s3):
     store = s3_bucket
     s3.door.shut()
     store.timeout = 0.5
-    with pytest.raises(
-        ObjectStoreError, match=rf"{store.uri} cannot be written at a \(.*; start it, or check its address"
-    ):
+    words = rf"{store.uri} cannot be written at a \(.*; start it, or check its address"
+    with pytest.raises(ObjectStoreError, match=words):
         store.write("a", b"1")
 
 
@@ -108,9 +107,8 @@ def test_a_bucket_that_is_not_there_and_credentials_that_are_missing_are_named(s
 def test_a_disk_of_this_machine_that_refuses_is_not_taken_for_the_store(s3_bucket):
     store = s3_bucket
     store.write("a", b"1")
-    with pytest.raises(
-        ObjectStoreError, match=r"cannot be read at a \(.*\); make room on this machine, and its folder wri"
-    ):
+    words = r"cannot be read at a \(.*\); make room on this machine, and its folder wri"
+    with pytest.raises(ObjectStoreError, match=words):
         store.download("a", Path("/sys/kernel/babeltune"))
 
 

@@ -1,10 +1,6 @@
 """MLflow's pages of a sweep as a person sees them: Debian's Chromium opens what `babeltune ui` links to."""
 
 import json
-import os
-import signal
-import subprocess
-from contextlib import contextmanager
 
 import pytest
 
@@ -13,13 +9,13 @@ from babeltune.schema.records import Objective, Point
 from babeltune.sweep.state.leaderboard import winner
 from babeltune.tracking import registry
 from babeltune.tracking.checkpoint_models import CheckpointModel
-from babeltune.tracking.mlflow_client import open_client, serve_command
+from babeltune.tracking.mlflow_client import open_client
 from babeltune.tracking.view import trials_page
 from benchmarks.event_log import EventLog
-from ports import free_port
 from registering import register
 from screens import kept, page_of
-from waiting import PATIENCE_S, wait_for_server, wait_until
+from served import tracking
+from waiting import PATIENCE_S, wait_until
 
 AIM = Objective(metric="dev/everyday/accuracy", goal="maximize")
 TRIALS = [
@@ -79,19 +75,9 @@ def logged(tmp_path_factory):
     return store, folder, [tracker.run_id(number) for number in range(4)]
 
 
-@contextmanager
 def served(store, folder, *page):
     """The address of an MLflow server on the store."""
-    port = free_port()
-    command, environment = serve_command(store, folder / "artifacts", port, *page)
-    with (folder / "server.log").open("wb") as log:
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
-    try:
-        wait_for_server(process, f"http://127.0.0.1:{port}", folder / "server.log")
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    return tracking(store, folder / "artifacts", folder, *page)
 
 
 @pytest.fixture(scope="module")
@@ -209,9 +195,7 @@ def test_a_sweeps_runs_show_states_and_its_description_leads_to_the_winner(comma
     (parent,) = client.search_runs([experiment], "tags.`babeltune.role` = 'sweep'")
     with served(cluster.mlflow, tmp_path) as address:
         file.write_text(f"storage: {cluster.storage}\nmlflow: {address}\n", encoding="utf-8")
-        code, out, err = command("ui", folder.id, "--cluster", file, "--no-open", "--json")
-        assert code == 0, err
-        page.goto(json.loads(out)["url"])
+        page.goto(command.document("ui", folder.id, "--cluster", file, "--no-open")["url"])
         page.get_by_role("link", name=best).wait_for()
         page.get_by_text("failed", exact=True).first.wait_for()
         kept(page, "sweep-runs")

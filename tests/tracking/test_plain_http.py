@@ -37,17 +37,10 @@ def test_a_token_and_a_password_in_the_address_are_warned_of_and_not_shown(monke
     assert "t0ken" not in words
 
 
-@pytest.mark.parametrize(
-    "uri",
-    [
-        "https://tracking.example.com",
-        "http://127.0.0.1:5000",
-        "http://[::1]:5000",
-        "http://localhost:5000",
-        "http://mlflow.localhost",
-        "sqlite:////tmp/mlflow.db",
-    ],
-)
+HERE = ["http://127.0.0.1:5000", "http://[::1]:5000", "http://localhost:5000", "http://mlflow.localhost"]
+
+
+@pytest.mark.parametrize("uri", ["https://tracking.example.com", *HERE, "sqlite:////tmp/mlflow.db"])
 def test_no_warning_where_the_password_stays_here_or_is_encrypted(password, uri):
     assert about_plain_http(uri) == ""
 
@@ -59,6 +52,5 @@ def test_no_warning_without_credentials():
 def test_a_client_warns_once(password, caplog):
     for _ in range(2):
         open_client("http://once.example.com")
-    assert [record.message for record in caplog.records if "unencrypted" in record.message] == [
-        about_plain_http("http://once.example.com")
-    ]
+    said = [record.message for record in caplog.records if "unencrypted" in record.message]
+    assert said == [about_plain_http("http://once.example.com")]

@@ -15,9 +15,8 @@ from kills import killed_at
 
 def report(index, value=0.5):
     points = (Point(step=index, time_ms=1, values={"train/loss": 1.0}),)
-    return Report(
-        index=index, step=index * 10, pairs=index * 80, seconds=1.0, metrics={"dev/x/accuracy": value}, points=points
-    )
+    counted = {"index": index, "step": index * 10, "pairs": index * 80, "seconds": 1.0}
+    return Report(**counted, metrics={"dev/x/accuracy": value}, points=points)
 
 
 def write(folder, index, value=0.5):
@@ -31,6 +30,9 @@ def test_a_checkpoint_comes_back_as_it_was_written(tmp_path):
     tensors, state = checkpoint.load_checkpoint(checkpoint.checkpoint_folder(tmp_path, 1))
     assert torch.equal(tensors["student"]["w"], torch.ones(3))
     assert state == {"step": 10}
+    files = sorted(path.name for path in checkpoint.checkpoint_folder(tmp_path, 1).iterdir())
+    assert files == ["manifest.json", "state.json", "student.safetensors"]
+    json.loads((checkpoint.checkpoint_folder(tmp_path, 1) / "manifest.json").read_text())
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o027])
@@ -134,10 +136,3 @@ def test_a_checkpoint_that_cannot_be_written_leaves_nothing_and_says_what_to_do(
     blocked.write_text("")
     with pytest.raises(StorageError, match=r"the storage refuses .* free space .*babeltune resume"):
         checkpoint.save_checkpoint(blocked / "000001", {"student": {"w": torch.ones(1)}}, {})
-
-
-def test_only_safetensors_and_json_are_written(tmp_path):
-    write(tmp_path, 1)
-    files = sorted(p.name for p in checkpoint.checkpoint_folder(tmp_path, 1).iterdir())
-    assert files == ["manifest.json", "state.json", "student.safetensors"]
-    json.loads((checkpoint.checkpoint_folder(tmp_path, 1) / "manifest.json").read_text())

@@ -18,6 +18,7 @@ from babeltune.products import linear
 from babeltune.sweep.driver.run import submit
 from babeltune.sweep.state.folder import RATES
 from babeltune.sweep.state.leaderboard import leaderboard
+from babeltune.train import Printer
 from babeltune.training.checkpoint import checkpoint_folder, load_checkpoint
 from babeltune.training.compute import Counter, Work, measured_rates, paid_for, work_of_a_pair
 from babeltune.training.trainer import train
@@ -36,11 +37,8 @@ def counted(work):
 def test_a_product_costs_two_operations_a_term_and_the_bytes_of_three_matrices():
     a, b = torch.randn(3, 5), torch.randn(5, 7)
     assert counted(lambda: a @ b) == Work(2 * 3 * 5 * 7, 4 * (15 + 35 + 21))
-
-
-def test_a_product_through_onednn_costs_what_torchs_costs():
     x, weight = torch.randn(160, 96), torch.randn(144, 96)
-    assert counted(lambda: linear(x, weight, None)) == counted(lambda: x @ weight.T)
+    assert counted(lambda: linear(x, weight, None)) == counted(lambda: x @ weight.T), "through oneDNN, too"
 
 
 def test_a_view_costs_nothing_and_a_row_costs_itself():
@@ -79,24 +77,11 @@ def test_counting_leaves_the_training_as_it_is(tiny, tmp_path):
     """Its student is thrown away, and it draws from no random state that the training reads."""
     trial = trial_of(tiny, pairs=320)
 
-    class Quiet:
-        def report(self, report):
-            return True
-
-        def stopped(self):
-            return False
-
     paid = replace(trial, training=replace(trial.training, compute=1.0))
     pairs = paid_for(paid, tiny[1], ProcessGroup(), CPU).training.pairs
-    train(
-        replace(paid, training=replace(paid.training, compute=320 / pairs)),
-        tiny[1],
-        tmp_path / "paid",
-        Quiet(),
-        ProcessGroup(),
-        CPU,
-    )
-    train(trial, tiny[1], tmp_path / "plain", Quiet(), ProcessGroup(), CPU)
+    paid = replace(paid, training=replace(paid.training, compute=320 / pairs))
+    for each, name in ((paid, "paid"), (trial, "plain")):
+        train(each, tiny[1], tmp_path / name, Printer(()), ProcessGroup(), CPU)
     one, other = (load_checkpoint(checkpoint_folder(tmp_path / name, 2))[0]["student"] for name in ("paid", "plain"))
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
@@ -110,9 +95,8 @@ def test_twice_the_compute_pays_for_twice_the_pairs(tiny):
 
 
 def test_compute_that_pays_for_too_little_says_how_much_is_enough(tiny):
-    with pytest.raises(
-        TrainingError, match=r"pays for \d+ pairs, and 2 reports of two steps need 128; give at least"
-    ) as e:
+    words = r"pays for \d+ pairs, and 2 reports of two steps need 128; give at least"
+    with pytest.raises(TrainingError, match=words) as e:
         paid_for(trial_of(tiny, compute=1e-3), tiny[1], ProcessGroup(), CPU)
     enough = float(str(e.value).rpartition(" ")[2])
     assert paid_for(trial_of(tiny, compute=1.1 * enough), tiny[1], ProcessGroup(), CPU).training.pairs >= 128
@@ -138,13 +122,9 @@ def test_the_rates_of_this_machine_are_within_reason(one_thread):
 
 def test_a_sweep_without_compute_keeps_its_id(tiny_file):
     sweep = read_sweep(tiny_file)
-    longer = read_sweep(tiny_file, assignments=["budget.unit=compute", "training.compute=5"])
+    five, six = (read_sweep(tiny_file, assignments=["budget.unit=compute", f"training.compute={n}"]) for n in (5, 6))
     assert '"compute"' in json.dumps(plain(sweep))
-    assert (
-        sweep_id(sweep)
-        != sweep_id(longer)
-        != sweep_id(read_sweep(tiny_file, assignments=["budget.unit=compute", "training.compute=6"]))
-    )
+    assert sweep_id(sweep) != sweep_id(five) != sweep_id(six)
 
 
 @pytest.mark.long
@@ -152,15 +132,9 @@ def test_a_sweep_without_compute_keeps_its_id(tiny_file):
 def test_a_sweep_gives_unlike_students_equal_compute_by_rates_that_it_measures_once(
     with_stores, tiny_file, tmp_path, monkeypatch
 ):
-    sweep = read_sweep(
-        tiny_file,
-        assignments=[
-            "budget={trials: 2, unit: compute}",
-            "training={compute: 0.4, reports: 2, global_batch: 32, learning_rate: 1e-3}",
-            "parameters={student.width: {choice: [16, 128]}}",
-            "sampler={kind: grid}",
-        ],
-    )
+    training = "training={compute: 0.4, reports: 2, global_batch: 32, learning_rate: 1e-3}"
+    grid = ["parameters={student.width: {choice: [16, 128]}}", "sampler={kind: grid}"]
+    sweep = read_sweep(tiny_file, assignments=["budget={trials: 2, unit: compute}", training, *grid])
     cluster = cluster_at(with_stores(tmp_path / "storage"))
     folder = submit(sweep, cluster)
     rates = folder.read(RATES)["rates"]

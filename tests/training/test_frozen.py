@@ -33,6 +33,7 @@ from babeltune.sweep.state.folder import SweepFolder
 from babeltune.training.build import make_method, make_student
 from babeltune.training.checkpoint import checkpoint_folder, load_checkpoint
 from babeltune.training.trainer import TrialTrainer
+from collecting import Collect
 from exports import load_export
 
 pytestmark = pytest.mark.usefixtures("one_thread", "offline")
@@ -78,20 +79,6 @@ def frozen(tmp_path_factory, tiny):
     (place / "frozen.yaml").write_text(FROZEN.replace("ROOT", str(place)), encoding="utf-8")
     sweep = read_sweep(place / "frozen.yaml")
     return sweep, prepare(sweep, place / "storage")
-
-
-class Collect:
-    """Says when to stop."""
-
-    def __init__(self, most):
-        self.reports, self.most = 0, most
-
-    def report(self, report):
-        self.reports += 1
-        return self.reports < self.most
-
-    def stopped(self):
-        return False
 
 
 def problems(sweep):
@@ -275,22 +262,16 @@ def test_layers_that_no_module_can_hold_are_refused(frozen, tmp_path, monkeypatc
 
 def test_a_student_that_nothing_trains_is_refused_and_foreign_languages_are_said(frozen):
     sweep, _ = frozen
-    for changed, problem in (
-        (replace(sweep, student=Transformer(layers=6)), "student.layers: 6: the encoder is the frozen teacher"),
-        (
-            replace(sweep, evaluation=replace(sweep.evaluation, prompt="query: ")),
-            "evaluation.prompt: 'query: ': the encoder is the frozen teacher",
-        ),
-        (
-            replace(sweep, training=replace(sweep.training, average=StartAverage())),
-            "training.average.kind: 'start': the encoder is the frozen teacher",
-        ),
-        (
-            replace(sweep, teacher=replace(sweep.teacher, precision="bf16")),
-            "teacher.precision: the exported model's encoder runs in fp32",
-        ),
+    frozen_encoder = "the encoder is the frozen teacher"
+    for section, changes, problem in (
+        ("student", {"layers": 6}, f"student.layers: 6: {frozen_encoder}"),
+        ("evaluation", {"prompt": "query: "}, f"evaluation.prompt: 'query: ': {frozen_encoder}"),
+        ("training", {"average": StartAverage()}, f"training.average.kind: 'start': {frozen_encoder}"),
+        ("teacher", {"precision": "bf16"}, "teacher.precision: the exported model's encoder runs in fp32"),
     ):
-        assert [line[: len(problem)] for line in problems(changed)] == [problem]
+        changed = Transformer(**changes) if section == "student" else replace(getattr(sweep, section), **changes)
+        found = problems(replace(sweep, **{section: changed}))
+        assert [line[: len(problem)] for line in found] == [problem]
     said = list(about_languages(sweep))
     assert len(said) == 1
     assert "is not said to know fra, kor" in said[0]

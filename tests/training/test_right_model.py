@@ -30,6 +30,7 @@ from babeltune.tracking.registry import Registered
 from babeltune.training.build import make_method, make_student
 from babeltune.training.dev_evaluation import dev_scores
 from babeltune.training.trainer import TrialTrainer
+from collecting import Collect
 from made_sweeps import log_trial
 
 pytestmark = pytest.mark.usefixtures("one_thread", "offline", "one_scoring_process")
@@ -60,16 +61,6 @@ scheduler: {kind: none}
 sampler: {kind: random}
 budget: {trials: 1, workers: 1}
 """
-
-
-class Collect:
-    """Takes every report."""
-
-    def report(self, report):
-        return True
-
-    def stopped(self):
-        return False
 
 
 @pytest.fixture(scope="module")
@@ -242,9 +233,8 @@ def test_a_champion_is_compared_on_the_teachers_right_side(laser, scoring_proces
     rescore = scoring_process()
     contested = weigh(laser, tmp_path, rescore, Champion("models:/a@champion", version, tmp_path / "untrained"))
     opened = len(read_openings(storage))
-    with pytest.raises(
-        TeacherError, match=r"^the champion models:/b@champion has vectors of 32 dim.* of 384.*one"
-    ) as e:
+    words = r"^the champion models:/b@champion has vectors of 32 dim.* of 384.*one"
+    with pytest.raises(TeacherError, match=words) as e:
         weigh(laser, tmp_path, rescore, Champion("models:/b@champion", version, tmp_path / "narrow"))
     assert "\n" not in str(e.value)
     (cell,) = contested.contest.cells

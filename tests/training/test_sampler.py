@@ -75,6 +75,8 @@ def test_a_resumed_trial_sees_the_remaining_stream_from_any_step():
     _, resumed = schedule([30, 50], pairs=300)
     for step in range(len(stream) - 1, len(stream) // 2, -1):
         assert np.array_equal(resumed.rows(step), stream[step])
+    _, other = schedule([30, 50], pairs=300, seed=4)
+    assert not np.array_equal(other.rows(0), stream[0]), "the seed decides the stream"
 
 
 def test_a_given_order_sorts_every_epoch_of_a_language_pair():
@@ -86,12 +88,6 @@ def test_a_given_order_sorts_every_epoch_of_a_language_pair():
     assert batches == {(1, 3, 2, 0), (6, 7, 4, 5)}
 
 
-def test_the_seed_decides_the_stream():
-    one, same, other = (schedule([60], pairs=60, seed=s)[1] for s in (1, 1, 2))
-    assert np.array_equal(one.rows(0), same.rows(0))
-    assert not np.array_equal(one.rows(0), other.rows(0))
-
-
 def test_a_high_sampling_temperature_evens_out_the_languages():
     def share(temperature):
         groups, plan = schedule([4000, 400], batch=4, pairs=8000, temperature=temperature)
@@ -101,17 +97,17 @@ def test_a_high_sampling_temperature_evens_out_the_languages():
     assert share(1e6) == pytest.approx(0.5, abs=0.03)
 
 
-def test_a_weight_decides_how_often_a_row_is_drawn():
-    weights = [3.0] * 50 + [1.0] * 50
-    _, plan = schedule([100], weights=weights, batch=10, pairs=8000)
+@pytest.mark.parametrize(
+    ("sizes", "weights", "pairs", "first", "share", "within"),
+    [
+        ([100], [3.0] * 50 + [1.0] * 50, 8000, 50, 0.75, 0.02),
+        ([100, 100], [9.0] * 100 + [1.0] * 100, 20_000, 100, 0.5, 0.03),
+    ],
+)
+def test_a_weight_decides_how_often_a_row_is_drawn_and_not_a_language_pair(sizes, weights, pairs, first, share, within):
+    _, plan = schedule(sizes, weights=weights, batch=10, pairs=pairs)
     rows = np.concatenate([plan.rows(step) for step in range(len(plan))])
-    assert np.mean(rows < 50) == pytest.approx(0.75, abs=0.02)
-
-
-def test_a_weight_does_not_decide_how_often_a_language_pair_is_drawn():
-    _, plan = schedule([100, 100], weights=[9.0] * 100 + [1.0] * 100, batch=10, pairs=20_000)
-    rows = np.concatenate([plan.rows(step) for step in range(len(plan))])
-    assert np.mean(rows < 100) == pytest.approx(0.5, abs=0.03)
+    assert np.mean(rows < first) == pytest.approx(share, abs=within)
 
 
 @pytest.mark.trap(3, 37)

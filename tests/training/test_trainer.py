@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import shutil
 import subprocess
 import sys
@@ -42,7 +41,9 @@ from babeltune.training.checkpoint import (
 )
 from babeltune.training.step import TrainStep, halvings_after, learning_rate_at
 from babeltune.training.trainer import TrialTrainer, train
+from collecting import Collect
 from every_method import SETTINGS, assignments
+from processes import ended
 from waiting import PATIENCE_S
 
 CPU = torch.device("cpu")
@@ -52,30 +53,6 @@ MATRYOSHKA = "training.matryoshka=[64, 16]"
 AVERAGE = "training.average={kind: ema, decay: 0.9, every: 3}"
 LAST = "training.average={kind: last, share: 0.7, every: 1}"
 FROZEN = ("bilingual_aligner", "dimension_reduction")  # methods on a frozen encoder, which train no student
-
-
-class Collect:
-    """Keeps reports, and says when to stop: after so many of them, or at a look between two.
-
-    `dies_at`: the process ends once so many checkpoints between two reports are on the disk."""
-
-    def __init__(self, most=100, stop_at=None, dies_at=None):
-        self.reports, self.most = [], most
-        self.looks, self.stop_at = 0, stop_at
-        self.checkpoints, self.dies_at = 0, dies_at
-
-    def report(self, report):
-        self.reports.append(plain(report))
-        return len(self.reports) < self.most
-
-    def stopped(self):
-        self.looks += 1
-        return self.looks == self.stop_at
-
-    def checkpoint_saved(self):
-        self.checkpoints += 1
-        if self.checkpoints == self.dies_at:
-            raise KeyboardInterrupt
 
 
 def test_a_point_is_the_mean_of_its_steps_and_the_least_of_what_is_named_so():
@@ -666,9 +643,8 @@ def test_a_rank_goes_on_from_what_rank_0_sees_or_not_at_all(tiny, tmp_path, monk
         TrialTrainer.see_the_same(rank)
         assert len(last_good(here)) == 2
     else:
-        with pytest.raises(
-            StorageError, match=r"^the storage shows rank 1 other checkpoints in .* than rank 0 for 1 s"
-        ):
+        words = r"^the storage shows rank 1 other checkpoints in .* than rank 0 for 1 s"
+        with pytest.raises(StorageError, match=words):
             TrialTrainer.see_the_same(rank)
 
 
@@ -687,19 +663,8 @@ def test_training_alone_writes_a_model_that_sentence_transformers_loads(tiny_fil
     model = tmp_path / "model"
     without_ray = "import runpy, sys; sys.modules['ray'] = None; "
     without_ray += "runpy.run_module('babeltune.train', run_name='__main__')"
-    command = [
-        sys.executable,
-        "-c",
-        without_ray,
-        str(tiny_file),
-        "--out",
-        str(tmp_path / "run"),
-        "--export",
-        str(model),
-        "--set",
-        "evaluation={prompt: 'query: '}",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=dict(os.environ))
+    options = ("--out", tmp_path / "run", "--export", model, "--set", "evaluation={prompt: 'query: '}")
+    done = ended(sys.executable, "-c", without_ray, tiny_file, *options)
     assert done.returncode == 0, done.stderr
     assert "dev/everyday/accuracy" in done.stdout
     from sentence_transformers import SentenceTransformer
@@ -713,9 +678,8 @@ def test_training_alone_writes_a_model_that_sentence_transformers_loads(tiny_fil
 @pytest.mark.slow
 def test_training_alone_refuses_a_folder_with_something_else_before_it_prepares(tiny_file, tmp_path):
     (tmp_path / "thesis.tex").write_text("mine")
-    with pytest.raises(
-        SpecError, match=r"--out .*: the folder is not empty and holds no run of this command"
-    ) as refused:
+    words = r"--out .*: the folder is not empty and holds no run of this command"
+    with pytest.raises(SpecError, match=words) as refused:
         alone.main([str(tiny_file), "--out", str(tmp_path)])
     assert refused.value.exit_code == 2
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]

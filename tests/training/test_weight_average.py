@@ -18,6 +18,7 @@ from babeltune.training.checkpoint import checkpoint_folder, load_checkpoint, re
 from babeltune.training.dev_evaluation import dev_scores
 from babeltune.training.trainer import train
 from babeltune.training.weight_average import WeightAverage
+from collecting import Collect
 
 pytestmark = pytest.mark.usefixtures("one_thread", "offline")
 
@@ -26,21 +27,6 @@ STATIC = "student={kind: static, width: 32, projection: teacher, vocabulary: 500
 EMA = "training.average={kind: ema, decay: 0.9, every: 2}"
 START = "training.average={kind: start, share: 0.3}"
 LAST = "training.average={kind: last, share: 0.4, every: 2}"
-
-
-class Collect:
-    """Keeps reports, and says when to stop: at the look of this number."""
-
-    def __init__(self, stop_at=None):
-        self.reports, self.looks, self.stop_at = [], 0, stop_at
-
-    def report(self, report):
-        self.reports.append(plain(report))
-        return True
-
-    def stopped(self):
-        self.looks += 1
-        return self.looks == self.stop_at
 
 
 @pytest.fixture

@@ -1,10 +1,7 @@
 """The whole filtering once, from noisy pairs to BLEU, with tiny models; and what the translation's loss counts."""
 
-import csv
 import json
 import math
-import sys
-from importlib import resources
 
 import pytest
 import sacrebleu
@@ -12,14 +9,10 @@ import torch
 
 from babeltune.apps.filtering import translate
 from babeltune.apps.filtering.translate import SMOOTHING, Recipe
-from babeltune.cli import main
-from babeltune.data.tokens import train_tokenizer
 from babeltune.errors import SpecError
 from babeltune.method.masked_lm import IGNORED
-from babeltune.models.build import build_student
-from babeltune.models.vocabulary import Vocabulary
-from babeltune.promotion.export import export
-from babeltune.schema.records import Transformer
+from corpora import bundled
+from small_models import exported_student
 
 pytestmark = pytest.mark.usefixtures("one_thread", "offline")
 TINY = Recipe(
@@ -30,19 +23,12 @@ TINY = Recipe(
 @pytest.fixture(scope="module")
 def sentences():
     """(French, English) of the bundled corpus."""
-    file = resources.files("babeltune.bundled").joinpath("natural_train.tsv")
-    rows = list(csv.DictReader(file.read_text(encoding="utf-8").splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE))
-    return [(row["fra"], row["eng"]) for row in rows[:60]]
+    return list(zip(*bundled(60, "fra", "eng").values(), strict=True))
 
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory, sentences):
-    place = tmp_path_factory.mktemp("model")
-    tokenizer = train_tokenizer([text for pair in sentences for text in pair], 200, folder=place / "tokenizer")
-    student = Transformer(layers=1, width=32, heads=2, feed_forward=64, max_tokens=40)
-    made = build_student(student, Vocabulary(200, 0), teacher_dim=None, seed=0)
-    export(made, tokenizer, student, place / "student")
-    return place / "student"
+    return exported_student(tmp_path_factory.mktemp("model"), [text for pair in sentences for text in pair], 200)
 
 
 def test_the_loss_is_smoothed_cross_entropy_without_padding():
@@ -85,7 +71,7 @@ def test_codes_of_a_model_from_scratch_are_refused(tmp_path):
 
 
 @pytest.mark.slow
-def test_filter_runs_from_noisy_pairs_to_bleu(encoder, sentences, tmp_path, monkeypatch, capsys):
+def test_filter_runs_from_noisy_pairs_to_bleu(encoder, sentences, tmp_path, monkeypatch, command):
     noisy = [*sentences[:40], *sentences[:2], *[(eng, eng) for _, eng in sentences[40:44]]]
     (tmp_path / "pairs.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in noisy) + "broken\n", encoding="utf-8")
     (tmp_path / "test.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in sentences[36:46]), encoding="utf-8")
@@ -94,12 +80,7 @@ def test_filter_runs_from_noisy_pairs_to_bleu(encoder, sentences, tmp_path, monk
     tiny = "--steps 6 --batch 8 --beams 1 --layers 1 --width 16 --vocabulary 120"
 
     def run(*arguments):
-        monkeypatch.setattr(
-            sys, "argv", ["babeltune", "filter", "pairs.tsv", str(encoder), *" ".join(arguments).split()]
-        )
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return ended.value.code or 0, *capsys.readouterr()
+        return command("filter", "pairs.tsv", encoder, *" ".join(arguments).split())
 
     code, printed, err = run(options, tiny, "--train scratch --test test.tsv --out made --json")
     assert code == 0, err

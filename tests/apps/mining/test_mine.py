@@ -1,7 +1,6 @@
 """From text files to pairs: broken lines, repeats, interruptions, indices and clusters."""
 
 import bz2
-import csv
 import functools
 import gzip
 import hashlib
@@ -13,7 +12,6 @@ import os
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 from xml.sax.saxutils import escape
 
@@ -31,15 +29,12 @@ from babeltune.apps.mining.resumable_search import ResumableSearch
 from babeltune.apps.mining.sentences import LONGEST, read_pairs, read_sentences
 from babeltune.apps.mining.vectors import Model, embed, model_at
 from babeltune.data.stored_arrays import open_matrix
-from babeltune.data.tokens import train_tokenizer
 from babeltune.errors import DataError, SpecError
 from babeltune.files import json_text, plain
-from babeltune.models.build import build_student
-from babeltune.models.vocabulary import Vocabulary
-from babeltune.promotion.export import export
 from babeltune.schema.cluster import Cluster
-from babeltune.schema.records import Transformer
+from corpora import bundled
 from searches import both_ways
+from small_models import exported_student
 from waiting import PATIENCE_S, wait_until
 from workbooks import xlsx
 
@@ -86,13 +81,8 @@ def toy(storage, progress=lambda *_: None):
 
 def run(tmp_path, source, target, **settings):
     noted = []
-    done = mine.mine(
-        source,
-        target,
-        tmp_path / "out.tsv",
-        mine.Settings(**settings),
-        toy(tmp_path / "storage", lambda *a: noted.append(a)),
-    )
+    encoding = toy(tmp_path / "storage", lambda *a: noted.append(a))
+    done = mine.mine(source, target, tmp_path / "out.tsv", mine.Settings(**settings), encoding)
     return done, [line.split("\t") for line in (tmp_path / "out.tsv").read_text("utf-8").splitlines()], noted
 
 
@@ -345,6 +335,7 @@ def test_known_pairs_are_found_best_first_whatever_surrounds_them(encoded, tmp_p
     assert done.source.repeated == 5
     assert done.source.broken == {"not UTF-8": 1}
     assert not list(mine.warnings_about(done))
+    assert json.loads(json_text(done)) == json.loads(json.dumps(plain(done)))
     assert ("encoding sources", 40, 40) in noted
     assert noted[-1] == ("searching", 40 * 50, 40 * 50)
     assert [path.name for path in (tmp_path / "storage").iterdir()] == ["vectors"], "no text is left behind"
@@ -406,11 +397,10 @@ def test_the_same_text_on_both_sides_is_refused_and_few_sentences_are_said(encod
 
 
 def test_a_ratio_around_cosines_that_are_not_positive_is_warned_of(encoded, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        Model,
-        "encode",
-        lambda self, texts: np.array([[1, 0.1 * len(t)] if "a" in t else [-1, 0] for t in texts], np.float32),
-    )
+    def encode(self, texts):
+        return np.array([[1, 0.1 * len(text)] if "a" in text else [-1, 0] for text in texts], np.float32)
+
+    monkeypatch.setattr(Model, "encode", encode)
     source, target = write(tmp_path / "s.txt", ["a", "aa"]), write(tmp_path / "t.txt", ["b", "bb"])
     done, _, _ = run(tmp_path, source, target, k=1)
     assert any("--margin distance" in words for words in mine.warnings_about(done))
@@ -430,15 +420,13 @@ def test_scores_of_given_pairs_stand_in_order_and_are_those_of_mining(encoded, t
     text = sentences(20)
     source, target = write(tmp_path / "s.txt", text), write(tmp_path / "t.txt", [line.upper() for line in text])
     _, mined, _ = run(tmp_path, source, target)
-    pairs = write(
-        tmp_path / "p.tsv", [*(f"{line}\t{line.upper()}" for line in text), "", f"{text[0]}\t{text[1].upper()}"]
-    )
+    lines = [*(f"{line}\t{line.upper()}" for line in text), "", f"{text[0]}\t{text[1].upper()}"]
+    pairs = write(tmp_path / "p.tsv", lines)
     done = mine.score(pairs, tmp_path / "o.tsv", mine.Settings(), toy(tmp_path / "storage"))
     rows = [line.split("\t") for line in (tmp_path / "o.tsv").read_text().splitlines()]
     assert [row[1:] for row in rows[:20]] == [[line, line.upper()] for line in text]
-    assert {tuple(row[1:]): float(row[0]) for row in mined} == pytest.approx(
-        {tuple(row[1:]): float(row[0]) for row in rows[:20]}, abs=2e-6
-    )
+    of_mining, of_scoring = ({tuple(row[1:]): float(row[0]) for row in each} for each in (mined, rows[:20]))
+    assert of_mining == pytest.approx(of_scoring, abs=2e-6)
     assert float(rows[20][0]) < min(float(row[0]) for row in rows[:20]), "a wrong pair scores lower"
     assert (done.pairs, done.lines.broken) == (21, {"column count": 1})
 
@@ -593,26 +581,17 @@ def test_blocks_on_a_cluster_give_the_neighbours_of_one_process_also_resumed(
 @pytest.mark.usefixtures("offline")
 def test_a_cluster_mines_the_file_that_one_process_mines(ray_cluster, tmp_path, monkeypatch):
     """Its workers encode three shards a side with a real model, and search nine blocks."""
-    bundled = resources.files("babeltune.bundled").joinpath("natural_dev.tsv").read_text(encoding="utf-8")
-    rows = list(csv.DictReader(bundled.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE))[:40]
-    sides = [[row[code] for row in rows] for code in ("fra", "eng")]
+    sides = list(bundled(40, "fra", "eng", name="natural_dev").values())
     given = [write(tmp_path / f"{number}.txt", side) for number, side in enumerate(sides)]
-    tokenizer = train_tokenizer([*sides[0], *sides[1]], 300, folder=tmp_path / "tokenizer")
-    student = Transformer(layers=1, width=32, heads=2, feed_forward=64, max_tokens=32)
-    made = build_student(student, Vocabulary(300, 0), teacher_dim=None, seed=0)
-    export(made, tokenizer, student, tmp_path / "model")
-    model, settings = model_at(str(tmp_path / "model")), mine.Settings(margin="distance")
+    folder = exported_student(tmp_path, [*sides[0], *sides[1]], 300, max_tokens=32)
+    model, settings = model_at(str(folder)), mine.Settings(margin="distance")
     monkeypatch.setattr(vectors, "SHARD", 16)
     monkeypatch.setattr(mine, "ResumableSearch", functools.partial(ResumableSearch, size=(16, 16)))
 
     def mined(name, cluster):
         noted = []
-        encoding = mine.Encoding(
-            models=(model, model),
-            storage=tmp_path / f"{name}.storage",
-            progress=lambda *a: noted.append(a),
-            cluster=cluster,
-        )
+        more = {"progress": lambda *a: noted.append(a), "cluster": cluster}
+        encoding = mine.Encoding(models=(model, model), storage=tmp_path / f"{name}.storage", **more)
         done = mine.mine(*given, tmp_path / name, settings, encoding)
         assert noted[-1] == ("searching", done.source.kept * done.target.kept, noted[-1][2])
         assert [what for what, _, _ in noted].count("searching") == 9
@@ -623,9 +602,3 @@ def test_a_cluster_mines_the_file_that_one_process_mines(ray_cluster, tmp_path, 
     there = mined("there.tsv", Cluster(address=address, storage=str(tmp_path / "cluster"), worker_groups=1))
     assert there == here
     assert here[0].pairs == len(here[1].splitlines()) > 10
-
-
-def test_the_summary_is_json(encoded, tmp_path):
-    text = sentences(9)
-    done, _, _ = run(tmp_path, write(tmp_path / "s", text), write(tmp_path / "t", [line.upper() for line in text]))
-    assert json.loads(json_text(done)) == json.loads(json.dumps(plain(done)))

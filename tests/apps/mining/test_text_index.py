@@ -9,17 +9,14 @@ import faiss
 import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.models import Normalize, StaticEmbedding
-from tokenizers import Tokenizer
 
 from babeltune.apps.mining import text_index
 from babeltune.apps.mining.mine import Encoding
 from babeltune.apps.mining.text_index import build_index, check_fit, nearest_texts, open_index
 from babeltune.apps.mining.vectors import model_at
-from babeltune.data.teacher import teacher_folder
 from babeltune.errors import DataError, MisfitError, SpecError
 from babeltune.promotion.canary import SPACE
-from babeltune.schema.records import Teacher
+from small_models import bundled_tokenizer, static_model
 
 COUNT = 400
 
@@ -27,15 +24,14 @@ COUNT = 400
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     """Folders of static models: `old`; `turned`, the same in other axes with some noise; `short` of three numbers."""
-    tokenizer = Tokenizer.from_file(str(teacher_folder(Teacher()) / "tokenizer.json"))
+    tokenizer = bundled_tokenizer()
     random = np.random.default_rng(0)
     old = random.standard_normal((tokenizer.get_vocab_size(), 24)).astype(np.float32)
     old[tokenizer.token_to_id("zzz") or tokenizer.token_to_id("z")] = 0
     turned = old @ np.linalg.qr(random.standard_normal((24, 24)))[0] + 0.2 * random.standard_normal(old.shape)
     place = tmp_path_factory.mktemp("models")
-    for name, rows in (("old", old), ("turned", turned.astype(np.float32)), ("short", old[:, :3].copy())):
-        model = SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_weights=rows), Normalize()])
-        model.save(str(place / name))
+    for name, rows in (("old", old), ("turned", turned), ("short", old[:, :3].copy())):
+        static_model(place / name, rows)
     return place
 
 
@@ -97,26 +93,21 @@ def test_the_commands_read_packed_tables_and_count_a_text_once(command, models, 
     assert (done["rows"], done["zero_vectors"], done["dim"]) == (52, 1, 24)
     assert [each["kept"] for each in done["lines"]] == [51, 2]
     assert "a zero vector, which has no cosine with any other: 1 text" in words
-    code, said, words = command("search", out, "only here", "--top", "2", "--json")
-    assert code == 0, words
-    first, second = json.loads(said)["texts"]
+    first, second = command.document("search", out, "only here", "--top", "2")["texts"]
     assert (first["text"], first["file"]) == ("only here", str(tmp_path / "more.tsv"))
     assert first["score"] == pytest.approx(1, abs=1e-5)
     assert second["score"] < 0.99
-    code, said, _ = command("search", out, "an extra text", "--top", "1")
-    assert code == 0
+    said = command.prints("search", out, "an extra text", "--top", "1")
     assert "an extra text" in said
     assert "b.tsv.gz" in said
     assert command("index", models / "old", place / "a.txt", "--out", out)[0] == 2, "the folder is there"
-    code, _, words = command("search", out, "z")
-    assert (code, "the model knows no word of it" in words) == (2, True)
+    assert "the model knows no word of it" in command.refuses("search", out, "z")
 
 
 def test_another_model_is_refused_in_one_line_that_names_the_adapter(command, built, models, tmp_path, monkeypatch):
     monkeypatch.setenv("BABELTUNE_HOME", str(tmp_path / "home"))
     folder = built()
-    code, _, words = command("search", folder, "a boat", "--model", models / "turned")
-    assert code == 3
+    words = command.refuses("search", folder, "a boat", "--model", models / "turned", code=3)
     (line,) = words.strip().splitlines()[-1:]
     assert f"babeltune adapter {models / 'old'} {models / 'turned'} --out NEW" in line
     assert "the least cosine of the canary sentences is" in line
@@ -141,13 +132,11 @@ def test_an_adapter_searches_the_index_of_the_old_model(command, built, models, 
     _, sweep, cluster = copied
     monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
     folder = built()
-    code, said, words = command(
+    command.prints(
         "adapter", models / "old", models / "turned", "--sweep", sweep.id, "--least", 0, "--out", tmp_path / "adapted"
     )
-    assert code == 0, said + words
     query = files[1][7]
-    code, said, words = command("search", folder, query, "--model", tmp_path / "adapted", "--json", "--top", 3)
-    assert code == 0, words
+    said = command.prints("search", folder, query, "--model", tmp_path / "adapted", "--json", "--top", 3)
     assert json.loads(said)["by_adapter"]
     first = json.loads(said)["texts"][0]
     assert first["text"] == query
@@ -172,11 +161,9 @@ def test_empty_files_and_unknown_columns_are_refused(command, files, models, tmp
     (tmp_path / "empty.txt").write_bytes(b"")
     (tmp_path / "blank.txt").write_text("\n \n")
     for name, model in (("empty.txt", "no/model"), ("blank.txt", models / "old")):
-        code, _, words = command("index", model, tmp_path / name, "--out", tmp_path / "index")
-        assert code == 2
+        words = command.refuses("index", model, tmp_path / name, "--out", tmp_path / "index")
         assert "holds nothing to encode" in words
-    code, _, words = command("index", "no/model", files[0] / "b.tsv.gz", "--column", "nobody", "--out", tmp_path / "i")
-    assert code == 2
+    words = command.refuses("index", "no/model", files[0] / "b.tsv.gz", "--column", "nobody", "--out", tmp_path / "i")
     assert "nobody" in words
     assert command("search", tmp_path, " ")[0] == 2
     assert not (tmp_path / "index").exists()

@@ -177,21 +177,18 @@ def test_neighbours_nearer_than_rounding_are_ordered_exactly():
     assert torch.equal(found.index, by_loops(y[:20], y, 4))
 
 
-def test_equal_to_the_neighbours_in_memory_of_evaluation():
-    x, y = vectors(300, 32, 5), vectors(500, 32, 6)
-    found = both_ways(x, y, 4)
-    expected = match(x, y, 4)
+def same(found, expected):
+    """The neighbours are the same in both directions, and the forward cosines close."""
     assert torch.equal(found.forward.index, expected.forward.index)
-    assert torch.allclose(found.forward.cosine, expected.forward.cosine, atol=1e-6)
     assert torch.equal(found.backward.index, expected.backward.index)
+    assert torch.allclose(found.forward.cosine, expected.forward.cosine, atol=1e-6)
 
 
-def test_bf16_tiles_with_exact_scores_find_the_same_neighbours():
+def test_neighbours_are_those_in_memory_of_evaluation_and_of_bf16_tiles_with_exact_scores():
+    x, y = vectors(300, 32, 5), vectors(500, 32, 6)
+    same(both_ways(x, y, 4), match(x, y, 4))
     x, y = vectors(200, 128, 7), vectors(900, 128, 8)
-    half, full = both_ways(x, y, 4, precision="bf16"), both_ways(x, y, 4)
-    assert torch.equal(half.forward.index, full.forward.index)
-    assert torch.equal(half.backward.index, full.backward.index)
-    assert torch.allclose(half.forward.cosine, full.forward.cosine, atol=1e-6)
+    same(both_ways(x, y, 4, precision="bf16"), both_ways(x, y, 4))
 
 
 @pytest.mark.parametrize("noise", [0.02, 1.0])

@@ -1,24 +1,18 @@
 """A first row that names columns is a header, and one that looks like the rows below it is text."""
 
-import csv
 import random
 import re
-from pathlib import Path
 
 import pytest
 
-import babeltune
 from babeltune.apps.own_files.headers import SURE, header_evidence
 from babeltune.apps.own_files.languages import codes_in
-
-BUNDLED = Path(babeltune.__file__).parent / "bundled" / "natural_train.tsv"
+from corpora import bundled
 
 
 @pytest.fixture(scope="module")
 def text():
-    with BUNDLED.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))[:150]
-    return {language: [row[language] for row in rows] for language in ("eng", "fra", "rus", "kor")}
+    return bundled(150, "eng", "fra", "rus", "kor")
 
 
 def bare(sentence):
@@ -76,26 +70,19 @@ def test_a_first_row_of_text_is_never_eaten(text, language):
             assert not header_evidence([first, *others]).header, (name, first)
 
 
-@pytest.mark.parametrize(
-    "first", [("Hi.", "Salut."), ("Go!", "Va !"), ("He's 5.", "Il a 5 ans."), ("2019", "2019 bis")]
-)
-def test_the_short_first_row_of_a_list_of_sentences_is_text(text, first):
+BY_CHANCE = [("hi", "salut"), ("no", "non"), ("go", "va"), ("it is", "c'est ça")]  # codes of languages among them
+SHORT = [("Hi.", "Salut."), ("Go!", "Va !"), ("He's 5.", "Il a 5 ans."), ("2019", "2019 bis")]
+GUESSES = [("Hello", "Bonjour"), ("Thank you", "Merci"), ("The Little Prince", "Le Petit Prince")]
+
+
+@pytest.mark.parametrize("first", [*SHORT, *GUESSES, *BY_CHANCE])
+def test_a_short_first_row_is_text_and_without_an_end_a_guess(text, first):
     rows = list(zip(text["eng"], text["fra"], strict=True))
-    assert not header_evidence([first, *rows]).header
-
-
-@pytest.mark.parametrize(
-    "first", [("Hello", "Bonjour"), ("Thank you", "Merci"), ("The Little Prince", "Le Petit Prince")]
-)
-def test_a_first_row_that_is_only_short_and_has_no_end_is_a_guess(text, first):
-    found = header_evidence([first, *zip(text["eng"], text["fra"], strict=True)])
-    assert (found.header, found.sure) == (True, False)
-
-
-@pytest.mark.parametrize("first", [("hi", "salut"), ("no", "non"), ("go", "va"), ("it is", "c'est ça")])
-def test_short_words_that_are_codes_by_chance_are_text(text, first):
-    rows = [(bare(a).lower(), bare(b).lower()) for a, b in zip(text["eng"], text["fra"], strict=True)]
-    assert not header_evidence([first, *rows]).header
+    found = header_evidence(
+        [first, *([(bare(a).lower(), bare(b).lower()) for a, b in rows] if first in BY_CHANCE else rows)]
+    )
+    assert found.header == (first in GUESSES)
+    assert not (found.header and found.sure)
 
 
 def test_a_first_row_like_all_others_is_text_although_its_words_name_columns():

@@ -9,7 +9,6 @@ import lzma
 import os
 import shutil
 import zipfile
-from pathlib import Path
 from xml.sax.saxutils import escape
 
 import datasets
@@ -17,7 +16,6 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
-import babeltune
 from babeltune.apps.own_files.init import InitOptions, init
 from babeltune.apps.own_files.languages import alpha3, code_in
 from babeltune.apps.own_files.proposal import Machine
@@ -30,18 +28,16 @@ from babeltune.errors import BabeltuneError, DataError
 from babeltune.planning.space import make_trial
 from babeltune.planning.sweep_file import data_root, read_sweep
 from babeltune.schema.json_schema import json_schema
+from corpora import bundled
 from workbooks import xlsx
 
-BUNDLED = Path(babeltune.__file__).parent / "bundled" / "natural_train.tsv"
 ROWS = 240
 
 
 @pytest.fixture(scope="module")
 def text():
     """Real sentences: language -> column."""
-    with BUNDLED.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))[:ROWS]
-    return {language: [row[language] for row in rows] for language in ("eng", "fra", "rus", "kor")}
+    return bundled(ROWS, "eng", "fra", "rus", "kor")
 
 
 @pytest.fixture
@@ -182,16 +178,12 @@ def test_the_student_is_a_transformer_where_there_is_a_gpu(make, text, monkeypat
 def test_the_same_files_give_the_same_splits(make, text, tmp_path):
     put(make.folder / "a.tsv", [("fra", "eng"), *pairs(text, "fra", "eng")])
     make("a.tsv")
+    assert [path.name for path in make.folder.iterdir()] == ["a.tsv"], "nothing is written where the user's files are"
     again = init([str(make.folder / "a.tsv")], InitOptions(out=tmp_path / "second.yaml"))
+    assert f"`babeltune plan {again.path}" in again.path.read_text(encoding="utf-8")
     for path in (tmp_path / "own_data").iterdir():
         assert path.read_bytes() == (tmp_path / "second_data" / path.name).read_bytes()
     assert again.splits["fra-eng"]["test"] >= 20
-
-
-def test_nothing_is_written_where_the_users_files_are(make, text):
-    put(make.folder / "a.tsv", [("fra", "eng"), *pairs(text, "fra", "eng")])
-    make("a.tsv")
-    assert [path.name for path in make.folder.iterdir()] == ["a.tsv"]
 
 
 def jsonl(folder, rows):
@@ -250,12 +242,10 @@ def test_text_that_is_not_aligned_gives_the_commands_that_mine_pairs(make, text,
     made = make("fr.txt", "en.txt", teacher="my/model")
     assert made.kind == "mining"
     assert not (tmp_path / "own.yaml").exists()
-    commands = made.path.read_text(encoding="utf-8").splitlines()[-2:]
-    assert commands[0].startswith(f"babeltune mine {make.folder / 'fr.txt'} {make.folder / 'en.txt'} my/model --out ")
-    assert (
-        commands[1]
-        == f"babeltune init {tmp_path / 'own_mined_1.tsv'} --out {tmp_path / 'own.yaml'} --columns fra=1,eng=2"
-    )
+    mine, init_again = made.path.read_text(encoding="utf-8").splitlines()[-2:]
+    assert mine.startswith(f"babeltune mine {make.folder / 'fr.txt'} {make.folder / 'en.txt'} my/model --out ")
+    mined = f"babeltune init {tmp_path / 'own_mined_1.tsv'} --out {tmp_path / 'own.yaml'} --columns fra=1,eng=2"
+    assert init_again == mined
 
 
 def test_pairs_that_were_mined_are_read_with_the_columns_that_the_recipe_names(make, text):
@@ -263,12 +253,27 @@ def test_pairs_that_were_mined_are_read_with_the_columns_that_the_recipe_names(m
     assert make("m.tsv", columns={"fra": "1", "eng": "2"}).splits["fra-eng"]["train"] > 100
 
 
+@pytest.mark.parametrize(
+    ("first", "columns", "rows", "broken"),
+    [
+        pytest.param(("Oui.", "Yes."), {}, ROWS + 1, 0, id="short words are no header"),
+        pytest.param(("French text", "English text"), {"fra": "0", "eng": "1"}, ROWS, 0, id="a number names a column"),
+        pytest.param(("x" * 400_000,), {}, ROWS, 1, id="a huge broken line is one counted row"),
+    ],
+)
+def test_a_first_row_is_a_header_or_text_or_broken(make, text, first, columns, rows, broken):
+    put(make.folder / "a.tsv", [first, *pairs(text, "fra", "eng")])
+    file = make("a.tsv", columns=columns).files[0]
+    assert (file.rows, sum(file.left_out.values())) == (rows, broken)
+
+
 def test_quotation_marks_that_are_text_lose_no_row(make, text):
-    rows = [
-        (f'"{fra}', f'{eng} "so') if i % 9 == 0 else (fra, eng)
-        for i, (fra, eng) in enumerate(pairs(text, "fra", "eng"))
-    ]
-    put(make.folder / "a.txt", rows, "|")
+    rows = pairs(text, "fra", "eng")
+    put(
+        make.folder / "a.txt",
+        [(f'"{row[0]}', f'{row[1]} "so') if i % 9 == 0 else row for i, row in enumerate(rows)],
+        "|",
+    )
     made = make("a.txt")
     assert (made.files[0].rows, made.files[0].left_out) == (ROWS, {})
 
@@ -279,10 +284,24 @@ def test_a_language_that_nobody_can_tell_has_the_name_of_its_column(make, text):
     assert set(make("a.tsv").splits) == {"dtp-eng"}
 
 
-@pytest.mark.parametrize("names", [("src", "tgt"), ("tgt", "src"), ("in", "out"), ("que", "ans")])
-def test_words_over_columns_that_are_codes_by_chance_name_no_language(make, text, names):
-    put(make.folder / "a.tsv", [names, *pairs(text, "fra", "eng")])
-    assert make("a.tsv").files[0].columns == dict(zip(("fra", "eng"), names, strict=True))
+def numbered(text, first, second, *words):
+    return [(*(word.format(i) for word in words), *row) for i, row in enumerate(pairs(text, first, second))]
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns"),
+    [
+        *((lambda text, names=names: [names, *pairs(text, "fra", "eng")], {"fra": names[0], "eng": names[1]})
+          for names in (("src", "tgt"), ("tgt", "src"), ("in", "out"), ("que", "ans"))),
+        (lambda text: numbered(text, "rus", "eng", "0.{}", "https://a.b/{}"), {"rus": "2", "eng": "3"}),
+        (lambda text: [("id", "fra", "eng"), *numbered(text, "fra", "eng", "news-test2008:{}")],
+         {"fra": "fra", "eng": "eng"}),
+    ],
+    ids=["src", "tgt", "in", "que", "score and address", "ids"],
+)  # fmt: skip
+def test_languages_are_found_whatever_is_over_or_beside_their_columns(make, text, rows, columns):
+    put(make.folder / "a.tsv", rows(text))
+    assert make("a.tsv").files[0].columns == columns
 
 
 def test_aligned_files_that_end_in_src_and_tgt_are_in_the_languages_of_their_text(make, text):
@@ -291,30 +310,12 @@ def test_aligned_files_that_end_in_src_and_tgt_are_in_the_languages_of_their_tex
     assert set(make("train.src", "train.tgt").splits) == {"fra-eng"}
 
 
-def test_a_score_and_an_address_are_no_languages(make, text):
-    rows = [(f"0.{i}", f"https://a.b/{i}", *row) for i, row in enumerate(pairs(text, "rus", "eng"))]
-    put(make.folder / "m.tsv", rows)
-    assert make("m.tsv").files[0].columns == {"rus": "2", "eng": "3"}
-
-
-def test_a_column_of_ids_is_left_out_whatever_is_in_them(make, text):
-    rows = [(f"news-test2008:{i}", *row) for i, row in enumerate(pairs(text, "fra", "eng"))]
-    put(make.folder / "a.tsv", [("id", "fra", "eng"), *rows])
-    assert make("a.tsv").files[0].columns == {"fra": "fra", "eng": "eng"}
-
-
 def test_a_column_in_no_one_language_beside_two_others_is_left_out_with_a_note(make, text):
     short = [text[("eng", "fra", "rus")[i // 40 % 3]][i][:20] for i in range(ROWS)]
     put(make.folder / "a.tsv", [("note", "fra", "eng"), *zip(short, text["fra"], text["eng"], strict=True)])
     made = make("a.tsv")
     assert made.files[0].columns == {"fra": "fra", "eng": "eng"}
     assert any("column 'note' is in no one language" in note and "--columns" in note for note in made.notes)
-
-
-def test_a_folder_without_files_is_named(make):
-    (make.folder / "empty").mkdir()
-    with pytest.raises(BabeltuneError, match="empty is a folder without files; name files"):
-        make("empty")
 
 
 def test_a_column_whose_name_is_another_language_is_named(make, text):
@@ -339,12 +340,6 @@ def test_bytes_are_text_if_they_are_utf_8_and_else_are_named(make, text):
     assert ["image left out" in note for note in made.notes] == [True]
 
 
-def test_a_parquet_file_without_rows_says_so(make):
-    parquet.write_table(pa.table({"fr": pa.array([], pa.string())}), make.folder / "a.parquet")
-    with pytest.raises(DataError, match="has the columns fr and no rows"):
-        make("a.parquet")
-
-
 def test_a_first_line_that_names_the_delimiter_is_no_row(make, text, tmp_path):
     rows = [[field.replace(";", ",") for field in row] for row in pairs(text, "fra", "eng")]
     put(make.folder / "a.csv", [("sep=;",), ("fr", "en"), *rows], ";")
@@ -360,15 +355,21 @@ def test_the_name_of_a_sheet_may_hold_brackets(make, text, sheet):
     assert make(f"a[b].xlsx[{sheet}]").files[0].rows == ROWS
 
 
-def test_a_workbook_without_cells_says_so(make):
+def test_files_without_text_and_names_of_no_file_say_so(make, text):
+    (make.folder / "empty").mkdir()
+    parquet.write_table(pa.table({"fr": pa.array([], pa.string())}), make.folder / "a.parquet")
     xlsx(make.folder / "a.xlsx", Sheet1=[])
-    with pytest.raises(DataError, match="has no cells; name a workbook with text"):
-        make("a.xlsx")
-
-
-def test_a_first_row_of_short_words_is_no_header(make, text):
-    put(make.folder / "a.tsv", [("Oui.", "Yes."), *pairs(text, "fra", "eng")])
-    assert make("a.tsv").files[0].rows == ROWS + 1
+    put(make.folder / "news.tsv", pairs(text, "fra", "eng"))
+    for name, words in (
+        ("empty", "empty is a folder without files; name files"),
+        ("a.parquet", "has the columns fr and no rows"),
+        ("a.xlsx", "has no cells; name a workbook with text"),
+        ("new.tsv", r"did you mean 'news\.tsv'"),
+    ):
+        with pytest.raises(BabeltuneError, match=words):
+            make(name)
+    with pytest.raises(BabeltuneError, match=r"'' is no file's name"):
+        init([""], InitOptions(out=make.folder / "own.yaml"))
 
 
 @pytest.mark.parametrize(
@@ -399,17 +400,6 @@ def test_what_cannot_be_used_is_one_line_with_a_next_step(name, content, words, 
     assert not (tmp_path / "own_data").exists()
 
 
-def test_an_empty_name_is_no_folder(tmp_path):
-    with pytest.raises(BabeltuneError, match=r"'' is no file's name"):
-        init([""], InitOptions(out=tmp_path / "own.yaml"))
-
-
-def test_a_missing_file_names_the_nearest(make, text):
-    put(make.folder / "news.tsv", pairs(text, "fra", "eng"))
-    with pytest.raises(BabeltuneError, match=r"did you mean 'news\.tsv'"):
-        make("new.tsv")
-
-
 def test_a_data_set_that_is_neither_saved_nor_cached_is_one_line(make, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(BabeltuneError, match=r"data set 'nobody/nothing'.*cannot be loaded") as caught:
@@ -417,28 +407,34 @@ def test_a_data_set_that_is_neither_saved_nor_cached_is_one_line(make, tmp_path,
     assert caught.value.exit_code == 2
 
 
-def test_a_table_with_one_language_says_how_to_name_another(make, text):
-    put(make.folder / "a.tsv", [(i, fra) for i, fra in enumerate(text["fra"])])
-    with pytest.raises(BabeltuneError, match="--columns fra=COLUMN,eng=COLUMN"):
-        make("a.tsv")
+def tagged(text):
+    """Twenty rows whose tags say that both sides are English, and then all others."""
+    odd = [(eng, f"{eng} {eng}", "en", "en") for eng in text["eng"][:20]]
+    return [("a", "b", "lang1", "lang2"), *odd, *((fra, eng, "fr", "en") for fra, eng in pairs(text, "fra", "eng"))]
 
 
-def test_a_column_that_is_not_there_is_named_with_those_that_are(make, text):
-    put(make.folder / "a.tsv", [("french", "english"), *pairs(text, "fra", "eng")])
-    with pytest.raises(BabeltuneError, match=r"no column 'frensh'.*did you mean 'french'"):
-        make("a.tsv", columns={"fra": "frensh", "eng": "english"})
-
-
-def test_a_text_without_the_teachers_language_says_which_teacher(make, text):
-    put(make.folder / "a.tsv", pairs(text, "fra", "rus"))
-    with pytest.raises(BabeltuneError, match=r"knows English.*--teacher"):
-        make("a.tsv")
-
-
-def test_rows_that_all_share_a_text_cannot_be_split(make, text):
-    put(make.folder / "a.tsv", [("fra", "eng"), *((fra, "Good morning to all of you.") for fra in text["fra"])])
-    with pytest.raises(BabeltuneError, match="share a text"):
-        make("a.tsv", columns={"fra": "fra", "eng": "eng"})
+@pytest.mark.parametrize(
+    ("rows", "columns", "words"),
+    [
+        (lambda text: [*enumerate(text["fra"])], {}, "--columns fra=COLUMN,eng=COLUMN"),
+        (lambda text: [("french", "english"), *pairs(text, "fra", "eng")], {"fra": "frensh", "eng": "english"},
+         r"no column 'frensh'.*did you mean 'french'"),
+        (lambda text: pairs(text, "fra", "rus"), {}, r"knows English.*--teacher"),
+        (lambda text: [("fra", "eng"), *((fra, "Good morning to all of you.") for fra in text["fra"])],
+         {"fra": "fra", "eng": "eng"}, "share a text"),
+        (lambda text: [("fr", "en"), *pairs(text, "fra", "eng")[:1] * 300], {}, "all rows are equal"),
+        (lambda text: [("fra", "eng"), *pairs(text, "fra", "eng")[:30], *pairs(text, "rus", "eng")[30:]], {},
+         r"fra reads as rus .* 210 of 240 rows left out.*30 different rows"),
+        (lambda text: [("French text", "English text"), *pairs(text, "fra", "eng")], {"gre": "English text"},
+         "'English text' is gre .Greek., and it reads as eng 100%; if so, .*the bundled teacher knows English"),
+        (tagged, {}, r"20 of 260 rows are broken \(20 en, en\).*correct lang1, lang2"),
+    ],
+    ids=["one language", "no such column", "not the teacher's", "one text", "equal", "too few", "misnamed", "odd tags"],
+)  # fmt: skip
+def test_a_table_that_is_no_training_text_is_refused_with_a_next_step(make, text, rows, columns, words):
+    put(make.folder / "a.tsv", rows(text))
+    with pytest.raises(BabeltuneError, match=words):
+        make("a.tsv", columns=columns)
 
 
 def test_what_exists_is_not_replaced(make, text, tmp_path):
@@ -512,23 +508,11 @@ def test_columns_that_the_user_names_make_a_header_whatever_they_are_called(make
 
 
 def test_a_first_row_that_nobody_can_judge_is_text_and_said(make, text):
-    rows = [
-        ("".join(filter(str.isalnum, fra))[:6], "".join(filter(str.isalnum, eng))[:6])
-        for fra, eng in pairs(text, "fra", "eng")
-    ]
-    found = read_table(str(put_words(make.folder, [("vorne", "hinten"), *rows])))
+    rows = [["".join(filter(str.isalnum, side))[:6] for side in row] for row in pairs(text, "fra", "eng")]
+    put(make.folder / "words.tsv", [("vorne", "hinten"), *rows])
+    found = read_table(str(make.folder / "words.tsv"))
     assert not found.header
     assert any("the first row (" in note and note.endswith("if it is not: --header") for note in found.notes)
-
-
-def put_words(folder, rows):
-    put(folder / "words.tsv", rows)
-    return folder / "words.tsv"
-
-
-def test_a_number_names_a_column_of_a_table_with_a_header(make, text):
-    put(make.folder / "a.tsv", [("French text", "English text"), *pairs(text, "fra", "eng")])
-    assert make("a.tsv", columns={"fra": "0", "eng": "1"}).files[0].rows == ROWS
 
 
 @pytest.mark.parametrize(
@@ -590,20 +574,15 @@ def test_a_header_the_wrong_way_round_is_swapped_as_a_whole(make, text, tmp_path
     assert made.files[0].rows == len(rows)
     assert any("column 'en' reads as fra" in note or "swapped back as a whole" in note for note in made.notes)
     assert not any("rows have" in note for note in made.notes)
-    head, *lines = (
-        (tmp_path / "own_data" / next(iter((tmp_path / "own_data").glob("train*"))).name)
-        .read_text(encoding="utf-8")
-        .splitlines()
-    )
+    head, *lines = next((tmp_path / "own_data").glob("train*")).read_text(encoding="utf-8").splitlines()
     assert {tuple(line.split("\t")[:: 1 if head == "fra\teng" else -1]) for line in lines} <= set(rows)
 
 
 def test_rows_of_a_mixed_column_that_nobody_can_tell_are_counted(make, text):
     rows = [row[::-1] if i % 3 == 0 else row for i, row in enumerate(pairs(text, "fra", "eng"))]
     put(make.folder / "a.tsv", [("fr", "en"), *rows, *((f"{i} km", f"{i} km/h") for i in range(9))])
-    assert any(
-        "rows have fra and eng swapped" in note and "9 rows could not be judged" in note for note in make("a.tsv").notes
-    )
+    said = ("rows have fra and eng swapped", "9 rows could not be judged")
+    assert any(all(words in note for words in said) for note in make("a.tsv").notes)
 
 
 def put_sheet(path, rows):
@@ -659,24 +638,6 @@ def test_a_pair_of_too_few_rows_is_left_out_and_the_others_stay(make, text):
     assert any("rus-eng: 30 different rows" in note and "at least 100" in note for note in made.notes)
 
 
-def test_a_table_of_equal_rows_says_that_they_are_equal(make, text):
-    put(make.folder / "a.tsv", [("fr", "en"), *pairs(text, "fra", "eng")[:1] * 300])
-    with pytest.raises(DataError, match="all rows are equal"):
-        make("a.tsv")
-
-
-def test_the_written_commands_name_the_path_of_the_sweep_file(make, text):
-    put(make.folder / "a.tsv", [("fr", "en"), *pairs(text, "fra", "eng")])
-    made = make("a.tsv")
-    assert f"`babeltune plan {made.path}" in made.path.read_text(encoding="utf-8")
-
-
-def test_a_huge_broken_first_line_is_one_counted_row(make, text):
-    put(make.folder / "a.tsv", [("x" * 400_000,), *pairs(text, "fra", "eng")])
-    made = make("a.tsv")
-    assert (made.files[0].rows, sum(made.files[0].left_out.values())) == (ROWS, 1)
-
-
 @pytest.mark.parametrize(("columns", "tags"), [({}, False), ({"fra": "fra", "eng": "eng"}, True)])
 @pytest.mark.parametrize("others", [40, 110])
 def test_many_rows_in_another_language_are_left_out_counted_and_said(make, text, others, columns, tags):
@@ -686,10 +647,8 @@ def test_many_rows_in_another_language_are_left_out_counted_and_said(make, text,
     put(make.folder / "a.tsv", [row[:width] for row in [("fra", "eng", "lang1", "lang2"), *rows]])
     made = make("a.tsv", columns=columns)
     assert (made.files[0].rows, made.files[0].left_out) == (120, {"in another language": others})
-    said = [
-        note for note in made.notes if "fra reads as rus" in note and f"; {others} of {len(rows)} rows left" in note
-    ]
-    assert len(said) == (others / len(rows) > 0.4)
+    words = ("fra reads as rus", f"; {others} of {len(rows)} rows left")
+    assert sum(all(each in note for each in words) for note in made.notes) == (others / len(rows) > 0.4)
 
 
 def test_rows_that_are_wrong_on_both_sides_are_counted_once(make, text):
@@ -719,20 +678,6 @@ def test_a_few_rows_with_odd_tags_are_counted_and_cost_no_other_row(make, text, 
     made = make("a.tsv")
     assert [(set(file.columns), file.rows) for file in made.files] == [({"fra", "eng"}, 120), ({"eng", "rus"}, 120)]
     assert made.files[0].left_out == {"no two languages" if all(tags) else "empty side": 2}
-
-
-def test_too_few_rows_for_a_set_name_the_language_that_they_are_in(make, text):
-    put(make.folder / "a.tsv", [("fra", "eng"), *pairs(text, "fra", "eng")[:30], *pairs(text, "rus", "eng")[30:]])
-    with pytest.raises(DataError, match=r"fra reads as rus .* 210 of 240 rows left out.*30 different rows"):
-        make("a.tsv")
-
-
-def test_many_rows_with_odd_tags_are_refused(make, text):
-    rows = [(fra, eng, "fr", "en") for fra, eng in pairs(text, "fra", "eng")]
-    odd = [(eng, f"{eng} {eng}", "en", "en") for eng in text["eng"][:20]]
-    put(make.folder / "a.tsv", [("a", "b", "lang1", "lang2"), *odd, *rows])
-    with pytest.raises(DataError, match=r"20 of 260 rows are broken \(20 en, en\).*correct lang1, lang2"):
-        make("a.tsv")
 
 
 def zipped(content):
@@ -765,13 +710,6 @@ def test_files_of_lines_belong_together_however_each_is_packed(make, text):
         (make.folder / name).write_bytes(pack("\n".join(text[name.split(".")[1]]).encode()))
     (group,) = collect([read_table(str(make.folder / name)) for name in packs], {}).tables
     assert group.languages == ("fra", "eng", "rus")
-
-
-def test_a_column_of_the_teachers_language_under_another_name_is_named(make, text):
-    put(make.folder / "a.tsv", [("French text", "English text"), *pairs(text, "fra", "eng")])
-    words = "'English text' is gre .Greek., and it reads as eng 100%; if so, .*the bundled teacher knows English"
-    with pytest.raises(DataError, match=words):
-        make("a.tsv", columns={"gre": "English text"})
 
 
 def test_a_memory_of_one_unit_that_is_too_long_says_so(make):

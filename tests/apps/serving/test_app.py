@@ -6,7 +6,6 @@ import json
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 import numpy as np
 import openai
@@ -15,7 +14,6 @@ import requests
 import uvicorn
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.models import Dense, Normalize, StaticEmbedding
-from tokenizers import Tokenizer
 
 from babeltune.apps.serving import app as serving
 from babeltune.apps.serving.models import BATCH, Batches, Encoded, Served, encoder_of
@@ -27,6 +25,8 @@ from babeltune.schema.records import Teacher
 from babeltune.tracking.mlflow_client import open_client
 from ports import free_port
 from registering import register
+from served import in_a_thread
+from small_models import bundled_tokenizer
 from waiting import PATIENCE_S, wait_until
 
 TEXTS = ["A boat lies on the beach.", "Un bateau est sur la plage.", "some more words", ""]
@@ -37,34 +37,20 @@ def folders(tmp_path_factory):
     """Static models of two seeds, each with a linear layer and texts of at most 16 tokens."""
     place = tmp_path_factory.mktemp("models")
     for seed in range(2):
-        tokenizer = Tokenizer.from_file(str(teacher_folder(Teacher()) / "tokenizer.json"))
+        tokenizer = bundled_tokenizer()
         tokenizer.enable_truncation(16)
         random = np.random.default_rng(seed)
         table = random.standard_normal((tokenizer.get_vocab_size(), 24)).astype(np.float32)
-        modules = [
-            StaticEmbedding(tokenizer, embedding_weights=table),
-            Dense(24, 8, activation_function=None),
-            Normalize(),
-        ]
-        SentenceTransformer(modules=modules, prompts={"own": "of: "}, default_prompt_name="own").save(
-            str(place / str(seed))
-        )
+        modules = [StaticEmbedding(tokenizer, embedding_weights=table), Dense(24, 8, activation_function=None)]
+        prompts = {"prompts": {"own": "of: "}, "default_prompt_name": "own"}
+        SentenceTransformer(modules=[*modules, Normalize()], **prompts).save(str(place / str(seed)))
     return [place / str(seed) for seed in range(2)]
 
 
-@contextmanager
 def running(app):
     """The address of a server of this app."""
-    port = free_port()
-    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning", timeout_graceful_shutdown=5))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        wait_until(lambda: server.started, "the server listens")
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.should_exit = True
-        thread.join(PATIENCE_S)
+    config = uvicorn.Config(app, port=free_port(), log_level="warning", timeout_graceful_shutdown=5)
+    return in_a_thread(uvicorn.Server(config))
 
 
 @pytest.fixture(scope="module")

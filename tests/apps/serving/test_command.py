@@ -63,8 +63,7 @@ def test_a_busy_port_and_a_wrong_model_are_one_line(command, tmp_path, monkeypat
         code, _, words = command("serve", BUNDLED, "--port", port)
     assert code == 1
     assert f"--port {port}: 127.0.0.1:{port} cannot be used" in words
-    code, _, words = command("serve", "absent@champion", "--port", free_port())
-    assert code == 2
+    words = command.refuses("serve", "absent@champion", "--port", free_port())
     assert "has no models:/absent@champion; there: none" in words
 
 

@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 
 import pytest
 import torch
@@ -14,15 +13,10 @@ from transformers import AutoModel
 from babeltune.apps.transfer import finetune
 from babeltune.apps.transfer.finetune import MAX_TOKENS, Settings, collate, encode, load, loss_of
 from babeltune.apps.transfer.formats import Examples, read_examples
-from babeltune.cli import main
 from babeltune.cli.documents import document_schema
-from babeltune.data.tokens import train_tokenizer
 from babeltune.errors import DataError, TeacherError
 from babeltune.method.masked_lm import IGNORED
-from babeltune.models.build import build_student
-from babeltune.models.vocabulary import Vocabulary
-from babeltune.promotion.export import export
-from babeltune.schema.records import Transformer
+from small_models import exported_student
 
 pytestmark = pytest.mark.usefixtures("one_thread", "offline")
 WORDS = ["unbelievable", "cat", "sat", "on", "mat", "dog", "ran", "far", "extraordinary", "bird"]
@@ -31,12 +25,8 @@ WORDS = ["unbelievable", "cat", "sat", "on", "mat", "dog", "ran", "far", "extrao
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A promoted student: a sentence-transformers folder around a tiny BERT."""
-    place = tmp_path_factory.mktemp("model")
-    tokenizer = train_tokenizer(["cat sat on mat", "dog ran far", "bird"] * 4, 60, folder=place / "tokenizer")
-    student = Transformer(layers=1, width=32, heads=2, feed_forward=64, max_tokens=40, projection=8)
-    encoder = build_student(student, Vocabulary(60, 0), teacher_dim=None, seed=0)
-    export(encoder, tokenizer, student, place / "student")
-    return place / "student"
+    texts = ["cat sat on mat", "dog ran far", "bird"] * 4
+    return exported_student(tmp_path_factory.mktemp("model"), texts, 60, projection=8)
 
 
 def tagged(*sentences):
@@ -188,22 +178,13 @@ TEST = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", sorted(TRAIN))
-def test_each_task_runs_from_files_to_a_record(folder, tmp_path, monkeypatch, capsys, task):
+def test_each_task_runs_from_files_to_a_record(folder, tmp_path, monkeypatch, command, task):
     for name, text in (("train", TRAIN[task]), ("fr", TEST[task])):
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
     options = "--epochs 2 --batch 4 --max-tokens 24 --learning-rate 1e-3 --on-error drop --out out/record.json"
-    command = f"transfer {folder} --task {task} --train train --test en=train --test fr=fr {options}"
-
-    def run(*more):
-        monkeypatch.setattr(sys, "argv", ["babeltune", *command.split(), *more])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return ended.value.code or 0, *capsys.readouterr()
-
-    code, out, err = run("--json")
-    assert code == 0, err
-    record = json.loads(out)
+    words = f"transfer {folder} --task {task} --train train --test en=train --test fr=fr {options}".split()
+    record = command.document(*words)
     assert record == json.loads((tmp_path / "out" / "record.json").read_text())
     Draft202012Validator(document_schema("transfer")).validate(record)
     assert record.keys() == document_schema("transfer")["$defs"]["TransferRecord"]["properties"].keys()
@@ -216,7 +197,6 @@ def test_each_task_runs_from_files_to_a_record(folder, tmp_path, monkeypatch, ca
     assert record["tests"]["fr"]["dropped"] == {"column count": 1}
     assert record["settings"]["epochs"] == len(record["losses"]) == 2
     if task == "ner":
-        code, out, _ = run()
-        assert "without English" in out
-        assert "--test" in run("--test", "fr=fr")[2]
-        assert "is not LANGUAGE=FILE" in run("--test", "fr")[2]
+        assert "without English" in command(*words)[1]
+        assert "--test" in command(*words, "--test", "fr=fr")[2]
+        assert "is not LANGUAGE=FILE" in command(*words, "--test", "fr")[2]

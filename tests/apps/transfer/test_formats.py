@@ -50,7 +50,10 @@ def test_xnlis_training_set_spells_a_label_otherwise(tmp_path):
     assert named("xnli", found) == [("contradiction",), ("neutral",)]
 
 
-def test_xtremes_pairs_have_no_header_and_its_line_ends(tmp_path):
+def test_xtremes_parts_of_speech_and_pairs_have_no_header_and_its_line_ends(tmp_path):
+    found = read_examples(written(tmp_path / "dev-en.tsv", "#\tSYM\nThe\tDET\ncat\tNOUN\n\nIt\tPRON"), "pos", "en")
+    assert found.inputs == [("#", "The", "cat"), ("It",)]
+    assert named("pos", found) == [("SYM", "DET", "NOUN"), ("PRON",)]
     path = tmp_path / "dev-fr.tsv"
     path.write_bytes(gzip.compress(b"Il dort.\tIl court.\tcontradiction\r\nA.\tB.\tentailment\r\n"))
     found = read_examples(str(path), "xnli", "fr")
@@ -76,12 +79,10 @@ def test_paws_x_has_an_id_and_a_header(tmp_path):
 
 
 def test_a_broken_row_stops_or_is_counted(tmp_path):
-    path = written(
-        tmp_path / "train.tsv", "A.\tB.\tneutral\nC.\tneutral\nD.\t\tneutral\nE.\tF.\t-\n" + "G.\tH.\tneutral\n" * 60
-    )
-    with pytest.raises(
-        DataError, match=r"train\.tsv:2: column count: 2 columns.*or leave such rows out with --on-error"
-    ):
+    text = "A.\tB.\tneutral\nC.\tneutral\nD.\t\tneutral\nE.\tF.\t-\n" + "G.\tH.\tneutral\n" * 60
+    path = written(tmp_path / "train.tsv", text)
+    words = r"train\.tsv:2: column count: 2 columns.*or leave such rows out with --on-error"
+    with pytest.raises(DataError, match=words):
         read_examples(path, "xnli", "en")
     found = read_examples(path, "xnli", "en", drop=True)
     assert found.dropped == {"column count": 1, "empty side": 1, "no gold label": 1}
@@ -122,12 +123,6 @@ def test_a_sentence_with_a_broken_line_goes_as_a_whole(tmp_path):
     assert read_examples(str(tmp_path / "bytes"), "ner", "fr", drop=True).dropped == {"not UTF-8": 1}
 
 
-def test_xtremes_parts_of_speech(tmp_path):
-    found = read_examples(written(tmp_path / "dev-en.tsv", "#\tSYM\nThe\tDET\ncat\tNOUN\n\nIt\tPRON"), "pos", "en")
-    assert found.inputs == [("#", "The", "cat"), ("It",)]
-    assert named("pos", found) == [("SYM", "DET", "NOUN"), ("PRON",)]
-
-
 DIGITS = "9" * 5000  # more than Python makes a number of
 
 
@@ -146,11 +141,9 @@ def test_conll_u_with_fused_forms_and_empty_nodes(tmp_path):
     found = read_examples(written(tmp_path / "es.conllu", text), "pos", "es")
     assert found.inputs == [("Vámonos", "al", "mar"), ("میروم",)]
     assert named("pos", found) == [("VERB", "ADP", "NOUN"), ("VERB",)]
-
-
-def test_the_part_nearest_to_the_root_gives_a_fused_form_its_tag(tmp_path):
-    text = conllu(("1-2", "ab", "_", "_"), (1, "a", "ADP", 2), (2, "b", "NOUN", 3), (3, "c", "VERB", 0))
-    assert named("pos", read_examples(written(tmp_path / "x", text), "pos", "xx")) == [("NOUN", "VERB")]
+    near = conllu(("1-2", "ab", "_", "_"), (1, "a", "ADP", 2), (2, "b", "NOUN", 3), (3, "c", "VERB", 0))
+    found = read_examples(written(tmp_path / "x", near), "pos", "xx")
+    assert named("pos", found) == [("NOUN", "VERB")], "the part nearest to the root gives a fused form its tag"
 
 
 def test_what_is_broken_in_conll_u(tmp_path):

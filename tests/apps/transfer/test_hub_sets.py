@@ -8,29 +8,21 @@ import pytest
 from babeltune.apps.transfer.formats import LABELS, UPOS
 from babeltune.apps.transfer.hub_sets import read_overlay, read_part
 from babeltune.cli import main
-from babeltune.data.tokens import train_tokenizer
 from babeltune.errors import DataError, SpecError
-from babeltune.models.build import build_student
-from babeltune.models.vocabulary import Vocabulary
 from babeltune.planning.sweep_file import read_sweep
-from babeltune.promotion.export import export
-from babeltune.schema.records import Transformer
+from small_models import exported_student
 
 pytestmark = pytest.mark.usefixtures("one_thread", "offline")
 datasets = pytest.importorskip("datasets")
 NLI = datasets.ClassLabel(names=["entailment", "neutral", "contradiction"])
+SAME = datasets.ClassLabel(names=["0", "1"])
 TEXT = datasets.Value("string")
 NAMES = datasets.ClassLabel(names=["O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC"])
 """As the cards of the hub have them: entailment is 0 there, and 1 in XTREME's files."""
 LAYOUTS = {
     "xnli": ({"premise": TEXT, "hypothesis": TEXT, "label": NLI}, [["a cat", "a dog", 2], ["a cat", "a cat", 0]]),
     "pawsx": (
-        {
-            "id": datasets.Value("int32"),
-            "sentence1": TEXT,
-            "sentence2": TEXT,
-            "label": datasets.ClassLabel(names=["0", "1"]),
-        },
+        {"id": datasets.Value("int32"), "sentence1": TEXT, "sentence2": TEXT, "label": SAME},
         [[1, "cat sat", "sat cat", 0], [2, "dog", "dog", 1]],
     ),
     "pos": (
@@ -157,11 +149,8 @@ def run(monkeypatch, capsys, *words):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A promoted student: a sentence-transformers folder around a tiny BERT."""
-    place = tmp_path_factory.mktemp("model")
-    tokenizer = train_tokenizer(["cat sat on mat", "dog ran far"] * 4, 40, folder=place / "tokenizer")
-    student = Transformer(layers=1, width=16, heads=2, feed_forward=32, max_tokens=40, projection=8)
-    export(build_student(student, Vocabulary(40, 0), teacher_dim=None, seed=0), tokenizer, student, place / "student")
-    return place / "student"
+    shape = {"width": 16, "feed_forward": 32, "projection": 8}
+    return exported_student(tmp_path_factory.mktemp("model"), ["cat sat on mat", "dog ran far"] * 4, 40, **shape)
 
 
 def test_transfer_takes_an_overlay_in_place_of_files(copy, folder, tmp_path, monkeypatch, capsys):

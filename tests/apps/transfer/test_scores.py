@@ -91,10 +91,7 @@ def test_the_f1_of_parts_of_speech_is_not_their_accuracy():
     assert scores["f1"] == 0.0
 
 
-def test_no_spans_score_zero():
-    assert span_f1([[]], [[]]) == {"f1": 0.0, "precision": 0.0, "recall": 0.0}
-
-
-def test_the_average_counts_each_language_the_same():
+def test_the_average_counts_each_language_the_same_and_no_spans_score_zero():
     assert average({"en": {"accuracy": 1.0}, "fr": {"accuracy": 0.5}}) == {"accuracy": 0.75}
     assert average({}) == {}
+    assert span_f1([[]], [[]]) == {"f1": 0.0, "precision": 0.0, "recall": 0.0}

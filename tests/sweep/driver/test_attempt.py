@@ -6,11 +6,12 @@ import pytest
 
 from babeltune.errors import ClusterError, DispatcherDiedError
 from babeltune.schema.cluster import Cluster
-from babeltune.schema.records import Budget, Data, Objective, Sweep, TsvSource
+from babeltune.schema.records import Budget
 from babeltune.signals import StopSignal
 from babeltune.sweep.driver.attempt import DISPATCHER_DIED, DISPATCHERS, SweepRun, replacing_dispatchers
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.progress import SweepProgress
+from toy_methods import toy_sweep
 
 
 def dying(times, error=DispatcherDiedError):
@@ -60,14 +61,7 @@ def clock(monkeypatch):
 
 def driver(place, **budget):
     """An attempt of a new driver, where its search may begin."""
-    sweep = Sweep(
-        name="toy",
-        method="toy",
-        parameters={},
-        objectives=(Objective(metric="dev/score"),),
-        data=Data(train=(TsvSource(name="none"),)),
-        budget=Budget(**budget),
-    )
+    sweep = toy_sweep(parameters={}, budget=Budget(**budget))
     folder = SweepFolder(place)
     folder.write("sweep.json", sweep)
     return SweepRun(sweep, Cluster(), folder, SweepProgress(sweep, folder), None, StopSignal(), False)

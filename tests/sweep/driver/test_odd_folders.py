@@ -1,9 +1,5 @@
 """Storages whose folder has in its name what a URL takes for its own."""
 
-import contextlib
-import os
-import signal
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -16,10 +12,9 @@ from babeltune.schema.paths import sqlite_file, sqlite_url
 from babeltune.sweep.driver.run import submit
 from babeltune.sweep.search.study import write_study
 from babeltune.sweep.state.leaderboard import leaderboard
-from babeltune.tracking.mlflow_client import artifact_folder, open_client, serve_command
+from babeltune.tracking.mlflow_client import artifact_folder, open_client
 from babeltune.tracking.registry import champion_of
-from ports import free_port
-from waiting import wait_for_server
+from served import tracking
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 ODD = "50% ?mode=ro #1 {x}@b:c;d&e=f%41+ü"
@@ -34,22 +29,6 @@ def test_the_url_of_a_file_names_that_file(tmp_path, name):
     assert artifact_folder(sqlite_url(path)) == tmp_path / name / "artifacts"
     open_client(sqlite_url(path))
     assert (tmp_path / name / "artifacts").is_dir()
-
-
-@contextlib.contextmanager
-def served(storage, store):
-    """The address of the pages that `babeltune ui` serves of a store."""
-    port = free_port()
-    command, environment = serve_command(store, artifact_folder(store), port)
-    with (storage / "server.log").open("wb") as log:
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
-    uri = f"http://127.0.0.1:{port}"
-    try:
-        wait_for_server(process, uri, storage / "server.log")
-        yield uri
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 @pytest.mark.long
@@ -68,7 +47,7 @@ def test_a_sweep_runs_and_its_model_is_promoted_whatever_its_folder_is_called(ra
     assert champion_of(cluster.mlflow, sweep.name, "champion").version == "1"
     assert Path(model_folder(f"models:/{sweep.name}@champion", cluster), "modules.json").is_file()
     assert promote(None, cluster).verdict == "tie"
-    with served(storage, cluster.mlflow) as uri:
+    with tracking(cluster.mlflow, artifact_folder(cluster.mlflow), storage) as uri:
         client = open_client(uri)
         (known,) = [each for each in client.search_experiments() if each.name == sweep.name]
         assert len(client.search_runs([known.experiment_id])) == 1 + 2 + 2, "a sweep, its baselines and trials"

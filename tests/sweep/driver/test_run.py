@@ -569,9 +569,8 @@ def test_a_sweep_whose_nodes_do_not_come_is_stopped_or_ends_in_words(copied):
     submit(more, replace(cluster, nodes_within=600.0))
     stopping.join()
     assert folder.state() == "stopped"
-    with pytest.raises(
-        ClusterError, match=r"no nodes have come within 0.5 s \(`nodes_within`\), asked for 64 × {CPU: 1}"
-    ):
+    words = r"no nodes have come within 0.5 s \(`nodes_within`\), asked for 64 × {CPU: 1}"
+    with pytest.raises(ClusterError, match=words):
         submit(more, replace(cluster, nodes_within=0.5))
     assert folder.state() == "failed"
     assert not [group for group in ray.util.placement_group_table().values() if group["state"] != "REMOVED"]

@@ -11,13 +11,14 @@ from optuna.trial import TrialState
 
 from babeltune.errors import SweepError
 from babeltune.planning import space
-from babeltune.schema.records import Budget, Data, Nsga2, Objective, Parameter, PlainSampler, Sweep, Tpe, TsvSource
+from babeltune.schema.records import Budget, Nsga2, Objective, Parameter, PlainSampler, Tpe
 from babeltune.sweep.search import few_trials
 from babeltune.sweep.search.study import Proposals, sampler_for
 from babeltune.sweep.state.ledger import Ledger
 from babeltune.sweep.state.log import LEDGER
 from babeltune.sweep.state.messages import TrialEnd
 from replays import replay
+from toy_methods import toy_sweep
 
 PARAMETERS = {
     "kind": Parameter(choice=("a", "b")),
@@ -28,15 +29,7 @@ PARAMETERS = {
 
 
 def a_sweep(**changes):
-    values = {
-        "name": "toy",
-        "method": "toy",
-        "parameters": PARAMETERS,
-        "objectives": (Objective(metric="dev/score"),),
-        "data": Data(train=(TsvSource(name="none"),)),
-        "sampler": PlainSampler(kind="grid"),
-    }
-    return Sweep(**{**values, **changes})
+    return toy_sweep(**{"parameters": PARAMETERS, "sampler": PlainSampler(kind="grid"), **changes})
 
 
 def suggest_of(sweep):

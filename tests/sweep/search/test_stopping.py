@@ -8,9 +8,10 @@ import pytest
 from scipy.stats import norm
 
 from babeltune.schema import search
-from babeltune.schema.records import Data, Halving, Objective, Sweep, Training, TsvSource
+from babeltune.schema.records import Halving, Objective, Training
 from babeltune.sweep.search.stopping import ExpectedRegret, Pasha, expected_improvement, predicted
 from babeltune.sweep.search.tune_run import prime, scheduler_for
+from toy_methods import toy_sweep
 
 
 def shown(rule, curves):
@@ -74,14 +75,9 @@ def test_where_a_report_leads_is_a_line_of_at_most_the_slope_of_one():
 @pytest.mark.parametrize("goal", ["maximize", "minimize"])
 @pytest.mark.parametrize("scheduler", [Halving(kind="pasha"), search.ExpectedRegret()])
 def test_a_primed_scheduler_follows_the_rule_of_its_kind(scheduler, goal):
-    sweep = Sweep(
-        name="toy",
-        method="toy",
-        objectives=(Objective(metric="dev/score", goal=goal),),
-        data=Data(train=(TsvSource(name="none"),)),
-        training=Training(reports=5),
-        scheduler=scheduler,
-    )
+    objective = Objective(metric="dev/score", goal=goal)
+    given = {"parameters": {}, "training": Training(reports=5), "scheduler": scheduler}
+    sweep = toy_sweep(objectives=(objective,), **given)
     sign = 1 if goal == "maximize" else -1
 
     def lines(number, last, reports=5):

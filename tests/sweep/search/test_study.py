@@ -10,7 +10,7 @@ from optuna.trial import TrialState
 
 from babeltune.errors import SpecError, SweepError
 from babeltune.files import write_json
-from babeltune.schema.records import Data, Nsga2, Objective, Parameter, PlainSampler, Report, Sweep, Tpe, TsvSource
+from babeltune.schema.records import Nsga2, Objective, PlainSampler, Report, Tpe
 from babeltune.signals import StopSignal
 from babeltune.sweep.search.study import Proposals, write_study
 from babeltune.sweep.search.tune_searcher import Callbacks, TrialRecords, too_many_failed
@@ -23,15 +23,9 @@ from babeltune.tracking.sent_runs import CURSOR
 from babeltune.training.checkpoint import write_reports
 from made_sweeps import log_trial
 from replays import trials_in
+from toy_methods import toy_sweep
 
-SWEEP = Sweep(
-    name="toy",
-    method="toy",
-    parameters={"x": Parameter(float=(0, 1))},
-    objectives=(Objective(metric="dev/score"),),
-    data=Data(train=(TsvSource(name="none"),)),
-    sampler=Tpe(startup=1),
-)
+SWEEP = toy_sweep(sampler=Tpe(startup=1))
 
 
 def suggest(trial):

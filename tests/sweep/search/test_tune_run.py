@@ -15,17 +15,14 @@ from ray.tune.registry import get_trainable_cls
 from babeltune.errors import ClusterError, MethodError, SpecError, SweepError
 from babeltune.schema.records import (
     Budget,
-    Data,
     ExpectedRegret,
     Halving,
     Objective,
     Parameter,
     PlainSampler,
     Report,
-    Sweep,
     Tpe,
     Training,
-    TsvSource,
 )
 from babeltune.signals import StopSignal
 from babeltune.sweep.search.study import Proposals, sampler_for
@@ -39,19 +36,13 @@ from babeltune.sweep.state.messages import TrialEnd, TrialOutcome
 from babeltune.sweep.workers.tasks import ray_refusals
 from made_sweeps import log_trial
 from replays import replay, trials_in
+from toy_methods import toy_sweep
 from toy_trials import groups_held, pool_of, toy, wait_until_free
 
 
 @pytest.fixture(scope="module")
 def pool(ray_cluster, tmp_path_factory):
-    with pool_of(
-        count=2,
-        workers=1,
-        cpus_per_worker=1,
-        gpus_per_worker=0,
-        run_trial="toy_trials:train",
-        storage=tmp_path_factory.mktemp("groups"),
-    ) as opened:
+    with pool_of(count=2, storage=tmp_path_factory.mktemp("groups")) as opened:
         yield opened
 
 
@@ -77,17 +68,8 @@ def one_group(pool):
 
 
 def a_sweep(**changes):
-    values = {
-        "name": "toy",
-        "method": "toy",
-        "parameters": {"x": Parameter(float=(0, 1))},
-        "objectives": (Objective(metric="dev/score"),),
-        "data": Data(train=(TsvSource(name="none"),)),
-        "training": Training(reports=3),
-        "scheduler": Halving(kind="none"),
-        "sampler": PlainSampler(kind="random"),
-    }
-    return Sweep(**{**values, **changes})
+    given = {"training": Training(reports=3), "scheduler": Halving(kind="none"), "sampler": PlainSampler(kind="random")}
+    return toy_sweep(**{**given, **changes})
 
 
 def suggest(trial):
@@ -115,15 +97,9 @@ def run(folder, pool, sweep, trials, events=None, assignment=None, stop=lambda: 
         asked = assignment(number, params) if assignment else {}
         return toy(folder / f"t{number:04d}", seed=number, value=params["x"], **asked)
 
-    return search(
-        sweep,
-        pool=pool,
-        folder=folder,
-        suggest=suggest,
-        callbacks=Callbacks(make_assignment, events or Events()),
-        trials=trials,
-        stop=stop if isinstance(stop, StopSignal) else StopSignal(stop),
-    )
+    stop = stop if isinstance(stop, StopSignal) else StopSignal(stop)
+    given = {"suggest": suggest, "callbacks": Callbacks(make_assignment, events or Events())}
+    return search(sweep, pool=pool, folder=folder, **given, trials=trials, stop=stop)
 
 
 def states(folder, sweep):
@@ -250,9 +226,8 @@ def test_a_sweep_that_gave_up_says_so_although_tune_cannot_keep_its_own_state(on
 
 def test_a_sweep_that_gave_up_counts_anew_once_what_broke_is_mended(one_group, tmp_path):
     broken = {"orders": {"kind": "refuse", "at": 1}}
-    with pytest.raises(
-        SweepError, match=r"all of the first 5 trials failed: .*mend what broke, then `babeltune resume`"
-    ):
+    words = r"all of the first 5 trials failed: .*mend what broke, then `babeltune resume`"
+    with pytest.raises(SweepError, match=words):
         run(tmp_path, one_group, a_sweep(), 12, assignment=lambda *_: broken)
     assert run(tmp_path, one_group, a_sweep(budget=Budget(failures=0.1)), 12)
     names = [state.name for state in states(tmp_path, a_sweep())]
@@ -329,15 +304,7 @@ def test_what_a_method_refuses_fails_alone_and_is_not_begun_again(one_group, tmp
 def test_a_group_that_dies_between_two_trials_of_a_sweep_is_started_again(ray_cluster, tmp_path):
     """While no trial runs, Tune itself looks at nothing for ten minutes."""
     notes = []
-    with pool_of(
-        count=1,
-        workers=1,
-        cpus_per_worker=0,
-        gpus_per_worker=0,
-        run_trial="toy_trials:train",
-        storage=tmp_path / "groups",
-        note=notes.append,
-    ) as pool:
+    with pool_of(cpus_per_worker=0, storage=tmp_path / "groups", note=notes.append) as pool:
 
         def kill_it(event, number, _):
             if event == "end" and number == 0:
@@ -616,9 +583,7 @@ def test_a_sweep_starts_no_process_to_follow_its_trials(pool, tmp_path):
 
 @pytest.mark.long
 def test_a_search_whose_dispatcher_dies_says_so_and_leaves_no_group(ray_cluster, tmp_path):
-    doomed = pool_of(
-        count=1, workers=1, cpus_per_worker=1, gpus_per_worker=0, run_trial="toy_trials:train", storage=tmp_path
-    )
+    doomed = pool_of(storage=tmp_path)
 
     def kill(event, number, info):
         if event == "report":

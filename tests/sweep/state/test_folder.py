@@ -41,17 +41,11 @@ def add(folder, sweep, number, scores, state=None, metrics=None, **params):
     place = folder.trial(number)
     place.mkdir(parents=True)
     write_json(place / "trial.json", make_trial(sweep, number, params))
-    reports = [
-        Report(
-            index=i,
-            step=10 * i,
-            pairs=100 * i,
-            seconds=i,
-            metrics=metrics or {METRIC: s, "dev/sts/spearman": 1 - s},
-            last=state == "finished" and i == len(scores),
-        )
-        for i, s in enumerate(scores, 1)
-    ]
+    reports = []
+    for i, s in enumerate(scores, 1):
+        counted = {"index": i, "step": 10 * i, "pairs": 100 * i, "seconds": i}
+        last = state == "finished" and i == len(scores)
+        reports.append(Report(**counted, metrics=metrics or {METRIC: s, "dev/sts/spearman": 1 - s}, last=last))
     log_trial(folder, number, params, reports, state, "why" if state == "failed" else "")
 
 
@@ -64,9 +58,8 @@ def test_a_sweep_is_found_by_id_by_name_and_as_the_latest(tmp_path, sweep):
     assert find_sweep(tmp_path, "first-0123456789").id == "first-0123456789"
     assert find_sweep(tmp_path, "second-one").id == "second-one-0123456789"
     assert find_sweep(tmp_path, "second-one-01").id == "second-one-0123456789", "the beginning of one id"
-    with pytest.raises(
-        UnknownNameError, match="'first-' begins 2 sweeps: first-9876543210, first-0123456789; write more"
-    ):
+    words = "'first-' begins 2 sweeps: first-9876543210, first-0123456789; write more"
+    with pytest.raises(UnknownNameError, match=words):
         find_sweep(tmp_path, "first-")
 
 

@@ -64,8 +64,7 @@ def commands(command, folder, cluster, tmp_path):
     )
 
     def call(*words):
-        code, said, words_ = command(*words, "--cluster", file, "--json")
-        assert code == 0, words_
+        said = command.prints(*words, "--cluster", file, "--json")
         return json.loads(said[said.index("{" if words[0] != "runs" else "[") :])
 
     return call

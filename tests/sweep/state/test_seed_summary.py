@@ -35,16 +35,10 @@ def add(folder, sweep, number, scores, state="finished", **params):
     place = folder.trial(number)
     place.mkdir(parents=True)
     write_json(place / "trial.json", make_trial(sweep, number, params))
-    reports = [
-        Report(
-            index=i,
-            step=i,
-            pairs=i,
-            seconds=i,
-            metrics={ACCURACY: s, ERROR: 1 - s, GRADED: s / 2, "dev/everyday/fra-eng/accuracy": s},
-        )
-        for i, s in enumerate(scores, 1)
-    ]
+    reports = []
+    for i, s in enumerate(scores, 1):
+        metrics = {ACCURACY: s, ERROR: 1 - s, GRADED: s / 2, "dev/everyday/fra-eng/accuracy": s}
+        reports.append(Report(index=i, step=i, pairs=i, seconds=i, metrics=metrics))
     log_trial(folder, number, params, reports, None if state == "running" else state)
 
 

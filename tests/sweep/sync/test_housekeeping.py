@@ -245,12 +245,10 @@ def test_the_command_cleans_a_bucket(stored, command, tmp_path):
     view, folder = stored
     cluster = cluster_file(view, tmp_path)
     before = set(view.mirror.store.entries())
-    code, out, err = command("clean", "--dry-run", "--older", "0", "--cluster", cluster)
-    assert code == 0, err
+    out = command.prints("clean", "--dry-run", "--older", "0", "--cluster", cluster)
     assert "the optimizer of a trial that has ended" in out
     assert set(view.mirror.store.entries()) == before
-    code, out, _ = command("clean", "--older", "0", "--yes", "--json", "--cluster", cluster)
-    assert code == 0
+    out = command.prints("clean", "--older", "0", "--yes", "--json", "--cluster", cluster)
     gone = {removal["path"] for removal in json.loads(out)}
     assert before - set(view.mirror.store.entries()) == {key for key in gone if key.endswith(OPTIMIZER)}
     assert not list(folder.path.glob("trials/*/checkpoints/0*")), "the mirror can bring them again"
@@ -506,10 +504,8 @@ def test_a_node_gives_up_nothing_of_a_sweep_that_runs(stored, machines):
 def test_a_silent_driver_is_asked_to_stop_and_waited_for(stored, command, tmp_path):
     view, folder = stored
     leave_lease(view, folder, clock=-100.0)
-    code, _, err = command("stop", folder.id, "--wait", 1, "--cluster", cluster_file(view, tmp_path))
-    assert code == 1
+    err = command.refuses("stop", folder.id, "--wait", 1, "--cluster", cluster_file(view, tmp_path), code=1)
     assert f"asked sweep {folder.id} to stop" in err
     assert view.mirror.store.entry(f"sweeps/{folder.id}/stop") is not None
     leave_lease(view, folder, ended=True)
-    code, _, err = command("stop", folder.id, "--cluster", cluster_file(view, tmp_path))
-    assert (code, "is not running" in err) == (1, True)
+    assert "is not running" in command.refuses("stop", folder.id, "--cluster", cluster_file(view, tmp_path), code=1)

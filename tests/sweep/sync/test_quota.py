@@ -5,12 +5,12 @@ from datetime import UTC, datetime
 
 import pytest
 
-from babeltune.errors import QuotaError, SpecError, SweepError
+from babeltune.errors import QuotaError, SweepError
 from babeltune.files import plain
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.promotion import deletion
 from babeltune.promotion.deletion import delete
-from babeltune.schema.cluster import Cluster, Quota, read_cluster
+from babeltune.schema.cluster import Cluster, Quota
 from babeltune.sweep.driver.run import submit
 from babeltune.sweep.state.ledger import append_event
 from babeltune.sweep.state.log import LEDGER, log_of
@@ -163,33 +163,11 @@ def test_a_deleted_sweep_gives_no_hours_back(folder, cluster, tmp_path, tiny_fil
     assert [left.used for left in left_of(StorageView(cluster))] == [0.0]
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("{gpu_hours: -1}", "quota.gpu_hours: -1 must be at least 0"),
-        ("{gpu_hours: .nan}", "quota.gpu_hours: .nan is not a finite number"),
-        ("{cpu_hours: .inf}", "quota.cpu_hours: .inf is not a finite number"),
-        ("{hours: 3}", "hours"),
-        ("{over_quota: true}", "there is no limit to go over"),
-        ("{gpu_hours: much}", "quota.gpu_hours"),
-        ("200", "quota"),
-    ],
-)
-def test_a_quota_that_is_none_is_named_with_its_line(tmp_path, text, said):
-    file = tmp_path / "here.yaml"
-    file.write_text(f"name: here\nquota: {text}\n", encoding="utf-8")
-    with pytest.raises(SpecError) as refused:
-        read_cluster(file)
-    assert "here.yaml:2" in str(refused.value)
-    assert said in str(refused.value)
-
-
 def test_plan_and_submit_say_what_is_left(folder, tmp_path, tiny_file, command):
     spend(folder, 12.0)
     file = tmp_path / "here.yaml"
     file.write_text(f"name: here\nstorage: {tmp_path}\nquota: {{gpu_hours: 10, cpu_hours: 1000}}\n", encoding="utf-8")
-    code, out, err = command("plan", tiny_file, "--no-calibrate", "--cluster", file)
-    assert code == 0, err
+    out = command.prints("plan", tiny_file, "--no-calibrate", "--cluster", file)
     assert "has used 12.00 of 10 GPU hours" in " ".join(out.split())
     assert "has used 48.00 of 1,000 CPU hours" in " ".join(out.split())
     code, out, err = command("submit", tiny_file, "--set", "name=next", "--cluster", file)

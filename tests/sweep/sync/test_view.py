@@ -217,9 +217,8 @@ def test_a_sweep_goes_on_elsewhere_after_a_stop_from_afar_and_outlasts_a_dead_se
     assert 0 < done < 10
 
     death = when(lambda: len(read_reports(there.trial(0))) > done, s3.door.shut)
-    with pytest.raises(
-        ClusterError, match=rf"\d+ changed files wait in {re.escape(str(there.path))}, .*`babeltune resume"
-    ):
+    words = rf"\d+ changed files wait in {re.escape(str(there.path))}, .*`babeltune resume"
+    with pytest.raises(ClusterError, match=words):
         submit(sweep, two)
     death.join()
     assert there.state() == "failed"

@@ -195,9 +195,8 @@ def test_a_token_file_of_another_user_is_refused_and_an_absent_one_is_none(tmp_p
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(Path, "chmod", refused)
-    with pytest.raises(
-        ClusterError, match=r"token, where Ray .* has the permissions 0644 and is not yours; name a file"
-    ):
+    words = r"token, where Ray .* has the permissions 0644 and is not yours; name a file"
+    with pytest.raises(ClusterError, match=words):
         close_token_file()
 
 

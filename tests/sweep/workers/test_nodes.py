@@ -180,14 +180,9 @@ def test_worker_groups_train_over_tls_and_who_has_no_certificate_stays_out(tmp_p
         command = ["sh", str(script), str(tmp_path / authority), str(tmp_path / node), "127.0.0.1"]
         subprocess.run(command, check=True, capture_output=True)
     here = tmp_path / "node"
-    saw = play(
-        "with_tls",
-        tmp_path,
-        RAY_USE_TLS="1",
-        RAY_TLS_SERVER_CERT=str(here / "tls.crt"),
-        RAY_TLS_SERVER_KEY=str(here / "tls.key"),
-        RAY_TLS_CA_CERT=str(here / "ca.crt"),
-    )
+    files = {"SERVER_CERT": "tls.crt", "SERVER_KEY": "tls.key", "CA_CERT": "ca.crt"}
+    variables = {f"RAY_TLS_{name}": str(here / file) for name, file in files.items()}
+    saw = play("with_tls", tmp_path, RAY_USE_TLS="1", **variables)
     assert (saw["last"], saw["why"]) == ({"a": 3, "b": 3}, {"a": None, "b": None})
     assert saw["answers"] == {"node": "OK", "stranger": "UNAVAILABLE", "plain": "UNAVAILABLE"}
 

@@ -19,13 +19,7 @@ from toy_trials import follow, groups_held, next_message, pool_of, toy, wait_unt
 from waiting import wait_until
 
 FINISHED = TrialEnd("finished")
-TWO_WORKERS = {
-    "count": "auto",
-    "workers": 2,
-    "cpus_per_worker": 1,
-    "gpus_per_worker": 0,
-    "run_trial": "toy_trials:train",
-}
+TWO_WORKERS = {"count": "auto", "workers": 2}
 
 
 @pytest.fixture(scope="module")
@@ -181,14 +175,7 @@ def test_a_group_that_can_never_fit_is_refused_with_what_is_there(ray_cluster):
 def test_a_trial_function_that_cannot_be_loaded_is_an_error_and_nothing_stays_behind(ray_cluster, tmp_path, pool):
     with (
         pytest.raises(ClusterError, match="no_such_function"),
-        pool_of(
-            count=1,
-            workers=1,
-            cpus_per_worker=0,
-            gpus_per_worker=0,
-            run_trial="toy_trials:no_such_function",
-            storage=tmp_path,
-        ),
+        pool_of(cpus_per_worker=0, run_trial="toy_trials:no_such_function", storage=tmp_path),
     ):
         pass
 
@@ -209,7 +196,7 @@ def test_nothing_is_left_after_a_block_that_ends_with_an_error_in_mid_trial(ray_
 
 @pytest.mark.long
 def test_a_dispatcher_that_dies_is_an_error_and_its_groups_end(room, tmp_path):
-    with pool_of(**{**TWO_WORKERS, "count": 1}, storage=tmp_path) as opened:
+    with pool_of(workers=2, storage=tmp_path) as opened:
         offer(opened, tmp_path, "long", steps=500, seconds=0.1)
         next_message(opened, "long")
         os.kill(process_of(opened.dispatcher._actor), signal.SIGKILL)
@@ -222,7 +209,7 @@ def test_a_dispatcher_that_dies_is_an_error_and_its_groups_end(room, tmp_path):
 def test_nothing_is_left_of_a_group_that_was_starting_again(room, tmp_path):
     """Its controller had a new placement group that no rank had reported yet."""
     before = groups_held()
-    with pool_of(**{**TWO_WORKERS, "count": 1, "workers": 1}, storage=tmp_path) as opened:
+    with pool_of(storage=tmp_path) as opened:
         offer(opened, tmp_path, "killed", steps=500, seconds=0.1)
         next_message(opened, "killed")
         first = groups_held()
@@ -234,7 +221,7 @@ def test_nothing_is_left_of_a_group_that_was_starting_again(room, tmp_path):
 @pytest.mark.long
 def test_a_worker_that_hangs_is_replaced_and_its_trial_goes_on(room, tmp_path, monkeypatch):
     monkeypatch.setitem(ENVIRONMENT, "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S", "3")
-    with pool_of(**{**TWO_WORKERS, "count": 1}, storage=tmp_path) as opened:
+    with pool_of(workers=2, storage=tmp_path) as opened:
         offer(opened, tmp_path, "hung", steps=20, seconds=0.05)
         assert next_message(opened, "hung").report.index == 1
         hung = starts(tmp_path, "hung")[0]["pid"]
@@ -307,7 +294,7 @@ def test_a_groups_own_process_may_die_again_once_the_group_has_made_a_report(roo
         ray.wait([worker_group.run])
         pool.mend()
 
-    with pool_of(**{**TWO_WORKERS, "count": 1, "workers": 1}, storage=tmp_path) as opened:
+    with pool_of(storage=tmp_path) as opened:
         offer(opened, tmp_path, "bereft", steps=500, seconds=0.05)
         for _ in range(2):
             next_message(opened, "bereft")
@@ -329,7 +316,7 @@ def test_a_first_trial_that_leaks_is_noticed(monkeypatch):
 @pytest.mark.long
 def test_a_group_that_leaks_is_replaced_before_its_next_trial(room, tmp_path):
     """One that maps a large store does not leak."""
-    with pool_of(**{**TWO_WORKERS, "count": 1, "workers": 1}, storage=tmp_path) as opened:
+    with pool_of(storage=tmp_path) as opened:
         for name, orders in (("first", {}), ("second", {"kind": "map", "at": 2})):
             offer(opened, tmp_path, name, orders=orders)
             assert follow(opened, name) == ([1, 2, 3], FINISHED)
@@ -344,7 +331,7 @@ def test_a_group_that_leaks_is_replaced_before_its_next_trial(room, tmp_path):
 
 @pytest.mark.long
 def test_isolation_gives_every_trial_new_workers(room, tmp_path):
-    with pool_of(**{**TWO_WORKERS, "count": 1}, storage=tmp_path, isolation="process") as opened:
+    with pool_of(workers=2, storage=tmp_path, isolation="process") as opened:
         for name in ("one", "two", "three"):
             offer(opened, tmp_path, name)
             assert follow(opened, name) == ([1, 2, 3], FINISHED)
@@ -354,7 +341,7 @@ def test_isolation_gives_every_trial_new_workers(room, tmp_path):
 @pytest.mark.long
 def test_a_stopped_dispatcher_ends_the_search_with_a_line_on_how_to_go_on(room, tmp_path, monkeypatch):
     monkeypatch.setattr("babeltune.sweep.workers.dispatcher_client.DISPATCHER_TIMEOUT_S", 3.0)
-    with pool_of(**{**TWO_WORKERS, "count": 1, "workers": 1}, storage=tmp_path) as opened:
+    with pool_of(storage=tmp_path) as opened:
         offer(opened, tmp_path, "going", steps=500, seconds=0.05)
         assert next_message(opened, "going").report.index == 1
         stopped = process_of(opened.dispatcher._actor)
