@@ -52,7 +52,7 @@ from babeltune.tracking.mlflow_client import (
     text_of,
     why,
 )
-from babeltune.tracking.sent_runs import CURSOR
+from babeltune.tracking.sweep_runs import CURSOR
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

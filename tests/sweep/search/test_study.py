@@ -19,7 +19,7 @@ from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.ledger import Ledger
 from babeltune.sweep.state.log import LEDGER
 from babeltune.sweep.state.messages import TrialEnd
-from babeltune.tracking.sent_runs import CURSOR
+from babeltune.tracking.sweep_runs import CURSOR
 from babeltune.training.checkpoint import write_reports
 from made_sweeps import log_trial
 from replays import trials_in

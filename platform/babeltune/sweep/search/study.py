@@ -23,7 +23,7 @@ from babeltune.sweep.search.warm_start import WARM, Suggest, distributions_if_in
 from babeltune.sweep.state.ledger import Ledger, end_facts
 from babeltune.sweep.state.log import LEDGER
 from babeltune.sweep.state.messages import LedgerLine, TrialEnd, end_of
-from babeltune.tracking.sent_runs import sent_runs
+from babeltune.tracking.sweep_runs import sent_runs
 
 STUDY = "sweep"  # the name of every sweep's study
 REPORT = "report "

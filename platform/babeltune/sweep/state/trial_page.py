@@ -15,7 +15,7 @@ from babeltune.sweep.state.housekeeping import why_removed
 from babeltune.sweep.state.leaderboard import Row
 from babeltune.sweep.state.log import log_of
 from babeltune.sweep.state.progress import standing
-from babeltune.tracking.sent_runs import SentRun, sent_runs
+from babeltune.tracking.sweep_runs import SentRun, sent_runs
 from babeltune.training.checkpoint import MANIFEST, checkpoint_folder
 
 HIDDEN = ("_forward", "_backward", "_sd", "_least")

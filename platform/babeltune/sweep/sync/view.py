@@ -29,7 +29,7 @@ from babeltune.sweep.state.stored import FolderStorage, Storage
 from babeltune.sweep.sync.bucket_storage import BucketStorage, undriven
 from babeltune.sweep.sync.checkpoint_names import bring_checkpoint
 from babeltune.sweep.sync.follow import Follower
-from babeltune.tracking.sent_runs import CURSOR
+from babeltune.tracking.sweep_runs import CURSOR
 from babeltune.training.checkpoint import PROGRESS, REPORTS, checkpoint_folder
 
 if TYPE_CHECKING:
