@@ -72,8 +72,7 @@ def register(uri: str, name: str, folder: Path, run_id: str, tags: Mapping[str, 
     so that registering the same files again gives the same version. `PromotionError` says what the store refused."""
     path = registered_folder(folder)
     source = f"runs:/{run_id}/{path}"
-    with _promotion(uri, f"register {name!r}"):
-        client = open_client(uri)
+    with _promotion(uri, f"register {name!r}") as client:
         models = client.search_registered_models(f"name = '{quotable(name)}'")
         if not models:
             client.create_registered_model(name, description=ABOUT)
@@ -101,8 +100,7 @@ def move_alias(uri: str, name: str, alias: str, version: str, *, replaces: str |
 
     MLflow has no compare-and-set, so the alias is read under a claim (`_claimed`) and once more after.
     `PromotionError` names who came in between, or what the store refused."""
-    with _promotion(uri, f"register {name!r}"):
-        client = open_client(uri)
+    with _promotion(uri, f"register {name!r}") as client:
         with _claimed(client, name, alias, version):
             _expect(uri, name, alias, replaces, version)
             client.set_registered_model_alias(name, alias, version)
@@ -113,8 +111,7 @@ def checkpoint_model(uri: str, run_id: str) -> str | None:
     """MLflow's id of the model of a trial's best checkpoint. None if there is none, as on servers before MLflow 3."""
     from mlflow.exceptions import MlflowException
 
-    with _promotion(uri, f"look up the run {run_id}"), contextlib.suppress(MlflowException):
-        client = open_client(uri)
+    with _promotion(uri, f"look up the run {run_id}") as client, contextlib.suppress(MlflowException):
         logged = model_of_run(client, client.get_run(run_id).info.experiment_id, run_id)
         return None if logged is None else str(logged.model_id)
     return None
@@ -213,19 +210,16 @@ def _expect(uri: str, name: str, alias: str, expected: str | None, version: str)
 
 def champion_of(uri: str, name: str, alias: str) -> Registered | None:
     """The version that `alias` points to, or None if there is no such model or alias."""
-    with _promotion(uri, f"look up {name!r}"):
-        client = open_client(uri)
+    with _promotion(uri, f"look up {name!r}") as client:
         models = client.search_registered_models(f"name = '{quotable(name)}'")
         if not models or alias not in models[0].aliases:
             return None
-        registered = client.get_model_version_by_alias(name, alias)
-        return _registered(registered)
+        return _registered(client.get_model_version_by_alias(name, alias))
 
 
 def find_run(uri: str, experiment: str, sweep: str, number: int) -> str:
     """MLflow's id of a trial's run; `PromotionError` when the store does not have it."""
-    with _promotion(uri, f"look up the run of {sweep}/{number}"):
-        client = open_client(uri)
+    with _promotion(uri, f"look up the run of {sweep}/{number}") as client:
         run = run_of_trial(client, experiment_id(client, experiment), sweep, str(number))
     if run is None:
         raise PromotionError(
@@ -236,8 +230,8 @@ def find_run(uri: str, experiment: str, sweep: str, number: int) -> str:
 
 def trial_of_run(uri: str, run_id: str) -> str:
     """The trial, `SWEEP/t0007`, that a run of MLflow recorded; `PromotionError` for a run that is not a trial's."""
-    with _promotion(uri, f"look up the run {run_id}"):
-        tags: dict[str, str] = open_client(uri).get_run(run_id).data.tags
+    with _promotion(uri, f"look up the run {run_id}") as client:
+        tags: dict[str, str] = client.get_run(run_id).data.tags
     sweep, trial = tags.get(SWEEP), tags.get(TRIAL, "").removeprefix("t")
     if sweep is None or not trial.isdecimal():
         raise PromotionError(f"the run {run_id} in {without_password(uri)} is no trial of a sweep; name a trial's run")
@@ -248,9 +242,8 @@ def log_scores(uri: str, run_id: str, scores: Mapping[str, float], step: int, pa
     """Adds the metrics of sealed tests to a trial's run, at the checkpoint's step or pairs, as the run counts steps."""
     from mlflow.entities import Metric
 
-    with _promotion(uri, "log the test metrics"):
+    with _promotion(uri, "log the test metrics") as client:
         now = time.time_ns() // 1_000_000
-        client = open_client(uri)
         at = pairs if client.get_run(run_id).data.tags.get(STEP_UNIT) == "pairs" else step
         metrics = [Metric(name_of(name), float(value), now, at) for name, value in scores.items()]
         for part in slices(metrics, METRICS_PER_BATCH):
@@ -262,8 +255,8 @@ def fetch(uri: str, model: str, folder: Path) -> Path:
     name, _, alias = model.removeprefix("models:/").partition("@")
     version = champion_of(uri, name, alias)
     if version is None:
-        with _promotion(uri, "list the models"):
-            aliases = [f"models:/{m.name}@{a}" for m in open_client(uri).search_registered_models() for a in m.aliases]
+        with _promotion(uri, "list the models") as client:
+            aliases = [f"models:/{m.name}@{a}" for m in client.search_registered_models() for a in m.aliases]
         raise UnknownNameError(
             f"{without_password(uri)} has no {model}; there: {', '.join(aliases) or 'none'}{nearest(model, aliases)}; "
             "`babeltune promote` registers one"
@@ -290,14 +283,14 @@ def registered_folder(folder: Path) -> str:
 
 def versions_of(uri: str, name: str) -> list[Registered]:
     """The versions of a registered model; none if there is no such model."""
-    with _promotion(uri, f"look up {name!r}"):
-        return [_registered(each) for each in open_client(uri).search_model_versions(f"name = '{quotable(name)}'")]
+    with _promotion(uri, f"look up {name!r}") as client:
+        return [_registered(each) for each in client.search_model_versions(f"name = '{quotable(name)}'")]
 
 
 def version_in(uri: str, folder: Path) -> Registered | None:
     """The version whose files a fetched folder holds; None if the folder is no version's."""
-    with _promotion(uri, f"look up {folder.name!r}"):
-        for registered in open_client(uri).search_model_versions():
+    with _promotion(uri, f"look up {folder.name!r}") as client:
+        for registered in client.search_model_versions():
             if (registered.source or "").rpartition("/")[2] == folder.name:
                 return _registered(registered)
     return None
@@ -308,9 +301,10 @@ def _registered(version: ModelVersion) -> Registered:
 
 
 @contextlib.contextmanager
-def _promotion(uri: str, action: str) -> Iterator[None]:
+def _promotion(uri: str, action: str) -> Iterator[MlflowClient]:
+    """A client of the store. `PromotionError` says which action it refused."""
     try:
-        yield
+        yield open_client(uri)
     except BabeltuneError:
         raise
     except Exception as error:  # a server may fail in any way, and so may a database that MLflow cannot even open
