@@ -1,9 +1,9 @@
 """The actor between a sweep's search and its worker groups: trials wait here, reports and verdicts cross here.
 
 A trial is offered, and a free worker group takes it. Each of its reports waits for a verdict. It ends once all ranks of
-its group agree that it did. `DispatcherState` holds the rules, and `dispatcher_base.py` waits.
-`dispatcher_driver_calls.py` answers the driver, and this file the worker groups. `dispatcher_client.py` runs it as a
-small named actor. It is plain asyncio, so it also runs alone.
+its group agree that it did. `DispatcherState` holds the rules. `dispatcher_driver_calls.py` answers the driver, and
+this file the worker groups. `dispatcher_client.py` runs it as a small named actor. It is plain asyncio, so it also runs
+alone.
 
 Every call may be made twice, and the second has the first one's answer. Nothing of it is on a disk: a dispatcher that
 died takes its worker groups with it. The driver starts new ones, and trials go on from their checkpoints."""
@@ -151,5 +151,5 @@ class TrialDispatcher(DriverCalls):
                 self._change(self._state.settle, trial, world)
                 if worker_group not in self._state.assigned:
                     self._idle[worker_group] = time.monotonic()
-                self._wake_trial(trial)
+                self._wake(("report", trial), ("leave", trial))
         return bool(attempt.go_on)
