@@ -8,7 +8,7 @@ from babeltune.cli.words import settings_words, sparkline
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.sweep.state.housekeeping import REMOVED
 from babeltune.sweep.state.trial_page import trial_page
-from babeltune.tracking.sent_runs import sent_runs
+from babeltune.tracking.sweep_runs import sent_runs
 from babeltune.training.checkpoint import checkpoint_folder
 from benchmarks.event_log import EventLog
 from made_sweeps import add_trial, make_sweep, whole_sweep

@@ -10,7 +10,7 @@ from babeltune.sweep.state.leaderboard import winner
 from babeltune.tracking import registry
 from babeltune.tracking.checkpoint_models import CheckpointModel
 from babeltune.tracking.mlflow_client import open_client
-from babeltune.tracking.view import trials_page
+from babeltune.tracking.sweep_runs import trials_page
 from benchmarks.event_log import EventLog
 from registering import register
 from screens import kept, page_of

@@ -338,7 +338,7 @@ def page_of(name: str | None, file: str | None, cluster: Cluster) -> str:
     MLflow has no run of the latest one."""
     from babeltune.errors import BabeltuneError
     from babeltune.tracking.mlflow_client import EXPERIMENTS
-    from babeltune.tracking.view import trials_page
+    from babeltune.tracking.sweep_runs import trials_page
 
     try:
         folder = folder_of(name, file)

@@ -19,7 +19,7 @@ from babeltune.sweep.state.folder import SweepFolder, sweep_folders
 from babeltune.sweep.sync.audit import audit
 from babeltune.sweep.sync.quota import keep_hours
 from babeltune.sweep.sync.view import StorageView
-from babeltune.tracking.deleted_runs import delete_runs
+from babeltune.tracking.sweep_runs import delete_runs
 
 CHECKPOINT = re.compile(r"(sweeps/[^/]+/trials/[^/]+/checkpoints/[^./][^/]*)/.+")
 """A file of a checkpoint: the checkpoint's key."""

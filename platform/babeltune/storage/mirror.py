@@ -8,22 +8,65 @@ pull never replaces a record with changes that wait to be pushed.
     <folder>/.seals/<key>.json     size and SHA-256 of a package's files, and the versions of these files
     <folder>/.synced/<key>.json    which version of a record it has
 
-A mirror with a `fence` changes a record only if it is as this process knows it, or if it still holds the lease."""
+A mirror with a `fence` changes a record only if it is as this process knows it, or if it still holds the lease. A
+bucket has no locks. It can only refuse a write to an object that has changed. So a new holder of the lease first writes
+its token into the records that decide results. A late write of an earlier holder expects the record as it was before,
+and the bucket refuses it."""
 
 import json
 import os
+import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from babeltune.files import draft_of, version
 from babeltune.schema.storage_location import StorageLocation
-from babeltune.storage.fence import Fence, unstamped
 from babeltune.storage.object_store import Entry
 from babeltune.storage.packages import Packages, document, together, write_below
 
 OVERLAP = 1024  # bytes of a record that only grows which are downloaded again, to see that it is still the same one
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """The last line of a record in the bucket: under which token it was written. Files on a disk do not have it."""
+
+    token: int
+    since: int = 0
+    """The first token whose checkpoints count. Older ones are of another driver's trial under this number."""
+
+    def line(self) -> bytes:
+        return b'\n{"lease": %d, "since": %d}\n' % (self.token, self.since)
+
+
+STAMPED = re.compile(rb'\n\{"lease": ([0-9]+), "since": ([0-9]+)\}\n\Z')
+
+
+def unstamped(data: bytes) -> tuple[bytes, Stamp | None]:
+    """A record's content and its stamp."""
+    stamp = STAMPED.search(data)
+    if stamp is None:
+        return data, None
+    return data[: stamp.start()], Stamp(int(stamp[1]), int(stamp[2]))
+
+
+@dataclass
+class Fence:
+    """The check of a mirror before it changes a record."""
+
+    token: int  # the fencing token under which this process writes
+    check: Callable[[], None]  # reads the lease, and raises if another process has it
+    stamped: str  # the name of the records that have a stamp
+    before_write: Callable[[], None] = lambda: None
+    """Raises if this process knows, without asking, that it may write no more. A worker does not know it."""
+    since: int = 0  # the first token whose checkpoints count, as a trial's reports in the bucket say
+
+    def stamp(self, key: str) -> Stamp | None:
+        """The stamp to write below a record's content; None for a record without a stamp."""
+        return Stamp(self.token, self.since) if key.endswith(f"/{self.stamped}") else None
 
 
 class Mirror(Packages):
@@ -31,6 +74,8 @@ class Mirror(Packages):
 
     def __init__(self, where: StorageLocation) -> None:
         super().__init__(where)
+        self.fence: Fence | None = None
+        """The fence that keeps this process from changing records without their lease; None: it is alone."""
         self._versions: dict[str, dict[str, Any]] = {}
 
     def waits(self, path: Path) -> bool:
@@ -57,13 +102,12 @@ class Mirror(Packages):
         return True
 
     def _write_fenced(self, key: str, data: bytes, version: str | None, fence: Fence) -> Entry:
-        """Writes a record if it is still the known version. While the fence holds, it replaces any other version: an
-        earlier holder of the lease wrote it, or a request of this process whose answer was lost."""
+        """Writes a record if it is still the known version, or, while the fence holds, in place of any other one."""
         fence.before_write()
         stamp = fence.stamp(key)
         content = data + (stamp.line() if stamp else b"")
         entry = self.store.write_if(key, content, version) if version else None
-        while entry is None:
+        while entry is None:  # an earlier holder of the lease wrote it, or a request of ours whose answer was lost
             there_now = self.store.entry(key)  # before the lease is read: who takes it then changes the record
             if there_now is None and stamp is not None:  # who takes the lease after the check then sees the record
                 self.store.write_if(key, stamp.line(), None)
@@ -81,8 +125,7 @@ class Mirror(Packages):
         return entry.tag
 
     def extend(self, key: str) -> bytes | None:
-        """Downloads what a record has gained that only grows, and gives that. None if it is another one than it was, so
-        that all of it was downloaded."""
+        """Downloads and returns what a record that grows has gained. None if it was replaced, and downloaded whole."""
         entry, path = self.store.entry(key), self.path(key)
         if entry is None or not self._stale(key, entry.tag):
             return b""
@@ -104,9 +147,8 @@ class Mirror(Packages):
 
     def pull(self, entries: Mapping[str, Entry]) -> None:
         """Downloads these objects if the folder has an older version, and none of its own."""
-        together(
-            lambda key: self._pull(key, entries[key]), [key for key in entries if self._stale(key, entries[key].tag)]
-        )
+        stale = [key for key, entry in entries.items() if self._stale(key, entry.tag)]
+        together(lambda key: self._pull(key, entries[key]), stale)
 
     def _stale(self, key: str, tag: str) -> bool:
         path, record = self.path(key), self._record_of(key)

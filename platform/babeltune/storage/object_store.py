@@ -28,12 +28,8 @@ WAIT_S, JITTER_S, MOST_WAIT_S = 0.2, 0.2, 8.0
 `JITTER_S` more are drawn at random, so that many workers do not ask at once."""
 EXTRAS = {"s3": "babeltune[s3]", "s3a": "babeltune[s3]", "gs": "babeltune[gs]", "gcs": "babeltune[gs]"}
 """The packages of protocols that do not come with fsspec."""
-ONE_TRY = {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 1}}
-OPTIONS: dict[str, dict[str, Any]] = {
-    "s3": {"config_kwargs": ONE_TRY},
-    "s3a": {"config_kwargs": ONE_TRY},
-    "file": {"auto_mkdir": True},
-}
+ONE_TRY = {"config_kwargs": {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 1}}}
+OPTIONS: dict[str, dict[str, Any]] = {"s3": ONE_TRY, "s3a": ONE_TRY, "file": {"auto_mkdir": True}}
 S3, GCS = ("s3", "s3a"), ("gs", "gcs")
 WHOLE = 5 * 2**30  # bytes up to which S3 takes an object in one request. A condition holds for one request only.
 CHANGED = ("PreconditionFailed", "412")  # error codes of S3 for an object that is not the one that a write expects
@@ -50,15 +46,13 @@ class Entry:
     tag: str  # another one after each change
     modified: float  # when, in seconds since 1970 by the store's clock
     version: str = ""
-    """The version that a conditional write compares: the ETag on S3, the generation on Google Cloud Storage, elsewhere
-    the tag."""
+    """What a conditional write compares: the ETag on S3, the generation on Google Cloud Storage, else the tag."""
 
 
 class ObjectStore:
     """The objects below a URI, by keys relative to it.
 
-    Each request is repeated for `timeout` seconds; then, or at once if it is refused, `ObjectStoreError` says why.
-    """
+    Each request is repeated for `timeout` seconds; then, or at once if it is refused, `ObjectStoreError` says why."""
 
     def __init__(self, uri: str, timeout: float = STORAGE_TIMEOUT_S) -> None:
         """Raises `ClusterError` for a protocol that is unknown or not installed; asks the store nothing."""
@@ -71,31 +65,21 @@ class ObjectStore:
     def entries(self, prefix: str = "") -> dict[str, Entry]:
         """The objects below a key; `ObjectStoreError` for one whose name would leave its folder."""
         place = self._place(prefix) if prefix else self._root
-        try:
-            listing = self._tried("listed", lambda: self._fs.find(place, detail=True))
-        except FileNotFoundError:
-            return {}
+        listing: dict[str, Any] = self._found("listed", lambda: self._fs.find(place, detail=True)) or {}
         names = {name[len(self._root) + 1 :]: info for name, info in listing.items() if not name.endswith("/")}
         return {inside(name): _entry(info) for name, info in names.items()}
 
     def folders(self, prefix: str) -> list[str]:
         """The names of the folders right below a key."""
         place = self._place(prefix)
-        try:
-            listing = self._tried("listed", lambda: self._fs.ls(place, detail=True))
-        except FileNotFoundError:
-            return []
-        return sorted(
-            inside(each["name"].rstrip("/")[len(place) + 1 :]) for each in listing if each["type"] == "directory"
-        )
+        listing: list[dict[str, Any]] = self._found("listed", lambda: self._fs.ls(place, detail=True)) or []
+        folders = [each["name"].rstrip("/") for each in listing if each["type"] == "directory"]
+        return sorted(inside(name[len(place) + 1 :]) for name in folders)
 
     def entry(self, key: str) -> Entry | None:
         """Size, version and time of the object, or None if it does not exist."""
         place = self._place(key)
-        try:
-            return self._tried(f"asked for {key}", lambda: _info(self._fs, place))
-        except FileNotFoundError:
-            return None
+        return self._found(f"asked for {key}", lambda: _info(self._fs, place))
 
     def now(self) -> float | None:
         """The time by the store's own clock, which dates its objects."""
@@ -111,10 +95,7 @@ class ObjectStore:
         """The object, from this byte on; None if there is none."""
         place = self._place(key)
         whole = {"max_concurrency": 1} if self._protocol in S3 else {}  # s3fs else asks for the size before
-        try:
-            data: bytes = self._tried(f"read at {key}", lambda: self._fs.cat_file(place, start=start, **whole))
-        except FileNotFoundError:
-            return None
+        data: bytes | None = self._found(f"read at {key}", lambda: self._fs.cat_file(place, start=start, **whole))
         return data
 
     def download(self, key: str, path: Path) -> None:
@@ -130,10 +111,7 @@ class ObjectStore:
             with self._fs.open(place, "rb") as file:
                 return hashlib.file_digest(file, "sha256").hexdigest()
 
-        try:
-            return self._tried(f"read at {key}", read)
-        except FileNotFoundError:
-            return None
+        return self._found(f"read at {key}", read)
 
     def write(self, key: str, data: bytes) -> None:
         place = self._place(key)
@@ -155,7 +133,7 @@ class ObjectStore:
         if self._protocol in S3:
             return self._swapped_on_s3(place, data, expected)
         if self._protocol in GCS:
-            return self._swapped_on_gcs(place, data, expected)
+            return _swapped_on_gcs(self._fs, place, data, expected)
         with locked(Path(place)):
             return self._compared_and_written(place, data, expected)
 
@@ -172,24 +150,6 @@ class ObjectStore:
                 return None
             raise
         return _entry({"ETag": answer["ETag"], "size": len(data), "mtime": time.time()})
-
-    def _swapped_on_gcs(self, place: str, data: bytes, expected: str | None) -> Entry | None:
-        bucket, name, _ = self._fs.split_path(place)
-        server = self._fs.base.partition("/storage/v1")[0]
-        try:
-            answer = self._fs.call(
-                "POST",
-                f"{server}/upload/storage/v1/b/{quote(bucket)}/o",
-                uploadType="media",
-                name=name,
-                ifGenerationMatch=expected or "0",
-                headers={"Content-Type": "application/octet-stream"},
-                data=data,
-                json_out=True,
-            )
-        except FileExistsError:  # gcsfs's name for an object of another generation
-            return None
-        return _entry({**answer, "mtime": time.time()})
 
     def _compared_and_written(self, place: str, data: bytes, expected: str | None) -> Entry | None:
         try:
@@ -224,16 +184,12 @@ class ObjectStore:
     def remove(self, key: str) -> None:
         """Nothing happens if there is no such object."""
         place = self._place(key)
-        with contextlib.suppress(FileNotFoundError):
-            self._tried(f"changed at {key}", lambda: self._fs.rm_file(place))
+        self._found(f"changed at {key}", lambda: self._fs.rm_file(place))
 
     def remove_if(self, key: str, expected: str) -> bool:
         """Removes the object if it still has the expected version, as `write_if` writes it; whether it did."""
         place = self._place(key)
-        try:
-            return self._tried(f"changed at {key}", lambda: self._removed(place, expected))
-        except FileNotFoundError:
-            return False
+        return bool(self._found(f"changed at {key}", lambda: self._removed(place, expected)))
 
     def _removed(self, place: str, expected: str) -> bool:
         if not self.compares or self._protocol not in (*S3, *GCS):
@@ -248,8 +204,6 @@ class ObjectStore:
                 self._fs.call_s3("delete_object", Bucket=bucket, Key=name, IfMatch=expected)
             else:
                 self._fs.call("DELETE", "b/{}/o/{}", bucket, name, ifGenerationMatch=expected)
-        except FileExistsError:  # gcsfs's name for an object of another generation
-            return False
         except OSError as error:
             if _is_changed(error):
                 return False
@@ -258,6 +212,12 @@ class ObjectStore:
 
     def _place(self, key: str) -> str:
         return f"{self._root}/{inside(key)}"
+
+    def _found(self, action: str, request: Callable[[], Result]) -> Result | None:
+        """The request's result; None if there is no such object."""
+        with contextlib.suppress(FileNotFoundError):
+            return self._tried(action, request)
+        return None
 
     def _tried(self, action: str, request: Callable[[], Result]) -> Result:
         """The request's result. A failure that is no refusal is tried again until `timeout` ends."""
@@ -291,10 +251,29 @@ def _a_bucket(uri: str) -> Iterator[None]:
         raise ObjectStoreError(f"the storage {uri} is not there ({_first_line(error)}); create it") from error
 
 
+def _swapped_on_gcs(system: Any, place: str, data: bytes, expected: str | None) -> Entry | None:
+    bucket, name, _ = system.split_path(place)
+    server = system.base.partition("/storage/v1")[0]
+    try:
+        answer = system.call(
+            "POST",
+            f"{server}/upload/storage/v1/b/{quote(bucket)}/o",
+            uploadType="media",
+            name=name,
+            ifGenerationMatch=expected or "0",
+            headers={"Content-Type": "application/octet-stream"},
+            data=data,
+            json_out=True,
+        )
+    except FileExistsError:  # gcsfs's name for an object of another generation
+        return None
+    return _entry({**answer, "mtime": time.time()})
+
+
 def _is_changed(error: OSError) -> bool:
-    """Whether S3 says that an object is not the one that was expected."""
+    """Whether an object is not the one that was expected, in the words of S3 or of gcsfs."""
     answer = getattr(error.__cause__, "response", None) or {}
-    return answer.get("Error", {}).get("Code") in CHANGED
+    return isinstance(error, FileExistsError) or answer.get("Error", {}).get("Code") in CHANGED
 
 
 def _next_step(error: Exception) -> str:

@@ -95,8 +95,7 @@ def start(console: Callable[[list[str]], None], **options: object) -> None:
 
     Ray's handlers of SIGTERM stay out: while it starts, they would end the program without its last words. Its
     processes get groups of their own: a terminal that is closed, or `timeout`, signals the driver's whole group, and
-    the search could not save its trials without them. Moved: tests/sweep/workers/test_access.py names which fails.
-    """
+    the search could not save its trials without them. Moved: tests/sweep/workers/test_access.py names which fails."""
     ray._private.worker.print_to_stdstream = lambda data, **_: console(data["lines"])
     ray._private.utils.set_sigterm_handler = lambda _handler: None
     if sys.platform == "linux":  # elsewhere Ray ends them by the driver's group once that has died
@@ -120,8 +119,7 @@ def start_here(console: Callable[[list[str]], None], folder: str, **options: obj
 
 
 def dead_processes() -> list[str]:
-    """The names of Ray's own processes on this machine that have died. Ray itself would say so a minute later. Moved:
-    `psutil` knows the children of this process."""
+    """Ray's own dead processes here, a minute before it says so. Moved: `psutil` knows the children of this process."""
     return [name for name, _ in ray._private.worker._global_node.dead_processes()]
 
 

@@ -21,7 +21,7 @@ from babeltune.sweep_report.page import document
 from babeltune.sweep_report.picture import browser, picture
 from babeltune.sweep_report.record import MOST_ROWS, SweepReport
 from babeltune.sweep_report.render import Format, render
-from babeltune.tracking.artifacts import log_report
+from babeltune.tracking.sweep_runs import log_report
 
 LARGEST = 2_000_000  # bytes of a report. Above it, tables and charts show fewer trials.
 PICTURED_ROWS = 80  # trials that tables and charts of a picture show at most

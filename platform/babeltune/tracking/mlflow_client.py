@@ -36,8 +36,7 @@ PARAM_CHARACTERS, TAG_CHARACTERS, NAME_CHARACTERS = 6000, 8000, 250  # MLflow's 
 DAMAGED = ("file is not a database", "disk image is malformed")  # parts of SQLite's errors for a damaged file
 log = logging.getLogger(__name__)
 HTTP = {"MAX_RETRIES": "1", "BACKOFF_FACTOR": "1", "TIMEOUT": "30"}
-"""Environment of MLflow's HTTP client. Its own retries would take minutes; ours never end. Variables that are set
-already are kept."""
+"""Environment of MLflow's HTTP client, unless it is set. Its own retries would take minutes; ours never end."""
 
 
 def open_client(uri: str) -> MlflowClient:
@@ -62,8 +61,7 @@ def _warn_once(uri: str) -> None:
 
 
 def about_plain_http(uri: str) -> str:
-    """The next step if this machine's MLflow credentials would go over a network unencrypted; empty if they would
-    not."""
+    """The next step if this machine's MLflow credentials would go over a network unencrypted; else nothing."""
     from mlflow.utils.credentials import read_mlflow_creds
 
     address = urlsplit(uri)
@@ -226,8 +224,7 @@ def first_line(error: Exception) -> str:
 
 
 def why(error: Exception) -> str:
-    """The error's first line, or the system's, and the next step: for a refused login, a refused host name, or a
-    damaged file."""
+    """The error's first line and the next step: for a refused login, a refused host name, or a damaged file."""
     if any(words in str(error) for words in DAMAGED):
         return (
             f"{first_line(error)}; restore the file, or move it away: then `babeltune resume SWEEP` records all of the "

@@ -16,22 +16,9 @@ from babeltune.files import draft_folder, sha256_of
 from babeltune.models.hub import dimension_of
 from babeltune.redaction import without_password
 from babeltune.schema.trial_names import trial_name
+from babeltune.tracking import mlflow_client
 from babeltune.tracking.checkpoint_models import EXAMPLE, add_version, model_of_run, with_signature, write_mlmodel
-from babeltune.tracking.mlflow_client import (
-    METRICS_PER_BATCH,
-    STEP_UNIT,
-    SWEEP,
-    TRIAL,
-    experiment_id,
-    name_of,
-    open_client,
-    quotable,
-    run_of_trial,
-    shorten,
-    slices,
-    text_of,
-    why,
-)
+from babeltune.tracking.mlflow_client import STEP_UNIT, SWEEP, TRIAL
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -48,8 +35,7 @@ ABOUT = (
 """The description of a registered model."""
 CARD_CHARACTERS = 5000  # MLflow's limit for a version's description
 CLAIM_S = 300
-"""Seconds after which the claim of a dead process does not count. Moving an alias takes much less, and clocks of two
-machines differ by less."""
+"""Seconds after which a dead process' claim does not count. To move an alias takes less, and clocks differ by less."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +58,8 @@ def register(uri: str, name: str, folder: Path, run_id: str, tags: Mapping[str, 
     so that registering the same files again gives the same version. `PromotionError` says what the store refused."""
     path = registered_folder(folder)
     source = f"runs:/{run_id}/{path}"
-    with _promotion(uri, f"register {name!r}"):
-        client = open_client(uri)
-        models = client.search_registered_models(f"name = '{quotable(name)}'")
+    with _promotion(uri, f"register {name!r}") as client:
+        models = client.search_registered_models(f"name = '{mlflow_client.quotable(name)}'")
         if not models:
             client.create_registered_model(name, description=ABOUT)
         elif not models[0].description:
@@ -82,12 +67,14 @@ def register(uri: str, name: str, folder: Path, run_id: str, tags: Mapping[str, 
         model = client.get_logged_model(str(tags[MODEL])) if MODEL in tags else None
         page = "" if model is None else f"#/experiments/{model.experiment_id}/models/{model.model_id}"
         origin = "" if model is None else f"Its checkpoint: [{model.name}]({page})."
-        versions = [v for v in client.search_model_versions(f"name = '{quotable(name)}'") if v.source == source]
+        versions = [
+            v for v in client.search_model_versions(f"name = '{mlflow_client.quotable(name)}'") if v.source == source
+        ]
         if not versions:
             client.log_artifacts(run_id, str(folder), path)
             if (folder / "modules.json").is_file():
                 log_signature(client, run_id, path, folder)
-            words = {name_of(key): text_of(value) for key, value in tags.items()}
+            words = {mlflow_client.name_of(key): mlflow_client.text_of(value) for key, value in tags.items()}
             card = card_of(folder, origin)
             versions = [client.create_model_version(name, source, run_id=run_id, tags=words, description=card)]
         version = str(versions[0].version)
@@ -101,8 +88,7 @@ def move_alias(uri: str, name: str, alias: str, version: str, *, replaces: str |
 
     MLflow has no compare-and-set, so the alias is read under a claim (`_claimed`) and once more after.
     `PromotionError` names who came in between, or what the store refused."""
-    with _promotion(uri, f"register {name!r}"):
-        client = open_client(uri)
+    with _promotion(uri, f"register {name!r}") as client:
         with _claimed(client, name, alias, version):
             _expect(uri, name, alias, replaces, version)
             client.set_registered_model_alias(name, alias, version)
@@ -113,8 +99,7 @@ def checkpoint_model(uri: str, run_id: str) -> str | None:
     """MLflow's id of the model of a trial's best checkpoint. None if there is none, as on servers before MLflow 3."""
     from mlflow.exceptions import MlflowException
 
-    with _promotion(uri, f"look up the run {run_id}"), contextlib.suppress(MlflowException):
-        client = open_client(uri)
+    with _promotion(uri, f"look up the run {run_id}") as client, contextlib.suppress(MlflowException):
         logged = model_of_run(client, client.get_run(run_id).info.experiment_id, run_id)
         return None if logged is None else str(logged.model_id)
     return None
@@ -123,8 +108,8 @@ def checkpoint_model(uri: str, run_id: str) -> str | None:
 def card_of(folder: Path, origin: str = "") -> str | None:
     """The folder's model card without its header of YAML; None if there is none.
 
-    The `origin` stands before its first section. A card that is longer than MLflow takes loses whole sections, and
-    names them."""
+    The `origin` stands before its first section. A card that is too long for MLflow loses whole sections, and names
+    them."""
     card = folder / "README.md"
     if not card.is_file():
         return None
@@ -151,7 +136,7 @@ def whole_sections(card: str, limit: int) -> str:
             room -= len(section) + 1
         else:
             omitted.append(name)
-    return shorten("\n".join([beginning, *whole, "", _left_out(omitted, limit)]), limit)
+    return mlflow_client.shorten("\n".join([beginning, *whole, "", _left_out(omitted, limit)]), limit)
 
 
 def _left_out(names: Sequence[str], limit: int) -> str:
@@ -181,11 +166,11 @@ def _claimed(client: MlflowClient, name: str, alias: str, version: str) -> Itera
     one that reads last sees the other's claim, or finds that the alias has moved. So both may be refused, but never
     both succeed. The claim of a dead process does not count after `CLAIM_S`. A process that pauses for longer between
     two requests is not guarded against."""
-    tag = name_of(f"babeltune.claim.{alias}")
+    tag = mlflow_client.name_of(f"babeltune.claim.{alias}")
     now = time.time()
     client.set_model_version_tag(name, version, tag, str(now))
     try:
-        for other in client.search_model_versions(f"name = '{quotable(name)}'"):
+        for other in client.search_model_versions(f"name = '{mlflow_client.quotable(name)}'"):
             claim = other.tags.get(tag)
             if str(other.version) != version and claim is not None and now - float(claim) < CLAIM_S:
                 raise PromotionError(
@@ -213,20 +198,17 @@ def _expect(uri: str, name: str, alias: str, expected: str | None, version: str)
 
 def champion_of(uri: str, name: str, alias: str) -> Registered | None:
     """The version that `alias` points to, or None if there is no such model or alias."""
-    with _promotion(uri, f"look up {name!r}"):
-        client = open_client(uri)
-        models = client.search_registered_models(f"name = '{quotable(name)}'")
+    with _promotion(uri, f"look up {name!r}") as client:
+        models = client.search_registered_models(f"name = '{mlflow_client.quotable(name)}'")
         if not models or alias not in models[0].aliases:
             return None
-        registered = client.get_model_version_by_alias(name, alias)
-        return _registered(registered)
+        return _registered(client.get_model_version_by_alias(name, alias))
 
 
 def find_run(uri: str, experiment: str, sweep: str, number: int) -> str:
     """MLflow's id of a trial's run; `PromotionError` when the store does not have it."""
-    with _promotion(uri, f"look up the run of {sweep}/{number}"):
-        client = open_client(uri)
-        run = run_of_trial(client, experiment_id(client, experiment), sweep, str(number))
+    with _promotion(uri, f"look up the run of {sweep}/{number}") as client:
+        run = mlflow_client.run_of_trial(client, mlflow_client.experiment_id(client, experiment), sweep, str(number))
     if run is None:
         raise PromotionError(
             f"{without_password(uri)} has no run of {sweep}/{number}; `babeltune resume {sweep}` sends what is missing"
@@ -236,8 +218,8 @@ def find_run(uri: str, experiment: str, sweep: str, number: int) -> str:
 
 def trial_of_run(uri: str, run_id: str) -> str:
     """The trial, `SWEEP/t0007`, that a run of MLflow recorded; `PromotionError` for a run that is not a trial's."""
-    with _promotion(uri, f"look up the run {run_id}"):
-        tags: dict[str, str] = open_client(uri).get_run(run_id).data.tags
+    with _promotion(uri, f"look up the run {run_id}") as client:
+        tags: dict[str, str] = client.get_run(run_id).data.tags
     sweep, trial = tags.get(SWEEP), tags.get(TRIAL, "").removeprefix("t")
     if sweep is None or not trial.isdecimal():
         raise PromotionError(f"the run {run_id} in {without_password(uri)} is no trial of a sweep; name a trial's run")
@@ -248,12 +230,11 @@ def log_scores(uri: str, run_id: str, scores: Mapping[str, float], step: int, pa
     """Adds the metrics of sealed tests to a trial's run, at the checkpoint's step or pairs, as the run counts steps."""
     from mlflow.entities import Metric
 
-    with _promotion(uri, "log the test metrics"):
+    with _promotion(uri, "log the test metrics") as client:
         now = time.time_ns() // 1_000_000
-        client = open_client(uri)
         at = pairs if client.get_run(run_id).data.tags.get(STEP_UNIT) == "pairs" else step
-        metrics = [Metric(name_of(name), float(value), now, at) for name, value in scores.items()]
-        for part in slices(metrics, METRICS_PER_BATCH):
+        metrics = [Metric(mlflow_client.name_of(name), float(value), now, at) for name, value in scores.items()]
+        for part in mlflow_client.slices(metrics, mlflow_client.METRICS_PER_BATCH):
             client.log_batch(run_id, part)
 
 
@@ -262,8 +243,8 @@ def fetch(uri: str, model: str, folder: Path) -> Path:
     name, _, alias = model.removeprefix("models:/").partition("@")
     version = champion_of(uri, name, alias)
     if version is None:
-        with _promotion(uri, "list the models"):
-            aliases = [f"models:/{m.name}@{a}" for m in open_client(uri).search_registered_models() for a in m.aliases]
+        with _promotion(uri, "list the models") as client:
+            aliases = [f"models:/{m.name}@{a}" for m in client.search_registered_models() for a in m.aliases]
         raise UnknownNameError(
             f"{without_password(uri)} has no {model}; there: {', '.join(aliases) or 'none'}{nearest(model, aliases)}; "
             "`babeltune promote` registers one"
@@ -284,20 +265,23 @@ def fetch_version(uri: str, version: Registered, folder: Path) -> Path:
 
 
 def registered_folder(folder: Path) -> str:
-    """The name of a registered model's folder of these files."""
-    return f"model-{_digest(folder)}"
+    """The name of a registered model's folder: `model-` and 12 hexadecimal digits of its files and their content."""
+    digest, of_mlflow = hashlib.sha256(), {folder / name for name in FOR_MLFLOW}
+    for path in sorted(p for p in folder.rglob("*") if p.is_file() and p not in of_mlflow):
+        digest.update(f"{path.relative_to(folder)} {sha256_of(path)}\n".encode())
+    return f"model-{digest.hexdigest()[:12]}"
 
 
 def versions_of(uri: str, name: str) -> list[Registered]:
     """The versions of a registered model; none if there is no such model."""
-    with _promotion(uri, f"look up {name!r}"):
-        return [_registered(each) for each in open_client(uri).search_model_versions(f"name = '{quotable(name)}'")]
+    with _promotion(uri, f"look up {name!r}") as client:
+        return [_registered(each) for each in client.search_model_versions(f"name = '{mlflow_client.quotable(name)}'")]
 
 
 def version_in(uri: str, folder: Path) -> Registered | None:
     """The version whose files a fetched folder holds; None if the folder is no version's."""
-    with _promotion(uri, f"look up {folder.name!r}"):
-        for registered in open_client(uri).search_model_versions():
+    with _promotion(uri, f"look up {folder.name!r}") as client:
+        for registered in client.search_model_versions():
             if (registered.source or "").rpartition("/")[2] == folder.name:
                 return _registered(registered)
     return None
@@ -308,22 +292,14 @@ def _registered(version: ModelVersion) -> Registered:
 
 
 @contextlib.contextmanager
-def _promotion(uri: str, action: str) -> Iterator[None]:
+def _promotion(uri: str, action: str) -> Iterator[MlflowClient]:
+    """A client of the store. `PromotionError` says which action it refused."""
     try:
-        yield
+        yield mlflow_client.open_client(uri)
     except BabeltuneError:
         raise
     except Exception as error:  # a server may fail in any way, and so may a database that MLflow cannot even open
         raise PromotionError(
-            f"cannot {action} in the MLflow store {without_password(uri)}: {why(error)}; "
+            f"cannot {action} in the MLflow store {without_password(uri)}: {mlflow_client.why(error)}; "
             "check that it answers (`babeltune ui`), then promote again"
         ) from error
-
-
-def _digest(folder: Path) -> str:
-    """12 hexadecimal digits that name the folder's files and their content, but for what `log_signature` adds."""
-    digest = hashlib.sha256()
-    of_mlflow = (folder / "MLmodel", folder / EXAMPLE)
-    for path in sorted(p for p in folder.rglob("*") if p.is_file() and p not in of_mlflow):
-        digest.update(f"{path.relative_to(folder)} {sha256_of(path)}\n".encode())
-    return digest.hexdigest()[:12]

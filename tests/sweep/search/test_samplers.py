@@ -14,8 +14,7 @@ from babeltune.planning import space
 from babeltune.schema.records import Budget, Nsga2, Objective, Parameter, PlainSampler, Tpe
 from babeltune.sweep.search import few_trials
 from babeltune.sweep.search.study import Proposals, sampler_for
-from babeltune.sweep.state.ledger import Ledger
-from babeltune.sweep.state.log import LEDGER
+from babeltune.sweep.state.log import LEDGER, Ledger
 from babeltune.sweep.state.messages import TrialEnd
 from replays import replay
 from toy_methods import toy_sweep

@@ -25,8 +25,7 @@ from babeltune.schema.cluster import Cluster
 from babeltune.schema.records import Report
 from babeltune.schema.storage_location import StorageLocation
 from babeltune.storage import packages
-from babeltune.storage.fence import unstamped
-from babeltune.storage.mirror import Mirror
+from babeltune.storage.mirror import Mirror, unstamped
 from babeltune.storage.object_store import Entry, ObjectStore
 from babeltune.storage.packages import PACKAGE_MANIFEST
 from babeltune.sweep.state import fencing
@@ -45,9 +44,9 @@ from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.log import LEDGER
 from babeltune.sweep.sync import driver as driver_module
 from babeltune.sweep.sync import leased_folder
-from babeltune.sweep.sync.checkpoint_names import latest_names
 from babeltune.sweep.sync.driver import DriverSync
 from babeltune.sweep.sync.fencing import BucketLease, trial_fence
+from babeltune.sweep.sync.view import latest_names
 from babeltune.sweep.sync.worker import pull_trial, push_trial
 from babeltune.training.checkpoint import MANIFEST, REPORTS, checkpoint_folder, last_good, read_reports
 from waiting import PATIENCE_S, wait_until

@@ -18,7 +18,7 @@ from babeltune.promotion.evaluate import evaluate_model
 from babeltune.promotion.promote import promote
 from babeltune.schema.cluster import Cluster
 from babeltune.stages import SEARCHING
-from babeltune.storage.fence import unstamped
+from babeltune.storage.mirror import unstamped
 from babeltune.storage.object_store import ObjectStore
 from babeltune.storage.packages import PACKAGE_MANIFEST
 from babeltune.sweep.driver.run import driven_folder, submit
@@ -50,7 +50,7 @@ def quick(monkeypatch):
     for module in (driver_module, fencing):
         monkeypatch.setattr(module, "RENEWAL_INTERVAL_S", 0.3)
     monkeypatch.setattr(driver_module, "REQUEST_TIMEOUT_S", 0.5)
-    monkeypatch.setattr("babeltune.sweep.sync.follow.POLL_INTERVAL_S", 0.1)
+    monkeypatch.setattr("babeltune.sweep.sync.view.POLL_INTERVAL_S", 0.1)
 
 
 @pytest.fixture(scope="module")

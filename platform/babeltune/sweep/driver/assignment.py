@@ -37,28 +37,22 @@ def with_temperatures(folder: SweepFolder, trial: Trial) -> Trial:
 def assignment(sweep: Sweep, folder: SweepFolder, number: int, params: dict[str, Scalar]) -> TrialAssignment:
     """The assignment of trial `number` to a worker group; written to the trial's folder, too.
 
-    One that has begun keeps the settings and the data that it began with, whatever was accepted since. Raises
-    `DamagedError` if these are lost."""
+    One that has begun keeps its settings and data, whatever was accepted since. Raises `DamagedError` if they are lost.
+    """
     place, prepared = folder.trial(number), folder.data_of(number)
     if prepared == folder.prepared:
-        trial = with_speed(folder, make_trial(folder.with_rates(sweep), number, params))
-        trial = with_temperatures(folder, trial)
+        trial = with_temperatures(folder, with_speed(folder, make_trial(folder.with_rates(sweep), number, params)))
         with folder.guard():
             make_folders(place)
             write_json(place / "trial.json", trial)
     else:
         if words := damage(prepared):
             raise DamagedError(words)
-        recorded = read_of_trial(place, "trial.json")
-        trial = (
-            make_trial(folder.with_rates(folder.sweep_of(number)), number, params)
-            if recorded is None
-            else trial_from(recorded)
-        )
+        if (recorded := read_of_trial(place, "trial.json")) is not None:
+            trial = trial_from(recorded)
+        else:
+            trial = make_trial(folder.with_rates(folder.sweep_of(number)), number, params)
+    storage = str(folder.path.parents[1])
     return TrialAssignment(
-        folder=str(place),
-        trial=plain(trial),
-        prepared=str(prepared),
-        storage=str(folder.path.parents[1]),
-        seed=trial.seed,
+        folder=str(place), trial=plain(trial), prepared=str(prepared), storage=storage, seed=trial.seed
     )

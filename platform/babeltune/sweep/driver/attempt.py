@@ -21,12 +21,10 @@ from babeltune.sweep.driver.assignment import assignment
 from babeltune.sweep.driver.baselines import score_baselines
 from babeltune.sweep.driver.examples import examples_at_the_end
 from babeltune.sweep.driver.gauges import SweepGauges
-from babeltune.sweep.driver.gpu_shares import with_gpu_share
 from babeltune.sweep.driver.keep import CheckpointPolicy
+from babeltune.sweep.driver.measurements import measure_rates, measure_temperatures, with_gpu_share
 from babeltune.sweep.driver.mlflow_reader import track
-from babeltune.sweep.driver.rates import measure_rates
 from babeltune.sweep.driver.recorder import Recorder
-from babeltune.sweep.driver.temperatures import measure_temperatures
 from babeltune.sweep.search.tune_run import search
 from babeltune.sweep.search.tune_searcher import Callbacks, Event, OnEvent
 from babeltune.sweep.search.warm_start import warm_trials
@@ -44,6 +42,7 @@ from babeltune.sweep.workers.pool import WorkerPool
 from babeltune.sweep.workers.pool_settings import PoolSettings
 from babeltune.sweep.workers.tasks import followed, ray_refusals, ray_shards
 
+Action = Callable[[], None]
 DISPATCHERS = 4  # dispatchers of one driver. The sweep ends when the last of them dies.
 PAUSED = "paused; `babeltune continue` goes on"
 PAUSE_POLL_S = 0.5  # seconds between two looks whether a paused sweep goes on
@@ -51,7 +50,7 @@ DISPATCHER_DIED = "the dispatcher died; worker groups start again, and trials go
 SAVING = "interrupted; saving every trial's step (a second Ctrl-C ends without)"
 
 
-def replacing_dispatchers(run_search: Callable[[], None], note: Callable[[str], None]) -> None:
+def replacing_dispatchers(run_search: Action, note: Callable[[str], None]) -> None:
     """Searches, anew each time that the dispatcher dies. Raises `DispatcherDiedError` when `DISPATCHERS` have died."""
     for remaining in reversed(range(DISPATCHERS)):
         try:
@@ -86,8 +85,7 @@ class SweepRun:
         try:
             self.stop.raise_if_stopped()
             warm_trials(folder.path, sweep, self._suggest)
-            here = cluster.address == "local"
-            corpus = self._read(None) if here else None  # broken text is known before Ray starts
+            corpus = self._read(None) if cluster.address == "local" else None  # broken text is known before Ray starts
             survey = functools.partial(nodes_asked, cluster, note=self.progress.note, progress=self.report_progress)
             self.report_progress(STARTING, 0, 0)
             with connected(cluster), ray_refusals():
@@ -117,16 +115,14 @@ class SweepRun:
         )
 
     def _read(self, shards: RunShards | None) -> Corpus:
-        """The clean corpus, after what `plan` says of its text. The nodes share the work on many texts, if `shards`
-        runs them there."""
+        """The clean corpus, after what `plan` says of its text. With `shards` the nodes share the work."""
         corpus = read_corpus(self.sweep, self.folder.path.parents[1], self.report_progress, shards)
         for words in about_text(self.sweep, corpus):
             self.progress.note(f"warning: {words}")
         return corpus
 
     def _prepare(self, corpus: Corpus) -> tuple[Prepared, Cluster]:
-        """The stores and the baselines' scores, made on the cluster if they are not there yet; and the cluster with the
-        share of a GPU that a trial needs."""
+        """The stores, made if they are not there yet, and the cluster with the share of a GPU that a trial needs."""
         sweep, folder, where, poll = self.sweep, self.folder, self.driver_sync.where, self.stop.raise_if_stopped
         shards, report = self._shards(), self.report_progress
         prepared = prepare(sweep, folder.path.parents[1], corpus=corpus, run_shards=shards, progress=report)
@@ -137,8 +133,7 @@ class SweepRun:
         measure_temperatures(sweep, prepared, folder)
         follow = functools.partial(followed, poll=poll, seconds=self.cluster.progress_timeout)
         score_baselines(sweep, prepared, folder, report, follow, gpus=self.cluster.gpus, where=where)
-        sized = with_gpu_share(self.cluster, sweep, prepared, folder, report, follow, where=where)
-        return prepared, sized
+        return prepared, with_gpu_share(self.cluster, sweep, prepared, folder, report, follow, where=where)
 
     def _search(self, prepared: Prepared, surveyed: Callable[[int], None]) -> bool:
         """The search; True when the budget's trials are all there."""
@@ -150,15 +145,12 @@ class SweepRun:
             examples_at_the_end(folder, self.driver_sync.where) as begin_examples,
             self._recorder(prepared) as recorder,
         ):
-            replacing_dispatchers(
-                functools.partial(self._search_or_wait, recorder, surveyed, begin_examples), progress.note
-            )
+            run_search = functools.partial(self._search_or_wait, recorder, surveyed, begin_examples)
+            replacing_dispatchers(run_search, progress.note)
         progress.progress("done" if recorder.complete else "stopped", progress.ended, sweep.budget.trials)
         return recorder.complete
 
-    def _search_or_wait(
-        self, recorder: Recorder, surveyed: Callable[[int], None], begin_examples: Callable[[], None]
-    ) -> None:
+    def _search_or_wait(self, recorder: Recorder, surveyed: Callable[[int], None], begin_examples: Action) -> None:
         """Searches on worker groups. While the sweep is paused, it has none, and waits to be continued."""
         trials, pauses = self.sweep.budget.trials, -1
         while not recorder.complete:
@@ -178,15 +170,11 @@ class SweepRun:
             if self.stop.requested():
                 return
 
-    def _search_with_pool(
-        self, recorder: Recorder, surveyed: Callable[[int], None], begin_examples: Callable[[], None]
-    ) -> None:
+    def _search_with_pool(self, recorder: Recorder, surveyed: Callable[[int], None], begin_examples: Action) -> None:
         """Searches on new worker groups. Raises `DispatcherDiedError` if these are lost with their dispatcher."""
         progress = self.progress
-        pool = WorkerPool(
-            self._pool_settings(), note=progress.note, surveyed=surveyed, waiting=self.stop.raise_if_stopped
-        )
-        with pool:
+        settings, waiting = self._pool_settings(), self.stop.raise_if_stopped
+        with WorkerPool(settings, note=progress.note, surveyed=surveyed, waiting=waiting) as pool:
             self._begin()
             with interrupts(self.stop, lambda: progress.progress(SAVING, progress.ended, self.sweep.budget.trials)):
                 recorder.complete = search(

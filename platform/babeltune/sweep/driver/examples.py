@@ -36,7 +36,7 @@ from babeltune.sweep.state.examples import (
 from babeltune.sweep.state.folder import SweepFolder, read_of_trial
 from babeltune.sweep.state.leaderboard import winner
 from babeltune.sweep.state.progress import is_driven
-from babeltune.sweep.sync.checkpoint_names import bring_checkpoint
+from babeltune.sweep.sync.view import bring_checkpoint
 from babeltune.sweep.sync.worker import with_prepared
 from babeltune.training.checkpoint import checkpoint_folder
 
@@ -76,7 +76,8 @@ def examples_at_the_end(folder: SweepFolder, where: StorageLocation | None) -> I
     begun: list[Any] = []
 
     def begin() -> None:
-        begun.append(_or_why_not(partial(_begin, folder, where)))
+        task = ray.remote(with_prepared).options(num_cpus=0, max_retries=0).remote
+        begun.append(_or_why_not(partial(_call_for_winner, folder, where, task)))
 
     yield begin
     for each in begun:
@@ -93,7 +94,7 @@ def make_missing_examples(
     if not recorded.missing or is_driven(folder):
         return
     note(f"making the examples of translations, which this sweep lacks ({recorded.missing})")
-    examples = _or_why_not(lambda: _call_for_winner(folder, where, with_prepared))
+    examples = _or_why_not(partial(_call_for_winner, folder, where, with_prepared))
     if examples != recorded:
         folder.write(EXAMPLES, examples)
 
@@ -105,14 +106,8 @@ def _or_why_not(make: Callable[[], Any]) -> Any:
     except Exception as error:  # the sweep has finished, whatever its report lacks
         cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
         words = " ".join(str(cause).split())[:300]
-        return Examples(
-            missing=words if isinstance(cause, DataError | SweepError) else f"{type(cause).__name__}: {words}"
-        )
-
-
-def _begin(folder: SweepFolder, where: StorageLocation | None) -> Any:
-    """The Ray task that makes the examples of the winner."""
-    return _call_for_winner(folder, where, ray.remote(with_prepared).options(num_cpus=0, max_retries=0).remote)
+        is_ours = isinstance(cause, DataError | SweepError)
+        return Examples(missing=words if is_ours else f"{type(cause).__name__}: {words}")
 
 
 def _call_for_winner(folder: SweepFolder, where: StorageLocation | None, call: Callable[..., Any]) -> Any:
@@ -196,8 +191,7 @@ def aligned_rows(
 ) -> tuple[tuple[str, ...], NDArray[np.int64]]:
     """Languages, and [rows, languages] text ids of sentences that are translations of one another.
 
-    Languages are added one by one, those of the `weakest` pairs first, while enough rows have all of them. Rows are
-    taken evenly over the dev set."""
+    Languages are added one by one, those of the `weakest` pairs first, while enough rows have all of them."""
     of_text = prepared.text_languages()
     translations: dict[int, dict[str, int]] = {}
     for task in _set_of(prepared, dev_set):
@@ -265,11 +259,6 @@ def _alignment(languages: Sequence[str], before: Rows, after: Rows) -> Iterator[
         for vectors in (before, after):
             all_ = cosines(vectors[:, column], vectors[:, 0])
             measured += [float(np.diag(all_).mean()), float((all_.argmax(axis=1) == np.arange(len(all_))).mean())]
-        values = [round(value, 4) for value in measured]
-        yield LanguageAlignment(
-            language=language,
-            cosine_before=values[0],
-            found_before=values[1],
-            cosine_after=values[2],
-            found_after=values[3],
-        )
+        names = ("cosine_before", "found_before", "cosine_after", "found_after")
+        values = {name: round(value, 4) for name, value in zip(names, measured, strict=True)}
+        yield LanguageAlignment(language=language, **values)

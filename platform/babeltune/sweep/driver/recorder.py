@@ -19,8 +19,7 @@ from babeltune.sweep.search.tune_searcher import Event
 from babeltune.sweep.state.fencing import OvertakenError
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.leaderboard import trial_row
-from babeltune.sweep.state.ledger import append_event
-from babeltune.sweep.state.log import LEDGER
+from babeltune.sweep.state.log import LEDGER, append_event
 from babeltune.sweep.state.messages import ENDED, Holder, State, Submission, TrialEnd, TrialOutcome
 from babeltune.sweep.state.provenance import environment_facts
 from babeltune.sweep.sync.audit import accountable
@@ -68,10 +67,8 @@ class Recorder:
         user, by_system = accountable()
         shares = cluster.workers * cluster.cpus_per_worker, cluster.workers * cluster.gpus
         self.holder: Holder = {"user": user, "by_system": by_system, "cpus": shares[0], "gpus": shares[1]}
-        self.open: set[int] = set()
-        """Trials that began and have not ended."""
-        self.complete = False
-        """Whether the sweep ended with all of its trials."""
+        self.open: set[int] = set()  # trials that began and have not ended
+        self.complete = False  # whether the sweep ended with all of its trials
 
     def __enter__(self) -> Recorder:
         with self.folder.guard():
@@ -118,9 +115,8 @@ class Recorder:
             with self.folder.guard():
                 state = "stopped" if stopped else "finished" if raised is None else "failed"
                 append_event(self.folder.path / LEDGER, "leave", state=state)
-        close_tracker(
-            self.tracker, self.folder, INTERRUPTED_WAIT_S if isinstance(raised, KeyboardInterrupt) else FINAL_WAIT_S
-        )
+        wait_s = INTERRUPTED_WAIT_S if isinstance(raised, KeyboardInterrupt) else FINAL_WAIT_S
+        close_tracker(self.tracker, self.folder, wait_s)
 
     def on_event(self, _: str, number: int, event: Event) -> None:
         """Notes a trial's start or its end."""
@@ -134,13 +130,10 @@ class Recorder:
         """Notes the end of a trial, or that it was stopped."""
         place = self.folder.trial(number)
         self.open.discard(number)
-        row = trial_row(place, *self.sweep.objectives)
-        best = "".join(
-            f" {o.metric} {row.metrics[o.metric]:.4f}" for o in self.sweep.objectives if o.metric in row.metrics
-        )
-        self.folder.note(
-            f"{place.name} {state} after {plural(row.reports, 'report')}{best}{f' ({end.text})' if end.text else ''}"
-        )
+        row, reason = trial_row(place, *self.sweep.objectives), f" ({end.text})" if end.text else ""
+        metrics = [o.metric for o in self.sweep.objectives if o.metric in row.metrics]
+        best = "".join(f" {metric} {row.metrics[metric]:.4f}" for metric in metrics)
+        self.folder.note(f"{place.name} {state} after {plural(row.reports, 'report')}{best}{reason}")
         if state in ENDED and self.policy is not None:
             self.policy.ended(row)
 

@@ -20,10 +20,9 @@ from babeltune.schema.paths import sqlite_url
 from babeltune.schema.records import Nsga2, PlainSampler, Scalar, Sweep, Tpe
 from babeltune.sweep.search.few_trials import FewTrials, FewTrialsSampler
 from babeltune.sweep.search.warm_start import WARM, Suggest, distributions_if_inside, distributions_of, kept_trials
-from babeltune.sweep.state.ledger import Ledger, end_facts
-from babeltune.sweep.state.log import LEDGER
+from babeltune.sweep.state.log import LEDGER, Ledger, end_facts
 from babeltune.sweep.state.messages import LedgerLine, TrialEnd, end_of
-from babeltune.tracking.sent_runs import sent_runs
+from babeltune.tracking.sweep_runs import sent_runs
 
 STUDY = "sweep"  # the name of every sweep's study
 REPORT = "report "
@@ -49,8 +48,7 @@ def sampler_for(sweep: Sweep, number: int, trials: FewTrials | None = None) -> o
 
 
 def given_points(sweep: Sweep) -> list[dict[str, Scalar]]:
-    """The points that are proposed before the sampler is asked: the grid's points, or the sweep's own and then its
-    portfolio's."""
+    """The points that come before the sampler's: the grid's, or the sweep's own and then its portfolio's."""
     if sweep.sampler.kind == "grid":
         return grid(sweep.parameters)
     return [*map(dict, sweep.sampler.points), *portfolio_points(sweep)]
@@ -97,18 +95,15 @@ class Proposals:
         self._offset = 0
         for earlier in warm:
             self._add_warm(earlier)
-        self.begun = 0
-        """How many trials of this sweep there are."""
+        self.begun = 0  # how many trials of this sweep there are
         self._running: dict[int, optuna.Trial] = {}
         follow(lines, self, lambda params: self.ask(params)[0])
 
     def _add_warm(self, earlier: FrozenTrial) -> None:
         distributions = distributions_if_inside(earlier.params, self._suggest)
         params = {name: earlier.params[name] for name in distributions}
-        attrs = {WARM: earlier.number}
-        self.study.add_trial(
-            optuna.create_trial(params=params, distributions=distributions, values=earlier.values, user_attrs=attrs)
-        )
+        facts = {"values": earlier.values, "user_attrs": {WARM: earlier.number}}
+        self.study.add_trial(optuna.create_trial(params=params, distributions=distributions, **facts))
         self._offset += 1
 
     def trials(self, *states: TrialState) -> dict[int, FrozenTrial]:
@@ -118,8 +113,7 @@ class Proposals:
         return {t.number - self._offset: t for t in trials if WARM not in t.user_attrs}
 
     def ask(self, recorded: dict[str, Scalar] | None = None) -> tuple[int, dict[str, Scalar]]:
-        """The next trial's number and parameters: given points (or the grid's) first, then the sampler; or those that
-        were recorded for it."""
+        """The next trial's number and parameters: those recorded for it, or given points first, then the sampler's."""
         is_first = self.begun < len(self._points)
         if recorded is not None:
             self.study.enqueue_trial(recorded)
@@ -132,9 +126,8 @@ class Proposals:
         # of recorded trials nothing is drawn, but NSGA-II notes their generation where it draws
         notes = self._sweep.sampler.kind == "nsga2" and not is_first
         draws = recorded is None or notes
-        self.study.sampler = (
-            sampler_for(self._sweep, self.begun, self._shown) if draws else optuna.samplers.RandomSampler(seed=0)
-        )
+        idle = optuna.samplers.RandomSampler(seed=0)
+        self.study.sampler = sampler_for(self._sweep, self.begun, self._shown) if draws else idle
         trial = self.study.ask()
         if recorded is not None and notes:
             self.study.sampler.sample_relative(self.study, self.study.get_trials(deepcopy=False)[trial.number], {})

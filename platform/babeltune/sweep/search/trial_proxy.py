@@ -48,8 +48,7 @@ class Follower:
     def __init__(self, dispatcher: DispatcherClient, trial: str, objectives: list[str]) -> None:
         self._dispatcher, self._trial, self._objectives = dispatcher, trial, objectives
         self._seen = 0
-        self._last: Result | None = None
-        """The last report's result, until the trial's end comes."""
+        self._last: Result | None = None  # the last report's result, until the trial's end comes
 
     def go_on(self) -> None:
         """Lets the trial train past its latest report."""
@@ -87,8 +86,7 @@ class MethodTrial(tune.Trainable):  # type: ignore[misc]
     """A trial that a worker group trains, as Tune knows it by its method's name.
 
     In a sweep `LocalActors` follows all trials, and no object of this class is made. Elsewhere, as for
-    `Tuner("<method>", param_space={"sweep": …})`, an object has a worker group of its own, and follows its one trial.
-    """
+    `Tuner("<method>", param_space={"sweep": …})`, an object has a worker group of its own, and follows one trial."""
 
     method = ""
 
@@ -139,8 +137,9 @@ class LocalActors:
     """Stands in for Tune's actor manager (Ray 2.60) with followers in this process instead of actors.
 
     It has the methods that Tune's controller calls. A trial's "actor" is there at once, needs no resources, and cannot
-    die. The messages of all trials come by one long poll at the dispatcher, so a thousand trials cost one waiting call.
-    """
+    die. The messages of all trials come by one long poll at the dispatcher: a thousand trials cost one waiting call."""
+
+    num_pending_actors = 0
 
     def __init__(self, dispatcher: DispatcherClient) -> None:
         self._dispatcher = dispatcher
@@ -232,10 +231,6 @@ class LocalActors:
     @property
     def num_total_actors(self) -> int:
         return len(self._followers) + len(self._events)
-
-    @property
-    def num_pending_actors(self) -> int:
-        return 0
 
     @property
     def num_actor_tasks(self) -> int:

@@ -33,8 +33,7 @@ from babeltune.sweep.search.study import Proposals
 from babeltune.sweep.search.trial_proxy import LocalActors, MethodTrial, Result, TrialConfig
 from babeltune.sweep.search.tune_searcher import ENDED, Callbacks, OptunaSearcher, TrialRecords
 from babeltune.sweep.search.warm_start import Suggest, warm_trials
-from babeltune.sweep.state.ledger import Ledger
-from babeltune.sweep.state.log import LEDGER, log_of
+from babeltune.sweep.state.log import LEDGER, Ledger, log_of
 from babeltune.sweep.state.messages import LedgerLine
 from babeltune.sweep.workers.dispatcher_client import DispatcherClient
 from babeltune.sweep.workers.pool import WorkerPool
@@ -53,10 +52,8 @@ PASSED_OVER = 50  # ended trials after which what stays of them is passed over w
 
 def register_methods() -> list[str]:
     """Registers every installed method with Tune under its name, and returns the names."""
-    names = sorted({entry.name for entry in importlib.metadata.entry_points(group="babeltune.methods")})
-    for name in names:
-        register(name)
-    return names
+    entries = importlib.metadata.entry_points(group="babeltune.methods")
+    return [register(name) for name in sorted({entry.name for entry in entries})]
 
 
 def register(method: str) -> str:
@@ -123,10 +120,7 @@ class _Forget(tune.Callback):  # type: ignore[misc]
 
 
 class _FollowsLocally:
-    """Of a scheduler: trials are followed in this process (`trial_proxy.py`).
-
-    Tune tells its scheduler of the first trial before it starts an actor for it, so that is the time to put
-    `LocalActors` in the place of its actor manager."""
+    """Of a scheduler: trials are followed in this process (`trial_proxy.py`)."""
 
     def __init__(self, dispatcher: DispatcherClient | None, **settings: str | int | float) -> None:
         super().__init__(**settings)
@@ -136,7 +130,7 @@ class _FollowsLocally:
         return {**self.__dict__, "_dispatcher": None}
 
     def on_trial_add(self, controller: object, trial: _TuneTrial) -> None:
-        """Called for every new trial."""
+        """Called for every new trial, before Tune starts an actor for it: then `LocalActors` can take their place."""
         if controller is not None and self._dispatcher is not None:
             replace_actor_manager(controller, LocalActors, partial(LocalActors, self._dispatcher))
         super().on_trial_add(controller, trial)  # type: ignore[misc]
@@ -182,13 +176,11 @@ class _ByRule(_FollowsLocally, FIFOScheduler):  # type: ignore[misc]
 
 
 def scheduler_for(sweep: Sweep, dispatcher: DispatcherClient | None = None) -> TrialScheduler:
-    """The scheduler that judges reports, which come at equal shares of the pairs seen, by the first objective. Its
-    trials' reports come from the dispatcher; a replay needs none."""
+    """The scheduler that judges reports by the first objective. The dispatcher brings them; a replay needs none."""
     if sweep.scheduler.kind == "none":
         return _Fifo(dispatcher)
     if sweep.scheduler.kind != "asha":
-        rule = rule_of(sweep.scheduler, largest(sweep, "reports"))
-        return _ByRule(dispatcher, rule, sweep.objectives[0].goal)
+        return _ByRule(dispatcher, rule_of(sweep.scheduler, largest(sweep, "reports")), sweep.objectives[0].goal)
     return _Asha(
         dispatcher,
         time_attr="reports",
@@ -201,8 +193,7 @@ def scheduler_for(sweep: Sweep, dispatcher: DispatcherClient | None = None) -> T
 
 
 def prime(scheduler: TrialScheduler, lines: Iterable[LedgerLine]) -> set[int]:
-    """Shows the scheduler the ledger's reports in their order, as if they were made now; returns the trials that it
-    stops at their last one."""
+    """Shows the scheduler the ledger's reports in their order; returns the trials that it stops at their last one."""
     stopped: set[int] = set()
     for line in lines:
         trial = _Numbered(str(line["number"]))
@@ -251,7 +242,7 @@ def search(
     ended = proposals.trials(*ENDED)
     if not stop.stops() and not log_of(folder).waits(trials):
         with stop.guard():
-            searcher.judge(last=True)
+            records.judge(last=True)
     return len(ended) >= trials
 
 

@@ -19,8 +19,7 @@ from babeltune.sweep.search.study import Proposals
 from babeltune.sweep.search.trial_proxy import Result
 from babeltune.sweep.state.folder import SweepFolder, read_of_trial
 from babeltune.sweep.state.leaderboard import steps_in
-from babeltune.sweep.state.ledger import Ledger
-from babeltune.sweep.state.log import log_of
+from babeltune.sweep.state.log import Ledger, log_of
 from babeltune.sweep.state.messages import ENDS, TrialAssignment, TrialEnd, TrialOutcome
 from babeltune.sweep.workers.pool import WorkerPool
 from babeltune.training.checkpoint import PROGRESS, read_reports
@@ -68,8 +67,7 @@ class TrialRecords:
         self.callbacks.on_event(kind, number, event)
 
     def record(self, number: int, result: Result) -> None:
-        """Records a report, once, and before it those that only the trial's folder has: a ledger may have lost its
-        end."""
+        """Records a report, once, after those that only the trial's folder has: a ledger may have lost its end."""
         report, earlier = result.get("report"), self.ledger.reports(number)
         if report is None:
             return
@@ -109,8 +107,7 @@ class TrialRecords:
 
     def prune(self, number: int) -> None:
         """Ends a trial as the scheduler said at its last report."""
-        reports = len(self.ledger.reports(number))
-        text = f"stopped by {self.sweep.scheduler.kind} at report {reports}"
+        text = f"stopped by {self.sweep.scheduler.kind} at report {len(self.ledger.reports(number))}"
         self._finish(number, TrialState.PRUNED, TrialEnd("pruned", text=text))
 
     def _finish(self, number: int, state: TrialState, end: TrialEnd) -> None:
@@ -129,8 +126,7 @@ class TrialRecords:
         self.ledger.add_end(number, state.name, final, end, **progress)
 
     def judge(self, *, last: bool = False) -> None:
-        """Raises `SweepError` if too many of the trials failed that ended since the sweep last gave up. `last` says
-        that no trial is to come."""
+        """Raises `SweepError` if too many trials failed since the sweep last gave up. `last`: no trial is to come."""
         if not (last or self.ledger.failed):  # to read all trials at each end takes long with many
             return
         everyone, before = self.proposals.trials(*ENDED), self.ledger.given_up
@@ -148,12 +144,10 @@ class TrialRecords:
 
 
 class OptunaSearcher(Searcher):  # type: ignore[misc]
-    """Tune's searcher: proposes while a worker group is free, and keeps study, ledger and listeners true to what
-    happened."""
+    """Tune's searcher: proposes while a worker group is free, and records what happens to trials."""
 
     def __init__(self, records: TrialRecords, trials: int, judged: Collection[int] = ()) -> None:
-        """Runs until the study holds `trials`. `judged` are the running trials that the scheduler stopped at their last
-        report, which nobody recorded."""
+        """Runs until the study holds `trials`. The scheduler stopped those `judged`, which nobody recorded."""
         super().__init__()
         self._records, self._budget = records, trials
         self._proposals, self._ledger, self._pool = records.proposals, records.ledger, records.pool
@@ -168,11 +162,10 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
         """Nothing: Tune pickles its searcher now and then, and babeltune never reads a pickle."""
         return {}
 
-    def save(self, checkpoint_path: str) -> None:
+    def save(self, *_: object, **__: object) -> None:
         """Keeps nothing: the ledger is the truth."""
 
-    def save_to_dir(self, checkpoint_dir: str, session_str: str = "default") -> None:
-        """Keeps nothing: the ledger is the truth."""
+    save_to_dir = save
 
     def restore(self, checkpoint_path: str) -> None:
         """Refuses: a sweep resumes from its ledger."""
@@ -185,8 +178,7 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
         return True
 
     def suggest(self, trial_id: str) -> Proposal | str | None:
-        """The next trial's configuration for Tune, None while no worker group is free, FINISHED when nothing is
-        left."""
+        """The next trial's configuration; None while no worker group is free, FINISHED when nothing is left."""
         try:
             while self._judged and not self._over():
                 number = self._judged.pop(0)
@@ -196,7 +188,9 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
             while not self._over() and self._has_more():
                 # A worker group is free before Tune has passed its trial's end on, and proposals shall see every end.
                 if len(self._numbers) < self._pool.count and self._pool.dispatcher.free():
-                    if (proposal := self._propose(trial_id)) is not None:
+                    with self._stop.guard():
+                        proposal = self._propose(trial_id)
+                    if proposal is not None:
                         return proposal
                     continue
                 if self._numbers:
@@ -221,8 +215,7 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
         return self.trouble is not None or self._stop.stops()
 
     def poll(self) -> bool:
-        """Sees to the worker groups, and to whether the search may go on, about once a second; True if it may
-        not."""
+        """Sees to the worker groups about once a second. Whether the search may not go on."""
         if self.trouble is None and time.monotonic() - self._polled > MEND_INTERVAL_S:
             self._polled = time.monotonic()
             try:
@@ -238,10 +231,6 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
 
     def _propose(self, trial_id: str) -> Proposal | None:
         """None if the method refuses what was proposed, which has failed then."""
-        with self._stop.guard():
-            return self._proposed(trial_id)
-
-    def _proposed(self, trial_id: str) -> Proposal | None:
         if (number := self._to_go_on()) is not None:
             self._resumed.remove(number)
             params = self._params_again(number)
@@ -252,9 +241,8 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
             assignment = self._make_assignment(number, params)
         except (MethodError, DamagedError) as error:  # more combinations than the sweep file's check tries; a lost file
             log.warning("trial %d cannot be trained: %s", number, error)
-            self._records.record_end(
-                number, TrialState.FAIL, None, TrialEnd("refused", type(error).__name__, str(error))
-            )
+            end = TrialEnd("refused", type(error).__name__, str(error))
+            self._records.record_end(number, TrialState.FAIL, None, end)
             self._records.judge()
             return None
         self._numbers[trial_id] = number
@@ -263,8 +251,7 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
         return {"trial": trial_id, "number": number}
 
     def _params_again(self, number: int) -> dict[str, Scalar]:
-        """The settings of a trial that goes on. One that has not begun gets what the search has gained since, and the
-        ledger gets it too, so that it is drawn once."""
+        """The settings of a trial that goes on. One that has not begun gets, once, what the search has gained since."""
         folder, recorded = SweepFolder(self._records.folder), self._ledger.params(number)
         if folder.data_of(number) != folder.prepared:
             return recorded
@@ -301,10 +288,6 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
     def leave(self) -> None:
         """Tells the trials that run to stop."""
         self._pool.dispatcher.stop_all(list(self._numbers))
-
-    def judge(self, *, last: bool = False) -> None:
-        """Raises `SweepError` if too many trials failed. `last` says that no trial is to come."""
-        self._records.judge(last=last)
 
 
 def too_many_failed(ended: Collection[FrozenTrial], share: float) -> str:

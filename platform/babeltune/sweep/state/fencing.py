@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import json
 import os
-import queue
 import socket
 import threading
 import time
@@ -24,6 +23,7 @@ from typing import Protocol
 from babeltune.errors import FULL, FencedError, ObjectStoreError, SweepError
 from babeltune.files import LOCKLESS, plain, write_whole
 from babeltune.machine import this_machine
+from babeltune.signals import answered
 
 OWNER = "owner.json"  # file of a sweep's folder, and object in its bucket: the lease
 EXPIRY_S = 60.0  # seconds without a change of the lease after which another driver may take it
@@ -96,8 +96,7 @@ class LeaseRecord(Protocol):
     def read(self) -> tuple[Lease | None, Version]: ...
 
     def swap(self, lease: Lease, expected: Version, *, taken: bool = False) -> Version | None:
-        """Replaces the lease if it still has the expected version. Returns the new version, or None. `taken` says that
-        it is no renewal."""
+        """Replaces the lease if it has the expected version. The new version, or None. `taken`: it is no renewal."""
 
     def least_token(self) -> int:
         """A token that the sweep's other records have, in case the lease is lost or damaged."""
@@ -117,8 +116,7 @@ class HeldLease:
     ) -> None:
         """`begun` is the time by `clock` at which the request began that took it."""
         self._record, self.lease = record, lease
-        self.before = before
-        """The lease of the driver before this one."""
+        self.before = before  # the lease of the driver before this one
         self._version: Version = version
         self._renewed, self._clock = begun, clock
         self._lock = threading.RLock()
@@ -134,8 +132,7 @@ class HeldLease:
         return self._clock() - self._renewed > self.lease.expiry_s - MARGIN_S
 
     def renew(self, *, ended: bool = False) -> None:
-        """Says that this driver lives, or that it gives the lease back. Raises `OvertakenError` if another driver has
-        it."""
+        """Says that this driver lives, or gives the lease back. Raises `OvertakenError` if another driver has it."""
         with self._lock:
             self._refuse_if_lost()
             while True:
@@ -163,8 +160,7 @@ class HeldLease:
             self._refuse_other(lease)
 
     def refuse_if_late(self) -> None:
-        """Raises `LeaseExpiredError` if the lease could not be renewed in time and cannot be renewed now, and
-        `OvertakenError` if another driver has it."""
+        """Raises `LeaseExpiredError` if it is late and cannot be renewed, `OvertakenError` if it was lost."""
         self._refuse_if_lost()
         if not self.late:
             return
@@ -202,23 +198,7 @@ class HeldLease:
 
 def in_time(renew: Callable[[], None]) -> None:
     """Renews, or raises `TimeoutError` if the storage does not answer: it may hang for longer than a lease lasts."""
-    answers: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
-
-    def ask() -> None:
-        try:
-            renew()
-        except BaseException as error:  # raised where it is waited for
-            answers.put(error)
-        else:
-            answers.put(None)
-
-    threading.Thread(target=ask, daemon=True).start()
-    try:
-        error = answers.get(timeout=ANSWER_S)
-    except queue.Empty:
-        raise TimeoutError(f"the storage gives no answer within {ANSWER_S:g} s") from None
-    if error is not None:
-        raise error
+    answered(renew, ANSWER_S, TimeoutError(f"the storage gives no answer within {ANSWER_S:g} s"))
 
 
 @dataclass(frozen=True)
@@ -238,8 +218,8 @@ def acquire(
 ) -> HeldLease:
     """Takes the lease. Another driver's lease is watched for a whole expiry first, unless that one ended it.
 
-    `is_dead` says of a lease that its driver is known to be dead. Raises `DrivenError` if the other driver renews it,
-    or a third one takes it."""
+    `is_dead`: a lease's driver is known to be dead. Raises `DrivenError` if it is renewed, or a third driver takes it.
+    """
     clock = clock or Clock()
     lease, version = record.read()
     if lease is not None and not lease.ended and not is_dead(lease):

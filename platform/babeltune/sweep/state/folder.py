@@ -10,6 +10,8 @@
 
 Any process that sees the storage can read it while the sweep runs."""
 
+import functools
+import logging
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,16 +20,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from babeltune.errors import DamagedError, SpecError, SweepError, UnknownNameError, nearest
+from babeltune.errors import DamagedError, SpecError, SweepError, UnknownNameError, nearest, plural
 from babeltune.files import write_json
 from babeltune.planning.recorded import sweep_from, sweep_id
 from babeltune.schema.records import Scalar, Sweep
 from babeltune.schema.trial_names import trial_name, trial_number
 from babeltune.sweep.state.fencing import OWNER
 from babeltune.sweep.state.log import log_of
-from babeltune.sweep.state.names import meant, name_of
 from babeltune.sweep.state.rebuild import damage, read_json, rebuilt
 
+log = logging.getLogger(__name__)
+MOST_NAMED = 5  # sweeps that a message lists
 FINISHED_FILES = ("prepared.json", "baselines.json")  # files of a finished sweep, besides its trials
 NUMBERED = re.compile(r"[tT]?([0-9]{1,9})")  # the name of a trial: `t0007`, `T7` or `7`
 SHOWN_TRIALS = 8  # trials of a sweep that an error lists by name; of more it says the first and the last
@@ -37,8 +40,7 @@ LABELS = "labels.json"  # the labels that the ledger has: to find a sweep by its
 REQUESTS = "requests"
 """The folder of events that other processes ask the sweep's driver to add to the ledger, a file each."""
 RATES = "rates.json"
-"""The rates by which `training.compute` counts, if the sweep file does not give them: `{"rates": [operations,
-bytes]}`."""
+"""The rates by which `training.compute` counts, if the sweep file has none: `{"rates": [operations, bytes]}`."""
 Guard = Callable[[], AbstractContextManager[None]]
 """Within it this process may write to a sweep's folder. It raises what forbids that."""
 
@@ -89,8 +91,7 @@ class SweepFolder:
         return ended >= sweep.budget.trials and all(self.read(name) is not None for name in FINISHED_FILES)
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """The JSON object in the file of that name, relative to the folder; what other records have of it if it is
-        damaged. None if it is not there yet, or nothing has what it held."""
+        """The JSON object in this file of the folder, or what others have of a damaged one; None if there is none."""
         path = self.path / name
         try:
             return read_json(path) if path.exists() else None
@@ -111,8 +112,7 @@ class SweepFolder:
         return scores
 
     def sweep(self, written_spec: Mapping[str, object] | None = None) -> Sweep:
-        """The spec, with changes that were accepted and are not written yet. `written_spec` is `sweep.json` if it is
-        read already."""
+        """The spec, with accepted changes that are not written yet. `written_spec` is `sweep.json`, if it is read."""
         written, accepting = self._written_sweep(written_spec), log_of(self.path).accepting
         if accepting is None or accepting["spec"] is None:
             return written
@@ -189,8 +189,50 @@ def sweep_folders(storage: Path) -> list[SweepFolder]:
     return sorted(folders, key=lambda f: (f.path / "sweep.json").stat().st_mtime, reverse=True)
 
 
+def name_of(sweep: str) -> str:
+    """The name in a sweep's id."""
+    return sweep.rpartition("-")[0]
+
+
+def meant(name: str, names: Mapping[str, str]) -> str | None:
+    """The id that the name means; None if it fits none. Case decides only between two. `names` has the name of each id
+    (`name_of`, unless the sweep was renamed), the latest first.
+
+    Of several sweeps with this name it is the latest, and a beginning must fit one alone. What was taken for another
+    word is logged. Raises `UnknownNameError` that lists the sweeps that a beginning fits."""
+    for spelled in (str, str.lower):
+        word = spelled(name)
+        whole = [each for each, called in names.items() if word in (spelled(each), spelled(called))]
+        begun = [each for each in names if word and spelled(each).startswith(word)]
+        if whole or len(begun) == 1:
+            fitting = whole or begun
+            if fitting[0] != name:
+                _say(name, fitting[0], tuple(fitting[1:]), alike=names[fitting[0]] == name)
+            return fitting[0]
+        if begun:
+            raise UnknownNameError(
+                f"{name!r} begins {plural(len(begun), 'sweep')}: {_list_words(begun)}; write more of it"
+            )
+    return None
+
+
+def _list_words(ids: Sequence[str]) -> str:
+    more = f" and {len(ids) - MOST_NAMED} more" if len(ids) > MOST_NAMED else ""
+    return ", ".join(ids[:MOST_NAMED]) + more
+
+
+@functools.cache
+def _say(name: str, choice: str, others: tuple[str, ...], *, alike: bool) -> None:
+    """Once in a process: a command may look its sweep up twice. A name that one sweep has is as good as its id."""
+    if others:
+        rest = _list_words(others)
+        log.warning(f"{name!r} fits {len(others) + 1} sweeps; this is the latest, {choice}; the others: {rest}")
+    elif not alike:
+        log.warning(f"{name!r} is taken for {choice}")
+
+
 def find_sweep(storage: Path, name: str | None) -> SweepFolder:
-    """The sweep that `names.meant` means, or without a name the latest one that is not archived.
+    """The sweep that `meant` means, or without a name the latest one that is not archived.
 
     Raises `UnknownNameError` that names the nearest."""
     folders = sweep_folders(storage)
@@ -219,9 +261,7 @@ def find_run(storage: Path, name: str) -> tuple[SweepFolder, int | None]:
     """A sweep, or one trial of it named `<sweep>/t0007` or `<sweep>/7`."""
     sweep, _, trial = name.partition("/")
     folder = find_sweep(storage, sweep)
-    if not trial:
-        return folder, None
-    return folder, find_trial(folder, trial)
+    return folder, find_trial(folder, trial) if trial else None
 
 
 def find_trial(folder: SweepFolder, name: str) -> int:
@@ -235,9 +275,7 @@ def find_trial(folder: SweepFolder, name: str) -> int:
 
 def _nearest_trial(folder: SweepFolder, number: int) -> str:
     """The words `; the nearest is t0003`, or nothing for a sweep without trials."""
-    near = (
-        min((abs(trial_number(path.name) - number), path.name) for path in folder.trials()) if folder.trials() else None
-    )
+    near = min(((abs(trial_number(path.name) - number), path.name) for path in folder.trials()), default=None)
     return f"; the nearest is {near[1]}" if near else ""
 
 

@@ -38,11 +38,7 @@ STORE_NAME = re.compile(r"[a-z_]+-[0-9a-f]{16}")
 """The name of a store: what it is, and the digest of what it was made from."""
 MayGo = Callable[[], AbstractContextManager[bool]]
 """Asks again whether something may go. Within the block the answer holds."""
-
-
-def always() -> AbstractContextManager[bool]:
-    """Permission for files that nobody else can use."""
-    return nullcontext(True)
+always: MayGo = partial(nullcontext, True)  # permission for files that nobody else can use
 
 
 @dataclass(frozen=True)
@@ -63,8 +59,7 @@ class Removal:
             return may
 
     def remove(self) -> None:
-        """The manifest of a checkpoint first forgets a file that is removed, so that it stays whole. Raises
-        `DamagedError`, and removes nothing, if the manifest is damaged."""
+        """First a manifest forgets the file. Raises `DamagedError`, and removes nothing, if that is damaged."""
         if self.rule:
             note_removed(self.path.parents[1], self.rule)
         manifest = self.path.parent / MANIFEST
@@ -96,10 +91,8 @@ def why_removed(trial: Path) -> str | None:
 
 
 def best_trials(rows: Sequence[Row], top: int | None) -> set[str]:
-    """The names of the best trials in a leaderboard; all of them if `top` is None. Finished ones come first, because
-    promotion takes the best finished trial."""
-    trials = [row for row in rows if TRIAL.fullmatch(row.name)]
-    ranked = sorted(trials, key=lambda row: row.state != "finished")
+    """The names of the best trials in a leaderboard, finished ones first, as promotion does; all if `top` is None."""
+    ranked = sorted([row for row in rows if TRIAL.fullmatch(row.name)], key=lambda row: row.state != "finished")
     return {row.name for row in ranked[:top]}
 
 
@@ -131,8 +124,7 @@ def packages(package: Package, depth: int) -> Mapping[str, Package]:
 def unneeded(
     storage: Storage, before: float, top: int | None, replaced: Callable[[Package], set[str]] = lambda _: set()
 ) -> Iterator[Removal]:
-    """The files of the rule, in a storage that did not change since `before`. `replaced` gives the keys of the
-    checkpoints in a listing that others have replaced."""
+    """The files of the rule that did not change since `before`. `replaced` gives keys of superseded checkpoints."""
     yield from _unread_stores(storage, before)
     for sweep in storage.sweeps():
         if not may_be_driven(storage, sweep):
@@ -169,8 +161,7 @@ def _unread_stores(storage: Storage, before: float) -> Iterator[Removal]:
 def stores_read(
     storage: Storage, sweeps: Iterable[str], stores: Collection[str], documents: Callable[[str], Iterable[str]]
 ) -> set[str]:
-    """The names of the stores that the sweeps read, directly or through another store. `documents` gives the texts of
-    a store's JSON files."""
+    """The stores that the sweeps read, directly or through another one. `documents` gives a store's JSON files."""
     read = set[str]()
     waiting = [text(storage, at) for sweep in sweeps for at in _prepared_of(storage, sweep)]
     while waiting:
@@ -220,8 +211,7 @@ def _of_sweep(
 
 
 def left_drafts(storage: Path, before: float) -> Iterator[Removal]:
-    """Drafts whose process is gone. A draft of another machine counts if it has not changed for a day, nor since
-    `before`."""
+    """Drafts whose process is gone; those of other machines that have not changed for a day, nor since `before`."""
     for draft in _drafts_in(storage):
         yield from _if_left(draft, before)
 

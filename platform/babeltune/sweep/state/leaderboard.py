@@ -73,10 +73,8 @@ class Row:
 
 
 def trial_row(path: Path, *objectives: Objective) -> Row:
-    """The leaderboard's line of the trial in this folder, with its best report by the objectives. Raises `DamagedError`
-    for a trial whose ledger is lost."""
-    log = log_of(path.parents[1])
-    trial = log.trials.get(trial_number(path.name))
+    """The row of the trial in this folder, with its best report. Raises `DamagedError` if its ledger is lost."""
+    trial = log_of(path.parents[1]).trials.get(trial_number(path.name))
     if trial is None or trial.params is None:
         raise DamagedError(_lost(path.parents[1], path.name))
     return _row(path.parents[1], trial, objectives)
@@ -87,8 +85,7 @@ def _lost(folder: Path, name: str) -> str:
 
 
 def _row(folder: Path, trial: LoggedTrial, objectives: tuple[Objective, ...], condition: int = 1) -> Row:
-    """The row of a trial whose settings the ledger has. It is made once for each state of the ledger; that of a trial
-    that has not ended also says what its `progress.json` does at this moment."""
+    """The row of a trial whose settings the ledger has; until it ends, with what its `progress.json` says now."""
     row = logged_row(trial, objectives, condition)
     if trial.end is not None:
         return row
@@ -166,8 +163,7 @@ def noise_share(row: Row, metric: str) -> float:
 
 
 def pareto_front(rows: list[Row], objectives: tuple[Objective, ...]) -> set[str]:
-    """The names of the trials that no other one dominates: as good in every objective, and better in one. Speeds
-    differ only beyond what `noise_share` says of both."""
+    """The names of the trials that no other one dominates. Speeds differ only beyond `noise_share` of both."""
     names = [o.metric for o in objectives]
     scored = [row for row in rows if row.best is not None and all(name in row.metrics for name in names)]
     if not scored:
@@ -205,8 +201,7 @@ def exact_front(values: FloatArray) -> list[FloatArray]:
 def leaderboard(folder: SweepFolder, metric: str | None = None) -> list[Row]:
     """Trials and baselines, best first by the metric (the first objective when absent); unscored ones last.
 
-    A trial that the ledger does not have whole, and a damaged file that no other record makes up for, are rows that say
-    so."""
+    A trial that the ledger lacks in part, and a damaged file that no other record makes up for, are rows, too."""
     sweep = folder.sweep()
     objective = sweep.objectives[0]
     damaged = [
@@ -280,8 +275,7 @@ def front(
 def by_language(rows: Sequence[Row], metric: str) -> dict[str, dict[str, float]]:
     """Each row's scores by its name: `mean` is the metric, then one for each language pair (or language) of its set.
 
-    `dev/ntrex/accuracy` is the mean of `dev/ntrex/fra-eng/accuracy` and its like. A row without reports has no score.
-    """
+    `dev/ntrex/accuracy` is the mean of `dev/ntrex/fra-eng/accuracy` and its like. Without reports there is no score."""
     task, _, measure = metric.rpartition("/")
     parts = metric.count("/") + 2
     scores: dict[str, dict[str, float]] = {}
@@ -304,9 +298,8 @@ def check_known(folder: SweepFolder, rows: Sequence[Row], metric: str) -> None:
     if metric not in metrics and metrics:
         near = get_close_matches(metric, metrics, n=MOST_NAMED, cutoff=0.0)
         more = f" and {len(metrics) - len(near)} more" if len(metrics) > len(near) else ""
-        raise UnknownNameError(
-            f"no metric {metric!r} in sweep {folder.id}; known: {', '.join(near)}{more}{nearest(metric, metrics)}"
-        )
+        known = f"{', '.join(near)}{more}{nearest(metric, metrics)}"
+        raise UnknownNameError(f"no metric {metric!r} in sweep {folder.id}; known: {known}")
 
 
 def goal_of(sweep: Sweep, metric: str) -> Goal:

@@ -22,8 +22,8 @@ from babeltune.files import file_lock
 from babeltune.machine import lives, this_process
 from babeltune.sweep.state.fencing import Clock, DrivenError, FileLease, Lease, acquire, renewed, written_under
 from babeltune.sweep.state.folder import Guard, SweepFolder
-from babeltune.sweep.state.heartbeat import here
 from babeltune.sweep.state.lease_actor import NAMESPACE, LeaseActor
+from babeltune.sweep.state.stored import here
 
 LOCK_TIMEOUT_S = 1.0  # seconds to wait for a lock that `is_driven` may be trying at this moment
 RAY_LEASE_TIMEOUT_S = 15.0
@@ -83,8 +83,7 @@ class FolderLease:
 
 
 def this_ray(address: str) -> str:
-    """Identity of the connected Ray cluster: its address, and its head's node. Clusters of containers may share an
-    address."""
+    """Identity of the connected Ray cluster: its address, which clusters of containers may share, and its head node."""
     heads = [node["NodeID"] for node in ray.nodes() if HEAD in node["Resources"]]
     return " ".join([address, *sorted(heads)])
 
@@ -128,7 +127,8 @@ def leased(sweep: str) -> Iterator[None]:
             break
         except ray.exceptions.ActorAlreadyExistsError:
             holder = _holder(name) or holder
-        if time.monotonic() - began > (EXIT_TIMEOUT_S if _is_alive_here(holder) else RAY_LEASE_TIMEOUT_S):
+        # To wait for the lease of a process of this machine that lives is in vain.
+        if time.monotonic() - began > (EXIT_TIMEOUT_S if holder and lives(holder["process"]) else RAY_LEASE_TIMEOUT_S):
             raise running_elsewhere(sweep, holder)
         time.sleep(0.5)
     try:
@@ -146,8 +146,3 @@ def _holder(name: str) -> DriverRecord | None:
     except (ValueError, ray.exceptions.RayError):
         return None
     return record
-
-
-def _is_alive_here(driver: DriverRecord | None) -> bool:
-    """Whether it is a process of this machine that lives, so that waiting for its lease is in vain."""
-    return bool(driver and lives(driver["process"]))

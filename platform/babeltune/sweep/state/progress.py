@@ -11,9 +11,9 @@ import babeltune
 from babeltune.schema.records import Sweep
 from babeltune.stages import SEARCHING, Stage, minutes, stage_words
 from babeltune.sweep.state.folder import SweepFolder, read_log
-from babeltune.sweep.state.heartbeat import driven_elsewhere, is_locked
 from babeltune.sweep.state.leaderboard import Row, leaderboard
 from babeltune.sweep.state.log import log_of
+from babeltune.sweep.state.stored import driven_elsewhere, is_locked
 
 STAGE = "stage.json"  # names the file of a sweep's folder that says how far its driver is
 SETTLED = 0.25  # trials that must be done, in parts or whole, before the search's time left is estimated
@@ -65,14 +65,8 @@ class SweepProgress:
 
     def now(self) -> Stage:
         """The stage at this moment."""
-        return Stage(
-            name=self.stage,
-            done=self.done,
-            of=self.of,
-            begun=self.stage_begun,
-            time=time.time(),
-            first=self.stage_first,
-        )
+        begun, first = self.stage_begun, self.stage_first
+        return Stage(name=self.stage, done=self.done, of=self.of, begun=begun, time=time.time(), first=first)
 
     def note(self, text: str) -> None:
         """Something that happened: in the sweep's log, and shown until the stage changes."""
@@ -130,12 +124,6 @@ def standing(folder: SweepFolder, metric: str | None = None) -> list[Row]:
     return [replace(row, state="stopped", loss=None, stage=None) if row.state == "running" else row for row in rows]
 
 
-def _plugins(folder: SweepFolder) -> list[str]:
-    """The distributions besides babeltune whose methods the sweep began with."""
-    code = (folder.read("facts.json") or {}).get("code", {})
-    return sorted(code.keys() - {babeltune.__name__})
-
-
 @dataclass(frozen=True, kw_only=True)
 class SweepFacts:
     """A sweep without its trials."""
@@ -174,7 +162,7 @@ def state_of(folder: SweepFolder) -> str:
 
 def sweep_facts(folder: SweepFolder) -> SweepFacts:
     """The same without its trials."""
-    driven = is_driven(folder)
+    driven, code = is_driven(folder), (folder.read("facts.json") or {}).get("code", {})
     return SweepFacts(
         sweep=folder.id,
         state=state_of(folder),
@@ -182,7 +170,7 @@ def sweep_facts(folder: SweepFolder) -> SweepFacts:
         folder=str(folder.path),
         driver=folder.read("driver.json") if driven else None,
         stage=read_stage(folder) if driven else None,
-        plugins=_plugins(folder),
+        plugins=sorted(code.keys() - {babeltune.__name__}),
         accepted_changes=folder.accepted(),
         labels=log_of(folder.path).labels,
     )

@@ -12,7 +12,7 @@ import platform
 import re
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -26,8 +26,7 @@ from babeltune.schema.base import from_plain
 from babeltune.schema.records import Sweep
 from babeltune.schema.trial_names import trial_name, trial_number
 from babeltune.sweep.state.folder import SweepFolder
-from babeltune.sweep.state.ledger import append_event
-from babeltune.sweep.state.log import LEDGER, log_of
+from babeltune.sweep.state.log import LEDGER, append_event, log_of
 from babeltune.sweep.state.messages import Accepted
 
 TAKEN_AT_THE_START = ("name", "objectives", "sampler.points", "sampler.warm_start")
@@ -79,9 +78,7 @@ def spec_changes(folder: SweepFolder, sweep: Sweep) -> list[Change]:
     return [] if recorded is None else differences(plain(sweep_from(recorded)), plain(sweep))
 
 
-def check_unchanged(
-    folder: SweepFolder, facts: Mapping[str, object], *, accept: bool, sweep: Sweep | None = None
-) -> None:
+def check_unchanged(folder: SweepFolder, facts: dict[str, object], *, accept: bool, sweep: Sweep | None = None) -> None:
     """Refuses to continue a sweep with other code, packages, data or settings, unless the change is accepted.
 
     Raises `SweepError` with the diff; also for changes that a study cannot take, accepted or not."""
@@ -105,7 +102,8 @@ def check_unchanged(
     spec = sweep if of_spec else None
     new_facts = {**recorded, **facts, **({"spec": sweep_id(spec)} if spec is not None else {})}
     ended = {number for number, trial in log_of(folder.path).trials.items() if trial.end is not None}
-    begun = sorted(ended | {trial_number(path.name) for path in folder.trials() if _trained(path)})
+    checkpoints = folder.path.glob("trials/t[0-9]*/checkpoints/[!.]*")
+    begun = sorted(ended | {trial_number(path.parents[1].name) for path in checkpoints})
     accepted: Accepted = {
         "changes": [plain(change) for change in changed],
         "begun": begun,
@@ -134,11 +132,6 @@ def finish_accepting(folder: SweepFolder) -> None:
     if accepting["spec"] is not None:
         folder.write("sweep.json", accepting["spec"])
     folder.write("facts.json", accepting["facts"])  # last: it says that all is written
-
-
-def _trained(place: Path) -> bool:
-    """Whether the trial in this folder has a checkpoint."""
-    return any(not path.name.startswith(".") for path in place.glob("checkpoints/*"))
 
 
 def _refuse_unfit(folder: SweepFolder, sweep: Sweep, changes: Iterable[Change]) -> None:
@@ -182,15 +175,11 @@ PINNED = (
     *("datasets", "numpy", "py3langid"),
 )
 """Packages whose version can change a trial's numbers."""
-
-
 PACKAGES = (
     *("babeltune", "torch", "transformers", "sentence-transformers", "tokenizers", "safetensors", "numpy"),
     *("ray", "optuna", "mlflow", "datasets", "py3langid"),
 )
 """Packages whose versions a sweep notes. A change of one decides nothing, unless it is in `PINNED`."""
-
-
 SWEEP_RUNS = (
     *("babeltune.sweep.driver.run", "babeltune.sweep.workers.run_trial", "babeltune_methods"),
     *("babeltune.data.parquet_process", "babeltune.data.sheet_process"),
@@ -237,7 +226,6 @@ def deciding_facts(methods: Iterable[str] = ()) -> dict[str, object]:
     """Facts that must not change between two submissions of one sweep: the code and the packages that compute.
 
     `code` holds a digest for babeltune and for each other distribution that one of these methods comes from."""
-
     from babeltune.method.plugins import OWN, digest_of, plugins  # and with it torch, which readers do without
 
     code = {OWN: code_digest(), **{name: digest_of(plugin) for name, plugin in plugins(methods).items()}}

@@ -15,8 +15,7 @@ from babeltune.errors import BabeltuneError, SweepError
 from babeltune.files import aside, plain, write_json
 from babeltune.schema.records import with_fitted
 from babeltune.schema.trial_names import trial_number
-from babeltune.sweep.state.ledger import Ledger
-from babeltune.sweep.state.log import LEDGER, log_of
+from babeltune.sweep.state.log import LEDGER, Ledger, log_of
 
 if TYPE_CHECKING:
     from babeltune.files import JsonObject
@@ -94,10 +93,8 @@ def mend(folder: SweepFolder) -> None:
     ledger, what follows a damaged line is put aside first: MLflow is not to see it."""
     Ledger(folder.path / LEDGER)
     names = ["facts.json", "sweep.json", "labels.json", *(n for n in MADE_AGAIN if n != "state.json"), "state.json"]
-    paths = [
-        *(folder.path / name for name in names),
-        *(place / name for place in folder.trials() for name in ("trial.json", "progress.json")),
-    ]
+    paths = [folder.path / name for name in names]
+    paths += [place / name for place in folder.trials() for name in ("trial.json", "progress.json")]
     for path in paths:
         if not (words := damage(path)):
             continue

@@ -23,8 +23,7 @@ LENGTH = re.compile(r"(?P<times>[0-9]{1,6}(\.[0-9]{1,6})?)x|(?P<pairs>[0-9][0-9_
 
 
 def best_settings(folder: SweepFolder, top: int) -> list[Row]:
-    """The finished trials with the best `top` settings by the first objective, the best first; of equal settings under
-    several seeds the best. Raises `SweepError` if none has finished."""
+    """The best finished trials with the `top` best settings, whatever their seed. `SweepError` if there is none."""
     rows: list[Row] = []
     for row in leaderboard(folder):
         settings = [settings_of(other) for other in rows]
@@ -44,8 +43,7 @@ def refit_of(folder: SweepFolder, *, top: int, length: str, seeds: int, one_star
     """The sweep that trains the best `top` settings of a sweep for this `length`, each with `seeds` seeds. With
     `one_start` all begin with the same weights.
 
-    Raises `SpecError` for a length that is none or below the sweep's own, and `SweepError` if nothing has finished.
-    """
+    Raises `SpecError` for a length that is none or below the sweep's own, and `SweepError` if nothing has finished."""
     sweep = folder.sweep()
     rows = best_settings(folder, top)
     numbers = tuple(sweep.seed + number for number in range(seeds))
@@ -110,8 +108,7 @@ class Gain:
 
 
 def gains(earlier: SweepFolder, refit: SweepFolder) -> list[Gain]:
-    """The gain of each setting of the refit on the dev sets, the best first; settings without a finished trial are
-    left out."""
+    """The gain on the dev sets of each setting of the refit that has a finished trial, the best first."""
     sweep = refit.sweep()
     objective = sweep.objectives[0]
     sign = 1 if objective.goal == "maximize" else -1
@@ -124,19 +121,9 @@ def gains(earlier: SweepFolder, refit: SweepFolder) -> list[Gain]:
         row = next(befores[n] for n in names if n in befores and group.settings.items() <= befores[n].params.items())
         before, after = row.metrics[objective.metric], group.values[objective.metric]
         mean = statistics.fmean(after)
-        half_width = _half_width(after)
-        gain = sign * (mean - before)
-        by_trial.append(
-            Gain(
-                trial=row.name,
-                before=before,
-                after=after,
-                mean=mean,
-                gain=gain,
-                low=None if half_width is None else gain - half_width,
-                high=None if half_width is None else gain + half_width,
-            )
-        )
+        gain, half = sign * (mean - before), _half_width(after)
+        low, high = (None, None) if half is None else (gain - half, gain + half)
+        by_trial.append(Gain(trial=row.name, before=before, after=after, mean=mean, gain=gain, low=low, high=high))
     return by_trial
 
 
@@ -146,8 +133,7 @@ def _half_width(values: Sequence[float]) -> float | None:
         return None
     from scipy.stats import t  # here, since other commands do without
 
-    quantile = float(t.ppf(0.975, len(values) - 1))
-    return quantile * statistics.stdev(values) / math.sqrt(len(values))
+    return float(t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
 
 
 def gain_words(gain: Gain) -> str:

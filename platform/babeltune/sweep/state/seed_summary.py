@@ -65,12 +65,10 @@ def seed_groups(
 ) -> Comparison:
     """The trials of sweep `name` in groups that differ in what is not in `over`, and the baselines.
 
-    `metrics`, when none are given, are the objectives and every dev metric over all subsets; `sort`, which is the
-    first objective when absent, stands first. Raises `UnknownNameError` for a parameter that is not searched and for a
-    metric that nobody has."""
-    metric_names = dict.fromkeys(
-        metric for scores in [*(row.metrics for row in trials), *baselines.values()] for metric in scores
-    )
+    `metrics`, when none are given, are the objectives and every dev metric over all subsets; `sort`, or else the first
+    objective, stands first. Raises `UnknownNameError` for a parameter that is not searched, or a metric nobody has."""
+    every = [*(row.metrics for row in trials), *baselines.values()]
+    metric_names = dict.fromkeys(metric for scores in every for metric in scores)
     by, shown = sort or sweep.objectives[0].metric, tuple(metrics)
     _check(over, sweep.parameters, f"sweep {name} searches no")
     _check([*shown, *filter(None, [sort])], metric_names, f"sweep {name} has no metric")
@@ -131,9 +129,8 @@ def _group(
 def _check(names: Iterable[str], allowed: Collection[str], problem: str) -> None:
     for name in names:
         if name not in allowed:
-            raise UnknownNameError(
-                f"{problem} {name!r}; known: {', '.join(sorted(allowed)) or 'none'}{nearest(name, allowed)}"
-            )
+            known = ", ".join(sorted(allowed)) or "none"
+            raise UnknownNameError(f"{problem} {name!r}; known: {known}{nearest(name, allowed)}")
 
 
 # --- As text -------------------------------------------------------------------------------------------------------
@@ -161,15 +158,13 @@ def _score(group: Group, metric: str) -> str:
 
 def footnote(table: Comparison) -> str:
     """The trials that are in no mean, with the reason. Empty if every trial is in one."""
-    parts = (f"{len(names)} {why} ({', '.join(names)})" for why, names in table.left_out.items())
-    text = ", ".join(parts)
+    text = ", ".join(f"{len(names)} {why} ({', '.join(names)})" for why, names in table.left_out.items())
     return f"left out: {text}" if text else ""
 
 
 def markdown(table: Comparison) -> str:
     """The table as GitHub shows it, with the footnote under it."""
     titles, *rows = [[cell.replace("|", "\\|") for cell in row] for row in cells(table)]
-    rule = ["---", *("--:" for _ in titles[1:])]
-    lines = [f"| {' | '.join(row)} |" for row in (titles, rule, *rows)]
+    lines = [f"| {' | '.join(row)} |" for row in (titles, ["---", *("--:" for _ in titles[1:])], *rows)]
     note = footnote(table)
     return "\n".join([*lines, *(["", note] if note else [])])

@@ -15,7 +15,7 @@ from babeltune.sweep.state.housekeeping import why_removed
 from babeltune.sweep.state.leaderboard import Row
 from babeltune.sweep.state.log import log_of
 from babeltune.sweep.state.progress import standing
-from babeltune.tracking.sent_runs import SentRun, sent_runs
+from babeltune.tracking.sweep_runs import SentRun, sent_runs
 from babeltune.training.checkpoint import MANIFEST, checkpoint_folder
 
 HIDDEN = ("_forward", "_backward", "_sd", "_least")
@@ -81,11 +81,8 @@ class TrialPage:
 
 def trial_page(folder: SweepFolder, number: int) -> TrialPage:
     """The page of trial `number`. Raises `DamagedError` for a trial whose settings are lost."""
-    place, objective, logged = (
-        folder.trial(number),
-        folder.sweep().objectives[0],
-        log_of(folder.path).trials.get(number),
-    )
+    place, objective = folder.trial(number), folder.sweep().objectives[0]
+    logged = log_of(folder.path).trials.get(number)
     row = next((row for row in standing(folder) if row.name == place.name), Row(name=place.name, state="waiting"))
     if row.state == "damaged":
         raise DamagedError(row.warning)
@@ -131,10 +128,5 @@ def _cost(reports: list[Report]) -> Cost:
     """The cost by the last report; nothing before the first."""
     if not reports:
         return Cost(pairs=0, seconds=0.0, workers=1, compute_s=None)
-    last = reports[-1]
-    return Cost(
-        pairs=last.pairs,
-        seconds=last.seconds,
-        workers=int(last.facts.get("world_size") or 1),
-        compute_s=last.metrics.get(COMPUTE),
-    )
+    last, workers = reports[-1], int(reports[-1].facts.get("world_size") or 1)
+    return Cost(pairs=last.pairs, seconds=last.seconds, workers=workers, compute_s=last.metrics.get(COMPUTE))

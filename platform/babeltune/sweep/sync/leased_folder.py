@@ -10,15 +10,14 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from babeltune.files import make_folders, write_whole
-from babeltune.storage.mirror import Mirror
 from babeltune.storage.object_store import Entry
 from babeltune.storage.packages import together
 from babeltune.sweep.state.fencing import EXPIRY_S, OWNER, Clock, HeldLease, Lease, acquire, renewed
 from babeltune.sweep.state.folder import SweepFolder
-from babeltune.sweep.state.heartbeat import here
 from babeltune.sweep.state.lease import recorded_driver, running_elsewhere
 from babeltune.sweep.state.log import LEDGER, log_of
 from babeltune.sweep.state.progress import is_driven
+from babeltune.sweep.state.stored import here
 from babeltune.sweep.sync.fencing import BucketLease, claim, driver_fence
 from babeltune.sweep.sync.view import StorageView, records_in, records_there
 from babeltune.training.checkpoint import REPORTS
@@ -34,21 +33,17 @@ log = logging.getLogger(__name__)
 class LeasedFolder:
     """One driver's hold on a sweep, from `take` to `release`."""
 
-    def __init__(
-        self, view: StorageView, mirror: Mirror, folder: SweepFolder, *, timeout: float, clock: Clock | None = None
-    ) -> None:
+    def __init__(self, view: StorageView, folder: SweepFolder, *, timeout: float, clock: Clock | None = None) -> None:
         """`timeout` is the cluster's `storage_timeout`, in seconds."""
-        self._view, self._mirror, self._folder, self._timeout = view, mirror, folder, timeout
+        assert view.mirror is not None
+        self._view, self._mirror, self._folder, self._timeout = view, view.mirror, folder, timeout
         self._clock = clock
         self._prefix = f"sweeps/{folder.id}"
-        self._lease: HeldLease | None = None
         self._leaving = ExitStack()
         """The contexts that end when this driver leaves the folder: the renewals, then its turn on this machine."""
 
-    def take(self, needs: str | None) -> int:
-        """Takes the lease, and brings the folder as the latest driver left it. Returns the fencing token.
-
-        `needs` names an earlier sweep that this one starts from."""
+    def take(self, needs: str | None) -> HeldLease:
+        """Takes the lease, and brings the folder as the latest driver left it, and the sweep that it `needs`."""
         with ExitStack() as failing:
             self._take_turn()
             failing.callback(self.release)
@@ -57,21 +52,11 @@ class LeasedFolder:
             self._leaving.enter_context(renewed(lease))
             self._bring(lease, needs)
             failing.pop_all()
-        return lease.token
+        return lease
 
     def release(self) -> None:
         """Renews the lease no more, and lets others of this machine have the folder."""
         self._leaving.close()
-
-    def renew(self, *, ended: bool = False) -> None:
-        """Says that this driver lives, or that it has ended. Raises `OvertakenError` if another one has the sweep."""
-        assert self._lease is not None
-        self._lease.renew(ended=ended)
-
-    def refuse_if_late(self) -> None:
-        """Raises `SweepError` if another driver may have taken the lease since."""
-        if self._lease is not None:
-            self._lease.refuse_if_late()
 
     def _take_turn(self) -> None:
         """The folder for this process alone, once its readers have brought what they read."""
@@ -103,16 +88,15 @@ class LeasedFolder:
         make_folders(self._sessions_file.parent)
         sessions = [*([before.session] if before else []), lease.lease.session]
         write_whole(self._sessions_file, " ".join(sessions).encode(), durable=True)
-        self.renew()  # one that was overtaken meanwhile removes no request to the other
+        lease.renew()  # one that was overtaken meanwhile removes no request to the other
         mirror.store.remove(f"{self._prefix}/stop")
 
     def _take_lease(self) -> HeldLease:
         """The lease of a driver that ended, died on this machine, or was silent for as long as the lease says."""
         record = BucketLease(self._mirror.store, self._folder.id)
-        expiry = max(EXPIRY_S, self._timeout + OUTAGE_MARGIN_S)
-        candidate = Lease(folder=here(self._folder)["folder"], expiry_s=expiry)
+        candidate = Lease(folder=here(self._folder)["folder"], expiry_s=max(EXPIRY_S, self._timeout + OUTAGE_MARGIN_S))
         lease = acquire(record, candidate, candidate.shares_lock, self._clock, self._say)
-        self._lease, self._mirror.fence = lease, driver_fence(lease)
+        self._mirror.fence = driver_fence(lease)
         if not self._mirror.store.compares or not record.compares(lease.lease):
             self._mirror.store.compares = False
             self._say("the storage does not compare versions, so a write of an earlier driver may come late")

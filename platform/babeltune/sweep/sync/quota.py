@@ -7,7 +7,7 @@ names, or the sender of a Ray job names: that one's word is all there is."""
 import json
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -93,13 +93,13 @@ def left_of(view: StorageView) -> list[Left]:
     # the deletion of these was cut short
     existing_sweeps = {(f"{DELETED}/{folder.id}.json", _began(folder)) for folder in folders}
     deleted = [(key, *entry) for key in view.storage.entries(DELETED) for entry in _read(view, key).items()]
-    hours_of_deleted = [hours for key, began, hours in deleted if (key, began) not in existing_sweeps]
-    total = _sum([*hours_of_deleted, *(hours_of(folder, now) for folder in folders)])
+    every = [hours for key, began, hours in deleted if (key, began) not in existing_sweeps]
+    every += [hours_of(folder, now) for folder in folders]
     return [
         Left(
             key=key,
             limit=limit,
-            used=total.get((user, f"{month:%Y-%m}", key), 0.0),
+            used=sum(hours.get((user, f"{month:%Y-%m}", key), 0.0) for hours in every),
             user=user,
             by_system=by_system,
             month=f"{month:%B %Y}",
@@ -109,9 +109,7 @@ def left_of(view: StorageView) -> list[Left]:
 
 
 def refuse_over_quota(cluster: Cluster, *, over_quota: bool) -> str:
-    """Words for the log about a limit that is gone over, which `over_quota` and the cluster file permit; else nothing.
-
-    Raises `QuotaError` if they do not."""
+    """Words for the log about a spent limit. Raises `QuotaError` unless `over_quota` and the cluster file permit it."""
     spent = [rest for rest in left_of(StorageView(cluster)) if rest.used >= rest.limit]
     if not spent:
         return ""
@@ -122,8 +120,7 @@ def refuse_over_quota(cluster: Cluster, *, over_quota: bool) -> str:
 
 
 def keep_hours(view: StorageView, folder: SweepFolder) -> None:
-    """Writes the hours of a sweep that is about to be deleted into `deleted/`, beside those of earlier ones of its id.
-    The same deletion again, after it was cut short, writes them once."""
+    """Writes the hours of a sweep that is about to be deleted into `deleted/`, once, beside earlier ones of its id."""
     key = f"{DELETED}/{folder.id}.json"
     every = {**_read(view, key), _began(folder): hours_of(folder, time.time())}
     lines = {began: [[*name, value] for name, value in sorted(hours.items())] for began, hours in every.items()}
@@ -135,14 +132,6 @@ def _began(folder: SweepFolder) -> str:
     with suppress(OSError, ValueError), (folder.path / LEDGER).open("rb") as ledger:
         return str(EVENT.validate_json(ledger.readline()).get("time_ms", ""))
     return ""
-
-
-def _sum(several: Iterable[Hours]) -> Hours:
-    total = defaultdict[tuple[str, str, str], float](float)
-    for hours in several:
-        for name, value in hours.items():
-            total[name] += value
-    return total
 
 
 def _read(view: StorageView, key: str) -> dict[str, Hours]:

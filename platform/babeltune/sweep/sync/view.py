@@ -11,7 +11,7 @@ import hashlib
 import json
 import time
 import uuid
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,17 +19,15 @@ from typing import TYPE_CHECKING
 from babeltune.errors import ObjectStoreError, StoreError
 from babeltune.files import locked, make_folders, remove_folder, write_whole
 from babeltune.schema.cluster import Cluster
-from babeltune.storage.mirror import Mirror
+from babeltune.storage.mirror import Mirror, Stamp, unstamped
 from babeltune.storage.object_store import Entry
-from babeltune.storage.packages import together
+from babeltune.storage.packages import manifest_key, together
 from babeltune.sweep.state.fencing import OWNER
 from babeltune.sweep.state.folder import LABELS, REQUESTS, SweepFolder, find_sweep, sweep_folders
-from babeltune.sweep.state.log import LEDGER
-from babeltune.sweep.state.stored import FolderStorage, Storage
-from babeltune.sweep.sync.bucket_storage import BucketStorage, undriven
-from babeltune.sweep.sync.checkpoint_names import bring_checkpoint
-from babeltune.sweep.sync.follow import Follower
-from babeltune.tracking.sent_runs import CURSOR
+from babeltune.sweep.state.log import LEDGER, log_of
+from babeltune.sweep.state.progress import STAGE
+from babeltune.sweep.state.stored import BucketStorage, FolderStorage, Storage, undriven
+from babeltune.tracking.sweep_runs import CURSOR
 from babeltune.training.checkpoint import PROGRESS, REPORTS, checkpoint_folder
 
 if TYPE_CHECKING:
@@ -70,6 +68,54 @@ def records_in(folder: Path) -> Iterator[Path]:
 
     order = {LEDGER: 1, "state.json": 3}
     yield from sorted(walk(folder), key=lambda path: (order.get(path.name, 2), path)) if folder.exists() else ()
+
+
+POLL_INTERVAL_S = 2.0  # seconds between two looks at the few records that say whether anything happened
+LISTING_INTERVAL_S = 60.0  # seconds between two listings of a sweep. Progress within a report is seen as late.
+PULSE = (OWNER, "state.json", STAGE)  # small records that change while a sweep goes on
+LOG = "driver.log"  # the driver's log. It only grows, as the ledger does, so that its new lines alone are downloaded.
+
+
+class Follower:
+    """Keeps a mirror's copy of a sweep in step with the bucket while somebody reads it, such as `babeltune status -f`.
+
+    Every two seconds it asks for a few records. If the ledger has new lines, it also asks how far each running trial
+    is. It lists the sweep once a minute, and when the sweep has another state or stage. So a busy sweep costs what has
+    happened in it, however large it is."""
+
+    def __init__(self, mirror: Mirror, sweep: str, pull: Callable[[], None]) -> None:
+        """`pull` lists the sweep, and brings all that has changed."""
+        self._mirror, self._key, self._pull = mirror, f"sweeps/{sweep}", pull
+        self._folder = SweepFolder(mirror.path(self._key))
+        self._polled = self._listed = time.monotonic()
+        self._seen = self._standing()
+
+    def refresh(self) -> None:
+        """Brings here what has changed, if the last look was long enough ago."""
+        if time.monotonic() - self._polled <= POLL_INTERVAL_S:
+            return
+        with contextlib.suppress(ObjectStoreError):  # the reader may try again
+            self._look()
+        self._polled = time.monotonic()
+
+    def _look(self) -> None:
+        with undriven(self._mirror, self._folder.id) as free:
+            if not free:  # this machine's driver writes the folder
+                return
+            together(self._mirror.fetch, [f"{self._key}/{name}" for name in PULSE])
+            self._mirror.extend(f"{self._key}/{LOG}")
+            gained = self._mirror.extend(f"{self._key}/{LEDGER}")
+            if gained:
+                running = [each.name for each in log_of(self._folder.path).trials.values() if each.state == "running"]
+                together(self._mirror.fetch, [f"{self._key}/trials/{name}/{PROGRESS}" for name in running])
+        standing = self._standing()
+        if gained is None or standing != self._seen or time.monotonic() - self._listed > LISTING_INTERVAL_S:
+            self._pull()
+            self._seen, self._listed = standing, time.monotonic()
+
+    def _standing(self) -> tuple[object, object]:
+        """The sweep's state, and the name of its stage. With another one, there are other records."""
+        return self._folder.read("state.json"), (self._folder.read(STAGE) or {}).get("name")
 
 
 class StorageView:
@@ -137,7 +183,7 @@ class StorageView:
             lease.unlink(missing_ok=True)
 
     def ask(self, folder: SweepFolder, event: Mapping[str, object]) -> None:
-        """Asks the sweep's driver, wherever it is, to add an event to the ledger (`requests.py`)."""
+        """Asks the sweep's driver, wherever it is, to add an event to the ledger (`changes.py`)."""
         name, data = f"{time.time_ns()}-{uuid.uuid4().hex[:8]}.json", json.dumps(event, ensure_ascii=False).encode()
         self.put(f"sweeps/{folder.id}/{REQUESTS}/{name}", data)
 
@@ -193,8 +239,7 @@ class StorageView:
 
     @contextlib.contextmanager
     def openings(self) -> Iterator[None]:
-        """Brings `openings.jsonl` up to date with the bucket, then runs the body. What the body adds is sent to the
-        bucket, also after an error."""
+        """Brings `openings.jsonl` up to date, and sends what the body adds to the bucket, also after an error."""
         if self.mirror is not None:
             self._pull_openings(self.mirror)
         try:
@@ -261,3 +306,42 @@ def bring_stores(mirror: Mirror, prepared: Prepared) -> None:
                 f"the storage {mirror.store.uri} has no sound {key}; `babeltune resume` on the machine that "
                 "prepared the sweep sends it again, and on any other prepares it again"
             )
+
+
+# A trial's checkpoints in a bucket: `000003-7` is that of the third report, sent under the token 7 of its driver.
+# So a late worker of an earlier driver never changes one that another reads. Without a driver there is no token.
+
+
+def names_in(prefix: str, keys: Iterable[str]) -> set[str]:
+    """The names of the folders right below a key, from a listing of its objects."""
+    return {at.removeprefix(f"{prefix}/").partition("/")[0] for at in keys}
+
+
+def parts_of(name: str) -> tuple[str, int]:
+    """A checkpoint's name in a trial's folder, and the token under which it was sent."""
+    base, _, token = name.partition("-")
+    return base, int(token) if token.isdigit() else 0
+
+
+def latest_names(prefix: str, entries: Mapping[str, Entry], since: int) -> dict[str, str]:
+    """By its name in a folder, the name in the bucket of each sealed checkpoint: that of the latest driver."""
+    latest: dict[str, str] = {}
+    for name in sorted(names_in(prefix, entries), key=parts_of):
+        base, token = parts_of(name)
+        if manifest_key(f"{prefix}/{name}") in entries and token >= since:
+            latest[base] = name
+    return latest
+
+
+def checkpoints_there(mirror: Mirror, key: str, since: int) -> dict[str, str]:
+    """By its name in a folder, the name of each of the trial's sealed checkpoints in the bucket."""
+    prefix = f"{key}/checkpoints"
+    return latest_names(prefix, mirror.store.entries(prefix), since)
+
+
+def bring_checkpoint(mirror: Mirror, folder: Path) -> bool:
+    """Whether a trial's checkpoint is in this folder, where it is downloaded to if need be."""
+    key = mirror.key(folder.parents[1])
+    stamp = unstamped(mirror.store.read(f"{key}/{REPORTS}") or b"")[1] or Stamp(0)
+    name = checkpoints_there(mirror, key, stamp.since).get(folder.name, folder.name)
+    return mirror.pull_package(f"{key}/checkpoints/{name}", folder)

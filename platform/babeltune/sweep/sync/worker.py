@@ -4,6 +4,8 @@ A trial's worker brings the stores and the trial's last checkpoint, and sends ea
 the ledger before it reports. The names of checkpoints in the bucket end in the fencing token of the driver that gave
 the trial, such as `000003-7`; in folders they do not. `shards.py` has the tasks of the preparation."""
 
+from __future__ import annotations
+
 import json
 import logging
 import shutil
@@ -14,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 
@@ -25,14 +27,12 @@ from babeltune.method.distributed import ProcessGroup
 from babeltune.schema.records import Objective, Report
 from babeltune.schema.storage_location import DAY_S, StorageLocation
 from babeltune.stages import LEAST_RATED_S, UPLOADING, Stage
-from babeltune.storage.fence import Stamp, unstamped
-from babeltune.storage.mirror import Mirror
+from babeltune.storage.mirror import Mirror, Stamp, unstamped
 from babeltune.storage.object_store import Entry, is_local
 from babeltune.sweep.state.messages import TrialAssignment
-from babeltune.sweep.sync.checkpoint_names import checkpoints_there, latest_names, names_in, parts_of
 from babeltune.sweep.sync.fencing import BucketLease, trial_fence
 from babeltune.sweep.sync.housekeeping import evict
-from babeltune.sweep.sync.view import bring_stores
+from babeltune.sweep.sync.view import bring_stores, checkpoints_there, latest_names, names_in, parts_of
 from babeltune.training.checkpoint import (
     MANIFEST,
     PROGRESS,
@@ -46,40 +46,28 @@ from babeltune.training.checkpoint import (
     stopped_folder,
 )
 
+if TYPE_CHECKING:
+    from babeltune.training.trainer import Reporter
+
 UPLOAD_WAIT_S = 20.0
 """Seconds that training waits for a checkpoint to be sent; later it goes on, and the next report sends both."""
 LAST_UPLOAD_FACTOR = 2.0
-"""The upload of a trial's last checkpoint may take this many times `storage_timeout`, so that the driver gives up first
-and logs why."""
+"""A trial's last upload may take this many times `storage_timeout`: the driver gives up first, and logs why."""
 PROGRESS_INTERVAL_S = 15.0  # seconds between two notes of a trial's progress in the bucket
 HEARTBEAT_INTERVAL_S = 1.0  # seconds between two heartbeats while something is downloaded or uploaded
 log = logging.getLogger(__name__)
 
 
-class Reports(Protocol):
-    """Where a trial's reports go."""
-
-    def report(self, report: Report) -> bool: ...
-
-    def stopped(self) -> bool: ...
-
-    def checkpoint_saved(self) -> None: ...
-
-
 class Sending:
     """Sends what rank 0 wrote for a report before it is handed on."""
 
-    def __init__(self, inner: Reports, mirror: Mirror, folder: Path, rank: int, timeout: float) -> None:
+    def __init__(self, inner: Reporter, mirror: Mirror, folder: Path, rank: int, timeout: float) -> None:
         self._inner, self._mirror, self._folder, self._rank, self._timeout = inner, mirror, folder, rank, timeout
 
     def report(self, report: Report) -> bool:
         if self._rank == 0:
             try:
-                with_retries(
-                    lambda: push_trial(self._mirror, self._folder),
-                    LAST_UPLOAD_FACTOR * self._timeout if report.last else min(UPLOAD_WAIT_S, self._timeout),
-                    self.stopped,
-                )
+                self._push(LAST_UPLOAD_FACTOR * self._timeout if report.last else min(UPLOAD_WAIT_S, self._timeout))
             except ObjectStoreError as error:
                 if report.last:
                     raise
@@ -91,9 +79,11 @@ class Sending:
 
     def checkpoint_saved(self) -> None:
         """Sends a checkpoint between two reports. If the store is away, a later one or a report sends it."""
-        seconds = min(UPLOAD_WAIT_S, self._timeout)
         with suppress(ObjectStoreError):
-            with_retries(lambda: push_trial(self._mirror, self._folder), seconds, self.stopped)
+            self._push(min(UPLOAD_WAIT_S, self._timeout))
+
+    def _push(self, seconds: float) -> None:
+        with_retries(lambda: push_trial(self._mirror, self._folder), seconds, self.stopped)
 
 
 def with_retries(request: Callable[[], object], seconds: float, alive: Callable[[], object]) -> None:
@@ -123,8 +113,8 @@ def _say_now_and_then(alive: Callable[[], object], done: threading.Event) -> Non
 
 @contextmanager
 def on_this_node(
-    assignment: TrialAssignment, reports: Reports, rank: int, world: int, device: str
-) -> Iterator[tuple[TrialAssignment, Reports]]:
+    assignment: TrialAssignment, reports: Reporter, rank: int, world: int, device: str
+) -> Iterator[tuple[TrialAssignment, Reporter]]:
     """The assignment with this node's paths, and the connection to the dispatcher that sends checkpoints first.
 
     Raises `NodeError` if this node has no package for the bucket, or its disk refuses what is brought or made."""
@@ -163,8 +153,7 @@ def on_this_node(
         thread.start()
     try:
         sending = Sending(reports, mirror, folder, rank, where.timeout)
-        here = replace(assignment, prepared=str(prepared), folder=str(folder), storage=str(mirror.folder))
-        yield here, sending
+        yield replace(assignment, prepared=str(prepared), folder=str(folder), storage=str(mirror.folder)), sending
         if rank == 0:
             # what a stop left between two reports; without it a trial repeats some steps
             with suppress(ObjectStoreError, OSError, FencedError):
@@ -344,8 +333,7 @@ def _note_upload(folder: Path, begun: float, done: int, of: int) -> None:
 
 
 def _drop_older(mirror: Mirror, folder: Path, paths: list[Path], names: set[str], entries: Mapping[str, Entry]) -> None:
-    """Removes checkpoints from the bucket that this trial's reports have superseded, and none that a later driver has
-    sent. One that is merely not here stays: this node may have given up its copy. `entries` lists the checkpoints."""
+    """Removes checkpoints from the bucket, whose listing is `entries`, that this trial's reports have superseded."""
     prefix = f"{mirror.key(folder)}/checkpoints"
     last = max((path for path in paths if path.name.isdigit()), default=None)
     token = mirror.fence.token if mirror.fence is not None else 0
@@ -361,8 +349,7 @@ def _drop_older(mirror: Mirror, folder: Path, paths: list[Path], names: set[str]
             return needed is not None and int(base) <= latest and base not in needed
         return _place(_state_there(mirror, f"{prefix}/{name}"))[0] < latest
 
-    old = sorted(filter(is_old, names_in(prefix, entries)))
-    mirror.drop_packages([f"{prefix}/{name}" for name in old], entries)
+    mirror.drop_packages([f"{prefix}/{name}" for name in sorted(filter(is_old, names_in(prefix, entries)))], entries)
 
 
 def _needed(folder: Path, last: Path) -> set[str] | None:
@@ -378,7 +365,7 @@ def _needed(folder: Path, last: Path) -> set[str] | None:
 
 def _state_there(mirror: Mirror, package: str) -> dict[str, Any]:
     """The state of a checkpoint in the bucket; empty if it cannot be read."""
-    with suppress(ValueError):
+    with suppress(ValueError, TypeError):
         return dict(json.loads(mirror.store.read(f"{package}/state.json") or b"{}"))
     return {}
 
@@ -404,9 +391,9 @@ def _goes_further(mirror: Mirror, stopped: Path, names: Mapping[str, str]) -> bo
     """Whether the bucket's checkpoint of a stop is of a later step than this one."""
     if stopped.name not in names:
         return False
-    data = mirror.store.read(f"{mirror.key(stopped.parent)}/{names[stopped.name]}/state.json")
+    there = _state_there(mirror, f"{mirror.key(stopped.parent)}/{names[stopped.name]}")
     with suppress(ValueError, AttributeError):
-        return data is not None and _place(json.loads(data)) > _place(read_state(stopped))
+        return _place(there) > _place(read_state(stopped))
     return False
 
 

@@ -1,9 +1,9 @@
 """The actor between a sweep's search and its worker groups: trials wait here, reports and verdicts cross here.
 
 A trial is offered, and a free worker group takes it. Each of its reports waits for a verdict. It ends once all ranks of
-its group agree that it did. `DispatcherState` holds the rules, and `dispatcher_base.py` waits.
-`dispatcher_driver_calls.py` answers the driver, and this file the worker groups. `dispatcher_client.py` runs it as a
-small named actor. It is plain asyncio, so it also runs alone.
+its group agree that it did. `DispatcherState` holds the rules. `dispatcher_driver_calls.py` answers the driver, and
+this file the worker groups. `dispatcher_client.py` runs it as a small named actor. It is plain asyncio, so it also runs
+alone.
 
 Every call may be made twice, and the second has the first one's answer. Nothing of it is on a disk: a dispatcher that
 died takes its worker groups with it. The driver starts new ones, and trials go on from their checkpoints."""
@@ -35,12 +35,12 @@ class TrialDispatcher(DriverCalls):
 
     async def refuse(self, worker_group: str, reason: str, node: str) -> None:
         """Notes that a worker group cannot train at all, and on which node."""
-        self._change(self._state.refuse, worker_group, reason, node)
+        self._state.broken[worker_group] = (reason, node)
 
     async def add_message(self, text: str) -> None:
         """Has the driver log a text once, although several ranks may say it."""
         if text not in self._state.messages:
-            self._change(self._state.add_message, text)
+            self._state.messages.append(text)
 
     async def next(self, worker_group: str, group: str) -> Order:
         """The worker group's trial: the unfinished one if this group of ranks is new, else the next offered."""
@@ -116,14 +116,12 @@ class TrialDispatcher(DriverCalls):
         return not record.stopped if decided else None
 
     async def stopped(self, trial: str, group: str = "") -> StopReply:
-        """Whether the trial should end before its next report. The question is its heartbeat, until it stops.
-        Raises as `report`."""
+        """Whether the trial should end before its next report: its heartbeat, until it stops. Raises as `report`."""
         self._refuse_replaced(group)
         record = self._state.trials.get(trial)
         if record is not None and not record.stopped:
             record.heartbeat = time.monotonic()
-        asked_in = max(1.0, len(self._state.assigned) / STOP_QUESTIONS_PER_S)
-        return StopReply(record is None or record.stopped, asked_in)
+        return StopReply(record is None or record.stopped, max(1.0, len(self._state.assigned) / STOP_QUESTIONS_PER_S))
 
     async def leave(
         self, worker_group: str, trial: str, rank: int, world: int, end: str, renew: bool = False, group: str = ""
@@ -151,5 +149,5 @@ class TrialDispatcher(DriverCalls):
                 self._change(self._state.settle, trial, world)
                 if worker_group not in self._state.assigned:
                     self._idle[worker_group] = time.monotonic()
-                self._wake_trial(trial)
+                self._wake(("report", trial), ("leave", trial))
         return bool(attempt.go_on)

@@ -30,17 +30,13 @@ class DispatcherClient:
     trains past a report once `go_on` says so."""
 
     def __init__(self) -> None:
-        self.name = f"dispatcher-{uuid.uuid4().hex[:8]}"
-        """The actor's name."""
+        self.name = f"dispatcher-{uuid.uuid4().hex[:8]}"  # the actor's name
         self._inbox: dict[str, deque[ReportMessage | EndMessage]] = {}
         """Received messages of the trials that somebody follows."""
-        self._filled: dict[str, None] = {}
-        """Trials with messages, the longest waiting first."""
-        self._poll: Any = None
-        """The call that waits at the dispatcher for news."""
+        self._filled: dict[str, None] = {}  # trials with messages, the longest waiting first
+        self._poll: Any = None  # the call that waits at the dispatcher for news
         self._polled = 0.0
-        self._acknowledged = 0
-        """The number of the last news that was received."""
+        self._acknowledged = 0  # the number of the last news that was received
 
     def start(self) -> None:
         """Starts the actor on this process's node."""
@@ -90,8 +86,7 @@ class DispatcherClient:
     def receive(self, seconds: float) -> bool:
         """Waits at most this long for messages of any trial; True if there are some now.
 
-        One call waits at the dispatcher for all trials together. `ClusterError` if it has not come back long after it
-        should have."""
+        One call waits at the dispatcher for all trials together. `ClusterError` if it is long overdue."""
         if self._poll is None:
             self._poll, self._polled = self._actor.poll.remote(self._acknowledged), time.monotonic()
         if not ray.wait([self._poll], timeout=seconds)[0]:
@@ -127,8 +122,7 @@ class DispatcherClient:
 
 
 def _answer(call: Any, seconds: float | None = None) -> Any:
-    """The result of a call of the dispatcher. `ClusterError` if that takes longer than `seconds`, `DispatcherDiedError`
-    if its process died."""
+    """The result of a call. `ClusterError` if it takes longer than `seconds`, `DispatcherDiedError` if it died."""
     seconds = DISPATCHER_TIMEOUT_S if seconds is None else seconds
     try:
         return ray.get(call, timeout=seconds)

@@ -1,17 +1,64 @@
-"""The driver's calls to the dispatcher: hands it trials, takes their news, and asks how the worker groups are."""
+"""The driver's calls to the dispatcher: hands it trials, takes their news, and asks how the worker groups are.
 
+Calls wait here for one another's changes of the dispatcher's state."""
+
+import asyncio
 import time
+from collections.abc import Callable, Hashable
 from itertools import islice
+from typing import TypeVar, TypeVarTuple
 
-from babeltune.sweep.workers.dispatcher_base import DispatcherBase
-from babeltune.sweep.workers.dispatcher_state import News
+from babeltune.sweep.workers.dispatcher_state import DispatcherState, News
 
 POLL_TIMEOUT_S = 10.0  # seconds after which a long poll is answered with nothing, so that both sides stay in touch
 BATCH = 256  # news in one answer to the driver: enough for its throughput, few enough that no answer takes long
+Arguments = TypeVarTuple("Arguments")
+Result = TypeVar("Result")
 
 
-class DriverCalls(DispatcherBase):
-    """The calls of the driver to the dispatcher."""
+class DriverCalls:
+    """A state, and the calls of the driver, which change it or wait for its changes."""
+
+    def __init__(self) -> None:
+        self._state = DispatcherState()
+        self._waiting: dict[str, None] = {}  # idle worker groups that wait for a trial, the longest first
+        self._idle: dict[str, float] = {}
+        """When worker groups last had a trial or waited for one. Between two trials that is a moment ago."""
+        self._waiters: dict[Hashable, set[asyncio.Future[None]]] = {}
+
+    def _change(self, change: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
+        """Makes a change of the state, and wakes the driver if there are news."""
+        result = change(*arguments)
+        if self._state.news:
+            self._wake("driver")
+        return result
+
+    async def _until(self, key: Hashable, ready: Callable[[], bool], seconds: float) -> bool:
+        """True once `ready()` holds, False after `seconds` without. Only `_wake` of this key has it asked again."""
+        deadline = time.monotonic() + seconds
+        while not ready():
+            future = asyncio.get_running_loop().create_future()
+            self._waiters.setdefault(key, set()).add(future)
+            try:
+                async with asyncio.timeout(deadline - time.monotonic()):
+                    await future
+            except TimeoutError:
+                return ready()
+            finally:
+                if key in self._waiters:
+                    self._waiters[key].discard(future)
+        return True
+
+    def _wake(self, *keys: Hashable) -> None:
+        for key in keys:
+            for future in self._waiters.pop(key, ()):
+                if not future.done():
+                    future.set_result(None)
+
+    def _wake_idle(self) -> None:
+        """Wakes as many idle worker groups as there are trials for them."""
+        for worker_group in list(islice(self._waiting, len(self._state.pending))):
+            self._wake(("next", worker_group))
 
     async def offer(self, trial: str, assignment: str) -> None:
         """Puts a trial, with its encoded assignment, where the next free worker group takes it."""
@@ -31,7 +78,7 @@ class DriverCalls(DispatcherBase):
         for trial, index in reports:
             record = self._state.trials.get(trial)
             if record is not None and record.allowed < index:
-                self._change(self._state.go_on, trial, index)
+                record.allowed = index
                 self._wake(("report", trial))
 
     async def stop(self, trial: str) -> None:
@@ -39,7 +86,7 @@ class DriverCalls(DispatcherBase):
         record = self._state.trials.get(trial)
         if record is not None and not record.stopped:
             self._change(self._state.stop, trial)
-            self._wake_trial(trial)
+            self._wake(("report", trial), ("leave", trial))
 
     async def free(self) -> int:
         """How many worker groups wait for a trial that nobody has offered yet."""
@@ -51,12 +98,11 @@ class DriverCalls(DispatcherBase):
 
     async def renew(self, worker_group: str) -> None:
         """Asks for a new group of ranks in the worker group, before its next trial."""
-        self._change(self._state.renew, worker_group)
+        self._state.renewed.add(worker_group)
         self._wake(("next", worker_group))
 
     async def retire(self, worker_group: str) -> str | None:
-        """Forgets a worker group that has no place to train. Returns the name of its trial, which goes to the next free
-        one."""
+        """Forgets a worker group that has no place to train. Its trial, which is named, goes to the next free one."""
         trial: str | None = self._change(self._state.retire, worker_group)
         self._waiting.pop(worker_group, None)
         self._idle.pop(worker_group, None)
@@ -104,7 +150,7 @@ class DriverCalls(DispatcherBase):
         for worker_group, trial in deaf.items():
             self._change(self._state.give_up_stopped_trial, worker_group)
             self._idle[worker_group] = time.monotonic()
-            self._wake_trial(trial)
+            self._wake(("report", trial), ("leave", trial))
         return names
 
     async def close(self) -> None:

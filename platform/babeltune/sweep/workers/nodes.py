@@ -3,41 +3,34 @@
 The head's GCS knows this. Ray would wait for ever for one that stands still, and meanwhile Python would take no signal.
 So all that `babeltune.sweep` asks of it goes through `from_head`."""
 
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group_table
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from babeltune.errors import ClusterError, plural
+from babeltune.signals import answered
 from babeltune.sweep import ray_internals
 from babeltune.sweep.ray_internals import PlacementGroupTableData
 
 Answer = TypeVar("Answer")
 HEAD_TIMEOUT_S = 60.0  # seconds within which the head must answer. Ray itself gives up placement groups after as long.
+NODE_ID = "ray.io/node-id"  # the label that Ray gives each node
+MOST_HELD, HOLD_TIMEOUT_S = 256, 2.0  # workers whose room is reserved on a node, and seconds to wait for it to be free
 
 
 def from_head(question: Callable[..., Answer], *arguments: Any, **named: Any) -> Answer:
     """The head's answer to a question of Ray's. `ClusterError` if it does not come within `HEAD_TIMEOUT_S`."""
-    answer = Future[Answer]()
-
-    def ask() -> None:
-        try:
-            answer.set_result(question(*arguments, **named))
-        except BaseException as error:  # raised where it is waited for
-            answer.set_exception(error)
-
-    threading.Thread(target=ask, daemon=True).start()
-    try:
-        return answer.result(timeout=HEAD_TIMEOUT_S)
-    except TimeoutError:
-        raise ClusterError(
-            f"the cluster's head has not answered for {HEAD_TIMEOUT_S:g} s: its GCS is stopped, or its machine hangs; "
-            "every trial keeps its last checkpoint: `babeltune resume` goes on"
-        ) from None
+    late = ClusterError(
+        f"the cluster's head has not answered for {HEAD_TIMEOUT_S:g} s: its GCS is stopped, or its machine hangs; "
+        "every trial keeps its last checkpoint: `babeltune resume` goes on"
+    )
+    return answered(partial(question, *arguments, **named), HEAD_TIMEOUT_S, late)
 
 
 def here() -> NodeAffinitySchedulingStrategy:
@@ -46,14 +39,12 @@ def here() -> NodeAffinitySchedulingStrategy:
 
 
 def beside(node: str | None) -> NodeAffinitySchedulingStrategy:
-    """The scheduling strategy for actors on this node; without a node, on the driver's. If it is gone by then, the
-    actor fails, and the pool starts another one."""
+    """The scheduling strategy for actors on this node, or on the driver's. If it is gone, the pool starts another."""
     return here() if node is None else NodeAffinitySchedulingStrategy(node, soft=False)
 
 
 def least_taken(worker: Mapping[str, float], counts: Mapping[str, int]) -> str | None:
-    """The node for one more controller: of those that hold a worker with these resources, and are not the driver's, the
-    one with the fewest for its size. None if there is no such node."""
+    """The node with the fewest controllers for its size that holds such a worker and is not the driver's, if any."""
     this_node = ray.get_runtime_context().get_node_id()
     room = {node: workers_held(worker, resources) for node, resources in nodes_there().items() if node != this_node}
     able = {node: count for node, count in room.items() if count > 0}
@@ -111,9 +102,8 @@ def worker_groups_that_fit(
         cpus, gpus = sum(n.get("CPU", 0) for n in nodes), sum(n.get("GPU", 0) for n in nodes)
         raise ClusterError(
             f"a worker group of {plural(least or workers, 'worker')} with {plural(cpus_per_worker, 'CPU')} and "
-            f"{plural(gpus_per_worker, 'GPU')} "
-            f"each does not fit: the cluster has {plural(cpus, 'CPU')} and {plural(gpus, 'GPU')} in all (nodes: "
-            f"{len(nodes)}); "
+            f"{plural(gpus_per_worker, 'GPU')} each does not fit: the cluster has {plural(cpus, 'CPU')} and "
+            f"{plural(gpus, 'GPU')} in all (nodes: {len(nodes)}); "
             "lower budget.workers in the sweep file, or cpus_per_worker or gpus_per_worker in the cluster file; "
             "`nodes_within` there asks for nodes where an autoscaler starts them"
         )
@@ -121,8 +111,7 @@ def worker_groups_that_fit(
 
 
 def resources_of(cpus_per_worker: float, gpus_per_worker: float) -> dict[str, float]:
-    """The resources of one worker for Ray: a byte of memory if it needs neither CPUs nor GPUs, as it must need
-    something."""
+    """The resources of one worker for Ray. It must need something: a byte of memory, if neither CPUs nor GPUs."""
     shares = {"CPU": cpus_per_worker, "GPU": gpus_per_worker}
     return {name: share for name, share in shares.items() if share} or {"memory": 1}
 
@@ -162,3 +151,53 @@ def places_of(creators: set[bytes]) -> int:
     """How many workers of these actors' placement groups have a node that is alive."""
     node_ids = {bytes.fromhex(node) for node in nodes_there()}
     return sum(bundle.node_id in node_ids for group in groups_of(creators) for bundle in group.bundles)
+
+
+class Blocklist:
+    """The nodes on which a worker group could not train. Their room is reserved: a restarted group may land anywhere.
+
+    It is of one sweep, whose worker groups have `workers` ranks with these resources."""
+
+    def __init__(self, workers: int, worker: dict[str, float]) -> None:
+        self._workers, self._worker = workers, worker
+        self._reserved: dict[str, list[PlacementGroup]] = {}
+
+    def __len__(self) -> int:
+        return len(self._reserved)
+
+    def add(self, node: str) -> None:
+        """Adds the node: no worker group is counted there from now on."""
+        self._reserved.setdefault(node, [])
+
+    def good(self) -> list[dict[str, float]]:
+        """The resources of the other nodes that are alive."""
+        return [resources for node, resources in nodes_there().items() if node not in self._reserved]
+
+    @contextmanager
+    def reserved(self, node: str) -> Iterator[None]:
+        """Reserves what is free on the node, or is freed in the block, until the node is released. Each worker has a
+        placement group of its own, so that work of others there blocks only its own part."""
+        free = free_resources().get(node, {})
+        slots = min(self._workers + workers_held(self._worker, free), MOST_HELD) if takes_room(self._worker) else 0
+        groups = [placement_group([self._worker], bundle_label_selector=[{NODE_ID: node}]) for _ in range(slots)]
+        self._reserved[node] += groups
+        yield
+        deadline = time.monotonic() + HOLD_TIMEOUT_S
+        while (late := [group for group in groups if not is_placed(group)]) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        for group in late:  # or else an autoscaler would look for another such node
+            remove_placement_group(group)
+            self._reserved[node].remove(group)
+
+    def forget_those_gone(self) -> None:
+        for node in self._reserved.keys() - nodes_there().keys():
+            self._release(node)
+
+    def release(self) -> None:
+        """Releases all nodes."""
+        for node in list(self._reserved):
+            self._release(node)
+
+    def _release(self, node: str) -> None:
+        for group in self._reserved.pop(node):
+            remove_placement_group(group)

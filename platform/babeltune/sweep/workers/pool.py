@@ -16,8 +16,7 @@ import ray
 from babeltune.errors import ClusterError, plural
 from babeltune.sweep.workers.dispatcher_client import DispatcherClient
 from babeltune.sweep.workers.dispatcher_driver_calls import POLL_TIMEOUT_S
-from babeltune.sweep.workers.node_blocklist import NodeBlocklist
-from babeltune.sweep.workers.nodes import from_head, node_words, nodes_there, room_for, worker_groups_held
+from babeltune.sweep.workers.nodes import Blocklist, from_head, node_words, nodes_there, room_for, worker_groups_held
 from babeltune.sweep.workers.pool_settings import PoolSettings
 from babeltune.sweep.workers.worker_groups import WorkerGroups
 
@@ -49,20 +48,17 @@ class WorkerPool:
         surveyed: Callable[[int], None] = lambda _: None,
         waiting: Callable[[], None] = lambda: None,
     ) -> None:
-        self.dispatcher = DispatcherClient()
-        """Hands trials to worker groups, and brings their messages."""
+        self.dispatcher = DispatcherClient()  # hands trials to worker groups, and brings their messages
         self._settings = settings
         self._limit = math.inf if settings.count == "auto" else settings.count
         self._first = int(min(self._limit, settings.fitting_groups()))
         self._groups = WorkerGroups(settings, self.dispatcher.name)
-        self._bad = NodeBlocklist(settings.workers, settings.resources)
+        self._bad = Blocklist(settings.workers, settings.resources)
         self._given_up: list[set[str]] = []
         """For each worker group that failed without a known reason, the nodes of the cluster at that time."""
         self._surveyed = 0.0
-        self._messages_noted = 0
-        """How many of the dispatcher's messages are logged."""
-        self._nowhere = False
-        """Whether no node holds a worker group."""
+        self._messages_noted = 0  # how many of the dispatcher's messages are logged
+        self._nowhere = False  # whether no node holds a worker group
         self._note, self._tell_placed, self._waiting = note, surveyed, waiting
 
     @property
@@ -101,10 +97,9 @@ class WorkerPool:
                 )
 
     def mend(self) -> None:
-        """Restarts worker groups whose run ended, and adds as many as the nodes hold. Raises `ClusterError` if none can
-        train.
+        """To be called every second or so: restarts worker groups whose run ended, and adds as many as the nodes hold.
 
-        Call it every second or so."""
+        Raises `ClusterError` if none can train."""
         self._leave_out_broken(self.dispatcher.ask("broken"))
         for words in self.dispatcher.ask("messages", self._messages_noted):
             self._messages_noted += 1
@@ -172,8 +167,7 @@ class WorkerPool:
         return room_for(self._settings.resources) < self._settings.least
 
     def _room(self) -> int:
-        """The largest number of worker groups now. A group that was given up counts again once another node has
-        come."""
+        """The largest number of worker groups now. One that was given up counts again once another node has come."""
         node_names = nodes_there().keys()
         given_up = sum(node_names <= nodes for nodes in self._given_up)
         return (self._fitting(self._settings.workers) or min(1, self._fitting(self._settings.least))) - given_up
@@ -206,8 +200,7 @@ class WorkerPool:
         self._tell_placed(self._groups.placed())
 
     def _leave_out(self, worker_group: str, why: str) -> None:
-        """Ends a worker group for good. Another one gets its trial once no process of this one writes to the trial's
-        folder."""
+        """Ends a worker group for good. Another one gets its trial once none of its processes writes there."""
         self._groups.end([worker_group])
         trial = self.dispatcher.ask("retire", worker_group)
         self._note(f"{why}; {trial} goes on in another" if trial else why)

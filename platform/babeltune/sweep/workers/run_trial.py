@@ -39,8 +39,7 @@ def _on_this_node(
 
 
 def _refuse_blind_node(prepared: str, folder: str) -> None:
-    """Raises `NodeError` if the storage is not here as it is on the driver's node; a trial without a driver makes
-    its own folder."""
+    """Raises `NodeError` if the storage is not here as on the driver's node. Without a driver, the folder is made."""
     todo = "mount the sweep's storage there, as on the driver"
     if not os.access(prepared, os.R_OK):
         raise NodeError(f"does not see {prepared}; {todo}")
@@ -64,12 +63,5 @@ def run(assignment: TrialAssignment, reporter: Reporter, rank: int, world: int, 
         shared = assignment.token and assignment.mirror is None
         guard = FolderFence(folder.parents[1], assignment.token) if shared else nullcontext
         with storage_refusals(folder, assignment.storage), _store_troubles():
-            train(
-                trial,
-                load_prepared(Path(assignment.prepared)),
-                folder,
-                reporter,
-                ProcessGroup(),
-                torch.device(device),
-                guard,
-            )
+            prepared = load_prepared(Path(assignment.prepared))
+            train(trial, prepared, folder, reporter, ProcessGroup(), torch.device(device), guard)

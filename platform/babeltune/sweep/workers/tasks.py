@@ -18,18 +18,15 @@ from babeltune.sweep.sync.worker import with_prepared
 from babeltune.sweep.workers.nodes import cpus_there
 
 PROGRESS_TIMEOUT_S = 1800.0
-"""Seconds that a task may make no progress if nobody says otherwise; `progress_timeout` of cluster files has the same
-default."""
+"""Seconds that a task may make no progress by default, as `progress_timeout` of cluster files."""
 RESULT_TIMEOUT_S = 600.0
 """Seconds within which the result of a task that has ended must be here. The largest ones are lists of scores."""
 AHEAD = 2  # tasks for each CPU whose files travel with them that are begun at a time: one runs, one waits
 TELL_INTERVAL_S = 1.0  # seconds between two words of a task about how far it is
-
 HANG = (
     "no process of {} has made progress for {:g} s, also after a new start: its disk, its network or its device hangs; "
     "what is done is kept: `babeltune resume` goes on"
 )
-
 NO_PROGRESS = (
     "a process that the sweep needs has made no progress for {:g} s: its disk, its network or its device hangs, or the "
     "cluster has no room for it; what is done is kept: `babeltune resume` goes on"
@@ -61,8 +58,7 @@ def first_of(references: list[Any], poll: Callable[[], None], seconds: float) ->
 
 
 def fetched(reference: Any, poll: Callable[[], None] = lambda: None, *, seconds: float = PROGRESS_TIMEOUT_S) -> Any:
-    """The result of a Ray task; an error of ours is raised as itself, without the worker's traceback. `ClusterError`,
-    and an end of the task, if that takes longer than `seconds`."""
+    """The result of a Ray task, or its own error. `ClusterError`, and its end, if it takes longer than `seconds`."""
     ready, _ = first_of([reference], poll, seconds)
     if not ready:
         kill([reference])
@@ -97,8 +93,7 @@ def with_progress(
 def followed(
     task: Any, tell: Count, poll: Callable[[], None] = lambda: None, *, seconds: float = PROGRESS_TIMEOUT_S
 ) -> Any:
-    """The result of a task that `with_progress` runs. Calls `tell` with its progress. `ClusterError`, and the task
-    ends, if it is no further after `seconds`."""
+    """The result of a task that `with_progress` runs. `ClusterError`, and its end, if it is no further in `seconds`."""
     results: list[Any] = []
     last, since = None, time.monotonic()
     while True:
@@ -132,13 +127,10 @@ def ray_shards(
     `carrier`: the nodes share no folder, so that the files travel with the tasks. Then `AHEAD` tasks for each CPU are
     there at a time, so that their files fit in memory. A file that several shards name goes to each node once. `poll`
     is called about once a second. If no task ends for `progress_timeout` seconds, they hang: they are killed and
-    started again, once. `ClusterError` if no task ends then
-    either."""
-    remote = ray.remote(num_cpus=1, num_gpus=share if gpu else 0.0, max_retries=2)(
-        function if carrier is None else on_a_node
-    )
+    started again, once. `ClusterError` if no task ends then either."""
+    options = ray.remote(num_cpus=1, num_gpus=share if gpu else 0.0, max_retries=2)
+    remote = options(function if carrier is None else on_a_node)
     waiting, work, again = deque(arguments), dict[Any, tuple[object, ...]](), False
-
     packing = carrier and carrier.of(arguments)
     shared = packing and ray.put(packing.pack_shared())
 
@@ -147,15 +139,12 @@ def ray_shards(
             return remote.remote(*each)
         return remote.remote(function, each, packing.pack(each), shared, packing.place(each))
 
-    def start() -> None:
-        most = len(arguments) if packing is None else AHEAD * cpus_there()
-        while waiting and len(work) < most:
-            each = waiting.popleft()
-            work[begun(each)] = each
-
     try:
         while waiting or work:
-            start()
+            most = len(arguments) if packing is None else AHEAD * cpus_there()
+            while waiting and len(work) < most:
+                each = waiting.popleft()
+                work[begun(each)] = each
             ready, _ = first_of(list(work), poll, progress_timeout)
             if ready:
                 done = fetched(ready[0], poll, seconds=progress_timeout)

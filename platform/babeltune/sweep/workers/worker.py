@@ -12,8 +12,9 @@ import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
+import psutil
 import ray
 import ray.train
 import ray.train.torch
@@ -38,7 +39,6 @@ from babeltune.sweep.workers.dispatcher_state import DIED
 from babeltune.sweep.workers.nodes import from_head, node_words
 from babeltune.sweep.workers.process_state import ProcessState
 from babeltune.sweep.workers.ray_train import WorkerSettings
-from babeltune.sweep.workers.system_metrics import SystemMetrics
 
 NO_CUDA = (
     "torch sees no CUDA on {}: what trains there has a GPU share and uses the CPU; see that its driver and its build "
@@ -54,12 +54,35 @@ without an answer. So only ranks whose driver cannot do that wait for so long.""
 log = logging.getLogger(__name__)
 
 
-class RunTrial(Protocol):
-    """The function that a worker group's ranks call for each trial."""
+MEGABYTE = 1e6
 
-    def __call__(
-        self, assignment: TrialAssignment, dispatcher: Reporter, rank: int, world: int, device: str
-    ) -> None: ...
+
+class SystemMetrics:
+    """Use of processor, memory, disk, network and GPU, under MLflow's names. Rates are means since the last reading."""
+
+    def __init__(self) -> None:
+        self.process, self.network = psutil.Process(), psutil.net_io_counters()
+        self.read()
+
+    def read(self) -> dict[str, float]:
+        """Percentages, and megabytes (10^6 bytes); of a GPU, the memory that this process holds."""
+        memory, disk = psutil.virtual_memory(), psutil.disk_usage("/")
+        before, self.network = self.network, psutil.net_io_counters()
+        values = {
+            "cpu_utilization_percentage": psutil.cpu_percent(),
+            "process_cpu_utilization_percentage": self.process.cpu_percent(),
+            "process_memory_usage_megabytes": self.process.memory_info().rss / MEGABYTE,
+            "system_memory_usage_megabytes": memory.used / MEGABYTE,
+            "system_memory_usage_percentage": memory.percent,
+            "disk_usage_megabytes": disk.used / MEGABYTE,
+            "disk_usage_percentage": disk.percent,
+        }
+        if self.network is not None and before is not None:
+            values["network_receive_megabytes"] = (self.network.bytes_recv - before.bytes_recv) / MEGABYTE
+            values["network_transmit_megabytes"] = (self.network.bytes_sent - before.bytes_sent) / MEGABYTE
+        if torch.cuda.is_available():
+            values["gpu_0_memory_usage_megabytes"] = torch.cuda.memory_allocated() / MEGABYTE
+        return {f"system/{name}": float(value) for name, value in values.items()}
 
 
 class Place(NamedTuple):
@@ -116,9 +139,12 @@ class Reporter:
         """A checkpoint is on the disk; there is nothing more to do."""
 
 
+RunTrial = Callable[[TrialAssignment, Reporter, int, int, str], None]
+"""Trains the trial of an assignment on this rank, of so many, on this device (`run_trial.run`)."""
+
+
 def answer_of(call: ray.ObjectRef) -> Any:
-    """The result of a call of the dispatcher. `SilentDispatcherError` if that takes longer than `ANSWER_TIMEOUT_S`, or
-    its process died."""
+    """The result of a call. `SilentDispatcherError` if none comes within `ANSWER_TIMEOUT_S`, or the process died."""
     try:
         return ray.get(call, timeout=ANSWER_TIMEOUT_S)
     except ray.exceptions.GetTimeoutError as error:
@@ -137,8 +163,7 @@ def wait_for_verdict(method: Any, *arguments: object) -> bool:
 
 
 def ask_on_rank_0(ask: Callable[[], str], place: Place) -> str:
-    """The result of `ask` on rank 0, on every rank. If it raises `ReplacedError` there, all ranks do: none is left to
-    wait for the others."""
+    """The result of `ask` on rank 0, on every rank. If it raises `ReplacedError` there, all ranks do: none waits."""
     words, lost = "", ReplacedError("rank 0 ends: the dispatcher does not answer it, or refuses it")
     if place.rank == 0:
         try:
@@ -187,11 +212,11 @@ def _reason(error: Exception) -> str:
     return words + "".join(f"\n  {Path(f.filename).name}:{f.lineno} in {f.name}: {f.line}" for f in frames)
 
 
-def load(path: str) -> Callable[..., None]:
+def load(path: str) -> RunTrial:
     """The function that an import path such as `babeltune.sweep.workers.run_trial:run` names."""
     module, _, name = path.partition(":")
     with uncollected():
-        function: Callable[..., None] = getattr(importlib.import_module(module), name)
+        function: RunTrial = getattr(importlib.import_module(module), name)
     return function
 
 
@@ -223,54 +248,43 @@ def worker_loop(settings: WorkerSettings) -> None:
 
 
 def take_trials(
-    dispatcher: ray.actor.ActorHandle,
-    settings: WorkerSettings,
-    run: RunTrial,
-    process_state: ProcessState,
-    place: Place,
+    dispatcher: ray.actor.ActorHandle, settings: WorkerSettings, run: RunTrial, state: ProcessState, place: Place
 ) -> None:
     """Takes trials until the dispatcher closes, or has no more use for this worker group."""
-    worker_group, node = settings["worker_group"], ray.get_runtime_context().get_node_id()
-    group, rank, world, device = place
+    name, node = settings["worker_group"], ray.get_runtime_context().get_node_id()
+    group, rank, world, _ = place
     while True:
-        order = Order.decode(
-            ask_on_rank_0(lambda: answer_of(dispatcher.next.remote(worker_group, group)).encode(), place)
-        )
+        order = Order.decode(ask_on_rank_0(lambda: answer_of(dispatcher.next.remote(name, group)).encode(), place))
         if order.kind == "close":
             return
         if order.kind == "renew":
-            raise ClusterError(f"worker group {worker_group} restarts: it was asked to")
+            raise ClusterError(f"worker group {name} restarts: it was asked to")
         if order.assignment is not None:
-            process_state.clean(order.assignment.seed)
+            state.clean(order.assignment.seed)
             reporter = Reporter(dispatcher, order.trial, place)
             try:
-                end = _attempt(run, order.assignment, reporter, rank, world, device)
+                end = _attempt(run, order.assignment, reporter, place)
             except NodeError as unfit:
-                answer_of(dispatcher.refuse.remote(worker_group, str(unfit), node))
+                answer_of(dispatcher.refuse.remote(name, str(unfit), node))
                 return
-            leak = process_state.leak()
+            leak = state.leak()
             renew = bool(leak) or settings["isolation"] == "process"
-            if not wait_for_verdict(
-                dispatcher.leave, worker_group, order.trial, rank, world, end.encode(), renew, group
-            ):
+            if not wait_for_verdict(dispatcher.leave, name, order.trial, rank, world, end.encode(), renew, group):
                 why = end.text or leak or DIED
-                raise ClusterError(f"worker group {worker_group} restarts after trial {order.trial}: {why}")
+                raise ClusterError(f"worker group {name} restarts after trial {order.trial}: {why}")
 
 
-def _attempt(
-    run: RunTrial, assignment: TrialAssignment, reporter: Reporter, rank: int, world: int, device: str
-) -> TrialEnd:
-    """Runs the trial and says how this rank left it. A trial's exception is a fact about the trial, not the worker
-    group; but `NodeError` and `ReplacedError` are raised."""
+def _attempt(run: RunTrial, assignment: TrialAssignment, reporter: Reporter, place: Place) -> TrialEnd:
+    """Runs the trial and says how this rank left it. Of its exceptions, only those about this node are raised."""
     try:
-        run(assignment, reporter, rank, world, device)
+        run(assignment, reporter, place.rank, place.world, place.device)
     except (NodeError, ReplacedError):
         raise
     except Exception as error:
         return TrialEnd(_kind(error), type(error).__name__, _reason(error))
     if reporter.unanswered is None:
         return TrialEnd("finished")
-    if world == 1:
+    if place.world == 1:
         raise reporter.unanswered
     # If the dispatcher wakes, the trial continues in new processes.
     return TrialEnd("peer", text=str(reporter.unanswered))
