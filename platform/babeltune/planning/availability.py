@@ -338,9 +338,8 @@ def _saved(name: str, file: str, revision: str | None) -> Path | None:
 def student_parameters(student: Student, teacher: Teacher) -> int | None:
     """About how many weights a student from scratch has. None for a named model, a start, or a teacher's vocabulary
     that is not known yet."""
-    tokens = student.vocabulary
-    if tokens == "teacher":
-        tokens = model_vocabulary(teacher.model, teacher.revision)
+    vocabulary = student.vocabulary
+    tokens = model_vocabulary(teacher.model, teacher.revision) if vocabulary == "teacher" else vocabulary
     if student.model is not None or student.start or student.embeddings_from or tokens is None:
         return None
     width, inner = student.width, student.feed_forward

@@ -291,7 +291,7 @@ def _correlations(
         defined = (cosines != UNDEFINED).all(axis=0)
         old, new = (spearman_of(np.asarray(task.scores)[defined], some[defined]) for some in cosines)
         once = np.ones((1, int(defined.sum())))
-        parts.append((once.size, lambda counts, old=old, new=new: new(counts) - old(counts)))
+        parts.append((once.size, _minus(old, new)))
         scores.append((float(old(once)[0]), float(new(once)[0])))
         differing.append(int(np.count_nonzero(cosines[0] != cosines[1])))
     draws = enough_draws(level.joint, sum(items for items, _ in parts), level.draws)
@@ -313,6 +313,10 @@ def _cell(task: TextTask, on: str, scores: tuple[float, float], difference: Diff
         p=difference.p,
         differing=differing,
     )
+
+
+def _minus(old: Statistic, new: Statistic) -> Statistic:
+    return lambda counts: new(counts) - old(counts)
 
 
 def _right(scores: Mapping[str, Sequence[float]]) -> NDArray[np.float64]:

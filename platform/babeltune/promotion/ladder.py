@@ -66,8 +66,8 @@ def promote_front(name: str | None, cluster: Cluster, *, dry_run: bool = False) 
             try:
                 rungs[name] = _promoted(rung, f"{folder.id}/{name}", view, due, scorer, dry_run=dry_run)
             except (CheckpointError, SweepError) as error:
-                which = {"sweep": folder.id, "trial": name}
-                refusal = Decision(verdict="refuse", reasons=(str(error),), report=rung.row.best or 0, **which)
+                why, report = (str(error),), rung.row.best or 0
+                refusal = Decision(verdict="refuse", reasons=why, sweep=folder.id, trial=name, report=report)
                 rungs[name] = replace(rung, decisions=(*rung.decisions, refusal))
     return list(rungs.values())
 

@@ -86,18 +86,14 @@ def promote_candidate(
         decision = decided(candidate, cluster, aliases, words=words, scorer=scorer)
         record_decision(view, candidate.folder, decision, dry_run=True)
         return decision
-    from babeltune.tracking.registry import find_run as run_of
-
-    sweep, name = candidate.folder.id, registered_name(candidate)
-    # Before tests are opened in vain.
-    run_id = run_of(cluster.mlflow, candidate.sweep.name, sweep, candidate.trial.number)
+    run_id, name = recorded_run(candidate, cluster), registered_name(candidate)  # before tests are opened in vain
     # A second promotion compares with what the first one has made the champion.
     with in_turn(promotes(view.folder, name), f"promotes {name}"):
         settle(view, promoting=name)
         decision = decided(candidate, cluster, aliases, run_id=run_id, out=out, words=words, scorer=scorer)
         if not decision.registered:
             record_decision(view, candidate.folder, decision, dry_run=False)
-    trial = f"{sweep}/{candidate.name}"
+    trial = f"{candidate.folder.id}/{candidate.name}"
     if decision.registered:
         notify(cluster, "promotion", trial, f"{trial} is promoted as {decision.registered}")
     elif decision.verdict == "refuse":
@@ -204,6 +200,13 @@ def hand_over(model: Path, out: Path) -> None:
         write_folder(copy, out)
     except (OSError, CheckpointError) as error:
         raise PromotionError(unwritable(out, error)) from error
+
+
+def recorded_run(candidate: Candidate, cluster: Cluster) -> str:
+    """MLflow's id of the candidate's run; `PromotionError` when MLflow does not answer or does not have it."""
+    from babeltune.tracking.registry import find_run as run_of
+
+    return run_of(cluster.mlflow, candidate.sweep.name, candidate.folder.id, candidate.trial.number)
 
 
 def register_model(

@@ -102,8 +102,8 @@ def compare_models(first: str, second: str, cluster: Cluster, *, sweep: str | No
     rules = spec.promotion
     comparison = compare(scored, tasks, rules, name=first, on="dev")
     if not comparison.cells:
-        words = "has no bitext, STS or transfer task in data.dev; name another: --sweep SWEEP"
-        raise SpecError(f"sweep {folder.id} {words}")
+        lacks = "no bitext, STS or transfer task in data.dev; name another: --sweep SWEEP"
+        raise SpecError(f"sweep {folder.id} has {lacks}")
     return Comparison(
         sweep=folder.id,
         first=first,

@@ -212,7 +212,7 @@ def serving_app(
         words = f"{request.method} {request.url.path[:100]}: there are {', '.join(answers)}"
         return error_response(request.url.path, RequestError(error.status_code, words))
 
-    handlers = {404: other, 405: other}
+    handlers: dict[int | type[Exception], Any] = {404: other, 405: other}
     app = FastAPI(
         docs_url=None, redoc_url=None, openapi_url=None, exception_handlers=handlers, lifespan=server.lifespan
     )

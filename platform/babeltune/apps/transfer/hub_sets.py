@@ -73,8 +73,8 @@ def read_overlay(path: str) -> HubSet:
 
 def read_part(hub_set: HubSet, language: str, split: str, *, drop: bool = False) -> Examples:
     """One language's split. Raises `DataError` as `read_examples` does, and if the data set cannot be had."""
-    part = {"split": split, "subset": hub_set.subsets[language]}
-    source = HubSource(name=language, dataset=hub_set.dataset, revision=hub_set.revision, **part)
+    subset, revision = hub_set.subsets[language], hub_set.revision
+    source = HubSource(name=language, dataset=hub_set.dataset, revision=revision, split=split, subset=subset)
     rows = load_dataset(source, Path(expand(ROOT)))
     place = hub_set.described(language, split)
     for column in (*hub_set.inputs, hub_set.label):
