@@ -19,7 +19,7 @@ from typer.main import get_command
 
 from babeltune import api, method, testing, train
 from babeltune.cli import app
-from babeltune.cli.documents import document_schema, documents
+from babeltune.cli.documents import DOCUMENTS, document_schema
 from babeltune.cli.render import method_document
 from babeltune.evaluation import evaluate
 from babeltune.evaluation.metric_names import METRICS
@@ -38,7 +38,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the generated pages to the site's files."""
     for path, page in PAGES.items():
         files.append(File.generated(config, path, content=page()))
-    for command in documents():
+    for command in DOCUMENTS:
         text = json.dumps(document_schema(command), ensure_ascii=False, indent=2)
         files.append(File.generated(config, f"reference/json/{command}.json", content=text))
     return files
@@ -191,7 +191,7 @@ def command_documents() -> str:
     """The reference of what commands print with `--json`, from the records that they print."""
     rows: list[tuple[object, ...]] = []
     records: dict[str, dict[str, Any]] = {}
-    for command in documents():
+    for command in DOCUMENTS:
         schema = document_schema(command)
         parts = dict(schema.get("$defs", {}))
         root = json_words({key: value for key, value in schema.items() if key != "title"})

@@ -13,7 +13,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from babeltune.cli import app
-from babeltune.cli.documents import document_schema, documents
+from babeltune.cli.documents import DOCUMENTS, document_schema
 from ports import free_port
 from small_models import static_model
 from waiting import PATIENCE_S, wait_until
@@ -121,12 +121,12 @@ def here(files, tmp_path, monkeypatch):
 
 def test_every_command_has_a_schema_and_a_test():
     commands = set(get_command(app).commands)
-    assert set(documents()) == commands
+    assert set(DOCUMENTS) == commands
     assert {call[0] for call in (*OF_TEXT, *OF_A_SWEEP, *PAGES)} | {*LONG, *ELSEWHERE} == commands
 
 
 def test_a_schema_is_one_and_says_what_a_key_means():
-    for command in documents():
+    for command in DOCUMENTS:
         jsonschema.Draft202012Validator.check_schema(document_schema(command))
     assert "no difference" in document_schema("compare")["$defs"]["Cell"]["properties"]["p"]["description"]
     result = CliRunner().invoke(app, ["schema", "promotes"])

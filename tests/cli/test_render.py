@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from babeltune.cli import app, common
 from babeltune.cli.render import method_document, show_decision, show_front, show_languages, show_method
-from babeltune.cli.table import table_of
+from babeltune.cli.table import TrialsTable
 from babeltune.cli.terminal_view import attach, live, picture
 from babeltune.errors import SpecError, SweepError
 from babeltune.planning.sweep_file import read_sweep
@@ -45,7 +45,7 @@ def test_a_table_shows_state_progress_objective_and_settings(tiny_file):
         Row(name="t0001", state="running", params={"temperature": 0.05}, reports=1, step=10, seconds=61),
         Row(name="t0002", state="failed", params={"temperature": 0.2}, reason="loss is nan; [b]lower[/b] it\nmore"),
     ]
-    text = shown(table_of(rows, sweep, "dev/sts/spearman"))
+    text = shown(TrialsTable(rows, sweep, "dev/sts/spearman"))
     lines = text.splitlines()
     assert "everyday/accuracy" in lines[0]
     assert "sts/spearman" in lines[0]
@@ -63,7 +63,7 @@ def test_a_pruned_trial_shows_its_reason_unless_it_is_the_schedulers(tiny_file):
         Row(name="t0000", state="pruned", reason="collapsed: different dev sentences have a mean cosine of 0.9973"),
         Row(name="t0001", state="pruned", kind="pruned", reason="stopped by asha at report 2"),
     ]
-    lines = shown(table_of(rows, read_sweep(tiny_file))).splitlines()
+    lines = shown(TrialsTable(rows, read_sweep(tiny_file))).splitlines()
     assert lines[3:] == ["t0000 (pruned): collapsed: different dev sentences have a mean cosine of 0.9973"]
 
 
@@ -72,7 +72,7 @@ def test_a_running_trial_shows_step_and_loss_and_a_trial_its_warning_and_front(t
         Row(name="t0000", state="running", step=30, steps=120, loss=1.2345),
         Row(name="t0001", state="finished", reports=2, front=True, warning="labels are nearly flat"),
     ]
-    lines = shown(table_of(rows, read_sweep(tiny_file))).splitlines()
+    lines = shown(TrialsTable(rows, read_sweep(tiny_file))).splitlines()
     assert "loss" in lines[0].split()
     assert "30/120" in lines[1]
     assert "1.234" in lines[1]

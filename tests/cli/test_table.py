@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from babeltune.cli.render import show_leaderboard
-from babeltune.cli.table import TrialsTable, running_first, table_of
+from babeltune.cli.table import TrialsTable, running_first
 from babeltune.cli.terminal_view import _Attached, picture
 from babeltune.files import plain
 from babeltune.planning.sweep_file import read_sweep
@@ -51,7 +51,7 @@ def shown(value, width, **more):
 @pytest.mark.parametrize("costs", [False, True])
 @pytest.mark.parametrize("width", [80, 90, 120, 160, 200])
 def test_a_table_folds_nothing_at_any_width(rows, tiny_file, width, costs):
-    lines = shown(table_of(rows, read_sweep(tiny_file), costs=costs), width).splitlines()
+    lines = shown(TrialsTable(rows, read_sweep(tiny_file), costs=costs), width).splitlines()
     table = lines[: len(rows) + 1]
     assert max(map(len, lines)) <= width
     assert [line.split()[0] for line in table[1:]][0:2] == ["t0117", "t0003"], "a line each"
@@ -69,7 +69,7 @@ def test_a_table_folds_nothing_at_any_width(rows, tiny_file, width, costs):
 
 def test_a_wide_table_has_what_a_narrow_one_leaves_out(rows, tiny_file):
     def titles(width):
-        return shown(table_of(rows, read_sweep(tiny_file), costs=True), width).splitlines()[0].split()
+        return shown(TrialsTable(rows, read_sweep(tiny_file), costs=True), width).splitlines()[0].split()
 
     assert {"report", "step", "time", "loss", "curve", "size", "sentences/s"} <= set(titles(200))
     assert {"trial", "state", "settings"} <= set(titles(80))
@@ -81,14 +81,14 @@ def test_a_wide_table_has_what_a_narrow_one_leaves_out(rows, tiny_file):
 def test_titles_that_end_alike_differ(rows, tiny_file, width):
     other = "dev/everyday/fra-eng/accuracy"
     scored = [replace(row, metrics={**row.metrics, other: 0.5}) for row in rows]
-    head = shown(table_of(scored, read_sweep(tiny_file), other, costs=True), width).splitlines()[0].split()
+    head = shown(TrialsTable(scored, read_sweep(tiny_file), other, costs=True), width).splitlines()[0].split()
     assert len({title for title in head if title.endswith("accuracy")}) == 2, head
 
 
 def test_a_sweep_with_several_objectives_keeps_them_all(rows, tiny_file):
     two = read_sweep(tiny_file, assignments=[f"objectives=[{{metric: {METRIC}}}, {{metric: dev/sts/spearman}}]"])
     starred = [replace(row, front=True, metrics={**row.metrics, "dev/sts/spearman": 0.7123}) for row in rows]
-    lines = shown(table_of(starred, two), 80).splitlines()
+    lines = shown(TrialsTable(starred, two), 80).splitlines()
     assert lines[1].startswith("t0117 ★")
     assert "0.8765" in lines[1]
     assert "0.7123" in lines[1]
@@ -107,14 +107,14 @@ def test_running_trials_stand_first_and_then_the_best(rows, tiny_file):
 
 def test_equal_reasons_share_a_line(tiny_file):
     failed = [Row(name=f"t{number:04d}", state="failed", reason=REASON) for number in range(5)]
-    lines = shown(table_of(failed, read_sweep(tiny_file)), 200).splitlines()
+    lines = shown(TrialsTable(failed, read_sweep(tiny_file)), 200).splitlines()
     assert lines[6:] == [f"t0000, t0001, t0002 and 2 more (failed): {REASON}"]
 
 
 def test_no_color_is_respected_on_a_terminal(rows, tiny_file, monkeypatch):
     def printed():
         console = Console(file=io.StringIO(), width=120, force_terminal=True, color_system="standard")
-        console.print(table_of(rows, read_sweep(tiny_file)))
+        console.print(TrialsTable(rows, read_sweep(tiny_file)))
         return console.file.getvalue()
 
     color = re.compile(r"\x1b\[[0-9;]*3[0-7]")

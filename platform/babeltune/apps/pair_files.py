@@ -24,6 +24,11 @@ TABLES = ("tsv", "csv", "moses", "xlsx", "ods")
 """Formats that may lack a header. `moses` is text in which no delimiter was seen."""
 
 
+def file_named(name: str) -> Path:
+    """The file of a name; `book.xlsx[Sheet2]` is `book.xlsx`. Raises `DataError` if it is not there."""
+    return file_at(str(named_sheet(name, Path(name))[0]), once=True)
+
+
 def pair_rows(
     name: str, columns: Sequence[str] | None, content: Digest, codec: str | None, longest: int = MAX_LINE_BYTES
 ) -> Iterator[Row]:
@@ -33,8 +38,7 @@ def pair_rows(
     A first row that is surely a header is none of the pairs. One that may be is a pair, and a warning names it.
 
     Raises `DataError` for a file that cannot be read, and for columns that it does not have."""
-    book, _ = named_sheet(name, Path(name))
-    path = file_at(str(book), once=True)
+    path = file_named(name)
     header = columns is not None and not all(map(str.isdigit, columns))
     # A pipe can be read once only, so that nothing is seen of it before.
     table = read_table(name, encoding=codec, header=header if columns else None) if path.is_file() else None
@@ -51,7 +55,7 @@ def pair_rows(
 
 def check_pairs(name: str, columns: Columns | None, codec: str | None) -> None:
     """Raises `DataError` for a file that cannot be read, and for columns that it does not have. A pipe is not read."""
-    if file_at(str(named_sheet(name, Path(name))[0]), once=True).is_file():
+    if file_named(name).is_file():
         next(pair_rows(name, columns, hashlib.sha256(), codec), None)
 
 
@@ -60,7 +64,7 @@ def only_column(name: str, codec: str | None) -> str | None:
     its name says so.
 
     Raises `DataError` if there are several."""
-    path = file_at(str(named_sheet(name, Path(name))[0]), once=True)
+    path = file_named(name)
     if not path.is_file():
         return None
     is_table = bool(is_parquet(path) or workbook_format(path) or format_in(path, codec))

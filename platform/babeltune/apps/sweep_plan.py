@@ -84,12 +84,9 @@ def machine_of(cluster: Cluster, sweep: Sweep) -> Machine | None:
     sized = cluster.with_workers(sweep.budget.workers)
     share, cpus = max(sized.workers * sized.cpus_per_worker, 1e-9), os.cpu_count() or 1
     if sized.address == "local" and (least := sized.least_workers or sized.workers) * sized.cpus_per_worker > cpus:
-        raise SpecError(
-            f"a trial of {plural(least, 'worker')} with {plural(sized.cpus_per_worker, 'CPU')} each does not "
-            "fit: this machine has "
-            f"{plural(cpus, 'CPU')}; lower budget.workers in the sweep file, or name the file of a larger cluster "
-            "with --cluster"
-        )
+        trial = f"a trial of {plural(least, 'worker')} with {plural(sized.cpus_per_worker, 'CPU')} each"
+        todo = "lower budget.workers in the sweep file, or name the file of a larger cluster with --cluster"
+        raise SpecError(f"{trial} does not fit: this machine has {plural(cpus, 'CPU')}; {todo}")
     fit = int(cpus // share) if sized.address == "local" else 1
     worker_groups = fit if sized.worker_groups == "auto" else sized.worker_groups
     groups = max(1, min(worker_groups, sweep.budget.trials))
@@ -138,7 +135,5 @@ def about_disk(report: PlanReport, machine: Machine | None) -> Iterator[str]:
         return
     needed, free = report.estimate.disk_bytes, free_bytes(machine.storage)
     if needed > free:
-        yield (
-            f"the sweep takes up to {size(needed)} on the disk, and {machine.storage} has {size(free)} left: "
-            "`babeltune clean` frees space, and `keep: {trials: 3, optimizer: false}` in the sweep file needs less"
-        )
+        todo = "`babeltune clean` frees space, and `keep: {trials: 3, optimizer: false}` in the sweep file needs less"
+        yield f"the sweep takes up to {size(needed)} on the disk, and {machine.storage} has {size(free)} left: {todo}"

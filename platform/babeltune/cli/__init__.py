@@ -3,7 +3,6 @@
 import gc
 import re
 import sys
-from collections.abc import Iterator
 
 from rich.markup import escape
 from typer.exceptions import TyperException
@@ -73,9 +72,7 @@ def main() -> None:
 
 
 def _command() -> None:
-    """Runs what the arguments name.
-
-    Raises `SpecError` in one line for arguments that no command takes."""
+    """Runs what the arguments name; raises `SpecError` in one line for arguments that no command takes."""
     try:
         code = app(prog_name="babeltune", standalone_mode=False)
     except TyperException as error:
@@ -90,20 +87,13 @@ def words_for_wrong_arguments(error: TyperException, arguments: list[str]) -> st
     """The problem of the arguments: the option, its value, the rule, and where the options are listed."""
     words = error.format_message().strip().removesuffix(".")
     options = getattr(getattr(error, "param", None), "opts", [])
-    option = next(_option_and_value(arguments, options), None)
-    if option and words.startswith("Invalid value"):
+    place = next((place for place, word in enumerate(arguments) if word.partition("=")[0] in options), None)
+    if place is not None and words.startswith("Invalid value"):
         rule = str(error).removeprefix("Value error, ").replace("Input should be", "must be").removesuffix(".")
+        option = " ".join(arguments[place : place + 2 - ("=" in arguments[place])])
         words = f"{option}: {rule.partition(', unable to parse')[0]}"
     if (unknown := re.match(r"No such command '(version|help)'", words)) is not None:
         words += f" (did you mean '--{unknown[1]}'?)"
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "babeltune"
     return f"{words}; `{command} --help` lists what it takes" if words else ""
-
-
-def _option_and_value(arguments: list[str], options: list[str]) -> Iterator[str]:
-    """The option and its value, as they were written."""
-    for place, word in enumerate(arguments):
-        name, separator, _ = word.partition("=")
-        if name in options:
-            yield word if separator else " ".join(arguments[place : place + 2])

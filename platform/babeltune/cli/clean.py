@@ -8,9 +8,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
+from rich.table import Column
 
-from babeltune.cli.common import ClusterFile, Json, Yes, agreed, cluster_of, out, say, say_out, steps_shown, warn
+from babeltune.cli.common import (
+    ClusterFile,
+    Json,
+    Yes,
+    agreed,
+    cluster_of,
+    out,
+    plain_table,
+    say,
+    say_out,
+    steps_shown,
+    warn,
+)
 from babeltune.cli.program import app
 from babeltune.errors import plural
 
@@ -89,9 +101,8 @@ class Listing:
 
     def show(self, done: str) -> None:
         """Prints a table of them, and `total`."""
-        table = Table(box=None, pad_edge=False)
-        for title in ("MB", "why", "path"):
-            table.add_column(title, justify="right" if title == "MB" else "left", overflow="fold")
+        columns = (Column(title, overflow="fold") for title in ("why", "path"))
+        table = plain_table(Column("MB", justify="right", overflow="fold"), *columns)
         for removal in self.removals:
             table.add_row(f"{removal.size / 1e6:,.1f}", removal.reason, self.place_of(removal))
         if self.removals:

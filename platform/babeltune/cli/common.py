@@ -101,7 +101,7 @@ def warn(problems: Iterable[str]) -> None:
         err.print(f"[yellow]warning:[/] {escape(bounded(problem))}")
 
 
-def plain_table(*titles: str, numbers: Sequence[str] = ()) -> Table:
+def plain_table(*titles: str | Column, numbers: Sequence[str] = ()) -> Table:
     """A table without lines: columns with these titles, and columns of numbers behind them."""
     columns = (Column(title, justify="right") for title in numbers)
     return Table(*titles, *columns, box=None, pad_edge=False, header_style="bold")

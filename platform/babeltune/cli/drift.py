@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 
 from babeltune.cli.common import ClusterFile, Json, cluster_of, out, registered, say, say_out, steps_shown
 from babeltune.cli.mining import FIRST, Codec
@@ -47,21 +47,17 @@ def check(
 
 def show(drift: Drift, model: str) -> None:
     """Prints the tests, the worst slices, and what to do."""
-    table = Table(title=f"{drift.queries:,} queries beside {drift.trained:,} texts")
-    for title in ("what", "difference", "counts from", "p", "drift"):
-        table.add_column(title, justify="left" if title in ("what", "drift") else "right")
+    numbers = (Column(title, justify="right") for title in ("difference", "counts from", "p"))
+    table = Table("what", *numbers, "drift", title=f"{drift.queries:,} queries beside {drift.trained:,} texts")
     for name, test in drift.tests.items():
         interval = "" if test.low is None else f" [{test.low:.3f}, {test.high:.3f}]"
-        table.add_row(
-            name, f"{test.value:.3f}{interval}", f"{test.least:.2f}", f"{test.p:.2g}", "yes" if test.drifted else "no"
-        )
-    slices = Table("worst slices", title="Shares, and distances from the mean of the texts before")
-    for title in ("share before", "of queries", "distance before", "of queries"):
-        slices.add_column(title, justify="right")
+        values = (f"{test.value:.3f}{interval}", f"{test.least:.2f}", f"{test.p:.2g}")
+        table.add_row(name, *values, "yes" if test.drifted else "no")
+    titles = ("share before", "of queries", "distance before", "of queries")
+    numbers = (Column(title, justify="right") for title in titles)
+    slices = Table("worst slices", *numbers, title="Shares, and distances from the mean of the texts before")
     for each in drift.slices:
-        slices.add_row(
-            each.name, *(f"{share:.1%}" for share in each.shares), *(f"{value:.2f}" for value in each.distances)
-        )
-    out.print(table)
-    out.print(slices)
+        shares, distances = (f"{share:.1%}" for share in each.shares), (f"{value:.2f}" for value in each.distances)
+        slices.add_row(each.name, *shares, *distances)
+    out.print(table, slices)
     say_out(drift.words(model))

@@ -84,9 +84,8 @@ class Head:
         if self.jobs.open:
             danger = f"{cluster.named} wants no token: whoever reaches it can run programs there"
             if insecure is False:
-                raise ClusterError(
-                    f"{danger}; start it with RAY_AUTH_MODE=token, or pass --insecure to submit all the same"
-                )
+                todo = "start it with RAY_AUTH_MODE=token, or pass --insecure to submit all the same"
+                raise ClusterError(f"{danger}; {todo}")
             warn([danger])
         elif cluster.in_the_open:
             warn([f"the token goes to {cluster.place} as it is; an ssh tunnel or https:// hides it on its way"])
@@ -142,10 +141,9 @@ def forward(command: str, options: Mapping[str, Any], arguments: Sequence[str]) 
     file = str(options["cluster"])
     sweeps = command in SWEEPS and not options.get("write")
     head = Head(any_cluster(file), file, insecure=bool(options.get("insecure")) if sweeps else None)
-    if command == "refit" and sweeps:
-        raise typer.Exit(refit(head, options, arguments))
     if sweeps:
-        raise typer.Exit(run_sweep(head, command, options, arguments))
+        ends = refit(head, options, arguments) if command == "refit" else run_sweep(head, command, options, arguments)
+        raise typer.Exit(ends)
     if command == "stop":
         raise typer.Exit(stop(head, options))
     if command == "status" and not options.get("follow"):
@@ -251,10 +249,8 @@ def follow(head: Head, job: Job, stream: TextIO) -> int:
             stream.write(piece)
             stream.flush()
     except KeyboardInterrupt:
-        err.print(
-            f"job {job.id} goes on: `babeltune logs {job.sweep} -f{head.where}` follows it, "
-            f"`babeltune stop {job.sweep}{head.where}` ends it"
-        )
+        follows, ends = f"`babeltune logs {job.sweep} -f{head.where}`", f"`babeltune stop {job.sweep}{head.where}`"
+        err.print(f"job {job.id} goes on: {follows} follows it, {ends} ends it")
         return INTERRUPTED
     job = head.jobs.get(job.id)
     if exit_code(job) and (job.exit_code is None or job.exit_code < 0):  # it ended without a word of its own
@@ -316,17 +312,13 @@ def packed(arguments: Iterable[str], cluster: str) -> Call:
         elif value and path.is_file():
             value = sent_name(value) if sent_name(value) not in files else f"{len(files)}/{sent_name(value)}"
             if sum(map(len, files.values())) + path.stat().st_size > MAX_SENT_BYTES:
-                raise SpecError(
-                    f"{path} is too large to go along: a command takes {MAX_SENT_BYTES >> 20} MiB to a cluster; copy "
-                    "it there and name its whole path"
-                )
+                most = f"a command takes {MAX_SENT_BYTES >> 20} MiB to a cluster"
+                raise SpecError(f"{path} is too large to go along: {most}; copy it there and name its whole path")
             files[value] = path.read_bytes()
             value += f"[{sheet}]" if sheet is not None else ""
         elif (path / "modules.json").is_file():
-            raise SpecError(
-                f"{path} is a model on this machine; copy it to the cluster and name its whole path, or name "
-                "models:/NAME@ALIAS"
-            )
+            todo = "copy it to the cluster and name its whole path, or name models:/NAME@ALIAS"
+            raise SpecError(f"{path} is a model on this machine; {todo}")
         elif sent_name(value) == value and (folder := PurePath(value).parent).parts and Path(folder).is_dir():
             files[str(folder / FOLDER)] = b""
         words.append(f"{option}{equals}{value}")
@@ -353,13 +345,9 @@ class Splitter:
         """`returned`: the names that the user gave; files of these names, or in such folders, are written."""
         self._out, self._err = out, err
         self._returned = [PurePath(name.partition("=")[2] if name.startswith("--") else name) for name in returned]
-        self._line, self._begun = "", False
+        self._line = ""
+        self.begun = False  # whether the command has begun. Until then Ray writes to the log.
         self._files: dict[Path, bytearray] = {}
-
-    @property
-    def begun(self) -> bool:
-        """Whether the command has begun. Until then Ray writes to the log."""
-        return self._begun
 
     def write(self, piece: str) -> None:
         """Takes the next piece of the log; a line is passed on when it is whole."""
@@ -379,8 +367,8 @@ class Splitter:
     def _pass_on(self, line: str) -> None:
         from babeltune.remote.jobs import BEGIN
 
-        if not self._begun:
-            self._begun = BEGIN.match(line) is not None
+        if not self.begun:
+            self.begun = BEGIN.match(line) is not None
         elif line.startswith(WRITTEN):
             self._add_to_file(line)
         else:
@@ -451,9 +439,7 @@ def send_file(path: Path) -> None:
         stays = shutil.move(path, Path(tempfile.mkdtemp(prefix="babeltune-")) / path.name)
         sys.stderr.write(f"{path} is too large to come back; it is on the head: {stays}\n")
         return
-    with path.open("rb") as file:
-        while True:
-            part = file.read(CHUNK_BYTES)
-            sys.stdout.write(f"{WRITTEN}{json.dumps(path.as_posix())} {base64.b64encode(part).decode()}\n")
-            if len(part) < CHUNK_BYTES:
-                break
+    content = path.read_bytes()
+    for start in range(0, len(content) + 1, CHUNK_BYTES):
+        part = base64.b64encode(content[start : start + CHUNK_BYTES]).decode()
+        sys.stdout.write(f"{WRITTEN}{json.dumps(path.as_posix())} {part}\n")

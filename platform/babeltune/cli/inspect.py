@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TypeGuard
 import typer
 from rich.cells import cell_len, set_cell_size
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column
 from rich.text import Text
 
 from babeltune.cli.common import (
@@ -21,6 +21,7 @@ from babeltune.cli.common import (
     err,
     folder_of,
     out,
+    plain_table,
     say,
     say_line,
     warn,
@@ -179,30 +180,22 @@ def check_table(tables: Tables) -> None:
     if tables.archived and (tables.name or over or sort or front or tables.by or tables.languages):
         raise typer.BadParameter("belongs to the list of all sweeps; leave out the others", param_hint="--archived")
     if (tables.markdown and not over) or (tables.metric and not (over or front)):
-        raise typer.BadParameter(
-            "belongs to a table: add --over seed" + ("" if tables.markdown else " or --front"),
-            param_hint="--markdown" if tables.markdown else "--metric",
-        )
-    if front and (over or sort):
-        raise typer.BadParameter("is a table of its own; leave out --over and --sort", param_hint="--front")
-    if tables.languages and (over or sort or front):
-        raise typer.BadParameter(
-            "is a table of its own; leave out --over, --sort and --front", param_hint="--languages"
-        )
-    if tables.by and (over or sort or front or tables.languages):
-        raise typer.BadParameter(
-            "is a table of its own; leave out --over, --sort, --front and --languages", param_hint="--by"
-        )
+        option, other = ("--markdown", "") if tables.markdown else ("--metric", " or --front")
+        raise typer.BadParameter(f"belongs to a table: add --over seed{other}", param_hint=option)
+    others = ["over", "sort"]
+    for option in ("front", "languages", "by"):
+        if getattr(tables, option) and any(getattr(tables, other) for other in others):
+            words = f"{', '.join(f'--{other}' for other in others[:-1])} and --{others[-1]}"
+            raise typer.BadParameter(f"is a table of its own; leave out {words}", param_hint=f"--{option}")
+        others.append(option)
 
 
 def check_alone(name: str, tables: Tables) -> None:
     """`typer.BadParameter` for a table of a sweep that is asked of one trial."""
     for option in ("sort", "over", "front", "languages", "by"):
         if getattr(tables, option):
-            sweep = name.partition("/")[0]
-            raise typer.BadParameter(
-                f"is a table of a sweep, and {name!r} is one trial; name {sweep!r} alone", param_hint=f"--{option}"
-            )
+            words = f"is a table of a sweep, and {name!r} is one trial; name {name.partition('/')[0]!r} alone"
+            raise typer.BadParameter(words, param_hint=f"--{option}")
 
 
 def trial(name: str, cluster: str | None, *, as_json: bool) -> None:
@@ -222,9 +215,11 @@ def trial(name: str, cluster: str | None, *, as_json: bool) -> None:
 
 def show_tables(tables: Tables, cluster: str | None, *, as_json: bool) -> None:
     """Shows the sweeps, or a table of one."""
-    from babeltune.cli.render import show_comparison, show_leaderboard
+    from babeltune.cli.render import show_comparison, show_front, show_leaderboard
     from babeltune.planning.goals import whole_name
     from babeltune.planning.warnings import about_order
+    from babeltune.sweep.state.by_setting import by_setting
+    from babeltune.sweep.state.leaderboard import front
     from babeltune.sweep.state.progress import standing
     from babeltune.sweep.state.seed_summary import compare
 
@@ -236,11 +231,13 @@ def show_tables(tables: Tables, cluster: str | None, *, as_json: bool) -> None:
     sort = None if tables.sort is None else whole_name(data, tables.sort)
     metrics = tuple(whole_name(data, metric) for metric in tables.metric)
     if tables.front:
-        show_pareto(folder, metrics, as_json)
+        columns, best = front(folder, metrics)
+        say(best, as_json, lambda: show_front(columns, best, out))
     elif tables.languages:
         show_by_language(folder, as_json)
     elif tables.by:
-        show_by(folder, tables.by, as_json)
+        summary = by_setting(folder, tables.by)
+        say(summary, as_json, lambda: show_by_setting(summary, out))
     elif tables.over:
         table = compare(folder, tables.over, metrics, sort)
         say(table, as_json, lambda: show_comparison(table, out, markdown=tables.markdown))
@@ -255,24 +252,12 @@ def followed(folder: SweepFolder) -> Iterator[str]:
     from babeltune.sweep.state.folder import read_log
     from babeltune.sweep.state.progress import is_driven
 
-    seen = 0
-    while True:
-        driven = is_driven(folder)
-        text = read_log(folder)
+    seen, driven = 0, True
+    while driven:
+        driven, text = is_driven(folder), read_log(folder)
         yield text[seen:]
         seen = len(text)
-        if not driven:
-            return
-        time.sleep(0.5)
-
-
-def show_pareto(folder: SweepFolder, metrics: tuple[str, ...], as_json: bool) -> None:
-    """Shows the trials that no other beats in all metrics."""
-    from babeltune.cli.render import show_front
-    from babeltune.sweep.state.leaderboard import front
-
-    columns, rows = front(folder, metrics)
-    say(rows, as_json, lambda: show_front(columns, rows, out))
+        time.sleep(0.5 * driven)
 
 
 def show_by_language(folder: SweepFolder, as_json: bool) -> None:
@@ -285,14 +270,6 @@ def show_by_language(folder: SweepFolder, as_json: bool) -> None:
     scores = by_language(rows, objective)
     documents = [LanguageScores(name=row.name, state=row.state, scores=scores[row.name]) for row in rows]
     say(documents, as_json, lambda: show_languages(scores, objective, out))
-
-
-def show_by(folder: SweepFolder, setting: str, as_json: bool) -> None:
-    """Shows a sweep's trials by the values of a searched setting."""
-    from babeltune.sweep.state.by_setting import by_setting
-
-    table = by_setting(folder, setting)
-    say(table, as_json, lambda: show_by_setting(table, out))
 
 
 def all_sweeps(cluster: str | None, as_json: bool, *, archived: bool) -> None:
@@ -388,9 +365,9 @@ def show_by_setting(summary: BySetting, console: Console) -> None:
     """A row for each value of the setting, or for each part of its range."""
     metric = summary.objective.metric.removeprefix("dev/")
     console.print(f"{metric} by {summary.setting}, {summary.objective.goal}", markup=False, highlight=False)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in (summary.setting, "trials", "scored", "best", "trial", "mean"):
-        table.add_column(title, no_wrap=True, justify="left" if title in (summary.setting, "trial") else "right")
+    titles = ("trials", "scored", "best", "trial", "mean")
+    others = (Column(title, justify="left" if title == "trial" else "right", no_wrap=True) for title in titles)
+    table = plain_table(Column(summary.setting, no_wrap=True), *others)
     for level in summary.levels:
         best, mean = (f"{value:.4f}" if value is not None else "–" for value in (level.best, level.mean))
         table.add_row(escape(level.label), str(level.trials), str(level.scored), best, level.best_trial or "–", mean)

@@ -254,25 +254,20 @@ def encoding_of(
     """The models of a command with their storage. With `spread` a cluster that is named does the work."""
     from babeltune.apps.mining.mine import Encoding
 
-    return Encoding(
-        models=models,
-        storage=mining_storage(cluster),
-        progress=tell,
-        codec=codec,
-        columns=columns,
-        cluster=cluster_of(cluster) if spread and cluster is not None else None,
-    )
-
-
-def mining_storage(cluster: str | None) -> Path:
-    """Where vectors of mined text stay."""
     chosen = cluster_of(cluster)
     if chosen.mirrored is not None:
         raise SpecError(
             f"cluster {chosen.name!r}: every worker maps the vectors of mined text into memory, so its storage must be "
             f"a folder that all see, not {chosen.storage}"
         )
-    return chosen.folder / "mining"
+    return Encoding(
+        models=models,
+        storage=chosen.folder / "mining",
+        progress=tell,
+        codec=codec,
+        columns=columns,
+        cluster=chosen if spread and cluster is not None else None,
+    )
 
 
 def texts_of(

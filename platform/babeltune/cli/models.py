@@ -77,18 +77,17 @@ def promote(
     if front and any(option is not None for option in (alias, out_, prefer, soup)):
         words = "promotes several models, with aliases of their own; leave out --alias, --out, --prefer and --soup"
         raise typer.BadParameter(words, param_hint="--front")
-    with warnings_said(), steps_shown("reading the sweep"):
-        if front:
+    if front:
+        with warnings_said(), steps_shown("reading the sweep"):
             rungs = api.promote_front(name, dry_run=dry_run, cluster=cluster)
-            decisions = [decision for rung in rungs for decision in rung.decisions]
-        else:
+        decisions = [decision for rung in rungs for decision in rung.decisions]
+        say(rungs, as_json, lambda: show_rungs(rungs, out))
+    else:
+        with warnings_said(), steps_shown("reading the sweep"):
             decision = api.promote(
                 name, alias=alias or "champion", out=out_, prefer=prefer, soup=soup, dry_run=dry_run, cluster=cluster
             )
-            decisions = [decision]
-    if front:
-        say(rungs, as_json, lambda: show_rungs(rungs, out))
-    else:
+        decisions = [decision]
         say(decision, as_json, lambda: show_decision(decision, out))
     if dry_run:
         err.print("dry run: this is what would be decided; nothing was registered")
@@ -306,13 +305,10 @@ def ui(
     page = page_of(name, cluster, chosen)
     url = (shown.rstrip("/") if served else f"http://127.0.0.1:{port}") + page
     place = "the tracking server is at" if served else f"MLflow of {shown} at"
-    end = "" if served else " (Ctrl-C ends it)"
-    words = f"{place} {url}{end}"
-    served_page = TrackingPage(url=url, store=shown)
-    say(served_page, as_json, lambda: say_out(words))
+    words = f"{place} {url}" + ("" if served else " (Ctrl-C ends it)")
+    say(TrackingPage(url=url, store=shown), as_json, lambda: say_out(words))
     sys.stdout.flush()
-    if open_ or (open_ is None and not as_json and has_desktop()):
-        open_later(url)
+    open_later(url, wanted=open_, as_json=as_json)
     if not served:
         command, environment = serve_command(uri, artifact_folder(uri) or chosen.folder / "artifacts", port, page)
         os.execvpe(command[0], command, environment)
@@ -351,14 +347,13 @@ def page_of(name: str | None, file: str | None, cluster: Cluster) -> str:
         return EXPERIMENTS
 
 
-def has_desktop() -> bool:
-    """Whether a person at a desktop reads what is printed."""
-    shown = sys.platform in ("darwin", "win32") or any(os.environ.get(key) for key in ("DISPLAY", "WAYLAND_DISPLAY"))
-    return shown and sys.stdout.isatty()
+def open_later(url: str, *, wanted: bool | None, as_json: bool) -> None:
+    """Opens the link in a browser once the server answers, from a process of its own: this one becomes the server.
 
-
-def open_later(url: str) -> None:
-    """Opens the link in a browser once the server answers, from a process of its own: this one becomes the server."""
+    With `wanted` None, only for a person who reads what is printed at a desktop."""
+    desktop = sys.platform in ("darwin", "win32") or any(os.environ.get(key) for key in ("DISPLAY", "WAYLAND_DISPLAY"))
+    if not (wanted or (wanted is None and not as_json and desktop and sys.stdout.isatty())):
+        return
     wait = (
         "import sys, time, urllib.request, webbrowser\n"
         "for _ in range(120):\n"

@@ -91,17 +91,14 @@ def show(result: InitResult) -> None:
     lines: list[str] = []
     for file in result.files:
         lines.append(f"{file.given}: {file.layout}; {plural(file.rows, 'row')}")
-        columns = ", ".join(
-            f"{code} in {column!r} (median {file.characters[code]} characters)" for code, column in file.columns.items()
-        )
-        lines.append(f"  {columns}")
+        medians = file.characters
+        columns = (f"{code} in {name!r} (median {medians[code]} characters)" for code, name in file.columns.items())
+        lines.append(f"  {', '.join(columns)}")
         if file.left_out:
             lines.append("  left out: " + ", ".join(f"{count:,} {reason}" for reason, count in file.left_out.items()))
     for name, sizes in result.splits.items():
         lines.append(f"{name}: " + ", ".join(f"{count:,} {split}" for split, count in sizes.items()))
-    lines.append(
-        f"{'sweep file' if result.kind == 'sweep' else 'not aligned: a recipe that mines pairs'}: {result.path}"
-    )
+    kind = "sweep file" if result.kind == "sweep" else "not aligned: a recipe that mines pairs"
+    lines.append(f"{kind}: {result.path}")
     lines += [f"next: {command}" for command in result.next]
-    for line in lines:
-        say_out(line)
+    say_out("\n".join(lines))

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from rich.console import Console, Group
 from rich.markup import escape
 from rich.syntax import Syntax
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from babeltune.apps.sweep_plan import TYPICAL, detectable, free_bytes
@@ -21,8 +21,9 @@ from babeltune.planning.plan import PlanReport
 from babeltune.planning.rules import kind_of
 from babeltune.planning.sizes import NamedSize
 from babeltune.planning.space import default_params, make_trial
-from babeltune.schema.records import Scalar, Student, Sweep, Teacher
+from babeltune.schema.records import Student, Sweep, Teacher
 from babeltune.stages import size
+from babeltune.sweep.state.by_setting import short_value
 
 MOST_GROUPS = 4  # language pairs that a summary names
 MOST_SEARCHED = 6  # searched settings that a summary names
@@ -54,10 +55,8 @@ def summary(report: PlanReport, sweep: Sweep, machine: Machine | None) -> Iterat
         yield "language", _language_words(report, sweep)
     yield "dev", _dev_words(report, sweep)
     yield "detects", _detects_words(report, sweep)
-    yield (
-        "sealed",
-        ", ".join(dict.fromkeys(task.name for task in sweep.data.test)) or "no test set: a model has no gate",
-    )
+    sealed = dict.fromkeys(task.name for task in sweep.data.test)
+    yield "sealed", ", ".join(sealed) or "no test set: a model has no gate"
     yield "student", student_words(sweep.student, report) + _dimensions_words(sweep)
     yield "teacher", _teacher_words(sweep.teacher, report)
     if report.temperatures:
@@ -102,11 +101,8 @@ def _language_words(report: PlanReport, sweep: Sweep) -> str:
     judged = dict.fromkeys(language for pair in taught_pairs(sweep) for language in pair)
     unjudged = [language for language in judged if not labels_of(language)]
     done = "dropped" if sweep.data.clean.language == "drop" else "counted, and trained on"
-    words = (
-        f"{_first(left_out, MOST_GROUPS, ' sources')}; {done}"
-        if left_out
-        else "all pairs are in their columns' languages"
-    )
+    words = f"{_first(left_out, MOST_GROUPS, ' sources')}; {done}" if left_out else ""
+    words = words or "all pairs are in their columns' languages"
     return words + (f"; py3langid does not know {', '.join(unjudged)}" if unjudged else "")
 
 
@@ -157,10 +153,8 @@ def cut_words(student: Student, size: NamedSize) -> str:
 
 def _baseline_words(sweep: Sweep) -> str:
     """The rows that are scored beside the trials, and where their models come from."""
-    bought = [
-        baseline_row(name) + ("" if is_at_hand(split_revision(name)[0]) else " (from the hub)")
-        for name in sweep.baselines
-    ]
+    at_hand = {name: is_at_hand(split_revision(name)[0]) for name in sweep.baselines}
+    bought = [baseline_row(name) + ("" if here else " (from the hub)") for name, here in at_hand.items()]
     none = "; `baselines` names models to buy instead" if not bought else ""
     return ", ".join(["untrained", "teacher", *bought]) + none
 
@@ -172,25 +166,20 @@ def _dimensions_words(sweep: Sweep) -> str:
 
 
 def _searched_words(sweep: Sweep) -> str:
-    parts = [f"{name} {_shorten(words_for(parameter))}" for name, parameter in sweep.parameters.items()]
-    if not parts:
-        return "nothing"
-    shown = "; ".join(parts[:MOST_SEARCHED])
-    return shown + (f"; and {len(parts) - MOST_SEARCHED} more" if len(parts) > MOST_SEARCHED else "")
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= LONGEST_RANGE else text[: LONGEST_RANGE - 1] + ELLIPSIS
+    ranges = {name: words_for(parameter) for name, parameter in sweep.parameters.items()}
+    shown = [
+        f"{name} {text if len(text) <= LONGEST_RANGE else text[: LONGEST_RANGE - 1] + ELLIPSIS}"
+        for name, text in list(ranges.items())[:MOST_SEARCHED]
+    ]
+    more = [f"and {len(ranges) - MOST_SEARCHED} more"] if len(ranges) > MOST_SEARCHED else []
+    return "; ".join([*shown, *more]) or "nothing"
 
 
 def _trials_words(report: PlanReport, sweep: Sweep) -> str:
     training, trials = make_trial(sweep, 0, default_params(sweep)).training, sweep.budget.trials
     steps = f" ({plural(report.default.steps, 'step')})" if report.default.steps is not None else ""
-    length = (
-        f"{training.compute:,g} s of compute"
-        if training.compute is not None
-        else f"{plural(training.pairs, 'pair')}{steps}"
-    )
+    pairs = f"{plural(training.pairs, 'pair')}{steps}"
+    length = pairs if training.compute is None else f"{training.compute:,g} s of compute"
     stops = "none stops early" if sweep.scheduler.kind == "none" else f"{sweep.scheduler.kind} stops some early"
     count = plural(trials, "trial")
     searched = {f"training.{name}" for name in ("pairs", "compute", "reports")} & sweep.parameters.keys()
@@ -290,21 +279,11 @@ def _span(numbers: Sequence[int]) -> str:
 
 def _trials_table(report: PlanReport) -> Table:
     """One row per sampled trial, the default configuration first, a column per parameter."""
-    table = Table(box=None)
     names = list(dict.fromkeys(name for trial in (report.default, *report.trials) for name in trial.params))
-    for column in ("", *names, "steps", "student"):
-        table.add_column(column, overflow="fold")
+    table = Table(*(Column(title, overflow="fold") for title in ("", *names, "steps", "student")), box=None)
     for number, trial in enumerate((report.default, *report.trials)):
         shape = "" if trial.student_parameters is None else weights(trial.student_parameters)
-        values = [_value(trial.params[name]) if name in trial.params else "" for name in names]
-        table.add_row(
-            "default" if number == 0 else f"sample {number - 1}",
-            *values,
-            "" if trial.steps is None else f"{trial.steps:,}",
-            shape,
-        )
+        values = [short_value(trial.params[name]) if name in trial.params else "" for name in names]
+        steps = "" if trial.steps is None else f"{trial.steps:,}"
+        table.add_row("default" if number == 0 else f"sample {number - 1}", *values, steps, shape)
     return table
-
-
-def _value(value: Scalar) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -18,6 +19,16 @@ if TYPE_CHECKING:
     from babeltune.schema.json_schema import Kind
 
 
+@dataclass(frozen=True, kw_only=True)
+class Skill:
+    """How a program or an agent runs a loop of sweeps."""
+
+    path: str
+    """The file: that of the package, or the one that was written."""
+    text: str
+    """Markdown, with a head in YAML as agents read it."""
+
+
 @app.command()
 def schema(
     kind: Annotated[
@@ -27,7 +38,17 @@ def schema(
     as_json: Annotated[bool, typer.Option("--json", help="As every command; a schema is JSON in any case.")] = True,
 ) -> None:
     """Print the JSON Schema of sweep or cluster files, for editors, or of what a command prints with --json."""
-    document = schema_of(kind)
+    from babeltune.schema.json_schema import RECORDS, json_schema
+
+    if kind in ("sweep", "cluster"):
+        document = json_schema(cast("Kind", kind))
+    else:
+        from babeltune.cli.documents import DOCUMENTS, document_schema
+
+        if kind not in DOCUMENTS:
+            near = nearest(kind, [*RECORDS, *DOCUMENTS])
+            raise SpecError(f"{kind!r} is no kind of file (sweep, cluster) and no command{near}")
+        document = document_schema(kind)
     if out_ is None:
         say(document, True, lambda: None)
         return
@@ -44,8 +65,6 @@ def skill(
     as_json: Json = False,
 ) -> None:
     """Print SKILL.md: how a script or an agent runs a loop of sweeps honestly, command by command."""
-    from babeltune.cli.documents import Skill
-
     path = Path(babeltune.__file__).with_name("bundled") / "SKILL.md"
     text = path.read_text(encoding="utf-8")
     if out_ is not None:
@@ -53,16 +72,3 @@ def skill(
         write_out(out_, text.encode())
     words = text if out_ is None else f"skill: {out_}\n"
     say(Skill(path=str(out_ or path), text=text), as_json, lambda: out.out(words, end="", highlight=False))
-
-
-def schema_of(kind: str) -> dict[str, object]:
-    """The JSON Schema of a kind of file, or of a command's document. Raises `SpecError` with the nearest name."""
-    from babeltune.cli.documents import document_schema, documents
-    from babeltune.schema.json_schema import RECORDS, json_schema
-
-    if kind in ("sweep", "cluster"):
-        return json_schema(cast("Kind", kind))
-    if kind not in documents():
-        near = nearest(kind, [*RECORDS, *documents()])
-        raise SpecError(f"{kind!r} is no kind of file (sweep, cluster) and no command{near}")
-    return document_schema(kind)

@@ -68,6 +68,7 @@ def refit(
 
     It is named `NAME-refit` and promotes under the same name, against the champion. Teacher vectors and tokens that are
     there are used again."""
+    from babeltune.files import draft_folder
     from babeltune.planning.sweep_yaml import spec_yaml
     from babeltune.sweep.state.progress import is_driven
     from babeltune.sweep.state.refit import refit_of
@@ -84,7 +85,10 @@ def refit(
         words = text if path is None else f"wrote {path}; `babeltune submit {path}` runs it\n"
         say(WrittenSpec(path=path, spec=text), as_json, lambda: out.out(words, end="", highlight=False))
         return
-    sweep = sweep_from_yaml(text, set_, cluster)
+    with draft_folder("refit") as place:
+        file = place / "refit.yaml"
+        file.write_text(text, encoding="utf-8")
+        sweep = read(str(file), None, set_, cluster)
     if len(sweep.refit_of) < top and not as_json:
         words = f"{folder.id} has {len(sweep.refit_of)} finished settings, fewer than --top {top}: those are trained"
         out.print(words, markup=False, highlight=False)
@@ -104,16 +108,6 @@ def show_gains(folder: SweepFolder, refit: Sweep, cluster: str | None) -> None:
         out.print(gain_words(gain), markup=False, highlight=False)
 
 
-def sweep_from_yaml(text: str, assignments: list[str] | None, cluster: str | None) -> Sweep:
-    """The sweep of this text, as if it were a file."""
-    from babeltune.files import draft_folder
-
-    with draft_folder("refit") as place:
-        file = place / "refit.yaml"
-        file.write_text(text, encoding="utf-8")
-        return read(str(file), None, assignments, cluster)
-
-
 def write_file(text: str, file: str) -> str | None:
     """Writes the sweep file and returns its path; None for `-`. Raises `SpecError` if it cannot be written."""
     from babeltune.files import write_out
@@ -123,9 +117,8 @@ def write_file(text: str, file: str) -> str | None:
     try:
         write_out(Path(file), text.encode())
     except (OSError, ValueError) as error:
-        raise SpecError(
-            f"--write {file!r} cannot be written: {error}; name a file in a folder that is there"
-        ) from error
+        words = f"--write {file!r} cannot be written: {error}; name a file in a folder that is there"
+        raise SpecError(words) from error
     return file
 
 
@@ -169,9 +162,6 @@ def show_reproduction(outcome: Reproduction) -> None:
     interval = "" if outcome.interval is None else f" (95 % interval ± {outcome.interval:.4f})"
     lines.append(f"{objective.metric}: recorded {objective.recorded:.6f}, again {objective.again:.6f}{interval}")
     if largest is not None:
-        lines.append(
-            f"most different: {largest.metric} at report {largest.report}: recorded {largest.recorded:.6f}, "
-            f"again {largest.again:.6f}"
-        )
-    for line in lines:
-        say_out(line)
+        place = f"{largest.metric} at report {largest.report}"
+        lines.append(f"most different: {place}: recorded {largest.recorded:.6f}, again {largest.again:.6f}")
+    say_out("\n".join(lines))

@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from babeltune.cli.common import plain_table
-from babeltune.cli.table import running_first, table_of
+from babeltune.cli.table import TrialsTable, running_first
 from babeltune.errors import list_of
 from babeltune.schema.base import number
 from babeltune.sweep.state.folder import SweepFolder
@@ -43,7 +44,7 @@ def show_leaderboard(
 ) -> None:
     """The leaderboard, best first. With `running`, trials that run stand before all others."""
     rows = standing(folder, metric)
-    console.print(table_of(running_first(rows) if running else rows, folder.sweep(), metric, costs=True))
+    console.print(TrialsTable(running_first(rows) if running else rows, folder.sweep(), metric, costs=True))
     for line in accepted_lines(folder):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
@@ -62,40 +63,30 @@ def show_front(metrics: Sequence[str], rows: Sequence[Row], console: Console) ->
 def show_languages(by_name: Mapping[str, Mapping[str, float]], metric: str, console: Console) -> None:
     """Each trial's score in every language pair, and in the mean of them first. If the pairs do not fit side by side,
     they stand below one another, beside as many of the best trials as fit."""
+    head, names = f"{metric.removeprefix('dev/')} of", list(by_name)
     titles = list(dict.fromkeys(title for scores in by_name.values() for title in scores))
-    heads = [f"{metric.removeprefix('dev/')} of", *by_name]
-    if max(map(len, heads)) + sum(SCORE_GAP + max(len(title), SCORE) for title in titles) > console.width:
-        _show_languages_below(by_name, titles, heads[0], console)
-        return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column(f"{metric.removeprefix('dev/')} of", no_wrap=True)
-    for title in titles:
-        table.add_column(title, justify="right", no_wrap=True)
-    for name, scores in by_name.items():
-        table.add_row(name, *(f"{scores[title]:.4f}" if title in scores else "–" for title in titles))
+    rows = {
+        name: [f"{scores[title]:.4f}" if title in scores else "–" for title in titles]
+        for name, scores in by_name.items()
+    }
+    rest = 0
+    if max(map(len, [head, *names])) + _scores_widths(titles)[-1] > console.width:
+        room = console.width - max(map(len, [head, *titles]))
+        shown = max(1, sum(width <= room for width in _scores_widths(names)[1:]))
+        rest = len(names) - shown
+        below = zip(*(rows[name] for name in names[:shown]), strict=True)
+        titles, rows = names[:shown], dict(zip(titles, map(list, below), strict=True))
+    table = plain_table(Column(head, no_wrap=True), *(Column(each, justify="right", no_wrap=True) for each in titles))
+    for name, values in rows.items():
+        table.add_row(name, *values)
     console.print(table)
-
-
-def _show_languages_below(
-    by_name: Mapping[str, Mapping[str, float]], titles: Sequence[str], head: str, console: Console
-) -> None:
-    """A row for each language pair, a column for each trial."""
-    room = console.width - max(len(head), *map(len, titles))
-    shown: list[str] = []
-    for name in by_name:
-        room -= SCORE_GAP + max(len(name), SCORE)
-        if room < 0 and shown:
-            break
-        shown.append(name)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column(head, no_wrap=True)
-    for name in shown:
-        table.add_column(name, justify="right", no_wrap=True)
-    for title in titles:
-        table.add_row(title, *(f"{by_name[name][title]:.4f}" if title in by_name[name] else "–" for name in shown))
-    console.print(table)
-    if rest := len(by_name) - len(shown):
+    if rest:
         console.print(f"{rest} more in a wider terminal, or with --json", markup=False, highlight=False)
+
+
+def _scores_widths(titles: Sequence[str]) -> list[int]:
+    """The columns that the first none, one, two … of these columns of scores take."""
+    return [*accumulate((SCORE_GAP + max(len(title), SCORE) for title in titles), initial=0)]
 
 
 def show_comparison(comparison: Comparison, console: Console, *, markdown: bool = False) -> None:
@@ -104,10 +95,8 @@ def show_comparison(comparison: Comparison, console: Console, *, markdown: bool 
         console.print(as_markdown(comparison), markup=False, highlight=False, soft_wrap=True)
         return
     (first, *titles), *rows = cells(comparison)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column(first, overflow="fold")
-    for title in titles:
-        table.add_column(title, justify="right", no_wrap=title != "n")
+    means = (Column(title, justify="right", no_wrap=title != "n") for title in titles)
+    table = plain_table(Column(first, overflow="fold"), *means)
     for row in rows:
         table.add_row(*map(escape, row))
     console.print(table)
@@ -234,8 +223,8 @@ def show_compared(comparison: ModelComparison, console: Console) -> None:
     for verdict, mean in zip(comparison.verdicts, comparison.overall, strict=True):
         console.print(compared_words(verdict, mean), markup=False, highlight=False, soft_wrap=True)
     console.print(cells_table((*comparison.cells, *comparison.overall), ("dev set", "items", "A", "B")))
-    for line in interval_words(comparison.cells, len(comparison.overall), comparison.confidence):
-        console.print(line, markup=False, highlight=False)
+    lines = interval_words(comparison.cells, len(comparison.overall), comparison.confidence)
+    console.print(*lines, sep="\n", markup=False, highlight=False)
 
 
 def show_exported(done: Exported, most_lost: float, console: Console) -> None:
@@ -252,8 +241,7 @@ def show_exported(done: Exported, most_lost: float, console: Console) -> None:
         lines.append(f"refused: {name} loses {lost:.4f}, more than --most-lost {most_lost}; nothing is written")
     else:
         lines.append(f"written to {done.folder}; its README has the code that reads it")
-    for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    console.print(*lines, sep="\n", markup=False, highlight=False, soft_wrap=True)
 
 
 def show_adapted(done: Adapted, least: float, console: Console) -> None:
@@ -264,8 +252,7 @@ def show_adapted(done: Adapted, least: float, console: Console) -> None:
     console.print(table)
     lines = [f"{done.kept:.1%} of the recall is kept, by {done.map}, in an index of {done.index:,} texts"]
     lines += [f"written to {done.folder}"] if done.folder else [f"refused: --least {least}; nothing is written"]
-    for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    console.print(*lines, sep="\n", markup=False, highlight=False, soft_wrap=True)
 
 
 def compared_words(conclusion: Conclusion, mean: Cell) -> str:
@@ -363,9 +350,7 @@ def show_methods(listed: dict[str, str], console: Console) -> None:
 
 def show_method(document: MethodDocument, console: Console) -> None:
     console.print(document.paper, markup=False)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("setting", "default", "type", "source"):
-        table.add_column(title, overflow="fold")
+    table = plain_table(*(Column(title, overflow="fold") for title in ("setting", "default", "type", "source")))
     for setting in document.settings:
         table.add_row(*(escape(str(getattr(setting, key))) for key in ("name", "default", "type", "source")))
     console.print(table)

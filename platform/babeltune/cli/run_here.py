@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -65,18 +63,11 @@ def run_sweep(
 
     name, cluster = into or sweep_id(sweep), cluster_of(file)
     err.print(f"sweep {name}", markup=False, highlight=False)  # what follows takes some seconds to import
-    with resumable(name, cluster, with_cluster(file)):
-        _run_sweep(name, sweep, file, submission, as_json=as_json, into=into)
-
-
-@contextmanager
-def resumable(name: str, cluster: Cluster, where: str) -> Iterator[None]:
-    """Ends the command after a Ctrl-C, SIGTERM or SIGHUP within the block, wherever it came, and says how to go on."""
     try:
-        yield
-    except KeyboardInterrupt:
+        _run_sweep(name, sweep, file, submission, as_json=as_json, into=into)
+    except KeyboardInterrupt:  # after a Ctrl-C, SIGTERM or SIGHUP, wherever it came
         begun = (cluster.folder / "sweeps" / name / "sweep.json").exists()
-        goes_on = f"`babeltune resume {name}{where}` goes on from what is saved"
+        goes_on = f"`babeltune resume {name}{with_cluster(file)}` goes on from what is saved"
         words = goes_on if begun else "nothing has begun yet; the same command begins it"
         err.print(f"interrupted; {words}", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from None
@@ -99,15 +90,8 @@ def _run_sweep(
         show_taken(earlier, sweep, accept_changes=submission.accept_changes)
     if cluster.address == "local":
         warn([*about_sweep(sweep), *about_precision(sweep), *about_gpus(cluster)])
-    run = functools.partial(
-        submit,
-        sweep,
-        cluster,
-        into=into,
-        accept_changes=submission.accept_changes,
-        insecure=submission.insecure,
-        over_quota=submission.over_quota,
-    )
+    chosen = {name: getattr(submission, name) for name in ("accept_changes", "insecure", "over_quota")}
+    run = functools.partial(submit, sweep, cluster, into=into, **chosen)
     folder = watched_or_run(name, sweep, cluster, run)
     state = folder.state()
     report_file = report_at_the_end(folder, cluster, say_line) if state == "finished" else None
@@ -137,9 +121,8 @@ def watched_or_run(name: str, sweep: Sweep, cluster: Cluster, run: Callable[...,
             try:
                 folder = attach(running, err)
             except KeyboardInterrupt:
-                err.print(
-                    f"sweep {running.id} goes on in the other process; `babeltune status -f {running.id}` shows it"
-                )
+                shown = f"`babeltune status -f {running.id}` shows it"
+                err.print(f"sweep {running.id} goes on in the other process; {shown}")
                 raise typer.Exit(INTERRUPTED) from None
             state = folder.state()  # as its driver said
             if state == "failed":
@@ -193,11 +176,9 @@ def ask_to_train_on(folder: SweepFolder, sweep: Sweep, where: str, *, yes: bool)
         return
     before, trials = folder.sweep().budget.trials, sweep.budget.trials
     if trials > before:
-        agreed(
-            f"sweep {folder.id} is finished with {plural(before, 'trial')}; train on up to {trials:,}?",
-            f"sweep {folder.id} is finished with {plural(before, 'trial')}, and this asks for {trials:,}; "
-            f"`babeltune extend --trials {trials} {folder.id}{where}` trains on, and so does --yes",
-        )
+        finished = f"sweep {folder.id} is finished with {plural(before, 'trial')}"
+        extends = f"`babeltune extend --trials {trials} {folder.id}{where}` trains on, and so does --yes"
+        agreed(f"{finished}; train on up to {trials:,}?", f"{finished}, and this asks for {trials:,}; {extends}")
 
 
 def running_words(sweep: str, where: str, noun: str, options: str, then: str = "resume") -> str:

@@ -206,11 +206,12 @@ def pause_or_continue(
         raise SweepError(f"{folder.id} does not run, it is {state}; `babeltune {command} {folder.id}{where}` {why}")
     if number is not None and log.trials[number].end is not None:
         raise SweepError(f"{title} has ended: {log.trials[number].state}")
-    if pauses == (log.sweep_paused if number is None else number in log.paused):
-        raise SweepError(f"{title} is {'paused already' if pauses else 'not paused'}")
 
     def done(now: SweepLog) -> bool:
         return pauses == (now.sweep_paused if number is None else number in now.paused)
+
+    if done(log):
+        raise SweepError(f"{title} is {'paused already' if pauses else 'not paused'}")
 
     facts: dict[str, object] = {} if number is None else {"number": number}
     in_force = change(view, folder, event, facts, done, REQUEST_WAIT_S)
@@ -243,9 +244,8 @@ def resume(
     from babeltune.sweep.state.progress import is_driven
 
     if spec is None and (with_ or set_):
-        raise typer.BadParameter(
-            "it changes a sweep file; name one with --spec FILE", param_hint="--with" if with_ else "--set"
-        )
+        option = "--with" if with_ else "--set"
+        raise typer.BadParameter("it changes a sweep file; name one with --spec FILE", param_hint=option)
     sweep = read(spec, with_, set_, cluster, trials) if spec is not None else None
     submission = Submission(accept_changes, detach, insecure, over_quota)
     check_submission(submission, cluster)
@@ -279,9 +279,8 @@ def extend(
     folder = folder_of(name, cluster)
     before = folder.sweep().budget.trials
     if trials <= before:
-        raise SpecError(
-            f"--trials {trials}: sweep {folder.id} has a budget of {plural(before, 'trial')}; give more than that"
-        )
+        budget = f"sweep {folder.id} has a budget of {plural(before, 'trial')}"
+        raise SpecError(f"--trials {trials}: {budget}; give more than that")
     if is_driven(folder):
         raise SweepError(running_words(folder.id, with_cluster(cluster), "budget", f"--trials {trials}", "extend"))
     run_sweep(recorded_sweep(folder, trials), cluster, submission, as_json=as_json, into=folder.id)

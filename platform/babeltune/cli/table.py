@@ -108,8 +108,7 @@ class TrialsTable:
         yield from notes
 
     def _table(self, rows: Sequence[Row], width: int) -> Iterator[Segment]:
-        """Titles and rows as lines of text. rich's own table measures each cell several times, which takes a minute for
-        ten thousand trials."""
+        """Titles and rows as lines of text: rich's own table takes a minute for ten thousand trials."""
         names = short_names([*dict.fromkeys(name for row in rows for name in row.settings)])
         needed = max((len(settings_words(row.settings, names=names)) for row in rows), default=0)
         columns = columns_that_fit(self._columns(rows), width - min(needed, width // SETTINGS_SHARE))
@@ -133,9 +132,9 @@ class TrialsTable:
             Column("state", "state", tuple(row.state for row in rows)),
             *self._progress_columns(rows),
         ]
-        first = [self.metric] if self.metric is not None else []
-        metrics = list(dict.fromkeys([*first, *(objective.metric for objective in self.sweep.objectives)]))
-        for metric in metrics:
+        for metric in dict.fromkeys([self.metric, *(objective.metric for objective in self.sweep.objectives)]):
+            if metric is None:
+                continue
             values = tuple(f"{row.metrics[metric]:.4f}" if metric in row.metrics else "–" for row in rows)
             columns.append(Column(metric, metric.removeprefix("dev/"), values, right=True))
         for name, (title, write) in COSTS.items():
@@ -219,8 +218,3 @@ def _note_lines(notes: Sequence[Text], most: int, console: Console, width: int) 
 def running_first(rows: Sequence[Row]) -> list[Row]:
     """The rows with those of running trials before all others; each part keeps its order."""
     return sorted(rows, key=lambda row: row.state != "running")
-
-
-def table_of(rows: Sequence[Row], sweep: Sweep, metric: str | None = None, *, costs: bool = False) -> TrialsTable:
-    """The table of these rows as they are ordered."""
-    return TrialsTable(rows, sweep, metric, costs)

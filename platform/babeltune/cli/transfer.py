@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.markup import escape
@@ -16,8 +16,10 @@ from babeltune.errors import SpecError
 from babeltune.files import json_text, make_place, write_out
 
 if TYPE_CHECKING:
-    from babeltune.apps.transfer.finetune import Text, TransferRecord
+    from babeltune.apps.transfer.finetune import Outcome, Settings, TransferRecord
     from babeltune.apps.transfer.formats import Examples, Task
+
+    AllExamples = tuple[Examples, Examples | None, dict[str, Examples]]  # to train on, of the dev file, by language
 
 ENGLISH_CODES = ("en", "eng")
 
@@ -49,7 +51,6 @@ def transfer(
 ) -> None:
     """Fine-tune a model on an English task and score it on other languages (zero-shot, as XTREME)."""
     from babeltune.apps.transfer import finetune
-    from babeltune.apps.transfer.scores import average
     from babeltune.data.teacher import folder_digest
     from babeltune.promotion.model_names import model_folder
 
@@ -57,7 +58,7 @@ def transfer(
     if out_ is not None:
         make_place(out_, [Path(with_)] if with_ is not None else files.paths())
     with steps_shown("reading the examples"):
-        english, development, tests = files.read(drop=on_error == "drop")
+        english, development, tests = examples = files.read(drop=on_error == "drop")
         folder = Path(model_folder(model, cluster_of(cluster)))
         settings = finetune.Settings(
             epochs=epochs or finetune.EPOCHS[files.task], learning_rate=learning_rate, batch=batch,
@@ -67,23 +68,7 @@ def transfer(
             folder, files.task, english, tests, settings, dev=development,
             progress=lambda done, of, loss: say_line(f"epoch {done}/{of}, loss {loss:.4f}"),
         )  # fmt: skip
-    others = {language: row for language, row in outcome.scores.items() if language not in ENGLISH_CODES}
-    record = finetune.TransferRecord(
-        task=files.task,
-        model=model,
-        model_digest=folder_digest(folder),
-        settings=settings,
-        train=examples_line(files.train, english),
-        dev=finetune.DevText(**vars(examples_line(files.dev, development)), scores=outcome.dev)
-        if files.dev and development
-        else None,
-        tests={language: examples_line(files.tests[language], examples) for language, examples in tests.items()},
-        losses=outcome.losses,
-        scores=outcome.scores,
-        average=average(outcome.scores),
-        english=next((outcome.scores[code] for code in ENGLISH_CODES if code in outcome.scores), None),
-        others=average(others) or None,
-    )
+    record = record_of(model, folder_digest(folder), files, examples, settings, outcome)
     if out_ is not None:
         write_out(out_, (json_text(record, indent=2) + "\n").encode())
     say(record, as_json, lambda: show(record))
@@ -103,7 +88,7 @@ class Files:
         """All of them as paths."""
         return [Path(file) for file in (self.train, *([self.dev] if self.dev else []), *self.tests.values())]
 
-    def read(self, *, drop: bool) -> tuple[Examples, Examples | None, dict[str, Examples]]:
+    def read(self, *, drop: bool) -> AllExamples:
         """The examples of the training file, of the dev file, and of each language's test."""
         # XNLI's release holds all languages in one file, under its own two-letter codes.
         train = self.read_one(self.train, "en", drop)
@@ -154,18 +139,38 @@ def languages_of(words: list[str]) -> dict[str, str]:
         if not (language and equals and path):
             raise SpecError(f"--test {text!r} is not LANGUAGE=FILE, such as fr=test-fr.tsv")
         if language in files:
-            raise SpecError(
-                f"--test {language}: given twice, {files[language]!r} and {path!r}; name each language once"
-            )
+            twice = f"given twice, {files[language]!r} and {path!r}"
+            raise SpecError(f"--test {language}: {twice}; name each language once")
         files[language] = path
     return files
 
 
-def examples_line(path: str, examples: Examples) -> Text:
-    """The record of a file that was read."""
-    from babeltune.apps.transfer.finetune import Text
+def record_of(
+    model: str, digest: str, files: Files, examples: AllExamples, settings: Settings, outcome: Outcome
+) -> TransferRecord:
+    """What was trained on what, with the scores of each language and their averages."""
+    from babeltune.apps.transfer.finetune import DevText, Text, TransferRecord
+    from babeltune.apps.transfer.scores import average
 
-    return Text(path=path, sha256=examples.digest, rows=len(examples), dropped=dict(examples.dropped))
+    def facts(path: str, read: Examples) -> dict[str, Any]:
+        return {"path": path, "sha256": read.digest, "rows": len(read), "dropped": dict(read.dropped)}
+
+    train, dev, tests = examples
+    scores = outcome.scores
+    return TransferRecord(
+        task=files.task,
+        model=model,
+        model_digest=digest,
+        settings=settings,
+        train=Text(**facts(files.train, train)),
+        dev=DevText(**facts(files.dev, dev), scores=outcome.dev) if files.dev and dev else None,
+        tests={language: Text(**facts(files.tests[language], read)) for language, read in tests.items()},
+        losses=outcome.losses,
+        scores=scores,
+        average=average(scores),
+        english=next((scores[code] for code in ENGLISH_CODES if code in scores), None),
+        others=average({code: row for code, row in scores.items() if code not in ENGLISH_CODES}) or None,
+    )
 
 
 def show(record: TransferRecord) -> None:

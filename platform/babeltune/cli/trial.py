@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
-from babeltune.cli.common import with_cluster
+from babeltune.cli.common import plain_table, with_cluster
 from babeltune.cli.words import settings_words, sparkline, weights
 from babeltune.errors import plural
 from babeltune.evaluation.metric_names import PARAMETERS
@@ -132,10 +132,8 @@ def _next_words(page: TrialPage, where: str) -> str:
 
 def _scores_table(page: TrialPage) -> Table:
     """A line for each data set and language pair; a set's mean stands without a pair."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("data set", no_wrap=True)
-    table.add_column("languages", no_wrap=True)
-    table.add_column("scores", overflow="fold")
+    names = (Column(title, no_wrap=True) for title in ("data set", "languages"))
+    table = plain_table(*names, Column("scores", overflow="fold"))
     for each in page.scores:
         shown = {name: value for name, value in each.scores.items() if not name.endswith(HIDDEN)}
         scores = "  ".join(f"{name} {value:.4f}" for name, value in shown.items())

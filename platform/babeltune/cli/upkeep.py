@@ -26,7 +26,6 @@ from babeltune.cli.program import app
 from babeltune.errors import SpecError, plural
 
 if TYPE_CHECKING:
-    from babeltune.promotion.deletion import Deletion
     from babeltune.sweep.state.messages import Labels
     from babeltune.sweep.sync.audit import Action
 
@@ -134,7 +133,11 @@ def delete(sweep: Sweep, yes: Yes = False, cluster: ClusterFile = None, as_json:
     view.update(every=True)  # another sweep may start from it
     going = deletion_of(view, folder)
     if not yes:
-        show_deletion(going)
+        sizes = (
+            f"{plural(going.trials, 'trial')}, {plural(going.checkpoints, 'checkpoint')}, {going.bytes / 1e6:,.1f} MB"
+        )
+        for line in (f"sweep {going.sweep} goes: {sizes}", *(f"stays: {each}" for each in going.stays)):
+            err.print(line, markup=False, highlight=False, soft_wrap=True)
         agreed(f"delete sweep {folder.id}?", "delete removes nothing unasked; add --yes, or run it on a terminal")
     with steps_shown(f"deleting sweep {folder.id}"):
         runs = delete_sweep(view, folder)
@@ -142,11 +145,3 @@ def delete(sweep: Sweep, yes: Yes = False, cluster: ClusterFile = None, as_json:
     words = f"deleted sweep {folder.id}, {going.bytes / 1e6:,.1f} MB"
     words += f"; {plural(runs, 'run')} in MLflow can be restored there until `mlflow gc`" if runs else ""
     say(done, as_json, lambda: say_out(words))
-
-
-def show_deletion(going: Deletion) -> None:
-    """Says on standard error what goes and what stays."""
-    size, trials = f"{going.bytes / 1e6:,.1f} MB", plural(going.trials, "trial")
-    lines = [f"sweep {going.sweep} goes: {trials}, {plural(going.checkpoints, 'checkpoint')}, {size}"]
-    for line in [*lines, *(f"stays: {each}" for each in going.stays)]:
-        err.print(line, markup=False, highlight=False, soft_wrap=True)

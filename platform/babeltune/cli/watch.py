@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from babeltune.cli.common import ClusterFile, Json, SweepName, folder_of, say, say_out
-from babeltune.cli.models import check_port, has_desktop, open_later
+from babeltune.cli.models import check_port, open_later
 from babeltune.cli.program import app
 
 if TYPE_CHECKING:
@@ -49,8 +49,7 @@ def watch(
     words = f"sweep {folder.id} at {url} (Ctrl-C ends the page, not the sweep)"
     say(LivePageAddress(sweep=folder.id, url=url), as_json, lambda: say_out(words))
     sys.stdout.flush()
-    if open_ or (open_ is None and not as_json and has_desktop()):
-        open_later(url.rstrip("/"))
+    open_later(url.rstrip("/"), wanted=open_, as_json=as_json)
     server_of(folder, port).run()
 
 

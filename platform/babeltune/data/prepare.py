@@ -95,8 +95,7 @@ def prepare(
 
     Raises `DataError` for broken text, `TeacherError` for a teacher that cannot be loaded, `StoreError` when the
     storage fails."""
-    sweep, needs = inputs.sweep, inputs.wanted
-    stores = storage / "stores"
+    sweep, needs, stores = inputs.sweep, inputs.wanted, storage / "stores"
     stores.mkdir(parents=True, exist_ok=True)
     corpus = corpus or read_corpus(inputs, storage, progress)
     text_digest = digest_of_texts(itertools.chain(corpus.texts, corpus.languages))
@@ -105,24 +104,9 @@ def prepare(
     tokens = student_tokens.build(words) if needs.trained else {}
     teacher, teacher_rows = encode_with_teacher(inputs, corpus, stores, run_shards, progress)
     tokens = student_tokens.with_vectors(tokens, teacher, teacher_rows)
-    taught = itertools.chain.from_iterable(corpus.group_languages)
-    languages = tuple(dict.fromkeys([*taught, *corpus.languages.names()]))
-    description = {
-        **record_of(sweep, corpus, text_digest, teacher_rows),
-        "teacher": teacher.name,
-        "negatives": plain(needs.negatives),
-        **({"words": words.name} if words else {}),
-        **({"scores": [needs.scores, RULES]} if needs.scores else {}),
-    }
-    vectors_of = functools.partial(_vectors, teacher, teacher_rows)
-
-    def write(folder: Path) -> Contents:
-        write_arrays(folder, corpus, teacher_rows, languages)
-        if needs.negatives:
-            write_negatives(folder, corpus, needs, vectors_of(corpus.pairs[:, 0]), sweep.seed, progress)
-        write_scores(folder, needs.scores, corpus, vectors_of, functools.partial(progress, "scoring pairs"))
-        return Contents()
-
+    languages = tuple(dict.fromkeys(itertools.chain(*corpus.group_languages, corpus.languages.names())))
+    description = record_of(inputs, corpus, text_digest, teacher, teacher_rows, words)
+    write = functools.partial(write_prepared, inputs, corpus, teacher, teacher_rows, languages, progress)
     folder = build(stores, "prepared", description, write)
     return Prepared(
         folder=str(folder),
@@ -132,7 +116,7 @@ def prepare(
         tokens=tokens,
         teacher=str(teacher),
         teacher_dim=int(facts_of(teacher)["dim"] or 0),
-        copy_anchor=_copies_anchor(sweep),
+        copy_anchor=sweep.teacher.target_side == "copy_anchor",
         negatives={key: str(folder / f"negatives-{key}.npy") for key, _, _ in needs.negatives},
         counts=counts_of(corpus, words),
         texts=len(corpus.texts),
@@ -144,29 +128,41 @@ def prepare(
     )
 
 
-def _vectors(teacher: Path, teacher_rows: NDArray[np.integer], ids: NDArray[np.integer]) -> NDArray[np.generic]:
-    """[ids, dim] the teacher's vectors of these texts."""
-    return open_matrix(teacher).rows(teacher_rows[ids])
+def write_prepared(
+    inputs: PreparationInputs,
+    corpus: Corpus,
+    teacher: Path,
+    teacher_rows: NDArray[np.integer],
+    languages: tuple[str, ...],
+    progress: Progress,
+    folder: Path,
+) -> Contents:
+    """The arrays, texts, mined negatives and scores that a `Prepared` names."""
 
+    def vectors_of(ids: NDArray[np.integer]) -> NDArray[np.generic]:
+        return open_matrix(teacher).rows(teacher_rows[ids])
 
-def _copies_anchor(sweep: Sweep) -> bool:
-    return sweep.teacher.target_side == "copy_anchor"
+    write_arrays(folder, corpus, teacher_rows, languages)
+    if wanted := inputs.wanted.negatives:
+        anchors = vectors_of(corpus.pairs[:, 0])
+    for number, (key, k, below) in enumerate(wanted):
+        progress("mining hard negatives", number, len(wanted))
+        mined = mine_negatives(anchors, corpus.pairs, corpus.pair_groups, k=k, below=below, seed=inputs.sweep.seed)
+        np.save(folder / f"negatives-{key}.npy", mined)
+    write_scores(folder, inputs.wanted.scores, corpus, vectors_of, functools.partial(progress, "scoring pairs"))
+    return Contents()
 
 
 def encode_with_teacher(
     inputs: PreparationInputs, corpus: Corpus, stores: Path, run_shards: RunShards, progress: Progress
 ) -> tuple[Path, NDArray[np.integer]]:
     """The store of the teacher's vectors, and [texts] each text's row in it (-1: not asked)."""
-    sentences, rows = asked_of_teacher(corpus, inputs.wanted, copy_anchor=_copies_anchor(inputs.sweep))
-    store = build_teacher_store(
-        stores,
-        sentences,
-        inputs.sweep.teacher,
-        exact=inputs.wanted.exact,
-        run_shards=run_shards,
-        progress=lambda done, total: progress("encoding with the teacher", done, total),
-    )
-    return store, rows
+    teacher, needs = inputs.sweep.teacher, inputs.wanted
+    sentences, rows = asked_of_teacher(corpus, needs, copy_anchor=teacher.target_side == "copy_anchor")
+    tell = functools.partial(progress, "encoding with the teacher")
+    return build_teacher_store(
+        stores, sentences, teacher, exact=needs.exact, run_shards=run_shards, progress=tell
+    ), rows
 
 
 def counts_of(corpus: Corpus, words: Path | None) -> dict[str, object]:
@@ -178,22 +174,33 @@ def counts_of(corpus: Corpus, words: Path | None) -> dict[str, object]:
 
 def align_words(inputs: PreparationInputs, corpus: Corpus, stores: Path, progress: Progress) -> Path:
     """The store of the corpus's word-positioned samples."""
-    sweep = inputs.sweep
+    data, seed = inputs.sweep.data, inputs.sweep.seed
     progress("aligning words", 0, 1)
-    data = sweep.data
-    words = build_words(corpus, data.words, inputs.root, stores, sweep.seed, longest=data.max_line_bytes)
+    words = build_words(corpus, data.words, inputs.root, stores, seed, longest=data.max_line_bytes)
     progress("aligning words", 1, 1)
     return words
 
 
-def record_of(sweep: Sweep, corpus: Corpus, text_digest: str, teacher_rows: NDArray[np.integer]) -> dict[str, object]:
-    """The digest of the corpus and the teacher's settings that a `Prepared` depends on."""
+def record_of(
+    inputs: PreparationInputs,
+    corpus: Corpus,
+    text_digest: str,
+    teacher: Path,
+    teacher_rows: NDArray[np.integer],
+    words: Path | None,
+) -> dict[str, object]:
+    """All that a `Prepared` depends on."""
+    needs = inputs.wanted
     return {
         "data": corpus.digests,
         "texts": text_digest,
         "arrays": [digest_of_array(a) for a in (corpus.pairs, corpus.pair_groups, corpus.weights, teacher_rows)],
         "tasks": key_of({"tasks": plain(corpus.tasks)}),
-        "teacher_settings": plain(sweep.teacher),
+        "teacher_settings": plain(inputs.sweep.teacher),
+        "teacher": teacher.name,
+        "negatives": plain(needs.negatives),
+        **({"words": words.name} if words else {}),
+        **({"scores": [needs.scores, RULES]} if needs.scores else {}),
     }
 
 
@@ -206,16 +213,6 @@ def write_arrays(folder: Path, corpus: Corpus, teacher_rows: NDArray[np.integer]
     np.save(folder / "languages.npy", corpus.languages.codes(languages))
     corpus.texts.save(folder / TEXTS)
     write_ids(folder, list(sides_of(corpus.tasks)))
-
-
-def write_negatives(
-    folder: Path, corpus: Corpus, needs: Requirements, vectors: NDArray[np.generic], seed: int, progress: Progress
-) -> None:
-    """Mined negatives of every kind that is wanted; `vectors` [pairs, dim] are the teacher's of the anchors."""
-    for number, (key, k, below) in enumerate(needs.negatives):
-        progress("mining hard negatives", number, len(needs.negatives))
-        mined = mine_negatives(vectors, corpus.pairs, corpus.pair_groups, k=k, below=below, seed=seed)
-        np.save(folder / f"negatives-{key}.npy", mined)
 
 
 def asked_of_teacher(corpus: Corpus, needs: Requirements, *, copy_anchor: bool) -> tuple[Texts, NDArray[np.integer]]:

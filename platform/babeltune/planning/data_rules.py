@@ -65,10 +65,8 @@ def data_problems(data: Data) -> Iterator[Problem]:
     dev = {_what_is_read(task): index for index, task in reversed(list(enumerate(data.dev)))}
     for index, task in enumerate(data.test):
         if (same := dev.get(_what_is_read(task))) is not None:
-            yield (
-                ("data", "test", index),
-                f"reads what data.dev.{same} reads; trials are chosen by dev sets, so a test needs other text",
-            )
+            words = "trials are chosen by dev sets, so a test needs other text"
+            yield ("data", "test", index), f"reads what data.dev.{same} reads; {words}"
 
 
 def _what_is_read(task: Task) -> str:
@@ -92,13 +90,10 @@ def words_problems(key: Key, words: Words) -> Iterator[Problem]:
 def repeated_tasks(kind: str, tasks: Sequence[Task]) -> Iterator[Problem]:
     """Tasks of one name are one set in several files: their kind agrees, and their sources have names of their own."""
     for index, task in enumerate(tasks):
-        for earlier in tasks[:index]:
-            if earlier.name == task.name and (earlier.task != task.task or earlier.part == task.part):
-                problem = (
-                    f"{task.name!r} is used twice; give each its own name, or name their sources apart if it is one set"
-                )
-                yield ("data", kind, index, "name"), problem
-                break
+        namesakes = [earlier for earlier in tasks[:index] if earlier.name == task.name]
+        if any(earlier.task != task.task or earlier.part == task.part for earlier in namesakes):
+            words = "give each its own name, or name their sources apart if it is one set"
+            yield ("data", kind, index, "name"), f"{task.name!r} is used twice; {words}"
 
 
 def task_problems(key: Key, task: Task, data: Data) -> Iterator[Problem]:
@@ -113,8 +108,12 @@ def task_problems(key: Key, task: Task, data: Data) -> Iterator[Problem]:
     match task:
         case Mining():
             yield from mining_problems(key, task)
+        case Sts() if (task.path is None) == (task.source is None):
+            both = "; it has both" if task.path is not None else ""
+            yield key, f"STS task {task.name!r} needs either a path or a source{both}"
         case Sts():
-            yield from sts_problems(key, task)
+            if task.source is not None:
+                yield from graded_problems((*key, "source"), task, task.source)
         case _ if isinstance(task.source, PivotSource | TranslateSource):
             words = f"{task.source.format!r} is for training; give the task files that hold the languages"
             yield (*key, "source", "format"), words
@@ -132,20 +131,8 @@ def labelled_problems(key: Key, task: Bitext | Clustering | Transfer) -> Iterato
     elif task.augmented is not None:
         yield from source_problems((*key, "augmented"), task.augmented, {}, least=1)
     if isinstance(task, Transfer) and task.language not in (spoken := languages(task.source, {})):
-        yield (
-            (*key, "language"),
-            f"{task.language!r} is not a language of {task.source.name!r}, to learn from; "
-            f"allowed: {', '.join(spoken)}{nearest(task.language, spoken)}",
-        )
-
-
-def sts_problems(key: Key, task: Sts) -> Iterator[Problem]:
-    """Graded pairs of sentences, from a file in SemEval's layout or from a source."""
-    if (task.path is None) == (task.source is None):
-        both = "; it has both" if task.path is not None else ""
-        yield key, f"STS task {task.name!r} needs either a path or a source{both}"
-    elif task.source is not None:
-        yield from graded_problems((*key, "source"), task, task.source)
+        words = f"is not a language of {task.source.name!r}, to learn from; allowed: {', '.join(spoken)}"
+        yield (*key, "language"), f"{task.language!r} {words}{nearest(task.language, spoken)}"
 
 
 def mining_problems(key: Key, task: Mining) -> Iterator[Problem]:
@@ -155,10 +142,8 @@ def mining_problems(key: Key, task: Mining) -> Iterator[Problem]:
         if source.paths is None or len(source.paths) != 2 or source.id is None:
             yield ((*key, *place), "must have `paths` of two languages, and `id`, the column that gold's ids are from")
     if task.fit is not None and languages(task.fit.source, {}) != languages(task.source, {}):
-        yield (
-            (*key, "fit", "source"),
-            f"must hold {' and '.join(languages(task.source, {}))} in this order, as `source`",
-        )
+        words = f"must hold {' and '.join(languages(task.source, {}))} in this order, as `source`"
+        yield (*key, "fit", "source"), words
 
 
 def retrieval_problems(key: Key, task: Retrieval) -> Iterator[Problem]:
@@ -171,21 +156,17 @@ def retrieval_problems(key: Key, task: Retrieval) -> Iterator[Problem]:
         yield from source_problems((*key, "source"), source, {})
         for name in ("language", "languages", "qrels", "language_field", "same_id"):
             if getattr(task, name) != getattr(Retrieval, name):
-                yield (
-                    (*key, name),
-                    "is for a folder of `format: beir`; a bitext's source names its languages; remove it",
-                )
+                words = "is for a folder of `format: beir`; a bitext's source names its languages; remove it"
+                yield (*key, name), words
 
 
 def folder_problems(key: Key, task: Retrieval) -> Iterator[Problem]:
     """The languages of a folder, and fields that are a bitext's."""
     if (task.language is None) == (not task.languages):
         has = "neither" if task.language is None else "both"
-        yield (
-            key,
-            f"retrieval task {task.name!r} needs `language`, if all texts are in one, or `languages`, those of the "
-            f"queries, which each line names in its {task.language_field!r} (`language_field`); it has {has}",
-        )
+        needs = f"retrieval task {task.name!r} needs `language`, if all texts are in one, or `languages`"
+        of_each = f"those of the queries, which each line names in its {task.language_field!r} (`language_field`)"
+        yield key, f"{needs}, {of_each}; it has {has}"
     varieties = [meaning(language).variety for language in task.languages]
     for index, variety in enumerate(varieties):
         if variety in varieties[:index]:
@@ -239,12 +220,9 @@ def source_problems(key: Key, source: Source, others: dict[str, Source], least: 
             yield (*key, "pairs"), "must list a pair, or be `anchor` or `all`"
         for index, pair in enumerate(source.pairs):
             if split_pair(pair, codes) is None:
-                offered = [f"{a}-{b}" for a in codes for b in codes if a != b]
-                yield (
-                    (*key, "pairs", index),
-                    f"{pair!r} is not two languages of {source.name!r} joined by `-`; "
-                    f"languages: {', '.join(codes)}{nearest(pair, offered)}",
-                )
+                near = nearest(pair, [f"{a}-{b}" for a in codes for b in codes if a != b])
+                words = f"is not two languages of {source.name!r} joined by `-`; languages: {', '.join(codes)}{near}"
+                yield (*key, "pairs", index), f"{pair!r} {words}"
 
 
 def climbing(key: Key, paths: Mapping[str, str | None]) -> Iterator[Problem]:
@@ -317,14 +295,9 @@ def pivot_problems(key: Key, source: PivotSource, others: dict[str, Source]) -> 
     if source.join == "id":
         for side in ("left", "right"):
             if others[getattr(source, side)].id is None:
-                yield (
-                    (*key, side),
-                    f"source {getattr(source, side)!r} has no `id` column; name it there, or join on a language",
-                )
+                words = "has no `id` column; name it there, or join on a language"
+                yield (*key, side), f"source {getattr(source, side)!r} {words}"
     elif source.join not in set(left) & set(right):
-        shared = [language for language in left if language in right]
-        yield (
-            (*key, "join"),
-            f"{source.join!r} is not in both; allowed: id{''.join(f', {s}' for s in shared)}"
-            f"{nearest(source.join, ['id', *shared])}",
-        )
+        shared = ["id", *(language for language in left if language in right)]
+        words = f"is not in both; allowed: {', '.join(shared)}{nearest(source.join, shared)}"
+        yield (*key, "join"), f"{source.join!r} {words}"

@@ -43,11 +43,8 @@ def goal_problems(sweep: Sweep) -> Iterator[Problem]:
             continue
         if objective.metric not in metrics:
             offered = ", ".join(_shortened(metrics)) or "none, because data.dev is empty and data.split is absent"
-            costs = f"; after the first also {', '.join(COSTS)}"
-            yield (
-                ("objectives", index, "metric"),
-                f"{objective.metric!r} is not scored; allowed: {offered}{costs}{nearest(objective.metric, metrics)}",
-            )
+            words = f"{offered}; after the first also {', '.join(COSTS)}{nearest(objective.metric, metrics)}"
+            yield ("objectives", index, "metric"), f"{objective.metric!r} is not scored; allowed: {words}"
             continue
         yield from _turned(index, objective, low="_error" in objective.metric.rpartition("/")[2])
     for index, point in enumerate(sweep.sampler.points):
@@ -55,40 +52,25 @@ def goal_problems(sweep: Sweep) -> Iterator[Problem]:
             check_point(sweep, point)
         except SpecError as error:
             yield ("sampler", "points", index), str(error)
-    earlier = [
-        index
-        for index, point in enumerate(sweep.sampler.points)
-        if any(
-            point.keys() == other.keys() and all(same(point[name], other[name]) for name in point)
-            for other in sweep.sampler.points[:index]
-        )
-    ]
-    for index in earlier:
-        yield ("sampler", "points", index), "is given twice; keep one"
-    yield from _first_points(sweep)
-
-
-def _first_points(sweep: Sweep) -> Iterator[Problem]:
-    """A portfolio that is not there, or has no setting that this sweep searches."""
-    name, offered = sweep.sampler.first_points, portfolios()
+    for index, point in enumerate(sweep.sampler.points):
+        alike = (other for other in sweep.sampler.points[:index] if point.keys() == other.keys())
+        if any(all(same(point[name], other[name]) for name in point) for other in alike):
+            yield ("sampler", "points", index), "is given twice; keep one"
+    name, known = sweep.sampler.first_points, portfolios()
     if name is None:
         return
-    if name not in offered:
-        yield (
-            ("sampler", "first_points"),
-            f"{name!r} is not a portfolio; allowed: {', '.join(offered) or 'none'}{nearest(name, offered)}",
-        )
+    if name not in known:
+        words = f"is not a portfolio; allowed: {', '.join(known) or 'none'}{nearest(name, known)}"
+        yield ("sampler", "first_points"), f"{name!r} {words}"
     elif not portfolio_points(sweep):
         yield ("sampler", "first_points"), f"{name!r} has none of the searched parameters; remove it"
 
 
 def _turned(index: int, objective: Objective, *, low: bool) -> Iterator[Problem]:
+    better, goal = ("lower", "minimize") if low else ("higher", "maximize")
     if (objective.goal == "minimize") != low:
-        yield (
-            ("objectives", index, "goal"),
-            f"{objective.metric} is better the {'lower' if low else 'higher'} it is; "
-            f"write `goal: {'minimize' if low else 'maximize'}`",
-        )
+        words = f"{objective.metric} is better the {better} it is; write `goal: {goal}`"
+        yield ("objectives", index, "goal"), words
 
 
 COSTS = (PARAMETERS, SPEED)  # objectives that any sweep may have after its first: what a model costs
@@ -99,11 +81,8 @@ SCALE = ("temperature", "scale", "margin", "variant", "labels", "method", "loss"
 def loss_words(sweep: Sweep, metric: str, metrics: tuple[str, ...]) -> str:
     """Why a loss is no objective: trials with other settings have losses that do not compare."""
     searched = [name for name in sweep.parameters if any(word in name.rpartition(".")[2] for word in SCALE)]
-    why = (
-        f"{', '.join(searched)} would be searched, and each changes what a loss of 1 means"
-        if searched
-        else "the next setting that is searched, such as the temperature, would change what a loss of 1 means"
-    )
+    why = "the next setting that is searched, such as the temperature, would change what a loss of 1 means"
+    why = f"{', '.join(searched)} would be searched, and each changes what a loss of 1 means" if searched else why
     return (
         f"{metric!r} is no objective: {why}: a soft cross-entropy cannot fall below the entropy of its labels, so the "
         "trial with the lowest loss is the one with the sharpest labels, not the best encoder. Select on what the "

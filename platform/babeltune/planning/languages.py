@@ -56,11 +56,8 @@ def source_pairs(source: Source, others: dict[str, Source], priority: tuple[str,
     if source.pairs == "all":
         return pairs
     listed = [split_pair(pair, spoken) or ("", "") for pair in source.pairs]
-    return tuple(
-        dict.fromkeys(
-            pair_or_turned for pair in listed for pair_or_turned in (pair, pair[::-1]) if pair_or_turned in pairs
-        )
-    )
+    turned = (either for left, right in listed for either in ((left, right), (right, left)))
+    return tuple(dict.fromkeys(pair for pair in turned if pair in pairs))
 
 
 def respelled(data: Data) -> Data:

@@ -19,6 +19,7 @@ from babeltune.planning.availability import (
     model_positions,
 )
 from babeltune.planning.languages import right_languages, task_languages, taught_languages
+from babeltune.planning.rules import key_of
 from babeltune.planning.space import combinations
 from babeltune.planning.value_checks import student_with
 from babeltune.schema.bounds import Key, Problem
@@ -52,12 +53,10 @@ def strange_right_side(key: Key, name: str, used: Sequence[str], teacher: Teache
     """Languages of a right side that the teacher does not know."""
     strange = [language for language in used if not known_by(language, teacher.common_languages)]
     if strange:
-        yield (
-            (*key, "right_model"),
-            f"'teacher': the right side of task {name!r} is in {', '.join(strange)}, and the teacher "
-            f"{teacher.title!r} knows {', '.join(teacher.common_languages)}; put a language that it knows first in "
-            "data.anchor_priority (mining: second in `paths`), score other pairs, or remove right_model",
-        )
+        knows = f"the teacher {teacher.title!r} knows {', '.join(teacher.common_languages)}"
+        todo = "put a language that it knows first in data.anchor_priority (mining: second in `paths`)"
+        words = f"the right side of task {name!r} is in {', '.join(strange)}, and {knows}; {todo}, score other pairs"
+        yield (*key, "right_model"), f"'teacher': {words}, or remove right_model"
 
 
 def unused_student(sweep: Sweep) -> Iterator[Problem]:
@@ -72,15 +71,11 @@ def unused_student(sweep: Sweep) -> Iterator[Problem]:
     if sweep.evaluation.prompt is not None:
         yield ("evaluation", "prompt"), f"{describe(sweep.evaluation.prompt)}: {encoder}, or set teacher.prompt"
     if sweep.teacher.beside:
-        yield (
-            ("teacher", "beside"),
-            "the exported model has one encoder, the frozen one; name one, and remove the others",
-        )
+        words = "the exported model has one encoder, the frozen one; name one, and remove the others"
+        yield ("teacher", "beside"), words
     if sweep.teacher.precision != "fp32":
-        yield (
-            ("teacher", "precision"),
-            "the exported model's encoder runs in fp32, and so must the frozen one; remove it",
-        )
+        words = "the exported model's encoder runs in fp32, and so must the frozen one; remove it"
+        yield ("teacher", "precision"), words
 
 
 def model_files(sweep: Sweep) -> Iterator[Problem]:
@@ -88,10 +83,7 @@ def model_files(sweep: Sweep) -> Iterator[Problem]:
     for key, encoder in encoders(sweep):
         if "Router" in model_modules(encoder.model, encoder.revision):
             yield (*key, "model"), f"{encoder.model!r} {ROUTED}"
-        positions = model_positions(encoder.model, encoder.revision)
-        if positions is not None and encoder.max_tokens > positions:
-            words = f"is more than the {positions} positions of {encoder.model!r}; lower it"
-            yield (*key, "max_tokens"), f"{encoder.max_tokens} {words}"
+        yield from _too_long(key, encoder.model, encoder.revision, encoder.max_tokens)
     student = sweep.student
     yield from _trimming(sweep)
     yield from _cutting(sweep)
@@ -100,30 +92,25 @@ def model_files(sweep: Sweep) -> Iterator[Problem]:
         return
     static = model_modules(student.model, student.revision)[:1] == ("StaticEmbedding",)
     if is_at_hand(student.model) and static != (student.kind == "static") and "student.kind" not in sweep.parameters:
-        yield (
-            ("student", "kind"),
-            f"{student.kind!r}: {student.model!r} is {'a' if static else 'no'} static model; "
-            f"set student.kind to {'static' if static else 'transformer'}",
-        )
-    positions = model_positions(student.model, student.revision)
-    if positions is not None and student.max_tokens > positions:
-        yield (
-            ("student", "max_tokens"),
-            f"{student.max_tokens} is more than the {positions} positions of {student.model!r}; lower it",
-        )
+        kind = ("a", "static") if static else ("no", "transformer")
+        words = f"{student.model!r} is {kind[0]} static model; set student.kind to {kind[1]}"
+        yield ("student", "kind"), f"{student.kind!r}: {words}"
+    yield from _too_long(("student",), student.model, student.revision, student.max_tokens)
     pooling = model_pooling(student.model, student.revision)
     if pooling is not None and pooling != student.pooling:
-        yield (
-            ("student", "pooling"),
-            f"{student.pooling!r}: {student.model!r} was trained with {pooling!r}; set student.pooling to that "
-            "(a dense layer after it, with tanh or not, comes with the model)",
-        )
+        words = f"{student.model!r} was trained with {pooling!r}; set student.pooling to that (a dense layer after it"
+        yield ("student", "pooling"), f"{student.pooling!r}: {words}, with tanh or not, comes with the model)"
     brought = model_dense(student.model, student.revision)
     if brought is not None and isinstance(student.projection, int) and student.projection != brought:
-        yield (
-            ("student", "projection"),
-            f"{student.projection}: {student.model!r} comes with a projection to {brought}; set that, or leave it out",
-        )
+        words = f"{student.model!r} comes with a projection to {brought}; set that, or leave it out"
+        yield ("student", "projection"), f"{student.projection}: {words}"
+
+
+def _too_long(key: Key, model: str, revision: str | None, tokens: int) -> Iterator[Problem]:
+    """Texts of more tokens than the model can number."""
+    positions = model_positions(model, revision)
+    if positions is not None and tokens > positions:
+        yield (*key, "max_tokens"), f"{tokens} is more than the {positions} positions of {model!r}; lower it"
 
 
 def _trimming(sweep: Sweep) -> Iterator[Problem]:
@@ -131,42 +118,32 @@ def _trimming(sweep: Sweep) -> Iterator[Problem]:
     students = [student_with(sweep, params) for params in combinations(sweep.parameters, TRIMMED)]
     if not any(student.trim for student in students):
         return
-    key: Key = ("parameters", "student.trim") if "student.trim" in sweep.parameters else ("student", "trim")
+    key = key_of(sweep, "student.trim")
     if any(student.trim and student.model is None for student in students):
-        yield (
-            key,
-            "needs student.model; a student from scratch has the corpus's tokens alone, and a start keeps its own",
-        )
-    read = [
-        *itertools.chain(*taught_languages(sweep)),
-        *(one for task in sweep.data.dev for one in task_languages(task)),
-    ]
+        words = "a student from scratch has the corpus's tokens alone, and a start keeps its own"
+        yield key, f"needs student.model; {words}"
+    read = itertools.chain(*taught_languages(sweep), *map(task_languages, sweep.data.dev))
     scripts = {script_of(language) for language in read}
     tested = [language for task in sweep.data.test for language in task_languages(task)]
     if lost := dict.fromkeys(language for language in tested if script_of(language) not in scripts):
-        words = ", ".join(f"{language} ({script_of(language)})" for language in lost)
-        yield (
-            key,
-            f"data.test has text in {words}, and neither data.train nor data.dev has that script, so its tokens "
-            "would be dropped; add such text, or remove student.trim",
-        )
+        listed = ", ".join(f"{language} ({script_of(language)})" for language in lost)
+        words = f"data.test has text in {listed}, and neither data.train nor data.dev has that script"
+        yield key, f"{words}, so its tokens would be dropped; add such text, or remove student.trim"
 
 
 def _cutting(sweep: Sweep) -> Iterator[Problem]:
     """Layers that stay and that the model, as far as it is at hand, does not have."""
-    key: Key = ("parameters", "student.keep_layers") if CUT[0] in sweep.parameters else ("student", "keep_layers")
     for end in (0, 1):
         for student in [student_with(sweep, params) for params in combinations(sweep.parameters, CUT, end=end)]:
             layers = None if student.model is None else model_layers(student.model, student.revision)
             if student.keep_layers is None or layers is None:
                 continue
             if problem := layers_problem(student.keep_layers, layers, student.model):
-                yield key, problem
+                yield key_of(sweep, "student.keep_layers"), problem
 
 
 def _tokenizing(sweep: Sweep) -> Iterator[Problem]:
     """Models in folders whose tokenizers cannot be had, or are slow ones."""
-    key: Key = ("parameters", "student.model") if "student.model" in sweep.parameters else ("student", "model")
     students = [student_with(sweep, params) for params in combinations(sweep.parameters, ("student.model",))]
     for model in dict.fromkeys(student.model for student in students):
         folder = None if model is None else folder_of(model)
@@ -177,4 +154,4 @@ def _tokenizing(sweep: Sweep) -> Iterator[Problem]:
         try:
             load_tokenizer(Transformer(model=model), None)
         except TeacherError as error:
-            yield key, str(error)
+            yield key_of(sweep, "student.model"), str(error)

@@ -52,11 +52,8 @@ def name_problems(sweep: Sweep) -> Iterator[Problem]:
     yield from _without_paper(sweep, methods)
     for name in sweep.fixed:
         if name not in settings:
-            yield (
-                ("config", name),
-                f"method {either_of(methods)} has no setting {name!r}; allowed: {', '.join(sorted(settings))}"
-                f"{nearest(name, settings)}",
-            )
+            allowed = f"{', '.join(sorted(settings))}{nearest(name, settings)}"
+            yield ("config", name), f"method {either_of(methods)} has no setting {name!r}; allowed: {allowed}"
     for name, parameter in sweep.parameters.items():
         yield from _parameter_name(sweep, name, parameter, methods)
     yield from _conditions(sweep)
@@ -68,12 +65,9 @@ def _without_paper(sweep: Sweep, methods: list[type[Method]]) -> Iterator[Proble
     """Methods without a configuration as printed, where `config: paper` asks for it."""
     lacking = [method for method in methods if sweep.config == "paper" and not has_paper(method)]
     if lacking:
-        having = [name for name in available() if has_paper(load_method(name))]
-        yield (
-            ("config",),
-            f"'paper': method {either_of(lacking)} has no Config.paper(); methods that have one: {', '.join(having)}; "
-            f"otherwise give fields: {', '.join(sorted(fields_of(lacking[0])))}",
-        )
+        having = ", ".join(name for name in available() if has_paper(load_method(name)))
+        words = f"'paper': method {either_of(lacking)} has no Config.paper(); methods that have one: {having}"
+        yield ("config",), f"{words}; otherwise give fields: {', '.join(sorted(fields_of(lacking[0])))}"
 
 
 def _grid(sweep: Sweep) -> Iterator[Problem]:
@@ -122,13 +116,10 @@ def _parameter_name(sweep: Sweep, name: str, parameter: Parameter, methods: list
         yield key, _no_inner_setting(name, methods) if name.startswith(INNER) else _no_setting(name, methods)
         return
     proposed_with = methods_with(sweep, name)
+    having = ", ".join(method.name for method in methods if method not in lacking)
     for method in lacking:
         if method.name in proposed_with:
-            having = [other.name for other in methods if other not in lacking]
-            yield (
-                key,
-                f"method {method.name!r} has no setting {name!r}; add `when: {{method: [{', '.join(having)}]}}`",
-            )
+            yield key, f"method {method.name!r} has no setting {name!r}; add `when: {{method: [{having}]}}`"
     if name.startswith(INNER) and not _has_weight(sweep, part := inner_setting(name)[0]):
         yield key, f"{name!r}: {part!r} has no weight, so it is no part of the sum; give `config: {{{part}: 1}}`"
     if _is_fixed(sweep, name) and not parameter.when:
@@ -140,10 +131,8 @@ def _no_setting(name: str, methods: list[type[Method]]) -> str:
     dotted = [f"{prefix}.{key}" for prefix, record in SECTIONS.items() for key in record_fields(record)]
     ending = next((f"; did you mean {each!r}?" for each in dotted if each.rpartition(".")[2] == name), "")
     near = nearest(name, settings) or nearest(name, dotted) or ending
-    return (
-        f"{name!r} is not a setting of method {either_of(methods)}; allowed: {', '.join(settings)}, or a key of "
-        f"{', '.join(SECTIONS)} such as training.learning_rate{near}"
-    )
+    keys = f"or a key of {', '.join(SECTIONS)} such as training.learning_rate{near}"
+    return f"{name!r} is not a setting of method {either_of(methods)}; allowed: {', '.join(settings)}, {keys}"
 
 
 def _no_inner_setting(name: str, methods: list[type[Method]]) -> str:
@@ -159,12 +148,10 @@ def _no_inner_setting(name: str, methods: list[type[Method]]) -> str:
         return f"{name!r}: {part!r} is no method to combine; allowed: {', '.join(parts)}{nearest(part, parts)}"
     settings = sorted(fields_of(load_method(part)))
     if not field:
-        return (
-            f"{name!r}: name a setting of method {part!r}, such as {name}.{settings[0]}; its weight is {part!r} alone"
-        )
-    return (
-        f"{name!r}: method {part!r} has no setting {field!r}; allowed: {', '.join(settings)}{nearest(field, settings)}"
-    )
+        weight = f"its weight is {part!r} alone"
+        return f"{name!r}: name a setting of method {part!r}, such as {name}.{settings[0]}; {weight}"
+    allowed = f"{', '.join(settings)}{nearest(field, settings)}"
+    return f"{name!r}: method {part!r} has no setting {field!r}; allowed: {allowed}"
 
 
 def _has_weight(sweep: Sweep, part: str) -> bool:
@@ -234,9 +221,8 @@ def _of_other_kind(sweep: Sweep, name: str) -> str:
     for other in (params.get(kind, section.kind) for params in proposed if section.KIND):
         if other not in having:
             advice = f"`{kind}: {other}` can be proposed with it; add `when: {{{kind}: {having[0]}}}`"
-            return f"is for kind {either(having)}, and " + (
-                advice if kind in sweep.parameters else f"{kind} is {other!r}; remove it"
-            )
+            advice = advice if kind in sweep.parameters else f"{kind} is {other!r}; remove it"
+            return f"is for kind {either(having)}, and {advice}"
     return ""
 
 
@@ -246,11 +232,8 @@ def _conditions(sweep: Sweep) -> Iterator[Problem]:
         for other, values in parameter.when.items():
             key: Key = ("parameters", name, "when", other)
             if other not in sweep.parameters:
-                yield (
-                    key,
-                    f"{other!r} is not a parameter; allowed: {', '.join(n for n in sweep.parameters if n != name)}"
-                    f"{nearest(other, sweep.parameters)}",
-                )
+                allowed = ", ".join(each for each in sweep.parameters if each != name)
+                yield key, f"{other!r} is not a parameter; allowed: {allowed}{nearest(other, sweep.parameters)}"
                 continue
             for value in accepted_values(values):
                 if not allows(sweep.parameters[other], value):

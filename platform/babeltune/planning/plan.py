@@ -111,6 +111,7 @@ def make_plan(sweep: Sweep, *, samples: int = 3, machine: Machine | None = None)
     Raises `SpecError` for what cannot be reached, `DataError` for text that cannot be read."""
     from babeltune.data.corpus import build_corpus, check_corpus
     from babeltune.data.translation import StandIn
+    from babeltune.planning.sizes import named_sizes
 
     check_reachable(sweep)
     corpus = build_corpus(sweep.data, data_root(sweep), sweep.seed, StandIn(sweep.seed), progress=tell)
@@ -122,7 +123,11 @@ def make_plan(sweep: Sweep, *, samples: int = 3, machine: Machine | None = None)
     tell("looking at the teacher's labels")
     labels = label_facts(sweep, corpus, samples)
     described = describe(sweep, corpus_size(sweep, corpus), samples)
-    default, *trials = _with_sizes(sweep, corpus, [described.default, *described.trials], samples)
+    sizes = named_sizes(sweep, shown_trials(sweep, samples), corpus)
+    default, *trials = (
+        dataclasses.replace(each, student_parameters=size.cut, named=size) if size else each
+        for each, size in zip((described.default, *described.trials), sizes, strict=True)
+    )
     report = dataclasses.replace(
         described,
         default=default,
@@ -174,17 +179,9 @@ def _estimated(report: PlanReport, sweep: Sweep, corpus: Corpus, machine: Machin
         measured = calibrate(sweep, corpus, machine)
     except NotMeasuredError as error:
         return dataclasses.replace(report, not_measured=str(error))
-    trial = make_trial(sweep, 0, default_params(sweep))
-    estimated = estimate(
-        sweep,
-        trial,
-        measured,
-        machine,
-        dev_texts=report.dev_texts,
-        teacher_sentences=report.teacher_sentences,
-        texts=len(corpus.texts),
-    )
-    return dataclasses.replace(report, estimate=estimated)
+    trial, texts = make_trial(sweep, 0, default_params(sweep)), len(corpus.texts)
+    counts = {"dev_texts": report.dev_texts, "teacher_sentences": report.teacher_sentences, "texts": texts}
+    return dataclasses.replace(report, estimate=estimate(sweep, trial, measured, machine, **counts))
 
 
 def describe(sweep: Sweep, counts: CorpusSize, samples: int = 3) -> PlanReport:
@@ -208,30 +205,12 @@ def describe(sweep: Sweep, counts: CorpusSize, samples: int = 3) -> PlanReport:
     )
 
 
-def _with_sizes(sweep: Sweep, corpus: Corpus, sampled: list[Sampled], samples: int) -> list[Sampled]:
-    """The sampled trials with the sizes of students from models by name."""
-    from babeltune.planning.sizes import named_sizes
-
-    sizes = named_sizes(sweep, shown_trials(sweep, samples), corpus)
-    return [
-        dataclasses.replace(each, student_parameters=size.cut, named=size) if size else each
-        for each, size in zip(sampled, sizes, strict=True)
-    ]
-
-
 def _sampled(trial: Trial, teacher: Teacher, pairs: Mapping[str, int]) -> Sampled:
-    steps = None if trial.training.compute is not None else _steps_of(trial, pairs)
+    rows, training = list(pairs.values()), trial.training
+    seen = [rows[group] for group in with_negatives(rows)]
+    batch = min(training.global_batch, sum(rows))
+    steps = None
+    if training.compute is None:
+        steps = len(batch_counts(seen, trial.sampling, global_batch=batch, total_pairs=training.pairs, seed=trial.seed))
     size = None if needs_of(trial.method, trial.config).frozen else student_parameters(trial.student, teacher)
     return Sampled(params=trial.params, steps=steps, student_parameters=size)
-
-
-def _steps_of(trial: Trial, pairs: Mapping[str, int]) -> int:
-    rows = list(pairs.values())
-    counts = batch_counts(
-        [rows[group] for group in with_negatives(rows)],
-        trial.sampling,
-        global_batch=min(trial.training.global_batch, sum(rows)),
-        total_pairs=trial.training.pairs,
-        seed=trial.seed,
-    )
-    return len(counts)

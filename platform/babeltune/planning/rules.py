@@ -91,10 +91,8 @@ def mixture_problems(teacher: Teacher) -> Iterator[Problem]:
     """Encoders that cannot stand side by side: one twice, vectors of other lengths, or no language that all know."""
     if not teacher.beside:
         if teacher.weight != 1:
-            yield (
-                ("teacher", "weight"),
-                f"{teacher.weight:g}: is of several encoders; list others in beside, or remove it",
-            )
+            words = "is of several encoders; list others in beside, or remove it"
+            yield ("teacher", "weight"), f"{teacher.weight:g}: {words}"
         return
     for index, encoder in enumerate(teacher.encoders):
         key: Key = ("teacher", "beside", index - 1) if index else ("teacher",)
@@ -104,10 +102,8 @@ def mixture_problems(teacher: Teacher) -> Iterator[Problem]:
             yield (*key, "normalize"), "false: the lengths of vectors would weigh beside the weights; remove it"
     if not teacher.common_languages:
         listed = "; ".join(f"{each.model!r} {', '.join(each.languages)}" for each in teacher.encoders)
-        yield (
-            ("teacher", "beside"),
-            f"no language is known to all encoders: {listed}; mend their languages, or remove one",
-        )
+        words = f"no language is known to all encoders: {listed}; mend their languages, or remove one"
+        yield ("teacher", "beside"), words
 
 
 def search_problems(sweep: Sweep) -> Iterator[Problem]:
@@ -128,8 +124,8 @@ def length_problems(sweep: Sweep) -> Iterator[Problem]:
     if sweep.budget.unit == "compute" and "pairs" in searched:
         yield ("parameters", "training.pairs"), "trials are as long as training.compute says; remove it"
     if sweep.budget.unit == "pairs" and has_compute:
-        key: Key = ("parameters", "training.compute") if "compute" in searched else ("training", "compute")
-        yield key, "trials are as long as training.pairs says; set budget.unit to compute, or remove it"
+        words = "trials are as long as training.pairs says; set budget.unit to compute, or remove it"
+        yield key_of(sweep, "training.compute"), words
     if sweep.budget.unit == "pairs" and sweep.training.rates is not None:
         yield ("training", "rates"), "nothing is counted in compute; set budget.unit to compute, or remove it"
 
@@ -143,11 +139,9 @@ def average_problems(sweep: Sweep) -> Iterator[Problem]:
         steps = math.ceil(share * training.pairs / max(training.global_batch, 1))
         if steps <= average.every:
             advice = f"lower it below {steps}" if steps > 1 else "give more pairs, or a larger share"
-            yield (
-                ("training", "average", "every"),
-                f"{average.every}: the average is over {steps} step{'s' if steps > 1 else ''}, so the weights would be "
-                f"read once; {advice}",
-            )
+            over = f"the average is over {steps} step{'s' if steps > 1 else ''}"
+            words = f"{average.every}: {over}, so the weights would be read once; {advice}"
+            yield ("training", "average", "every"), words
 
 
 def can_be_row(row: str) -> bool:
@@ -173,11 +167,11 @@ def gate_problems(sweep: Sweep) -> Iterator[Problem]:
     tests = [task.name for task in sweep.data.test if task.task == "bitext"]
     for index, gate in enumerate(sweep.promotion.gates):
         if gate.test not in tests:
-            yield (
-                ("promotion", "gates", index, "test"),
-                f"{gate.test!r} is not a bitext task of data.test; allowed: {', '.join(tests) or 'none'}"
-                f"{nearest(gate.test, tests)}; an overlay that replaces data.test replaces promotion.gates too",
+            allowed = f"{', '.join(tests) or 'none'}{nearest(gate.test, tests)}"
+            words = (
+                f"is not a bitext task of data.test; allowed: {allowed}; an overlay that replaces data.test replaces"
             )
+            yield ("promotion", "gates", index, "test"), f"{gate.test!r} {words} promotion.gates too"
 
 
 def parameter_problems(key: Key, parameter: Parameter) -> Iterator[Problem]:
@@ -211,10 +205,13 @@ def choice_problems(key: Key, values: tuple[Scalar, ...]) -> Iterator[Problem]:
             if str(earlier).lower() == str(value).lower():
                 yield key, f"{earlier!r} and {value!r} look the same in every table; keep one of the two"
                 return
-    if any(isinstance(value, bool) for value in values) and not all(
-        value is None or isinstance(value, bool) for value in values
-    ):
+    if len({isinstance(value, bool) for value in values if value is not None}) > 1:
         yield key, f"{list(values)} mixes true or false with other values; give values of one kind"
+
+
+def key_of(sweep: Sweep, name: str) -> Key:
+    """The place of a setting such as `student.trim`: that of the parameter if it is searched, else of its section."""
+    return ("parameters", name) if name in sweep.parameters else tuple(name.split("."))
 
 
 def kind_of(parameter: Parameter) -> str:

@@ -100,9 +100,8 @@ def suggest(parameters: Mapping[str, Parameter], trial: Suggests) -> Params:
     """Asks the trial for every parameter whose `when` holds; a `const` is returned without asking."""
     params: Params = {}
     for name in ordered(parameters):
-        parameter = parameters[name]
-        if is_active(parameter, params):
-            params[name] = _ask(name, parameter, trial)
+        if is_active(parameters[name], params):
+            params[name] = _ask(name, parameters[name], trial)
     return params
 
 
@@ -134,19 +133,21 @@ def combinations(
     """Every reachable combination of choices of these parameters (all, when None) and of those they depend on.
 
     A range stands at its low end (`end` 0) or its high end (1), or at what `values` gives. At most `MANY` are given."""
-    with_conditions = _with_conditions(parameters, parameters if names is None else names)
-    order = [name for name in ordered(parameters) if name in with_conditions]
+    closed, waiting = set[str](), [name for name in (parameters if names is None else names) if name in parameters]
+    while waiting:
+        if (name := waiting.pop()) not in closed:
+            closed.add(name)
+            waiting += [other for other in parameters[name].when if other in parameters]
+    order = [name for name in ordered(parameters) if name in closed]
 
     def walk(index: int, params: Params) -> Iterator[Params]:
         if index == len(order):
             yield params
-            return
-        name = order[index]
-        if not is_active(parameters[name], params):
+        elif not is_active(parameter := parameters[order[index]], params):
             yield from walk(index + 1, params)
-            return
-        for value in values_of(parameters[name], end) if values is None else values(parameters[name]):
-            yield from walk(index + 1, {**params, name: value})
+        else:
+            for value in values_of(parameter, end) if values is None else values(parameter):
+                yield from walk(index + 1, {**params, order[index]: value})
 
     return itertools.islice(walk(0, {}), MANY)
 
@@ -176,10 +177,8 @@ def grid(parameters: Mapping[str, Parameter]) -> list[Params]:
     Raises `SpecError` for a parameter with values in between."""
     for name, parameter in parameters.items():
         if kind_of(parameter) not in GRIDDED:
-            raise SpecError(
-                f"{name}: {words_for(parameter)} has values in between, and a grid needs points; "
-                "give a choice, such as {choice: [0.05, 0.1]}, or another sampler"
-            )
+            todo = "give a choice, such as {choice: [0.05, 0.1]}, or another sampler"
+            raise SpecError(f"{name}: {words_for(parameter)} has values in between, and a grid needs points; {todo}")
     return list(combinations(parameters, values=_points_of))
 
 
@@ -193,16 +192,6 @@ def within_grid(sweep: Sweep) -> Sweep:
         return sweep
     trials = min(sweep.budget.trials, len(grid(sweep.parameters)))
     return replace(sweep, budget=replace(sweep.budget, trials=trials))
-
-
-def _with_conditions(parameters: Mapping[str, Parameter], names: Iterable[str]) -> set[str]:
-    closed, waiting = set[str](), [name for name in names if name in parameters]
-    while waiting:
-        name = waiting.pop()
-        if name not in closed:
-            closed.add(name)
-            waiting += [other for other in parameters[name].when if other in parameters]
-    return closed
 
 
 def fields_of(method: type[Method]) -> set[str]:
@@ -238,19 +227,12 @@ def config_for(sweep: Sweep, method: type[Method], params: Mapping[str, Scalar])
     fixed = as_printed(method) if sweep.config == "paper" and has_paper(method) else sweep.fixed
     values: dict[str, Any] = {**fixed, **{name: value for name, value in params.items() if is_bare(name)}}
     if inner := {name: value for name, value in params.items() if name.startswith(INNER) and has_setting(method, name)}:
-        values[SETTINGS] = _with_inner(values.get(SETTINGS, {}), inner)
+        by_method = {part: dict(fields) for part, fields in values.get(SETTINGS, {}).items()}
+        for name, value in inner.items():
+            part, field = inner_setting(name)
+            by_method.setdefault(part, {})[field] = value
+        values[SETTINGS] = by_method
     return make_config(method, {name: value for name, value in values.items() if name in settings})
-
-
-def _with_inner(
-    settings: Mapping[str, Mapping[str, object]], params: Mapping[str, Scalar]
-) -> dict[str, dict[str, object]]:
-    """The settings of combined methods with these parameters among them."""
-    by_method = {method: dict(fields) for method, fields in settings.items()}
-    for name, value in params.items():
-        method, field = inner_setting(name)
-        by_method.setdefault(method, {})[field] = value
-    return by_method
 
 
 def configurations(sweep: Sweep, extra: Iterable[str] = ()) -> Iterator[tuple[Params, type[Method], object]]:
@@ -310,11 +292,8 @@ def shapes(sweep: Sweep) -> dict[str, Trial]:
             trials.append(make_trial(sweep, 0, params))
     trained = [trial for trial in trials if not trial_context(trial.method, trial.config).needs.frozen]
     by_shape = {shape_of(trial): trial for trial in reversed(trained)}
-    return (
-        by_shape
-        if len(by_shape) <= MANY_SHAPES
-        else {shape: by_shape[shape] for shape in [shape_of(default)] if shape in by_shape}
-    )
+    shown = by_shape if len(by_shape) <= MANY_SHAPES else by_shape.keys() & {shape_of(default)}
+    return {shape: by_shape[shape] for shape in shown}
 
 
 def make_trial(sweep: Sweep, number: int, params: Mapping[str, Scalar]) -> Trial:
@@ -370,7 +349,9 @@ def default_params(sweep: Sweep) -> Params:
         if kind_of(parameter) == "const":
             params[name] = parameter.const
         elif name.startswith(INNER):
-            params[name] = _within(parameter, _inner_default(config, name))
+            part, field = inner_setting(name)
+            inner: Any = plain(make_config(load_method(part), cast("Any", config[SETTINGS]).get(part, {})))
+            params[name] = _within(parameter, inner[field])
         elif prefix:
             params[name] = getattr(section_of(sweep, prefix), last)
         else:
@@ -379,18 +360,9 @@ def default_params(sweep: Sweep) -> Params:
     return params
 
 
-def _inner_default(config: Mapping[str, Any], name: str) -> Scalar:
-    """The default of a setting of a combined method."""
-    part, field = inner_setting(name)
-    inner = make_config(load_method(part), config[SETTINGS].get(part, {}))
-    return cast("Scalar", plain(inner)[field])
-
-
 def _within(parameter: Parameter, value: Scalar) -> Scalar:
-    """The value; if the parameter cannot take it, the nearest end of its range or its first choice.
-
-    None, which stands for a rule rather than a value, stays."""
-    if value is None or allows(parameter, value):
+    """The value; if the parameter cannot take it, the nearest end of its range or its first choice."""
+    if value is None or allows(parameter, value):  # None stands for a rule rather than a value
         return value
     low, high = (values_of(parameter, end)[0] for end in (0, 1))
     above = isinstance(value, int | float) and kind_of(parameter) in RANGES and value > cast(float, high)
@@ -399,7 +371,5 @@ def _within(parameter: Parameter, value: Scalar) -> Scalar:
 
 def shown_trials(sweep: Sweep, samples: int) -> list[Trial]:
     """The default configuration, and examples of what may be tried."""
-    return [
-        make_trial(sweep, 0, default_params(sweep)),
-        *(make_trial(sweep, number, sample(sweep, number)) for number in range(samples)),
-    ]
+    sampled = (make_trial(sweep, number, sample(sweep, number)) for number in range(samples))
+    return [make_trial(sweep, 0, default_params(sweep)), *sampled]

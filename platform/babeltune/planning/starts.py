@@ -10,6 +10,7 @@ from babeltune.data.starts import pinned, split_pin
 from babeltune.errors import BabeltuneError, SpecError
 from babeltune.models.start import StartShape, embeddings_problem, read_start
 from babeltune.planning.availability import model_vocabulary, teacher_width
+from babeltune.planning.rules import key_of
 from babeltune.planning.space import combinations
 from babeltune.planning.value_checks import student_with
 from babeltune.schema.bounds import Key, Problem, place
@@ -90,18 +91,14 @@ def _looked_at(start: str, fetch: Callable[[str], str] | None) -> tuple[str, Sta
         if fetch is None and digest is not None:
             return start, None
         if fetch is None:
-            raise SpecError(
-                f"{name!r} is no folder here, and a registry or storage is not asked here; name a folder, or pin it as "
-                "`babeltune plan` writes it where the storage is"
-            )
+            todo = "name a folder, or pin it as `babeltune plan` writes it where the storage is"
+            raise SpecError(f"{name!r} is no folder here, and a registry or storage is not asked here; {todo}")
         folder = Path(fetch(start))
     shape = read_start(folder)
     now = pinned(name, folder)
     if digest is not None and now != start:
-        raise SpecError(
-            f"{name!r} has the digest {split_pin(now)[1]}, and the file asks for {digest}; write {now}, or leave "
-            "the digest out"
-        )
+        found = f"{name!r} has the digest {split_pin(now)[1]}, and the file asks for {digest}"
+        raise SpecError(f"{found}; write {now}, or leave the digest out")
     return now, shape
 
 
@@ -133,19 +130,18 @@ def start_problems(sweep: Sweep, starts: Starts) -> Iterator[Problem]:
     names = tuple(f"student.{name}" for name in (*KINDS, *SHAPED))
     for params in combinations(sweep.parameters, names):
         student = student_with(sweep, params)
-        if student.start in starts.shapes:
-            differing = _differences(sweep, student, starts.shapes[str(student.start)])
-        elif student.embeddings_from in starts.shapes:
-            differing = _unlike_table(student, starts.shapes[str(student.embeddings_from)])
+        if (shape := starts.shapes.get(str(student.start))) is not None:
+            differing = _differences(sweep, student, shape)
+        elif (shape := starts.shapes.get(str(student.embeddings_from))) is not None:
+            problem = embeddings_problem(student.width, shape)
+            name = split_pin(str(student.embeddings_from))[0]
+            differing = [("embeddings_from", f"{name!r} {problem}")] if problem else []
         else:
             continue
-        kind = "start" if student.start in starts.shapes else "embeddings_from"
-        shape = starts.shapes[str(getattr(student, kind))]
         if starts.vocabulary:
             differing = [*differing, *_other_tokens(sweep, student, shape)]
         for name, problem in differing:
-            searched = f"student.{name}" in sweep.parameters
-            yield ("parameters", f"student.{name}") if searched else ("student", name), problem
+            yield key_of(sweep, f"student.{name}"), problem
 
 
 def _differences(sweep: Sweep, student: Student, start: StartShape) -> list[tuple[str, str]]:
@@ -154,9 +150,8 @@ def _differences(sweep: Sweep, student: Student, start: StartShape) -> list[tupl
     if start.kind != student.kind:
         kind = "a static model" if start.kind == "static" else "a Transformer"
         more = "" if start.kind != "static" else "; a Transformer takes its token table alone: student.embeddings_from"
-        return [
-            ("start", f"{name!r} is {kind}, and student.kind is {student.kind}; write student.kind: {start.kind}{more}")
-        ]
+        words = f"{name!r} is {kind}, and student.kind is {student.kind}; write student.kind: {start.kind}{more}"
+        return [("start", words)]
     differing = []
     for field_name, value in start.fields().items():
         here = getattr(student, field_name)
@@ -168,17 +163,9 @@ def _differences(sweep: Sweep, student: Student, start: StartShape) -> list[tupl
             words = f"{describe(here)}: the start {name!r} has {describe(value)}; set that, or leave it out"
             differing.append((field_name, words))
     if start.positions is not None and student.max_tokens > start.positions:
-        differing.append(
-            ("max_tokens", f"{student.max_tokens}: the start {name!r} has {start.positions} positions; lower it")
-        )
+        words = f"{student.max_tokens}: the start {name!r} has {start.positions} positions; lower it"
+        differing.append(("max_tokens", words))
     return differing
-
-
-def _unlike_table(student: Student, start: StartShape) -> list[tuple[str, str]]:
-    """Why a Transformer cannot take that model's token table."""
-    name = split_pin(str(student.embeddings_from))[0]
-    problem = embeddings_problem(student.width, start)
-    return [("embeddings_from", f"{name!r} {problem}")] if problem else []
 
 
 def _other_tokens(sweep: Sweep, student: Student, start: StartShape) -> list[tuple[str, str]]:

@@ -98,10 +98,9 @@ def read_sweep(
     missing = REQUIRED - document.values.keys()
     is_sweep = all(key.partition(".")[0].removesuffix(ADDS) in KNOWN_KEYS for key in document.values)
     if "method" in missing and len(missing) > 1 and document.values and is_sweep:
-        raise SpecError(
-            f"{file}: an overlay, not a sweep file: it has {', '.join(document.values)}, and no "
-            f"{', no '.join(sorted(missing))}; name a sweep file, and this one behind it: `SWEEP.yaml --with {path}`"
-        )
+        has = f"it has {', '.join(document.values)}, and no {', no '.join(sorted(missing))}"
+        todo = f"name a sweep file, and this one behind it: `SWEEP.yaml --with {path}`"
+        raise SpecError(f"{file}: an overlay, not a sweep file: {has}; {todo}")
     _fetch_models(document, fetch)
     starts = pin_starts(document, fetch, environ)
     sweep = _typed(document, environ)
@@ -157,9 +156,8 @@ def data_root(sweep: Sweep, environ: Mapping[str, str] | None = None) -> Path:
     # `Path.resolve` raises for links that form a circle.
     root = Path(os.path.realpath(base / Path(expand_open(written, environ)).expanduser()))
     if not root.is_dir():
-        raise SpecError(
-            f"data.root: {written!r} means the folder {root}, which does not exist; change data.root or its variable"
-        )
+        words = f"{written!r} means the folder {root}, which does not exist; change data.root or its variable"
+        raise SpecError(f"data.root: {words}")
     return root
 
 
@@ -224,14 +222,11 @@ def _add(document: Document, overlay: Document, key: Key, value: JsonValue, plac
 
 def _fetch_models(document: Document, fetch: Callable[[str], str] | None) -> None:
     """Puts folders in place of the registered models that student and teacher name."""
-    choice = document.get(("parameters", "student.model", "choice"))
-    choices = choice if isinstance(choice, list) else []
-    beside = document.get(("teacher", "beside"))
+    choice: Key = ("parameters", "student.model", "choice")
+    choices, beside = document.get(choice), document.get(("teacher", "beside"))
     keys: list[Key] = [("student", "model"), ("teacher", "model")]
     keys += [("teacher", "beside", i, "model") for i in range(len(beside) if isinstance(beside, list) else 0)]
-    keys += [
-        ("parameters", "student.model", "choice", i) for i in range(len(choices) if isinstance(choices, list) else 0)
-    ]
+    keys += [(*choice, i) for i in range(len(choices) if isinstance(choices, list) else 0)]
     for key in keys:
         name = document.get(key)
         if not isinstance(name, str) or not name.startswith(REGISTERED):
@@ -265,9 +260,8 @@ def _typed(document: Document, environ: Mapping[str, str] | None) -> Sweep:
 def _prepare_values(document: Document, key: Key, value: JsonValue, environ: Mapping[str, str] | None) -> list[str]:
     """Replaces variables in paths and makes column numbers text, in place; the problems met."""
     lines: list[str] = []
-    parts: list[str | int] = (
-        list(value) if isinstance(value, dict) else list(range(len(value))) if isinstance(value, list) else []
-    )
+    places = value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    parts: list[str | int] = [*places]
     for part in parts:
         here, item = (*key, part), item_of(value, part)[0]
         if isinstance(item, str) and (part in PATHS or key[-1] == "paths"):
@@ -283,43 +277,34 @@ def _prepare_values(document: Document, key: Key, value: JsonValue, environ: Map
 
 
 def _preset_problems(document: Document) -> list[str]:
-    """Problems of a shape beside searched presets, and of a whole shape beside a preset. They are checked on the
-    document, because a record does not distinguish a default from an absent key."""
+    """Problems of a shape beside searched presets, and of a whole shape beside a preset."""
+    # On the document, because a record does not distinguish a default from an absent key.
     student, searched = document.values.get("student"), document.get(("parameters", "student.preset"))
     written = student if isinstance(student, dict) else {}
-    choice = searched.get("choice") if isinstance(searched, dict) else None
-    const = searched.get("const") if isinstance(searched, dict) else None
+    choice, const = (searched.get(kind) if isinstance(searched, dict) else None for kind in ("choice", "const"))
     choices = choice if isinstance(choice, list) and choice else [choice or const]
     set_fields = [name for name in FIELDS if name in written]
     if searched is None:
         without_effect = written.get("preset") in PRESETS and len(set_fields) == len(FIELDS)
-        words = (
-            f"student gives {', '.join(set_fields)}, so the preset decides nothing; remove those that it is to decide"
-        )
+        words = f"student gives {', '.join(set_fields)}, so the preset decides nothing"
+        words += "; remove those that it is to decide"
         return [document.error(("student", "preset"), words)] if without_effect else []
     if written.get("preset") is None and None in choices:
         return []
-    return [
-        document.error(
-            ("student", name),
-            "each searched student.preset decides it; remove it, or give it to all of them: "
-            f"parameters.student.{name}: {{const: {describe(written[name])}}}",
-        )
-        for name in set_fields
-    ]
+    words = "each searched student.preset decides it; remove it, or give it to all of them: parameters.student."
+    values = {name: describe(written[name]) for name in set_fields}
+    return [document.error(("student", name), f"{words}{name}: {{const: {values[name]}}}") for name in set_fields]
 
 
 def _kind_problems(document: Document) -> list[str]:
-    """Parameters that have no kind or several. They are checked on the document, because a record does not
-    distinguish `const: null` from an absent key."""
+    """Parameters that have no kind or several."""
+    # On the document, because a record does not distinguish `const: null` from an absent key.
     parameters = document.values.get("parameters")
     lines = []
     for name, parameter in parameters.items() if isinstance(parameters, dict) else ():
-        if not isinstance(parameter, dict):
-            continue
-        kinds = [kind for kind in KINDS if kind in parameter]
-        unknown = [key for key in parameter if key not in (*KINDS, "when")]
-        if len(kinds) != 1 and not unknown:
+        keys = parameter.keys() if isinstance(parameter, dict) else set[str]()
+        kinds = [kind for kind in KINDS if kind in keys]
+        if isinstance(parameter, dict) and len(kinds) != 1 and keys <= {*KINDS, "when"}:
             has = " and ".join(kinds) or describe(parameter)
             lines.append(document.error(("parameters", name), f"has {has}; give exactly one of {', '.join(KINDS)}"))
     return lines

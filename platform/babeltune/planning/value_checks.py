@@ -6,7 +6,6 @@ import json
 import re
 import typing
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
@@ -41,21 +40,25 @@ def value_problems(sweep: Sweep) -> Iterator[Problem]:
     single = list(_single_values(sweep))
     yield from single
     if not single:
-        yield from _grace_past_the_end(sweep)
+        reports = largest(sweep, "reports")
+        if sweep.scheduler.kind != "none" and (grace := sweep.scheduler.grace) > reports:
+            words = f"{grace} must be at most training.reports ({reports}): else nothing stops"
+            yield ("scheduler", "grace"), words
         yield from _config_combinations(sweep)
         yield from _reports_without_steps(sweep)
-        yield from _parts_without_negatives(sweep)
+        parts, batch = largest(sweep, "batch_parts"), smallest(sweep, "global_batch")
+        if batch < FEWEST * parts:
+            words = f"{parts} parts need {plural(FEWEST * parts, 'pair')}, and training.global_batch is {batch}"
+            yield ("training", "batch_parts"), f"{words}; give fewer parts"
 
 
 def _single_values(sweep: Sweep) -> Iterator[Problem]:
     for name, parameter in sweep.parameters.items():
         if "." in name and not of_method(name):
             yield from _section_values(sweep, name, parameter)
-        if name == "seed":
-            for end in (0, 1):
-                for value in values_of(parameter, end):
-                    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**32:
-                        yield ("parameters", "seed"), f"{describe(value)} must be a whole number from 0 to 2**32 - 1"
+        for value in (*values_of(parameter, 0), *values_of(parameter, 1)) if name == "seed" else ():
+            if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**32:
+                yield ("parameters", "seed"), f"{describe(value)} must be a whole number from 0 to 2**32 - 1"
     for method in [load_method(name) for name in proposable_methods(sweep)]:
         of_types = list(_config_types(sweep, method))
         yield from of_types
@@ -67,50 +70,22 @@ def _single_values(sweep: Sweep) -> Iterator[Problem]:
             yield blamed(sweep.fixed, "config", str(error)), str(error)
 
 
-def _grace_past_the_end(sweep: Sweep) -> Iterator[Problem]:
-    if sweep.scheduler.kind != "none" and sweep.scheduler.grace > (reports := largest(sweep, "reports")):
-        yield (
-            ("scheduler", "grace"),
-            f"{sweep.scheduler.grace} must be at most training.reports ({reports}): else nothing stops",
-        )
-
-
 def _reports_without_steps(sweep: Sweep) -> Iterator[Problem]:
-    """More reports than the shortest trial has steps, and more steps than a trial can have. How many steps a trial's
-    compute pays for is known once it is counted."""
+    """More reports than the shortest trial has steps, and more steps than a trial can have."""
     if sweep.budget.unit == "compute":
-        return
+        return  # how many steps that pays for is known once it is counted
     pairs, batch, reports = smallest(sweep, "pairs"), largest(sweep, "global_batch"), largest(sweep, "reports")
     whole, rest = divmod(pairs, batch)  # a last batch of one pair is left out
     if reports > (steps := whole + (rest > 1 or not whole)):
-        yield (
-            ("training", "reports"),
-            f"{plural(reports, 'report')} need as many steps, and training.pairs {pairs} in batches of {batch} are "
-            f"{steps}; "
-            "give fewer reports, more pairs, or smaller batches",
-        )
+        words = f"{plural(reports, 'report')} need as many steps, and training.pairs {pairs} in batches of {batch} are"
+        yield ("training", "reports"), f"{words} {steps}; give fewer reports, more pairs, or smaller batches"
     if (steps := (most := largest(sweep, "pairs")) // (least := smallest(sweep, "global_batch"))) > MOST_STEPS:
-        yield (
-            ("training", "pairs"),
-            f"{most:,} in batches of {least} are {plural(steps, 'step')}, and a trial "
-            f"has at most {MOST_STEPS:,}; give fewer pairs or larger batches",
-        )
-
-
-def _parts_without_negatives(sweep: Sweep) -> Iterator[Problem]:
-    """Batches that are too small for their parts."""
-    parts, batch = largest(sweep, "batch_parts"), smallest(sweep, "global_batch")
-    if batch < FEWEST * parts:
-        yield (
-            ("training", "batch_parts"),
-            f"{parts} parts need {plural(FEWEST * parts, 'pair')}, and training.global_batch is {batch}; give fewer "
-            "parts",
-        )
+        words = f"{most:,} in batches of {least} are {plural(steps, 'step')}, and a trial has at most {MOST_STEPS:,}"
+        yield ("training", "pairs"), f"{words}; give fewer pairs or larger batches"
 
 
 def _section_values(sweep: Sweep, name: str, parameter: Parameter) -> Iterator[Problem]:
-    """Each value of a `training`, `student` or `data.sampling` parameter, as if the section had it. Beside it are the
-    values of the section that its `when` names, and the constants that hold whenever that does."""
+    """Each value of a parameter as if its section had it, beside what its `when` names and constants that then hold."""
     prefix, last = split_name(name)
     conditions = ((*split_name(other), accepted_values(values)) for other, values in parameter.when.items())
     beside = {f"{prefix}.{field}": values[0] for part, field, values in conditions if part == prefix}
@@ -135,7 +110,6 @@ def _config_types(sweep: Sweep, method: type[Method]) -> Iterator[Problem]:
 
     Two methods may have a setting of one name and different values; a parameter is judged by those that can get it."""
     types = fields_of(method)
-    fixed = list(_fixed_settings(sweep))
     searched = [
         (("parameters", name, kind_of(parameter)), name, value)
         for name, parameter in sweep.parameters.items()
@@ -147,11 +121,13 @@ def _config_types(sweep: Sweep, method: type[Method]) -> Iterator[Problem]:
         hints = typing.get_type_hints(method.Config)
     except NameError:
         return  # a type that only checkers import: the constructor alone judges
-    for key, name, value in [*fixed, *searched]:
+    for key, name, value in [*_fixed_settings(sweep), *searched]:
         if name not in types and not has_setting(method, name):
             continue
         try:
-            TypeAdapter(hint := _type_of(name, hints)).validate_json(json.dumps(value), strict=True)
+            part, field = inner_setting(name) if name.startswith(INNER) else ("", name)
+            hint = typing.get_type_hints(load_method(part).Config)[field] if part else hints[name]
+            TypeAdapter(hint).validate_json(json.dumps(value), strict=True)
         except ValidationError as error:
             yield key, f"{refusal(value, error.errors(include_url=False), hint)} (method {method.name!r})"
         except PydanticUserError:
@@ -172,33 +148,23 @@ def _fixed_settings(sweep: Sweep) -> Iterator[tuple[Key, str, object]]:
                 yield ("config", name, part, field), f"{INNER}{part}.{field}", each
 
 
-def _type_of(name: str, hints: Mapping[str, object]) -> Any:
-    """The type of a method's setting, or of a method's that it combines."""
-    if not name.startswith(INNER):
-        return hints[name]
-    part, field = inner_setting(name)
-    return typing.get_type_hints(load_method(part).Config)[field]
-
-
 def _config_combinations(sweep: Sweep) -> Iterator[Problem]:
     """Every combination of choices, with ranges at both ends, as the method's own checks see it."""
     names = [name for name in sweep.parameters if of_method(name) or name == "method"]
-    for end in (0, 1):
-        for params in combinations(sweep.parameters, names, end=end):
-            method = load_method(str(params.get("method", sweep.method)))
-            try:
-                config_for(sweep, method, params)
-            except MethodError as error:
-                yield blamed(params, "parameters", str(error)), str(error)
+    for params in (each for end in (0, 1) for each in combinations(sweep.parameters, names, end=end)):
+        try:
+            config_for(sweep, load_method(str(params.get("method", sweep.method))), params)
+        except MethodError as error:
+            yield blamed(params, "parameters", str(error)), str(error)
     shape = ("student.kind", "student.preset", "student.width", "student.heads", "student.model")
     for params in combinations(sweep.parameters, shape):
         student = student_with(sweep, params)
         if isinstance(student, Transformer) and student.model is None and student.width % student.heads:
-            yield (
-                ("parameters", "student.heads" if "student.heads" in params else "student.width"),
-                f"student.heads {student.heads} does not divide student.width {student.width}, which can be proposed "
-                "together; choose values that always do, or tie them with `when`",
+            name = "student.heads" if "student.heads" in params else "student.width"
+            words = (
+                f"student.heads {student.heads} does not divide student.width {student.width}, which can be proposed"
             )
+            yield ("parameters", name), f"{words} together; choose values that always do, or tie them with `when`"
     for params in combinations(sweep.parameters, ("student.pooling", "student.projection")):
         student = student_with(sweep, params)
         if student.pooling == "pooler" and student.projection is not None:

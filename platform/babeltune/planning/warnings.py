@@ -47,34 +47,26 @@ def about_assignments(sweep: Sweep, assignments: Iterable[str]) -> Iterator[str]
     """Values of `--set` that no trial takes, since the search proposes others."""
     for name in (assignment.partition("=")[0].strip() for assignment in assignments):
         if name in sweep.parameters:
-            yield (
-                f"{name} is among `parameters`, so trials do not take the value of --set; to fix it: "
-                f"--set 'parameters.{name}={{const: VALUE}}'"
-            )
+            fixed = f"--set 'parameters.{name}={{const: VALUE}}'"
+            yield f"{name} is among `parameters`, so trials do not take the value of --set; to fix it: {fixed}"
 
 
 def about_trials(sweep: Sweep) -> Iterator[str]:
     """Trials that are all alike, and more than anybody waits for."""
     if sweep.budget.trials >= MANY_TRIALS and sweep.budget.minutes is None:
         hours = sweep.budget.trials * RECORDING_S / 3600
-        yield (
-            f"budget.trials {sweep.budget.trials:,}: recording alone takes about {hours:,.0f} hours, and 50 to 200 "
-            "trials usually find what there is; lower it, or end the search with budget.minutes"
-        )
+        enough = "50 to 200 trials usually find what there is; lower it, or end the search with budget.minutes"
+        yield f"budget.trials {sweep.budget.trials:,}: recording alone takes about {hours:,.0f} hours, and {enough}"
     if not sweep.parameters and sweep.budget.trials > 1:
-        yield (
-            f"nothing is searched, so all {sweep.budget.trials} trials are one and the same; search something, or "
-            "seeds: --set 'parameters.seed={int: [0, 9]}'"
-        )
+        todo = "search something, or seeds: --set 'parameters.seed={int: [0, 9]}'"
+        yield f"nothing is searched, so all {sweep.budget.trials} trials are one and the same; {todo}"
 
 
 def about_length(sweep: Sweep) -> Iterator[str]:
     """A number of pairs where compute decides how long a trial is."""
     if sweep.budget.unit == "compute" and sweep.training.pairs != Training().pairs:
-        yield (
-            f"training.pairs {sweep.training.pairs:,} has no effect: with budget.unit compute a trial is as long as "
-            "training.compute; remove it, or set budget.unit to pairs"
-        )
+        why = "with budget.unit compute a trial is as long as training.compute"
+        yield f"training.pairs {sweep.training.pairs:,} has no effect: {why}; remove it, or set budget.unit to pairs"
 
 
 def about_plugins(names: Iterable[str]) -> Iterator[str]:
@@ -86,10 +78,8 @@ def about_plugins(names: Iterable[str]) -> Iterator[str]:
     for name in names:
         with contextlib.suppress(PackageNotFoundError):  # then building its wheel is refused
             if needs := needs_beside(plugin := distribution(name)):
-                yield (
-                    f"the job ships {plugin_words(plugin)}, not what it depends on: {', '.join(needs)}; install these "
-                    "on the cluster's nodes, such as in their image"
-                )
+                lacks = f"the job ships {plugin_words(plugin)}, not what it depends on: {', '.join(needs)}"
+                yield f"{lacks}; install these on the cluster's nodes, such as in their image"
 
 
 def about_order(metric: str | None) -> Iterator[str]:
@@ -109,26 +99,20 @@ def about_languages(sweep: Sweep) -> Iterator[str]:
     needs = [need for _, _, need in possible_needs(sweep)]
     strange = [language for language in trained if not known_by(language, sweep.teacher.common_languages)]
     if strange and any(need.frozen for need in needs):
-        yield (
-            f"the frozen encoder {sweep.teacher.title!r} is not said to know {', '.join(strange)}: its vectors of that "
-            "text are taken as they are, and only the layers after it are trained"
-        )
+        why = "its vectors of that text are taken as they are, and only the layers after it are trained"
+        yield f"the frozen encoder {sweep.teacher.title!r} is not said to know {', '.join(strange)}: {why}"
     scored = dict.fromkeys(itertools.chain(*map(task_languages, (*sweep.data.dev, *sweep.data.test))))
     lacking = [language for language in scored if match(language, trained) is None]
-    for code in dict.fromkeys(
-        [*trained, *scored, *(code for each in sweep.teacher.encoders for code in each.languages)]
-    ):
+    known = itertools.chain(*(each.languages for each in sweep.teacher.encoders))
+    for code in dict.fromkeys([*trained, *scored, *known]):
         if not meaning(code).known:
-            yield (
-                f"{code!r} is no code of a language in ISO 639 (with a script or region, as in zho_Hans or zho-CN, or "
-                "without): it stands for a language of its own"
-                + (f"; write {written}" if (written := code_of(code)) else "")
-            )
+            written = code_of(code)
+            todo = "it stands for a language of its own" + (f"; write {written}" if written else "")
+            codes = "(with a script or region, as in zho_Hans or zho-CN, or without)"
+            yield f"{code!r} is no code of a language in ISO 639 {codes}: {todo}"
     if lacking and any(need.per_language for need in needs):
-        yield (
-            f"there are no layers for {', '.join(lacking)}, which is scored but not trained on: such texts take those "
-            f"of {trained[0]}"
-        )
+        words = f"there are no layers for {', '.join(lacking)}, which is scored but not trained on"
+        yield f"{words}: such texts take those of {trained[0]}"
 
 
 def about_prompts(sweep: Sweep) -> Iterator[str]:
@@ -150,14 +134,10 @@ def about_projection(sweep: Sweep) -> Iterator[str]:
     searched = "student.projection" in sweep.parameters
     if sweep.student.projection is None and not searched:
         return
-    blind = dict.fromkeys(
-        method.name for _, method, config in configurations(sweep) if not method.needs(config).vectors
-    )
+    blind = [method.name for _, method, config in configurations(sweep) if not method.needs(config).vectors]
     if blind:
-        yield (
-            f"student.projection has no effect on {', '.join(blind)}, which reads token states: its models have none, "
-            "and the student's own width"
-        )
+        why = "which reads token states: its models have none, and the student's own width"
+        yield f"student.projection has no effect on {', '.join(dict.fromkeys(blind))}, {why}"
 
 
 def about_word_thresholds(sweep: Sweep) -> Iterator[str]:
@@ -182,10 +162,9 @@ def about_queue(sweep: Sweep, anchors: int) -> Iterator[str]:
         longest[method.name] = max(longest.get(method.name, 0), method.needs(config).warm_up)
     for name, entries in longest.items():
         if entries > anchors:
-            yield (
-                f"{name} has a queue of up to {entries:,} entries, and the training text {anchors:,} distinct anchors "
-                "to fill it with: the rest would be repeats, which are no more negatives; lower the queue to that"
-            )
+            few = f"{name} has a queue of up to {entries:,} entries, and the training text {anchors:,} distinct anchors"
+            why = "the rest would be repeats, which are no more negatives; lower the queue to that"
+            yield f"{few} to fill it with: {why}"
 
 
 @dataclass(frozen=True)
@@ -277,22 +256,18 @@ def about_corpus(sweep: Sweep, pairs: Mapping[str, int], dev: Mapping[str, int])
     from babeltune.planning.space import largest
 
     total, size = sum(pairs.values()), max(pairs.values(), default=0)
-    batches = {sweep.data.sampling.batches} | set(
-        values_of(sweep.parameters["data.sampling.batches"], 0) if "data.sampling.batches" in sweep.parameters else ()
-    )
+    searched = sweep.parameters.get("data.sampling.batches")
+    batches = {sweep.data.sampling.batches, *(values_of(searched, 0) if searched else ())}
     most, batch = (total if "mixed" in batches else size), largest(sweep, "global_batch")
     if batch > most:
-        yield (
-            f"training.global_batch {batch:,} is more than the {most:,} pairs that one batch can hold "
-            f"({'all' if 'mixed' in batches else 'of the largest language pair'}): batches are no larger, and fewer "
-            "negatives; lower it, or give more text"
-        )
+        which = "all" if "mixed" in batches else "of the largest language pair"
+        why = "batches are no larger, and fewer negatives; lower it, or give more text"
+        held = f"{most:,} pairs that one batch can hold ({which})"
+        yield f"training.global_batch {batch:,} is more than the {held}: {why}"
     seen = largest(sweep, "pairs")
     if sweep.budget.unit == "pairs" and seen > MANY_EPOCHS * total:
-        yield (
-            f"training.pairs {seen:,} is each of the {total:,} pairs {seen // total:,} times, where more than "
-            f"{MANY_EPOCHS:,} teach nothing more; lower it, or give more text"
-        )
+        often = f"training.pairs {seen:,} is each of the {total:,} pairs {seen // total:,} times"
+        yield f"{often}, where more than {MANY_EPOCHS:,} teach nothing more; lower it, or give more text"
     if single := [name for name, rows in dev.items() if rows < 2]:
         yield f"{', '.join(single)}: one row, whose score is 0 or 1 and says nothing; it counts in the set's mean"
 
@@ -352,13 +327,10 @@ def about_headers(sweep: Sweep) -> Iterator[str]:
         path, names = file_at(source.path, root), list(source.columns.values())
         first = next(iter(read_file(source, path, names, hashlib.sha256(), data.max_line_bytes)), (0, Fault("", "")))[1]
         cells = [] if isinstance(first, Fault) else first
-        if cells and all(
-            known_by(language, (code_of(cell) or cell,)) for language, cell in zip(source.columns, cells, strict=True)
-        ):
-            yield (
-                f"source {source.name!r}: {path}:1 is read as text ({', '.join(cells)}), and names its columns; say "
-                "`header: true`, with these names in `columns`"
-            )
+        by_language = zip(source.columns, cells, strict=True) if cells else ()
+        if cells and all(known_by(language, (code_of(cell) or cell,)) for language, cell in by_language):
+            words = f"source {source.name!r}: {path}:1 is read as text ({', '.join(cells)}), and names its columns"
+            yield f"{words}; say `header: true`, with these names in `columns`"
 
 
 def about_memory(sweep: Sweep) -> Iterator[str]:
@@ -374,10 +346,11 @@ def about_memory(sweep: Sweep) -> Iterator[str]:
     size = max(student_parameters(student, sweep.teacher) or 0 for student in students)
     needed, memory = 16 * size, psutil.virtual_memory().total
     if needed > memory:
-        yield (
-            f"the largest student has {size / 1e6:,.0f} M weights, and training one takes {needed / 2**30:,.0f} GiB a "
-            f"worker; this machine has {memory / 2**30:,.0f}: check student.layers, width, feed_forward and vocabulary"
+        weighs = (
+            f"the largest student has {size / 1e6:,.0f} M weights, and training one takes {needed / 2**30:,.0f} GiB"
         )
+        has = f"this machine has {memory / 2**30:,.0f}: check student.layers, width, feed_forward and vocabulary"
+        yield f"{weighs} a worker; {has}"
 
 
 def about_precision(sweep: Sweep) -> Iterator[str]:
@@ -389,9 +362,7 @@ def about_precision(sweep: Sweep) -> Iterator[str]:
     half += [".".join(map(str, key)) for key, encoder in encoders(sweep) if encoder.precision == "bf16"]
     if half and emulates_bf16():
         keys = " ".join(f"--set {key}.precision=fp32" for key in half)
-        yield (
-            "this machine has no instructions for bf16 and would emulate it, tens of times slower than fp32: " + keys
-        )
+        yield f"this machine has no instructions for bf16 and would emulate it, tens of times slower than fp32: {keys}"
 
 
 def about_gpus(cluster: Cluster) -> Iterator[str]:
@@ -401,12 +372,9 @@ def about_gpus(cluster: Cluster) -> Iterator[str]:
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     needs = cluster.gpus * (cluster.least_workers or cluster.workers)
     if needs > gpus and cluster.address == "local":
-        yield (
-            f"cluster {cluster.name!r} gives a trial {plural(needs, 'GPU')}, and this machine has {gpus or 'none'}: "
-            "`submit` is refused here; run it on a machine that has them, or leave --cluster out"
-        )
+        todo = "`submit` is refused here; run it on a machine that has them, or leave --cluster out"
+        given = f"cluster {cluster.name!r} gives a trial {plural(needs, 'GPU')}"
+        yield f"{given}, and this machine has {gpus or 'none'}: {todo}"
     if gpus and not cluster.gpus:
-        yield (
-            f"this machine has {plural(gpus, 'GPU')}, and cluster {cluster.name!r} gives a worker none of "
-            "them: --cluster clusters/local_gpu.yaml"
-        )
+        none = f"cluster {cluster.name!r} gives a worker none of them: --cluster clusters/local_gpu.yaml"
+        yield f"this machine has {plural(gpus, 'GPU')}, and {none}"

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from babeltune.data.prepared import Prepared, TextTask, read_prepared
+from babeltune.data.prepared import TextTask, read_prepared
 from babeltune.errors import SpecError
 from babeltune.files import draft_folder
 from babeltune.models.hub import open_model
-from babeltune.promotion.canary import CANARY, SPACE, canary_by, in_language, write_canary
+from babeltune.promotion.canary import CANARY, SPACE, canary_by, in_language, unit, write_canary
 from babeltune.promotion.candidate import dev_texts
 from babeltune.promotion.evaluate import weights_of
 from babeltune.promotion.fresh_scorer import encoder_of
@@ -77,16 +77,13 @@ def make_adapter(
     tasks = [task for task in dev_texts(prepared) if task.kind == "bitext" and task.right_model == "student"]
     if not tasks:
         raise SpecError(f"sweep {sweep} has no bitext dev set, and an adapter is judged by one; name another: --sweep")
-    drafts_of = draft_folder("adapter", view.folder / "evaluations")
-    with (
-        weights_of(old, trials[0], view) as (_, before),
-        weights_of(new, trials[1], view) as (_, after),
-        drafts_of as draft,
-    ):
+    (first, second), drafts = trials, draft_folder("adapter", view.folder / "evaluations")
+    with weights_of(old, first, view) as (_, before), weights_of(new, second, view) as (_, after), drafts as draft:
         encode_old = encoder_of(before, stage="encoding with the old model")
         encode_new = encoder_of(after, stage="encoding with the new model")
-        texts, languages = _training_text(prepared)
-        name, layer = fit_map(_unit(encode_new(texts, languages)), _unit(encode_old(texts, languages)))
+        ids = prepared.some_trained(FITTED)
+        texts, languages = prepared.texts_of(ids), [prepared.languages[each] for each in prepared.text_languages()[ids]]
+        name, layer = fit_map(unit(encode_new(texts, languages)), unit(encode_old(texts, languages)))
         adapted = str(draft / "model")
         _write(after, layer, adapted)
         encode_adapted = encoder_of(adapted, stage="encoding with both")
@@ -112,19 +109,8 @@ def fit_map(new: Vectors, old: Vectors) -> tuple[str, Vectors]:
     gram = new[some:].T @ new[some:]
     gram += 1e-3 * np.trace(gram) / len(gram) * np.eye(len(gram), dtype=gram.dtype)
     maps = {"rotation": left @ right, "least squares": np.linalg.solve(gram, new[some:].T @ old[some:])}
-    name = max(maps, key=lambda each: float((_unit(new[:some] @ maps[each]) * old[:some]).sum()))
+    name = max(maps, key=lambda each: float((unit(new[:some] @ maps[each]) * old[:some]).sum()))
     return name, maps[name].astype(np.float32)
-
-
-def _training_text(prepared: Prepared) -> tuple[list[str], list[str]]:
-    """At most `FITTED` texts of the training pairs, drawn at random, and their languages."""
-    ids = prepared.some_trained(FITTED)
-    return prepared.texts_of(ids), [prepared.languages[number] for number in prepared.text_languages()[ids]]
-
-
-def _unit(vectors: Vectors) -> Vectors:
-    unit: Vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True).clip(np.float32(1e-12))
-    return unit
 
 
 def _write(new: str, layer: Vectors, folder: str) -> None:
@@ -133,31 +119,30 @@ def _write(new: str, layer: Vectors, folder: str) -> None:
 
     whole = open_model(new)
     dense = Dense(*layer.shape, bias=False, activation_function=torch.nn.Identity(), init_weight=torch.tensor(layer.T))
-    model = SentenceTransformer(
-        modules=[*whole, dense, Normalize()], prompts=whole.prompts, default_prompt_name=whole.default_prompt_name
-    )
+    prompts = {"prompts": whole.prompts, "default_prompt_name": whole.default_prompt_name}
+    model = SentenceTransformer(modules=[*whole, dense, Normalize()], **prompts)
     model.save(folder, create_model_card=False)
 
 
 def _recalls(
     tasks: Sequence[TextTask], index_by: EncodeTexts, query_by: EncodeTexts
 ) -> tuple[int, dict[str, tuple[float, float]]]:
-    """How many texts the old model's index holds, and for each subset how often both models' queries find the
-    translation of a text there, in both directions. A text does not find itself."""
+    """How many texts the old index holds, and for each subset how often both models' queries find a translation."""
     places: dict[tuple[str, str], int] = {}
     sides = {}
     for task in tasks:
         numbered = task.mapped(lambda text, language: places.setdefault((text, language), len(places)))
         sides[f"{task.name}/{task.subset}"] = np.array([numbered.left, numbered.right[: len(numbered.left)]])
     texts, languages = [text for text, _ in places], [language for _, language in places]
-    index, queries = _unit(index_by(texts, languages)), _unit(query_by(texts, languages))
-    recalls = {
-        name: (_recall(index, index, both), _recall(queries, index, both)) for name, both in sides.items() if both.size
+    index, queries = unit(index_by(texts, languages)), unit(query_by(texts, languages))
+    sides = {name: both for name, both in sides.items() if both.size}
+    return len(places), {
+        name: (_recall(index, index, both), _recall(queries, index, both)) for name, both in sides.items()
     }
-    return len(places), recalls
 
 
 def _recall(queries: Vectors, index: Vectors, both: NDArray[np.int64]) -> float:
+    """The share of queries, in both directions, that find their translation; a text does not find itself."""
     query_rows, gold = np.concatenate([both, both[::-1]], axis=1)
     hits = 0
     for first in range(0, len(query_rows), ROWS):

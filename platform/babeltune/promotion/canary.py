@@ -80,7 +80,7 @@ def fixed_sentences() -> list[str]:
 def canary_by(encode: Encode) -> Canary:
     """The canary vectors of whatever encodes."""
     sentences = fixed_sentences()
-    return Canary(tuple(sentences), _unit(encode(sentences)))
+    return Canary(tuple(sentences), unit(encode(sentences)))
 
 
 def write_canary(canary: Canary, path: Path) -> str:
@@ -100,10 +100,9 @@ def read_canary(path: Path) -> Canary:
             raise ValueError("it needs a vector for each sentence, all of one length")
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
-        raise DataError(
-            f"{path} is no file of canary vectors ({reason}); take it anew from its model's folder"
-        ) from error
-    return Canary(tuple(sentences), _unit(vectors))
+        words = f"{path} is no file of canary vectors ({reason}); take it anew from its model's folder"
+        raise DataError(words) from error
+    return Canary(tuple(sentences), unit(vectors))
 
 
 def canary_at(reference: str, cluster: Cluster) -> Canary:
@@ -131,7 +130,7 @@ def fit_of(canary: Canary, encode: Encode, folder: Path | None = None, least: fl
     """How near the vectors of `encode` are to the canary's. `folder` is the model's, if it has one.
 
     If they differ, and `adapter` made the folder, the vectors of the model whose index it searches are compared."""
-    fit = _compared(canary, _unit(encode(list(canary.sentences))), least)
+    fit = _compared(canary, unit(encode(list(canary.sentences))), least)
     if not fit.fits and folder is not None and (folder / SPACE).is_file():
         space = read_canary(folder / SPACE)
         if space.sentences == canary.sentences:
@@ -156,9 +155,10 @@ def _compared(canary: Canary, vectors: Vectors, least: float) -> Fit:
     )
 
 
-def _unit(vectors: Vectors) -> Vectors:
-    unit: Vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True).clip(np.float32(1e-12))
-    return unit
+def unit(vectors: Vectors) -> Vectors:
+    """The vectors [texts, dim] at length 1; zero vectors stay as they are."""
+    scaled: Vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True).clip(np.float32(1e-12))
+    return scaled
 
 
 def server_encoder(url: str, model: str) -> Encode:
@@ -177,10 +177,9 @@ def server_encoder(url: str, model: str) -> Encode:
         except (OSError, HTTPException, ValueError, KeyError, TypeError) as error:
             words = str(error).removeprefix("<urlopen error ").removesuffix(">")
             reason = words if isinstance(error, (OSError, ValueError)) else "it answers something else"
-            raise TeacherError(
-                f"{url} gives no vectors ({reason}); name the embeddings route of a server that runs, such as "
-                "http://127.0.0.1:8000/v1/embeddings, and its model with --served-name"
-            ) from error
+            example = "such as http://127.0.0.1:8000/v1/embeddings, and its model with --served-name"
+            todo = f"name the embeddings route of a server that runs, {example}"
+            raise TeacherError(f"{url} gives no vectors ({reason}); {todo}") from error
         return vectors
 
     return encode

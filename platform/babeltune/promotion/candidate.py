@@ -74,17 +74,14 @@ def find_candidate(name: str | None, storage: Path, *, weights: bool = True) -> 
     report = best_report(read_reports(place), *sweep.objectives)
     if report is None:
         state = trial_row(place, *sweep.objectives).state
-        raise SweepError(
-            f"{folder.id}/{place.name} has no checkpoint, and its state is {state}; `babeltune status {folder.id}` "
-            "shows those that have reported"
-        )
+        todo = f"`babeltune status {folder.id}` shows those that have reported"
+        raise SweepError(f"{folder.id}/{place.name} has no checkpoint, and its state is {state}; {todo}")
     if weights and (rule := why_removed(place)) is not None:
         promotable = [path.name for path in folder.trials() if why_removed(path) is None and read_reports(path)]
-        raise SweepError(
-            f"{folder.id}/{place.name} has its scores only: its checkpoint was removed (`{rule}`); name a trial that "
-            f"has its own ({', '.join(promotable[:6]) or 'none has'}), or train these settings again with "
-            f"`babeltune refit {folder.id}`"
-        )
+        todo = f"name a trial that has its own ({', '.join(promotable[:6]) or 'none has'})"
+        again = f"train these settings again with `babeltune refit {folder.id}`"
+        words = f"{folder.id}/{place.name} has its scores only: its checkpoint was removed (`{rule}`)"
+        raise SweepError(f"{words}; {todo}, or {again}")
     sweep = replace(folder.sweep_of(number), promotion=sweep.promotion)
     values = read_of_trial(place, "trial.json")
     assert values is not None  # its row was read
@@ -155,10 +152,8 @@ def sealed_sets(sweep: Sweep, prepared: Prepared, sweep_id: str) -> list[EvalRow
     sets = read_eval(sweep.data.test, data_root(sweep), sweep.data.max_line_bytes)
     for name, rows in labelled("test", sets):
         if prepared.digests.get(name) != rows.digest:
-            raise PromotionError(
-                f"{name} has changed since {sweep_id} was prepared, so training may have seen its "
-                "sentences; put the old files back, or submit the sweep under another name"
-            )
+            words = f"{name} has changed since {sweep_id} was prepared, so training may have seen its sentences"
+            raise PromotionError(f"{words}; put the old files back, or submit the sweep under another name")
     return sets
 
 
@@ -169,16 +164,12 @@ def doubts_about(candidate: Candidate) -> list[str]:
     objective = candidate.sweep.objectives[0]
     trained = candidate.report.metrics.get(objective.metric)
     untrained = candidate.folder.baselines().get(UNTRAINED, {}).get(objective.metric)
-    if (
-        trained is None
-        or untrained is None
-        or (trained > untrained if objective.goal == "maximize" else trained < untrained)
-    ):
+    if trained is None or untrained is None:
         return lost
-    return [
-        *lost,
-        f"warning: {objective.metric} is {trained:.4f}, no better than the untrained student's {untrained:.4f}",
-    ]
+    if trained > untrained if objective.goal == "maximize" else trained < untrained:
+        return lost
+    words = f"{objective.metric} is {trained:.4f}, no better than the untrained student's {untrained:.4f}"
+    return [*lost, f"warning: {words}"]
 
 
 def chosen_among(candidate: Candidate) -> int:

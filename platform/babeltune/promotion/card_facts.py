@@ -63,16 +63,11 @@ def facts_of(candidate: Candidate, model: Path, scorer: FreshScorer) -> CardFact
         answers = scorer.nearest(str(model), sentences) if sentences else []
     except (BabeltuneError, OSError, ValueError):  # a promotion does not fail for the examples of its card
         return CardFacts(others=others, dimension=dimension)
-    nearest = tuple(
-        Nearest(
-            question=question,
-            text=question.candidates[place],
-            cosine=cosine,
-            is_translation=question.candidates[place] == question.candidates[question.translation],
-        )
-        for question, (place, cosine) in zip(sentences, answers, strict=True)
-    )
-    return CardFacts(others=others, dimension=dimension, nearest=nearest)
+    nearest = list[Nearest]()
+    for question, (place, cosine) in zip(sentences, answers, strict=True):
+        found, right = question.candidates[place], question.candidates[question.translation]
+        nearest.append(Nearest(question=question, text=found, cosine=cosine, is_translation=found == right))
+    return CardFacts(others=others, dimension=dimension, nearest=tuple(nearest))
 
 
 def questions(tasks: Sequence[TextTask]) -> list[Question]:

@@ -142,8 +142,7 @@ def compare(
     By dev sets the challenger was chosen among `among` trials, so there the confidence is Bonferroni's for that number.
     """
     alpha = (1 - rules.confidence) / (among if on == "dev" else 1)
-    cells: list[Cell] = []
-    overall: list[Cell] = []
+    cells, overall = list[Cell](), list[Cell]()
     by_kind = [of_kind for kind in METRICS if (of_kind := [task for task in tasks if task.kind == kind])]
     for of_kind in by_kind:
         some, mean = _compared(both, of_kind, _Level(alpha=alpha, kinds=len(by_kind), draws=rules.resamples), on)
@@ -159,14 +158,11 @@ def compare(
     verdict, reasons = verdict_of(cells, overall, rules.margin, alpha)
     words = [f"compared with {name} on the {'sealed tests' if on == 'test' else 'dev sets'}", *reasons]
     if on == "dev":
-        words.append(
-            "warning: without sealed tests the comparison is on dev sets, by which the best of "
-            f"{plural(among, 'trial')} was "
-            f"chosen; the confidence is therefore {1 - alpha:.4g} instead of {rules.confidence:g} (Bonferroni)"
-        )
-    return Contest(
-        verdict=verdict, reasons=tuple(words), champion=name, on=on, cells=tuple(cells), overall=tuple(overall)
-    )
+        chosen = f"by which the best of {plural(among, 'trial')} was chosen"
+        level = f"the confidence is therefore {1 - alpha:.4g} instead of {rules.confidence:g} (Bonferroni)"
+        words.append(f"warning: without sealed tests the comparison is on dev sets, {chosen}; {level}")
+    both_kinds = {"cells": tuple(cells), "overall": tuple(overall)}
+    return Contest(verdict=verdict, reasons=tuple(words), champion=name, on=on, **both_kinds)
 
 
 def verdict_of(
@@ -184,9 +180,8 @@ def verdict_of(
     unclear = [cell for cell in cells if cell.low <= -margin]
     worst = min(cells, key=lambda cell: cell.low)
     if harmed:
-        return "refuse", [f"{words_of(cell)}: worse by more than the margin {margin:g}" for cell in harmed] + [
-            words_of(mean) for mean in overall
-        ]
+        losses = [f"{words_of(cell)}: worse by more than the margin {margin:g}" for cell in harmed]
+        return "refuse", [*losses, *map(words_of, overall)]
     if worse and not better:
         return "refuse", [conclusion_in_words(mean) for mean in worse]
     if better and not unclear:
@@ -194,12 +189,9 @@ def verdict_of(
         return "promote", [conclusion_in_words(mean) for mean in better] + [last]
     if not better:
         return "tie", [*map(conclusion_in_words, overall), "the alias stays where it is"]
-    undecided_reasons = [
-        f"{words_of(cell)}: a loss of more than the margin {margin:g} is not excluded; "
-        "a larger test set or margin would tell"
-        for cell in unclear
-    ]
-    return "tie", [*map(conclusion_in_words, better), *undecided_reasons, "the alias stays where it is"]
+    why = f"a loss of more than the margin {margin:g} is not excluded; a larger test set or margin would tell"
+    reasons = [*map(conclusion_in_words, better), *(f"{words_of(cell)}: {why}" for cell in unclear)]
+    return "tie", [*reasons, "the alias stays where it is"]
 
 
 def conclusion_of(cell: Cell) -> Conclusion:
@@ -257,8 +249,7 @@ def _compared(
 def _accuracies(
     both: tuple[Outcomes, Outcomes], tasks: Sequence[TextTask], level: _Level, on: str
 ) -> tuple[list[Cell], Difference]:
-    """Right and wrong items. A subset's interval is the wider of two: a few items that both models got right exclude no
-    loss."""
+    """Right and wrong items."""
     cells: list[Cell] = []
     by_length: dict[int, list[NDArray[np.float64]]] = {}
     steps = STEPS[tasks[0].kind]
@@ -266,9 +257,8 @@ def _accuracies(
         old, new = (_right(each[cell_name(task, on)]) for each in both)
         by_length.setdefault(len(old), []).append(differences := new - old)
         interval = _difference(float(differences.mean()), partial(_wider, differences, steps), level.alpha)
-        cells.append(
-            _cell(task, on, (float(old.mean()), float(new.mean())), interval, int(np.count_nonzero(differences)))
-        )
+        scores, differing = (float(old.mean()), float(new.mean())), int(np.count_nonzero(differences))
+        cells.append(_cell(task, on, scores, interval, differing))
     # Rows of equal number in subsets of one length may be one sentence in several languages: they count once together.
     rows = [Rows(sums=np.sum(some, axis=0), step=steps[0]) for some in by_length.values()]
     value = float(np.mean([cell.difference for cell in cells]))
@@ -276,7 +266,7 @@ def _accuracies(
 
 
 def _wider(differences: NDArray[np.float64], steps: Sequence[float], z: float) -> tuple[float, float]:
-    """The wider of the intervals of one subset, at each end."""
+    """The wider of two intervals of one subset, at each end: a few items that both got right exclude no loss."""
     wald = mean_limits([Rows(sums=differences, step=steps[0])], 1, z)
     score = score_limits(differences, steps, z)
     return min(wald[0], score[0]), max(wald[1], score[1])
@@ -290,8 +280,7 @@ def _difference(value: float, limits: Callable[[float], tuple[float, float]], al
 def _correlations(
     both: tuple[Outcomes, Outcomes], tasks: Sequence[TextTask], level: _Level, on: str
 ) -> tuple[list[Cell], Difference]:
-    """Graded pairs, by the bootstrap: a rank correlation is no mean of its items. Pairs are left out in which a model
-    has a zero vector."""
+    """Graded pairs without zero vectors, by the bootstrap: a rank correlation is no mean of its items."""
     from babeltune.evaluation.knn import UNDEFINED
 
     parts: list[tuple[int, Statistic]] = []
@@ -326,11 +315,11 @@ def _cell(task: TextTask, on: str, scores: tuple[float, float], difference: Diff
     )
 
 
+def _minus(old: Statistic, new: Statistic) -> Statistic:
+    return lambda counts: new(counts) - old(counts)
+
+
 def _right(scores: Mapping[str, Sequence[float]]) -> NDArray[np.float64]:
     """[sentences] 1 if the label was right; the share of the two directions in which a translation was found."""
     share: NDArray[np.float64] = np.mean(list(scores.values()), axis=0)
     return share
-
-
-def _minus(old: Statistic, new: Statistic) -> Statistic:
-    return lambda counts: new(counts) - old(counts)

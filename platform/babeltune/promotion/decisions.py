@@ -109,14 +109,20 @@ def settle(view: StorageView, *, promoting: str | None = None) -> None:
     for key in view.deciding():
         if (intent := _intent(view, key)) is None:
             continue
+        from babeltune.tracking.registry import CLAIM_S, champion_of  # MLflow, for what is seldom there
+
         with _alone(view.folder, intent, promoting) as alone:
-            moved = intent.move is None or _has_moved(view, intent.move)
-            if not moved and alone and _is_over(intent):
+            move, moved = intent.move, True
+            if move is not None:
+                version = champion_of(view.cluster.mlflow, move.model, move.alias)
+                moved = version is not None and version.version == move.version
+            # A process of another machine has `CLAIM_S` to move the alias.
+            over = lives(intent.process) is not None or time.time() - intent.begun > CLAIM_S
+            if not moved and alone and over:
                 view.drop(key)
             elif moved and alone:
                 finish(view, key)
-                registered = intent.record.decision.registered
-                if registered:
+                if registered := intent.record.decision.registered:
                     log.warning("a promotion that was cut off is recorded now: %s", registered)
 
 
@@ -135,20 +141,6 @@ def _alone(storage: Path, intent: Intent, promoting: str | None) -> Iterator[boo
         return
     with file_lock(promotes(storage, str(model)), 0.0) as alone:
         yield alone
-
-
-def _has_moved(view: StorageView, move: Move) -> bool:
-    from babeltune.tracking.registry import champion_of
-
-    version = champion_of(view.cluster.mlflow, move.model, move.alias)
-    return version is not None and version.version == move.version
-
-
-def _is_over(intent: Intent) -> bool:
-    """Whether its process moves the alias no more. That of another machine has `CLAIM_S` for it."""
-    from babeltune.tracking.registry import CLAIM_S
-
-    return lives(intent.process) is not None or time.time() - intent.begun > CLAIM_S
 
 
 def _intent(view: StorageView, key: str) -> Intent | None:

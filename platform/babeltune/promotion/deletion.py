@@ -5,14 +5,12 @@ last. So a command that was killed is finished by the same command."""
 
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from babeltune.errors import DamagedError, SweepError, plural
 from babeltune.files import remove_folder
 from babeltune.promotion.decisions import read_decisions
-from babeltune.storage.mirror import Mirror
-from babeltune.storage.object_store import Entry
 from babeltune.storage.packages import MANIFESTS, together
 from babeltune.sweep.search.warm_start import TAKEN_OVER_FILE
 from babeltune.sweep.state.folder import SweepFolder, sweep_folders
@@ -42,9 +40,8 @@ class Deletion:
 def deletion_of(view: StorageView, folder: SweepFolder) -> Deletion:
     """Everything that would go. Raises `SweepError` for a sweep that a driver may have, or that others need."""
     if needed := "; ".join(_needs(view, folder)):
-        raise SweepError(
-            f"sweep {folder.id} stays: {needed}; `babeltune archive {folder.id}` takes it out of the lists"
-        )
+        todo = f"`babeltune archive {folder.id}` takes it out of the lists"
+        raise SweepError(f"sweep {folder.id} stays: {needed}; {todo}")
     entries = view.storage.entries(f"sweeps/{folder.id}")
     models = view.storage.entries(f"models/{folder.id}")
     stays = [
@@ -99,17 +96,13 @@ def delete(view: StorageView, folder: SweepFolder) -> int:
         audit(view, "delete", folder.id)
         try:
             keep_hours(view, folder)
-            if view.mirror is not None:
-                _drop_objects(view.mirror, f"sweeps/{folder.id}", view.storage.entries(f"sweeps/{folder.id}"))
+            if (mirror := view.mirror) is not None:
+                key, last = f"sweeps/{folder.id}", f"sweeps/{folder.id}/sweep.json"
+                together(mirror.store.remove, [each for each in view.storage.entries(key) if each != last])
+                mirror.store.remove(last)
+                mirror.forget(key)
+                shutil.rmtree(mirror.folder / MANIFESTS / key, ignore_errors=True)
             remove_folder(folder.path, view.folder)
         except OSError as error:
             raise SweepError(f"{folder.path} cannot be removed ({error.strerror}); its owner can") from error
     return runs
-
-
-def _drop_objects(mirror: Mirror, key: str, entries: Mapping[str, Entry]) -> None:
-    last = f"{key}/sweep.json"
-    together(mirror.store.remove, [each for each in entries if each != last])
-    mirror.store.remove(last)
-    mirror.forget(key)
-    shutil.rmtree(mirror.folder / MANIFESTS / key, ignore_errors=True)

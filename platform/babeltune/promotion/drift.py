@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,6 +45,9 @@ class Slice:
     texts: int
     distance: float
     """The distance of their mean vector from the training text's mean, in its spread; what chance adds is taken off."""
+
+
+NONE = Slice(texts=0, distance=0.0)  # the slice of a language or length that no text has
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,28 +201,16 @@ def compare(trained: Profile, queries: Sample) -> Drift:
     }
     results = {name: _permuted(counts, _below if name == "lengths" else _apart) for name, counts in pairs.items()}
     value, low, high, p = _means_apart(trained, queries.vectors)
-    p_of = holm({**{name: p for name, (_, p) in results.items()}, "vectors": p})
-    values = {**{name: value for name, (value, _) in results.items()}, "vectors": value}
-    tests = {
-        name: Test(
-            value=value,
-            least=LEAST[name],
-            p=p_of[name],
-            drifted=p_of[name] < LEVEL and value >= LEAST[name],
-            low=low if name == "vectors" else None,
-            high=high if name == "vectors" else None,
-        )
-        for name, value in values.items()
-    }
-    few = Slice(texts=0, distance=0.0)
-    new_languages = tuple(
-        name
-        for name, each in now.languages.items()
-        if each.texts >= LEAST["languages"] * now.texts
-        and trained.languages.get(name, few).texts < RARE * trained.texts
-    )
+    results["vectors"] = (value, p)
+    p_of, tests = holm({name: p for name, (_, p) in results.items()}), dict[str, Test]()
+    for name, (value, _) in results.items():
+        is_drift = p_of[name] < LEVEL and value >= LEAST[name]
+        tests[name] = Test(value=value, least=LEAST[name], p=p_of[name], drifted=is_drift)
+    tests["vectors"] = replace(tests["vectors"], low=low, high=high)
+    often = [name for name, each in now.languages.items() if each.texts >= LEAST["languages"] * now.texts]
+    rare = [name for name in often if trained.languages.get(name, NONE).texts < RARE * trained.texts]
+    new_languages = tuple(rare) if tests["languages"].drifted else ()
     drifted = tuple(name for name, test in tests.items() if test.drifted)
-    new_languages = new_languages if tests["languages"].drifted else ()
     return Drift(
         trained=trained.texts,
         queries=now.texts,
@@ -283,11 +274,9 @@ def _permuted(
 
 
 def _means_apart(trained: Profile, vectors: Vectors) -> tuple[float, float, float, float]:
-    """The distance of the queries' mean from the training text's, in its spread, without what chance adds; its 95 %
-    interval; and the p of none.
-
-    By chance the means of that many texts differ as a normal vector with the queries' covariance (the central limit
-    theorem). It is drawn along the axes of that covariance. The training text is taken to vary alike."""
+    """The distance of both means in the spread, without what chance adds; its 95 % interval; and the p of none."""
+    # By chance the means of that many texts differ as a normal vector with the queries' covariance (the central limit
+    # theorem). It is drawn along the axes of that covariance. The training text is taken to vary alike.
     spread = max(trained.spread, 1e-12)
     centred = (vectors - vectors.mean(axis=0)).astype(np.float64)
     variances, axes = np.linalg.eigh(centred.T @ centred / len(vectors) * (1 / len(vectors) + 1 / trained.texts))
@@ -303,14 +292,11 @@ def _means_apart(trained: Profile, vectors: Vectors) -> tuple[float, float, floa
 
 def _worst(trained: Profile, now: Profile) -> tuple[Change, ...]:
     """Slices by how much more of the text, times its distance, they have than before."""
-    nothing = Slice(texts=0, distance=0.0)
     changes = []
-    for kind, before, after in (
-        ("language", trained.languages, now.languages),
-        ("characters from", trained.lengths, now.lengths),
-    ):
+    kinds = {"language": (trained.languages, now.languages), "characters from": (trained.lengths, now.lengths)}
+    for kind, (before, after) in kinds.items():
         for name in after:
-            pair = before.get(name, nothing), after[name]
+            pair = before.get(name, NONE), after[name]
             shares = pair[0].texts / trained.texts, pair[1].texts / now.texts
             changes.append(Change(name=f"{kind} {name}", shares=shares, distances=(pair[0].distance, pair[1].distance)))
     changes.sort(key=lambda each: each.shares[0] * each.distances[0] - each.shares[1] * each.distances[1])

@@ -80,6 +80,8 @@ def evaluate_model(
         tasks = [task.against_target() for task in tasks]
     else:
         target = _teacher_for(chosen, with_, data.anchor_priority, trial, cluster)
+    names = ", ".join(dict.fromkeys(rows.task.name for rows in sealed))
+    opened = f"{view.folder}: this is recorded as an opening of it; choose models by other text"
     scoring = Scoring(
         model=model,
         trial=trial,
@@ -88,18 +90,9 @@ def evaluate_model(
         sealed=sealed,
         prompt=prompt,
         target=target,
-        warnings=() if test else tuple(_sealed_among_dev(sealed, view.folder)),
+        warnings=() if test or not sealed else (f"{names} of data.dev is a sealed test of a sweep in {opened}",),
     )
     return score_model(scoring, view, target_model)
-
-
-def _sealed_among_dev(sealed: Sequence[EvalRows], storage: Path) -> Iterator[str]:
-    if sealed:
-        names = ", ".join(dict.fromkeys(rows.task.name for rows in sealed))
-        yield (
-            f"{names} of data.dev is a sealed test of a sweep in {storage}: this is recorded as an opening of it; "
-            "choose models by other text"
-        )
 
 
 def score_model(scoring: Scoring, view: StorageView, target_model: str | None) -> Evaluated:
@@ -136,10 +129,8 @@ def _teacher_for(
         return None
     teacher = read_teacher(with_) or (trial.sweep.teacher if trial else None)
     if teacher is None:
-        raise SpecError(
-            f"{with_}: task {asking[0]!r} has `right_model: teacher`, and the file has no section `teacher`; add one, "
-            "or name a model with --target-model"
-        )
+        lacks = f"task {asking[0]!r} has `right_model: teacher`, and the file has no section `teacher`"
+        raise SpecError(f"{with_}: {lacks}; add one, or name a model with --target-model")
     for _, problem in right_model_problems((), tasks, teacher, priority):
         raise SpecError(f"{with_}: {problem}")
     model, *beside = (
@@ -166,10 +157,8 @@ def trained_on(
     for name, some in texts.items():
         share = float(np.isin(sentence_keys(sorted(some)), keys).mean()) if some else 0.0
         if share > CONTAMINATED:
-            yield (
-                f"{name}: {share:.0%} of its {len(some):,} texts are training text of {model}, so its scores say "
-                "little about other text; score a set that was held out"
-            )
+            why = "so its scores say little about other text; score a set that was held out"
+            yield f"{name}: {share:.0%} of its {len(some):,} texts are training text of {model}, {why}"
 
 
 def _of_registered(view: StorageView, folder: Path) -> Prepared | None:

@@ -82,9 +82,9 @@ def export(
 def _write(
     encoder: Encoder | StaticEncoder, tokenizer: PreTrainedTokenizerBase | Path, student: Student, folder: Path
 ) -> None:
-    loaded = (
-        AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False) if isinstance(tokenizer, Path) else tokenizer
-    )
+    loaded = tokenizer
+    if isinstance(loaded, Path):
+        loaded = AutoTokenizer.from_pretrained(loaded, trust_remote_code=False)
     loaded.save_pretrained(folder)
     if isinstance(encoder, StaticEncoder):
         modules = _write_static(encoder, loaded, student, folder)
@@ -98,18 +98,15 @@ def _write(
         path = f"{len(modules)}_Normalize"
         (folder / path).mkdir()
         modules.append((path, "Normalize"))
-    _json(
-        folder / "modules.json",
-        [{"idx": i, "name": str(i), "path": path, "type": f"{KIND}{kind}"} for i, (path, kind) in enumerate(modules)],
-    )
-    _json(
-        folder / "config_sentence_transformers.json",
-        {
-            "prompts": {"default": student.prompt} if student.prompt else {},
-            "default_prompt_name": "default" if student.prompt else None,
-            "similarity_fn_name": "cosine",
-        },
-    )
+    _json(folder / "modules.json", [_module(index, path, kind) for index, (path, kind) in enumerate(modules)])
+    prompts = {"default": student.prompt} if student.prompt else {}
+    name = "default" if student.prompt else None
+    settings = {"prompts": prompts, "default_prompt_name": name, "similarity_fn_name": "cosine"}
+    _json(folder / "config_sentence_transformers.json", settings)
+
+
+def _module(index: int, path: str, kind: str) -> dict[str, object]:
+    return {"idx": index, "name": str(index), "path": path, "type": f"{KIND}{kind}"}
 
 
 def _write_static(
@@ -133,9 +130,8 @@ def _write_transformer(encoder: Encoder, student: Student, folder: Path) -> list
     arguments = {"model_args": {"add_pooling_layer": False}} if has_pooler(encoder.backbone.config) else {}
     settings = {"max_seq_length": student.max_tokens, "do_lower_case": False, **arguments}
     _json(folder / "sentence_bert_config.json", settings)
-    modes = {
-        f"pooling_mode_{mode}": mode.startswith(encoder.pooling) for mode in ("cls_token", "mean_tokens", "max_tokens")
-    }
+    kinds = ("cls_token", "mean_tokens", "max_tokens")
+    modes = {f"pooling_mode_{mode}": mode.startswith(encoder.pooling) for mode in kinds}
     _json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": width, **modes})
     return [("", "Transformer"), ("1_Pooling", "Pooling")]
 
@@ -148,7 +144,7 @@ def _append_layers(folder: Path, layers: Mapping[str, nn.Sequential]) -> None:
 
     def append(kind: str) -> Path:
         path = f"{len(modules)}_{kind}"
-        modules.append({"idx": len(modules), "name": str(len(modules)), "path": path, "type": f"{KIND}{kind}"})
+        modules.append(_module(len(modules), path, kind))
         (folder / path).mkdir()
         return folder / path
 
@@ -169,14 +165,9 @@ def _write_routes(layers: Mapping[str, nn.Sequential], folder: Path) -> None:
             name = f"{language}_{len(routes[language])}_Dense"
             _write_dense(linear, activation, folder / name)
             routes[language].append(name)
-    _json(
-        folder / "router_config.json",
-        {
-            "types": {name: f"{KIND}Dense" for names in routes.values() for name in names},
-            "structure": routes,
-            "parameters": {"default_route": next(iter(routes)), "allow_empty_key": True},
-        },
-    )
+    types = {name: f"{KIND}Dense" for names in routes.values() for name in names}
+    parameters = {"default_route": next(iter(routes)), "allow_empty_key": True}
+    _json(folder / "router_config.json", {"types": types, "structure": routes, "parameters": parameters})
 
 
 def _dense_layers(layers: nn.Sequential) -> list[tuple[nn.Linear, str]]:
@@ -188,23 +179,14 @@ def _dense_layers(layers: nn.Sequential) -> list[tuple[nn.Linear, str]]:
         elif isinstance(layer, nn.ReLU) and dense and dense[-1][1] == LINEAR:
             dense[-1] = (dense[-1][0], "activation.ReLU")
         elif not isinstance(layer, nn.Dropout):
-            raise CheckpointError(
-                f"a method's layers hold {type(layer).__name__} ({layers}); only linear layers, each with or without a "
-                "ReLU after it, and dropout can be exported"
-            )
+            fit = "only linear layers, each with or without a ReLU after it, and dropout can be exported"
+            raise CheckpointError(f"a method's layers hold {type(layer).__name__} ({layers}); {fit}")
     return dense
 
 
 def _write_dense(linear: nn.Linear, activation: str, folder: Path) -> None:
-    _json(
-        folder / "config.json",
-        {
-            "in_features": linear.in_features,
-            "out_features": linear.out_features,
-            "bias": linear.bias is not None,
-            "activation_function": f"torch.nn.modules.{activation}",
-        },
-    )
+    shape = {"in_features": linear.in_features, "out_features": linear.out_features, "bias": linear.bias is not None}
+    _json(folder / "config.json", {**shape, "activation_function": f"torch.nn.modules.{activation}"})
     weights = {f"linear.{name}": tensor.detach().cpu().contiguous() for name, tensor in linear.state_dict().items()}
     save_file(weights, folder / "model.safetensors")
 

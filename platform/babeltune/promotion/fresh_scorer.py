@@ -122,11 +122,9 @@ class FreshScorer:
         target_width = widths.pop("", 0)
         for name, width in widths.items():
             if width != target_width:
-                target_words = words[""] if isinstance(target, str) else f"the teacher {target.title!r}"
-                raise TeacherError(
-                    f"{words[name]} has vectors of {width} dimensions, and {target_words}, which encodes "
-                    f"the right side, of {target_width}: they do not compare; name two models of one dimension"
-                )
+                other = words[""] if isinstance(target, str) else f"the teacher {target.title!r}"
+                both = f"vectors of {width} dimensions, and {other}, which encodes the right side, of {target_width}"
+                raise TeacherError(f"{words[name]} has {both}: they do not compare; name two models of one dimension")
 
     def nearest(self, model: str, questions: Sequence[Question]) -> list[tuple[int, float]]:
         """For each question, the place of the candidate that the model finds nearest to its sentence, and its cosine.
@@ -164,8 +162,7 @@ class FreshScorer:
 
 
 def _numbered(tasks: Sequence[TextTask]) -> dict[str, object]:
-    """The tasks with a number in place of each text, and the texts, each once: a multi-way set has a language in many
-    subsets."""
+    """The tasks with a number in place of each text, and the texts, each once: subsets may share them."""
     texts: dict[str, int] = {}
     numbered = [task.mapped(lambda text, _: texts.setdefault(text, len(texts))) for task in tasks]
     return {"texts": list(texts), "tasks": plain(numbered)}
@@ -237,8 +234,8 @@ def encoder_of(model: str, prompt: str | None = None, stage: str | None = None) 
 
 @contextmanager
 def _counted_batches(model: SentenceTransformer, stage: str, texts: int) -> Iterator[None]:
-    """Tells after each batch how many of the texts are encoded. Texts stay in one call, as their order and padding, and
-    so their vectors' last digits, depend on all of them."""
+    """Tells after each batch how many of the texts are encoded."""
+    # Texts stay in one call: their order and padding, and so their vectors' last digits, depend on all of them.
     batches = itertools.count(1)
     tell(stage, 0, texts)
     hook = model[0].register_forward_hook(lambda *_: tell(stage, min(texts, next(batches) * BATCH), texts))
@@ -277,7 +274,14 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is no answer
     requests: SimpleQueue[str] = SimpleQueue()
-    threading.Thread(target=_listen, args=(requests,), daemon=True).start()
+
+    def listen() -> None:
+        """Hands requests on, and ends this process, whatever it does, once whoever asks is gone."""
+        for line in sys.stdin:
+            requests.put(line)
+        os._exit(0)
+
+    threading.Thread(target=listen, daemon=True).start()
     with uncollected():
         importlib.import_module("sentence_transformers")  # before the first request comes
 
@@ -298,13 +302,6 @@ def main() -> None:
             write(answered(requests.get()))
 
 
-def _listen(requests: SimpleQueue[str]) -> None:
-    """Hands requests on, and ends this process, whatever it does, once whoever asks is gone."""
-    for line in sys.stdin:
-        requests.put(line)
-    os._exit(0)
-
-
 def answered(request: str) -> dict[str, Any]:
     """The answer to one request: scores and items of each model, or scores of a teacher. Other requests ask for the
     dimensions of each model and of the target (`""`), for vectors, or for what is nearest to sentences."""
@@ -317,11 +314,8 @@ def answered(request: str) -> dict[str, Any]:
         except TeacherError as error:
             return {"missing": str(error)}
     teacher = message["target"]
-    target = (
-        None
-        if teacher is None
-        else target_encoder(from_plain(Teacher, teacher) if isinstance(teacher, dict) else teacher)
-    )
+    teacher = from_plain(Teacher, teacher) if isinstance(teacher, dict) else teacher
+    target = None if teacher is None else target_encoder(teacher)
     if "widths" in message:
         widths = {name: width_of(encoder_of(model)) for name, model in message["widths"].items()}
         return widths | {"": width_of(target)} if target else widths
@@ -330,11 +324,9 @@ def answered(request: str) -> dict[str, Any]:
         return {"vectors": vectors.tolist()}
     if "questions" in message:
         return {"nearest": nearest_of(message["model"], message["questions"])}
-    tasks = _tasks_of(message)
-    return {
-        name: score_items(model, tasks, message["prefix"], message["prompt"], target, _stage(name, message["prefix"]))
-        for name, model in message["models"].items()
-    }
+    tasks, prefix, prompt = _tasks_of(message), message["prefix"], message["prompt"]
+    models = message["models"].items()
+    return {name: score_items(model, tasks, prefix, prompt, target, _stage(name, prefix)) for name, model in models}
 
 
 @lru_cache(maxsize=2)  # the rungs of a front are judged beside the same models

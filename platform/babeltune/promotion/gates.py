@@ -69,13 +69,13 @@ def judge(
 
     A test that is `contaminated` (name -> why) cannot gate, so its gate does not hold."""
     test, untrained, chance = test or {}, untrained or {}, chance or {}
-    broken = [
-        f"{name} was logged as {value:.4f} and the exported model gives "
-        + (f"{reproduced[name]:.4f}" if name in reproduced else "nothing")
-        for name, value in logged.items()
-        if not name.endswith("_sd")
-        and not abs(value - reproduced.get(name, math.inf)) <= tolerance_of(name, logged)  # so written, it refuses NaN
-    ]
+    broken = list[str]()
+    for name, value in logged.items():
+        # k-means may take another way where two vectors differ in their last digit: it varies between seeds.
+        tolerance = TOLERANCE + logged.get(f"{name}_sd", 0.0)
+        if not name.endswith("_sd") and not abs(value - reproduced.get(name, math.inf)) <= tolerance:  # or it is NaN
+            given = f"{reproduced[name]:.4f}" if name in reproduced else "nothing"
+            broken.append(f"{name} was logged as {value:.4f} and the exported model gives {given}")
     if broken:
         return "refuse", ("not reproduced by the exported folder: " + "; ".join(broken[:3]),)
     failed: list[str] = []
@@ -88,16 +88,11 @@ def judge(
             failed.append(f"gate {gate.test} cannot be judged: {(contaminated or {})[gate.test]}")
             continue
         for name in names:
-            need = max(gate.times_chance * chance[name], gate.times_untrained * untrained.get(name, 0.0))
-            words = (
-                f"{name} is {test[name]:.4f}, needed {need:.4f} "
-                f"({gate.times_chance:g} x chance {chance[name]:.4f}, "
-                f"{gate.times_untrained:g} x untrained {untrained.get(name, 0.0):.4f})"
-            )
-            if test[name] >= need:
-                passed.append(words)
-            else:
-                failed.append(words)
+            guess, before = chance[name], untrained.get(name, 0.0)
+            need = max(gate.times_chance * guess, gate.times_untrained * before)
+            parts = f"{gate.times_chance:g} x chance {guess:.4f}, {gate.times_untrained:g} x untrained {before:.4f}"
+            words = f"{name} is {test[name]:.4f}, needed {need:.4f} ({parts})"
+            (passed if test[name] >= need else failed).append(words)
     return ("refuse", tuple(failed)) if failed else ("promote", tuple(passed))
 
 
@@ -109,13 +104,6 @@ def _farthest(logged: Mapping[str, float], reproduced: Mapping[str, float]) -> s
         return ""
     why = "other batches round sums otherwise; that may turn an answer between two almost equal cosines"
     return f"; {name} was logged as {before} and is {after} here: {why}"
-
-
-def tolerance_of(name: str, logged: Mapping[str, float]) -> float:
-    """How far from its logged value a metric may come out: `TOLERANCE`, and what it varies by between seeds.
-
-    k-means may take another way where two vectors differ in their last digit."""
-    return TOLERANCE + logged.get(f"{name}_sd", 0.0)
 
 
 def chance_of(tasks: Sequence[TextTask], prefix: str = "test") -> Scores:

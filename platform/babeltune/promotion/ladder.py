@@ -66,22 +66,20 @@ def promote_front(name: str | None, cluster: Cluster, *, dry_run: bool = False) 
             try:
                 rungs[name] = _promoted(rung, f"{folder.id}/{name}", view, due, scorer, dry_run=dry_run)
             except (CheckpointError, SweepError) as error:
-                refusal = Decision(
-                    verdict="refuse", reasons=(str(error),), sweep=folder.id, trial=name, report=rung.row.best or 0
-                )
+                why, report = (str(error),), rung.row.best or 0
+                refusal = Decision(verdict="refuse", reasons=why, sweep=folder.id, trial=name, report=report)
                 rungs[name] = replace(rung, decisions=(*rung.decisions, refusal))
     return list(rungs.values())
 
 
 def _next(rungs: Sequence[Rung]) -> tuple[Rung, dict[str, Objective | None]] | None:
-    """The rung that is promoted now, and for which aliases; None at the end. The best comes last, as the report keeps
-    the last decision."""
+    """The rung that is promoted now, and for which aliases; None at the end."""
     standing = [rung for rung in rungs if not rung.failed]
     if not standing:
         return None
     rows = [rung.row for rung in standing]
     roles = {alias: preferred(rows, rule) for alias, rule in RULES.items()}
-    for rung in reversed(standing):
+    for rung in reversed(standing):  # the best comes last, as the report keeps the last decision
         due: dict[str, Objective | None] = {alias: aim for alias, (row, aim) in roles.items() if row == rung.row}
         due |= {"best": None} if rung is standing[0] else {}
         due = {alias: aim for alias, aim in due.items() if alias not in rung.judged_for}

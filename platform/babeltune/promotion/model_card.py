@@ -58,10 +58,8 @@ def caution(decision: Decision) -> str:
     if decision.among == 1:
         return ""  # it was not chosen
     if selection is None:
-        return (
-            f"The trial is the best of {decision.among} by `{decision.chosen_by}`, so this number is partly luck. "
-            "It is probably one or two standard errors too good.\n"
-        )
+        luck = f"The trial is the best of {decision.among} by `{decision.chosen_by}`, so this number is partly luck."
+        return f"{luck} It is probably one or two standard errors too good.\n"
     return f"{selection.words(f'Trial {decision.trial}')} Its standard error is about {selection.error:.4f}.\n"
 
 
@@ -77,12 +75,9 @@ def overlap(prepared: Prepared) -> list[str]:
     sets = prepared.counts.get("contamination", {}).get("sets", {})
     if not sets:
         return []
-    lines = ["## Near-duplicates in the training text", "", "| set | texts | with a near-duplicate | share |"]
-    lines += [
-        "|---|---:|---:|---:|",
-        *(f"| {n} | {f['texts']} | {f['near']} | {f['share']:.2%} |" for n, f in sets.items()),
-    ]
-    return ["\n".join([*lines, ""])]
+    head = ["## Near-duplicates in the training text", "", "| set | texts | with a near-duplicate | share |"]
+    rows = (f"| {name} | {each['texts']} | {each['near']} | {each['share']:.2%} |" for name, each in sets.items())
+    return ["\n".join([*head, "|---|---:|---:|---:|", *rows, ""])]
 
 
 def contest(decision: Decision) -> list[str]:
@@ -90,18 +85,12 @@ def contest(decision: Decision) -> list[str]:
     comparison = decision.contest
     if comparison is None:
         return []
-    lines = [
-        f"## Compared with {comparison.champion}",
-        "",
-        "| metric | champion | this model | difference | interval | p |",
-    ]
-    lines.append("|---|---:|---:|---:|---:|---:|")
-    lines += [
-        f"| {c.name} | {c.champion:.4f} | {c.challenger:.4f} | {c.difference:+.4f} | {c.low:+.4f} to {c.high:+.4f} | "
-        f"{c.p:.2g} |"
-        for c in (*comparison.cells, *comparison.overall)
-    ]
-    return ["\n".join([*lines, ""])]
+    head = "| metric | champion | this model | difference | interval | p |\n|---|---:|---:|---:|---:|---:|"
+    rows = [f"## Compared with {comparison.champion}\n", head]
+    for c in (*comparison.cells, *comparison.overall):
+        scores = f"{c.champion:.4f} | {c.challenger:.4f} | {c.difference:+.4f}"
+        rows.append(f"| {c.name} | {scores} | {c.low:+.4f} to {c.high:+.4f} | {c.p:.2g} |")
+    return ["\n".join([*rows, ""])]
 
 
 def routes(trial: Trial, prepared: Prepared) -> list[str]:
@@ -190,18 +179,18 @@ def examples(facts: CardFacts) -> list[str]:
     """A few dev sentences, and what the model finds nearest to each in another language."""
     if not facts.nearest:
         return []
-    rows = "\n".join(
-        f"| {cell(each.question.text)} | {each.question.language} | {cell(each.text)} | "
-        f"{each.question.candidate_language} | {each.cosine:.4f} | {'yes' if each.is_translation else 'no'} |"
-        for each in facts.nearest
-    )
+    rows = ""
+    for each in facts.nearest:
+        asked, found = each.question, f"{each.cosine:.4f} | {'yes' if each.is_translation else 'no'}"
+        rows += (
+            f"| {cell(asked.text)} | {asked.language} | {cell(each.text)} | {asked.candidate_language} | {found} |\n"
+        )
     sizes = sorted({len(each.question.candidates) for each in facts.nearest})
     among = " or ".join(f"{size:,}" for size in sizes)
     return [
         f"## Three sentences\n\nDev sentences, and the nearest of {among} in another language. They stand at fixed "
         "places of the dev sets.\n",
-        "| sentence | language | nearest | language | cosine | its translation |\n|---|---|---|---|---:|---|\n"
-        f"{rows}\n",
+        f"| sentence | language | nearest | language | cosine | its translation |\n|---|---|---|---|---:|---|\n{rows}",
     ]
 
 
@@ -219,13 +208,13 @@ def results(decision: Decision, facts: CardFacts) -> Iterator[str]:
         yield NO_TESTS
         return
     test, _ = split_scores(decision.test)
-    others = {"untrained student": decision.untrained, **_of_teacher(decision), **decision.baselines}
-    yield table("Sealed test sets", test, {**others, "chance": decision.chance})
+    yield table("Sealed test sets", test, {**_beside(decision), "chance": decision.chance})
 
 
-def _of_teacher(decision: Decision) -> dict[str, Scores]:
-    """The column of the teacher, if it has one."""
-    return {"teacher": decision.teacher} if decision.teacher else {}
+def _beside(decision: Decision) -> dict[str, Scores]:
+    """The sealed scores of other models."""
+    teacher = {"teacher": decision.teacher} if decision.teacher else {}
+    return {"untrained student": decision.untrained, **teacher, **decision.baselines}
 
 
 def more_results(decision: Decision, facts: CardFacts) -> Iterator[str]:
@@ -235,14 +224,16 @@ def more_results(decision: Decision, facts: CardFacts) -> Iterator[str]:
     if dev:
         yield table("More metrics of the dev sets", dev, facts.others)
     if test:
-        others = {"untrained student": decision.untrained, **_of_teacher(decision), **decision.baselines}
-        yield table("More metrics of the sealed test sets", test, others)
+        yield table("More metrics of the sealed test sets", test, _beside(decision))
 
 
 def sources(sweep: Sweep) -> list[str]:
     """Where the training text is from, and under which licence."""
-    cells = ((each.name, _origin(each, sweep), _licence(each, sweep)) for each in sweep.data.train)
-    rows = (f"| {' | '.join(map(cell, row))} |" for row in cells)
+    rows = list[str]()
+    for each in sweep.data.train:
+        unstated = "as the data set says" if each.dataset else "not stated"
+        unstated = "CC0-1.0" if sweep.data.root == BUNDLED_ROOT and each.dataset is None else unstated
+        rows.append(f"| {' | '.join(map(cell, (each.name, _origin(each, sweep), each.license or unstated)))} |")
     return ["## Training text", "", "| source | from | licence |", "|---|---|---|", *rows, ""]
 
 
@@ -255,11 +246,6 @@ def _origin(source: Source, sweep: Sweep) -> str:
         return f"a translation of {source.translation.text}, by {source.translation.model}"
     names = [Path(each).name for each in (source.path, *(source.paths or {}).values()) if each]
     return f"{', '.join(names)}{' of babeltune' if sweep.data.root == BUNDLED_ROOT else ''}"
-
-
-def _licence(source: Source, sweep: Sweep) -> str:
-    bundled = sweep.data.root == BUNDLED_ROOT and source.dataset is None
-    return source.license or ("CC0-1.0" if bundled else "as the data set says" if source.dataset else "not stated")
 
 
 def limits(trial: Trial, languages: Sequence[str], decision: Decision) -> list[str]:
@@ -289,9 +275,8 @@ def model_card(
     What matters most stands first: MLflow's description of the version is cut at the end."""
     languages = sorted({language for group in prepared.groups for language in group.split("-")})
     rows = "\n".join(f"| {name} | {number(value)} |" for name, value in settings_of(sweep, trial, report).items())
-    groups = "\n".join(
-        f"| {group} | {count} |" for group, count in zip(prepared.groups, prepared.group_rows, strict=True)
-    )
+    counts = zip(prepared.groups, prepared.group_rows, strict=True)
+    groups = "\n".join(f"| {group} | {count} |" for group, count in counts)
     parts = [
         header(sweep, trial, languages, decision.test),
         f"# {sweep.promotion.name or sweep.name}",

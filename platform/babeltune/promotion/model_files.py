@@ -25,9 +25,8 @@ def write_folder(write: Callable[[Path], None], folder: Path, allowed: Set[str] 
         write(draft)
         unsafe = [path.name for path in draft.rglob("*") if path.is_file() and path.suffix not in allowed]
         if unsafe:
-            raise CheckpointError(
-                f"the export would hold {', '.join(sorted(unsafe))}; only {', '.join(sorted(allowed))} are allowed"
-            )
+            holds, may = ", ".join(sorted(unsafe)), ", ".join(sorted(allowed))
+            raise CheckpointError(f"the export would hold {holds}; only {may} are allowed")
         as_new_files(draft)
         for path in (*draft.rglob("*"), draft):
             sync(path)

@@ -62,10 +62,8 @@ def write_graph(model: SentenceTransformer, name: str, folder: Path, *, int8: bo
     kinds = [type(module).__name__ for module in model]
     width = model.get_embedding_dimension() or 0
     if set(kinds) - MODULES or kinds[0] != "Transformer":
-        raise SpecError(
-            f"{name} has the layers {', '.join(kinds)}; a graph is made of a Transformer with pooling and dense "
-            "layers; for a static model leave out --format"
-        )
+        fit = "a graph is made of a Transformer with pooling and dense layers; for a static model leave out --format"
+        raise SpecError(f"{name} has the layers {', '.join(kinds)}; {fit}")
     if dim is not None and dim > width:
         raise SpecError(f"--dim {dim}: the vectors of {name} have {width} numbers; give at most that")
     if (size := sum(each.nbytes for each in model.parameters())) >= MOST_BYTES:

@@ -55,10 +55,8 @@ def promote(
     the best `soup` trials'. Raises `SpecError` for an alias that cannot be one, `SweepError` without a finished
     trial and `CheckpointError` for an altered checkpoint; a refusal is a `Decision`."""
     if not ALIAS.fullmatch(alias):
-        raise SpecError(
-            f"--alias {alias!r}: an alias is letters, digits, `_` and `-`, at most 255 of them, and neither `latest` "
-            "nor a version such as `v1`"
-        )
+        rule = "letters, digits, `_` and `-`, at most 255 of them, and neither `latest` nor a version such as `v1`"
+        raise SpecError(f"--alias {alias!r}: an alias is {rule}")
     view = StorageView(cluster)
     if out is not None:
         check_free(out)
@@ -160,24 +158,14 @@ def decided(
         start = start_of(candidate, cluster) if decision.test else None
         contamination_warnings = [] if start is None else unfiltered(start, candidate, "the model that it started from")
         decision = replace(decision, reasons=(*decision.reasons, *contamination_warnings, *words))
-        if (
-            out is not None
-            and champion is not None
-            and is_same(champion.version, candidate)
-            and decision.verdict == "tie"
-        ):
+        is_champion = champion is not None and is_same(champion.version, candidate)
+        if out is not None and champion is not None and is_champion and decision.verdict == "tie":
             hand_over(champion.folder, out)
             return replace(decision, folder=str(out))
         if decision.verdict != "promote" or run_id is None:
             return decision
-        tell("making the model card")
-        canary = canary_by(partial(rescore.vectors, str(draft / "model")))
-        digest = write_canary(canary, draft / "model" / CANARY)
-        facts = replace(facts_of(candidate, draft / "model", rescore), canary=digest)
         decision = replace(decision, folder=str(final))
-        card = model_card(candidate.sweep, candidate.trial, candidate.report, candidate.prepared, decision, facts)
-        write_whole(draft / "model" / "README.md", card.encode(), durable=True)
-        write_profile(draft / "model", candidate.prepared)
+        complete(candidate, draft / "model", decision, rescore)
         replace_folder(draft / "model", final)
     view.upload_folder(final)
     if out is not None:
@@ -189,6 +177,16 @@ def decided(
         if out is not None:  # so that the same command may be given again
             shutil.rmtree(out, ignore_errors=True)
         raise
+
+
+def complete(candidate: Candidate, model: Path, decision: Decision, rescore: FreshScorer) -> None:
+    """Adds to an exported folder what a promoted model has: canary vectors, a card and a profile of its text."""
+    tell("making the model card")
+    digest = write_canary(canary_by(partial(rescore.vectors, str(model))), model / CANARY)
+    facts = replace(facts_of(candidate, model, rescore), canary=digest)
+    card = model_card(candidate.sweep, candidate.trial, candidate.report, candidate.prepared, decision, facts)
+    write_whole(model / "README.md", card.encode(), durable=True)
+    write_profile(model, candidate.prepared)
 
 
 def hand_over(model: Path, out: Path) -> None:

@@ -42,14 +42,11 @@ def push(model: str, repo: str, cluster: Cluster, *, license: str | None = None,
     if place is not None:
         check_free(place)
     elif not os.environ.get(TOKEN):
-        raise SpecError(
-            f"the hub takes {repo} with a token only: set {TOKEN} to one that may write, "
-            "from https://huggingface.co/settings/tokens"
-        )
+        todo = f"set {TOKEN} to one that may write, from https://huggingface.co/settings/tokens"
+        raise SpecError(f"the hub takes {repo} with a token only: {todo}")
     if is_trial_of_sweep(model) and not Path(model).is_dir():
-        raise SpecError(
-            f"{model!r} is a trial, and has no card; `babeltune promote {model} --out FOLDER` makes a model"
-        )
+        todo = f"`babeltune promote {model} --out FOLDER` makes a model"
+        raise SpecError(f"{model!r} is a trial, and has no card; {todo}")
     from babeltune.promotion.model_names import model_folder  # torch: a refusal above comes without it
 
     folder = Path(model_folder(model, cluster))
@@ -128,12 +125,9 @@ def _send(repo: str, files: dict[str, Path], card: str, public: bool) -> str:
     tell(f"sending it to {hub.endpoint}")
     try:
         hub.create_repo(repo, private=not public, exist_ok=True)
-        return str(
-            hub.create_commit(repo, operations, commit_message=f"By babeltune {babeltune.__version__}").commit_url
-        )
+        message = f"By babeltune {babeltune.__version__}"
+        return str(hub.create_commit(repo, operations, commit_message=message).commit_url)
     except Exception as error:  # its client fails in the ways of httpx, of the hub, and of the file system
         reason = from_network(error) or (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise PromotionError(
-            f"{hub.endpoint} did not take {repo} ({reason}); see that {TOKEN} may write there and that the "
-            "hub answers, then push again"
-        ) from error
+        todo = f"see that {TOKEN} may write there and that the hub answers, then push again"
+        raise PromotionError(f"{hub.endpoint} did not take {repo} ({reason}); {todo}") from error

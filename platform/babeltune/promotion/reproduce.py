@@ -98,11 +98,9 @@ def train_again(candidate: Candidate, recorded: list[Report], draft: Path) -> No
     world = int(facts.get("world_size") or 1)
     trial = draft / "trial"
     trial.mkdir()
+    prepared = str(candidate.folder.data_of(candidate.trial.number))
     assignment = TrialAssignment(
-        trial=plain(candidate.trial),
-        prepared=str(candidate.folder.data_of(candidate.trial.number)),
-        folder=str(trial),
-        seed=candidate.trial.seed,
+        trial=plain(candidate.trial), prepared=prepared, folder=str(trial), seed=candidate.trial.seed
     )
     meeting = f"file://{draft / 'ranks'}" if world > 1 else ""
     job = (assignment, len(recorded), world, int(facts.get("threads") or 1), meeting, device_of(recorded[-1]))
@@ -113,10 +111,8 @@ def train_again(candidate: Candidate, recorded: list[Report], draft: Path) -> No
     for process in ranks:
         process.join()
     if any(process.exitcode for process in ranks) or len(read_reports(trial)) < len(recorded):
-        raise SweepError(
-            f"{candidate.folder.id}/{candidate.name} could not be trained again; the lines above say why. Its data and "
-            "packages have to be as they were"
-        )
+        why = "the lines above say why. Its data and packages have to be as they were"
+        raise SweepError(f"{candidate.folder.id}/{candidate.name} could not be trained again; {why}")
 
 
 def device_of(report: Report) -> str:

@@ -48,9 +48,9 @@ class Openings:
             return f"{words}; looks at one model count as one"
         by_chance = 1 - confidence**self.models
         words += (
-            f"; each look makes them less sealed: of {self.models} looks at models that are equally good, one finds a "
-            f"difference at confidence {confidence:g} with a probability of up to {by_chance:.0%}"
+            f"; each look makes them less sealed: of {self.models} looks at models that are equally good, one finds"
         )
+        words += f" a difference at confidence {confidence:g} with a probability of up to {by_chance:.0%}"
         return words + ("; take fresh test sets" if by_chance > 1 / 3 else "")
 
 
@@ -63,7 +63,7 @@ def record_opening(storage: Path, model: str, folder: str | Path, sets: Sequence
         for column, texts in rows.columns.items()
     }
     weights = sorted(Path(folder).rglob("*.safetensors"))
-    line = {
+    opening = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "user": who(),
         "model": model,
@@ -74,25 +74,25 @@ def record_opening(storage: Path, model: str, folder: str | Path, sets: Sequence
     }
     path = storage / OPENINGS_FILE
     with locked(path):
-        append_line(path, json_text(line).encode())
+        append_line(path, json_text(opening).encode())
         lines = read_openings(storage)
-    return _count_openings(lines, set(digests.values()))
+    of_set = [[line for line in lines if digest in line["digests"].values()] for digest in set(digests.values())]
+    most = max(of_set, key=len)
+    first, last = ("{time} by {user}".format(**line) for line in (most[0], most[-2:][0]))
+    models = max(len({line["weights"] for line in of_one}) for of_one in of_set)
+    return Openings(times=len(most), models=models, first=first, last=last)
 
 
 def sealed_elsewhere(storage: Path, sets: Sequence[EvalRows]) -> list[EvalRows]:
     """Those of these sets that are a sealed test of a sweep in the storage, or were opened as one, under any name."""
-    sealed = {
-        digest
-        for folder in sweep_folders(storage)
-        for name, digest in sealed_digests(folder).items()
-        if name.startswith("test/")
-    }
+    digests = (item for folder in sweep_folders(storage) for item in sealed_digests(folder).items())
+    sealed = {digest for name, digest in digests if name.startswith("test/")}
     opened = {digest for line in read_openings(storage) for digest in line["digests"].values()}
-    return [
-        rows
-        for rows in sets
-        if rows.digest in sealed or all(digest_of_texts(texts) in opened for texts in rows.columns.values())
-    ]
+
+    def is_sealed(rows: EvalRows) -> bool:
+        return rows.digest in sealed or all(digest_of_texts(texts) in opened for texts in rows.columns.values())
+
+    return list(filter(is_sealed, sets))
 
 
 class Opening(TypedDict):
@@ -106,23 +106,10 @@ class Opening(TypedDict):
 
 def read_openings(storage: Path) -> list[Opening]:
     """Every opening of this storage, in order. A line that was cut off is passed over."""
-    path = storage / OPENINGS_FILE
-    openings = map(_opening_in, path.read_bytes().splitlines() if path.exists() else ())
-    return [opening for opening in openings if opening is not None]
-
-
-def _opening_in(line: bytes) -> Opening | None:
-    """The record in a line; None if there is none."""
-    with contextlib.suppress(ValueError):
-        values = json.loads(line)
-        if isinstance(values, dict) and isinstance(values.get("digests"), dict) and values.keys() >= KEYS:
-            return cast(Opening, values)
-    return None
-
-
-def _count_openings(lines: Sequence[Opening], digests: set[str]) -> Openings:
-    of_set = [[line for line in lines if digest in line["digests"].values()] for digest in digests]
-    most = max(of_set, key=len)
-    first, last = ("{time} by {user}".format(**line) for line in (most[0], most[-2:][0]))
-    models = max(len({line["weights"] for line in lines}) for lines in of_set)
-    return Openings(times=len(most), models=models, first=first, last=last)
+    path, openings = storage / OPENINGS_FILE, list[Opening]()
+    for line in path.read_bytes().splitlines() if path.exists() else ():
+        with contextlib.suppress(ValueError):
+            values = json.loads(line)
+            if isinstance(values, dict) and isinstance(values.get("digests"), dict) and values.keys() >= KEYS:
+                openings.append(cast(Opening, values))
+    return openings

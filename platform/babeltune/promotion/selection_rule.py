@@ -59,26 +59,21 @@ def full_name(short: str, metrics: Sequence[str]) -> str:
     for candidate in (short, f"dev/{short}"):
         if candidate in metrics:
             return candidate
-    matching = [name for name in metrics if _is_subsequence(parts, name.split("/"))]
-    for candidates in (
-        matching,
-        [name for name in matching if name.count("/") == 2 and name.rpartition("/")[2] in MAIN_METRICS],
-    ):
+    matching = list[str]()
+    for name in metrics:
+        rest = iter(name.split("/"))
+        if all(part in rest for part in parts):  # the parts of `short`, in their order
+            matching.append(name)
+    means = [name for name in matching if name.count("/") == 2 and name.rpartition("/")[2] in MAIN_METRICS]
+    for candidates in (matching, means):
         if len(candidates) == 1:
             return candidates[0]
     if "loss" in short or parts[0] == "train":
-        raise SpecError(
-            f"--prefer: {short!r} is of the training: losses of other temperatures, variants or labels do not compare, "
-            f"so the lowest is not the best encoder's; choose by {', '.join(metrics)}"
-        )
+        why = "losses of other temperatures, variants or labels do not compare, so the lowest is not the best encoder's"
+        raise SpecError(f"--prefer: {short!r} is of the training: {why}; choose by {', '.join(metrics)}")
     words = f"could be {', '.join(matching)}; name one" if matching else f"is no metric; known: {', '.join(metrics)}"
     spellings = dict.fromkeys(part for name in metrics for part in (name, *name.split("/")[1:]))
     raise UnknownNameError(f"--prefer: {short!r} {words}{'' if matching else nearest(short, spellings)}")
-
-
-def _is_subsequence(parts: Sequence[str], name: Sequence[str]) -> bool:
-    rest = iter(name)
-    return all(part in rest for part in parts)
 
 
 def preferred(rows: Sequence[Row], text: str) -> tuple[Row, Objective]:
@@ -99,9 +94,8 @@ def preferred(rows: Sequence[Row], text: str) -> tuple[Row, Objective]:
             for name, sign, value in rule.bounds
             if (values := [row.metrics[name] for row in finished if name in row.metrics])
         ]
-        raise PromotionError(
-            f"--prefer {text!r}: none of {len(finished)} finished trials keeps the bounds: {'; '.join(spans)}"
-        )
+        words = f"none of {len(finished)} finished trials keeps the bounds: {'; '.join(spans)}"
+        raise PromotionError(f"--prefer {text!r}: {words}")
     aim = Objective(metric=rule.metric, goal="maximize" if rule.aim == "max" else "minimize")
     best = (max if rule.aim == "max" else min)(allowed, key=lambda row: row.metrics[rule.metric])
     value = best.metrics[rule.metric]

@@ -57,9 +57,8 @@ class Form:
         static = type(model[0]).__name__ == "StaticEmbedding"
         chosen = self.format or ("static" if static else "onnx")
         if chosen == "onnx" and self.bits == 4:
-            raise SpecError(
-                f"--int4 is for tables of static models, and {name} becomes a graph; give --int8, or neither"
-            )
+            words = f"--int4 is for tables of static models, and {name} becomes a graph; give --int8, or neither"
+            raise SpecError(words)
         return replace(self, format=chosen, bits=self.bits or (8 if chosen == "static" else 32))
 
 
@@ -108,7 +107,8 @@ def export_small(
         call, encode, scored = (_table if form.format == "static" else _graph)(whole, model, form, small)
         comparison = compare_models(folder, scored, cluster, sweep=sweep)
         losses = {cell.name: cell.champion - cell.challenger for cell in comparison.overall}
-        texts = _timed_texts(view, comparison.sweep)
+        tasks = dev_texts(read_prepared(find_sweep(view.folder, comparison.sweep).prepared))
+        texts = list(dict.fromkeys(text for task in tasks for text in task.texts()))[:TIMED]
         exported = Exported(
             folder=str(out) if all(lost <= most_lost for lost in losses.values()) else None,
             format=form.format or "onnx",
@@ -148,10 +148,9 @@ def table_of(model: SentenceTransformer, name: str, dim: int | None = None) -> N
     linear = [module for module in others if type(module).__name__ == "Dense"]
     bent = [module for module in linear if not isinstance(module.activation_function, torch.nn.Identity)]
     if kinds[0] != "StaticEmbedding" or set(kinds[1:]) - {"Dense", "Normalize"} or bent:
-        raise SpecError(
-            f"{name} has the layers {', '.join(kinds)}; only a static model, a table with linear layers after it, "
-            "becomes a table of whole numbers; train one with `student: {kind: static}`"
-        )
+        only = "only a static model, a table with linear layers after it, becomes a table of whole numbers"
+        todo = "train one with `student: {kind: static}`"
+        raise SpecError(f"{name} has the layers {', '.join(kinds)}; {only}; {todo}")
     with torch.inference_mode():
         rows = first.embedding.weight.detach().float()
         for module in linear:
@@ -181,8 +180,7 @@ def packed(numbers: NDArray[np.int8], bits: Bits) -> NDArray[np.int8] | NDArray[
 
 
 def _write(whole: SentenceTransformer, table: NDArray[np.float32], bits: Bits, small: Path, plain: Path) -> None:
-    """Writes the small folder, and its vectors as a plain sentence-transformers folder, which is scored as every model
-    is."""
+    """Writes the small folder, and its vectors as a plain sentence-transformers folder, which is scored."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.models import Normalize, StaticEmbedding
 
@@ -194,11 +192,6 @@ def _write(whole: SentenceTransformer, table: NDArray[np.float32], bits: Bits, s
     modules = [StaticEmbedding(whole.tokenizer, embedding_weights=table), Normalize()]
     model = SentenceTransformer(modules=modules, prompts=whole.prompts, default_prompt_name=whole.default_prompt_name)
     model.save(str(plain), create_model_card=False)
-
-
-def _timed_texts(view: StorageView, sweep: str) -> list[str]:
-    tasks = dev_texts(read_prepared(find_sweep(view.folder, sweep).prepared))
-    return list(dict.fromkeys(text for task in tasks for text in task.texts()))[:TIMED]
 
 
 def _speed(encode: Callable[[list[str]], object], texts: list[str]) -> float:
@@ -227,10 +220,8 @@ def _card(exported: Exported, model: str, call: str) -> str:
         "| mean | the model | this folder | difference | interval |",
         "|---|---:|---:|---:|---:|",
     ]
-    lines += [
-        f"| {cell.name} | {cell.champion:.4f} | {cell.challenger:.4f} | {cell.difference:+.4f} | "
-        f"{cell.low:+.4f} to {cell.high:+.4f} |"
-        for cell in exported.comparison.overall
-    ]
+    for cell in exported.comparison.overall:
+        scores = f"{cell.champion:.4f} | {cell.challenger:.4f} | {cell.difference:+.4f}"
+        lines.append(f"| {cell.name} | {scores} | {cell.low:+.4f} to {cell.high:+.4f} |")
     call = f'vectors = {call}.encode(["a text", "another"])'
     return "\n".join([*lines, "", "It is read so:", "", "```python", source.rstrip(), "", "", call, "```", ""])

@@ -22,13 +22,6 @@ from babeltune.training.dev_evaluation import dev_scores
 INSTEAD = "promote without --soup"
 
 
-def _possible(finished: int) -> str:
-    """The sets of this number of finished trials that may be averaged."""
-    if finished < 2:
-        return INSTEAD
-    return "ask for 2" if finished == 2 else f"ask for 2 to {finished}"
-
-
 def members_of(folder: SweepFolder, count: int) -> list[Candidate]:
     """The best `count` finished trials, the best first.
 
@@ -36,10 +29,9 @@ def members_of(folder: SweepFolder, count: int) -> list[Candidate]:
     """
     rows = [row for row in leaderboard(folder) if row.state == "finished" and row.best and TRIAL.fullmatch(row.name)]
     if not 2 <= count <= len(rows):
-        raise SpecError(
-            f"--soup {count}: an average needs at least 2 trials, and sweep {folder.id} has {len(rows)} finished ones; "
-            f"{_possible(len(rows))}"
-        )
+        has = f"sweep {folder.id} has {len(rows)} finished ones"
+        todo = INSTEAD if len(rows) < 2 else "ask for 2" if len(rows) == 2 else f"ask for 2 to {len(rows)}"
+        raise SpecError(f"--soup {count}: an average needs at least 2 trials, and {has}; {todo}")
     members = [find_candidate(f"{folder.id}/{row.name}", folder.path.parents[1]) for row in rows[:count]]
     for member in members[1:]:
         _refuse_unlike(members[0], member, count)
@@ -54,11 +46,9 @@ def _refuse_other_starts(members: Sequence[Candidate]) -> None:
     for other in others:
         differ = [name for name, tensor in _first_weights(other).items() if not torch.equal(tensor, began[name])]
         if differ:
-            raise PromotionError(
-                f"--soup {len(members)}: {first.name} (seed {first.trial.seed}) and {other.name} (seed "
-                f"{other.trial.seed}) began with other weights ({differ[0]}), and only checkpoints that share a start "
-                f"are averaged; name one with student.seed, or {INSTEAD}"
-            )
+            both = " and ".join(f"{each.name} (seed {each.trial.seed})" for each in (first, other))
+            why = f"began with other weights ({differ[0]}), and only checkpoints that share a start are averaged"
+            raise PromotionError(f"--soup {len(members)}: {both} {why}; name one with student.seed, or {INSTEAD}")
 
 
 def _first_weights(member: Candidate) -> dict[str, Tensor]:
@@ -75,10 +65,9 @@ def _refuse_unlike(first: Candidate, other: Candidate, count: int) -> None:
     for name in [field.name for field in fields(one) if field.name != "dropout"]:
         value, its = getattr(one, name), getattr(two, name)
         if value != its:
-            raise PromotionError(
-                f"{who}student.{name} is {value!r} in {first.name} and {its!r} in {other.name}, and only checkpoints "
-                f"that share a start, a tokenizer and a shape are averaged; ask for fewer, or {INSTEAD}"
-            )
+            both = f"student.{name} is {value!r} in {first.name} and {its!r} in {other.name}"
+            why = "only checkpoints that share a start, a tokenizer and a shape are averaged"
+            raise PromotionError(f"{who}{both}, and {why}; ask for fewer, or {INSTEAD}")
     if first.prepared.digest != other.prepared.digest:
         raise PromotionError(f"{who}{first.name} and {other.name} were trained on other data; ask for fewer")
 
@@ -98,10 +87,8 @@ def _mean(states: Sequence[Mapping[str, Tensor]], members: Sequence[Candidate]) 
     shapes = [{name: tensor.shape for name, tensor in state.items()} for state in states]
     for member, shape in zip(members, shapes, strict=True):
         if shape != shapes[0]:
-            raise PromotionError(
-                f"--soup {len(members)}: the tensors of {member.name} are of other shapes than those of "
-                f"{members[0].name}; ask for fewer, or {INSTEAD}"
-            )
+            why = f"the tensors of {member.name} are of other shapes than those of {members[0].name}"
+            raise PromotionError(f"--soup {len(members)}: {why}; ask for fewer, or {INSTEAD}")
     return mean_of(states)
 
 

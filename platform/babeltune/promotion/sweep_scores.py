@@ -42,19 +42,16 @@ def evaluate_in_sweep(
         tasks = [task.against_target() for task in tasks]
     elif sweep.data.against_teacher("test" if test else "dev"):
         target = sweep.teacher
-    return score_model(
-        Scoring(
-            model=model,
-            trial=trial_of(model, view.folder),
-            tasks=tasks,
-            prefix="test" if test else "dev",
-            sealed=sets,
-            prompt=prompt,
-            target=target,
-        ),
-        view,
-        target_model,
+    scoring = Scoring(
+        model=model,
+        trial=trial_of(model, view.folder),
+        tasks=tasks,
+        prefix="test" if test else "dev",
+        sealed=sets,
+        prompt=prompt,
+        target=target,
     )
+    return score_model(scoring, view, target_model)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,9 +89,8 @@ def compare_models(first: str, second: str, cluster: Cluster, *, sweep: str | No
     trials = [trial_of(name, view.folder) for name in (first, second)]
     sweep_name = sweep or next((trial.folder.id for trial in trials if trial is not None), None)
     if sweep_name is None:
-        raise SpecError(
-            f"neither {first!r} nor {second!r} is a trial; name the sweep whose dev sets count: --sweep SWEEP"
-        )
+        todo = "name the sweep whose dev sets count: --sweep SWEEP"
+        raise SpecError(f"neither {first!r} nor {second!r} is a trial; {todo}")
     folder, spec, prepared = _sweep_of(sweep_name, view)
     tasks = dev_texts(prepared)
     target: Target | None = spec.teacher if spec.data.against_teacher("dev") else None
@@ -106,9 +102,8 @@ def compare_models(first: str, second: str, cluster: Cluster, *, sweep: str | No
     rules = spec.promotion
     comparison = compare(scored, tasks, rules, name=first, on="dev")
     if not comparison.cells:
-        raise SpecError(
-            f"sweep {folder.id} has no bitext, STS or transfer task in data.dev; name another: --sweep SWEEP"
-        )
+        lacks = "no bitext, STS or transfer task in data.dev; name another: --sweep SWEEP"
+        raise SpecError(f"sweep {folder.id} has {lacks}")
     return Comparison(
         sweep=folder.id,
         first=first,
@@ -131,11 +126,9 @@ def _scored_together(
         models = {"first": one, "second": other}
         if target is not None:
             rescore.check_widths(models, target, {"first": repr(scorings[0].model), "second": repr(scorings[1].model)})
-        words = [
-            word
-            for each, path in zip(scorings, (one, other), strict=True)
-            for word in trained_on(each.model, each.trial, tasks, view, path)
-        ]
+        words = list[str]()
+        for each, path in zip(scorings, (one, other), strict=True):
+            words += trained_on(each.model, each.trial, tasks, view, path)
         scored = rescore.scored(models, tasks, "dev", target=target)
     return (scored["first"][1], scored["second"][1]), tuple(dict.fromkeys(words))
 

@@ -97,10 +97,8 @@ def _folder_of(champion: Champion | None) -> dict[str, str]:
 def _logged(candidate: Candidate) -> dict[str, float]:
     """The dev metrics that have to come out again."""
     # `xsim_flipped` says how a score was made, and is there only if it is above zero.
-    metrics = candidate.report.metrics
-    return {
-        k: v for k, v in metrics.items() if k.startswith("dev/") and not k.endswith(("/xsim_flipped", "/zero_vectors"))
-    }
+    dev = {name: value for name, value in candidate.report.metrics.items() if name.startswith("dev/")}
+    return {name: value for name, value in dev.items() if not name.endswith(("/xsim_flipped", "/zero_vectors"))}
 
 
 def _undecided(candidate: Candidate, dev: Scores) -> Decision:
@@ -173,8 +171,7 @@ def baselines_of(candidate: Candidate) -> tuple[dict[str, str], list[str]]:
     """The folders of the sweep's `baselines` by their keys, and a warning for each that cannot be had now.
 
     A key is the row after `BASELINE`: a folder may be called `model`, as the candidate is."""
-    folders: dict[str, str] = {}
-    lost: list[str] = []
+    folders, lost = dict[str, str](), list[str]()
     for name in candidate.sweep.baselines:
         try:
             folders[BASELINE + baseline_row(name)] = str(hub_folder(*split_revision(name), setting="baselines"))
@@ -210,15 +207,8 @@ def contested(
     contaminated: Collection[str] = (),
 ) -> Decision:
     """The decision after the comparison with the champion; what was refused before stays refused."""
-    contest = compare(
-        (scored["champion"][1], scored["model"][1]),
-        tasks,
-        candidate.sweep.promotion,
-        name=champion.name,
-        on=on,
-        among=decision.among,
-        contaminated=contaminated,
-    )
+    both, rules, among = (scored["champion"][1], scored["model"][1]), candidate.sweep.promotion, decision.among
+    contest = compare(both, tasks, rules, name=champion.name, on=on, among=among, contaminated=contaminated)
     contaminations = unfiltered(champion.version, candidate, "the champion") if on == "test" else []
     verdict, reasons = contest.verdict, (*contest.reasons, *contaminations, *decision.reasons)
     if decision.verdict == "refuse":

@@ -131,16 +131,14 @@ def filter_corpus(
 def candidates(corpus: NoisyCorpus, test: Pairs | None) -> tuple[Pairs, dict[str, int]]:
     """The pairs that may be kept, and how many sources were in each language. Raises `DataError` if none is left."""
     among = select.checked_languages(corpus.languages)
-    pairs = select.without_repetitions(
-        select.read_pairs(corpus.path, corpus.columns, drop=corpus.drop, codec=corpus.codec)
-    )
+    read = select.read_pairs(corpus.path, corpus.columns, drop=corpus.drop, codec=corpus.codec)
+    pairs = select.without_repetitions(read)
     if test is not None:
         pairs = select.without_test(pairs, test)
     pairs, languages = select.without_english(pairs, among)
     if not len(pairs):
-        raise DataError(
-            f"{corpus.path}: nothing is left of {plural(pairs.read, 'pair')}; dropped: {dict(pairs.dropped)}"
-        )
+        words = f"nothing is left of {plural(pairs.read, 'pair')}; dropped: {dict(pairs.dropped)}"
+        raise DataError(f"{corpus.path}: {words}")
     return pairs, languages
 
 

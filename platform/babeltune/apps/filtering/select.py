@@ -85,9 +85,8 @@ def without_test(pairs: Pairs, test: Pairs) -> Pairs:
     """The pairs without a side that is in a test file; case, punctuation and blanks do not count."""
     test_keys = {text_key(text) for text in (*test.source, *test.target)}
     rows = zip(pairs.source, pairs.target, strict=True)
-    return pairs.kept(
-        [not test_keys & {text_key(text) for text in pair} for pair in rows], "a side is in the test file"
-    )
+    keep = [not test_keys & {text_key(text) for text in pair} for pair in rows]
+    return pairs.kept(keep, "a side is in the test file")
 
 
 def checked_languages(languages: Sequence[str] | None) -> tuple[str, ...] | None:
@@ -176,10 +175,8 @@ def write_subsets(folder: Path, ranked: Ranked, sizes: Sequence[int]) -> list[Su
         count, tokens = subset(ranked, size)
         name = f"top-{size}.tsv"
         with whole_file(folder / name) as file:
-            file.writelines(
-                f"{score:.6f}\t{in_a_field(source)}\t{in_a_field(target)}\n"
-                for source, target, score in ranked.rows(count)
-            )
+            for source, target, score in ranked.rows(count):
+                file.write(f"{score:.6f}\t{in_a_field(source)}\t{in_a_field(target)}\n")
         lowest = ranked.scores[count - 1] if count else None
         subsets.append(Subset(size, name, count, tokens, lowest))
     return subsets

@@ -113,17 +113,14 @@ def train(
             raise DataError(f"--train {recipe.model!r} names no end token in its generation_config.json; add it there")
         sources = tokenizer(list(source), truncation=True, max_length=recipe.max_tokens)["input_ids"]
         targets = tokenizer(text_target=list(target), add_special_tokens=False)["input_ids"]
-        front = [] if begin is None else [begin]
-        room = recipe.max_tokens - len(front) - 1
-        labels = [[*front, *ids[:room], end] for ids in targets]
-        warm = max(1, recipe.steps // 10)
+        front, warm = [] if begin is None else [begin], max(1, recipe.steps // 10)
+        labels = [[*front, *ids[: recipe.max_tokens - len(front) - 1], end] for ids in targets]
 
         def share(step: int) -> float:
             return min((step + 1) / warm, (recipe.steps - step) / (recipe.steps - warm + 1))
 
         descent = Descent(model, recipe.learning_rate, share, betas=(0.9, 0.98), weight_decay=1e-4)  # FLORES' baseline
-        losses: list[float] = []
-        rows: list[int] = []
+        losses, rows = list[float](), list[int]()
         order = torch.Generator().manual_seed(recipe.seed)
         for step in range(1, recipe.steps + 1):
             while len(rows) < recipe.batch:
@@ -153,9 +150,8 @@ def padded(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
 
 def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
     """The mean label-smoothed cross-entropy over the tokens that are not padding: [pairs, tokens, vocabulary]."""
-    return nn.functional.cross_entropy(
-        logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, label_smoothing=SMOOTHING
-    )
+    flat = logits.flatten(0, 1), labels.flatten()
+    return nn.functional.cross_entropy(*flat, ignore_index=IGNORED, label_smoothing=SMOOTHING)
 
 
 def score_model(recipe: Recipe, folder: Path, source: Sequence[str], target: Sequence[str]) -> Scores:
@@ -196,7 +192,6 @@ def scorers() -> dict[str, Metric]:
         from sacrebleu.metrics.bleu import BLEU
         from sacrebleu.metrics.chrf import CHRF
     except ImportError as error:
-        raise DataError(
-            "sacrebleu, which scores translations, is not installed; pip install 'babeltune[translation]'"
-        ) from error
+        words = "sacrebleu, which scores translations, is not installed; pip install 'babeltune[translation]'"
+        raise DataError(words) from error
     return {"bleu": BLEU(), "chrf": CHRF()}

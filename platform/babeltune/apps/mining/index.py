@@ -54,9 +54,8 @@ def _nearest(queries: Rows, candidates: Rows, k: int, kind: Index, tell: Callabl
         cosine, places = (torch.from_numpy(a) for a in index.search(x.numpy(), depth))
         keys = torch.where(places < 0, EMPTY, pack(cosine, places.clamp(min=0)))
         size = max(1, (1 << 22) // (depth * queries.dim))
-        chosen = torch.cat(
-            [exact(a, candidates, b)[:, :k] for a, b in zip(torch.split(x, size), torch.split(keys, size), strict=True)]
-        )
+        both = zip(torch.split(x, size), torch.split(keys, size), strict=True)
+        chosen = torch.cat([exact(some, candidates, of_some)[:, :k] for some, of_some in both])
         few = ((chosen[:, -1] == EMPTY) & x.any(dim=1)).nonzero()[:, 0]
         if len(few):
             chosen[few] = searched(x[few], candidates, k)
@@ -69,9 +68,8 @@ def _filled(kind: Index, candidates: Rows, tell: Callable[[int], None]) -> Any:
     faiss = load_faiss()
     count = len(candidates)
     if count < SMALLEST[kind]:
-        raise DataError(
-            f"an index {kind!r} needs {SMALLEST[kind]:,} sentences to learn from, not {count}: --index exact"
-        )
+        words = f"an index {kind!r} needs {SMALLEST[kind]:,} sentences to learn from, not {count}: --index exact"
+        raise DataError(words)
     if kind == "hnsw":
         index = faiss.IndexHNSWFlat(candidates.dim, 32, faiss.METRIC_INNER_PRODUCT)
         index.hnsw.efSearch = 128
@@ -107,6 +105,5 @@ def load_faiss() -> Any:
     try:
         return importlib.import_module("faiss")
     except ImportError as error:
-        raise DataError(
-            "faiss is not installed: pip install 'babeltune[faiss]' (`mine` does without it: --index exact)"
-        ) from error
+        words = "faiss is not installed: pip install 'babeltune[faiss]' (`mine` does without it: --index exact)"
+        raise DataError(words) from error

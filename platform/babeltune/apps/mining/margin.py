@@ -97,9 +97,8 @@ def _proposals(matches: Matches, margin: Margin) -> tuple[NDArray[np.float32], N
 
 
 def _one_to_one(left: NDArray[np.int64], right: NDArray[np.int64], lefts: int, rights: int) -> NDArray[np.int64]:
-    """Which of the pairs, in order, are taken when each takes both its sentences away from the later ones.
-
-    In rounds: a pair that comes first among the pairs left of both its sentences is taken at once."""
+    """Which of the pairs, in order, are taken when each takes both its sentences away from the later ones."""
+    # In rounds: a pair that comes first among the pairs left of both its sentences is taken at once.
     rounds: list[NDArray[np.int64]] = []
     waiting = np.arange(len(left))
     while len(waiting):

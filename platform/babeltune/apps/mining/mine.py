@@ -6,8 +6,9 @@ import codecs
 import functools
 import hashlib
 import io
+import itertools
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -144,23 +145,16 @@ def mine(source: Path, target: Path, out: Path, settings: Settings, encoding: En
         targets, target_lines = read_sentences(target, work / "target.txt", encoding.codec, right)
         progress("reading", 2, 2)
         if len(sources) == len(targets) and sum_of_hashes(sources) == sum_of_hashes(targets):
-            raise DataError(
-                f"{source} and {target} hold the same sentences, so each would find itself; give text in two languages"
-            )
+            same = f"{source} and {target} hold the same sentences, so each would find itself"
+            raise DataError(f"{same}; give text in two languages")
         folders = embed_sides((sources, targets), encoding, work, run_shards)
         matches = _search(folders, settings, encoding)
         pairs = retrieve(matches, settings.margin, settings.retrieval, settings.threshold)
         with whole_file(out) as file:
             for score, left, right in zip(pairs.score, pairs.left, pairs.right, strict=True):
                 file.write(f"{score:.6f}\t{sources[int(left)]}\t{targets[int(right)]}\n")
-    return Mined(
-        out=str(out),
-        pairs=len(pairs),
-        source=source_lines,
-        target=target_lines,
-        settings=settings,
-        **vars(_searched(matches, settings)),
-    )
+    found, search = len(pairs), vars(_searched(matches, settings))
+    return Mined(out=str(out), pairs=found, source=source_lines, target=target_lines, settings=settings, **search)
 
 
 def score(pairs_file: Path, out: Path, settings: Settings, encoding: Encoding) -> Scored:
@@ -171,9 +165,8 @@ def score(pairs_file: Path, out: Path, settings: Settings, encoding: Encoding) -
     check_place(out)
     with working(encoding.storage) as work:
         pairs = read_pairs(pairs_file, work / "pairs", encoding.columns, encoding.codec)
-        matches, scores = margins(
-            (pairs.source, pairs.target), (pairs.sources, pairs.targets), settings, encoding, work
-        )
+        texts, numbers = (pairs.source, pairs.target), (pairs.sources, pairs.targets)
+        matches, scores = margins(texts, numbers, settings, encoding, work)
         defined = scores != UNDEFINED
         with whole_file(out) as file:
             for value, i, j in zip(scores[defined], pairs.sources[defined], pairs.targets[defined], strict=True):
@@ -227,7 +220,8 @@ def encode(lines: IO[bytes], model: Model, out: Path, progress: Progress, codec:
         def read() -> Iterator[Line]:
             yield from bounded_lines(text_stream(lines, name, codec), name, hashlib.sha256(), LONGEST)
 
-        for batch in _batches(readable(read, name)):
+        source = iter(readable(read, name))
+        while batch := list(itertools.islice(source, BATCH)):
             texts = [_beginning(line, skipped is not None) for _, line, skipped in batch]
             replaced += sum("\ufffd" in text for text in texts)
             too_long += sum(skipped is not None for *_, skipped in batch)
@@ -254,17 +248,6 @@ def _header(file: IO[bytes], rows: int, dim: int) -> None:
 def _beginning(line: bytes, cut: bool) -> str:
     """A line as text; what is not UTF-8 is replaced. Of a line that is cut, no part of a letter is left."""
     return codecs.utf_8_decode(line[:LONGEST] if cut else line, "replace", not cut)[0].rstrip("\r\n")
-
-
-def _batches(lines: Iterable[Line]) -> Iterator[list[Line]]:
-    batch: list[Line] = []
-    for line in lines:
-        batch.append(line)
-        if len(batch) == BATCH:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
 
 
 def embed_sides(
@@ -306,20 +289,16 @@ def _searched(matches: Matches, settings: Settings) -> Searched:
 def warnings_about(done: Mined | Scored) -> Iterator[str]:
     """Warnings about the result of `mine` or `score`, such as fewer neighbours than `k`."""
     if min(done.neighbours) < done.settings.k:
-        yield (
-            f"k is {done.settings.k}, but one side has only {plural(min(done.neighbours), 'different sentence')}: "
-            "that many neighbours were used"
-        )
+        few = f"one side has only {plural(min(done.neighbours), 'different sentence')}"
+        yield f"k is {done.settings.k}, but {few}: that many neighbours were used"
     if any(done.without_neighbours):
         sources, targets = done.without_neighbours
         yield f"{sources} sources and {targets} targets have no neighbours, as a vector is zero: they are in no pair"
     if isinstance(done, Scored) and done.undefined:
         yield f"{done.undefined} pairs have no defined margin, so they are left out of the file and of the mean"
     if done.flipped:
-        yield (
-            f"the mean cosine around {done.flipped:.1%} of the candidates is not positive, where the ratio orders "
-            "backwards: use --margin distance"
-        )
+        around = f"the mean cosine around {done.flipped:.1%} of the candidates is not positive"
+        yield f"{around}, where the ratio orders backwards: use --margin distance"
     if not done.pairs and isinstance(done, Mined) and done.settings.threshold is not None:
         yield f"no pair has a score above {done.settings.threshold}; lower --threshold"
 

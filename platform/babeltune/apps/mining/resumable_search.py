@@ -85,9 +85,8 @@ class ResumableSearch:
             draft.replace(self._file)
         except OSError as error:
             draft.unlink(missing_ok=True)
-            raise StoreError(
-                f"cannot keep the search's state in {self._file}: {error.strerror or error}; free space and run again"
-            ) from error
+            why = f"{error.strerror or error}; free space and run again"
+            raise StoreError(f"cannot keep the search's state in {self._file}: {why}") from error
         self._saved = time.monotonic()
         self._cost = self._saved - started
 
@@ -95,14 +94,11 @@ class ResumableSearch:
         with contextlib.suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
             with np.load(self._file) as file:
                 done, *sides = (file[name] for name in ("done", "forward", "backward"))
-            sides_here = (self.found.forward, self.found.backward)
-            if done.shape != self.done.shape or any(
-                a.shape != tuple(b.shape) for a, b in zip(sides, sides_here, strict=True)
-            ):
-                return
-            for rows_here, stored in zip(sides_here, sides, strict=True):
-                rows_here.copy_(torch.from_numpy(stored))
-            self.done = done
+            pairs = list(zip((self.found.forward, self.found.backward), sides, strict=True))
+            if done.shape == self.done.shape and all(here.shape == stored.shape for here, stored in pairs):
+                for here, stored in pairs:
+                    here.copy_(torch.from_numpy(stored))
+                self.done = done
 
 
 def both_ways_resumable(search: ResumableSearch, progress: Count = uncounted) -> Matches:

@@ -77,9 +77,8 @@ def retrieve(
         with whole_file(out) as file:
             for number in range(len(query_texts)):
                 for cosine, index in zip(nearest.cosine[number].tolist(), nearest.index[number].tolist(), strict=True):
-                    if index < 0:
-                        continue
-                    file.write(f"{cosine:.6f}\t{query_texts[number]}\t{texts[index]}\n")
+                    if index >= 0:
+                        file.write(f"{cosine:.6f}\t{query_texts[number]}\t{texts[index]}\n")
     score = None
     if relevant is not None:
         asking = query_of[query_of != NONE]
@@ -122,9 +121,8 @@ def gold_of(
     place = {text: number for number in range(len(candidates)) if (text := candidates[number]) in named_texts}
     for number, text in numbered:
         if text not in place:
-            raise DataError(
-                f"{gold}, line {number}: {text[:80]!r} is no line of {path}; give line numbers, or the candidates' text"
-            )
+            todo = "give line numbers, or the candidates' text"
+            raise DataError(f"{gold}, line {number}: {text[:80]!r} is no line of {path}; {todo}")
         right.append(place[text])
     return np.array(right, np.int64)
 

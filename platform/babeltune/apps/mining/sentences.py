@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from babeltune.apps.own_files.tables import named_sheet
-from babeltune.apps.pair_files import Columns, only_column, pair_rows
-from babeltune.data.file_readers import BLANK, EMPTY_SIDE, ZERO_BYTE, Fault, file_at, not_utf8, numbered, refuse_broken
+from babeltune.apps.pair_files import Columns, file_named, only_column, pair_rows
+from babeltune.data.file_readers import BLANK, EMPTY_SIDE, ZERO_BYTE, Fault, not_utf8, numbered, refuse_broken
 from babeltune.errors import DataError
 
 if TYPE_CHECKING:
@@ -176,7 +175,7 @@ def read_files(
 
 def check_text(path: Path, codec: str | None, column: str | None) -> None:
     """Raises `DataError` for a file that cannot be read, or has no text or no such column. A pipe is not read."""
-    if file_at(str(named_sheet(str(path), path)[0]), once=True).is_file():
+    if file_named(str(path)).is_file():
         lines = Lines()
         if next(_text_lines(path, lines, codec, column), None) is None:
             _check_some(path, lines)
@@ -237,11 +236,9 @@ def _text_lines(path: Path, lines: Lines, codec: str | None, column: str | None 
     """The lines of the file that are text, or the texts of its column; all are counted."""
     column = column or only_column(str(path), codec)
     with warned_while_waiting(path) as begun:
-        rows: Iterator[tuple[int, Any]] = (
-            numbered(path, hashlib.sha256(), LONGEST, codec)
-            if column is None
-            else pair_rows(str(path), (column,), hashlib.sha256(), codec, LONGEST)
-        )
+        rows: Iterator[tuple[int, Any]] = numbered(path, hashlib.sha256(), LONGEST, codec)
+        if column is not None:
+            rows = pair_rows(str(path), (column,), hashlib.sha256(), codec, LONGEST)
         for lines.number, raw in rows:
             begun()
             lines.read += 1

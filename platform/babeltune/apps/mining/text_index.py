@@ -197,9 +197,8 @@ def open_index(folder: Path) -> TextIndex:
             raise ValueError(f"{record.rows} rows are not what its files hold")
     except (OSError, ValueError, TypeError, RuntimeError, pa.ArrowException) as error:
         reason = (getattr(error, "strerror", None) or str(error)).splitlines()[0]
-        raise DataError(
-            f"{folder} is no index, or a damaged one ({reason}); make one: `babeltune index MODEL FILES --out FOLDER`"
-        ) from error
+        todo = "make one: `babeltune index MODEL FILES --out FOLDER`"
+        raise DataError(f"{folder} is no index, or a damaged one ({reason}); {todo}") from error
     return TextIndex(folder, record, read_canary(folder / CANARY), vectors, texts)
 
 
@@ -213,10 +212,9 @@ def check_fit(index: TextIndex, folder: str, name: str) -> Fit:
     fit = fit_of(index.canary, model.encode, Path(folder))
     if fit.cosine < LEAST:
         old = record.folder if name == record.model else record.model  # an alias may have moved since
-        raise MisfitError(
-            f"{name} does not fit the index {index.folder} of {old}: {fit.words()} ({LEAST} is needed); make its "
-            f"queries fit, `babeltune adapter {old} {name} --out NEW`, and search with --model NEW"
-        )
+        todo = f"make its queries fit, `babeltune adapter {old} {name} --out NEW`, and search with --model NEW"
+        words = f"{name} does not fit the index {index.folder} of {old}: {fit.words()} ({LEAST} is needed)"
+        raise MisfitError(f"{words}; {todo}")
     return fit
 
 

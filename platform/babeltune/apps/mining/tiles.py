@@ -83,9 +83,8 @@ def check(left: Rows, right: Rows, k: int) -> None:
     if left.dim != right.dim:
         raise DataError(f"vectors of {left.dim} and of {right.dim} dimensions; encode both sides with one model")
     if not len(left) or not len(right):
-        raise DataError(
-            f"{len(left)} sentences on the left and {len(right)} on the right; neighbours need some of both"
-        )
+        sizes = f"{len(left)} sentences on the left and {len(right)} on the right"
+        raise DataError(f"{sizes}; neighbours need some of both")
     if k < 1:
         raise DataError(f"k is {k}; a sentence needs at least one neighbour")
 
@@ -223,9 +222,8 @@ def _improve(
 def settle(left: Rows, right: Rows, candidates: Candidates, k: int, precision: Precision = "fp32") -> Matches:
     """The k nearest of all candidates that are not zero vectors. Those are computed again whose order rounding could
     have decided."""
-    return Matches(
-        settled(left, right, candidates.forward, k, precision), settled(right, left, candidates.backward, k, precision)
-    )
+    forward = settled(left, right, candidates.forward, k, precision)
+    return Matches(forward, settled(right, left, candidates.backward, k, precision))
 
 
 @torch.inference_mode()

@@ -6,6 +6,7 @@ the same text share it."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -62,10 +63,8 @@ def model_at(folder: str, *, prompt: str | None = None, language: str | None = N
     layers for, and for none if it has layers for each."""
     routes = sorted(routes_of(Path(folder)))
     if language is None and routes:
-        raise DataError(
-            f"the model {folder} has layers for {', '.join(routes)}; say whose are wanted with --source-language and "
-            "--target-language (encode: --language)"
-        )
+        todo = "say whose are wanted with --source-language and --target-language (encode: --language)"
+        raise DataError(f"the model {folder} has layers for {', '.join(routes)}; {todo}")
     if language is not None and (language := match(written := language, routes)) is None:
         allowed = f"; there are {', '.join(routes)}{nearest(written, routes)}" if routes else "; leave it out"
         raise DataError(f"the model {folder} has no layers for the language {written!r}{allowed}")
@@ -127,10 +126,8 @@ def _description(texts: Sequence[str], model: Model) -> dict[str, object]:
 
 
 def _is_sound(folder: Path) -> bool:
-    if not folder.exists():
-        return False
-    try:
-        read_store(folder, verify=True)
-    except StoreError:
-        return False
-    return True
+    with suppress(StoreError):
+        if folder.exists():
+            read_store(folder, verify=True)
+            return True
+    return False

@@ -82,10 +82,8 @@ def header_evidence(rows: Sequence[Sequence[str]]) -> Evidence:
     if certainty and 2 * sum(all(map(is_name, row)) for row in rest) > len(rest):
         return Evidence(-MOST)  # the rows below could be names, too, such as `line 1`
     columns = [[value.strip() for value in column] for column in zip(*rest, strict=True)]
-    columns_evidence = [_of_column(name.strip(), column) for name, column in zip(first, columns, strict=True)]
-    return Evidence(
-        certainty + sum(each.score for each in columns_evidence), sum(each.style for each in columns_evidence)
-    )
+    evidence = [_of_column(name.strip(), column) for name, column in zip(first, columns, strict=True)]
+    return Evidence(certainty + sum(each.score for each in evidence), sum(each.style for each in evidence))
 
 
 def is_name(cell: str) -> bool:
@@ -135,10 +133,8 @@ def _by_words(name: str, values: Sequence[str]) -> float:
 
 def _script(name: str, values: Sequence[str]) -> float:
     """Letters of another script than nearly all values have."""
-    scripts = [_scripts(value) for value in values]
-    common, count = (
-        Counter(script for each in scripts for script in each).most_common(1)[0] if any(scripts) else ("", 0)
-    )
+    scripts = Counter(script for value in values for script in _scripts(value))
+    common, count = next(iter(scripts.most_common(1)), ("", 0))
     here = _scripts(name)
     return 3.0 if here and common not in here and count >= 0.9 * len(values) else 0.0
 

@@ -84,9 +84,8 @@ def init(files: Sequence[str], options: InitOptions) -> InitResult:
     collected = collect(tables, options.columns)
     if collected.tables:
         for each in collected.monolingual:
-            collected.notes.append(
-                f"{each.path}: one language ({each.language}) and no partner of as many lines; not used"
-            )
+            words = f"one language ({each.language}) and no partner of as many lines; not used"
+            collected.notes.append(f"{each.path}: {words}")
         try:
             return make_sweep(files, collected, options)
         except DataError as error:  # what is doubted may be its cause
@@ -161,15 +160,14 @@ def make_sweep(files: Sequence[str], collected: Collected, options: InitOptions)
     if repeated:
         verb = "stands" if repeated == 1 else "stand"
         notes.append(f"{plural(repeated, 'row')} {verb} in an earlier file too; each was used once")
+    named = f"{shlex.quote(str(out))}{cluster_option(proposal)}"
     return InitResult(
         path=out,
         kind="sweep",
         files=tuple(map(summary, collected.tables)),
         splits={group.name: {name: group.size(name) for name in ("train", "dev", "test")} for group in parts},
         notes=tuple(notes),
-        next=tuple(
-            f"babeltune {command} {shlex.quote(str(out))}{cluster_option(proposal)}" for command in ("plan", "submit")
-        ),
+        next=tuple(f"babeltune {command} {named}" for command in ("plan", "submit")),
     )
 
 
@@ -201,13 +199,9 @@ def make_recipe(collected: Collected, options: InitOptions) -> InitResult:
         by_language.setdefault(each.language, []).append(each)
     if len(by_language) < 2:
         names = ", ".join(str(each.path) for each in collected.monolingual)
-        raise DataError(
-            f"{names}: text in one language, {', '.join(by_language)}; give a table with two languages a row, or a "
-            "file in another language, to mine pairs from"
-        )
-    pivot = (
-        "eng" if "eng" in by_language else max(by_language, key=lambda code: sum(f.lines for f in by_language[code]))
-    )
+        todo = "give a table with two languages a row, or a file in another language, to mine pairs from"
+        raise DataError(f"{names}: text in one language, {', '.join(by_language)}; {todo}")
+    pivot = max(by_language, key=lambda code: (code == "eng", sum(file.lines for file in by_language[code])))
     model = options.teacher or MULTILINGUAL
     mined: list[tuple[Path, str]] = []
     commands: list[str] = []

@@ -87,9 +87,8 @@ def codes_in(value: str) -> list[str]:
         if len(pair) != 2 or not all(map(_is_common, pair)) or len(pair[1]) == 4 or pair[1].isupper():
             return [language_called(whole) or whole]
     parts = re.split(r"\s*(?:-+>?|_|→|/|\||>|\bto\b)\s*", whole)
-    codes = [
-        part if re.fullmatch(r"[A-Za-z]{2,3}", part) and _is_common(part) else language_called(part) for part in parts
-    ]
+    are_codes = [re.fullmatch(r"[A-Za-z]{2,3}", part) is not None and _is_common(part) for part in parts]
+    codes = [part if is_code else language_called(part) for part, is_code in zip(parts, are_codes, strict=True)]
     return [code for code in codes if code] if len(parts) == 2 and all(codes) else []
 
 

@@ -62,11 +62,12 @@ def teacher_of(model: str | None, languages: Sequence[str], knows: Sequence[str]
     english = [language for language in languages if known_by(language, ("eng",))]
     if model is None:
         if not english:
-            raise DataError(
-                f"the bundled teacher knows English, and your text is in {', '.join(languages)}; name a teacher that "
-                "knows one of these: --teacher sentence-transformers/LaBSE, or the folder of one; a language that is "
-                "misread is named with --columns eng=COLUMN,fra=COLUMN"
+            words = f"the bundled teacher knows English, and your text is in {', '.join(languages)}"
+            todo = (
+                "name a teacher that knows one of these: --teacher sentence-transformers/LaBSE, or the folder of one; "
             )
+            todo += "a language that is misread is named with --columns eng=COLUMN,fra=COLUMN"
+            raise DataError(f"{words}; {todo}")
         return Teacher(languages=tuple(english))
     return Teacher(model=model, languages=tuple(english or languages))
 
@@ -75,10 +76,9 @@ def check_sets(groups: Sequence[Group], teacher: Teacher) -> None:
     """`DataError` for a set whose languages the teacher does not know: nothing could be learnt from its rows."""
     for group in groups:
         if not any(known_by(language, teacher.languages) for language in group.texts):
-            raise DataError(
-                f"{group.name}: the teacher knows {', '.join(teacher.languages)}, none of these languages; leave these "
-                "files out, or name another --teacher, with --teacher-languages"
-            )
+            todo = "leave these files out, or name another --teacher, with --teacher-languages"
+            words = f"the teacher knows {', '.join(teacher.languages)}, none of these languages"
+            raise DataError(f"{group.name}: {words}; {todo}")
 
 
 def baselines_among(models: Iterable[str], teacher: Teacher) -> tuple[str, ...]:

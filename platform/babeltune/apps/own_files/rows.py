@@ -142,21 +142,16 @@ def read_columns(table: Table, wanted: Mapping[str, str]) -> list[TableRows]:
         return by_language(table, tags)
     columns = found_columns(table, notes, user_columns(table, wanted, notes))
     if len(columns) < 2 and len(table.sample) > 1 and len(set(table.sample)) == 1:
-        raise DataError(
-            f"{table.given}: all rows are equal ({len(table.sample):,} were looked at), so one row is left; "
-            "training needs different rows: correct what wrote the file"
-        )
+        equal = f"all rows are equal ({len(table.sample):,} were looked at), so one row is left"
+        raise DataError(f"{table.given}: {equal}; training needs different rows: correct what wrote the file")
     if len(columns) < 2:
         words = ", ".join(f"{language} ({shortened(column)})" for language, column in columns.items())
         lack = f"with text in {words} only" if columns else "without text in a language"
-        raise DataError(
-            f"{table.given}: a table ({table.layout}) {lack}; columns: "
-            f"{_values(table)}; parallel text has two languages a row: name them with --columns fra=COLUMN,eng=COLUMN, "
-            f"or give the two files of aligned lines together{_about_header(table)}"
-        )
+        todo = "parallel text has two languages a row: name them with --columns fra=COLUMN,eng=COLUMN, or give the two"
+        todo += f" files of aligned lines together{_about_header(table)}"
+        raise DataError(f"{table.given}: a table ({table.layout}) {lack}; columns: {_values(table)}; {todo}")
     rows = read_rows(table.given, source_of(table, columns), _root(table))
-    unused = [name for name in table.columns if name not in columns.values()]
-    if unused:
+    if unused := [name for name in table.columns if name not in columns.values()]:
         notes.append(f"{table.given}: not used: column {', '.join(map(shortened, unused[:20]))}")
     return [usable_rows(table.given, table.layout, columns, rows, notes)]
 
@@ -194,17 +189,14 @@ def user_columns(table: Table, by_language: Mapping[str, str], notes: list[str])
     for language, column in by_language.items():
         numbered = column.isdigit() and int(column) < len(table.columns)
         if column not in table.columns and not numbered:
-            near = nearest(column, table.columns)
-            raise DataError(
-                f"{table.given}: no column {shortened(column)}; columns: {_values(table)}{near}{_about_header(table)}"
-            )
+            there = f"{_values(table)}{nearest(column, table.columns)}{_about_header(table)}"
+            raise DataError(f"{table.given}: no column {shortened(column)}; columns: {there}")
         column = column if column in table.columns else table.columns[int(column)]
         seen = language_of(table.column(column))
         if seen.code and not agree(language, seen):
-            notes.append(
-                f"{table.given}: --columns says that {shortened(column)} is {language} ({name_of(language)}), and it "
-                f"reads as {seen.words}; if so, say --columns {seen.code}={column}"
-            )
+            says = f"--columns says that {shortened(column)} is {language} ({name_of(language)})"
+            todo = f"if so, say --columns {seen.code}={column}"
+            notes.append(f"{table.given}: {says}, and it reads as {seen.words}; {todo}")
         columns[alpha3(language)] = column
     return columns
 
@@ -234,9 +226,7 @@ def found_columns(table: Table, notes: list[str], chosen: Mapping[str, str]) -> 
         return columns
     for column in sorted(table.columns, key=lambda name: -_letters(table.column(name))):
         texts = table.column(column)
-        if column in columns.values():
-            continue
-        if _letters(texts) < LEAST_LETTERS or _is_label(texts):
+        if column in columns.values() or _letters(texts) < LEAST_LETTERS or _is_label(texts):
             continue
         seen = language_of(texts)
         code = code_in(column, rare=True) if table.header else None
@@ -294,12 +284,9 @@ def by_language(table: Table, tags: Sequence[str]) -> list[TableRows]:
         if len(columns) < 2:
             odd[words] = len(places)
             continue
-        part = Rows(
-            columns={language: texts[column] for language, column in columns.items()},
-            ids=Texts.of([]),
-            digest=rows.digest,
-            dropped={} if parts else rows.dropped,
-        )
+        by_code = {language: texts[column] for language, column in columns.items()}
+        dropped = {} if parts else rows.dropped
+        part = Rows(columns=by_code, ids=Texts.of([]), digest=rows.digest, dropped=dropped)
         try:
             parts.append(usable_rows(f"{table.given} ({words})", table.layout, columns, part, []))
         except DataError:  # no row is left
@@ -346,9 +333,8 @@ def _is_label(texts: Sequence[str]) -> bool:
 def _values(table: Table) -> str:
     """The columns with their first value."""
     first = table.sample[0] if table.sample else ("",) * len(table.columns)
-    return ", ".join(
-        f"{shortened(name)} ({shortened(value, 30)[1:-1]})" for name, value in zip(table.columns, first, strict=True)
-    )
+    values = zip(table.columns, first, strict=True)
+    return ", ".join(f"{shortened(name)} ({shortened(value, 30)[1:-1]})" for name, value in values)
 
 
 # --- Files of one sentence a line ----------------------------------------------------------------------------------
@@ -358,19 +344,12 @@ def aligned(tables: Sequence[Table]) -> list[list[Table]]:
     """Groups of files that have equally many lines and one stem, such as `talks.fra` and `talks.eng`.
 
     Two files alone need no common stem: equally many lines make them a group."""
-    counts = {table.given: count_lines(table) for table in tables}
     groups: dict[tuple[str, int], list[Table]] = {}
-    alone = len(tables) == 2
     for table in tables:
-        stem = "" if alone else stem_of(text_name(Path(table.path)))
-        groups.setdefault((stem, counts[table.given]), []).append(table)
+        parts = re.split(r"[._-]", text_name(Path(table.path)).removesuffix(".txt"))
+        stem = "" if len(tables) == 2 else "-".join(part for part in parts if code_in(part) is None)
+        groups.setdefault((stem, count_lines(table)), []).append(table)
     return list(groups.values())
-
-
-def stem_of(name: str) -> str:
-    """The file's name without the parts that say a language."""
-    parts = re.split(r"[._-]", name.removesuffix(".txt"))
-    return "-".join(part for part in parts if code_in(part) is None)
 
 
 def count_lines(table: Table) -> int:

@@ -73,11 +73,9 @@ def texts_by_languages(tables: Sequence[TableRows]) -> tuple[list[dict[str, list
 def large_enough(groups: Sequence[dict[str, list[str]]], notes: list[str]) -> list[dict[str, list[str]]]:
     """The groups of at least `LEAST_ROWS` rows; a note for each other one. Raises `DataError` if none is left."""
     sizes = {"-".join(texts): len(next(iter(texts.values()))) for texts in groups}
-    small = [
-        f"{name}: {plural(size, 'different row')}; train, dev and a sealed test need at least {LEAST_ROWS:,}"
-        for name, size in sizes.items()
-        if size < LEAST_ROWS
-    ]
+    rule = f"train, dev and a sealed test need at least {LEAST_ROWS:,}"
+    few = {name: plural(size, "different row") for name, size in sizes.items() if size < LEAST_ROWS}
+    small = [f"{name}: {rows}; {rule}" for name, rows in few.items()]
     if len(small) == len(groups):
         raise DataError(f"{'; '.join(small[:3])}: add text, or leave these files out")
     notes += [f"{words}: this pair was left out" for words in small]
@@ -95,24 +93,27 @@ def split(groups: Sequence[dict[str, list[str]]]) -> list[Group]:
         try:
             parts = hold_out(free, Split(pairs=MOST), seed, share=SHARE, least=LEAST)
         except DataError as error:
-            raise DataError(
-                f"no row can be held out as {name}: nearly all rows share a text with one another, directly or through "
-                "other rows; add text that repeats less, or leave out the file whose texts repeat"
-            ) from error
+            why = "nearly all rows share a text with one another, directly or through other rows"
+            todo = "add text that repeats less, or leave out the file whose texts repeat"
+            raise DataError(f"no row can be held out as {name}: {why}; {todo}") from error
         chosen[name] = []
         for block, mask, part in zip(free, held_out, parts, strict=True):
             whole = np.zeros(len(mask), bool)
             whole[block.rows[part]] = True
             chosen[name].append(whole)
             mask |= whole
-    firsts = [owner.index(number) for number in range(len(groups))]
-    by_languages = [
-        Group(
-            texts=texts, splits={"train": ~held_out[first], "dev": chosen["dev"][first], "test": chosen["test"][first]}
-        )
-        for texts, first in zip(groups, firsts, strict=True)
-    ]
-    _refuse_small(by_languages)
+    by_languages = list[Group]()
+    for number, texts in enumerate(groups):
+        first = owner.index(number)
+        splits = {"train": ~held_out[first], "dev": chosen["dev"][first], "test": chosen["test"][first]}
+        by_languages.append(Group(texts=texts, splits=splits))
+    for group, name in itertools.product(by_languages, SEEDS):
+        if group.size(name) < LEAST:
+            held = f"only {plural(group.size(name), 'row')} can be held out as {name}"
+            why = (
+                f"since most rows share texts with one another; at least {LEAST} are needed: add text that repeats less"
+            )
+            raise DataError(f"{group.name}: {held}, {why}")
     return by_languages
 
 
@@ -135,22 +136,10 @@ def _blocks(number: int, texts: Mapping[str, list[str]]) -> list[Block]:
     ]
 
 
-def _refuse_small(groups: Sequence[Group]) -> None:
-    for group, name in itertools.product(groups, SEEDS):
-        if group.size(name) < LEAST:
-            raise DataError(
-                f"{group.name}: only {plural(group.size(name), 'row')} can be held out as {name}, since most rows "
-                "share texts "
-                f"with one another; at least {LEAST} are needed: add text that repeats less"
-            )
-
-
 def write(groups: Sequence[Group], folder: Path) -> None:
     """Writes each split as a TSV with a header, such as `train.fra-eng.tsv`; tabs and line breaks become blanks."""
     for group, name in itertools.product(groups, ("train", "dev", "test")):
         rows = group.rows(name)
-        lines = [
-            "\t".join(rows),
-            *("\t".join(" ".join(text.split()) for text in row) for row in zip(*rows.values(), strict=True)),
-        ]
+        lines = ["\t".join(rows)]
+        lines += ("\t".join(" ".join(text.split()) for text in row) for row in zip(*rows.values(), strict=True))
         (folder / f"{name}.{group.name}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8", newline="")

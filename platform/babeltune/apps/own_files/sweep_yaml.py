@@ -36,21 +36,11 @@ def searched(file: str) -> str:
     """The losses of a shipped sweep file, and what it searches, as lines of YAML."""
     values = read_document(shipped_file(file)).values
     parameters = _section(values, "parameters")
-    ranges = {
-        name: {key: value for key, value in _section(parameters, name).items() if key != "when"}
-        for name in parameters
-        if name not in OF_THE_BUDGET
-    }
-    return "\n".join(
-        [
-            f"method: {values['method']}",
-            "config:",
-            *_lines(_section(values, "config")),
-            "# What is searched. A line less is a setting less; `babeltune methods combined` lists the others.",
-            "parameters:",
-            *_lines(ranges),
-        ]
-    )
+    ranges = {name: _section(parameters, name) for name in parameters if name not in OF_THE_BUDGET}
+    ranges = {name: {key: each[key] for key in each if key != "when"} for name, each in ranges.items()}
+    lines = [f"method: {values['method']}", "config:", *_lines(_section(values, "config"))]
+    lines.append("# What is searched. A line less is a setting less; `babeltune methods combined` lists the others.")
+    return "\n".join([*lines, "parameters:", *_lines(ranges)])
 
 
 def _section(values: JsonObject, name: str) -> JsonObject:
@@ -61,10 +51,8 @@ def _section(values: JsonObject, name: str) -> JsonObject:
 
 def _lines(values: Mapping[str, object]) -> list[str]:
     """A mapping's entries, each on a line."""
-    return [
-        f"  {yaml.safe_dump({key: value}, default_flow_style=True, width=10_000).strip()[1:-1]}"
-        for key, value in values.items()
-    ]
+    entries = (yaml.safe_dump({key: values[key]}, default_flow_style=True, width=10_000) for key in values)
+    return [f"  {entry.strip()[1:-1]}" for entry in entries]
 
 
 class Shape(NamedTuple):
@@ -97,25 +85,18 @@ def cluster_option(proposal: Proposal) -> str:
     return f" --cluster {GPU_CLUSTER}" if proposal.gpu else ""
 
 
-def schema_line(folder: Path) -> str:
-    """The line by which editors find the schema beside the split files. It takes no name with a blank."""
-    return "" if len(folder.name.split()) > 1 else f"# yaml-language-server: $schema=./{folder.name}/{SCHEMA}\n"
-
-
 def sweep_yaml(
     name: str, file: str, folder: Path, groups: Sequence[Group], proposal: Proposal, given: Sequence[str]
 ) -> str:
     """The text of the sweep file. `folder` holds the split files, `given` are the user's files."""
     here = shlex.quote(file) + cluster_option(proposal)
     shape = STUDENTS[proposal.gpu]
-    precision = ", precision: bf16" if proposal.gpu else ""
-    points = "" if proposal.gpu else ", first_points: margin"
-    hints = "random settings" if proposal.gpu else "settings that were good on other text"
     knows = ", ".join(proposal.teacher.languages)
-    pool = min(group.size("test") for group in groups)
     files = "\n".join(f"#   {' '.join(each.split())}" for each in given)
+    # Editors find the schema beside the split files by this line, which takes no name with a blank.
+    schema_line = f"# yaml-language-server: $schema=./{folder.name}/{SCHEMA}\n" if len(folder.name.split()) < 2 else ""
     return f"""\
-{schema_line(folder)}# Written by `babeltune init` from:
+{schema_line}# Written by `babeltune init` from:
 {files}
 # Check: `babeltune plan {here}`. Run: `babeltune submit {here}`. Keep the best: `babeltune promote {name}`.
 version: 1
@@ -144,6 +125,16 @@ student: {{{shape.fields}, vocabulary: {proposal.vocabulary}, lowercase: true,
   max_tokens: 64, projection: teacher}}
 # The teacher gives the targets. It has to know the languages in this list, and one language of each row.
 teacher: {{model: {quoted(proposal.teacher.model)}, languages: [{knows}]}}
+{training(name, groups, proposal)}"""
+
+
+def training(name: str, groups: Sequence[Group], proposal: Proposal) -> str:
+    """The length of a trial, the search with its budget, what is kept, and what a promoted model must reach."""
+    precision = ", precision: bf16" if proposal.gpu else ""
+    points = "" if proposal.gpu else ", first_points: margin"
+    hints = "random settings" if proposal.gpu else "settings that were good on other text"
+    pool = min(group.size("test") for group in groups)
+    return f"""\
 # {proposal.pairs:,} pairs are {proposal.pairs / proposal.rows:.1f} passes over {plural(proposal.rows, "row")}.
 training: {{pairs: {proposal.pairs}, reports: 5, global_batch: {proposal.global_batch}{precision}}}
 

@@ -177,12 +177,10 @@ def json_kind(lines: Sequence[str]) -> Literal["lines", "list", "lists", ""]:
 
 
 def _delimited(file: str, path: Path, lines: Sequence[str], hint: HeaderHint, named: str) -> Table:
-    """A table of delimited text, or one sentence a line. `wanted`: whether it has a header, or columns of one. `named`:
-    the delimiter that the file names."""
+    """A table of delimited text, or one sentence a line. `named` is the delimiter that the file names."""
     if not any(map(str.strip, lines)):
-        raise DataError(
-            f"{file} has only blank lines or ones of more than {LINE_CHARACTERS:,} bytes; name a file with text"
-        )
+        words = f"only blank lines or ones of more than {LINE_CHARACTERS:,} bytes"
+        raise DataError(f"{file} has {words}; name a file with text")
     is_csv = text_name(path).lower().endswith(".csv")
     best: tuple[float, int, str, bool, list[list[str]]] | None = None
     for order, (delimiter, least) in enumerate({named: 0.0}.items() if named else LEAST_ALIKE.items()):
@@ -225,9 +223,8 @@ def _header(file: str, rows: Sequence[Sequence[str]], hint: HeaderHint) -> tuple
     if evidence.sure or len(rows) == 1:
         return evidence.header, ()
     reading, other = ("names", "--no-header") if evidence.header else ("text", "--header")
-    return evidence.header, (
-        f"{file}: the first row ({shortened(cells)}) was taken for {reading}; if it is not: {other}",
-    )
+    words = f"the first row ({shortened(cells)}) was taken for {reading}; if it is not: {other}"
+    return evidence.header, (f"{file}: {words}",)
 
 
 def find_header(
@@ -246,14 +243,12 @@ def find_header(
         header, notes = _header(file, rows, hint)
         guessed = bool(notes)
     if len(rows) == 1 and header:
-        raise DataError(
-            f"{file} has a header and no rows: {list_of(rows[0])}; put rows below it, or read it without a header"
-        )
+        todo = "put rows below it, or read it without a header"
+        raise DataError(f"{file} has a header and no rows: {list_of(rows[0])}; {todo}")
     names = [name.strip() for name in rows[0]] if header else [str(i) for i in range(len(rows[0]))]
     if header and (twice := [name for name, count in Counter(names).items() if name and count > 1]):
-        raise DataError(
-            f"{file}:1: several columns are called {shortened(twice[0])}; rename all but one, or read no header"
-        )
+        words = f"several columns are called {shortened(twice[0])}; rename all but one, or read no header"
+        raise DataError(f"{file}:1: {words}")
     return header, guessed, tuple(names), rows[header:], notes
 
 
@@ -318,9 +313,8 @@ def _units(file: str, path: Path, format_: translation_files.Format, encoding: s
     if not texts:
         reasons = Counter(unit.reason for _, unit in some if isinstance(unit, Fault))
         refuse_broken(file, len(some), len(some), reasons, word="units")
-    sample = tuple(
-        tuple(next(iter(translation_files.text_in(unit, column)), "") for column in columns) for unit in texts
-    )
+    cells = ((next(iter(translation_files.text_in(unit, each)), "") for each in columns) for unit in texts)
+    sample = tuple(map(tuple, cells))
     return Table(given=file, path=str(path), format=format_, columns=columns, sample=sample, encoding=encoding)
 
 
@@ -406,17 +400,11 @@ def guessed(path: Path, sample: bytes) -> str:
     best = matches.best()
     if best is None:
         raise DataError(f"{path} is not UTF-8, and no other encoding fits; name it with --encoding, or {to_utf8(b'')}")
-    alike = {
-        name
-        for match in matches
-        if match.chaos <= best.chaos + 0.02
-        for name in (match.encoding, *match.could_be_from_charset)
-    }
-    return next((name for name in WESTERN if name in alike and _is_latin(sample, name)), best.encoding)
-
-
-def _is_latin(sample: bytes, encoding: str) -> bool:
-    """Whether the text has more plain letters than others, as languages of western Europe do."""
-    text = sample.decode(encoding, errors="replace")
-    letters = [character for character in text if character.isalpha()]
-    return sum(character.isascii() for character in letters) > 0.7 * len(letters)
+    close = [match for match in matches if match.chaos <= best.chaos + 0.02]
+    alike = {name for match in close for name in (match.encoding, *match.could_be_from_charset)}
+    for name in WESTERN:
+        letters = [each for each in sample.decode(name, errors="replace") if each.isalpha()]
+        # Languages of western Europe have more plain letters than others.
+        if name in alike and sum(each.isascii() for each in letters) > 0.7 * len(letters):
+            return name
+    return best.encoding

@@ -63,20 +63,14 @@ class Metrics:
         from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
         self.registry = CollectorRegistry()
-        prefix = "babeltune_serve"
-        self.requests = Counter(
-            f"{prefix}_requests", "Requests, by path and status.", ["path", "status"], registry=self.registry
-        )
-        self.seconds = Histogram(
-            f"{prefix}_seconds", "Seconds of requests for vectors.", buckets=SECONDS, registry=self.registry
-        )
-        self.texts = Counter(f"{prefix}_texts", "Texts that were encoded.", registry=self.registry)
-        self.batches = Histogram(f"{prefix}_batch_texts", "Texts of a batch.", buckets=SIZES, registry=self.registry)
-        self.failures = Counter(
-            f"{prefix}_alias_failures", "Looks at an alias that failed.", ["model"], registry=self.registry
-        )
-        waiting = Gauge(f"{prefix}_waiting_texts", "Texts that wait for a batch.", ["model"], registry=self.registry)
-        version = Gauge(f"{prefix}_model_version", "The version that serves.", ["model"], registry=self.registry)
+        named: dict[str, Any] = {"namespace": "babeltune_serve", "registry": self.registry}
+        self.requests = Counter("requests", "Requests, by path and status.", ["path", "status"], **named)
+        self.seconds = Histogram("seconds", "Seconds of requests for vectors.", buckets=SECONDS, **named)
+        self.texts = Counter("texts", "Texts that were encoded.", **named)
+        self.batches = Histogram("batch_texts", "Texts of a batch.", buckets=SIZES, **named)
+        self.failures = Counter("alias_failures", "Looks at an alias that failed.", ["model"], **named)
+        waiting = Gauge("waiting_texts", "Texts that wait for a batch.", ["model"], **named)
+        version = Gauge("model_version", "The version that serves.", ["model"], **named)
         for model in models:
             waiting.labels(model.name).set_function(partial(getattr, model.batches, "waiting"))
             if model.version:
@@ -98,10 +92,9 @@ class Server:
             # Batches are short. On a busy machine threads that wait for one another take fifty times as long.
             torch.set_num_threads(1)
             os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        tasks = [
-            asyncio.create_task(model.follow(self.alias_s, self.metrics.failures.labels(model.name).inc))
-            for model in self.models
-        ]
+        failed = self.metrics.failures
+        follow = [model.follow(self.alias_s, failed.labels(model.name).inc) for model in self.models]
+        tasks = list(map(asyncio.create_task, follow))
         yield
         for task in tasks:
             task.cancel()
@@ -167,15 +160,13 @@ class Server:
             if not isinstance(fields.get(field), bool | None):
                 raise RequestError(400, f"{field}: {quoted(fields[field])} must be true or false", field)
         if fields.get("prompt_name") is not None:
-            raise RequestError(
-                400, "prompt_name: the model puts its own prompt before each text; leave it out", "prompt_name"
-            )
+            words = "prompt_name: the model puts its own prompt before each text; leave it out"
+            raise RequestError(400, words, "prompt_name")
         encoded, vectors = await self._encode(self.models[0], fields, "inputs")
         if fields.get("truncate") is False and any(encoded.cut):
             place = encoded.cut.index(True)
-            raise RequestError(
-                413, f"inputs {place}: has more tokens than the model reads; cut it, or send truncate: true"
-            )
+            words = f"inputs {place}: has more tokens than the model reads; cut it, or send truncate: true"
+            raise RequestError(413, words)
         return json_response(vectors if fields.get("normalize") is False else unit(vectors))
 
     def _model(self, name: object) -> Served:
@@ -192,9 +183,8 @@ class Server:
         begun, encoder = time.perf_counter(), model.encoder
         texts, dim = texts_of(fields.get(key), key), fields.get("dimensions")
         if dim is not None and not (type(dim) is int and 1 <= dim <= encoder.dim):
-            raise RequestError(
-                400, f"dimensions: {quoted(dim)} must be a whole number from 1 to {encoder.dim}", "dimensions"
-            )
+            words = f"dimensions: {quoted(dim)} must be a whole number from 1 to {encoder.dim}"
+            raise RequestError(400, words, "dimensions")
         if model.batches.waiting + len(texts) > MOST_WAITING:
             raise RequestError(429, f"{model.batches.waiting:,} texts wait already; try again in a second")
         encoded = await model.batches.encode(encoder, texts)
@@ -222,12 +212,9 @@ def serving_app(
         words = f"{request.method} {request.url.path[:100]}: there are {', '.join(answers)}"
         return error_response(request.url.path, RequestError(error.status_code, words))
 
+    handlers: dict[int | type[Exception], Any] = {404: other, 405: other}
     app = FastAPI(
-        docs_url=None,
-        redoc_url=None,
-        openapi_url=None,
-        exception_handlers={404: other, 405: other},
-        lifespan=server.lifespan,
+        docs_url=None, redoc_url=None, openapi_url=None, exception_handlers=handlers, lifespan=server.lifespan
     )
     hosts = ["127.0.0.1", "localhost", "[::1]"] if loopback else ["*"]
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts)
@@ -267,9 +254,8 @@ def texts_of(value: object, key: str) -> list[str]:
     if not isinstance(texts, list) or not texts:
         raise RequestError(400, f"{key}: must be a text or a list of texts, not empty", key)
     if len(texts) > MOST_TEXTS:
-        raise RequestError(
-            413, f"{key}: has {len(texts):,} texts; a request may have {MOST_TEXTS:,}; send several", key
-        )
+        words = f"{key}: has {len(texts):,} texts; a request may have {MOST_TEXTS:,}; send several"
+        raise RequestError(413, words, key)
     for place, text in enumerate(texts):
         if not isinstance(text, str):
             raise RequestError(400, f"{key} {place}: {quoted(text)} must be a text", key)

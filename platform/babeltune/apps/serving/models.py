@@ -176,8 +176,7 @@ class Batches:
 
     def _next(self) -> list[Piece]:
         """The pieces that came first and go to one encoder, up to `BATCH` texts."""
-        batch: list[Piece] = []
-        size = 0
+        batch, size = list[Piece](), 0
         while self._pieces and (not batch or self._pieces[0].encoder is batch[0].encoder):
             if size + len(self._pieces[0].texts) > BATCH:
                 break

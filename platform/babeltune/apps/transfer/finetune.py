@@ -180,9 +180,8 @@ def load(folder: Path, task: Task, max_tokens: int | None) -> tuple[Any, Any, in
     inside = f"{model.base_model_prefix}."
     absent = sorted(key for key in loaded["missing_keys"] if key.startswith(inside) and "pooler" not in key)
     if absent:
-        raise TeacherError(
-            f"{folder} lacks {absent[0]} and {len(absent) - 1} more weights of its encoder; save it again"
-        )
+        words = f"lacks {absent[0]} and {len(absent) - 1} more weights of its encoder; save it again"
+        raise TeacherError(f"{folder} {words}")
     if not tokenizer.is_fast:
         raise TeacherError(f"{folder} has no fast tokenizer, which tells the tokens of each word; save one with it")
     positions = getattr(model.config, "max_position_embeddings", None)
@@ -274,9 +273,7 @@ def fit(
     order = torch.Generator().manual_seed(settings.seed)
     steps = epochs * math.ceil(len(pieces) / settings.batch)
     descent = Descent(model, settings.learning_rate, lambda step: 1 - step / steps)
-    losses: list[float] = []
-    judged: list[float] = []
-    best: dict[str, Tensor] = {}
+    losses, judged, best = list[float](), list[float](), dict[str, Tensor]()
     for epoch in range(1, epochs + 1):
         model.train()
         step_losses = []

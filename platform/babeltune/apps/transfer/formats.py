@@ -108,20 +108,16 @@ def _pairs(file: Path, task: Task, language: str, content: hashlib._Hash, refusa
             continue
         yield (left, right), (plural(SPELLED.get(label, label), task, place),)
     if languages and not matched:
-        offered = ", ".join(sorted(languages))
-        raise DataError(
-            f"{file} has no rows of language {language!r}; languages: {offered}{nearest(language, languages)}"
-        )
+        offered = f"{', '.join(sorted(languages))}{nearest(language, languages)}"
+        raise DataError(f"{file} has no rows of language {language!r}; languages: {offered}")
 
 
 def plural(label: str, task: Task, place: str) -> int:
     """A label's number. Raises `DataError` for one that the task does not have."""
     labels = LABELS[task]
     if label not in labels:
-        raise DataError(
-            f"{place}: unknown label {shortened(label)} for {task}{nearest(label, labels)}; "
-            f"allowed: {', '.join(labels)}; correct it, or name another --task"
-        )
+        words = f"unknown label {shortened(label)} for {task}{nearest(label, labels)}; allowed: {', '.join(labels)}"
+        raise DataError(f"{place}: {words}; correct it, or name another --task")
     return labels.index(label)
 
 
@@ -194,9 +190,8 @@ def _two_columns(prefix: str) -> Callable[[list[tuple[int, str]]], list[Word] | 
                 way_out = f"; {WITHHELD}" if not tags else ""
                 return Broken(line, Fault("column count", f"{shortened(text)} is no token, tab and tag{way_out}"))
             if not form.startswith(prefix):
-                return Broken(
-                    line, Fault("language", f"{shortened(form)} does not begin with {prefix!r} as line 1 does")
-                )
+                words_of = f"{shortened(form)} does not begin with {prefix!r} as line 1 does"
+                return Broken(line, Fault("language", words_of))
             form = form.removeprefix(prefix).strip()
             if not form:
                 return Broken(line, Fault("empty token", f"nothing before the tag {tags[0].strip()!r}"))
@@ -232,9 +227,8 @@ def _conllu(block: list[tuple[int, str]]) -> list[Word] | Broken:
             return Broken(line, Fault("word number", f"{number!r}, where {len(words) + 1} is next"))
     withheld = sum(form == "_" for _, form, _ in words)
     if words and withheld and withheld >= len(words) - 1:
-        return Broken(
-            words[0][0], Fault("withheld words", "the treebank's licence keeps them: fill them in first", "unused")
-        )
+        why = "the treebank's licence keeps them: fill them in first"
+        return Broken(words[0][0], Fault("withheld words", why, "unused"))
     joined: list[Word] = []
     at = 1
     while at <= len(words):

@@ -73,9 +73,8 @@ def read_overlay(path: str) -> HubSet:
 
 def read_part(hub_set: HubSet, language: str, split: str, *, drop: bool = False) -> Examples:
     """One language's split. Raises `DataError` as `read_examples` does, and if the data set cannot be had."""
-    source = HubSource(
-        name=language, dataset=hub_set.dataset, revision=hub_set.revision, split=split, subset=hub_set.subsets[language]
-    )
+    subset, revision = hub_set.subsets[language], hub_set.revision
+    source = HubSource(name=language, dataset=hub_set.dataset, revision=revision, split=split, subset=subset)
     rows = load_dataset(source, Path(expand(ROOT)))
     place = hub_set.described(language, split)
     for column in (*hub_set.inputs, hub_set.label):
@@ -89,7 +88,8 @@ def read_part(hub_set: HubSet, language: str, split: str, *, drop: bool = False)
 def _examples(
     rows: datasets.Dataset, hub_set: HubSet, place: str, content: hashlib._Hash, refusals: Refusals
 ) -> LabelledRows:
-    names = label_names(rows.features[hub_set.label])
+    feature = rows.features[hub_set.label]
+    names = list(getattr(getattr(feature, "feature", feature), "names", ()))  # none if the column holds the names
     for number, row in enumerate(rows):
         content.update(json.dumps([row[column] for column in (*hub_set.inputs, hub_set.label)]).encode() + b"\n")
         here, label = f"{place}, row {number}", row[hub_set.label]
@@ -100,11 +100,6 @@ def _examples(
             continue
         words = [names[each] if names else str(each) for each in labels]
         yield tuple(inputs), tuple(plural(word, hub_set.task, here) for word in words)
-
-
-def label_names(feature: Any) -> list[str]:
-    """The names of a column's numbers; empty if the column holds the names."""
-    return list(getattr(getattr(feature, "feature", feature), "names", ()))
 
 
 def fault_of(inputs: Any, labels: Any, row: Mapping[str, object], *, tagged: bool) -> Fault | None:

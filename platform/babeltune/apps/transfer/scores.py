@@ -57,9 +57,8 @@ def span_f1(gold: Iterable[Sequence[Span]], predictions: Iterable[Sequence[Span]
 
 def score(task: Task, gold: Sequence[Sequence[str]], predictions: Sequence[Sequence[str]]) -> dict[str, float]:
     """The metrics of a language; labels are one of a pair, or one of each word. Rates run from 0 to 1."""
-    labels = [
-        pair for expected, labels in zip(gold, predictions, strict=True) for pair in zip(expected, labels, strict=True)
-    ]
+    rows = zip(gold, predictions, strict=True)
+    labels = [pair for expected, predicted in rows for pair in zip(expected, predicted, strict=True)]
     accuracy = {"accuracy": sum(expected == label for expected, label in labels) / len(labels)}
     if task in ("xnli", "pawsx"):
         return accuracy

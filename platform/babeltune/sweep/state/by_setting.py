@@ -87,8 +87,8 @@ def _labels(parameter: Parameter, name: str, rows: Sequence[Row]) -> list[str]:
         return [f"{low} to {high}" for low, high in itertools.pairwise(_distinct_texts(_bounds(parameter)))]
     values = {row.params[name] for row in rows if name in row.params}
     if all(isinstance(value, int | float) for value in values):
-        return [_short(value) for value in sorted(cast(set[float], values))]
-    return sorted(map(_short, values))
+        return [short_value(value) for value in sorted(cast(set[float], values))]
+    return sorted(map(short_value, values))
 
 
 def _distinct_texts(numbers: Sequence[float]) -> list[str]:
@@ -104,8 +104,8 @@ def _label(parameter: Parameter, name: str, row: Row, labels: Sequence[str]) -> 
     if name not in row.params:
         return NOT_SET
     value = row.params[name]
-    if _short(value) in labels:
-        return _short(value)
+    if short_value(value) in labels:
+        return short_value(value)
     inner = _bounds(parameter)[1:-1]
     return labels[sum(cast(float, value) >= bound for bound in inner)]
 
@@ -120,5 +120,5 @@ def _bounds(parameter: Parameter) -> list[float]:
     return [low + (high - low) * share for share in shares]
 
 
-def _short(value: Scalar) -> str:
+def short_value(value: Scalar) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
