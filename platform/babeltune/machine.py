@@ -5,6 +5,8 @@ not say counts as of another machine."""
 
 import hashlib
 import os
+import platform
+import re
 import socket
 import uuid
 from contextlib import suppress
@@ -32,6 +34,12 @@ def _line(path: str) -> str:
     with suppress(OSError):
         return Path(path).read_text(encoding="utf-8", errors="replace").strip()
     return ""
+
+
+def processor() -> str:
+    """The name of this machine's processor."""
+    names = re.findall(r"^model name\s*: (.+)$", _line("/proc/cpuinfo"), re.MULTILINE)
+    return names[0] if names else platform.processor() or platform.machine()
 
 
 def this_process() -> str:

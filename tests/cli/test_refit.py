@@ -9,7 +9,7 @@ import yaml
 from babeltune.errors import SpecError, SweepError
 from babeltune.planning.rules import problems
 from babeltune.promotion.promote import promote
-from babeltune.sweep.state.folder import SweepFolder
+from babeltune.sweep.state.folder import RATES, SweepFolder
 from babeltune.sweep.state.leaderboard import leaderboard, winner
 from babeltune.sweep.state.refit import Gain, best_settings, gain_words, gains, refit_of, settings_of
 from made_sweeps import rewrite_ledger
@@ -127,6 +127,8 @@ def test_the_length_of_a_sweep_by_compute_is_a_multiple(copied):
     values = folder.read("sweep.json")
     values["budget"]["unit"], values["training"]["compute"] = "compute", 4.0
     folder.write("sweep.json", values)
+    folder.write(RATES, {"rates": [40.0, 8.0]})
+    assert refit_of(folder, top=1, length="10x", seeds=2).training.rates == (40.0, 8.0), "a second stays as long"
     assert refit_of(folder, top=1, length="10x", seeds=2).student.seed is None
     assert refit_of(folder, top=1, length="10x", seeds=2, one_start=True).student.seed == folder.sweep().seed
     assert refit_of(folder, top=1, length="10X", seeds=1).training.compute == 40.0

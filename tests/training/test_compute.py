@@ -15,8 +15,9 @@ from babeltune.planning.recorded import sweep_id
 from babeltune.planning.space import make_trial
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.products import linear
+from babeltune.sweep.driver import measurements
 from babeltune.sweep.driver.run import submit
-from babeltune.sweep.state.folder import RATES
+from babeltune.sweep.state.folder import RATES, SweepFolder
 from babeltune.sweep.state.leaderboard import leaderboard
 from babeltune.train import Printer
 from babeltune.training.checkpoint import checkpoint_folder, load_checkpoint
@@ -120,6 +121,25 @@ def test_the_rates_of_this_machine_are_within_reason(one_thread):
     assert 0.1 < moved < 1e5
 
 
+def test_sweeps_of_a_storage_count_alike_if_their_workers_are_alike(tmp_path, monkeypatch):
+    monkeypatch.setattr("babeltune.training.compute.measured_rates", lambda _: (40.0, 8.0))
+    first, second, third = (SweepFolder(tmp_path / name) for name in ("a", "b", "c"))
+    measured = measurements.worker_rates(torch.get_num_threads(), measurements.earlier_rates(first))
+    assert measured["rates"] == (40.0, 8.0)
+    first.path.mkdir()
+    first.write(RATES, measured)
+    monkeypatch.setattr("babeltune.training.compute.measured_rates", lambda _: (20.0, 4.0))
+    taken = measurements.worker_rates(torch.get_num_threads(), measurements.earlier_rates(second))
+    assert (taken["rates"], taken["of"]) == ([40.0, 8.0], "a")
+    second.path.mkdir()
+    second.write(RATES, taken)
+    first.write(RATES, {"rates": [1, 1]})
+    earlier = measurements.earlier_rates(third)
+    assert measurements.worker_rates(torch.get_num_threads(), earlier) == taken, "the first one may be gone"
+    monkeypatch.setattr(measurements, "processor", lambda: "another one")
+    assert measurements.worker_rates(torch.get_num_threads(), earlier)["rates"] == (20.0, 4.0)
+
+
 def test_a_sweep_without_compute_keeps_its_id(tiny_file):
     sweep = read_sweep(tiny_file)
     five, six = (read_sweep(tiny_file, assignments=["budget.unit=compute", f"training.compute={n}"]) for n in (5, 6))
@@ -150,6 +170,9 @@ def test_a_sweep_gives_unlike_students_equal_compute_by_rates_that_it_measures_o
         step = 0.4 * 32 / reports[-1]["pairs"]  # a report is at the end of a step; on a busy machine these are few
         assert spent == pytest.approx([0.2, 0.4], rel=0.1, abs=step)
     assert ends[16] > 1.2 * ends[128]
+
+    another = submit(read_sweep(tiny_file, assignments=["budget={trials: 1, unit: compute}", training]), cluster)
+    assert another.read(RATES) == {**folder.read(RATES), "of": folder.id}
 
     def refuse(*_):
         raise AssertionError("the rates are measured once")

@@ -2,7 +2,7 @@
 `training.compute` counts, and the share of a GPU that a trial needs (`gpus_per_worker: auto`)."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 
 from babeltune.data.prepared import Prepared
 from babeltune.errors import MethodError, TrainingError
+from babeltune.machine import processor
 from babeltune.method import TrialContext, trial_context
 from babeltune.planning.parameters import of_method, split_name
 from babeltune.planning.space import combinations, configurations, default_params, make_trial
@@ -59,24 +60,42 @@ def _fitted_trials(sweep: Sweep) -> Iterator[tuple[Trial, TrialContext]]:
 
 
 def measure_rates(sweep: Sweep, folder: SweepFolder, cluster: Cluster, poll: Callable[[], None]) -> None:
-    """Has a worker measure the rates, while no trial trains, if the sweep needs them and its file does not say."""
+    """Has a worker measure the rates, while no trial trains, if the sweep needs them and its file does not say.
+
+    An earlier sweep of the storage with workers of this kind has them already, and both count alike."""
     if sweep.budget.unit == "pairs" or sweep.training.rates is not None or folder.read(RATES) is not None:
         return
     task = ray.remote(num_cpus=cluster.cpus_per_worker, num_gpus=cluster.gpus)(worker_rates)
-    rates = fetched(task.remote(worker_threads(cluster.cpus_per_worker)), poll, seconds=cluster.progress_timeout)
-    folder.write(RATES, {"rates": rates})
+    asked = task.remote(worker_threads(cluster.cpus_per_worker), earlier_rates(folder))
+    record = fetched(asked, poll, seconds=cluster.progress_timeout)
+    folder.write(RATES, record)
+    operations, moved = record["rates"]
     folder.note(
-        f"measured: a worker does {rates[0]:.1f} thousand million operations, or moves {rates[1]:.1f} thousand million "
-        "bytes, in a second"
+        f"{'as in ' + record['of'] if 'of' in record else 'measured'}: a worker does {operations:.1f} thousand million "
+        f"operations, or moves {moved:.1f} thousand million bytes, in a second"
     )
 
 
-def worker_rates(threads: int) -> tuple[float, float]:
-    """`measured_rates` of this process' device, with this number of threads."""
+def earlier_rates(folder: SweepFolder) -> dict[str, dict[str, Any]]:
+    """The rates that sweeps of the storage have by kind of worker, and the sweep that measured them."""
+    records = {}
+    for path in sorted(folder.path.parent.glob(f"*/{RATES}")):
+        record = SweepFolder(path.parent).read(RATES) or {}
+        if "worker" in record:
+            records.setdefault(str(record["worker"]), {"of": path.parent.name, **record})
+    return records
+
+
+def worker_rates(threads: int, earlier: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """The `measured_rates` of this device with this number of threads, or the earlier ones of such a worker."""
     from babeltune.training.compute import measured_rates  # here, since the driver does without
 
     torch.set_num_threads(threads)
-    return measured_rates(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    cuda = torch.cuda.is_available()
+    worker = torch.cuda.get_device_name() if cuda else f"{processor()}, {threads} threads"
+    if worker in earlier:
+        return earlier[worker]
+    return {"rates": measured_rates(torch.device("cuda" if cuda else "cpu")), "worker": worker}
 
 
 def with_gpu_share(

@@ -44,7 +44,7 @@ def refit_of(folder: SweepFolder, *, top: int, length: str, seeds: int, one_star
     `one_start` all begin with the same weights.
 
     Raises `SpecError` for a length that is none or below the sweep's own, and `SweepError` if nothing has finished."""
-    sweep = folder.sweep()
+    sweep = folder.with_rates(folder.sweep())  # a second of compute is as long as it was
     rows = best_settings(folder, top)
     numbers = tuple(sweep.seed + number for number in range(seeds))
     parameters = {name: p for name, p in sweep.parameters.items() if name not in ("seed", *LENGTHS)}
