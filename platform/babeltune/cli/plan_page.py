@@ -21,8 +21,9 @@ from babeltune.planning.plan import PlanReport
 from babeltune.planning.rules import kind_of
 from babeltune.planning.sizes import NamedSize
 from babeltune.planning.space import default_params, make_trial
-from babeltune.schema.records import Scalar, Student, Sweep, Teacher
+from babeltune.schema.records import Student, Sweep, Teacher
 from babeltune.stages import size
+from babeltune.sweep.state.by_setting import short
 
 MOST_GROUPS = 4  # language pairs that a summary names
 MOST_SEARCHED = 6  # searched settings that a summary names
@@ -296,7 +297,7 @@ def _trials_table(report: PlanReport) -> Table:
         table.add_column(column, overflow="fold")
     for number, trial in enumerate((report.default, *report.trials)):
         shape = "" if trial.student_parameters is None else weights(trial.student_parameters)
-        values = [_value(trial.params[name]) if name in trial.params else "" for name in names]
+        values = [short(trial.params[name]) if name in trial.params else "" for name in names]
         table.add_row(
             "default" if number == 0 else f"sample {number - 1}",
             *values,
@@ -304,7 +305,3 @@ def _trials_table(report: PlanReport) -> Table:
             shape,
         )
     return table
-
-
-def _value(value: Scalar) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)

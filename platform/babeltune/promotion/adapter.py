@@ -17,6 +17,7 @@ import torch
 
 from babeltune.data.prepared import Prepared, TextTask, read_prepared
 from babeltune.errors import SpecError
+from babeltune.evaluation.projection import unit_rows
 from babeltune.files import draft_folder
 from babeltune.models.hub import open_model
 from babeltune.promotion.canary import CANARY, SPACE, canary_by, in_language, write_canary
@@ -86,7 +87,7 @@ def make_adapter(
         encode_old = encoder_of(before, stage="encoding with the old model")
         encode_new = encoder_of(after, stage="encoding with the new model")
         texts, languages = _training_text(prepared)
-        name, layer = fit_map(_unit(encode_new(texts, languages)), _unit(encode_old(texts, languages)))
+        name, layer = fit_map(unit_rows(encode_new(texts, languages)), unit_rows(encode_old(texts, languages)))
         adapted = str(draft / "model")
         _write(after, layer, adapted)
         encode_adapted = encoder_of(adapted, stage="encoding with both")
@@ -112,7 +113,7 @@ def fit_map(new: Vectors, old: Vectors) -> tuple[str, Vectors]:
     gram = new[some:].T @ new[some:]
     gram += 1e-3 * np.trace(gram) / len(gram) * np.eye(len(gram), dtype=gram.dtype)
     maps = {"rotation": left @ right, "least squares": np.linalg.solve(gram, new[some:].T @ old[some:])}
-    name = max(maps, key=lambda each: float((_unit(new[:some] @ maps[each]) * old[:some]).sum()))
+    name = max(maps, key=lambda each: float((unit_rows(new[:some] @ maps[each]) * old[:some]).sum()))
     return name, maps[name].astype(np.float32)
 
 
@@ -120,11 +121,6 @@ def _training_text(prepared: Prepared) -> tuple[list[str], list[str]]:
     """At most `FITTED` texts of the training pairs, drawn at random, and their languages."""
     ids = prepared.some_trained(FITTED)
     return prepared.texts_of(ids), [prepared.languages[number] for number in prepared.text_languages()[ids]]
-
-
-def _unit(vectors: Vectors) -> Vectors:
-    unit: Vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True).clip(np.float32(1e-12))
-    return unit
 
 
 def _write(new: str, layer: Vectors, folder: str) -> None:
@@ -150,7 +146,7 @@ def _recalls(
         numbered = task.mapped(lambda text, language: places.setdefault((text, language), len(places)))
         sides[f"{task.name}/{task.subset}"] = np.array([numbered.left, numbered.right[: len(numbered.left)]])
     texts, languages = [text for text, _ in places], [language for _, language in places]
-    index, queries = _unit(index_by(texts, languages)), _unit(query_by(texts, languages))
+    index, queries = unit_rows(index_by(texts, languages)), unit_rows(query_by(texts, languages))
     recalls = {
         name: (_recall(index, index, both), _recall(queries, index, both)) for name, both in sides.items() if both.size
     }

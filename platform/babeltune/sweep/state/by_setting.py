@@ -92,8 +92,8 @@ def _labels(parameter: Parameter, name: str, rows: Sequence[Row]) -> list[str]:
         return [f"{low} to {high}" for low, high in itertools.pairwise(_distinct_texts(_bounds(parameter)))]
     values = {row.params[name] for row in rows if name in row.params}
     if all(isinstance(value, int | float) for value in values):
-        return [_short(value) for value in sorted(cast(set[float], values))]
-    return sorted(map(_short, values))
+        return [short(value) for value in sorted(cast(set[float], values))]
+    return sorted(map(short, values))
 
 
 def _distinct_texts(numbers: Sequence[float]) -> list[str]:
@@ -109,8 +109,8 @@ def _label(parameter: Parameter, name: str, row: Row, labels: Sequence[str]) -> 
     if name not in row.params:
         return NOT_SET
     value = row.params[name]
-    if _short(value) in labels:
-        return _short(value)
+    if short(value) in labels:
+        return short(value)
     inner = _bounds(parameter)[1:-1]
     return labels[sum(cast(float, value) >= bound for bound in inner)]
 
@@ -125,5 +125,6 @@ def _bounds(parameter: Parameter) -> list[float]:
     return [low + (high - low) * share for share in shares]
 
 
-def _short(value: Scalar) -> str:
+def short(value: Scalar) -> str:
+    """The value with three digits."""
     return f"{value:.3g}" if isinstance(value, float) else str(value)
