@@ -216,6 +216,12 @@ def test_a_sweep_that_another_means_by_the_beginning_of_its_id_is_not_deleted_ei
     assert f"sweep {other.id} starts from it" in err
 
 
+def labels_in_mlflow(client, run):
+    """The labels of a sweep that its run has as tags."""
+    tags = client.get_run(run.info.run_id).data.tags
+    return {key: tags.get(f"babeltune.{key}") for key in ("note", "name", "archived")}
+
+
 def test_runs_in_mlflow_get_the_labels_and_are_deleted_recoverably(command, folder):
     storage = folder.path.parents[1]
     sweep, client = folder.sweep(), MlflowClient(sqlite_url(storage / "mlflow.db"))
@@ -228,6 +234,12 @@ def test_runs_in_mlflow_get_the_labels_and_are_deleted_recoverably(command, fold
     (run,) = client.search_runs([experiment], "tags.`babeltune.role` = 'sweep'")
     assert run.data.tags["babeltune.note"] == "for the paper"
     assert run.data.tags["mlflow.note.content"].startswith("for the paper\n")
+    for words in (("rename", "tiny", "may"), ("archive", "may")):
+        assert command(*words)[0] == 0
+    assert labels_in_mlflow(client, run) == {"note": "for the paper", "name": "may", "archived": "true"}
+    for words in (("rename", "may", "tiny"), ("archive", "tiny", "--undo"), ("note", "tiny", "")):
+        assert command(*words)[0] == 0
+    assert labels_in_mlflow(client, run) == {"note": "", "name": "", "archived": "false"}
     code, out, err = command("delete", "tiny", "--yes")
     assert code == 0, err
     assert "1 run in MLflow can be restored" in out
