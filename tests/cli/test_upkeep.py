@@ -195,6 +195,12 @@ def test_a_sweep_from_which_another_is_to_start_is_deleted_afterwards(command, f
     command.prints("delete", begun.id, "--yes")
 
 
+def labels_in_mlflow(client, run):
+    """The labels of a sweep that its run has as tags."""
+    tags = client.get_run(run.info.run_id).data.tags
+    return {key: tags.get(f"babeltune.{key}") for key in ("note", "name", "archived")}
+
+
 def test_runs_in_mlflow_get_the_labels_and_are_deleted_recoverably(command, folder):
     storage = folder.path.parents[1]
     sweep, client = folder.sweep(), MlflowClient(sqlite_url(storage / "mlflow.db"))
@@ -207,6 +213,12 @@ def test_runs_in_mlflow_get_the_labels_and_are_deleted_recoverably(command, fold
     (run,) = client.search_runs([experiment], "tags.`babeltune.role` = 'sweep'")
     assert run.data.tags["babeltune.note"] == "for the paper"
     assert run.data.tags["mlflow.note.content"].startswith("for the paper\n")
+    command.prints("rename", "tiny", "may")
+    command.prints("archive", "may")
+    assert labels_in_mlflow(client, run) == {"note": "for the paper", "name": "may", "archived": "true"}
+    for words in (("rename", "may", "tiny"), ("archive", "tiny", "--undo"), ("note", "tiny", "")):
+        command.prints(*words)
+    assert labels_in_mlflow(client, run) == {"note": "", "name": "", "archived": "false"}
     assert "1 run in MLflow can be restored" in command.prints("delete", "tiny", "--yes")
     assert client.search_runs([experiment]) == []
     client.restore_run(run.info.run_id)

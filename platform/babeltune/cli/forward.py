@@ -14,7 +14,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from tempfile import TemporaryDirectory
@@ -137,10 +137,12 @@ class Head:
 def forward(command: str, options: Mapping[str, Any], arguments: Sequence[str]) -> NoReturn:
     """Runs the command on the head of the cluster that its options name, and ends as it ends."""
     from babeltune.cli.common import any_cluster
+    from babeltune.sweep.sync.notify import failures_notified
 
     file = str(options["cluster"])
-    sweeps = command in SWEEPS and not options.get("write")
-    head = Head(any_cluster(file), file, insecure=bool(options.get("insecure")) if sweeps else None)
+    cluster, sweeps = any_cluster(file), command in SWEEPS and not options.get("write")
+    with failures_notified(cluster, "babeltune", command) if sweeps or command == "promote" else nullcontext():
+        head = Head(cluster, file, insecure=bool(options.get("insecure")) if sweeps else None)
     if sweeps:
         ends = refit(head, options, arguments) if command == "refit" else run_sweep(head, command, options, arguments)
         raise typer.Exit(ends)

@@ -47,13 +47,13 @@ def serve(
     check_port(port, chosen.serve.host)
     import uvicorn
 
-    from babeltune.apps.serving.app import serving_app
+    from babeltune.apps.serving.app import Server
     from babeltune.apps.serving.models import Served
 
     with steps_shown("loading the models"):
         served = [Served(name, chosen) for name in models]
     settings = uvicorn.Config(
-        serving_app(served, token=token, loopback=chosen.serve.on_loopback),
+        Server(served, token=token, loopback=chosen.serve.on_loopback).app(),
         host=chosen.serve.host,
         port=port,
         log_level="warning",

@@ -20,7 +20,7 @@ FEWEST = 5  # points below which there is nothing to project
 
 def cosines(left: Rows, right: Rows) -> Rows:
     """[left, right] the cosine of every row of one side with every row of the other."""
-    return _unit(left) @ _unit(right).T
+    return unit_rows(left) @ unit_rows(right).T
 
 
 def in_plane(vectors: Rows, *, seed: int = 0) -> Rows:
@@ -29,7 +29,7 @@ def in_plane(vectors: Rows, *, seed: int = 0) -> Rows:
     Raises `DataError` for too few vectors and for vectors that are all alike."""
     if len(vectors) < FEWEST:
         raise DataError(f"{len(vectors)} sentences are too few to be projected; {FEWEST} are needed")
-    unit = _unit(vectors)
+    unit = unit_rows(vectors)
     if not np.isfinite(unit).all() or np.ptp(unit, axis=0).max() < 1e-6:
         raise DataError("all vectors are alike, so they have no positions")
     from sklearn.manifold import TSNE
@@ -46,8 +46,8 @@ def in_plane(vectors: Rows, *, seed: int = 0) -> Rows:
     return positions
 
 
-def _unit(vectors: Rows) -> Rows:
+def unit_rows(vectors: Rows) -> Rows:
     """The rows with length 1; a row of zeros stays."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    scaled: Rows = (vectors / np.maximum(lengths, 1e-12)).astype(np.float32)
+    scaled: Rows = (vectors / np.maximum(lengths, 1e-12)).astype(np.float32, copy=False)
     return scaled

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeGuard, cast
 
 from babeltune.errors import SpecError
 from babeltune.planning.parameters import is_active, ordered, values_of
@@ -64,19 +64,20 @@ def _nearest(parameter: Parameter, value: Scalar) -> Scalar:
     """The value that the parameter can take and that is nearest to this one; None if nothing compares."""
     kind = kind_of(parameter)
     if kind in RANGES:
-        if not _is_number(value):
+        if not is_number(value):
             return None
         low, high = (cast(float, values_of(parameter, end)[0]) for end in (0, 1))
-        inside = min(high, max(low, cast(float, value)))
+        inside = min(high, max(low, value))
         return round(inside) if kind.endswith("int") else float(inside)
     choices = parameter.choice or ()
     if value in choices:
         return value
-    numbers = [cast(float, choice) for choice in choices if _is_number(choice)]
-    if not _is_number(value) or not numbers:
+    numbers = [choice for choice in choices if is_number(choice)]
+    if not is_number(value) or not numbers:
         return None
-    return min(numbers, key=lambda choice: abs(choice - cast(float, value)))
+    return min(numbers, key=lambda choice: abs(choice - value))
 
 
-def _is_number(value: Scalar) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether it is a number, and no truth value."""
     return isinstance(value, int | float) and not isinstance(value, bool)

@@ -17,9 +17,10 @@ import torch
 
 from babeltune.data.prepared import TextTask, read_prepared
 from babeltune.errors import SpecError
+from babeltune.evaluation.projection import unit_rows
 from babeltune.files import draft_folder
 from babeltune.models.hub import open_model
-from babeltune.promotion.canary import CANARY, SPACE, canary_by, in_language, unit, write_canary
+from babeltune.promotion.canary import CANARY, SPACE, canary_by, in_language, write_canary
 from babeltune.promotion.candidate import dev_texts
 from babeltune.promotion.evaluate import weights_of
 from babeltune.promotion.fresh_scorer import encoder_of
@@ -83,7 +84,7 @@ def make_adapter(
         encode_new = encoder_of(after, stage="encoding with the new model")
         ids = prepared.some_trained(FITTED)
         texts, languages = prepared.texts_of(ids), [prepared.languages[each] for each in prepared.text_languages()[ids]]
-        name, layer = fit_map(unit(encode_new(texts, languages)), unit(encode_old(texts, languages)))
+        name, layer = fit_map(unit_rows(encode_new(texts, languages)), unit_rows(encode_old(texts, languages)))
         adapted = str(draft / "model")
         _write(after, layer, adapted)
         encode_adapted = encoder_of(adapted, stage="encoding with both")
@@ -109,7 +110,7 @@ def fit_map(new: Vectors, old: Vectors) -> tuple[str, Vectors]:
     gram = new[some:].T @ new[some:]
     gram += 1e-3 * np.trace(gram) / len(gram) * np.eye(len(gram), dtype=gram.dtype)
     maps = {"rotation": left @ right, "least squares": np.linalg.solve(gram, new[some:].T @ old[some:])}
-    name = max(maps, key=lambda each: float((unit(new[:some] @ maps[each]) * old[:some]).sum()))
+    name = max(maps, key=lambda each: float((unit_rows(new[:some] @ maps[each]) * old[:some]).sum()))
     return name, maps[name].astype(np.float32)
 
 
@@ -134,7 +135,7 @@ def _recalls(
         numbered = task.mapped(lambda text, language: places.setdefault((text, language), len(places)))
         sides[f"{task.name}/{task.subset}"] = np.array([numbered.left, numbered.right[: len(numbered.left)]])
     texts, languages = [text for text, _ in places], [language for _, language in places]
-    index, queries = unit(index_by(texts, languages)), unit(query_by(texts, languages))
+    index, queries = unit_rows(index_by(texts, languages)), unit_rows(query_by(texts, languages))
     sides = {name: both for name, both in sides.items() if both.size}
     return len(places), {
         name: (_recall(index, index, both), _recall(queries, index, both)) for name, both in sides.items()

@@ -17,6 +17,7 @@ import numpy as np
 
 import babeltune
 from babeltune.errors import DataError, TeacherError
+from babeltune.evaluation.projection import unit_rows
 from babeltune.files import json_text, sha256_of, write_whole
 from babeltune.promotion.fresh_scorer import encoder_of
 from babeltune.promotion.model_names import model_folder
@@ -80,7 +81,7 @@ def fixed_sentences() -> list[str]:
 def canary_by(encode: Encode) -> Canary:
     """The canary vectors of whatever encodes."""
     sentences = fixed_sentences()
-    return Canary(tuple(sentences), unit(encode(sentences)))
+    return Canary(tuple(sentences), unit_rows(encode(sentences)))
 
 
 def write_canary(canary: Canary, path: Path) -> str:
@@ -102,7 +103,7 @@ def read_canary(path: Path) -> Canary:
         reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
         words = f"{path} is no file of canary vectors ({reason}); take it anew from its model's folder"
         raise DataError(words) from error
-    return Canary(tuple(sentences), unit(vectors))
+    return Canary(tuple(sentences), unit_rows(vectors))
 
 
 def canary_at(reference: str, cluster: Cluster) -> Canary:
@@ -130,7 +131,7 @@ def fit_of(canary: Canary, encode: Encode, folder: Path | None = None, least: fl
     """How near the vectors of `encode` are to the canary's. `folder` is the model's, if it has one.
 
     If they differ, and `adapter` made the folder, the vectors of the model whose index it searches are compared."""
-    fit = _compared(canary, unit(encode(list(canary.sentences))), least)
+    fit = _compared(canary, unit_rows(encode(list(canary.sentences))), least)
     if not fit.fits and folder is not None and (folder / SPACE).is_file():
         space = read_canary(folder / SPACE)
         if space.sentences == canary.sentences:
@@ -153,12 +154,6 @@ def _compared(canary: Canary, vectors: Vectors, least: float) -> Fit:
         sentence=canary.sentences[worst],
         dimensions=dimensions,
     )
-
-
-def unit(vectors: Vectors) -> Vectors:
-    """The vectors [texts, dim] at length 1; zero vectors stay as they are."""
-    scaled: Vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True).clip(np.float32(1e-12))
-    return scaled
 
 
 def server_encoder(url: str, model: str) -> Encode:

@@ -8,13 +8,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import Any, TypeGuard
+from typing import Any
 
 from babeltune.data.contamination import contaminated
 from babeltune.data.prepared import Prepared, read_prepared
 from babeltune.errors import StoreError
 from babeltune.evaluation.metric_names import COMPUTE, MAIN_METRICS, PARAMETERS, SPEED
 from babeltune.planning.parameters import proposable_methods
+from babeltune.planning.portfolio import is_number
 from babeltune.planning.recorded import sweep_id
 from babeltune.planning.rules import kind_of
 from babeltune.planning.sweep_yaml import spec_yaml
@@ -293,7 +294,7 @@ def values_at_ends(varied: Mapping[str, Parameter], values: Mapping[str, Scalar]
     for name, parameter in varied.items():
         kind, value = kind_of(parameter), values.get(name)
         among = getattr(parameter, kind)
-        if not _is_number(value) or not all(map(_is_number, among)) or (kind == "choice" and len(among) < 3):
+        if not is_number(value) or not all(map(is_number, among)) or (kind == "choice" and len(among) < 3):
             continue
         scale = math.log if kind.startswith("log") else float
         low, high, at = scale(min(among)), scale(max(among)), scale(value)
@@ -301,8 +302,3 @@ def values_at_ends(varied: Mapping[str, Parameter], values: Mapping[str, Scalar]
             continue
         if high > low and min(at - low, high - at) <= NEAR * (high - low):
             yield f"{name} {number(value)} (of {number(min(among))} to {number(max(among))})"
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    """Whether it is a number, and no truth value."""
-    return isinstance(value, int | float) and not isinstance(value, bool)

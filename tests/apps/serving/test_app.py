@@ -55,7 +55,7 @@ def running(app):
 
 @pytest.fixture(scope="module")
 def address(folders):
-    with running(serving.serving_app([Served(str(folder), Cluster()) for folder in folders])) as url:
+    with running(serving.Server([Served(str(folder), Cluster()) for folder in folders]).app()) as url:
         yield url
 
 
@@ -92,6 +92,8 @@ def test_the_official_client_gets_the_models_vectors(address, folders, vectors, 
 def test_embed_answers_as_text_embeddings_inference(address, vectors):
     assert np.allclose(post(address, "/embed", inputs=TEXTS[0]).json(), vectors[:1], atol=1e-6)
     assert np.allclose(post(address, "/embed", inputs=TEXTS, truncate=True).json(), vectors, atol=1e-6)
+    cut, whole = post(address, "/embed", inputs=["a " * 40, "a " * 14]).json()  # 16 tokens with the prompt
+    assert np.allclose(cut, whole, atol=1e-6)
     long = post(address, "/embed", inputs=["a", "a " * 40], truncate=False)
     assert long.status_code == 413
     assert "inputs 1: has more tokens than the model reads" in long.json()["error"]
@@ -109,7 +111,7 @@ def test_a_vector_that_is_not_of_length_1_becomes_so_unless_asked(folders, tmp_p
     first, *_ = SentenceTransformer(str(folders[0]))
     SentenceTransformer(modules=[first]).save(str(tmp_path / "plain"))
     (whole,) = SentenceTransformer(str(tmp_path / "plain")).encode(["some words"])
-    with running(serving.serving_app([Served(str(tmp_path / "plain"), Cluster())])) as url:
+    with running(serving.Server([Served(str(tmp_path / "plain"), Cluster())]).app()) as url:
         assert np.allclose(post(url, "/embed", inputs="some words", normalize=False).json(), [whole], atol=1e-6)
         unit = whole / np.linalg.norm(whole)
         assert np.allclose(post(url, "/embed", inputs="some words").json(), [unit], atol=1e-6)
@@ -117,7 +119,7 @@ def test_a_vector_that_is_not_of_length_1_becomes_so_unless_asked(folders, tmp_p
 
 def test_each_of_many_clients_gets_its_vectors_and_they_are_counted(folders):
     texts = [[f"text {client} {place}" for place in range(1 + client % 5)] for client in range(200)]
-    with running(serving.serving_app([Served(str(folders[0]), Cluster())])) as url:
+    with running(serving.Server([Served(str(folders[0]), Cluster())]).app()) as url:
         with ThreadPoolExecutor(16) as pool:
             answers = list(pool.map(lambda part: post(url, "/embed", inputs=part).json(), texts))
         figures = requests.get(f"{url}/metrics", timeout=PATIENCE_S).text
@@ -214,7 +216,7 @@ def test_a_body_that_never_ends_is_cut_off_and_others_are_answered(address, monk
 
 
 def test_a_token_guards_everything_but_the_health(folders):
-    with running(serving.serving_app([Served(str(folders[0]), Cluster())], token="secret", loopback=False)) as url:
+    with running(serving.Server([Served(str(folders[0]), Cluster())], token="secret", loopback=False).app()) as url:
         for path in ("/metrics", "/v1/models"):
             assert requests.get(url + path, timeout=PATIENCE_S).status_code == 401
             sent = {"authorization": "Bearer secret", "host": "vectors.example"}
@@ -227,9 +229,18 @@ def test_a_token_guards_everything_but_the_health(folders):
         assert len(client.embeddings.create(model=str(folders[0]), input="a").data) == 1
 
 
-def test_on_loopback_a_page_of_the_network_gets_nothing(address):
-    answer = requests.get(f"{address}/metrics", headers={"host": "attacker.example"}, timeout=PATIENCE_S)
-    assert answer.status_code == 400
+@pytest.mark.parametrize("host", ["attacker.example", "localhost.example", "127.0.0.1.example", "localhost@here", ""])
+def test_on_loopback_a_page_of_the_network_gets_the_error_object_of_either_api(address, host):
+    for path, key in (("/v1/embeddings", "input"), ("/embed", "inputs")):
+        answer = requests.post(address + path, json={key: "a"}, headers={"host": host}, timeout=PATIENCE_S)
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert "answers as 127.0.0.1 or localhost only" in (error if path == "/embed" else error["message"])
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:80", "127.0.0.1:5002", "127.0.0.2", "[::1]:5002"])
+def test_every_name_of_this_machine_is_answered(address, host):
+    assert requests.get(f"{address}/health", headers={"host": host}, timeout=PATIENCE_S).status_code == 200
 
 
 class Failing:
@@ -311,22 +322,26 @@ def test_a_new_champion_takes_over_and_no_request_fails(registry, folders):
             answers.append(post(url, "/embed", inputs=TEXTS))
 
     model = Served("m@champion", cluster)
-    with running(serving.serving_app([model], alias_s=0.1)) as url, ThreadPoolExecutor(2) as pool:
+    with running(serving.Server([model], alias_s=0.1).app()) as url, ThreadPoolExecutor(2) as pool:
         for _ in range(2):
             pool.submit(ask, url)
         try:
             register(cluster.mlflow, "m", folders[1], run, "champion", {}, replaces="1")
             wait_until(lambda: model.version == "2", "the new champion serves")
-            last = post(url, "/embed", inputs=TEXTS).json()
+            last = post(url, "/embed", inputs=TEXTS)
+            named = post(url, "/v1/embeddings", input="a")
             figures = requests.get(f"{url}/metrics", timeout=PATIENCE_S).text
         finally:
             ended.set()
-    assert np.allclose(last, second, atol=1e-6)
+    assert np.allclose(last.json(), second, atol=1e-6)
+    assert last.headers["x-model-version"] == named.headers["x-model-version"] == "2"
     assert 'babeltune_serve_model_version{model="m@champion"} 2.0' in figures
     assert {answer.status_code for answer in answers} == {200}
     of_first = [np.allclose(answer.json(), first, atol=1e-6) for answer in answers]
     assert of_first[0]
-    assert all(one or np.allclose(each.json(), second, atol=1e-6) for one, each in zip(of_first, answers, strict=True))
+    for is_first, answer in zip(of_first, answers, strict=True):
+        assert is_first or np.allclose(answer.json(), second, atol=1e-6)
+        assert answer.headers["x-model-version"] == ("1" if is_first else "2")
 
 
 @pytest.mark.slow
@@ -334,7 +349,7 @@ def test_the_old_champion_goes_on_where_the_registry_fails(registry, folders):
     cluster, _ = registry
     model = Served("models:/m@champion", cluster)
     open_client(cluster.mlflow).delete_registered_model_alias("m", "champion")
-    with running(serving.serving_app([model], alias_s=0.1)) as url:
+    with running(serving.Server([model], alias_s=0.1).app()) as url:
         wait_until(lambda: failures(url) > 1, "two looks have failed")
         assert post(url, "/v1/embeddings", input="a", model="models:/m@champion").status_code == 200
         assert requests.get(f"{url}/health", timeout=PATIENCE_S).json()["models"] == {"m@champion": "1"}

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -114,11 +115,22 @@ def test_ray_serve_gets_no_app_without_a_token(tmp_path):
             build(args)
 
 
+EXPORTED = re.compile(r'^ray_babeltune_serve_texts_total\{.*replica="[^"]+".*\} 2\.0$', re.MULTILINE)
+
+
+def figures(port):
+    """What Ray exports for Prometheus; nothing before it does."""
+    try:
+        return requests.get(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE_S).text
+    except requests.ConnectionError:
+        return ""
+
+
 @pytest.mark.long
 def test_ray_serve_runs_the_same_app(tmp_path):
-    """In a process of its own: Ray Serve has one controller for each Ray."""
+    """In a process of its own: Ray Serve has one controller for each Ray. Ray exports the metrics of each replica."""
     (tmp_path / "c.yaml").write_text("version: 1\nserve: {host: 0.0.0.0, token_env: SERVE_TOKEN}\n")
-    port = free_port()
+    port, metrics = free_port(), free_port()
     application = {
         "name": "vectors",
         "route_prefix": "/",
@@ -129,7 +141,8 @@ def test_ray_serve_runs_the_same_app(tmp_path):
     config = {"http_options": {"host": "127.0.0.1", "port": port}, "applications": [application]}
     program = (
         "import sys, yaml, ray; from ray import serve; from ray.serve.schema import ServeDeploySchema\n"
-        "ray.init(address='local', num_cpus=4, include_dashboard=False, logging_level='ERROR')\n"
+        "ray.init(address='local', num_cpus=4, include_dashboard=False, logging_level='ERROR',"
+        f" _metrics_export_port={metrics})\n"
         "config = ServeDeploySchema.model_validate(yaml.safe_load(sys.argv[1]))\n"
         "serve.start(http_options=config.http_options.model_dump(include={'host', 'port'}))\n"
         "from babeltune.apps.serving.deployment import build\n"
@@ -138,7 +151,8 @@ def test_ray_serve_runs_the_same_app(tmp_path):
     )
     command = [sys.executable, "-c", program, yaml.safe_dump(config)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, env={**os.environ, "SERVE_TOKEN": "secret"}, **pipes) as process:
+    environment = {**os.environ, "SERVE_TOKEN": "secret", "RAY_metrics_report_interval_ms": "1000"}
+    with subprocess.Popen(command, env=environment, **pipes) as process:
         try:
             assert any(line.startswith("ready") for line in process.stdout)
             url, body = f"http://127.0.0.1:{port}/embed", {"inputs": ["a", "b"]}
@@ -146,6 +160,9 @@ def test_ray_serve_runs_the_same_app(tmp_path):
             sent = {"authorization": "Bearer secret"}
             rows = requests.post(url, json=body, headers=sent, timeout=PATIENCE_S).json()
             assert [len(row) for row in rows] == [384, 384]
+            page = requests.get(url.replace("/embed", "/metrics"), headers=sent, timeout=PATIENCE_S)
+            assert page.status_code == 404, "that of one replica by chance"
+            wait_until(lambda: EXPORTED.search(figures(metrics)), "Ray exports the texts that the replica has encoded")
             process.communicate("", timeout=PATIENCE_S)
         finally:
             process.kill()

@@ -8,12 +8,14 @@ import pytest
 import torch
 
 from babeltune.errors import TrainingError
+from babeltune.planning.calibration import PROCESS_BYTES
 from babeltune.planning.space import make_trial
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.schema.cluster import Cluster
 from babeltune.sweep.driver.measurements import (
     MOST_TRIALS,
     first_steps_bytes,
+    measured_share,
     take_first_steps,
     trials_by_memory,
     with_gpu_share,
@@ -60,6 +62,25 @@ def test_the_trial_that_takes_most_memory_decides(tiny):
         pytest.skip("this system does not say what a process takes")
     weights = sum(4 * weight.numel() for weight in make_student(large, prepared).parameters())
     assert both > alone + 2 * weights, "weights, gradients and two means of AdamW, less what the process had to spare"
+
+
+def measured_and_reserved(trials, prepared):
+    """What is measured on this process' GPU: bytes and share; and what PyTorch has reserved there, and the GPU has."""
+    used, share = measured_share(trials, prepared)
+    return used, share, torch.cuda.max_memory_reserved(), torch.cuda.get_device_properties(0).total_memory
+
+
+@pytest.mark.needs_gpu
+def test_the_share_of_a_real_gpu_has_room_for_what_pytorch_reserves(tiny):
+    """In a process of its own, whose GPU is free."""
+    sweep, prepared = tiny
+    small = make_trial(sweep, 0, {})
+    large = replace(small, student=small.student.changed(width=1024, layers=4))
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh:
+        used, share, reserved, room = fresh.submit(measured_and_reserved, [small, large], prepared).result()
+    weights = sum(4 * weight.numel() for weight in make_student(large, prepared).parameters())
+    assert 3 * weights < used <= reserved, "weights and two means of AdamW at least"
+    assert reserved + PROCESS_BYTES <= share * room
 
 
 def test_a_kind_of_trial_that_does_not_train_is_counted_and_passed_over(tiny):

@@ -20,11 +20,18 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from babeltune.errors import SpecError
+import babeltune as bt
+from babeltune.errors import SpecError, SweepError, UnknownNameError
+from babeltune.planning.recorded import sweep_id
+from babeltune.planning.space import within_grid
+from babeltune.planning.sweep_file import read_sweep
 from babeltune.schema.cluster import Cluster, read_cluster
 from babeltune.schema.notice import Mail, Notice
+from babeltune.sweep.driver.run import submit
+from babeltune.sweep.state.fencing import DrivenError, OvertakenError
 from babeltune.sweep.sync import notify as module
-from babeltune.sweep.sync.notify import notify
+from babeltune.sweep.sync.notify import failures_notified, notify
+from notified import events_in, teller
 from ports import free_port
 
 TEXT = "sweep x-1 is finished after 2 trials"
@@ -310,3 +317,51 @@ def test_no_answer_of_a_server_ends_a_sweep(monkeypatch, caplog):
         send(Notice(url_env="HOOK"), Notice(email=mail))
         thread.join()
     assert len(caplog.messages) == 2
+
+
+def test_a_sweep_that_ends_before_its_first_trial_is_notified(tiny_file, tmp_path):
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    sweep, no_folder = read_sweep(tiny_file), tmp_path / "file"
+    no_folder.touch()
+    name, hearers = sweep_id(within_grid(sweep)), (teller(tmp_path / "events"),)
+    with pytest.raises(SpecError, match="is not a folder"):
+        submit(sweep, Cluster(storage=str(no_folder), notify=hearers))
+    with pytest.raises(KeyboardInterrupt):
+        submit(sweep, Cluster(storage=str(tmp_path / "storage"), notify=hearers), watch=interrupt)
+    (first, refused), second = events_in(tmp_path / "events")
+    assert (first, second) == ("failure", ("failure", f"sweep {name} was interrupted"))
+    assert refused.startswith(f"sweep {name} failed: the storage {no_folder} is not a folder")
+
+
+def test_a_promotion_that_cannot_be_is_notified(tmp_path):
+    here = tmp_path / "here.yaml"
+    here.write_text(f"storage: {tmp_path}\nnotify: [{{command: {json.dumps(teller(tmp_path / 'events').command)}}}]\n")
+    with pytest.raises(UnknownNameError):
+        bt.promote("absent", cluster=here)
+    with pytest.raises(SweepError):
+        bt.promote_front(cluster=here)
+    (one, text), (two, latest) = events_in(tmp_path / "events")
+    assert (one, two) == ("failure", "failure")
+    assert text.startswith("promotion of absent failed: no sweep in ")
+    assert latest.startswith("promotion of the latest sweep failed: ")
+
+
+def test_a_head_that_is_away_is_notified_by_the_command_that_needs_it(command, tiny_file, tmp_path):
+    there = tmp_path / "there.yaml"
+    program = json.dumps(teller(tmp_path / "events").command)
+    address = f"address: http://127.0.0.1:{free_port()}\nstorage: {tmp_path}\nmlflow: http://127.0.0.1:9\n"
+    there.write_text(f"{address}notify: [{{command: {program}}}]\n")
+    for words in (("submit", tiny_file), ("status", "absent"), ("promote", "absent")):
+        assert command(*words, "--cluster", there)[0] == 1
+    submitted, promoted = events_in(tmp_path / "events")
+    assert all(event == "failure" and "does not answer" in text for event, text in (submitted, promoted))
+    assert promoted[1].startswith("babeltune promote failed: ")
+
+
+@pytest.mark.parametrize("error", [DrivenError, OvertakenError])
+def test_a_sweep_that_another_driver_runs_has_not_failed(tmp_path, error):
+    with pytest.raises(error), failures_notified(Cluster(notify=(teller(tmp_path / "events"),)), "sweep", "x-1"):
+        raise error("x-1 is being run")
+    assert not (tmp_path / "events").exists()

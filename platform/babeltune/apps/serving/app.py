@@ -8,6 +8,7 @@ import base64
 import hmac
 import logging
 import os
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -17,35 +18,32 @@ from typing import Any
 import numpy as np
 import torch
 from fastapi import FastAPI, Request, Response
-from fastapi.middleware.trustedhost import TrustedHostMiddleware
 
 from babeltune.apps.serving.models import Encoded, Served
 from babeltune.errors import shortened
+from babeltune.evaluation.projection import unit_rows
 
+Handler = Callable[[Request], Awaitable[Response]]
 log = logging.getLogger(__name__)
 MOST_TEXTS = 2_048  # texts of a request, as many as OpenAI takes
-MOST_CHARACTERS = 32_768
-"""Characters of a text: 8,192 tokens, as OpenAI takes, of four characters each. Tokens that are cut off take
-time, too."""
+MOST_CHARACTERS = 32_768  # of a text: OpenAI's 8,192 tokens of four each. Those that are cut off take time, too.
 MOST_BYTES = 16 << 20  # bytes of a request's body
-MOST_WAITING = 8_192
-"""Texts of all requests that wait for a batch; more are refused, so that an answer never takes minutes."""
+MOST_WAITING = 8_192  # texts of all requests that wait for a batch; with more, an answer would take minutes
 BODY_S = 10.0  # seconds within which a body must have come
 ALIAS_S = 5.0  # seconds between two looks at where an alias points
-OPEN = ("/health",)  # paths that need no token
+REPORT_S = 5.0  # seconds between two reports to Ray, which exports its metrics every ten
+HERE = re.compile(r"(127(\.\d{1,3}){3}|localhost|\[::1\])(:\d+)?", re.IGNORECASE)  # hosts of requests to this machine
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)  # bounds of the histogram of seconds
 SIZES = (1, 2, 4, 8, 16, 32, 64)  # bounds of the histogram of texts in a batch
 KINDS = {
     400: ("invalid_request_error", "Validation"),
     401: ("authentication_error", "Unauthorized"),
     404: ("not_found_error", "Not found"),
-    405: ("invalid_request_error", "Validation"),
     408: ("timeout_error", "Timeout"),
-    413: ("invalid_request_error", "Validation"),
     429: ("rate_limit_error", "Overloaded"),
     500: ("server_error", "Backend"),
 }
-"""The kinds of errors, as OpenAI and text-embeddings-inference call them."""
+"""The kinds of errors, as OpenAI and text-embeddings-inference call them. Those without one are like 400."""
 
 
 class RequestError(Exception):
@@ -63,27 +61,70 @@ class Metrics:
         from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
         self.registry = CollectorRegistry()
-        named: dict[str, Any] = {"namespace": "babeltune_serve", "registry": self.registry}
-        self.requests = Counter("requests", "Requests, by path and status.", ["path", "status"], **named)
-        self.seconds = Histogram("seconds", "Seconds of requests for vectors.", buckets=SECONDS, **named)
-        self.texts = Counter("texts", "Texts that were encoded.", **named)
-        self.batches = Histogram("batch_texts", "Texts of a batch.", buckets=SIZES, **named)
-        self.failures = Counter("alias_failures", "Looks at an alias that failed.", ["model"], **named)
-        waiting = Gauge("waiting_texts", "Texts that wait for a batch.", ["model"], **named)
-        version = Gauge("model_version", "The version that serves.", ["model"], **named)
+        place: Any = {"namespace": "babeltune_serve", "registry": self.registry}
+        self.requests = Counter("requests", "Requests, by path and status.", ["path", "status"], **place)
+        self.seconds = Histogram("seconds", "Seconds of requests for vectors.", buckets=SECONDS, **place)
+        self.texts = Counter("texts", "Texts that were encoded.", **place)
+        self.batches = Histogram("batch_texts", "Texts of a batch.", buckets=SIZES, **place)
+        self.failures = Counter("alias_failures", "Looks at an alias that failed.", ["model"], **place)
+        waiting = Gauge("waiting_texts", "Texts that wait for a batch.", ["model"], **place)
+        version = Gauge("model_version", "The version that serves.", ["model"], **place)
         for model in models:
             waiting.labels(model.name).set_function(partial(getattr, model.batches, "waiting"))
             if model.version:
-                version.labels(model.name).set_function(model.version_number)
+                version.labels(model.name).set_function(partial(lambda served: float(served.version), model))
             model.batches.sizes = self.batches.observe
+
+    async def report_to_ray(self) -> None:
+        """Has Ray export the figures with the replica's name, as a page of the service is that of any one replica."""
+        from ray.serve.metrics import Gauge
+
+        gauges: dict[str, Gauge] = {}
+        while True:
+            for family in self.registry.collect():
+                for name, labels, value, *_ in family.samples:
+                    if name not in gauges:
+                        gauges[name] = Gauge(name, family.documentation, tuple(labels))
+                    gauges[name].set(value, labels)
+            await asyncio.sleep(REPORT_S)
 
 
 class Server:
     """The models, and the answers to requests."""
 
-    def __init__(self, models: Sequence[Served], token: str | None, alias_s: float) -> None:
+    def __init__(
+        self,
+        models: Sequence[Served],
+        *,
+        token: str | None = None,
+        loopback: bool = True,
+        on_ray: bool = False,
+        alias_s: float = ALIAS_S,
+    ) -> None:
+        """With `loopback` it answers only to names of this machine. `on_ray`: whether it is one replica of Ray Serve,
+        whose metrics Ray exports."""
         self.models, self.alias_s, self.metrics = models, alias_s, Metrics(models)
         self.token = None if token is None else f"Bearer {token}".encode()
+        self.loopback, self.on_ray = loopback, on_ray
+
+    def app(self) -> FastAPI:
+        """The app, with a handler for each path."""
+        answers = {
+            "/v1/embeddings": ("POST", self.embeddings),
+            "/embed": ("POST", self.embed),
+            "/health": ("GET", self.health),
+            "/v1/models": ("GET", self.listed),
+            **({} if self.on_ray else {"/metrics": ("GET", self.measured)}),
+        }
+
+        async def other(request: Request, error: Any) -> Response:
+            words = f"{request.method} {request.url.path[:100]}: there are {', '.join(answers)}"
+            return error_response(request.url.path, RequestError(error.status_code, words))
+
+        app = FastAPI(openapi_url=None, exception_handlers={404: other, 405: other}, lifespan=self.lifespan)
+        for path, (method, answer) in answers.items():
+            app.router.add_route(path, self.endpoint(path, answer), methods=[method])
+        return app
 
     @asynccontextmanager
     async def lifespan(self, _: object) -> AsyncIterator[None]:
@@ -92,25 +133,21 @@ class Server:
             # Batches are short. On a busy machine threads that wait for one another take fifty times as long.
             torch.set_num_threads(1)
             os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        failed = self.metrics.failures
-        follow = [model.follow(self.alias_s, failed.labels(model.name).inc) for model in self.models]
-        tasks = list(map(asyncio.create_task, follow))
+        failed = self.metrics.failures.labels
+        tasks = [asyncio.create_task(each.follow(self.alias_s, failed(each.name).inc)) for each in self.models]
+        if self.on_ray:
+            tasks.append(asyncio.create_task(self.metrics.report_to_ray()))
         yield
         for task in tasks:
             task.cancel()
 
-    def endpoint(
-        self, path: str, answer: Callable[[Request], Awaitable[Response]]
-    ) -> Callable[[Request], Awaitable[Response]]:
+    def endpoint(self, path: str, answer: Handler) -> Handler:
         """The handler of a path: it asks for the token, counts, and makes error objects."""
         from starlette.requests import ClientDisconnect
 
         async def endpoint(request: Request) -> Response:
             try:
-                if self.token is not None and path not in OPEN:
-                    sent = request.headers.get("authorization", "").encode()
-                    if not hmac.compare_digest(sent, self.token):
-                        raise RequestError(401, "the token is missing or wrong; send `Authorization: Bearer TOKEN`")
+                self._check(request, path)
                 response = await answer(request)
             except RequestError as error:
                 response = error_response(path, error)
@@ -123,6 +160,16 @@ class Server:
             return response
 
         return endpoint
+
+    def _check(self, request: Request, path: str) -> None:
+        """Raises `RequestError` without the token, and for a name by which a page may have sent a browser here."""
+        host = request.headers.get("host", "")
+        if self.loopback and not HERE.fullmatch(host):
+            raise RequestError(400, f"Host {quoted(host)}: this server answers as 127.0.0.1 or localhost only")
+        if self.token is not None and path != "/health":
+            sent = request.headers.get("authorization", "").encode()
+            if not hmac.compare_digest(sent, self.token):
+                raise RequestError(401, "the token is missing or wrong; send `Authorization: Bearer TOKEN`")
 
     async def health(self, _: Request) -> Response:
         """Says that the models are loaded."""
@@ -146,12 +193,11 @@ class Server:
         if form not in ("float", "base64"):
             raise RequestError(400, f"encoding_format: {quoted(form)} must be float or base64", "encoding_format")
         model = self._model(fields.get("model"))
-        encoded, vectors = await self._encode(model, fields, "input")
+        encoded, vectors, headers = await self._encode(model, fields, "input")
         values = [base64.b64encode(row).decode() for row in vectors] if form == "base64" else vectors
         entries = [{"object": "embedding", "index": i, "embedding": value} for i, value in enumerate(values)]
-        count = sum(encoded.tokens)
-        usage = {"prompt_tokens": count, "total_tokens": count}
-        return json_response({"object": "list", "data": entries, "model": model.name, "usage": usage})
+        usage = dict.fromkeys(("prompt_tokens", "total_tokens"), sum(encoded.tokens))
+        return json_response({"object": "list", "data": entries, "model": model.name, "usage": usage}, headers)
 
     async def embed(self, request: Request) -> Response:
         """Vectors as text-embeddings-inference gives them, of the model that was named first."""
@@ -160,14 +206,14 @@ class Server:
             if not isinstance(fields.get(field), bool | None):
                 raise RequestError(400, f"{field}: {quoted(fields[field])} must be true or false", field)
         if fields.get("prompt_name") is not None:
-            words = "prompt_name: the model puts its own prompt before each text; leave it out"
-            raise RequestError(400, words, "prompt_name")
-        encoded, vectors = await self._encode(self.models[0], fields, "inputs")
+            raise RequestError(400, "prompt_name: leave it out; the model has its own for each text", "prompt_name")
+        encoded, vectors, headers = await self._encode(self.models[0], fields, "inputs")
         if fields.get("truncate") is False and any(encoded.cut):
             place = encoded.cut.index(True)
-            words = f"inputs {place}: has more tokens than the model reads; cut it, or send truncate: true"
-            raise RequestError(413, words)
-        return json_response(vectors if fields.get("normalize") is False else unit(vectors))
+            raise RequestError(
+                413, f"inputs {place}: has more tokens than the model reads; cut it, or send truncate: true"
+            )
+        return json_response(vectors if fields.get("normalize") is False else unit_rows(vectors), headers)
 
     def _model(self, name: object) -> Served:
         if name is None:
@@ -178,49 +224,26 @@ class Server:
         names = ", ".join(model.name for model in self.models)
         raise RequestError(404, f"model: {quoted(name)} is not served here; there: {names}", "model")
 
-    async def _encode(self, model: Served, fields: dict[str, Any], key: str) -> tuple[Encoded, Any]:
-        """The texts' vectors, whole and with the numbers that were asked for."""
+    async def _encode(self, model: Served, fields: dict[str, Any], key: str) -> tuple[Encoded, Any, dict[str, str]]:
+        """The texts' vectors, whole and with the numbers that were asked for, and the headers of the answer."""
         begun, encoder = time.perf_counter(), model.encoder
+        headers = (
+            {"x-model-version": model.version} if model.version else {}
+        )  # now: the alias may move before the answer
         texts, dim = texts_of(fields.get(key), key), fields.get("dimensions")
         if dim is not None and not (type(dim) is int and 1 <= dim <= encoder.dim):
-            words = f"dimensions: {quoted(dim)} must be a whole number from 1 to {encoder.dim}"
-            raise RequestError(400, words, "dimensions")
+            raise RequestError(
+                400, f"dimensions: {quoted(dim)} must be a whole number from 1 to {encoder.dim}", "dimensions"
+            )
         if model.batches.waiting + len(texts) > MOST_WAITING:
             raise RequestError(429, f"{model.batches.waiting:,} texts wait already; try again in a second")
         encoded = await model.batches.encode(encoder, texts)
         self.metrics.texts.inc(len(texts))
         self.metrics.seconds.observe(time.perf_counter() - begun)
         vectors = encoded.vectors
-        return encoded, vectors if dim in (None, encoder.dim) else unit(np.ascontiguousarray(vectors[:, :dim]))
-
-
-def serving_app(
-    models: Sequence[Served], *, token: str | None = None, loopback: bool = True, alias_s: float = ALIAS_S
-) -> FastAPI:
-    """The app. With `loopback` it answers only to names of this machine, as a page of the network could send a browser
-    here under another one."""
-    server = Server(models, token, alias_s)
-    answers = {
-        "/v1/embeddings": ("POST", server.embeddings),
-        "/embed": ("POST", server.embed),
-        "/health": ("GET", server.health),
-        "/v1/models": ("GET", server.listed),
-        "/metrics": ("GET", server.measured),
-    }
-
-    async def other(request: Request, error: Any) -> Response:
-        words = f"{request.method} {request.url.path[:100]}: there are {', '.join(answers)}"
-        return error_response(request.url.path, RequestError(error.status_code, words))
-
-    handlers: dict[int | type[Exception], Any] = {404: other, 405: other}
-    app = FastAPI(
-        docs_url=None, redoc_url=None, openapi_url=None, exception_handlers=handlers, lifespan=server.lifespan
-    )
-    hosts = ["127.0.0.1", "localhost", "[::1]"] if loopback else ["*"]
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts)
-    for path, (method, answer) in answers.items():
-        app.router.add_route(path, server.endpoint(path, answer), methods=[method])
-    return app
+        if dim not in (None, encoder.dim):
+            vectors = unit_rows(np.ascontiguousarray(vectors[:, :dim]))
+        return encoded, vectors, headers
 
 
 async def fields_of(request: Request) -> dict[str, Any]:
@@ -254,8 +277,9 @@ def texts_of(value: object, key: str) -> list[str]:
     if not isinstance(texts, list) or not texts:
         raise RequestError(400, f"{key}: must be a text or a list of texts, not empty", key)
     if len(texts) > MOST_TEXTS:
-        words = f"{key}: has {len(texts):,} texts; a request may have {MOST_TEXTS:,}; send several"
-        raise RequestError(413, words, key)
+        raise RequestError(
+            413, f"{key}: has {len(texts):,} texts; a request may have {MOST_TEXTS:,}; send several", key
+        )
     for place, text in enumerate(texts):
         if not isinstance(text, str):
             raise RequestError(400, f"{key} {place}: {quoted(text)} must be a text", key)
@@ -272,16 +296,11 @@ def quoted(value: object) -> str:
     return shortened(value) if isinstance(value, str) else orjson.dumps(value).decode()[:60]
 
 
-def unit(vectors: Any) -> Any:
-    """The same directions at length 1; zeros stay."""
-    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.float32(1e-12))
-
-
-def json_response(value: object) -> Response:
+def json_response(value: object, headers: dict[str, str] | None = None) -> Response:
     """The value as JSON. A number of fp32 has as many digits as it needs."""
     import orjson
 
-    return Response(orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY), media_type="application/json")
+    return Response(orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY), 200, headers, "application/json")
 
 
 def error_response(path: str, error: RequestError) -> Response:
@@ -292,9 +311,6 @@ def error_response(path: str, error: RequestError) -> Response:
     body: dict[str, object] = {"error": error.words, "error_type": tei}
     if path.startswith("/v1/"):
         body = {"error": {"message": error.words, "type": openai, "param": error.field, "code": None}}
-    headers = {}
-    if error.status in (408, 413):  # the rest of the body is not read
-        headers["connection"] = "close"
-    if error.status == 429:
-        headers["retry-after"] = "1"
+    closed = {"connection": "close"}  # the rest of the body is not read
+    headers = {408: closed, 413: closed, 429: {"retry-after": "1"}}.get(error.status)
     return Response(orjson.dumps(body), error.status, headers, "application/json")

@@ -29,11 +29,11 @@ def build(args: dict[str, Any]) -> Application:
 
     def app() -> FastAPI:
         """The app of one replica, which loads the models."""
-        from babeltune.apps.serving.app import serving_app
+        from babeltune.apps.serving.app import Server
         from babeltune.apps.serving.models import Served
 
         served = [Served(name, cluster) for name in models]
-        return serving_app(served, token=cluster.serve.token(), loopback=False)
+        return Server(served, token=cluster.serve.token(), loopback=False, on_ray=True).app()
 
     deployment = serve.deployment(serve.ingress(app)(Replica), name="vectors")
     return deployment.bind()

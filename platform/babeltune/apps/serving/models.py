@@ -209,13 +209,8 @@ class Served:
         self.source, self.cluster = name, cluster
         self.name = name.removeprefix(REGISTERED) if name.startswith(REGISTERED) else name.rstrip("/")
         self.batches = Batches()
-        self.version = ""
-        """The registered version; empty if the name is no alias."""
         self.version, self.encoder = self._load(self._version_now())
-
-    def version_number(self) -> float:
-        """The version as a number, for metrics."""
-        return float(self.version)
+        """The registered version, which is empty if the name is no alias, and its encoder."""
 
     def newer(self) -> tuple[str, Encoder] | None:
         """The version that the alias names now, loaded, if it is another one. Raises `BabeltuneError`."""

@@ -16,7 +16,6 @@ from babeltune.errors import ClusterError, ObjectStoreError, SweepError, plural,
 from babeltune.files import make_folders, plain
 from babeltune.planning.recorded import sweep_id
 from babeltune.planning.space import methods_used, within_grid
-from babeltune.redaction import without_password
 from babeltune.schema.cluster import Cluster
 from babeltune.schema.records import Sweep
 from babeltune.schema.storage_location import DAY_S
@@ -36,7 +35,7 @@ from babeltune.sweep.state.rebuild import mend
 from babeltune.sweep.sync.audit import audit
 from babeltune.sweep.sync.driver import DriverSync
 from babeltune.sweep.sync.housekeeping import clean
-from babeltune.sweep.sync.notify import notify
+from babeltune.sweep.sync.notify import failures_notified, notify
 from babeltune.sweep.sync.quota import refuse_over_quota
 from babeltune.sweep.sync.view import StorageView
 from babeltune.sweep.workers.access import open_to_all
@@ -73,17 +72,15 @@ def submit(
     spent quota `over_quota`.
     Raises `DataError` and `TeacherError` before anything starts, `SweepError` when it is being run already or every
     trial fails, `ClusterError` when the cluster cannot hold one trial."""
-    sweep, cluster = within_grid(sweep), cluster.with_workers(sweep.budget.workers)
+    sweep = within_grid(sweep)
     folder = folder_in(cluster, into or sweep_id(sweep))
-    refuse_a_file(cluster.folder)
-    over = "" if _is_done(folder, sweep) else refuse_over_quota(cluster, over_quota=over_quota)
-    _make(folder, cluster)
-    with (
-        storage_refusals(folder.path),
-        DriverSync(cluster, folder, needs=sweep.sampler.warm_start) as driver_sync,
-        only_driver(folder),
-        ExitStack() as shared,
-    ):
+    with failures_notified(cluster, "sweep", folder.id), storage_refusals(folder.path), ExitStack() as shared:
+        cluster = cluster.with_workers(sweep.budget.workers)
+        refuse_a_file(cluster.folder)
+        over = "" if _is_done(folder, sweep) else refuse_over_quota(cluster, over_quota=over_quota)
+        _make(folder, cluster)
+        driver_sync = shared.enter_context(DriverSync(cluster, folder, needs=sweep.sampler.warm_start))
+        shared.enter_context(only_driver(folder))
         folder.stop_request.unlink(missing_ok=True)  # from now on it is for this driver
         ray_at, stop = "", StopSignal(folder.stop_request.exists, driver_sync.check)
         if cluster.address != "local" or ray.is_initialized():
@@ -192,5 +189,4 @@ def _kept_in_state(folder: SweepFolder, view: StorageView) -> Iterator[None]:
     except BaseException as error:
         with contextlib.suppress(OSError, SweepError):
             folder.set_state("failed", reason=f"{type(error).__name__}: {error}"[:2000])
-        notify(view.cluster, "failure", folder.id, f"sweep {folder.id} failed: {without_password(str(error))[:300]}")
         raise

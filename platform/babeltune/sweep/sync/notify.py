@@ -12,13 +12,16 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from email.message import EmailMessage
 from email.utils import formatdate, make_msgid
 
 from babeltune.errors import SpecError, bounded
+from babeltune.redaction import without_password
 from babeltune.schema.cluster import Cluster
 from babeltune.schema.notice import Event, Mail, Notice
+from babeltune.sweep.state.fencing import DrivenError, OvertakenError
 
 TRIES = 3
 TIMEOUT_S = 10.0  # seconds for one try
@@ -36,6 +39,19 @@ def notify(cluster: Cluster, event: Event, subject: str, text: str) -> None:
                 _deliver(notice, facts)
             except Exception as error:  # a server may answer anything, and no sweep ends by it
                 log.warning("%s was not notified that %s: %s", notice.place, text, _reason(error))
+
+
+@contextmanager
+def failures_notified(cluster: Cluster, what: str, subject: str) -> Iterator[None]:
+    """Tells of an error or Ctrl-C that ends the block, unless another driver runs the sweep. `what` begins the text."""
+    try:
+        yield
+    except BaseException as error:
+        stopped = isinstance(error, KeyboardInterrupt)
+        how = "was interrupted" if stopped else f"failed: {without_password(str(error))[:300]}"
+        if not isinstance(error, DrivenError | OvertakenError):
+            notify(cluster, "failure", subject, f"{what} {subject} {how}")
+        raise
 
 
 def _body(notice: Notice, facts: Mapping[str, str]) -> Mapping[str, object]:
