@@ -418,12 +418,11 @@ def alter(folder, *, fix_manifest):
         (place / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
 
 
-def test_one_altered_weight_is_refused_with_exit_code_3_and_nothing_is_registered(copied, tmp_path, monkeypatch):
+def test_one_altered_weight_is_refused_with_exit_code_3_and_nothing_is_registered(copied_home, tmp_path):
     from typer.testing import CliRunner
 
-    _, folder, cluster = copied
+    _, folder, cluster = copied_home
     alter(folder, fix_manifest=True)
-    monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
     result = CliRunner().invoke(app, ["promote", folder.id, "--out", str(tmp_path / "out"), "--json"])
     assert result.exit_code == 3, result.output
     decision = json.loads(result.stdout)

@@ -378,9 +378,7 @@ def test_a_sealed_test_is_compared_with_a_dev_set_of_its_kind_and_languages():
         "test/ntrex/fr-en/accuracy": "dev/news/fra-eng/accuracy",
         "test/ntrex/deu-eng/accuracy": "dev/news/deu-eng/accuracy",
         "test/ntrex/accuracy": "dev/news/accuracy",
-        "test/flores/kor-eng/accuracy": None,
-        "test/flores/accuracy": None,
-        "test/all/accuracy": None,
+        **dict.fromkeys(("test/flores/kor-eng/accuracy", "test/flores/accuracy", "test/all/accuracy")),
         "test/stsb/eng/spearman": "dev/sts/eng/spearman",
         "test/group/accuracy": "dev/group/accuracy",
     }
