@@ -13,7 +13,8 @@ ASSIGNMENT = TrialAssignment(
     mirror=StorageLocation(uri="s3://bucket/x"),
 )
 POINTS = (Point(step=10, time_ms=1, values={"train/loss": 2.0}),)
-REPORT = Report(2, 20, 640, 1.5, {"dev/score": 0.5}, POINTS, last=True, facts={"warning": "labels are nearly flat"})
+SAID = {"metrics": {"dev/score": 0.5}, "points": POINTS, "facts": {"warning": "labels are nearly flat"}}
+REPORT = Report(index=2, step=20, pairs=640, seconds=1.5, last=True, **SAID)
 
 
 @pytest.mark.parametrize(
