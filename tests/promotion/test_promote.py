@@ -306,7 +306,7 @@ def test_a_promoted_model_brings_its_canary_vectors(promoted, command, monkeypat
     digest = sha256_of(out / CANARY)
     assert f"(SHA-256 `{digest}`)" in (out / "README.md").read_text(encoding="utf-8")
     monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
-    assert json.loads(command.prints("canary", out, decision.registered.partition(" ")[0], "--json"))["fits"]
+    assert json.loads(command.prints("canary", out, decision.registered.partition(" ")[0], "--json"))["fits"] is True
     code, said, _ = command("canary", out, "bundled:all-MiniLM-L6-v2")
     assert code == 3
     assert "does not fit (--least 0.999)" in said
