@@ -467,6 +467,13 @@ def copied(copy_of, tmp_path):
     return copy_of(tmp_path / "storage")
 
 
+@pytest.fixture
+def copied_home(copied, monkeypatch):
+    """That copy, in the storage of which commands look."""
+    monkeypatch.setenv("BABELTUNE_HOME", copied[2].storage)
+    return copied
+
+
 @pytest.fixture(scope="session")
 def scoring_process():
     """Gives the process that scores, which takes ten seconds to start. One that has ended is replaced."""

@@ -473,14 +473,8 @@ def kill_raylet(port):
 
 
 def settings(folder, **more):
-    return {
-        "count": 4,
-        "cpus_per_worker": 1,
-        "gpus_per_worker": 0,
-        "run_trial": "toy_trials:train",
-        "storage": folder,
-        **more,
-    }
+    groups = {"count": 4, "cpus_per_worker": 1, "gpus_per_worker": 0}
+    return {**groups, "run_trial": "toy_trials:train", "storage": folder, **more}
 
 
 def offer(pool, folder, name, **assignment):

@@ -138,9 +138,8 @@ def test_a_model_is_evaluated_and_compared_as_by_the_commands(sweep, tiny_file, 
 
 
 @pytest.mark.usefixtures("one_scoring_process")
-def test_a_promotion_decides_as_the_command_does(copied, monkeypatch, stages):
-    _, folder, cluster = copied
-    monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
+def test_a_promotion_decides_as_the_command_does(copied_home, stages):
+    folder = copied_home[1]
     dry = bt.promote(folder.id, dry_run=True, progress=stages)
     document, code = said("promote", folder.id, "--dry-run")
     counted = ("openings", "reasons")  # the second time is another opening
@@ -156,9 +155,8 @@ def test_a_promotion_decides_as_the_command_does(copied, monkeypatch, stages):
 
 
 @pytest.mark.usefixtures("one_scoring_process")
-def test_what_goes_wrong_beside_a_promotion_is_a_warning(copied, monkeypatch):
-    _, folder, cluster = copied
-    monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
+def test_what_goes_wrong_beside_a_promotion_is_a_warning(copied_home, monkeypatch):
+    folder = copied_home[1]
     report = folder.path / "report.html"
     report.write_text("of before", encoding="utf-8")
     monkeypatch.setattr("babeltune.sweep_report.write.write_report", lambda *_: 1 / 0)

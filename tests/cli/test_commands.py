@@ -343,9 +343,8 @@ def watching(monkeypatch):
 
 
 @pytest.mark.long
-def test_a_sweep_that_runs_elsewhere_is_followed_and_stopped(command, copied, tiny_file, monkeypatch, watching):
-    sweep, folder, cluster = copied
-    monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
+def test_a_sweep_that_runs_elsewhere_is_followed_and_stopped(command, copied_home, tiny_file, watching):
+    sweep, folder, _ = copied_home
     again = tiny_file.parent / "again.yaml"
     again.write_text(spec_yaml(sweep), encoding="utf-8")
     other = drive(folder, watching.is_set)
@@ -369,10 +368,9 @@ def test_a_sweep_that_runs_elsewhere_is_followed_and_stopped(command, copied, ti
 
 
 @pytest.fixture
-def watched(command, copied, tiny_file, monkeypatch, watching):
+def watched(command, copied_home, tiny_file, watching):
     """Submits a sweep that another driver has until it is watched, and leaves in this state: what that came to."""
-    sweep, folder, cluster = copied
-    monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
+    sweep, folder, _ = copied_home
     again = tiny_file.parent / "again.yaml"
     again.write_text(spec_yaml(sweep), encoding="utf-8")
 
@@ -460,9 +458,8 @@ def test_extend_wants_more_trials_than_the_sweep_has(command, home):
     assert f"--trials 3: sweep {home.id} has a budget of 4; give no less" in " ".join(err.split())
 
 
-def test_a_file_that_asks_for_fewer_trials_than_were_asked_for_says_so(command, copied, monkeypatch, tmp_path):
-    sweep, _, cluster = copied
-    monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
+def test_a_file_that_asks_for_fewer_trials_than_were_asked_for_says_so(command, copied_home, tmp_path):
+    sweep = copied_home[0]
     file = tmp_path / "searched.yaml"
     file.write_text(spec_yaml(sweep), encoding="utf-8")
     code, _, err = command("submit", file, "--trials", 3, "--json")
@@ -483,9 +480,8 @@ def test_a_signal_in_any_phase_of_a_sweep_names_the_command_that_goes_on(command
     assert f"interrupted; {resume if begun else 'nothing has begun yet; the same command begins it'}" in err
 
 
-def test_a_finished_sweep_is_not_trained_on_unasked(command, copied, monkeypatch, tmp_path):
-    sweep, folder, cluster = copied
-    monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
+def test_a_finished_sweep_is_not_trained_on_unasked(command, copied_home, tmp_path):
+    sweep, folder, _ = copied_home
     file = tmp_path / "searched.yaml"
     file.write_text(spec_yaml(sweep), encoding="utf-8")
     said = " ".join(command.refuses("submit", file, "--trials", 6).split())
@@ -494,18 +490,16 @@ def test_a_finished_sweep_is_not_trained_on_unasked(command, copied, monkeypatch
 
 
 @pytest.mark.parametrize("name", ["extend", "resume"])
-def test_a_sweep_that_runs_is_not_extended(command, copied, monkeypatch, name):
-    _, folder, cluster = copied
-    monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
+def test_a_sweep_that_runs_is_not_extended(command, copied_home, name):
+    folder = copied_home[1]
     with only_driver(folder):
         code, _, err = command(name, folder.id, "--trials", 9)
     assert code == 1
     assert f"babeltune {name} {folder.id} --trials 9" in " ".join(err.split())
 
 
-def test_a_log_that_was_damaged_is_shown_all_the_same(command, copied, monkeypatch):
-    _, folder, cluster = copied
-    monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
+def test_a_log_that_was_damaged_is_shown_all_the_same(command, copied_home):
+    folder = copied_home[1]
     with folder.log.open("ab") as log:
         log.write(b"\xff\xfe\n")
     assert "t0000 begins" in command.prints("logs", folder.id)
@@ -523,9 +517,8 @@ def test_logs_tell_what_the_driver_did(command, home):
 
 
 @pytest.mark.parametrize("content", [b"{", b"{}", b"[]"])
-def test_a_damaged_sweep_does_not_hide_the_others(command, copied, monkeypatch, content):
-    _, folder, cluster = copied
-    monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
+def test_a_damaged_sweep_does_not_hide_the_others(command, copied_home, content):
+    folder = copied_home[1]
     damaged = folder.path.with_name("damaged-0123456789")
     damaged.mkdir()
     (damaged / "sweep.json").write_bytes(content)
@@ -541,9 +534,8 @@ def test_a_damaged_sweep_does_not_hide_the_others(command, copied, monkeypatch, 
     assert (code, out) == (0, ""), "there is one, although it cannot be read"
 
 
-def test_who_follows_a_log_learns_that_its_driver_is_gone(command, copied, monkeypatch):
-    _, folder, cluster = copied
-    monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
+def test_who_follows_a_log_learns_that_its_driver_is_gone(command, copied_home):
+    folder = copied_home[1]
     folder.set_state("running")
     ended = {"event": "end", "number": 0}
     rewrite_ledger(folder, lambda line: {**ended, "event": "start"} if ended.items() <= line.items() else line)
@@ -562,9 +554,8 @@ def test_a_setting_without_a_file_to_set_it_in_is_refused(command, home):
     assert "--set: it changes a sweep file; name one with --spec FILE" in " ".join(err.replace("│", " ").split())
 
 
-def test_a_sweep_that_another_version_began_is_not_resumed_under_another_id(command, copied, monkeypatch):
-    _, folder, cluster = copied
-    monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
+def test_a_sweep_that_another_version_began_is_not_resumed_under_another_id(command, copied_home):
+    _, folder, cluster = copied_home
     folder.path.rename(folder.path.with_name("searched-0123456789"))
     assert "another version" in command.refuses("resume", "searched", code=1)
     assert [f.id for f in sweep_folders(Path(cluster.storage))] == ["searched-0123456789"]
@@ -586,9 +577,8 @@ def test_a_trial_and_an_exported_folder_are_evaluated_alike(command, home, tiny_
 
 
 @pytest.mark.usefixtures("one_scoring_process")
-def test_evaluate_on_sealed_tests_records_the_opening(command, copied, tiny_file, monkeypatch):
-    _, folder, cluster = copied
-    monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
+def test_evaluate_on_sealed_tests_records_the_opening(command, copied_home, tiny_file):
+    folder = copied_home[1]
     out = command.prints("evaluate", "searched/t0002", "--with", tiny_file, "--test", "--json")
     assert all(name.startswith(("test/everyday/", "test/mean_cosine")) for name in json.loads(out))
     (opening,) = (folder.path.parents[1] / "openings.jsonl").read_text(encoding="utf-8").splitlines()
@@ -671,9 +661,7 @@ def reports_of(sweep: SweepFolder):
 
 
 def test_ui_refuses_a_port_that_is_taken(command):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         code, out, err = command("ui", "--port", str(port))
     assert (code, out) == (1, "")

@@ -158,9 +158,8 @@ def test_a_plan_prints_what_its_schema_says(tiny_file):
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("here", "one_scoring_process", "ray_cluster")
-def test_commands_on_a_sweep_print_what_their_schemas_say(copied, monkeypatch):
-    monkeypatch.setenv("BABELTUNE_HOME", copied[2].storage)
+@pytest.mark.usefixtures("here", "one_scoring_process", "ray_cluster", "copied_home")
+def test_commands_on_a_sweep_print_what_their_schemas_say():
     assert not faults(OF_A_SWEEP, codes=(0, 3))
 
 
@@ -177,9 +176,8 @@ def test_a_page_says_where_it_is_as_its_schema_says(call, searched, monkeypatch)
         process.wait(PATIENCE_S)
 
 
-@pytest.mark.usefixtures("here", "one_scoring_process")
-def test_a_promoted_model_is_pushed_as_the_schema_says(copied, monkeypatch):
-    monkeypatch.setenv("BABELTUNE_HOME", copied[2].storage)
+@pytest.mark.usefixtures("here", "one_scoring_process", "copied_home")
+def test_a_promoted_model_is_pushed_as_the_schema_says():
     decision = run("promote", "searched")
     assert run("push", decision["folder"], "./pushed", "--license", "apache-2.0")["license"] == "apache-2.0"
 

@@ -22,11 +22,9 @@ pytestmark = pytest.mark.usefixtures("undrawn")
 
 
 @pytest.fixture
-def home(copied, monkeypatch):
+def home(copied_home):
     """The default cluster's storage is a copy of the finished sweep's: (sweep's folder)."""
-    _, folder, _ = copied
-    monkeypatch.setenv("BABELTUNE_HOME", str(folder.path.parents[1]))
-    return folder
+    return copied_home[1]
 
 
 def test_a_report_goes_into_the_sweeps_folder(command, home):

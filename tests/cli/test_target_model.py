@@ -35,10 +35,16 @@ def place(tmp_path_factory, tiny_file, tiny_storage):
 
 
 @pytest.fixture
-def run(command, place, monkeypatch, tmp_path):
-    """A command in that folder with a storage of its own: the JSON that it prints, and its lines of `out`."""
+def here(place, monkeypatch, tmp_path):
+    """The test stands in that folder, with a storage of its own."""
     monkeypatch.setenv("BABELTUNE_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(place)
+    return place
+
+
+@pytest.fixture
+def run(command, here, tmp_path):
+    """A command in that folder: the JSON that it prints, and its lines of `out`."""
 
     def call(*arguments):
         out = command.prints(*arguments, "--out", tmp_path / "out", "--json")
@@ -118,11 +124,9 @@ data:
 
 
 @pytest.fixture
-def data(place, monkeypatch, tmp_path):
+def data(here, tmp_path):
     """Writes a file for `evaluate`, whose dev set's right side this model encodes."""
-    monkeypatch.setenv("BABELTUNE_HOME", str(tmp_path / "home"))
-    monkeypatch.chdir(place)
-    rows = (place / "pairs.tsv").read_text(encoding="utf-8")
+    rows = (here / "pairs.tsv").read_text(encoding="utf-8")
     (tmp_path / "dev.tsv").write_text(f"fra\teng\n{rows}", encoding="utf-8")
 
     def write(model, more=""):
@@ -159,9 +163,8 @@ def test_evaluate_refuses_a_right_side_that_nobody_encodes(command, place, data,
     assert expected in err
 
 
-def test_a_target_model_of_another_dimension_opens_no_sealed_test(command, place, tiny_file, monkeypatch, tmp_path):
-    monkeypatch.setenv("BABELTUNE_HOME", str(tmp_path / "home"))
-    monkeypatch.chdir(place)
+@pytest.mark.usefixtures("here")
+def test_a_target_model_of_another_dimension_opens_no_sealed_test(command, tiny_file, tmp_path):
     code, _, err = command("evaluate", "model", "--with", tiny_file, "--test", "--target-model", "narrow")
     assert (code, len(err.splitlines())) == (2, 1), err
     expected = "'model' has vectors of 384 dimensions, and 'narrow', which encodes the right side, of 32: they do not"
@@ -190,9 +193,8 @@ def test_a_target_model_that_is_missing_or_too_narrow_is_refused(command, place,
     assert not (tmp_path / "made").exists()
 
 
-def test_one_file_on_both_sides_is_refused_for_two_models_too(command, place, monkeypatch, tmp_path):
-    monkeypatch.setenv("BABELTUNE_HOME", str(tmp_path / "home"))
-    monkeypatch.chdir(place)
+@pytest.mark.usefixtures("here")
+def test_one_file_on_both_sides_is_refused_for_two_models_too(command, tmp_path):
     err = command.refuses("mine", "fra", "fra", "model", "--target-model", "teacher", "--out", tmp_path / "out")
     assert "fra and fra hold the same sentences, so each would find itself" in err
 

@@ -206,9 +206,7 @@ def test_a_page_is_drawn_again_only_if_the_records_have_changed(saved):
 
 def test_a_busy_port_is_one_line_and_an_unknown_sweep_is_another(command, saved, monkeypatch):
     monkeypatch.setenv("BABELTUNE_HOME", str(saved.path.parents[1]))
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         code, out, err = command("watch", "--port", port)
     assert (code, out) == (1, "")

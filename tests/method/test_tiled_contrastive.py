@@ -52,16 +52,9 @@ def test_tiles_equal_the_formula_in_value_and_gradient(case):
     a = unit(n, 4, case["seed"] + 2)
     alpha, beta = torch.rand(n) + 0.5, torch.rand(n) + 0.5 if case["columns"] else None
     labels = soft_labels(a, ProcessGroup(), temperature=case["label_tau"], tile=case["tile"])
-    value, _ = tiled_cross_entropy(
-        x,
-        y,
-        temperature=tau,
-        row_weights=alpha,
-        column_weights=beta,
-        labels=labels,
-        label_rows=case["r"],
-        label_columns=case["c"],
-    )
+    weights = {"row_weights": alpha, "column_weights": beta}
+    shares = {"label_rows": case["r"], "label_columns": case["c"]}
+    value, _ = tiled_cross_entropy(x, y, temperature=tau, labels=labels, **weights, **shares)
     value.backward()
     long = [v.detach().double().requires_grad_() for v in (x, y)]
     weights = [v.double() if v is not None else None for v in (alpha, beta)]
@@ -79,15 +72,8 @@ def test_similarities_that_are_kept_give_what_those_made_again_give(labelled, mo
         x, y = (unit(40, 6, seed).requires_grad_() for seed in (0, 1))
         texts = torch.arange(40) % 30
         labels = soft_labels(unit(40, 4, 2), ProcessGroup(), temperature=0.1, tile=16) if labelled else None
-        value, _ = tiled_cross_entropy(
-            x,
-            y,
-            temperature=0.1,
-            labels=labels,
-            label_rows=1.0 if labelled else 0.0,
-            repeats=None if labelled else Duplicates(texts, texts, 0),
-            tile=16,
-        )
+        given = {"label_rows": 1.0} if labelled else {"label_rows": 0.0, "repeats": Duplicates(texts, texts, 0)}
+        value, _ = tiled_cross_entropy(x, y, temperature=0.1, labels=labels, tile=16, **given)
         value.backward()
         return value.detach(), x.grad, y.grad
 

@@ -53,6 +53,19 @@ TEXTS = [
 LETTERS = "student={kind: static, width: 32, projection: teacher, vocabulary: 500, max_tokens: 32, ngrams: 200}"
 
 
+@pytest.fixture
+def begun(tiny_file, tiny_storage):
+    """A sweep with these assignments, what it has prepared, a trial of these parameters, its train step and reader."""
+
+    def begin(*given, **params):
+        sweep = read_sweep(tiny_file, assignments=given)
+        prepared, trial = prepare(sweep, tiny_storage), make_trial(sweep, 0, params)
+        step, reader = make_train_step(trial, prepared, ProcessGroup(), CPU), make_reader(trial, prepared, CPU)
+        return sweep, prepared, trial, step, reader
+
+    return begin
+
+
 def encoder(seed=0, **fields):
     student = Static(width=16, **fields)
     return build_student(student, Vocabulary(50, 0), teacher_dim=24, seed=seed)
@@ -194,11 +207,8 @@ def test_ngrams_folded_into_the_table_give_the_same_vectors():
     assert plain.folded() is plain
 
 
-def test_a_student_with_ngrams_trains_and_its_dev_scores_are_those_of_its_export(tiny_file, tiny_storage, tmp_path):
-    sweep = read_sweep(tiny_file, assignments=[LETTERS, "training.learning_rate=0.01"])
-    prepared = prepare(sweep, tiny_storage)
-    trial = make_trial(sweep, 0, {})
-    train_step, reader = make_train_step(trial, prepared, ProcessGroup(), CPU), make_reader(trial, prepared, CPU)
+def test_a_student_with_ngrams_trains_and_its_dev_scores_are_those_of_its_export(begun, tmp_path):
+    sweep, prepared, trial, train_step, reader = begun(LETTERS, "training.learning_rate=0.01")
     losses = [train_step.step(reader.batch(np.arange(24), 24), 100 + step)["loss"] for step in range(12)]
     assert losses[-1] < losses[0]
     scores = dev_scores(train_step.encoder, train_step.method, trial, prepared, ProcessGroup(), CPU)
@@ -225,11 +235,8 @@ def test_dropout_gives_two_calls_two_views_in_training_and_none_in_evaluation():
     assert torch.equal(made(tokens), made(tokens))
 
 
-def test_a_step_changes_the_rows_of_its_batch_and_no_other(tiny_file, tiny_storage):
-    sweep = read_sweep(tiny_file, assignments=[STATIC])
-    prepared = prepare(sweep, tiny_storage)
-    trial = make_trial(sweep, 0, {})
-    train_step, reader = make_train_step(trial, prepared, ProcessGroup(), CPU), make_reader(trial, prepared, CPU)
+def test_a_step_changes_the_rows_of_its_batch_and_no_other(begun):
+    *_, train_step, reader = begun(STATIC)
     assert isinstance(train_step.encoder, StaticEncoder)
     before = train_step.encoder.word_embeddings.detach().clone()
     batch = reader.batch(np.arange(8), 8)
@@ -255,17 +262,14 @@ FROZEN = ("bilingual_aligner", "dimension_reduction")
 
 
 @pytest.mark.parametrize("method", [name for name in SETTINGS if name not in FROZEN])
-def test_every_method_that_reads_sentence_vectors_trains_a_static_student(tiny_file, tiny_storage, method):
+def test_every_method_that_reads_sentence_vectors_trains_a_static_student(tiny_file, begun, method):
     given = [*assignments(method), STATIC]
     if method in READS_STATES:
         with pytest.raises(SpecError, match=r"student\.kind: 'static': method 'ml_ctl' reads token states"):
             read_sweep(tiny_file, assignments=given)
         return
-    sweep = read_sweep(tiny_file, assignments=[*given, "training.learning_rate=0.01"])
-    prepared = prepare(sweep, tiny_storage)
-    trial = make_trial(sweep, 0, {})
+    _, _, trial, train_step, reader = begun(*given, "training.learning_rate=0.01")
     assert not needs_of(trial.method, trial.config).states
-    train_step, reader = make_train_step(trial, prepared, ProcessGroup(), CPU), make_reader(trial, prepared, CPU)
     if rows := needs_of(trial.method, trial.config).warm_up:
         train_step.method.warm_up(*reader.anchors(rows, trial.seed))
     losses = [train_step.step(reader.batch(np.arange(24), 24), 100 + step)["loss"] for step in range(12)]
@@ -302,16 +306,12 @@ def test_embeddings_have_their_own_rate_and_no_decay():
 
 
 @pytest.mark.parametrize("kind", ["static", "transformer"])
-def test_the_factor_of_the_embeddings_reaches_their_first_step(tiny_file, tiny_storage, kind):
+def test_the_factor_of_the_embeddings_reaches_their_first_step(begun, kind):
     """Adam's first step has the rate's length whatever the gradient, so a factor of 4 is 4 times the change."""
 
     def change(factor):
         student = STATIC if kind == "static" else "student.width=32"
-        given = [student, f"training.embedding_learning_rate={factor}", "training.epsilon=1e-30"]
-        sweep = read_sweep(tiny_file, assignments=given)
-        prepared = prepare(sweep, tiny_storage)
-        trial = make_trial(sweep, 0, {})
-        train_step, reader = make_train_step(trial, prepared, ProcessGroup(), CPU), make_reader(trial, prepared, CPU)
+        *_, train_step, reader = begun(student, f"training.embedding_learning_rate={factor}", "training.epsilon=1e-30")
         before = train_step.encoder.word_embeddings.detach().clone()
         train_step.step(reader.batch(np.arange(8), 8), 200)
         return float((train_step.encoder.word_embeddings.detach() - before).abs().max())
@@ -336,14 +336,11 @@ def test_a_setting_of_one_kind_is_judged_as_that_kinds(tiny_file, student):
         read_sweep(tiny_file, assignments=[given[0], given[1].replace("[1, 3]", "[0, 3]")])
 
 
-def test_the_kind_is_a_choice_and_each_kind_is_tokenized(tiny_file, tiny_storage):
-    searched = "parameters={student.kind: {choice: [transformer, static]}}"
-    sweep = read_sweep(tiny_file, assignments=[searched])
-    assert {student.kind for student in preparations(sweep)} == {"transformer", "static"}
-    prepared = prepare(sweep, tiny_storage)
+def test_the_kind_is_a_choice_and_each_kind_is_tokenized(begun):
     for kind in ("transformer", "static"):
-        trial = make_trial(sweep, 0, {"student.kind": kind})
-        train_step, reader = make_train_step(trial, prepared, ProcessGroup(), CPU), make_reader(trial, prepared, CPU)
+        given = "parameters={student.kind: {choice: [transformer, static]}}"
+        sweep, _, _, train_step, reader = begun(given, **{"student.kind": kind})
+        assert {student.kind for student in preparations(sweep)} == {"transformer", "static"}
         assert isinstance(train_step.encoder, StaticEncoder) == (kind == "static")
         assert train_step.step(reader.batch(np.arange(8), 8), 200)["loss"] > 0
 

@@ -52,9 +52,8 @@ def test_the_map_is_the_one_that_is_nearer_on_texts_that_it_has_not_seen(stretch
     assert cosines.min() > (0.8 if stretched else 0.98)
 
 
-def test_the_folder_is_a_model_with_vectors_near_the_old_ones(models, copied, tmp_path, monkeypatch):
-    _, folder, cluster = copied
-    monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
+def test_the_folder_is_a_model_with_vectors_near_the_old_ones(models, copied_home, tmp_path):
+    _, folder, cluster = copied_home
     out = tmp_path / "adapted"
     arguments = ["adapter", models / "old", models / "turned", "--sweep", folder.id, "--out", out, "--json"]
     result = CliRunner().invoke(app, [*map(str, arguments)])
@@ -98,9 +97,8 @@ def texts_of(task):
     return [*((text, left) for text in task.left), *((text, right) for text in task.right)]
 
 
-def test_a_model_that_finds_too_little_is_refused(models, copied, command, tmp_path, monkeypatch):
-    _, folder, cluster = copied
-    monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
+def test_a_model_that_finds_too_little_is_refused(models, copied_home, command, tmp_path):
+    folder = copied_home[1]
     out = tmp_path / "adapted"
     arguments = ["adapter", models / "old", models / "other", "--out", out]
     code, stdout, _ = command(*arguments, "--sweep", folder.id)

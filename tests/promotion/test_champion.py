@@ -61,11 +61,10 @@ def crown(cluster, folder, model, name="searched", tags=LINEAGE):
     return register(cluster.mlflow, name, model, run, "champion", tags, replaces=before and before.version)
 
 
-def test_an_equal_challenger_is_a_tie_and_a_better_one_is_promoted(copied, models, monkeypatch):
+def test_an_equal_challenger_is_a_tie_and_a_better_one_is_promoted(copied_home, models):
     from typer.testing import CliRunner
 
-    sweep, folder, cluster = copied
-    monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
+    sweep, folder, cluster = copied_home
     equal_version = crown(cluster, folder, models["whole"])
     result = CliRunner().invoke(app, ["promote", folder.id, "--json"])
     assert result.exit_code == 0, result.output
@@ -95,12 +94,11 @@ def test_an_equal_challenger_is_a_tie_and_a_better_one_is_promoted(copied, model
     assert kept[1:] == [(dry, True), (better, False), (again, False)], "the report reads what was decided"
 
 
-def test_a_worse_challenger_is_refused_with_exit_code_3(copied, models, monkeypatch):
+def test_a_worse_challenger_is_refused_with_exit_code_3(copied_home, models):
     """A trial that lost what it had learned, and says so: its report tells what its checkpoint scores."""
     from typer.testing import CliRunner
 
-    _, folder, cluster = copied
-    monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
+    _, folder, cluster = copied_home
     best = winner(folder)
     trial = folder.trial(int(best.name[1:]))
     place = checkpoint_folder(trial, best.best)
@@ -292,12 +290,9 @@ def test_nothing_that_a_worker_can_reach_holds_a_sealed_sentence(copied):
 
 
 @pytest.mark.parametrize("content", [b'{"time": "2026-01', b"", b"[]\n"])
-def test_a_test_is_evaluated_although_the_only_opening_was_cut_off(
-    copied, models, tiny_file, command, monkeypatch, content
-):
-    _, _, cluster = copied
+def test_a_test_is_evaluated_although_the_only_opening_was_cut_off(copied_home, models, tiny_file, command, content):
+    _, _, cluster = copied_home
     (Path(cluster.storage) / "openings.jsonl").write_bytes(content)
-    monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
     code, said, words = command("evaluate", models["whole"], "--with", tiny_file, "--test", "--json")
     assert code == 0, words
     assert "test/everyday/accuracy" in json.loads(said)

@@ -109,9 +109,8 @@ def test_the_worst_slice_is_the_one_that_is_new_and_far():
     assert worst.distances[1] > 3
 
 
-def test_the_command_ends_with_4_for_drift_and_with_0_without(model, copied, command, tmp_path, monkeypatch):
-    _, folder, cluster = copied
-    monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
+def test_the_command_ends_with_4_for_drift_and_with_0_without(model, copied_home, command, tmp_path):
+    folder = copied_home[1]
     prepared = read_prepared(folder.prepared)
     texts = prepared.texts_of(prepared.some_trained(600))
     (tmp_path / "like").write_text("\n".join(texts), encoding="utf-8")

@@ -116,10 +116,9 @@ def test_an_alias_stays_with_a_model_that_the_rung_does_not_beat(ladder, tmp_pat
     assert [decision.verdict == "promote" for decision in rungs[-1].decisions] == [False, True]
 
 
-def test_a_front_that_no_rung_passes_ends_as_a_refusal(copied, monkeypatch):
-    sweep, folder, cluster = copied
+def test_a_front_that_no_rung_passes_ends_as_a_refusal(copied_home):
+    sweep, folder, cluster = copied_home
     folder.write("sweep.json", replace(sweep, promotion=Promotion(gates=(Gate(test="everyday", times_chance=1000),))))
-    monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
     result = CliRunner().invoke(app, ["promote", folder.id, "--front"])
     assert result.exit_code == 3, result.output
     assert "1000 x chance" in result.stdout

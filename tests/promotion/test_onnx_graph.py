@@ -60,9 +60,8 @@ def test_a_graph_gives_the_vectors_of_the_model(small, tmp_path, int8, dim, leas
     assert (tmp_path / "graph" / "model.onnx").stat().st_size > 0
 
 
-def test_the_command_writes_a_folder_whose_card_encodes_without_torch(small, copied, command, tmp_path, monkeypatch):
-    _, folder, cluster = copied
-    monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
+def test_the_command_writes_a_folder_whose_card_encodes_without_torch(small, copied_home, command, tmp_path):
+    folder = copied_home[1]
     out = tmp_path / "graph"
     done = command.document("export", small, "--int8", "--sweep", folder.id, "--out", out, "--most-lost", 1)
     assert (done["format"], done["bits"], done["dim"]) == ("onnx", 8, 16)
@@ -80,9 +79,8 @@ def test_the_command_writes_a_folder_whose_card_encodes_without_torch(small, cop
     assert not (tmp_path / "no").exists()
 
 
-def test_without_the_extra_and_with_wrong_options_it_is_one_line(small, command, copied, tmp_path, monkeypatch):
-    _, folder, cluster = copied
-    monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
+def test_without_the_extra_and_with_wrong_options_it_is_one_line(small, command, copied_home, tmp_path, monkeypatch):
+    folder = copied_home[1]
     asked = ["export", small, "--sweep", folder.id, "--out", tmp_path / "graph"]
     for options, words in (
         (("--int8", "--int4"), "give one of them"),

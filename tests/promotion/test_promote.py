@@ -306,7 +306,7 @@ def test_a_promoted_model_brings_its_canary_vectors(promoted, command, monkeypat
     digest = sha256_of(out / CANARY)
     assert f"(SHA-256 `{digest}`)" in (out / "README.md").read_text(encoding="utf-8")
     monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
-    assert json.loads(command.prints("canary", out, decision.registered.partition(" ")[0], "--json"))["fits"]
+    assert json.loads(command.prints("canary", out, decision.registered.partition(" ")[0], "--json"))["fits"] is True
     code, said, _ = command("canary", out, "bundled:all-MiniLM-L6-v2")
     assert code == 3
     assert "does not fit (--least 0.999)" in said
@@ -418,12 +418,11 @@ def alter(folder, *, fix_manifest):
         (place / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
 
 
-def test_one_altered_weight_is_refused_with_exit_code_3_and_nothing_is_registered(copied, tmp_path, monkeypatch):
+def test_one_altered_weight_is_refused_with_exit_code_3_and_nothing_is_registered(copied_home, tmp_path):
     from typer.testing import CliRunner
 
-    _, folder, cluster = copied
+    _, folder, cluster = copied_home
     alter(folder, fix_manifest=True)
-    monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
     result = CliRunner().invoke(app, ["promote", folder.id, "--out", str(tmp_path / "out"), "--json"])
     assert result.exit_code == 3, result.output
     decision = json.loads(result.stdout)

@@ -103,9 +103,8 @@ def test_a_text_without_tokens_has_a_vector_of_zeros(static, tmp_path, bits):
     assert np.linalg.norm(vectors[1]) == pytest.approx(1, abs=1e-6)
 
 
-def test_a_loss_above_what_is_allowed_writes_nothing(static, copied, tmp_path, monkeypatch):
-    _, folder, cluster = copied
-    monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
+def test_a_loss_above_what_is_allowed_writes_nothing(static, copied_home, tmp_path):
+    folder = copied_home[1]
     words = ("export", str(static), "--sweep", folder.id, "--out", str(tmp_path / "small"))
     result = CliRunner(env={"COLUMNS": "200"}).invoke(app, [*words, "--int4", "--dim=2", "--most-lost=-1"])
     assert result.exit_code == 3, result.output

@@ -79,16 +79,9 @@ def source(number, header, more=""):
 def read(tiny_file, tmp_path, train, dev, *more):
     tables(tmp_path, *train, dev)
     sources = ", ".join(source(number, header) for number, header in enumerate(train))
-    return read_sweep(
-        tiny_file,
-        assignments=[
-            f"data.root={tmp_path}",
-            f"data.train=[{sources}]",
-            f"data.dev=[{{name: everyday, source: {source(len(train), dev)}}}]",
-            "data.test=[]",
-            *more,
-        ],
-    )
+    held_out = [f"data.dev=[{{name: everyday, source: {source(len(train), dev)}}}]", "data.test=[]"]
+    given = [f"data.root={tmp_path}", f"data.train=[{sources}]", *held_out, *more]
+    return read_sweep(tiny_file, assignments=given)
 
 
 def test_en_beside_eng_is_one_language(tiny_file, tmp_path):

@@ -41,13 +41,8 @@ BANNED_CALLS = {
     *("mlflow.pyfunc.load_model", "tune.Tuner.restore", "pd.read_pickle", "faiss.read_index"),
 }
 IMPORTED_BY_NAME = {
-    "sweep/ray_internals.py",
-    "sweep/workers/worker.py",
-    "sweep/workers/process_state.py",
-    "apps/mining/index.py",
-    "promotion/fresh_scorer.py",
-    "testing.py",
-    "__init__.py",
+    *("sweep/ray_internals.py", "sweep/workers/worker.py", "sweep/workers/process_state.py", "apps/mining/index.py"),
+    *("promotion/fresh_scorer.py", "testing.py", "__init__.py"),
 }
 """Where a module is imported by its name; none of these names comes from a file or a user."""
 

@@ -63,11 +63,11 @@ def steps(client, run_id, name="train/loss"):
 def a_sweep(tracker):
     tracker.start_sweep("quick-1a2b", {"sweep": {"name": "quick"}, "seed": 0}, {"git.commit": "abc"})
     tracker.start_trial(0, {"temperature": 0.05, "config": {"labels": "hard"}}, {"data.ntrex": "sha"})
+    return tracker
 
 
 def test_a_sweep_and_its_trials_become_a_parent_run_and_child_runs(store, tmp_path, clients):
-    tracker = EventLog(store, tmp_path / "events.jsonl", "babeltune")
-    a_sweep(tracker)
+    tracker = a_sweep(EventLog(store, tmp_path / "events.jsonl", "babeltune"))
     tracker.start_trial("untrained", {}, {})
     tracker.metrics(0, points(1, 6))
     tracker.metrics(None, [Point(step=1, time_ms=5, values={"system/cpu": 0.7})])
@@ -111,8 +111,7 @@ def test_replaying_the_whole_log_adds_no_run_and_no_number(store, tmp_path, clie
 
 def test_a_dead_server_never_delays_the_caller_and_loses_nothing(store, tmp_path, clients, impatient):
     path = tmp_path / "events.jsonl"
-    tracker = EventLog(DEAD, path, "babeltune")
-    a_sweep(tracker)
+    tracker = a_sweep(EventLog(DEAD, path, "babeltune"))
     for point in points(1, 301):
         tracker.metrics(0, [point])
     wait_until(lambda: tracker.trouble)
@@ -135,8 +134,7 @@ def test_the_caller_makes_no_request_itself(tmp_path, monkeypatch):
         raise ConnectionError("the server hung")
 
     monkeypatch.setattr(track.mlflow_client, "open_client", stuck)
-    tracker = EventLog(DEAD, tmp_path / "events.jsonl", "babeltune")
-    a_sweep(tracker)
+    tracker = a_sweep(EventLog(DEAD, tmp_path / "events.jsonl", "babeltune"))
     wait_until(lambda: callers)
     for point in points(1, 2001):  # all while the sender hangs
         tracker.metrics(0, [point])
@@ -147,8 +145,7 @@ def test_the_caller_makes_no_request_itself(tmp_path, monkeypatch):
 
 
 def test_what_the_store_refuses_does_not_hold_up_the_rest(store, tmp_path, clients, caplog):
-    tracker = EventLog(store, tmp_path / "events.jsonl", "babeltune")
-    a_sweep(tracker)
+    tracker = a_sweep(EventLog(store, tmp_path / "events.jsonl", "babeltune"))
     tracker.metrics(7, points(1, 3))
     tracker.metrics(0, [Point(step=1, time_ms=1, values={"dev/a+b(c)/accuracy": 0.5, "none": None})])
     tracker.metrics(0, [Point(step=2, time_ms=1, values={"dev/a+b(c)/accuracy": 0.75})])
@@ -181,8 +178,7 @@ def test_a_request_in_whose_midst_the_database_went_is_made_again(store, tmp_pat
         return log_batch(client, run, metrics, *others)
 
     monkeypatch.setattr(MlflowClient, "log_batch", break_once)
-    tracker = EventLog(store, tmp_path / "events.jsonl", "babeltune")
-    a_sweep(tracker)
+    tracker = a_sweep(EventLog(store, tmp_path / "events.jsonl", "babeltune"))
     tracker.metrics(0, points(1, 4))
     assert tracker.close(PATIENCE_S)
     assert (broken, tracker.refused) == ([tracker.run_id(0)], 0)
@@ -191,8 +187,7 @@ def test_a_request_in_whose_midst_the_database_went_is_made_again(store, tmp_pat
 
 def test_a_resumed_trial_goes_on_in_its_run_and_says_what_changed(store, tmp_path, clients):
     path = tmp_path / "events.jsonl"
-    tracker = EventLog(store, path, "babeltune")
-    a_sweep(tracker)
+    tracker = a_sweep(EventLog(store, path, "babeltune"))
     tracker.metrics(0, points(1, 4))
     tracker.end_trial(0, "KILLED", {})
     assert tracker.close(PATIENCE_S)
@@ -216,8 +211,7 @@ def test_a_store_that_lost_everything_gets_everything_again(fresh_store, tmp_pat
         (tmp_path / name).mkdir()
         (tmp_path / name / "mlflow.db").write_bytes(fresh_store.read_bytes())
         uris.append(f"sqlite:///{tmp_path}/{name}/mlflow.db")
-    tracker = EventLog(uris[0], path, "babeltune")
-    a_sweep(tracker)
+    tracker = a_sweep(EventLog(uris[0], path, "babeltune"))
     tracker.metrics(0, points(1, 4))
     assert tracker.close(PATIENCE_S)
     state = json.loads(path.with_name("mlflow.json").read_text())
@@ -240,8 +234,7 @@ def test_a_damaged_database_is_named_with_what_to_do_and_a_new_one_gets_everythi
     whole = fresh_store.read_bytes()
     file.write_bytes(b"nonsense" * 512 if damage == "all of it" else whole[:100] + b"\xff" * (len(whole) - 100))
     store = f"sqlite:///{file}"
-    tracker = EventLog(store, path, "babeltune")
-    a_sweep(tracker)
+    tracker = a_sweep(EventLog(store, path, "babeltune"))
     tracker.metrics(0, points(1, 4))
     wait_until(lambda: tracker.trouble)
     tracker.close(0)
@@ -262,8 +255,7 @@ def test_a_damaged_database_is_named_with_what_to_do_and_a_new_one_gets_everythi
 
 def test_a_half_written_line_is_cut_off_and_a_broken_one_skipped(store, tmp_path, clients):
     path = tmp_path / "events.jsonl"
-    tracker = EventLog(DEAD, path, "babeltune")
-    a_sweep(tracker)
+    tracker = a_sweep(EventLog(DEAD, path, "babeltune"))
     tracker.close(0)
     with path.open("ab") as file:
         file.write(b'{"do": "metr\xff\n{"do": "metrics", "key": "0", "poi')
@@ -277,8 +269,7 @@ def test_a_half_written_line_is_cut_off_and_a_broken_one_skipped(store, tmp_path
 def test_a_disk_that_takes_no_acknowledgement_loses_and_doubles_nothing(store, tmp_path, clients, impatient):
     cursor = tmp_path / "mlflow.json"
     cursor.mkdir()
-    tracker = EventLog(store, tmp_path / "events.jsonl", "babeltune")
-    a_sweep(tracker)
+    tracker = a_sweep(EventLog(store, tmp_path / "events.jsonl", "babeltune"))
     tracker.metrics(0, points(1, 4))
     wait_until(lambda: tracker.trouble)
     assert not tracker.flush(0)
@@ -290,8 +281,7 @@ def test_a_disk_that_takes_no_acknowledgement_loses_and_doubles_nothing(store, t
 
 def test_a_log_that_was_cut_off_and_grew_again_is_sent_from_its_beginning(store, tmp_path, clients):
     path = tmp_path / "events.jsonl"
-    tracker = EventLog(store, path, "babeltune")
-    a_sweep(tracker)
+    tracker = a_sweep(EventLog(store, path, "babeltune"))
     start = path.read_bytes()
     tracker.metrics(0, points(1, 4))
     assert tracker.flush(PATIENCE_S)
@@ -317,8 +307,7 @@ def test_a_line_whose_files_are_on_their_way_is_sent_once_they_are_here(store, t
         return None
 
     monkeypatch.setattr(event_log.Verbatim, "events", events)
-    tracker = EventLog(store, tmp_path / "events.jsonl", "babeltune")
-    a_sweep(tracker)
+    tracker = a_sweep(EventLog(store, tmp_path / "events.jsonl", "babeltune"))
     tracker.metrics(0, points(1, 4))
     assert asked.wait(PATIENCE_S)
     assert not tracker.flush(0)
@@ -329,8 +318,7 @@ def test_a_line_whose_files_are_on_their_way_is_sent_once_they_are_here(store, t
 
 def test_a_password_in_the_uri_is_neither_logged_nor_kept(tmp_path, caplog, impatient):
     uri = "http://anna:secret@127.0.0.1:9"
-    tracker = EventLog(uri, tmp_path / "events.jsonl", "babeltune")
-    a_sweep(tracker)
+    tracker = a_sweep(EventLog(uri, tmp_path / "events.jsonl", "babeltune"))
     wait_until(lambda: tracker.trouble)
     tracker.close(0)
     assert "127.0.0.1:9 does not take events" in tracker.trouble
@@ -374,8 +362,7 @@ def server(fresh_store, tmp_path):
 
 
 def test_killing_the_server_loses_nothing_and_doubles_nothing(server, tmp_path, clients, impatient):
-    tracker = EventLog(server.uri, tmp_path / "events.jsonl", "babeltune")
-    a_sweep(tracker)  # before the server is up
+    tracker = a_sweep(EventLog(server.uri, tmp_path / "events.jsonl", "babeltune"))  # before the server is up
     server.wait()
     assert tracker.flush(PATIENCE_S)
     run = tracker.run_id(0)
@@ -420,8 +407,7 @@ def test_killing_the_server_loses_nothing_and_doubles_nothing(server, tmp_path, 
 
 
 def test_the_registry_moves_an_alias_and_knows_the_same_files_again(store, tmp_path):
-    tracker = EventLog(store, tmp_path / "events.jsonl", "babeltune")
-    a_sweep(tracker)
+    tracker = a_sweep(EventLog(store, tmp_path / "events.jsonl", "babeltune"))
     assert tracker.close(PATIENCE_S)
     run = tracker.run_id(0)
     versions, before = [], None
@@ -481,8 +467,7 @@ def test_a_run_counts_steps_in_its_unit_and_is_gone_on_with(store, tmp_path, cli
 def test_a_description_leads_to_the_runs_that_it_names(store, tmp_path, clients, impatient):
     """Its words were written while MLflow was away, and nobody knew the ids of the runs."""
     path, link = tmp_path / "events.jsonl", mlflow_client.link_to_run
-    tracker = EventLog(DEAD, path, "babeltune")
-    a_sweep(tracker)
+    tracker = a_sweep(EventLog(DEAD, path, "babeltune"))
     tracker.start_trial("a (model)", {}, {})
     names = ("t0000", "a (model)", "t0009")
     note = " ".join([*(link(name, name) for name in names), link("report", artifact="report.html")])
@@ -510,8 +495,7 @@ def test_a_file_that_the_store_refuses_holds_up_no_number(store, tmp_path, clien
         log_artifact(client, run, path)
 
     monkeypatch.setattr(MlflowClient, "log_artifact", refuse_one)
-    tracker = EventLog(store, tmp_path / "events.jsonl", "babeltune")
-    a_sweep(tracker)
+    tracker = a_sweep(EventLog(store, tmp_path / "events.jsonl", "babeltune"))
     tracker.artifact(0, "refused.txt", b"x")
     tracker.artifact(0, "there.txt", b"x")
     tracker.metrics(0, points(1, 3))
@@ -535,8 +519,7 @@ def test_the_end_of_a_sweep_says_how_much_mlflow_still_has_to_take(store, tmp_pa
             some_taken.set()
 
     monkeypatch.setattr(track._Sender, "_end", held)
-    tracker = EventLog(store, tmp_path / "events.jsonl", "quick")
-    a_sweep(tracker)
+    tracker = a_sweep(EventLog(store, tmp_path / "events.jsonl", "quick"))
     tracker.end_trial(0, "FINISHED", {})
     with listening(see):
         assert tracker.close(PATIENCE_S)

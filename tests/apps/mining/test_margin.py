@@ -117,17 +117,9 @@ def test_given_pairs_score_as_candidates_do_and_others_by_their_own_cosine():
     matches = both_ways(x, y, 4)
     left = torch.arange(20)
     best = retrieve(matches, "ratio", "forward")
-    again = pair_scores(
-        matches,
-        torch.from_numpy(best.left),
-        torch.from_numpy(best.right),
-        torch.tensor(
-            [
-                float(x[i] @ y[j] / np.linalg.norm(x[i]) / np.linalg.norm(y[j]))
-                for i, j in zip(best.left, best.right, strict=True)
-            ]
-        ),
-    )
+    sides = list(zip(x[best.left], y[best.right], strict=True))
+    own = torch.tensor([float(a @ b / np.linalg.norm(a) / np.linalg.norm(b)) for a, b in sides])
+    again = pair_scores(matches, torch.from_numpy(best.left), torch.from_numpy(best.right), own)
     assert again.tolist() == pytest.approx(best.score.tolist(), rel=1e-5)
     far = pair_scores(matches, left, torch.zeros(20, dtype=torch.long), torch.full((20,), -0.5))
     assert (far < 0).all()

@@ -128,9 +128,8 @@ def test_a_model_whose_space_is_that_of_the_index_is_taken(built, models, tmp_pa
         check_fit(other, str(models / "old"), "old")
 
 
-def test_an_adapter_searches_the_index_of_the_old_model(command, built, models, files, copied, tmp_path, monkeypatch):
-    _, sweep, cluster = copied
-    monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
+def test_an_adapter_searches_the_index_of_the_old_model(command, built, models, files, copied_home, tmp_path):
+    sweep = copied_home[1]
     folder = built()
     command.prints(
         "adapter", models / "old", models / "turned", "--sweep", sweep.id, "--least", 0, "--out", tmp_path / "adapted"

@@ -22,22 +22,14 @@ def bare(sentence):
 @pytest.mark.parametrize(
     ("left", "header"),
     [
-        ("fra", ("French text", "English text")),
-        ("rus", ("Russisch", "Englisch")),
-        ("rus", ("Русский", "Английский")),
-        ("kor", ("한국어", "영어")),
-        ("kor", ("日本語", "英語")),
-        ("fra", ("Phrase (FR)", "Phrase (EN)")),
-        ("fra", ("Texto", "Texto en inglés")),
-        ("fra", ("Segment source", "Segment cible")),
-        ("rus", ("Kolonne A", "Kolonne B")),
-        ("fra", ("originalText", "translatedText")),
-        ("fra", ("col1", "col2")),
-        ("fra", ("L1", "L2")),
-        ("fra", ("zdanie", "tłumaczenie")),
-        ("fra", ("fra_Latn", "eng_Latn")),
+        ("fra", ("French text", "English text")), ("rus", ("Russisch", "Englisch")),
+        ("rus", ("Русский", "Английский")), ("kor", ("한국어", "영어")), ("kor", ("日本語", "英語")),
+        ("fra", ("Phrase (FR)", "Phrase (EN)")), ("fra", ("Texto", "Texto en inglés")),
+        ("fra", ("Segment source", "Segment cible")), ("rus", ("Kolonne A", "Kolonne B")),
+        ("fra", ("originalText", "translatedText")), ("fra", ("col1", "col2")), ("fra", ("L1", "L2")),
+        ("fra", ("zdanie", "tłumaczenie")), ("fra", ("fra_Latn", "eng_Latn")),
     ],
-)
+)  # fmt: skip
 def test_names_in_many_languages_are_a_header(text, left, header):
     rows = list(zip(text[left], text["eng"], strict=True))
     assert header_evidence([header, *rows]).header
@@ -122,18 +114,10 @@ def test_a_few_rows_have_a_header_if_all_its_names_are_known():
 @pytest.mark.parametrize(
     ("value", "codes"),
     [
-        ("fr", ["fr"]),
-        ("en-fr", ["en", "fr"]),
-        ("eng_fra", ["eng", "fra"]),
-        ("pt-BR", ["pt-BR"]),
-        ("zh_Hans", ["zh_Hans"]),
-        ("German", ["deu"]),
-        ("en → de", ["en", "de"]),
-        ("", []),
-        ("Hello", []),
-        ("de la", []),
-        ("12", []),
+        ("fr", ["fr"]), ("en-fr", ["en", "fr"]), ("eng_fra", ["eng", "fra"]), ("pt-BR", ["pt-BR"]),
+        ("zh_Hans", ["zh_Hans"]), ("German", ["deu"]), ("en → de", ["en", "de"]),
+        ("", []), ("Hello", []), ("de la", []), ("12", []),
     ],
-)
+)  # fmt: skip
 def test_the_values_of_language_columns(value, codes):
     assert codes_in(value) == codes

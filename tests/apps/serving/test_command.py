@@ -57,9 +57,7 @@ def healthy(port):
 
 def test_a_busy_port_and_a_wrong_model_are_one_line(command, tmp_path, monkeypatch):
     monkeypatch.setenv("BABELTUNE_HOME", str(tmp_path))
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
+    with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         code, _, words = command("serve", BUNDLED, "--port", port)
     assert code == 1

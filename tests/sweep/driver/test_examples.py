@@ -139,9 +139,8 @@ def test_vectors_without_positions_are_an_error_in_words(vectors, words):
         in_plane(vectors.astype(np.float32))
 
 
-def test_a_report_makes_the_examples_that_the_sweeps_end_did_not(command, copied, monkeypatch):
-    _, folder, _ = copied
-    monkeypatch.setenv("BABELTUNE_HOME", str(folder.path.parents[1]))
+def test_a_report_makes_the_examples_that_the_sweeps_end_did_not(command, copied_home):
+    folder = copied_home[1]
     folder.write(EXAMPLES, Examples(missing="they took longer than 60 s"))
     with only_driver(folder):
         make_missing_examples(folder, None, pytest.fail)  # that driver makes them

@@ -31,6 +31,16 @@ pytestmark = pytest.mark.slow
 NOW = -60.0  # an age that everything has
 
 
+@pytest.fixture
+def folder(copied):
+    return copied[1]
+
+
+@pytest.fixture
+def storage(folder):
+    return folder.path.parents[1]
+
+
 def cleaned(storage, **options):
     found = list(removals(storage, older_s=NOW, **options))
     for removal in found:
@@ -68,9 +78,7 @@ def test_what_is_cleaned_is_submitted_again_without_training_anything_twice(copi
     assert [row.seconds for row in leaderboard(folder)] == before
 
 
-def test_stores_that_no_sweep_reads_go_once_they_are_old(copied):
-    _, folder, _ = copied
-    storage = folder.path.parents[1]
+def test_stores_that_no_sweep_reads_go_once_they_are_old(storage):
     unread = storage / "stores" / "tokens-0123456789abcdef"
     unread.mkdir()
     (unread / "values.npy").write_bytes(b"1" * 1000)
@@ -133,17 +141,13 @@ def test_a_draft_that_goes_while_it_is_looked_at_is_none(tmp_path):
     assert _last_change(tmp_path / "gone") == math.inf
 
 
-def test_only_the_best_trials_keep_checkpoints_if_that_is_asked_for(copied):
-    _, folder, _ = copied
-    storage = folder.path.parents[1]
+def test_only_the_best_trials_keep_checkpoints_if_that_is_asked_for(folder, storage):
     best = leaderboard(folder)[0].name
     cleaned(storage, top=1)
     assert {path.parents[2].name for path in storage.rglob("student.safetensors") if "trials" in path.parts} == {best}
 
 
-def test_nothing_of_a_running_sweep_is_removed(copied):
-    _, folder, _ = copied
-    storage = folder.path.parents[1]
+def test_nothing_of_a_running_sweep_is_removed(folder, storage):
     with only_driver(folder):
         assert not [path for path in paths(removals(storage, older_s=NOW), storage) if path.startswith("sweeps/")]
         folder.prepared.unlink()
@@ -157,9 +161,7 @@ def leave_lease(folder, silent_for, **more):
     os.utime(folder.path / OWNER, (time.time() - silent_for,) * 2)
 
 
-def test_a_driver_elsewhere_keeps_its_sweep_for_as_long_as_its_lease_lasts(copied):
-    _, folder, _ = copied
-    storage = folder.path.parents[1]
+def test_a_driver_elsewhere_keeps_its_sweep_for_as_long_as_its_lease_lasts(folder, storage):
     for silent_for in (0.0, 100.0, 300.0):
         leave_lease(folder, silent_for)
         found = paths(removals(storage, older_s=NOW), storage)
@@ -168,27 +170,21 @@ def test_a_driver_elsewhere_keeps_its_sweep_for_as_long_as_its_lease_lasts(copie
     assert f"sweeps/{folder.id}/train" in paths(removals(storage, older_s=NOW), storage)
 
 
-def test_a_damaged_lease_keeps_a_sweep_for_a_day(copied):
-    _, folder, _ = copied
-    storage = folder.path.parents[1]
+def test_a_damaged_lease_keeps_a_sweep_for_a_day(folder, storage):
     for hours, kept in ((23, True), (25, False)):
         (folder.path / OWNER).write_bytes(b"")
         os.utime(folder.path / OWNER, (time.time() - 3600 * hours,) * 2)
         assert (f"sweeps/{folder.id}/train" not in paths(removals(storage, older_s=NOW), storage)) == kept
 
 
-def test_what_was_listed_stays_if_a_driver_begins_before_it_goes(copied):
-    _, folder, _ = copied
-    storage = folder.path.parents[1]
+def test_what_was_listed_stays_if_a_driver_begins_before_it_goes(folder, storage):
     found = list(removals(storage, older_s=NOW))
     leave_lease(folder, 0.0)
     assert not [removal for removal in found if removal.carry_out()]
     assert all(removal.path.exists() for removal in found)
 
 
-def test_a_draft_stays_while_a_resumed_sweep_may_build_it(copied):
-    _, folder, _ = copied
-    storage = folder.path.parents[1]
+def test_a_draft_stays_while_a_resumed_sweep_may_build_it(folder, storage):
     draft = storage / "stores" / ".tokens-0123456789abcdef.unfinished"
     draft.mkdir()
     now = time.time()
@@ -198,10 +194,8 @@ def test_a_draft_stays_while_a_resumed_sweep_may_build_it(copied):
     assert draft in {removal.path for removal in removals(storage, older_s=NOW)}
 
 
-def test_the_command_shows_what_it_would_remove_and_removes_it(copied, command, monkeypatch):
-    _, folder, _ = copied
-    storage = folder.path.parents[1]
-    monkeypatch.setenv("BABELTUNE_HOME", str(storage))
+@pytest.mark.usefixtures("copied_home")
+def test_the_command_shows_what_it_would_remove_and_removes_it(storage, command):
     shown = command.prints("clean", "--dry-run")
     assert "the optimizer of a trial that has ended" in shown
     assert "can be removed" in shown
@@ -215,10 +209,8 @@ def test_the_command_shows_what_it_would_remove_and_removes_it(copied, command, 
     assert not list(storage.rglob(OPTIMIZER))
 
 
-def test_the_command_goes_on_past_what_has_vanished(copied, command, monkeypatch):
-    _, folder, _ = copied
-    storage = folder.path.parents[1]
-    monkeypatch.setenv("BABELTUNE_HOME", str(storage))
+@pytest.mark.usefixtures("copied_home")
+def test_the_command_goes_on_past_what_has_vanished(folder, storage, command, monkeypatch):
     listed = housekeeping.everything
 
     def then_vanished(*given, **options):
@@ -232,10 +224,9 @@ def test_the_command_goes_on_past_what_has_vanished(copied, command, monkeypatch
     assert not list(storage.rglob(OPTIMIZER))
 
 
-def test_the_command_fails_if_the_storage_cannot_be_written(copied, command, monkeypatch):
-    storage = copied[1].path.parents[1]
+@pytest.mark.usefixtures("copied_home")
+def test_the_command_fails_if_the_storage_cannot_be_written(storage, command, monkeypatch):
     folder_of_stores = storage / "stores"
-    monkeypatch.setenv("BABELTUNE_HOME", str(storage))
 
     def denied(removal):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), f"{removal.path}.draft")

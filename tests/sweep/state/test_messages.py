@@ -12,29 +12,18 @@ ASSIGNMENT = TrialAssignment(
     seed=3,
     mirror=StorageLocation(uri="s3://bucket/x"),
 )
-REPORT = Report(
-    index=2,
-    step=20,
-    pairs=640,
-    seconds=1.5,
-    metrics={"dev/score": 0.5},
-    points=(Point(step=10, time_ms=1, values={"train/loss": 2.0}),),
-    last=True,
-    facts={"warning": "labels are nearly flat"},
-)
+POINTS = (Point(step=10, time_ms=1, values={"train/loss": 2.0}),)
+SAID = {"metrics": {"dev/score": 0.5}, "points": POINTS, "facts": {"warning": "labels are nearly flat"}}
+REPORT = Report(index=2, step=20, pairs=640, seconds=1.5, last=True, **SAID)
 
 
 @pytest.mark.parametrize(
     "record",
     [
-        ASSIGNMENT,
-        TrialAssignment(folder="t"),
-        ReportMessage("t", REPORT),
-        TrialEnd("raised", "ValueError", "ValueError: a bug"),
-        Order("wait"),
-        Order("train", "t", ASSIGNMENT),
+        ASSIGNMENT, TrialAssignment(folder="t"), ReportMessage("t", REPORT), Order("wait"),
+        TrialEnd("raised", "ValueError", "ValueError: a bug"), Order("train", "t", ASSIGNMENT),
     ],
-)
+)  # fmt: skip
 def test_a_message_is_decoded_as_it_was_encoded(record):
     assert type(record).decode(record.encode()) == record
 

@@ -217,9 +217,7 @@ def test_a_range_may_change_and_a_resumed_trial_of_it_still_fits(copied, file):
 CODE = {
     "babeltune/sweep/driver/run.py": "from babeltune.data import (\n    texts,\n)\n",
     "babeltune/data/texts.py": "def read():\n    from babeltune.data.keys import key\n",
-    "babeltune/data/__init__.py": "",
-    "babeltune/data/keys.py": "",
-    "babeltune/data/sheet_process.py": "",
+    **{f"babeltune/data/{name}.py": "" for name in ("__init__", "keys", "sheet_process")},
     "babeltune/apps/mine.py": "from babeltune.data.texts import read\n",
     "babeltune/cli/mine.py": "import babeltune.apps.mine\n",
     "babeltune_methods/paper.py": "import babeltune.method.loss\n",
