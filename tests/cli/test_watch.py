@@ -263,7 +263,7 @@ def test_the_command_serves_until_it_is_interrupted(saved, hasty):
 
 def test_a_sweep_behind_a_uri_is_followed_too(saved, s3, tmp_path, monkeypatch):
     for seconds in ("POLL_INTERVAL_S", "LISTING_INTERVAL_S"):
-        monkeypatch.setattr(f"babeltune.sweep.sync.follow.{seconds}", 0.0)
+        monkeypatch.setattr(f"babeltune.sweep.sync.view.{seconds}", 0.0)
     writer, reader = (
         Cluster(storage=f"s3://{BUCKET}/watched", cache=str(tmp_path / name), mlflow="sqlite://")
         for name in ("writer", "reader")

@@ -27,7 +27,7 @@ from babeltune.sweep.state.leaderboard import leaderboard, winner
 from babeltune.sweep.state.log import log_of
 from babeltune.sweep.state.messages import TrialAssignment
 from babeltune.sweep.sync import driver as driver_module
-from babeltune.sweep.sync import follow
+from babeltune.sweep.sync import view as view_module
 from babeltune.sweep.sync.driver import DriverSync
 from babeltune.sweep.sync.housekeeping import (
     bucket_removals,
@@ -306,7 +306,7 @@ def test_a_large_record_is_sent_at_intervals_and_at_the_end(machines, monkeypatc
 @contextmanager
 def following(machines, folder, s3, monkeypatch):
     """The sweep as another machine follows it, and the door through which that one asks the server."""
-    monkeypatch.setattr(follow, "POLL_INTERVAL_S", 0.0)
+    monkeypatch.setattr(view_module, "POLL_INTERVAL_S", 0.0)
     door = Door(free_port(), s3.door.server)
     door.open()
     with monkeypatch.context() as patch:

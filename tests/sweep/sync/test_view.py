@@ -50,7 +50,7 @@ def quick(monkeypatch):
     for module in (driver_module, fencing):
         monkeypatch.setattr(module, "RENEWAL_INTERVAL_S", 0.3)
     monkeypatch.setattr(driver_module, "REQUEST_TIMEOUT_S", 0.5)
-    monkeypatch.setattr("babeltune.sweep.sync.follow.POLL_INTERVAL_S", 0.1)
+    monkeypatch.setattr("babeltune.sweep.sync.view.POLL_INTERVAL_S", 0.1)
 
 
 @pytest.fixture(scope="module")

@@ -4,12 +4,14 @@ The head's GCS knows this. Ray would wait for ever for one that stands still, an
 So all that `babeltune.sweep` asks of it goes through `from_head`."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group_table
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from babeltune.errors import ClusterError, plural
@@ -18,6 +20,8 @@ from babeltune.sweep.ray_internals import PlacementGroupTableData
 
 Answer = TypeVar("Answer")
 HEAD_TIMEOUT_S = 60.0  # seconds within which the head must answer. Ray itself gives up placement groups after as long.
+NODE_ID = "ray.io/node-id"  # the label that Ray gives each node
+MOST_HELD, HOLD_TIMEOUT_S = 256, 2.0  # workers whose room is reserved on a node, and seconds to wait for it to be free
 
 
 def from_head(question: Callable[..., Answer], *arguments: Any, **named: Any) -> Answer:
@@ -162,3 +166,53 @@ def places_of(creators: set[bytes]) -> int:
     """How many workers of these actors' placement groups have a node that is alive."""
     node_ids = {bytes.fromhex(node) for node in nodes_there()}
     return sum(bundle.node_id in node_ids for group in groups_of(creators) for bundle in group.bundles)
+
+
+class Blocklist:
+    """The nodes on which a worker group could not train. Their room is reserved: a restarted group may land anywhere.
+
+    It is of one sweep, whose worker groups have `workers` ranks with these resources."""
+
+    def __init__(self, workers: int, worker: dict[str, float]) -> None:
+        self._workers, self._worker = workers, worker
+        self._reserved: dict[str, list[PlacementGroup]] = {}
+
+    def __len__(self) -> int:
+        return len(self._reserved)
+
+    def add(self, node: str) -> None:
+        """Adds the node: no worker group is counted there from now on."""
+        self._reserved.setdefault(node, [])
+
+    def good(self) -> list[dict[str, float]]:
+        """The resources of the other nodes that are alive."""
+        return [resources for node, resources in nodes_there().items() if node not in self._reserved]
+
+    @contextmanager
+    def reserved(self, node: str) -> Iterator[None]:
+        """Reserves what is free on the node, or is freed in the block, until the node is released. Each worker has a
+        placement group of its own, so that work of others there blocks only its own part."""
+        free = free_resources().get(node, {})
+        slots = min(self._workers + workers_held(self._worker, free), MOST_HELD) if takes_room(self._worker) else 0
+        groups = [placement_group([self._worker], bundle_label_selector=[{NODE_ID: node}]) for _ in range(slots)]
+        self._reserved[node] += groups
+        yield
+        deadline = time.monotonic() + HOLD_TIMEOUT_S
+        while (late := [group for group in groups if not is_placed(group)]) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        for group in late:  # or else an autoscaler would look for another such node
+            remove_placement_group(group)
+            self._reserved[node].remove(group)
+
+    def forget_those_gone(self) -> None:
+        for node in self._reserved.keys() - nodes_there().keys():
+            self._release(node)
+
+    def release(self) -> None:
+        """Releases all nodes."""
+        for node in list(self._reserved):
+            self._release(node)
+
+    def _release(self, node: str) -> None:
+        for group in self._reserved.pop(node):
+            remove_placement_group(group)

@@ -16,8 +16,7 @@ import ray
 from babeltune.errors import ClusterError, plural
 from babeltune.sweep.workers.dispatcher_client import DispatcherClient
 from babeltune.sweep.workers.dispatcher_driver_calls import POLL_TIMEOUT_S
-from babeltune.sweep.workers.node_blocklist import NodeBlocklist
-from babeltune.sweep.workers.nodes import from_head, node_words, nodes_there, room_for, worker_groups_held
+from babeltune.sweep.workers.nodes import Blocklist, from_head, node_words, nodes_there, room_for, worker_groups_held
 from babeltune.sweep.workers.pool_settings import PoolSettings
 from babeltune.sweep.workers.worker_groups import WorkerGroups
 
@@ -55,7 +54,7 @@ class WorkerPool:
         self._limit = math.inf if settings.count == "auto" else settings.count
         self._first = int(min(self._limit, settings.fitting_groups()))
         self._groups = WorkerGroups(settings, self.dispatcher.name)
-        self._bad = NodeBlocklist(settings.workers, settings.resources)
+        self._bad = Blocklist(settings.workers, settings.resources)
         self._given_up: list[set[str]] = []
         """For each worker group that failed without a known reason, the nodes of the cluster at that time."""
         self._surveyed = 0.0

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import psutil
 import ray
 import ray.train
 import ray.train.torch
@@ -38,7 +39,6 @@ from babeltune.sweep.workers.dispatcher_state import DIED
 from babeltune.sweep.workers.nodes import from_head, node_words
 from babeltune.sweep.workers.process_state import ProcessState
 from babeltune.sweep.workers.ray_train import WorkerSettings
-from babeltune.sweep.workers.system_metrics import SystemMetrics
 
 NO_CUDA = (
     "torch sees no CUDA on {}: what trains there has a GPU share and uses the CPU; see that its driver and its build "
@@ -52,6 +52,37 @@ ANSWER_TIMEOUT_S = 300.0
 """Seconds within which the dispatcher must answer a rank. The driver ends the sweep, and its ranks, after one minute
 without an answer. So only ranks whose driver cannot do that wait for so long."""
 log = logging.getLogger(__name__)
+
+
+MEGABYTE = 1e6
+
+
+class SystemMetrics:
+    """Use of processor, memory, disk, network and GPU, under MLflow's names. Rates are means since the last reading."""
+
+    def __init__(self) -> None:
+        self.process, self.network = psutil.Process(), psutil.net_io_counters()
+        self.read()
+
+    def read(self) -> dict[str, float]:
+        """Percentages, and megabytes (10^6 bytes); of a GPU, the memory that this process holds."""
+        memory, disk = psutil.virtual_memory(), psutil.disk_usage("/")
+        before, self.network = self.network, psutil.net_io_counters()
+        values = {
+            "cpu_utilization_percentage": psutil.cpu_percent(),
+            "process_cpu_utilization_percentage": self.process.cpu_percent(),
+            "process_memory_usage_megabytes": self.process.memory_info().rss / MEGABYTE,
+            "system_memory_usage_megabytes": memory.used / MEGABYTE,
+            "system_memory_usage_percentage": memory.percent,
+            "disk_usage_megabytes": disk.used / MEGABYTE,
+            "disk_usage_percentage": disk.percent,
+        }
+        if self.network is not None and before is not None:
+            values["network_receive_megabytes"] = (self.network.bytes_recv - before.bytes_recv) / MEGABYTE
+            values["network_transmit_megabytes"] = (self.network.bytes_sent - before.bytes_sent) / MEGABYTE
+        if torch.cuda.is_available():
+            values["gpu_0_memory_usage_megabytes"] = torch.cuda.memory_allocated() / MEGABYTE
+        return {f"system/{name}": float(value) for name, value in values.items()}
 
 
 class RunTrial(Protocol):
