@@ -28,7 +28,7 @@ from babeltune.planning.calibration import gpu_share
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.schema.cluster import Cluster as ClusterFile
 from babeltune.storage.object_store import ObjectStore
-from babeltune.sweep.driver import attempt, gpu_shares
+from babeltune.sweep.driver import attempt, measurements
 from babeltune.sweep.driver.run import submit
 from babeltune.sweep.state.folder import read_log
 from babeltune.sweep.state.leaderboard import leaderboard
@@ -309,8 +309,8 @@ def measure_a_share(folder):
     with a third. What the driver notes of it, the share that trials had, and how each of them ended."""
     saw, sweep = {}, read_sweep(folder / "sweep.yaml")
     with nodes(4, gpus=1) as (cluster, _), pytest.MonkeyPatch.context() as patch:
-        for name, measured in (("none", gpu_shares.measured_share), ("third", third_of_a_gpu)):
-            patch.setattr(gpu_shares, "measured_share", measured)
+        for name, measured in (("none", measurements.measured_share), ("third", third_of_a_gpu)):
+            patch.setattr(measurements, "measured_share", measured)
             storage = folder / name
             where = ClusterFile(
                 address=cluster.address,

@@ -180,7 +180,7 @@ def test_a_sweep_gives_unlike_students_equal_compute_by_rates_that_it_measures_o
     def refuse(*_):
         raise AssertionError("the rates are measured once")
 
-    monkeypatch.setattr("babeltune.sweep.driver.rates.worker_rates", refuse)
+    monkeypatch.setattr("babeltune.sweep.driver.measurements.worker_rates", refuse)
     longer = replace(sweep, budget=replace(sweep.budget, trials=2))
     (folder.path / RATES).write_text("", encoding="utf-8")
     assert folder.read(RATES) == {"rates": rates}, "a trial has them, too"

@@ -11,7 +11,7 @@ from babeltune.errors import TrainingError
 from babeltune.planning.space import make_trial
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.schema.cluster import Cluster
-from babeltune.sweep.driver.gpu_shares import (
+from babeltune.sweep.driver.measurements import (
     MOST_TRIALS,
     first_steps_bytes,
     take_first_steps,

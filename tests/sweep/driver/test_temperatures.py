@@ -10,8 +10,8 @@ from babeltune.files import write_whole
 from babeltune.planning.preparation import prepare
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.sweep.driver.assignment import assignment
+from babeltune.sweep.driver.measurements import measure_temperatures
 from babeltune.sweep.driver.run import submit
-from babeltune.sweep.driver.temperatures import measure_temperatures
 from babeltune.sweep.state.folder import SweepFolder, read_log
 from babeltune.sweep.state.leaderboard import leaderboard
 from babeltune.sweep.state.log import LEDGER

@@ -8,11 +8,10 @@ from babeltune.errors import SweepError
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.promotion.deletion import delete, deletion_of
 from babeltune.schema.cluster import Cluster
-from babeltune.sweep.driver.changes import change
+from babeltune.sweep.driver.changes import change, take_requests
 from babeltune.sweep.state.folder import find_sweep
 from babeltune.sweep.state.lease import only_driver
 from babeltune.sweep.state.log import log_of
-from babeltune.sweep.state.requests import take_requests
 from babeltune.sweep.sync import driver as driver_module
 from babeltune.sweep.sync.driver import DriverSync
 from babeltune.sweep.sync.view import StorageView, records_in

@@ -21,12 +21,10 @@ from babeltune.sweep.driver.assignment import assignment
 from babeltune.sweep.driver.baselines import score_baselines
 from babeltune.sweep.driver.examples import examples_at_the_end
 from babeltune.sweep.driver.gauges import SweepGauges
-from babeltune.sweep.driver.gpu_shares import with_gpu_share
 from babeltune.sweep.driver.keep import CheckpointPolicy
+from babeltune.sweep.driver.measurements import measure_rates, measure_temperatures, with_gpu_share
 from babeltune.sweep.driver.mlflow_reader import track
-from babeltune.sweep.driver.rates import measure_rates
 from babeltune.sweep.driver.recorder import Recorder
-from babeltune.sweep.driver.temperatures import measure_temperatures
 from babeltune.sweep.search.tune_run import search
 from babeltune.sweep.search.tune_searcher import Callbacks, Event, OnEvent
 from babeltune.sweep.search.warm_start import warm_trials

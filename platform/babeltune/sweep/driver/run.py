@@ -22,6 +22,7 @@ from babeltune.schema.records import Sweep
 from babeltune.schema.storage_location import DAY_S
 from babeltune.signals import StopSignal
 from babeltune.sweep.driver.attempt import SweepRun
+from babeltune.sweep.driver.changes import add_event, take_requests
 from babeltune.sweep.driver.mlflow_reader import track
 from babeltune.sweep.driver.recorder import close_tracker
 from babeltune.sweep.state.fencing import OvertakenError
@@ -32,7 +33,6 @@ from babeltune.sweep.state.log import log_of
 from babeltune.sweep.state.progress import SweepProgress, is_driven
 from babeltune.sweep.state.provenance import check_unchanged, deciding_facts, finish_accepting
 from babeltune.sweep.state.rebuild import mend
-from babeltune.sweep.state.requests import add_event, take_requests
 from babeltune.sweep.sync.audit import audit
 from babeltune.sweep.sync.driver import DriverSync
 from babeltune.sweep.sync.housekeeping import clean

@@ -186,7 +186,7 @@ class StorageView:
             lease.unlink(missing_ok=True)
 
     def ask(self, folder: SweepFolder, event: Mapping[str, object]) -> None:
-        """Asks the sweep's driver, wherever it is, to add an event to the ledger (`requests.py`)."""
+        """Asks the sweep's driver, wherever it is, to add an event to the ledger (`changes.py`)."""
         name, data = f"{time.time_ns()}-{uuid.uuid4().hex[:8]}.json", json.dumps(event, ensure_ascii=False).encode()
         self.put(f"sweeps/{folder.id}/{REQUESTS}/{name}", data)
 

@@ -1,7 +1,8 @@
-"""The share of a GPU that a trial needs (`gpus_per_worker: auto`), measured before the search."""
+"""Measures, before the first trial, what a sweep file leaves open: the temperatures that are `auto`, the rates by which
+`training.compute` counts, and the share of a GPU that a trial needs (`gpus_per_worker: auto`)."""
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,19 +13,72 @@ import torch
 
 from babeltune.data.prepared import Prepared
 from babeltune.errors import MethodError, TrainingError
-from babeltune.method import trial_context
+from babeltune.method import TrialContext, trial_context
 from babeltune.planning.parameters import of_method, split_name
-from babeltune.planning.space import combinations, make_trial
+from babeltune.planning.space import combinations, configurations, default_params, make_trial
 from babeltune.schema.cluster import Cluster
 from babeltune.schema.records import Sweep, Trial, with_fitted
 from babeltune.schema.storage_location import StorageLocation
 from babeltune.stages import Count, Progress, size, uncounted
-from babeltune.sweep.state.folder import SweepFolder
-from babeltune.sweep.workers.tasks import with_progress
+from babeltune.sweep.state.folder import RATES, SweepFolder
+from babeltune.sweep.workers.pool_settings import worker_threads
+from babeltune.sweep.workers.tasks import fetched, with_progress
 
 MEMORY_KEYS = ("method", "training.global_batch", "training.chunk", "training.precision", "training.batch_parts")
 """Settings that decide, beside the student's and the method's, how much memory a step takes."""
 MOST_TRIALS = 32  # at most this many kinds of trials are measured; it takes some seconds each
+DECIDING = ("training.global_batch", "training.batch_parts", "data.sampling.batches", "data.sampling.temperature")
+"""Settings that decide which pairs are in a batch."""
+
+
+def measure_temperatures(sweep: Sweep, prepared: Prepared, folder: SweepFolder) -> None:
+    """Notes the `auto` temperatures in the driver's log: each that can be proposed, those of a range at its ends.
+
+    Raises `MethodError` for a share that cannot be had, before the sweep costs anything."""
+    noted = set[str]()
+    for trial, context in _fitted_trials(sweep):
+        from babeltune.training.own_share import candidates, fit_temperatures  # it loads transformers
+
+        numbers = fit_temperatures(trial, prepared).fitted
+        for name, fit in context.fits.items():
+            share = f"{fit.share:g} of a label among {candidates(trial, fit)} pairs"
+            noted.add(f"measured: {name} {numbers[name]:g} gives a row's own pair {share}")
+    for words in sorted(noted):
+        folder.note(words)
+
+
+def _fitted_trials(sweep: Sweep) -> Iterator[tuple[Trial, TrialContext]]:
+    """Trials with an `auto` temperature, of every combination of what decides it."""
+    # Only students that can be proposed have tokens, and the batches of all of them are alike.
+    student = {name: value for name, value in default_params(sweep).items() if name.startswith("student.")}
+    for params, _, _ in configurations(sweep, DECIDING):
+        trial = make_trial(sweep, 0, student | params)
+        context = trial_context(trial.method, trial.config)
+        if context.fits:
+            yield trial, context
+
+
+def measure_rates(sweep: Sweep, folder: SweepFolder, cluster: Cluster, poll: Callable[[], None]) -> None:
+    """Leaves the rates in `rates.json` if the sweep needs them and its file does not say. A worker measures them while
+    no trial trains."""
+    if sweep.budget.unit == "pairs" or sweep.training.rates is not None or folder.read(RATES) is not None:
+        return
+    task = ray.remote(num_cpus=cluster.cpus_per_worker, num_gpus=cluster.gpus)(worker_rates)
+    threads = worker_threads(cluster.cpus_per_worker)
+    rates = fetched(task.remote(threads), poll, seconds=cluster.progress_timeout)
+    folder.write(RATES, {"rates": rates})
+    folder.note(
+        f"measured: a worker does {rates[0]:.1f} thousand million operations, or moves {rates[1]:.1f} thousand million "
+        "bytes, in a second"
+    )
+
+
+def worker_rates(threads: int) -> tuple[float, float]:
+    """`measured_rates` of this process' device, with this number of threads."""
+    from babeltune.training.compute import measured_rates  # here, since the driver does without
+
+    torch.set_num_threads(threads)
+    return measured_rates(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 def with_gpu_share(
