@@ -3,17 +3,19 @@
 Every time here is of the storage's own clock, which dates its objects. So no clocks of two machines are compared. What
 is not known counts as driven: a sweep that rests is cleaned another time."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
 
-from babeltune.errors import SweepError
+from babeltune.errors import ObjectStoreError, SweepError
 from babeltune.files import draft_of
 from babeltune.schema.storage_location import DAY_S
+from babeltune.storage.mirror import Mirror
 from babeltune.storage.object_store import Entry
 from babeltune.sweep.state.fencing import OWNER, FileLease, Lease
 from babeltune.sweep.state.folder import SweepFolder
@@ -22,30 +24,6 @@ from babeltune.sweep.state.heartbeat import here, is_locked
 DAMAGED_S = DAY_S
 """Seconds after which a damaged lease is no driver's. One that lives writes its own again every few seconds."""
 RESOLUTION_S = 1.0  # seconds by which a storage's time may be cut: S3 gives whole seconds
-
-
-class Storage(Protocol):
-    """A folder, or a bucket."""
-
-    @property
-    def folder(self) -> Path:
-        """Where its sweeps are on this machine."""
-
-    @property
-    def now(self) -> float | None:
-        """A time that has passed, by the storage's clock; None if it is not known."""
-
-    def sweeps(self) -> list[str]:
-        """The ids of all sweeps, also of those that have only begun."""
-
-    def entries(self, prefix: str) -> Mapping[str, Entry]:
-        """The objects below a key."""
-
-    def look(self, key: str) -> tuple[bytes, float] | None:
-        """An object, and when it changed; None if it is not there."""
-
-    def at_rest(self, sweep: str) -> AbstractContextManager[bool]:
-        """Whether no driver may have the sweep. Within the block, none of this machine begins."""
 
 
 def is_free(storage: Storage, sweep: str) -> bool:
@@ -87,12 +65,13 @@ def may_prepare(storage: Storage, sweep: str) -> bool:
 
 @dataclass(frozen=True)
 class FolderStorage:
-    """A storage that is a folder."""
+    """A storage that is a folder. A `BucketStorage` has the same methods."""
 
-    folder: Path
+    folder: Path  # where its sweeps are on this machine
 
     @cached_property
     def now(self) -> float | None:
+        """A time that has passed, by the storage's clock; None if it is not known."""
         draft = draft_of(self.folder / "now")
         with suppress(OSError):
             draft.touch()
@@ -103,11 +82,12 @@ class FolderStorage:
         return None
 
     def sweeps(self) -> list[str]:
+        """The ids of all sweeps, also of those that have only begun."""
         parent = self.folder / "sweeps"
         return sorted(path.name for path in parent.iterdir() if path.is_dir()) if parent.is_dir() else []
 
     def entries(self, prefix: str) -> dict[str, Entry]:
-        """Empty folders are listed, too."""
+        """The objects below a key. Empty folders are listed, too."""
         entries = {}
         for place, folders, files in os.walk(self.folder / prefix):
             for path in [Path(place, name) for name in files] if files or folders else [Path(place)]:
@@ -118,6 +98,7 @@ class FolderStorage:
         return entries
 
     def look(self, key: str) -> tuple[bytes, float] | None:
+        """An object, and when it changed; None if it is not there."""
         try:
             with (self.folder / key).open("rb") as file:  # on NFS, opening asks the server
                 return file.read(), os.fstat(file.fileno()).st_mtime
@@ -126,7 +107,7 @@ class FolderStorage:
 
     @contextmanager
     def at_rest(self, sweep: str) -> Iterator[bool]:
-        """Within the block no driver takes the lease."""
+        """Whether no driver may have the sweep. Within the block none takes the lease."""
         path = self.folder / "sweeps" / sweep
         with ExitStack() as lock_stack:
             try:
@@ -135,3 +116,47 @@ class FolderStorage:
             except (OSError, SweepError):  # another user's, or a driver is taking it
                 rests = False
             yield rests
+
+
+def undriven(mirror: Mirror, sweep: str) -> AbstractContextManager[bool]:
+    """Whether no driver on this machine has the sweep. Within the block none begins.
+
+    A driver's folder is what the bucket will be, so nobody else changes it."""
+    return mirror.lock(f"sweeps/{sweep}", 0.0)
+
+
+@dataclass(frozen=True)
+class BucketStorage:
+    """A storage that is a bucket. Each question is asked of the bucket, and not of the mirror."""
+
+    mirror: Mirror
+
+    @property
+    def folder(self) -> Path:
+        return self.mirror.folder
+
+    @cached_property
+    def now(self) -> float | None:
+        with suppress(ObjectStoreError):
+            return self.mirror.store.now()
+        return None
+
+    def sweeps(self) -> list[str]:
+        return self.mirror.store.folders("sweeps")
+
+    def entries(self, prefix: str) -> Mapping[str, Entry]:
+        return self.mirror.store.entries(prefix)
+
+    def look(self, key: str) -> tuple[bytes, float] | None:
+        entry = self.mirror.store.entry(key)
+        data = self.mirror.store.read(key) if entry else None
+        return None if entry is None or data is None else (data, entry.modified)
+
+    @contextmanager
+    def at_rest(self, sweep: str) -> Iterator[bool]:
+        """A driver on another machine may take the lease within the block, and find what is removed gone."""
+        with undriven(self.mirror, sweep) as here:
+            yield here and is_free(self, sweep)
+
+
+Storage = FolderStorage | BucketStorage

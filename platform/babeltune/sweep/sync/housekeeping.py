@@ -29,8 +29,7 @@ from babeltune.sweep.state.housekeeping import (
     size_of,
     unneeded,
 )
-from babeltune.sweep.state.stored import may_be_driven
-from babeltune.sweep.sync.bucket_storage import BucketStorage
+from babeltune.sweep.state.stored import BucketStorage, may_be_driven
 from babeltune.sweep.sync.checkpoint_names import latest_names, names_in
 from babeltune.sweep.sync.view import StorageView
 from babeltune.training.checkpoint import MANIFEST

@@ -26,8 +26,7 @@ from babeltune.sweep.state.fencing import OWNER
 from babeltune.sweep.state.folder import LABELS, REQUESTS, SweepFolder, find_sweep, sweep_folders
 from babeltune.sweep.state.log import LEDGER, log_of
 from babeltune.sweep.state.progress import STAGE
-from babeltune.sweep.state.stored import FolderStorage, Storage
-from babeltune.sweep.sync.bucket_storage import BucketStorage, undriven
+from babeltune.sweep.state.stored import BucketStorage, FolderStorage, Storage, undriven
 from babeltune.sweep.sync.checkpoint_names import bring_checkpoint
 from babeltune.tracking.sweep_runs import CURSOR
 from babeltune.training.checkpoint import PROGRESS, REPORTS, checkpoint_folder
