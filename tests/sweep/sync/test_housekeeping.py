@@ -32,7 +32,7 @@ from babeltune.sweep.sync.driver import DriverSync
 from babeltune.sweep.sync.housekeeping import (
     bucket_removals,
     clean,
-    drop_optimizers,
+    drop_checkpoints,
     everything,
     evict,
     mirror_removals,
@@ -118,7 +118,8 @@ def test_a_cleaned_bucket_has_whole_checkpoints_without_optimizers(stored, machi
 
 def test_a_cut_off_removal_of_an_optimizer_is_finished_by_the_next_one(stored, machines, monkeypatch):
     view, folder = stored
-    trial = f"sweeps/{folder.id}/trials/{winner(folder).name}"
+    sweep, name = f"sweeps/{folder.id}", winner(folder).name
+    trial = f"{sweep}/trials/{name}"
 
     def cut_off(key, data):
         raise OSError("the machine went down")
@@ -126,8 +127,8 @@ def test_a_cut_off_removal_of_an_optimizer_is_finished_by_the_next_one(stored, m
     with monkeypatch.context() as patch:
         patch.setattr(view.mirror.store, "write", cut_off)
         with pytest.raises(OSError, match="went down"):
-            drop_optimizers(view.mirror, trial)
-    drop_optimizers(view.mirror, trial)
+            drop_checkpoints(view.mirror, sweep, (), [name])
+    drop_checkpoints(view.mirror, sweep, (), [name])
     other = StorageView(machines("other"))
     names = [key.split("/")[-2] for key in view.mirror.store.entries(trial) if key.endswith(PACKAGE_MANIFEST)]
     assert names

@@ -5,20 +5,20 @@ and `--soup` do: they name what removed it."""
 
 import bisect
 import shutil
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from babeltune.errors import DamagedError
 from babeltune.schema.records import Sweep
 from babeltune.schema.trial_names import trial_number
-from babeltune.storage.mirror import Mirror
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.housekeeping import OPTIMIZER, Removal, note_removed, why_removed
 from babeltune.sweep.state.leaderboard import Row, best_first, trial_rows
 from babeltune.sweep.state.messages import ENDED
 from babeltune.sweep.sync.driver import DriverSync
-from babeltune.sweep.sync.housekeeping import drop_all, drop_checkpoints, drop_optimizers
+from babeltune.sweep.sync.housekeeping import drop_checkpoints
 
 Rank = tuple[bool, tuple[bool, float], str]
 
@@ -51,7 +51,7 @@ class CheckpointPolicy:
         for name in stripped:
             self._strip_here(name)
         if removed or stripped:
-            self._in_bucket(lambda mirror: drop_all(mirror, mirror.key(self._folder.path), removed, stripped))
+            self._drop_in_bucket(removed, stripped)
 
     def _rank(self, row: Row) -> Rank:
         return row.state != "finished", self._order(row.metrics), row.name
@@ -66,10 +66,10 @@ class CheckpointPolicy:
         while most is not None and len(self._best) > most:
             name = self._best.pop()[2]
             self._remove_here(name)
-            self._of_trial(name, drop_checkpoints)
+            self._drop_in_bucket([name], ())
         if not self._sweep.keep.optimizer and any(rank[2] == row.name for rank in self._best):
             self._strip_here(row.name)
-            self._of_trial(row.name, drop_optimizers)
+            self._drop_in_bucket((), [row.name])
 
     def _place(self, name: str) -> Path:
         return self._folder.trial(trial_number(name))
@@ -91,10 +91,8 @@ class CheckpointPolicy:
                     with suppress(FileNotFoundError, DamagedError):
                         Removal(path, "keep.optimizer: false", 0).carry_out()
 
-    def _of_trial(self, name: str, action: Callable[[Mirror, str], None]) -> None:
-        self._in_bucket(lambda mirror: action(mirror, mirror.key(self._place(name))))
-
-    def _in_bucket(self, action: Callable[[Mirror], None]) -> None:
+    def _drop_in_bucket(self, removed: Sequence[str], stripped: Sequence[str]) -> None:
         if self._sync.where is not None:
             mirror = self._sync.mirror
-            self._sync.run_in_background(lambda: action(mirror))
+            drop = partial(drop_checkpoints, mirror, mirror.key(self._folder.path), removed, stripped)
+            self._sync.run_in_background(drop)
