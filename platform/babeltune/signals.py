@@ -6,13 +6,15 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from types import FrameType
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import psutil
 
+Answer = TypeVar("Answer")
 LAST_S = 4.0  # seconds that a program has after a second Ctrl-C to close what is open
 POLL_INTERVAL_S = 0.25  # seconds between two checks whether a second Ctrl-C waits for a main thread that cannot take it
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -194,3 +196,19 @@ def interrupts(stop: StopSignal, on_first: Callable[[], None]) -> Iterator[None]
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def answered(question: Callable[[], Answer], seconds: float, late: Exception) -> Answer:
+    """The answer to a question that may hang, and would let no signal through. Raises `late` after these seconds."""
+    answer = Future[Answer]()
+
+    def ask() -> None:
+        try:
+            answer.set_result(question())
+        except BaseException as error:  # raised where it is waited for
+            answer.set_exception(error)
+
+    threading.Thread(target=ask, daemon=True).start()
+    if not wait([answer], seconds).done:
+        raise late
+    return answer.result()

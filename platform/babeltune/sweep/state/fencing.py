@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import json
 import os
-import queue
 import socket
 import threading
 import time
@@ -24,6 +23,7 @@ from typing import Protocol
 from babeltune.errors import FULL, FencedError, ObjectStoreError, SweepError
 from babeltune.files import LOCKLESS, plain, write_whole
 from babeltune.machine import this_machine
+from babeltune.signals import answered
 
 OWNER = "owner.json"  # file of a sweep's folder, and object in its bucket: the lease
 EXPIRY_S = 60.0  # seconds without a change of the lease after which another driver may take it
@@ -202,23 +202,7 @@ class HeldLease:
 
 def in_time(renew: Callable[[], None]) -> None:
     """Renews, or raises `TimeoutError` if the storage does not answer: it may hang for longer than a lease lasts."""
-    answers: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
-
-    def ask() -> None:
-        try:
-            renew()
-        except BaseException as error:  # raised where it is waited for
-            answers.put(error)
-        else:
-            answers.put(None)
-
-    threading.Thread(target=ask, daemon=True).start()
-    try:
-        error = answers.get(timeout=ANSWER_S)
-    except queue.Empty:
-        raise TimeoutError(f"the storage gives no answer within {ANSWER_S:g} s") from None
-    if error is not None:
-        raise error
+    answered(renew, ANSWER_S, TimeoutError(f"the storage gives no answer within {ANSWER_S:g} s"))
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from babeltune.schema.records import Report
 from babeltune.stages import UPLOADING, Progress, no_progress
 from babeltune.storage.mirror import Mirror
 from babeltune.storage.packages import write_below
-from babeltune.sweep.state.fencing import RENEWAL_INTERVAL_S, Clock
+from babeltune.sweep.state.fencing import RENEWAL_INTERVAL_S, Clock, HeldLease
 from babeltune.sweep.state.folder import REQUESTS, SweepFolder
 from babeltune.sweep.state.messages import TrialAssignment, TrialOutcome
 from babeltune.sweep.sync.checkpoint_names import checkpoints_there
@@ -61,6 +61,7 @@ class DriverSync:
         self._view = StorageView(cluster)
         self._since, self._looked_at, self._clock = 0.0, 0.0, clock
         self._leased: LeasedFolder | None = None
+        self._lease: HeldLease | None = None
         self._sent: dict[Path, float] = {}
         self._changed, self._ending = threading.Event(), threading.Event()
         self._delayed = deque[Callable[[], None]]()
@@ -78,17 +79,13 @@ class DriverSync:
         """The carrier of files of shards to other nodes and into the bucket; None: all tasks see this folder."""
         return None if self.where is None or self._alone else Carrier(self.where)
 
-    @property
-    def _lease(self) -> LeasedFolder:
-        assert self._leased is not None
-        return self._leased
-
     def __enter__(self) -> Self:
         if self.where is None:
             return self
         timeout = self.where.timeout
         leased = LeasedFolder(self._view, self.mirror, self.folder, timeout=timeout, clock=self._clock)
-        self.token, self._leased = leased.take(self.needs), leased
+        self._lease = leased.take(self.needs)
+        self.token, self._leased = self._lease.token, leased
         self.where = replace(self.where, compares=self.mirror.store.compares and self.where.compares)
         self.mirror.store.timeout = REQUEST_TIMEOUT_S
         with ExitStack() as failing:
@@ -158,8 +155,8 @@ class DriverSync:
             raise self.lost
         if self.where and self.trouble is not None and time.monotonic() - self._since > self.where.timeout:
             raise ClusterError(_words(self.trouble, self.mirror, self.folder))
-        if self._leased is not None:
-            self._leased.refuse_if_late()
+        if self._lease is not None:
+            self._lease.refuse_if_late()
 
     def publish(self, prepared: Prepared, progress: Progress = no_progress) -> None:
         """Sends the stores and the records of them, before a trial that may run elsewhere needs them."""
@@ -247,6 +244,7 @@ class DriverSync:
     # At the end
 
     def _finish(self) -> None:
+        assert self._lease is not None
         self._lease.renew()
         self._send(final=True)
         self._run_delayed()

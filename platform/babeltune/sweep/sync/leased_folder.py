@@ -41,12 +41,11 @@ class LeasedFolder:
         self._view, self._mirror, self._folder, self._timeout = view, mirror, folder, timeout
         self._clock = clock
         self._prefix = f"sweeps/{folder.id}"
-        self._lease: HeldLease | None = None
         self._leaving = ExitStack()
         """The contexts that end when this driver leaves the folder: the renewals, then its turn on this machine."""
 
-    def take(self, needs: str | None) -> int:
-        """Takes the lease, and brings the folder as the latest driver left it. Returns the fencing token.
+    def take(self, needs: str | None) -> HeldLease:
+        """Takes the lease, and brings the folder as the latest driver left it.
 
         `needs` names an earlier sweep that this one starts from."""
         with ExitStack() as failing:
@@ -57,21 +56,11 @@ class LeasedFolder:
             self._leaving.enter_context(renewed(lease))
             self._bring(lease, needs)
             failing.pop_all()
-        return lease.token
+        return lease
 
     def release(self) -> None:
         """Renews the lease no more, and lets others of this machine have the folder."""
         self._leaving.close()
-
-    def renew(self, *, ended: bool = False) -> None:
-        """Says that this driver lives, or that it has ended. Raises `OvertakenError` if another one has the sweep."""
-        assert self._lease is not None
-        self._lease.renew(ended=ended)
-
-    def refuse_if_late(self) -> None:
-        """Raises `SweepError` if another driver may have taken the lease since."""
-        if self._lease is not None:
-            self._lease.refuse_if_late()
 
     def _take_turn(self) -> None:
         """The folder for this process alone, once its readers have brought what they read."""
@@ -103,7 +92,7 @@ class LeasedFolder:
         make_folders(self._sessions_file.parent)
         sessions = [*([before.session] if before else []), lease.lease.session]
         write_whole(self._sessions_file, " ".join(sessions).encode(), durable=True)
-        self.renew()  # one that was overtaken meanwhile removes no request to the other
+        lease.renew()  # one that was overtaken meanwhile removes no request to the other
         mirror.store.remove(f"{self._prefix}/stop")
 
     def _take_lease(self) -> HeldLease:
@@ -112,7 +101,7 @@ class LeasedFolder:
         expiry = max(EXPIRY_S, self._timeout + OUTAGE_MARGIN_S)
         candidate = Lease(folder=here(self._folder)["folder"], expiry_s=expiry)
         lease = acquire(record, candidate, candidate.shares_lock, self._clock, self._say)
-        self._lease, self._mirror.fence = lease, driver_fence(lease)
+        self._mirror.fence = driver_fence(lease)
         if not self._mirror.store.compares or not record.compares(lease.lease):
             self._mirror.store.compares = False
             self._say("the storage does not compare versions, so a write of an earlier driver may come late")

@@ -3,11 +3,10 @@
 The head's GCS knows this. Ray would wait for ever for one that stands still, and meanwhile Python would take no signal.
 So all that `babeltune.sweep` asks of it goes through `from_head`."""
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import ray
@@ -15,6 +14,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from babeltune.errors import ClusterError, plural
+from babeltune.signals import answered
 from babeltune.sweep import ray_internals
 from babeltune.sweep.ray_internals import PlacementGroupTableData
 
@@ -26,22 +26,11 @@ MOST_HELD, HOLD_TIMEOUT_S = 256, 2.0  # workers whose room is reserved on a node
 
 def from_head(question: Callable[..., Answer], *arguments: Any, **named: Any) -> Answer:
     """The head's answer to a question of Ray's. `ClusterError` if it does not come within `HEAD_TIMEOUT_S`."""
-    answer = Future[Answer]()
-
-    def ask() -> None:
-        try:
-            answer.set_result(question(*arguments, **named))
-        except BaseException as error:  # raised where it is waited for
-            answer.set_exception(error)
-
-    threading.Thread(target=ask, daemon=True).start()
-    try:
-        return answer.result(timeout=HEAD_TIMEOUT_S)
-    except TimeoutError:
-        raise ClusterError(
-            f"the cluster's head has not answered for {HEAD_TIMEOUT_S:g} s: its GCS is stopped, or its machine hangs; "
-            "every trial keeps its last checkpoint: `babeltune resume` goes on"
-        ) from None
+    late = ClusterError(
+        f"the cluster's head has not answered for {HEAD_TIMEOUT_S:g} s: its GCS is stopped, or its machine hangs; "
+        "every trial keeps its last checkpoint: `babeltune resume` goes on"
+    )
+    return answered(partial(question, *arguments, **named), HEAD_TIMEOUT_S, late)
 
 
 def here() -> NodeAffinitySchedulingStrategy:
